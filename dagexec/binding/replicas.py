@@ -194,10 +194,10 @@ def _child(parameters: Workspace, inputs: Collection[str], written: Iterable[str
     for name in itertools.chain(inputs, written):
         initial = parameters.get_blob_or_none(name)
         blob = workspace.create_local_blob(name)
+        if name in inputs:
+            blob.tensor().grow_in_place()
         if initial is not None and isinstance(initial.value, Tensor) and not initial.value.is_empty:
             blob.tensor().feed(initial.value.array)
-        elif name in inputs:
-            blob.tensor()
     return workspace
 
 

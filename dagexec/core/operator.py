@@ -84,6 +84,7 @@ class Prepared:
             them nor that part of the output.
         outputs_in_place: outputs that lie in input 0 already, likewise.
         working_memory: the arrays that the step was given as working memory.
+        nbytes: of the memory that it keeps for itself, as far as it is known: scratch, generated code, tables.
         shared_buffer: the buffer whose memory it takes while it runs; None when it has its own.
         is_settled: the outputs have their values already, for every run, and nothing writes them any more.
     """
@@ -94,6 +95,7 @@ class Prepared:
     inputs_in_place: tuple[int, ...] = ()
     outputs_in_place: tuple[int, ...] = ()
     working_memory: tuple[Array, ...] = ()
+    nbytes: int = 0
     shared_buffer: SharedBuffer | None = None
     is_settled: bool = False
 
@@ -107,17 +109,23 @@ class _Preparing:
 
     Attributes:
         memory: gives working memory; None when each step has its own.
+        call: the operator with the inputs that it is prepared for; None until somebody asks.
         old_shape: that of input 0 before the outputs were sized, () when there is none.
         given: what it has given.
+        kept_bytes: what `Operator.keeps` was told.
         packed_inputs, packed_outputs: arrays in place of strided tensors, by the id of the tensor.
     """
 
-    __slots__ = ("given", "memory", "old_shape", "packed_inputs", "packed_outputs")
+    __slots__ = ("call", "given", "kept_bytes", "memory", "old_shape", "packed_inputs", "packed_outputs")
 
-    def __init__(self, memory: MemorySource | None, old_shape: tuple[int, ...]) -> None:
+    def __init__(
+        self, memory: MemorySource | None, old_shape: tuple[int, ...], call: OperatorCall | None = None
+    ) -> None:
         self.memory = memory
+        self.call = call
         self.old_shape = old_shape
         self.given: list[Array] = []
+        self.kept_bytes = 0
         self.packed_inputs: dict[int, Array] = {}
         self.packed_outputs: dict[int, Array] = {}
 
@@ -253,8 +261,14 @@ class Operator(ABC):
         """
         nbytes = math.prod(shape) * np.dtype(dtype).itemsize
         check_fits(nbytes, f"{self.label}: working memory of shape {tuple(shape)}")
+        self.keeps(nbytes)
         buffer = self.runtime.host_view(self.runtime.allocate(nbytes))
         return buffer.view(dtype).reshape(tuple(shape))
+
+    def keeps(self, nbytes: int) -> None:
+        """Say in `prepare` that the step keeps `nbytes` bytes to itself, beside `scratch`, which is counted."""
+        if self._preparing is not None:
+            self._preparing.kept_bytes += nbytes
 
     def working_memory(self, nbytes: int) -> Array:
         """`nbytes` bytes, on a cache line, for this prepared step; their content is undefined whenever it begins.
@@ -272,7 +286,18 @@ class Operator(ABC):
         return array
 
     def call(self, types: Sequence[TensorType] | None = None) -> OperatorCall:
-        """What inference sees of this operator with the tensors its input blobs hold now, or will hold by `types`."""
+        """What inference sees of this operator with the tensors its input blobs hold now, or will hold by `types`.
+
+        While `prepare` is called it is always the same.
+        """
+        preparing = self._preparing if types is None else None
+        if preparing is not None:
+            if preparing.call is None:
+                preparing.call = self._new_call(None)
+            return preparing.call
+        return self._new_call(types)
+
+    def _new_call(self, types: Sequence[TensorType] | None) -> OperatorCall:
         if types is None:
             self.check_input_devices()
             types = [self.input_type(index) for index in range(len(self.input_blobs))]
@@ -318,14 +343,17 @@ class Operator(ABC):
         as_view: bool = False,
         placed: Collection[int] = (),
         memory: MemorySource | None = None,
+        call: OperatorCall | None = None,
     ) -> Prepared:
         """Size the outputs to `types` and prepare. With `as_view`, output 0 shares input 0's packed storage.
+
+        `call` is what inference saw, where it is known; in place it is not what `prepare` finds.
 
         The outputs in `placed` have their types and their memory already. `memory` gives working memory that operators
         share which never run at the same time; without it the step has its own.
         The step converts strided tensors for an operator that works on packed ones. Call `check_output_layouts` first.
         """
-        preparing = self._preparing = _Preparing(memory, self.old_shape)
+        preparing = self._preparing = _Preparing(memory, self.old_shape, None if self._is_in_place else call)
         try:
             resized = [] if types is None else self._size_outputs(types, as_view, placed)
             before = [] if self.reads_strided else self._pack_inputs(preparing)
@@ -339,9 +367,14 @@ class Operator(ABC):
         step = prepared.step
         if resized or before or after:
             step = ConvertedStep((*resized, *before), step, tuple(after))
-        elif not preparing.given:
+        elif not preparing.given and not preparing.kept_bytes:
             return prepared
-        return replace(prepared, step=step, working_memory=tuple(preparing.given))
+        nbytes = prepared.nbytes + preparing.kept_bytes
+        return replace(prepared, step=step, working_memory=tuple(preparing.given), nbytes=nbytes)
+
+    @property
+    def _is_in_place(self) -> bool:
+        return not set(map(id, self.input_blobs)).isdisjoint(map(id, self.output_blobs))
 
     def _size_outputs(self, types: Sequence[TensorType], as_view: bool, placed: Collection[int]) -> list[Conversion]:
         """Size the outputs but those in `placed`, and have them convert what that moves in a run."""

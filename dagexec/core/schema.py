@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy.typing as npt
 
@@ -26,6 +26,8 @@ from dagexec.core.proto import OperatorDef, missing_fields
 from dagexec.core.shapes import element_count
 from dagexec.core.traits import Crossing, ImageRole, LayerKind, PostOpsRule
 from dagexec.errors import ArgumentError, ResourceError, SchemaError, ShapeError
+
+Found = TypeVar("Found")
 
 UNBOUNDED = 1 << 30
 _AS_NAMED = (-1, -1)
@@ -91,6 +93,13 @@ class OperatorCall:
     inputs: tuple[TensorType, ...]
     values: tuple[npt.NDArray[Any] | None, ...]
     label: str
+    _found: dict[object, object] = field(init=False, default_factory=dict, compare=False, repr=False)
+
+    def once(self, find: Callable[[OperatorCall], Found]) -> Found:
+        """What `find` finds for this call, called once: inference finds it first, and preparation needs it again."""
+        if find not in self._found:
+            self._found[find] = find(self)
+        return cast(Found, self._found[find])
 
     def fail(self, problem: str) -> ShapeError:
         """A ShapeError naming this operator and its inputs; the caller raises it."""

@@ -26,7 +26,7 @@ from dagexec.core.runtime import DeviceRuntime, copy_between, runtime_of
 from dagexec.core.shapes import element_count
 from dagexec.errors import MissingBlobError, ShapeError
 from dagexec.platform.forking import ProcessLock
-from dagexec.platform.host_memory import check_fits
+from dagexec.platform.host_memory import check_fits, commit, reserve
 
 Shape = tuple[int, ...]
 Derived = TypeVar("Derived")
@@ -47,6 +47,8 @@ def advance_binding_epoch() -> None:
 
 class Storage:
     """A block of device memory: `capacity` bytes (elements for strings), shared by every tensor that views it.
+
+    There may be more of it, of which nothing was taken from the system yet.
 
     Memory that is `reused` holds other tensors at other times of a run, so after the run its content is undefined.
     """
@@ -85,7 +87,7 @@ class Tensor:
         shape, meta: of its elements.
     """
 
-    __slots__ = ("_array", "_constant", "_is_view", "_storage", "meta", "runtime", "shape")
+    __slots__ = ("_array", "_constant", "_grows", "_is_view", "_storage", "meta", "runtime", "shape")
 
     def __init__(self, device: Device = CPU) -> None:
         """Raises DeviceError when there is no such device here."""
@@ -93,6 +95,7 @@ class Tensor:
         self._storage: Storage | None = None
         self._array: npt.NDArray[Any] | None = None
         self._is_view = False
+        self._grows = False
         self._constant: Constant | None = None
         self.shape: Shape = ()
         self.meta: TypeMeta = FLOAT32
@@ -168,12 +171,41 @@ class Tensor:
         storage = self._storage
         holds_strings = self.meta is STRING
         if storage is None or not owned or storage.capacity < needed or holds_strings != (meta is STRING):
-            check_fits(count * meta.itemsize, f"a {meta} tensor of shape {shape}")
-            storage = self._allocate(needed, meta)
+            what = f"a {meta} tensor of shape {shape}"
+            grows = self._grows and STRING not in (self.meta, meta)
+            grown = self._grown(storage if owned else None, needed, what) if grows else None
+            if grown is None:
+                check_fits(count * meta.itemsize, what)
+                grown = self._allocate(needed, meta)
+            storage = grown
         self._bind(storage, array_on(storage.buffer, shape, meta), meta)
         if keep and previous is not None:
             self.runtime.copy_now(self.array, previous.reshape(shape))
         return self.array
+
+    def grow_in_place(self) -> None:
+        """From now on have the memory grow where it is, as far as there are addresses behind it, when a shape does.
+
+        Arrays of other shapes then lie in the same memory: what was prepared for them needs none of its own.
+        """
+        self._grows = self.device == CPU
+
+    @staticmethod
+    def _grown(storage: Storage | None, needed: int, what: str) -> Storage | None:
+        """`storage` with `needed` bytes, or another that may grow; None where there are no addresses for one.
+
+        Raises ResourceError, naming `what` they are for, when they would not fit in memory.
+        """
+        if storage is None or storage.buffer.nbytes < needed:
+            check_fits(needed, what)
+            buffer = reserve(needed)
+            if buffer is None:
+                return None
+            storage = Storage(buffer, 0)
+        check_fits(needed - storage.capacity, what)
+        commit(storage.buffer, needed - storage.capacity, storage.capacity)
+        storage.capacity = needed
+        return storage
 
     def growth(self, nbytes: int) -> int:
         """Bytes that the tensor would hold beside those it does, had it to hold `nbytes`."""

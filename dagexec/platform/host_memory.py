@@ -30,6 +30,10 @@ Array = npt.NDArray[Any]
 _MEMORY_INFO = "/proc/meminfo"
 _LINE = 64  # bytes: a cache line, and the widest vector register
 _FRESH = 0.05  # seconds for which a number is believed
+_FRESH_FOR_SMALL = 1.0  # seconds, for less than a part of it
+_SMALL_PART = 64
+_SPARE = 1 << 30  # bytes of addresses behind a block that may grow
+_NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # of Linux; named by Python 3.13
 _MIN_LISTED = 1 << 16  # bytes: smaller blocks are not listed, since preparation adds up what it takes
 
 
@@ -129,8 +133,11 @@ class CommittedMemory:
 
         Cheap while there is plenty.
         """
-        if time.monotonic() - self._seen < _FRESH and self._short(nbytes + sum(self._recent)) is None:
-            return None
+        age = time.monotonic() - self._seen
+        if age < _FRESH_FOR_SMALL:
+            taken = nbytes + sum(self._recent)
+            if self._short(taken if age < _FRESH else _SMALL_PART * taken) is None:
+                return None
         blocks = tuple(self._blocks.copy().values())  # blocks that die meanwhile leave the dict
         self._recent = []
         self._limits = tuple(limits())
@@ -162,6 +169,20 @@ def aligned_bytes(nbytes: int, what: str) -> npt.NDArray[np.uint8]:
     commit(raw, nbytes)
     offset = -raw.ctypes.data % _LINE
     return raw[offset : offset + nbytes]
+
+
+def reserve(nbytes: int) -> Array | None:
+    """Host memory of `nbytes` bytes and as many addresses behind, or 1 GiB; None where addresses are counted, or gone.
+
+    It begins on a page, and pages are taken when they are touched first.
+    """
+    if sys.platform != "linux" or address_space_is_limited():
+        return None
+    try:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
+        return np.frombuffer(mmap.mmap(-1, nbytes + max(nbytes, _SPARE), flags=flags), np.uint8)
+    except (OSError, OverflowError):
+        return None
 
 
 def check_fits(nbytes: int, what: str) -> None:

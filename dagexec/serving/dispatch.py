@@ -205,6 +205,7 @@ class Dispatcher:
             runs_per_replica=begun,
             busy_workers=pool.busy,
             pool=pool,
+            preparations=tuple(replica.net.preparation_statistics() for replica in state.replicas),
             streams=streams,
         )
 

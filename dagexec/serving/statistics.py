@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dagexec.core.runtime import RuntimeStatistics
+from dagexec.scheduler.plan.preparation_cache import PreparationStatistics
 from dagexec.scheduler.run.pool import PoolStatistics
 
 TIMES_KEPT = 1000
@@ -46,6 +47,7 @@ class ExecutorStatistics:
         runs_per_replica: runs that each replica has begun, warm-up runs included.
         busy_workers: worker threads that are at work.
         pool: the worker pool.
+        preparations: what each replica is prepared for.
         streams: the streams and the memory of the device, for all its users; None on `cpu`.
     """
 
@@ -65,4 +67,5 @@ class ExecutorStatistics:
     runs_per_replica: tuple[int, ...]
     busy_workers: int
     pool: PoolStatistics
+    preparations: tuple[PreparationStatistics, ...]
     streams: RuntimeStatistics | None

@@ -197,7 +197,10 @@ def as_post_ops(definition: OperatorDef, meta: TypeMeta = FLOAT32) -> list[PostO
 
 def read_post_ops(call: OperatorCall) -> tuple[PostOp, ...]:
     """Argument `post_ops`. Raises ArgumentError."""
-    return tuple(parse_post_op(text, call.label) for text in call.arguments.strings("post_ops"))
+    arguments = call.arguments
+    return arguments.once(
+        read_post_ops, lambda: tuple(parse_post_op(text, call.label) for text in arguments.strings("post_ops"))
+    )
 
 
 def infer_post_ops(call: OperatorCall, output: TensorType, own: int) -> tuple[PostOp, ...]:

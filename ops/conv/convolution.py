@@ -116,6 +116,10 @@ def conv_window(call: OperatorCall) -> tuple[Window, tuple[Axis, ...]]:
 
     Raises ArgumentError or ShapeError.
     """
+    return call.once(_find_window)
+
+
+def _find_window(call: OperatorCall) -> tuple[Window, tuple[Axis, ...]]:
     suffix = call.definition.type.removeprefix("Fused").removeprefix("Conv").removesuffix("Gradient")
     shape = require_image(call, 0, SPATIAL_AXES[suffix])
     window = read_window(call, len(spatial_sizes(image_order(call), shape)), blocked=True)

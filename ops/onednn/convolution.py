@@ -32,8 +32,9 @@ from dagexec.ops.onednn.primitive import (
     Descriptor,
 )
 from dagexec.ops.onednn.problem import DIRECT, WINOGRAD, Candidate
-from dagexec.ops.onednn.winograd import TAPS, Layer, candidates, finish
+from dagexec.ops.onednn.winograd import candidates, finish
 from dagexec.ops.onednn.winograd_kernels import LANES
+from dagexec.ops.onednn.winograd_tiling import TAPS, Layer
 
 
 class ForwardConvolution(ConvolutionFamily):

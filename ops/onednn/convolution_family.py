@@ -161,7 +161,9 @@ class ConvolutionFamily(OneDNNOperator):
                 return self.parameter(inputs[number], array, source, target)
             return constant.derived("onednn", PackedForms).get(source, target, compute), nothing_to_do
 
-        return assemble(problem, chosen, arrays, self.working_memory, pack)
+        assembled = assemble(problem, chosen, arrays, self.working_memory, pack)
+        self.keeps(assembled.nbytes)
+        return assembled
 
     def convolution(
         self,

@@ -38,6 +38,7 @@ from dagexec.ops.onednn.primitive import (
     Rebindable,
     aligned_empty,
     describe,
+    primitives_made,
 )
 from dagexec.ops.onednn.reproducing import gives_same_bytes
 from dagexec.ops.onednn.sharing import work_seconds, worthwhile_threads
@@ -52,6 +53,9 @@ _latest: deque[Primitive] = deque(maxlen=64)
 """Reorders that have packed weights: the next layer may have weights of the same shape."""
 
 _SHARED_BYTES = 1 << 20  # of weights: fewer are packed before other threads have woken up
+
+_PRIMITIVE_BYTES = 64 << 10
+"""What the library takes for a new primitive, most of it code; by about that resident memory grows in a small CNN."""
 
 COMPUTED_TYPES = (FLOAT32, BFLOAT16, FLOAT16)
 
@@ -140,7 +144,9 @@ class OneDNNOperator(Operator):
                 raise UnsupportedFeatureError(f"{self.label}: oneDNN does not compute it in {self.input(0).meta}")
             if self._keeps_nan and self.drops_nan() and not self.sees_nan:
                 raise UnsupportedFeatureError(f"{self.label}: oneDNN would turn NaN into a number")
+            before = primitives_made()
             made = self.prepare_primitive()
+            self.keeps((primitives_made() - before) * _PRIMITIVE_BYTES)
             prepared = made if isinstance(made, Prepared) else Prepared(made)  # primitives need no shared buffer
             return self.kept(prepared) if self._keeps_nan and self.drops_nan() else prepared
         except UnsupportedFeatureError as reason:

@@ -355,6 +355,14 @@ def describe(
     return found
 
 
+_made = [0]
+
+
+def primitives_made() -> int:
+    """How many primitives were made so far, by all threads."""
+    return _made[0]
+
+
 class Primitive:
     """A `dnnl_primitive_t`. It has no state of a run: many may bind it, and threads may execute it at once."""
 
@@ -370,6 +378,7 @@ class Primitive:
         if status:
             library.check_generated(status, f"primitive {descriptor.name}")
         self.handle = library.ffi.gc(handle[0], library.lib.dnnl_primitive_destroy)
+        _made[0] += 1
 
     def bind(self, arguments: Mapping[int, tuple[Descriptor, Array]], label: str) -> BoundPrimitive:
         """The primitive on memory: by argument number, the descriptor and an array whose memory it describes."""
@@ -460,17 +469,16 @@ class BoundPrimitive:
         self._packed[list(self._memories).index(number)].memory = own.handle
         self._memories[number] = own
 
-    def failure(self) -> DagexecError:
-        """What is raised when the library fails to execute it."""
-        return DagexecError(f"{self._label}: oneDNN failed to execute {self.primitive.descriptor.name}")
-
     def _make_step(self, count: int) -> Callable[[], None]:
         library, primitive = self.primitive.library, self.primitive
         execute, stream = library.lib.dnnl_primitive_execute, _stream(library)
         handle, packed = primitive.handle, self._packed
         threads = primitive.descriptor.threads
         set_threads = library.openmp.omp_set_num_threads if library.openmp is not None else None
-        failure = self.failure  # with it, the memory lives as long as the step
+        label, memories = self._label, self._memories  # not this object, which has the step: a cycle would keep both
+
+        def failure() -> DagexecError:
+            return DagexecError(f"{label}: oneDNN failed to execute {primitive.descriptor.name}")
 
         def step() -> None:
             if set_threads is not None:
@@ -483,7 +491,7 @@ class BoundPrimitive:
 
         arguments = (address(handle), address(stream), count, address(packed))
         before = None if set_threads is None else (address(set_threads), threads)
-        declare(step, NativeCall(address(execute), arguments, before, failure, (self, stream)))
+        declare(step, NativeCall(address(execute), arguments, before, failure, (primitive, packed, memories, stream)))
         return step
 
 

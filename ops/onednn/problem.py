@@ -249,11 +249,13 @@ class Assembled:
         steps: what a run calls, in order.
         bound: the primitive.
         direct: the arguments that are the operator's own tensors.
+        nbytes: of what the steps keep, beside primitives.
     """
 
     steps: list[Step]
     bound: Rebindable
     direct: frozenset[int]
+    nbytes: int = 0
 
 
 def assemble(

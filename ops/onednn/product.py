@@ -62,11 +62,10 @@ class FullyConnected(MeasuredProduct, product.FullyConnected):
         if self.input(1).constant is not None:
 
             def request(layouts: Mapping[int, Descriptor]) -> Sequence[object]:
-                handles = [layouts[number].handle for number in (SRC, WEIGHTS, BIAS, DST)]
-                return [FORWARD_INFERENCE, *handles, attributes.handle]
+                return [FORWARD_INFERENCE, *(layouts[number] for number in (SRC, WEIGHTS, BIAS, DST)), attributes]
 
             def matmul(layouts: Mapping[int, Descriptor]) -> Sequence[object]:
-                return [*(layouts[number].handle for number in (SRC, WEIGHTS, BIAS, DST)), attributes.handle]
+                return [*(layouts[number] for number in (SRC, WEIGHTS, BIAS, DST)), attributes]
 
             assembled = self.product(
                 WeightedProduct(
@@ -86,9 +85,9 @@ class FullyConnected(MeasuredProduct, product.FullyConnected):
         wanted = Descriptor.any_layout(self.onednn, weights.shape, from_numpy(w.dtype))
         if rows < _PACKED_ROWS:
             wanted = layout
-        handles = (source.handle, wanted.handle, bias.handle, target.handle, attributes.handle)
+        layouts_and_attributes = (source, wanted, bias, target, attributes)
         arrays = {SRC: x, WEIGHTS: weights, BIAS: self.x(2).reshape(-1), DST: y}
-        asked = ("inner_product_forward", self.onednn.engine, FORWARD_INFERENCE, *handles)
+        asked = ("inner_product_forward", self.onednn.engine, FORWARD_INFERENCE, *layouts_and_attributes)
         found = self.describe_reproducible(arrays, further, *asked)
         packed = found.descriptor(WEIGHTS_MD)
         memory, pack = self.parameter(1, weights, layout, packed)
@@ -150,16 +149,14 @@ class Product(MeasuredProduct):
         if constant and a.ndim == b.ndim == 2:
 
             def request(layouts: Mapping[int, Descriptor]) -> Sequence[object]:
-                handles = (layouts[SRC].handle, layouts[WEIGHTS].handle, self.onednn.ffi.NULL, layouts[DST].handle)
-                return [*handles, attributes.handle]
+                return [layouts[SRC], layouts[WEIGHTS], self.onednn.ffi.NULL, layouts[DST], attributes]
 
             arrays, key = {SRC: a, WEIGHTS: b, DST: y}, _key(post_ops, further)
             return in_sequence(self.product(WeightedProduct("matmul", request, arrays, further, 1, True, key)).steps)
         source, layout, target = (self.packed(array) for array in (a, b, y))
         wanted = Descriptor.any_layout(self.onednn, b.shape, from_numpy(b.dtype)) if constant else layout
-        handles = (source.handle, wanted.handle, self.onednn.ffi.NULL, target.handle)
         arrays = {SRC: a, WEIGHTS: b, DST: y}
-        asked = ("matmul", self.onednn.engine, *handles, attributes.handle)
+        asked = ("matmul", self.onednn.engine, source, wanted, self.onednn.ffi.NULL, target, attributes)
         found = self.describe_reproducible(arrays, further, *asked)
         packed = found.descriptor(WEIGHTS_MD)
         memory, pack = self.parameter(1, b, layout, packed)

@@ -19,8 +19,8 @@ from dagexec.ops.onednn.binding import Library
 from dagexec.ops.onednn.machine_code import executable
 from dagexec.ops.onednn.native import NativeCall, declare, table_code
 
-Row = tuple[int, int, int, int, int]
-"""A function and its arguments, whose result does not count."""
+Table = npt.ArrayLike
+"""Calls, [calls, 5]: a function and its arguments each, whose result does not count."""
 
 _CODE = bytes.fromhex(
     "f30f1efa"  # endbr64
@@ -39,12 +39,12 @@ _CODE = bytes.fromhex(
 _FUNCTIONS = "GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads"
 
 
-def team_step(library: Library, threads: int, tables: Sequence[Sequence[Row]], keeps: object, label: str) -> Step:
+def team_step(library: Library, threads: int, tables: Sequence[Table], keeps: object, label: str) -> Step:
     """The step that runs all tables, each in order, on so many threads of the library's team, or on the caller's.
 
     `keeps` lives as long as the step. Call it only where `can_run`.
     """
-    made = [np.array([(*row, 0) for row in table], np.uint64) for table in tables if table]
+    made = [_rows(calls) for table in tables if len(calls := np.asarray(table, np.int64))]
     team = _team(library) if threads > 1 and len(made) > 1 else None
     if team is None:
         return _step(np.concatenate(made), (made, keeps), label)
@@ -53,6 +53,13 @@ def team_step(library: Library, threads: int, tables: Sequence[Sequence[Row]], k
     data = np.array([thread_number, thread_count, table_code() or 0, len(made), *ends], np.uint64)
     call = np.array([(parallel, code, data.ctypes.data, min(threads, len(made)), 0, 0)], np.uint64)
     return _step(call, (made, data, keeps), label)
+
+
+def _rows(calls: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
+    """The rows of native calls whose results do not count."""
+    rows = np.zeros((len(calls), 6), np.uint64)
+    rows[:, :-1] = calls
+    return rows
 
 
 @cache

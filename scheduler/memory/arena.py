@@ -8,8 +8,6 @@ where those are used up, into further blocks.
 
 from __future__ import annotations
 
-import mmap
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,17 +15,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.core.device import CPU
 from dagexec.core.runtime import DeviceRuntime
-from dagexec.platform.host_memory import address_space_is_limited, check_fits, commit
+from dagexec.scheduler.memory.arena_memory import ArenaMemory
 from dagexec.scheduler.memory.lifetime import Lifetimes
 from dagexec.scheduler.memory.offsets import Integers, aligned, best_fit
 
 Array = npt.NDArray[Any]
 
 _OPERATOR, _BLOCK, _OFFSET, _SIZE = range(4)
-_SPARE = 1 << 30  # bytes of addresses behind the buffers
-_NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # of Linux; named by Python 3.13
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +36,7 @@ class WorkingMemory:
 
 
 class Arena:
-    """Blocks of memory of one device.
+    """Blocks of memory of one device, of those that the arenas of a net have in common.
 
     Attributes:
         offsets, sizes: of the buffers, in block 0.
@@ -53,6 +48,7 @@ class Arena:
         runtime: DeviceRuntime,
         offsets: Integers,
         sizes: Sequence[int],
+        memory: ArenaMemory,
         lifetimes: Lifetimes | None = None,
         members: Sequence[int] = (),
     ) -> None:
@@ -62,12 +58,12 @@ class Arena:
         self.working: list[WorkingMemory] = []
         self._given = np.zeros((0, 4), np.int64)
         self._runtime = runtime
+        self._memory = memory
         self._lifetimes = lifetimes
         self._members = np.array(members, np.intp)
         self._extents: list[int] = []
         extent = int((offsets + self.sizes).max(initial=0))
         self._blocks: list[Array] = []
-        self._reserved: set[int] = set()  # blocks that may grow
         self._add_block(extent)
         self._grow(0, extent, "the arena of a memory plan")
 
@@ -95,10 +91,9 @@ class Arena:
 
     def _grow(self, block: int, nbytes: int, what: str) -> None:
         """Use `nbytes` more bytes behind those that are used of a block."""
-        if block in self._reserved:  # other memory was checked when it was allocated
-            check_fits(nbytes, what)
-            commit(self._blocks[block], nbytes, self._extents[block])
-        self._extents[block] += nbytes
+        extent = self._extents[block] + nbytes
+        self._memory.use(self._runtime.device, block, self._blocks[block], extent, what)
+        self._extents[block] = extent
 
     def _note(self, given: WorkingMemory) -> None:
         """Remember what was given; a second time in an array, to search in."""
@@ -134,10 +129,7 @@ class Arena:
 
     def _add_block(self, nbytes: int) -> None:
         """One more block with room for `nbytes`, none of them used yet."""
-        reserved = reserve(nbytes) if self._runtime.device == CPU else None
-        if reserved is not None:
-            self._reserved.add(len(self._blocks))
-        self._blocks.append(self._runtime.allocate(nbytes) if reserved is None else reserved)
+        self._blocks.append(self._memory.block(self._runtime, len(self._blocks), nbytes))
         self._extents.append(0)
 
 
@@ -154,9 +146,16 @@ class _Region:
 class StripArena(Arena):
     """An arena where working memory is behind the buffers, in strips that operators pass on (`list_order_offsets`)."""
 
-    def __init__(self, runtime: DeviceRuntime, offsets: Integers, sizes: Sequence[int], strips: Sequence[int]) -> None:
+    def __init__(
+        self,
+        runtime: DeviceRuntime,
+        offsets: Integers,
+        sizes: Sequence[int],
+        memory: ArenaMemory,
+        strips: Sequence[int],
+    ) -> None:
         """`strips` are those of the operators. Raises ResourceError when there is no memory."""
-        super().__init__(runtime, offsets, sizes)
+        super().__init__(runtime, offsets, sizes, memory)
         self._strips = strips
         self._regions: dict[int, list[_Region]] = {}
 
@@ -173,17 +172,3 @@ class StripArena(Arena):
             block, offset = len(self._blocks), 0
         regions.append(_Region(block, offset, size, operator))
         return block, offset
-
-
-def reserve(nbytes: int) -> Array | None:
-    """Host memory of `nbytes` bytes and addresses behind; None where they are not to be had, or are counted.
-
-    It begins on a page, and pages are taken when they are touched first.
-    """
-    if sys.platform != "linux" or address_space_is_limited():
-        return None
-    try:
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
-        return np.frombuffer(mmap.mmap(-1, nbytes + _SPARE, flags=flags), np.uint8)
-    except (OSError, OverflowError):
-        return None

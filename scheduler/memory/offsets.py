@@ -20,6 +20,7 @@ from dagexec.scheduler.memory.lifetime import Numbers
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector register
 
 _PROMOTIONS = 24  # orders tried after the fixed ones
+_TOLERANCE = 1.02  # by how much an extent may be above that of a search, in proportion to what is placed
 _MAX_PROMOTED = 400  # buffers; with more of them an order takes too long to try many
 
 Integers = npt.NDArray[np.int64]
@@ -34,17 +35,57 @@ class BufferOffsets:
     extent: int
 
 
+class OrderHint:
+    """The order in which buffers were placed best, for the same buffers in other sizes.
+
+    Nothing is searched where they then fit into so many bytes as are there, or into as many in proportion.
+    """
+
+    def __init__(self) -> None:
+        self._order: list[int] = []
+        self._density = 0.0
+
+    def place(self, room: Integers, conflicting: Conflicting, there: int) -> BufferOffsets | None:
+        """The buffers placed in that order, if that is good enough; `there` are the bytes of an arena."""
+        if len(self._order) != len(room):
+            return None
+        found = place_in_order(room, conflicting, self._order)
+        return found if found.extent <= max(there, self._density * int(room.sum())) else None
+
+    def note(self, room: Integers, order: list[int], extent: int) -> None:
+        """Remember the order that a search has found."""
+        self._order, self._density = order, _TOLERANCE * extent / max(1, int(room.sum()))
+
+
 def aligned(nbytes: int) -> int:
     """`nbytes`, up to a multiple of the alignment."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
-def place(sizes: Sequence[int], conflicting: Conflicting, bound: int = 0) -> BufferOffsets:
+def place(
+    sizes: Sequence[int],
+    conflicting: Conflicting,
+    bound: int = 0,
+    hint: OrderHint | None = None,
+    there: int = 0,
+) -> BufferOffsets:
     """Offsets, multiples of the alignment, for buffers of `sizes` bytes; `conflicting(a)` lists those to keep apart.
 
-    No more orders are tried once the extent is down to `bound`, which no offsets can be below.
+    No more orders are tried once the extent is down to `bound`, which no offsets can be below, and none where that of
+    `hint` will do in an arena of `there` bytes.
     """
     room = np.array([aligned(size) for size in sizes], np.int64)
+    known = None if hint is None else hint.place(room, conflicting, there)
+    if known is not None:
+        return known
+    best, order = _searched(room, conflicting, bound)
+    if hint is not None:
+        hint.note(room, order, best.extent)
+    return best
+
+
+def _searched(room: Integers, conflicting: Conflicting, bound: int) -> tuple[BufferOffsets, list[int]]:
+    """The best offsets, and the order in which they were found."""
     best: BufferOffsets | None = None
     best_order: list[int] = []
     for order in _orders(room, conflicting):
@@ -52,11 +93,11 @@ def place(sizes: Sequence[int], conflicting: Conflicting, bound: int = 0) -> Buf
         if best is None or found.extent < best.extent:
             best, best_order = found, order
         if best.extent <= bound:
-            return best
+            return best, best_order
     assert best is not None
     if len(room) <= _MAX_PROMOTED:
-        best = _promoted(room, conflicting, best, best_order, bound)
-    return best
+        return _promoted(room, conflicting, best, best_order, bound)
+    return best, best_order
 
 
 def _orders(room: Integers, conflicting: Conflicting) -> Iterator[list[int]]:
@@ -70,7 +111,7 @@ def _orders(room: Integers, conflicting: Conflicting) -> Iterator[list[int]]:
 
 def _promoted(
     room: Integers, conflicting: Conflicting, best: BufferOffsets, order: list[int], bound: int
-) -> BufferOffsets:
+) -> tuple[BufferOffsets, list[int]]:
     """The best of `best` and of orders in which the buffer at the top of the one before comes first."""
     current, tried = best, order
     for _ in range(_PROMOTIONS):
@@ -80,8 +121,8 @@ def _promoted(
         tried = [top, *(buffer for buffer in tried if buffer != top)]
         current = place_in_order(room, conflicting, tried)
         if current.extent < best.extent:
-            best = current
-    return best
+            best, order = current, tried
+    return best, order
 
 
 def place_in_order(room: Integers, conflicting: Conflicting, order: Sequence[int]) -> BufferOffsets:

@@ -16,6 +16,7 @@ from dagexec.core.tensor import Storage, array_on
 from dagexec.errors import ResourceError
 from dagexec.platform.host_memory import check_fits
 from dagexec.scheduler.memory.arena import Arena, StripArena
+from dagexec.scheduler.memory.arena_memory import ArenaMemory
 from dagexec.scheduler.memory.buffers import Buffer, Buffers
 from dagexec.scheduler.memory.lifetime import MAX_IN_PAIRS, Lifetimes, Numbers, Order
 from dagexec.scheduler.memory.list_order_offsets import place_in_list_order
@@ -38,8 +39,12 @@ class MemoryPlan:
         own_bytes: bytes of outputs that are not planned.
     """
 
-    def __init__(self, name: str, found: Buffers, order: Order) -> None:
-        """Raises ResourceError, with what is needed and what for, when the memory is not there. `name` is the net's."""
+    def __init__(self, name: str, found: Buffers, order: Order, memory: ArenaMemory | None = None) -> None:
+        """Raises ResourceError, with what is needed and what for, when the memory is not there. `name` is the net's.
+
+        `memory` is where the arenas of the net's other preparations lie.
+        """
+        self._memory = ArenaMemory() if memory is None else memory
         self.buffers = found.buffers
         self.own_bytes = found.own_bytes
         self.lifetimes: Lifetimes | None = None
@@ -63,7 +68,8 @@ class MemoryPlan:
                 offsets = placed[device].offsets
                 runtime = self.buffers[members[0]].runtime
                 if runtime.in_host_memory:
-                    check_fits(placed[device].extent + self.own_bytes, f"net {name!r}: {self._needs()}")
+                    missing = self._memory.missing(device, placed[device].extent)
+                    check_fits(missing + self.own_bytes, f"net {name!r}: {self._needs()}")
                 sizes = [self.buffers[number].nbytes for number in members]
                 self._arenas[device] = self._new_arena(runtime, offsets, sizes, members)
         except ResourceError as error:
@@ -84,6 +90,11 @@ class MemoryPlan:
         self._bound[blob] = array_on(memory, kind.shape, kind.meta), storage
         return self._bound[blob]
 
+    @property
+    def storage_ids(self) -> set[int]:
+        """The ids of the storages that lie in the arenas."""
+        return {id(storage) for _, storage in self._bound.values()}
+
     def working_memory(self, index: int, operator: Operator) -> MemorySource:
         """What gives working memory to operator `index`, while it is prepared."""
         return partial(self._arena(operator.runtime).working_memory, index)
@@ -99,10 +110,10 @@ class MemoryPlan:
         self, runtime: DeviceRuntime, offsets: Integers, sizes: Sequence[int], members: Sequence[int]
     ) -> Arena:
         if not self._many:
-            return Arena(runtime, offsets, sizes, self.lifetimes, members)
+            return Arena(runtime, offsets, sizes, self._memory, self.lifetimes, members)
         if runtime.device not in self._strips:
             self._strips[runtime.device] = place_in_list_order((), (), (), self._order).strips
-        return StripArena(runtime, offsets, sizes, self._strips[runtime.device])
+        return StripArena(runtime, offsets, sizes, self._memory, self._strips[runtime.device])
 
     @property
     def peak_bytes(self) -> int:
@@ -161,7 +172,9 @@ class MemoryPlan:
         lifetimes = self.lifetimes
         assert lifetimes is not None
         if len(members) == len(self.buffers):
-            return place(sizes, lifetimes.conflicting, lifetimes.peak_live([aligned(size) for size in sizes]))
+            bound = lifetimes.peak_live([aligned(size) for size in sizes])
+            device = self.buffers[0].device
+            return place(sizes, lifetimes.conflicting, bound, self._memory.hints[device], self._memory.used(device))
         place_of = np.full(len(self.buffers), -1, np.intp)
         place_of[members] = np.arange(len(members))
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -32,6 +31,7 @@ from dagexec.platform.forking import reset_after_fork
 from dagexec.platform.garbage_collection import garbage_collection_paused
 from dagexec.platform.shutdown import hold_daemon, stop_at_exit
 from dagexec.platform.threads import acquire, threads
+from dagexec.scheduler.memory import ArenaMemory
 from dagexec.scheduler.nets.options import DEFAULT_RUN_OPTIONS, RunOptions
 from dagexec.scheduler.observe.observers import ObservedRun, Observer, together
 from dagexec.scheduler.observe.trace_lines import line_observer
@@ -40,15 +40,12 @@ from dagexec.scheduler.plan.culprit import label_of
 from dagexec.scheduler.plan.dynamic import dependence
 from dagexec.scheduler.plan.plan import Plan
 from dagexec.scheduler.plan.preparation import Preparation
+from dagexec.scheduler.plan.preparation_cache import PreparationCache, PreparationStatistics
 from dagexec.scheduler.plan.synchronization import Synchronization, finished_chains
 from dagexec.scheduler.run import intra_op
 from dagexec.scheduler.run.drain import Drain
 from dagexec.scheduler.run.launching import LaunchedChains, NetStreams, guards_of, kernels_of
 from dagexec.scheduler.run.run import ChainSteps, Run, waiting_time
-
-_CACHED_PREPARATIONS = 4
-
-Signature = tuple[object, ...]
 
 
 class BaseNet(ABC, Closing):
@@ -105,7 +102,8 @@ class BaseNet(ABC, Closing):
         self.checked = tuple(operator for operator in self.operators if operator.run_check is not None)
         self.keep = None if keep is None else keep.union(*map(_names_checked, self.checked))
         self._inputs = _blobs_read_first(self.operators)
-        self._preparations: OrderedDict[Signature, Preparation] = OrderedDict()
+        self._arena_memory = ArenaMemory()
+        self._preparations = PreparationCache(options.preparation_bytes)
         self._current: Preparation | None = None
         self._launched: tuple[Preparation, LaunchedChains] | None = None
         self._run_lock = threads().owned_lock()
@@ -329,20 +327,35 @@ class BaseNet(ABC, Closing):
             else None
             for tensor in tensors
         )
-        preparation = self._preparations.pop(signature, None)
-        if preparation is None or not preparation.bindings.restore(self._own_tensors()):
+        preparation = self._preparations.take(signature)
+        if preparation is not None and preparation.bindings.restore(self._own_tensors()):
+            self._preparations.put_back(signature, preparation)
+        else:
+            del preparation  # its memory may be needed
             preparation = self._new_preparation()
-        self._preparations[signature] = preparation
-        if len(self._preparations) > _CACHED_PREPARATIONS:
-            self._preparations.popitem(last=False)
+            self._preparations.add(signature, preparation)
         self._current = preparation
         return preparation
 
+    def preparation_statistics(self) -> PreparationStatistics:
+        """What the net is prepared for, in numbers."""
+        return self._preparations.statistics(self._arena_memory.nbytes)
+
     def _new_preparation(self) -> Preparation:
-        """Prepare; where memory does not suffice, once more without what is kept for other shapes."""
+        """Prepare; where memory does not suffice, once more without what is kept for other shapes.
+
+        Nor is that kept when a larger arena takes the place of the one that it lies in.
+        """
+        replaced = self._arena_memory.replaced
+        preparation = self._attempted_preparation()
+        if self._arena_memory.replaced != replaced:
+            self._forget_preparations()
+        return preparation
+
+    def _attempted_preparation(self) -> Preparation:
         make = partial(
             Preparation, self.operators, self.graph, self._inputs, self._constants, keep=self.keep,
-            in_list_order=self.in_list_order,
+            in_list_order=self.in_list_order, arena_memory=self._arena_memory,
         )  # fmt: skip
         try:
             with garbage_collection_paused():
@@ -361,6 +374,7 @@ class BaseNet(ABC, Closing):
 
     def _let_go_of_arenas(self) -> None:
         """Empty the outputs that lie in memory of a plan: it goes when no tensor is on it any more."""
+        self._arena_memory.clear()
         for operator in self.operators:
             for blob in operator.output_blobs:
                 storage = blob.value.storage() if isinstance(blob.value, Tensor) else None

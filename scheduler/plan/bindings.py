@@ -93,7 +93,8 @@ class Bindings:
         ):
             return False
         for binding in moved:
-            binding.tensor.runtime.copy_now(binding.array, binding.tensor.array)
+            if binding.storage is None or binding.tensor.storage() is not binding.storage:  # else it begins there, too
+                binding.tensor.runtime.copy_now(binding.array, binding.tensor.array)
             binding.put_back()
         for binding in self.outputs:
             if not binding.holds():

@@ -24,7 +24,7 @@ from dagexec.core.tensor import Tensor
 from dagexec.errors import DagexecError, DeadlineExceededError, ResourceError, ShapeError
 from dagexec.platform.deadline import check_deadline
 from dagexec.platform.host_memory import check_fits, fits
-from dagexec.scheduler.memory import Inferred, MemoryPlan, find_buffers, graph_order, list_order
+from dagexec.scheduler.memory import ArenaMemory, Inferred, MemoryPlan, find_buffers, graph_order, list_order
 from dagexec.scheduler.plan.bindings import Bindings
 from dagexec.scheduler.plan.chains import compute_chains
 from dagexec.scheduler.plan.culprit import NameStep, label_of, operator_failure
@@ -48,6 +48,8 @@ class Preparation:
         chain_steps: the steps of each chain of the plan, those with nothing to do left out.
         in_order: all steps in list order, those with nothing to do left out.
         name_step: how errors name the operator of a step.
+        nbytes: an estimate of what the preparation has to itself, beside arenas: steps, what they keep, and the outputs
+            that no plan places, if they got memory for it.
         bindings: where the tensors are that the steps read and write: the blobs that exist before the net runs and that
             it reads, and every output with static shape.
     """
@@ -62,10 +64,12 @@ class Preparation:
         keep: Collection[str] | None = None,
         in_list_order: bool = False,
         for_any_shapes: bool = False,
+        arena_memory: ArenaMemory | None = None,
     ) -> None:
         """With `keep`, only these blobs have values after a run: others share memory when no schedule forbids it.
 
         Schedules are those of the graph, or with `in_list_order` operators always follow one another as listed.
+        Arenas lie in `arena_memory`, which the net's preparations share, as one of them is in use at a time.
         With `for_any_shapes` no shapes are taken for granted: each operator prepares itself in the run, when it has to.
         Raises ShapeError or MissingBlobError naming the operator, or ResourceError when memory would not do.
         Whatever else an operator raises while it is prepared becomes an OperatorError. Raises DeadlineExceededError
@@ -73,6 +77,7 @@ class Preparation:
         """
         for operator in operators:
             operator.check_output_layouts()
+        before = {id(blob.value.storage()) for blob in _outputs(operators) if isinstance(blob.value, Tensor)}
         _own_what_is_written(operators, inputs)
         dynamic: frozenset[int] = frozenset(range(len(graph)))
         inferred: list[Inferred | None] = [None] * len(graph)
@@ -85,7 +90,8 @@ class Preparation:
         self.memory: MemoryPlan | None = None
         if keep is not None:
             order = list_order(len(graph)) if in_list_order else graph_order(running)
-            self.memory = MemoryPlan(graph.name, find_buffers(graph, operators, inferred, inputs, keep, order), order)
+            buffers = find_buffers(graph, operators, inferred, inputs, keep, order)
+            self.memory = MemoryPlan(graph.name, buffers, order, arena_memory)
         prepared: list[Prepared] = []
         self.seconds: list[float] = []
         taken = _TakenMemory(inputs)
@@ -118,6 +124,19 @@ class Preparation:
         self.in_order = self._steps_of(range(len(self.steps)))
         self.name_step: NameStep = partial(label_of, self.plan, self.steps)
         self.bindings = Bindings(inputs, _static_outputs(operators, dynamic))
+        self.nbytes = self._own_bytes(before)
+
+    def _own_bytes(self, before: Collection[int]) -> int:
+        """See `nbytes`; `before` are the ids of the storages that outputs had."""
+        planned = set() if self.memory is None else self.memory.storage_ids
+        storages = {id(binding.storage): binding.storage for binding in self.bindings.outputs if not binding.is_view}
+        new = [storage for key, storage in storages.items() if key not in before and key not in planned]
+        steps = [one for one in self.prepared if one.step is not nothing_to_do]
+        return (
+            len(steps) * _STEP_BYTES
+            + sum(one.nbytes for one in steps)
+            + sum(storage.capacity for storage in new if storage is not None)
+        )
 
     def _steps_of(self, chain: Iterable[int]) -> tuple[Step, ...]:
         return tuple(step for index in chain if (step := self.steps[index]) is not nothing_to_do)
@@ -225,7 +244,7 @@ def _bound(index: int, operator: Operator, found: Inferred, as_view: bool, memor
     """An operator prepared, its outputs where `memory` has them."""
     operator.check_input_devices()
     if memory is None:
-        return operator.bind(found.types, as_view=as_view)
+        return operator.bind(found.types, as_view=as_view, call=found.call)
     placed = []
     for place, blob in enumerate(operator.output_blobs):
         if (as_view and place == 0) or (planned := memory.storage(id(blob))) is None:
@@ -236,7 +255,7 @@ def _bound(index: int, operator: Operator, found: Inferred, as_view: bool, memor
             tensor.rebind(array, storage)
         placed.append(place)
     source = memory.working_memory(index, operator)
-    return operator.bind(found.types, as_view=as_view, placed=placed, memory=source)
+    return operator.bind(found.types, as_view=as_view, placed=placed, memory=source, call=found.call)
 
 
 def _own_what_is_written(operators: Sequence[Operator], inputs: Iterable[Blob]) -> None:
@@ -295,6 +314,13 @@ def _bytes_of(types: Sequence[TensorType], operator: Operator) -> int:
             raise ResourceError(f"{operator.label}: output {blob.name!r}: {error}") from None
     return nbytes
 
+
+def _outputs(operators: Sequence[Operator]) -> Iterator[Blob]:
+    return (blob for operator in operators for blob in operator.output_blobs)
+
+
+_STEP_BYTES = 6 << 10
+"""What Python takes for a prepared operator: arrays, steps, places in plans. By tracemalloc it was 4 to 10 KiB."""
 
 _UNKNOWN_SECONDS = 10e-6  # priority of an operator whose shapes are not known
 

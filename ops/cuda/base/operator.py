@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from dagexec.core import dtypes
 from dagexec.core.operator import MemorySource, Operator, Prepared, Step
-from dagexec.core.schema import TensorType
+from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.devices.cuda.current import current
 from dagexec.devices.cuda.kernels import BLOCK, Launch, compiled
 from dagexec.devices.cuda.prelude import c_type
@@ -42,10 +42,11 @@ class CudaOperator(Operator):
         as_view: bool = False,
         placed: Collection[int] = (),
         memory: MemorySource | None = None,
+        call: OperatorCall | None = None,
     ) -> Prepared:
         assert isinstance(self.runtime, CudaRuntime)
         with self.runtime.guard():
-            return super().bind(types, as_view=as_view, placed=placed, memory=memory)
+            return super().bind(types, as_view=as_view, placed=placed, memory=memory, call=call)
 
     def host_value(self, index: int) -> Array:
         """See Operator: a copy, made after what computes the values; within a run the host waits for its stream."""

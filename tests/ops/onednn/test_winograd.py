@@ -11,7 +11,7 @@ import pytest
 
 from dagexec.core.arguments import ArgumentValue
 from dagexec.ops.conv.toom_cook import Matrix, minimal_filter
-from dagexec.ops.onednn import convolution_family, winograd, winograd_kernels
+from dagexec.ops.onednn import convolution_family, winograd, winograd_kernels, winograd_tiling
 from dagexec.ops.onednn.binding import library, require_library
 from dagexec.ops.onednn.implementation import rule
 from dagexec.ops.onednn.problem import COMPOSED, Candidate, Problem
@@ -161,7 +161,7 @@ def test_bytes_do_not_depend_on_threads_or_on_the_batch(
     whole = run(layer)
     for threads in (2, 3):
         assert run(layer, threads=threads).tobytes() == whole.tobytes(), threads
-    monkeypatch.setattr(winograd, "core_cache", lambda: 1)
+    monkeypatch.setattr(winograd_tiling, "core_cache", lambda: 1)
     assert run(layer).tobytes() == whole.tobytes(), "one row of tiles after another"
     single = replace(layer, batch=1)
     x, *others = layer.fed("NHWC")

@@ -22,7 +22,7 @@ from dagexec.core.schema import OpSchema, same_as_input
 from dagexec.errors import MissingBlobError, OperatorError, ResourceError
 from dagexec.platform import host_memory
 from dagexec.scheduler.hazards import check_net, detecting
-from dagexec.scheduler.memory import MemoryPlan, arena
+from dagexec.scheduler.memory import MemoryPlan, arena_memory
 from dagexec.scheduler.nets.async_dag import AsyncDAGNet
 from dagexec.scheduler.nets.dag import DAGNet
 from dagexec.scheduler.nets.net import BaseNet
@@ -419,7 +419,7 @@ def test_two_operators_with_working_memory_at_work_at_one_time_do_not_disturb_ea
 def test_working_memory_larger_than_the_room_behind_the_buffers_gets_a_block_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(arena, "reserve", lambda _nbytes: None)
+    monkeypatch.setattr(arena_memory, "reserve", lambda _nbytes: None)
     workspace = Workspace()
     workspace.feed_blob("x", np.arange(1 << 19, dtype=np.float32))
     definition = NetDef(

@@ -1,0 +1,156 @@
+"""Tables of kernel calls for Winograd's algorithm (`winograd`), and the lines that each call goes along.
+
+A convolution has thousands of calls, in a pattern that rows of tiles repeat: all of a block are computed at once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from dagexec.errors import UnsupportedFeatureError
+from dagexec.ops.conv.toom_cook import Matrix
+from dagexec.ops.onednn import winograd_kernels as kernels
+from dagexec.ops.onednn.primitive import BIAS as BIAS_ARGUMENT
+from dagexec.ops.onednn.primitive import DST, SRC, Array, aligned_empty
+from dagexec.ops.onednn.winograd_tiling import TAPS, Tiling
+
+Integers = npt.NDArray[np.int64]
+
+_FLOAT = 4  # bytes
+_ROW_BYTES = 48  # of a native call
+_CALL = 5  # a function and four arguments
+
+
+class Tables:
+    """Writes tables of calls, [calls, 5], for rows of tiles; the lines that they point at live as long as this."""
+
+    def __init__(
+        self, tiling: Tiling, arrays: Mapping[int, Array], v: Array, z: Array, strips: Sequence[Array]
+    ) -> None:
+        layer = tiling.layer
+        self._tiling = tiling
+        self._strips = [strip.ctypes.data for strip in strips]
+        self._x, self._y, self._v, self._z = (array.ctypes.data for array in (arrays[SRC], arrays[DST], v, z))
+        self._bias = arrays[BIAS_ARGUMENT].ctypes.data if layer.finish.bias else 0
+        self._other = arrays[layer.other].ctypes.data - self._y if layer.other else 0
+        self._zeros = _zeros(layer.width * layer.channels * _FLOAT)
+        self._lines: list[Integers] = []
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all lines, and of the calls that go along them."""
+        return sum(lines.nbytes + lines.size // kernels.FIELDS * _ROW_BYTES for lines in self._lines)
+
+    def read(self, rows: range, first: int, strip: int) -> Integers:
+        """The calls from the image to v, where row `first` is at the beginning."""
+        tiling, layer, start = self._tiling, self._tiling.layer, self._strips[strip]
+        pixel, tile = layer.channels * _FLOAT, tiling.filter.tile
+        across = (tiling.columns * tiling.outputs + TAPS - 1) * pixel
+        head = layer.heads[1] * pixel
+        inside = min(layer.width * pixel, across - head)
+        strip_lines = start + across * np.arange(tile)
+        calls = self._new_lines(len(rows), 1 + tile)
+        calls[:, 0, kernels.READ : kernels.READ + tile] = self._image_lines(rows)
+        calls[:, 0, kernels.WRITTEN : kernels.WRITTEN + tile] = strip_lines + head
+        calls[:, 0, kernels.INNER : kernels.READ_STEP] = inside, 1
+        places = pixel * np.arange(tile)
+        calls[:, 1:, kernels.READ : kernels.READ + tile] = strip_lines[:, None] + places
+        calls[:, 1:, kernels.WRITTEN : kernels.WRITTEN + tile] = self._tiles(self._v, rows, first, pixel)
+        steps = tiling.outputs * pixel, tiling.places * pixel
+        calls[:, 1:, kernels.INNER : kernels.BIAS_LINE] = (pixel, tiling.columns, *steps)
+        outside = ((0, head), (head + inside, across - head - inside))
+        zeroed = [(_memset(), line + begin, 0, size, 0) for line in strip_lines for begin, size in outside if size]
+        table = self._table(calls, _require(kernels.line_kernel(tiling.filter.data)))
+        return np.concatenate((np.array(zeroed, np.int64).reshape(-1, _CALL), table)) if rows else table
+
+    def write(self, rows: range, first: int, strip: int) -> Integers:
+        """The calls from z, which begins with row `first`, to the result."""
+        tiling, layer, start = self._tiling, self._tiling.layer, self._strips[strip]
+        pixel, tile = layer.filters * _FLOAT, tiling.filter.tile
+        lines = start + tiling.columns * tiling.outputs * pixel * np.arange(tile)
+        calls = self._new_lines(len(rows), tile + 1)
+        calls[:, :-1, kernels.READ : kernels.READ + tile] = self._tiles(self._z, rows, first, pixel)
+        results = kernels.WRITTEN + tiling.outputs
+        calls[:, :-1, kernels.WRITTEN : results] = lines[:, None] + pixel * np.arange(tiling.outputs)
+        steps = tiling.places * pixel, tiling.outputs * pixel
+        calls[:, :-1, kernels.INNER : kernels.BIAS_LINE] = (pixel, tiling.columns, *steps)
+        height, width = layer.result
+        image, number = np.divmod(np.array(rows, np.int64), tiling.image_rows)
+        top = number * tiling.outputs
+        written = (
+            self._y + ((image * height + top) * width * pixel)[:, None] + width * pixel * np.arange(tiling.outputs)
+        )
+        calls[:, -1, kernels.READ : kernels.READ + tile] = lines
+        calls[:, -1, kernels.WRITTEN : results] = written
+        calls[:, -1, kernels.INNER : kernels.BIAS_LINE] = (pixel, width, pixel, pixel)
+        table = self._table(calls, _require(kernels.line_kernel(tiling.filter.output)))
+        table[tile :: tile + 1, 0] = self._last_kernels(np.minimum(tiling.outputs, height - top))
+        return table
+
+    def _last_kernels(self, counts: Integers) -> Integers:
+        """The kernels that end rows of tiles, of which so many rows of pixels are in the image."""
+        matrix, finish = self._tiling.filter.output, self._tiling.layer.finish
+        found, inverse = np.unique(counts, return_inverse=True)
+        made = [_require(_last_kernel(matrix, int(count), finish)) for count in found]
+        return np.array(made, np.int64)[inverse]
+
+    def _tiles(self, start: int, rows: range, first: int, pixel: int) -> Integers:
+        """Where the places of the first tile of each row lie in v or z, [rows, t, t]."""
+        tiling, tile = self._tiling, self._tiling.filter.tile
+        row = start + (np.array(rows, np.int64) - first) * tiling.columns * tiling.places * pixel
+        return row[:, None, None] + pixel * np.arange(tile * tile).reshape(tile, tile)
+
+    def _image_lines(self, rows: range) -> Integers:
+        """The rows of the image that each row of tiles reads, [rows, t]; zeros outside."""
+        tiling, layer = self._tiling, self._tiling.layer
+        image, number = np.divmod(np.array(rows, np.int64), tiling.image_rows)
+        at = (number * tiling.outputs - layer.heads[0])[:, None] + np.arange(tiling.filter.tile)
+        across = layer.width * layer.channels * _FLOAT
+        lines = self._x + (image[:, None] * layer.height + at) * across
+        return np.where((at >= 0) & (at < layer.height), lines, self._zeros.ctypes.data)
+
+    def _new_lines(self, rows: int, calls: int) -> Integers:
+        """The lines of so many calls for each of the rows, [rows, calls, fields]; bias and other are there."""
+        lines = np.zeros((rows, calls, kernels.FIELDS), np.int64)
+        lines[..., kernels.BIAS_LINE] = self._bias
+        lines[..., kernels.OTHER] = self._other
+        self._lines.append(lines)
+        return lines
+
+    @staticmethod
+    def _table(calls: Integers, kernel: int) -> Integers:
+        """The table that calls `kernel` for all lines."""
+        count = calls.shape[0] * calls.shape[1]
+        table = np.zeros((count, _CALL), np.int64)
+        table[:, 0] = kernel
+        table[:, 1] = calls.ctypes.data + np.arange(count) * kernels.FIELDS * calls.itemsize
+        return table
+
+
+def _require(kernel: int | None) -> int:
+    if kernel is None:
+        raise UnsupportedFeatureError("code generated at run time is no longer allowed to run")
+    return kernel
+
+
+@lru_cache(maxsize=64)
+def _last_kernel(matrix: Matrix, rows: int, finish: kernels.Epilogue) -> int | None:
+    return kernels.line_kernel(matrix[:rows], finish)
+
+
+@lru_cache(maxsize=1)
+def _memset() -> int:
+    return ctypes.cast(ctypes.CDLL(None).memset, ctypes.c_void_p).value or 0
+
+
+@lru_cache(maxsize=64)
+def _zeros(nbytes: int) -> Array:
+    """Zeros that nothing writes to."""
+    found = aligned_empty(nbytes)
+    found[...] = 0
+    return found

@@ -1,0 +1,124 @@
+"""A convolution cut into tiles and blocks for Winograd's algorithm (`winograd`): sizes, memory, and an estimate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from dagexec.ops.conv.toom_cook import MinimalFilter, minimal_filter
+from dagexec.ops.onednn.primitive import PrimitiveDescriptor
+from dagexec.ops.onednn.winograd_kernels import Epilogue
+from dagexec.platform.processor import core_cache
+
+TAPS = 3
+OUTPUTS = (2, 4)
+"""The sizes m of a tile's result."""
+
+_FLOAT = 4  # bytes
+_BLOCK = 2  # times a core's cache: v and z of a block
+_PRODUCTS, _TRANSFORMED, _STREAM = 5e10, 2.2e10, 2.5e10  # a second: products, bytes of v and z, bytes of weights
+_START = 3e-6  # seconds: to start the steps of a block
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A convolution that can be computed so.
+
+    Attributes:
+        batch, height, width, channels: N, H, W, C of the image.
+        filters: M.
+        groups: G, of the filter.
+        heads: rows and columns of zeros before the image.
+        result: H and W of the result.
+        finish: bias and post-ops.
+        other: the argument that is added to the result, 0 for none; DST for what it held before.
+    """
+
+    batch: int
+    height: int
+    width: int
+    channels: int
+    filters: int
+    groups: int
+    heads: tuple[int, int]
+    result: tuple[int, int]
+    finish: Epilogue
+    other: int = 0
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """A layer in tiles of m x m results, for a number of threads."""
+
+    layer: Layer
+    outputs: int
+    threads: int
+
+    @property
+    def filter(self) -> MinimalFilter:
+        """F(m, 3)."""
+        return minimal_filter(self.outputs, TAPS)
+
+    @property
+    def places(self) -> int:
+        """t x t."""
+        return self.filter.tile**2
+
+    @property
+    def columns(self) -> int:
+        """Tiles in a row of tiles."""
+        return -(-self.layer.result[1] // self.outputs)
+
+    @property
+    def image_rows(self) -> int:
+        return -(-self.layer.result[0] // self.outputs)
+
+    @cached_property
+    def rows(self) -> int:
+        """Rows of tiles in all images."""
+        return self.layer.batch * self.image_rows
+
+    @cached_property
+    def block_rows(self) -> int:
+        """Rows of tiles that are computed together: as many as stay in the caches of the cores, or more.
+
+        More where reading the weights would take longer than the rest. The last block may have fewer rows; its product
+        is of as many as the others, for the weights' layout depends on that, so few should be wanting.
+        """
+        row = self.columns * self.places * (self.layer.channels + self.layer.filters) * _FLOAT
+        most = max(self.threads, _BLOCK * core_cache() * self.threads // row, -(-self._weights_nbytes // (2 * row)))
+        most = min(most, self.rows)
+        return min(range(-(-most // 2), most + 1), key=lambda size: (-(-self.rows // size) * size, -size))
+
+    @cached_property
+    def blocks(self) -> list[range]:
+        """The rows of tiles of each block."""
+        size = self.block_rows
+        return [range(start, min(start + size, self.rows)) for start in range(0, self.rows, size)]
+
+    @property
+    def _weights_nbytes(self) -> int:
+        return self.places * self.layer.channels * self.layer.filters // self.layer.groups * _FLOAT
+
+    @property
+    def filter_shape(self) -> tuple[int, ...]:
+        """The filter of the product."""
+        layer = self.layer
+        return self.places * layer.groups, layer.filters // layer.groups, layer.channels // layer.groups, 1, 1
+
+    def memory(self, description: PrimitiveDescriptor) -> tuple[int, ...]:
+        """Bytes of v, of z, of the product's working memory, and of a strip for each thread."""
+        layer, tiles = self.layer, self.block_rows * self.columns
+        read = (self.columns * self.outputs + TAPS - 1) * layer.channels
+        strip = self.filter.tile * max(read, self.columns * self.outputs * layer.filters) * _FLOAT
+        images = (tiles * self.places * channels * _FLOAT for channels in (layer.channels, layer.filters))
+        return *images, description.scratchpad_bytes, *[strip] * min(self.threads, self.block_rows)
+
+    def seconds(self, cold: bool) -> float:
+        """An estimate of what a run takes on one core; with `cold` weights they are read from memory."""
+        layer, blocks = self.layer, len(self.blocks)
+        tiles = blocks * self.block_rows * self.columns
+        products = tiles * self.places * layer.channels * layer.filters / layer.groups / _PRODUCTS
+        transforms = tiles * self.places * (layer.channels + layer.filters) * _FLOAT / _TRANSFORMED
+        read = self._weights_nbytes / _STREAM if cold else 0.0
+        return products + transforms + read + blocks * _START

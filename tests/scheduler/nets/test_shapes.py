@@ -1,0 +1,152 @@
+"""Many input shapes: preparations are kept within a number of bytes, in one arena, as large as the largest needs."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dagexec
+from dagexec import NetDef
+from dagexec.core import dtypes
+from dagexec.core.model import InputInfo, Model
+from dagexec.core.operator import Operator
+from dagexec.core.tensor import Tensor
+from dagexec.scheduler.memory import arena_memory
+from dagexec.scheduler.nets.net import BaseNet
+from dagexec.scheduler.plan.preparation_cache import PreparationCache, PreparationStatistics
+from dagexec.serving.executor import Executor
+from tests.held import doubled_model
+from tests.nets import temporary_operator
+from tests.ops.running import operator_def
+
+PATIENCE = 30
+
+
+def net_of(executor: Executor) -> BaseNet:
+    return executor._replicas.members[0].net
+
+
+def statistics_of(executor: Executor) -> PreparationStatistics:
+    (found,) = executor.statistics().preparations
+    return found
+
+
+def run(executor: Executor, count: int, value: float = 1) -> None:
+    """Rows of `value`; the result is checked."""
+    found = executor.run({"x": np.full((count, 3), value, np.float32)})["y"]
+    np.testing.assert_array_equal(found, np.full((count, 3), 2 * max(value, 0), np.float32))
+
+
+def preparation(nbytes: int) -> Any:
+    return SimpleNamespace(nbytes=nbytes)
+
+
+def test_the_least_recently_used_are_given_up_when_there_are_too_many_bytes() -> None:
+    cache = PreparationCache(100)
+    small, large = preparation(30), preparation(60)
+    cache.add(("small",), small)
+    cache.add(("large",), large)
+    assert cache.take(("small",)) is small
+    cache.put_back(("small",), small)
+    cache.add(("new",), preparation(20))
+    assert cache.take(("large",)) is None
+    assert cache.statistics(7) == PreparationStatistics(
+        made=3, reused=1, evicted=1, kept=2, kept_bytes=50, budget_bytes=100, arena_bytes=7
+    )
+
+
+def test_the_latest_is_kept_however_large_it_is() -> None:
+    cache = PreparationCache(100)
+    for size in (200, 300):
+        cache.add((size,), preparation(size))
+    assert (cache.statistics(0).kept, cache.statistics(0).kept_bytes) == (1, 300)
+    cache.clear()
+    assert (cache.statistics(0).kept, cache.statistics(0).kept_bytes) == (0, 0)
+
+
+def test_shapes_that_come_back_are_known_and_take_no_more_memory_than_the_largest() -> None:
+    with dagexec.compile(doubled_model()) as largest, dagexec.compile(doubled_model()) as executor:
+        run(largest, 5000)
+        for count in (*range(1, 12), 5000) * 2:
+            run(executor, count)
+        found = statistics_of(executor)
+        assert (found.made, found.reused, found.kept, found.evicted) == (12, 12, 12, 0)
+        assert 0 < found.kept_bytes <= found.budget_bytes
+        assert found.arena_bytes == statistics_of(largest).arena_bytes > 0
+
+
+def test_arrays_of_all_shapes_lie_in_the_same_memory() -> None:
+    with dagexec.compile(doubled_model(), optimize=False, keep=()) as executor:
+        net = net_of(executor)
+        addresses = set()
+        for count in (1, 9, 70, 5):
+            run(executor, count)
+            value = net.workspace.get_blob("x").value
+            assert isinstance(value, Tensor)
+            addresses.add(value.array.ctypes.data)
+        assert len(addresses) == 1
+
+
+def test_a_budget_too_small_for_two_keeps_the_latest_and_frees_the_others() -> None:
+    with dagexec.compile(doubled_model(), preparation_bytes=0) as executor:
+        run(executor, 1)
+        first = weakref.ref(net_of(executor).prepared())
+        run(executor, 2)
+        gc.collect()
+        assert first() is None
+        run(executor, 1)
+        found = statistics_of(executor)
+        assert (found.made, found.reused, found.kept, found.evicted) == (3, 0, 1, 2)
+
+
+def test_a_larger_arena_takes_the_place_of_one_that_cannot_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arena_memory, "reserve", lambda _nbytes: None)
+    with dagexec.compile(doubled_model()) as executor:
+        for count, kept in ((100, 1), (1, 2), (1000, 1), (100, 2), (1, 3), (1000, 3)):
+            run(executor, count)
+            assert statistics_of(executor).kept == kept, count
+
+
+def test_results_of_one_shape_stay_when_another_runs() -> None:
+    with dagexec.compile(doubled_model()) as executor:
+        first = executor.run({"x": np.full((4000, 3), 1, np.float32)})["y"]
+        executor.run({"x": np.full((4001, 3), 5, np.float32)})
+        np.testing.assert_array_equal(first, np.full((4000, 3), 2, np.float32))
+
+
+def test_runs_at_one_time_have_arenas_of_their_own() -> None:
+    """Each run waits, with a tensor in its arena, until the other is as far."""
+    inside = threading.Barrier(2)
+
+    def meet(operator: Operator) -> None:
+        operator.y(0)[...] = 2
+        inside.wait(PATIENCE)
+
+    net = NetDef(
+        name="meeting",
+        op=[
+            operator_def("Relu", ["x"], ["h"]),
+            operator_def("Meeting", ["h"], ["two"]),
+            operator_def("Mul", ["h", "two"], ["y"]),
+        ],
+        external_input=["x"],
+        external_output=["y"],
+    )
+    model = Model("meeting", net, inputs={"x": InputInfo(dtypes.FLOAT32, (None, 3))}, outputs=("y",))
+    with (
+        temporary_operator("Meeting", meet),
+        dagexec.compile(model, replicas=2, num_workers=2, net_type="dag") as executor,
+        ThreadPoolExecutor(2) as callers,
+    ):
+        for counts in ((1, 40), (40, 1), (7, 40), (40, 7)):
+            feeds = [{"x": np.full((count, 3), count, np.float32)} for count in counts]
+            for count, results in zip(counts, callers.map(executor.run, feeds), strict=True):
+                np.testing.assert_array_equal(results["y"], np.full((count, 3), 2 * count, np.float32))
+        assert [found.made >= 2 for found in executor.statistics().preparations] == [True, True]
