@@ -26,7 +26,9 @@ class Misplacing:
         self.pair = pair
         self.conflicting: Conflicting | None = None
 
-    def __call__(self, sizes: Sequence[int], conflicting: Conflicting, bound: int = 0) -> BufferOffsets:
+    def __call__(
+        self, sizes: Sequence[int], conflicting: Conflicting, bound: int = 0, *_order: object
+    ) -> BufferOffsets:
         """What `place` finds, with that one mistake."""
         self.conflicting = conflicting
         found = place(sizes, conflicting, bound)

@@ -1,0 +1,244 @@
+"""Shapes that change: distinct batch sizes and text lengths in turn, known and new, beside onnxruntime.
+
+    python benchmarks/shapes.py [--shapes 40] [--rounds 4] [--nets cnn text] [--json benchmarks/results/shapes.json]
+
+A small CNN with a free batch, and an encoder of the size of MiniLM (6 layers of width 384) with a free length of text.
+Each contender has a process of its own: it runs its largest shape, then all shapes in turn, for the first time and then
+several times more. Reported are
+
+- the median time of a run of a known shape: the same one over and over;
+- the median of a first run, and of later ones, and both in proportion to runs of that shape when it is known;
+- the resident memory that all shapes add to that of the largest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from environment import write_report
+from onnx import TensorProto, helper, numpy_helper
+
+Array = npt.NDArray[Any]
+Feeds = Mapping[str, Array]
+Run = Callable[[Feeds], object]
+
+_OPSET = 17
+_KNOWN_RUNS = 5  # of a shape, to know its time
+LAYERS, WIDTH, HEADS, WORDS, LENGTHS = 6, 384, 12, 1000, 512
+
+
+class _Builder:
+    """Nodes and weights of a net."""
+
+    def __init__(self) -> None:
+        self._random = np.random.default_rng(0)
+        self.nodes: list[onnx.NodeProto] = []
+        self.weights: list[onnx.TensorProto] = []
+
+    def weight(self, *shape: int, scale: float = 1.0) -> str:
+        name = f"w{len(self.weights)}"
+        values = self._random.standard_normal(shape, np.float32) * np.float32(scale)
+        self.weights.append(numpy_helper.from_array(values, name))
+        return name
+
+    def constant(self, values: object, dtype: npt.DTypeLike = np.int64) -> str:
+        name = f"w{len(self.weights)}"
+        self.weights.append(numpy_helper.from_array(np.array(values, dtype), name))
+        return name
+
+    def node(self, kind: str, *inputs: str, **attributes: Any) -> str:
+        name = f"{kind}{len(self.nodes)}"
+        self.nodes.append(helper.make_node(kind, list(inputs), [name], name, **attributes))
+        return name
+
+    def model(self, name: str, given: onnx.ValueInfoProto, result: str, shape: Sequence[str | int]) -> onnx.ModelProto:
+        """The net from `given` to `result`."""
+        end = helper.make_tensor_value_info(result, TensorProto.FLOAT, shape)
+        graph = helper.make_graph(self.nodes, name, [given], [end], self.weights)
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=8)
+        onnx.checker.check_model(model)
+        return model
+
+
+def cnn() -> onnx.ModelProto:
+    """Images (batch, 3, 32, 32) to ten classes: five convolutions, one of them beside a residual connection."""
+    net = _Builder()
+
+    def convolution(x: str, inputs: int, outputs: int, size: int, stride: int = 1) -> str:
+        filters = net.weight(outputs, inputs, size, size, scale=(2 / (inputs * size * size)) ** 0.5)
+        bias = net.weight(outputs, scale=0.1)
+        return net.node("Relu", net.node("Conv", x, filters, bias, strides=[stride] * 2, pads=[size // 2] * 4))
+
+    x = convolution("x", 3, 16, 3)
+    x = convolution(convolution(x, 16, 32, 3, stride=2), 32, 32, 3)
+    x = net.node("Add", x, convolution(x, 32, 32, 1))
+    x = net.node("Flatten", net.node("GlobalAveragePool", convolution(x, 32, 64, 3, stride=2)))
+    y = net.node("Softmax", net.node("Gemm", x, net.weight(64, 10), net.weight(10)), axis=1)
+    given = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3, 32, 32])
+    return net.model("cnn", given, y, ["batch", 10])
+
+
+def text() -> onnx.ModelProto:
+    """Words (1, length) to a vector for each: an encoder as BERT has it."""
+    net = _Builder()
+    head = WIDTH // HEADS
+
+    def linear(x: str, inputs: int, outputs: int) -> str:
+        product = net.node("MatMul", x, net.weight(inputs, outputs, scale=inputs**-0.5))
+        return net.node("Add", product, net.weight(outputs, scale=0.1))
+
+    def normalized(x: str) -> str:
+        return net.node("LayerNormalization", x, net.weight(WIDTH), net.weight(WIDTH), axis=-1)
+
+    def heads(x: str, order: Sequence[int]) -> str:
+        split = net.node("Reshape", linear(x, WIDTH, WIDTH), net.constant([0, 0, HEADS, head]))
+        return net.node("Transpose", split, perm=order)
+
+    def attention(x: str) -> str:
+        query, key, value = heads(x, (0, 2, 1, 3)), heads(x, (0, 2, 3, 1)), heads(x, (0, 2, 1, 3))
+        scores = net.node("Mul", net.node("MatMul", query, key), net.constant(head**-0.5, np.float32))
+        mixed = net.node("MatMul", net.node("Softmax", scores, axis=-1), value)
+        joined = net.node("Reshape", net.node("Transpose", mixed, perm=(0, 2, 1, 3)), net.constant([0, 0, WIDTH]))
+        return linear(joined, WIDTH, WIDTH)
+
+    def gelu(x: str) -> str:
+        erf = net.node("Erf", net.node("Div", x, net.constant(2**0.5, np.float32)))
+        return net.node("Mul", net.node("Mul", x, net.node("Add", erf, net.constant(1, np.float32))),
+                        net.constant(0.5, np.float32))  # fmt: skip
+
+    length = net.node("Gather", net.node("Shape", "words"), net.constant(1), axis=0)
+    places = net.node("Range", net.constant(0), length, net.constant(1))
+    x = net.node("Add", net.node("Gather", net.weight(WORDS, WIDTH), "words"),
+                 net.node("Gather", net.weight(LENGTHS, WIDTH), places))  # fmt: skip
+    x = normalized(x)
+    for _ in range(LAYERS):
+        x = normalized(net.node("Add", x, attention(x)))
+        x = normalized(net.node("Add", x, linear(gelu(linear(x, WIDTH, 4 * WIDTH)), 4 * WIDTH, WIDTH)))
+    given = helper.make_tensor_value_info("words", TensorProto.INT64, [1, "length"])
+    return net.model("text", given, x, [1, "length", WIDTH])
+
+
+def _images(size: int) -> Feeds:
+    return {"x": np.random.default_rng(size).standard_normal((size, 3, 32, 32), np.float32)}
+
+
+def _words(size: int) -> Feeds:
+    return {"words": np.random.default_rng(size).integers(0, WORDS, (1, size))}
+
+
+NETS: Mapping[str, tuple[Callable[[], onnx.ModelProto], Callable[[int], Feeds]]] = {
+    "cnn": (cnn, _images),
+    "text": (text, _words),
+}
+"""By name, the model, and its inputs for a batch or a length."""
+
+
+def resident() -> int:
+    """Bytes of this process that are in memory."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * 4096
+
+
+def _by_dagexec(path: str) -> tuple[Run, Callable[[], object]]:
+    from dataclasses import asdict
+
+    import dagexec
+
+    executor = dagexec.compile(path)
+    return executor.run, lambda: asdict(executor.statistics().preparations[0])
+
+
+def _by_onnxruntime(path: str) -> tuple[Run, Callable[[], object]]:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return lambda feeds: session.run(None, dict(feeds)), lambda: None
+
+
+PEERS = {"dagexec": _by_dagexec, "onnxruntime": _by_onnxruntime}
+
+
+def _seconds(run: Run, feeds: Feeds) -> float:
+    begin = time.perf_counter()
+    run(feeds)
+    return time.perf_counter() - begin
+
+
+def measure(peer: str, path: str, net: str, shapes: int, rounds: int) -> dict[str, object]:
+    """What one contender takes, in this process."""
+    run, told = PEERS[peer](path)
+    feeds = [NETS[net][1](size) for size in range(1, shapes + 1)]
+    for _ in range(3):
+        run(feeds[-1])
+    before = resident()
+    first = [_seconds(run, one) for one in feeds]
+    later = [_seconds(run, one) for _ in range(rounds) for one in feeds]
+    after = resident()
+    known = [min(_seconds(run, one) for _ in range(_KNOWN_RUNS)) for one in feeds]
+    in_turn = [statistics.median(later[index::shapes]) for index in range(shapes)]
+    ratios = [statistics.median(a / b for a, b in zip(times, known, strict=True)) for times in (first, in_turn)]
+    return {
+        "known_ms": 1e3 * statistics.median(known),
+        "first_ms": 1e3 * statistics.median(first),
+        "in_turn_ms": 1e3 * statistics.median(later),
+        "first_by_known": ratios[0],
+        "in_turn_by_known": ratios[1],
+        "largest_mb": before / 1e6,
+        "growth_mb": (after - before) / 1e6,
+        "preparations": told(),
+    }
+
+
+def _in_a_process(arguments: Sequence[str]) -> dict[str, object]:
+    found = subprocess.run([sys.executable, __file__, *arguments], check=True, capture_output=True, text=True)
+    result: dict[str, object] = json.loads(found.stdout.splitlines()[-1])
+    return result
+
+
+def compare(nets: Sequence[str], shapes: int, rounds: int) -> list[dict[str, object]]:
+    """A row for each net and contender, each in a process of its own."""
+    rows: list[dict[str, object]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for net in nets:
+            path = str(Path(folder) / f"{net}.onnx")
+            onnx.save(NETS[net][0](), path)
+            for peer in PEERS:
+                arguments = ["--child", peer, path, "--nets", net, "--shapes", str(shapes), "--rounds", str(rounds)]
+                rows.append({"net": net, "shapes": shapes, "peer": peer, **_in_a_process(arguments)})
+                shown = (f"{name} {value:.3g}" for name, value in rows[-1].items() if isinstance(value, float))
+                print(net, peer, *shown, flush=True)
+    return rows
+
+
+def main() -> None:
+    """Measure what the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nets", nargs="+", choices=list(NETS), default=list(NETS))
+    parser.add_argument("--shapes", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--child", nargs=2, metavar=("PEER", "MODEL"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child is not None:
+        peer, path = arguments.child
+        print(json.dumps(measure(peer, path, arguments.nets[0], arguments.shapes, arguments.rounds)))
+        return
+    rows = compare(arguments.nets, arguments.shapes, arguments.rounds)
+    if arguments.json is not None:
+        write_report(arguments.json, rows=rows)
+
+
+if __name__ == "__main__":
+    main()
