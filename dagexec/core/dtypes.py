@@ -7,7 +7,7 @@ that ONNX has. They appear only in arguments such as Cast's `to`. Strings are ob
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +19,11 @@ from dagexec.core.proto import TensorProto
 from dagexec.errors import ArgumentError, ShapeError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class TypeMeta:
     """One element type: its name, `TensorProto.DataType` number, NumPy dtype and size in bytes.
 
+    There is one object of each, also in copies and behind a pickle, so that types are compared by identity.
     `onnx` is its number in ONNX's `TensorProto.DataType`, and `bits` are those of an element in an ONNX file, which
     packs elements of less than a byte.
     """
@@ -50,6 +51,9 @@ class TypeMeta:
 
     def __str__(self) -> str:
         return self.name
+
+    def __reduce__(self) -> tuple[Callable[[str], TypeMeta], tuple[str]]:
+        return from_name, (self.name,)
 
 
 def _type(name: str, number: int, dtype: npt.DTypeLike, onnx: int) -> TypeMeta:

@@ -157,8 +157,7 @@ def probed_outputs(
     arguments = Arguments(definition, definition.type)
     first: _Row = (), ()
     rows: list[_Row] = []
-    for probe in range(probes):
-        seen = tuple(value.types[probe] for value in inputs), tuple(value.contents[probe] for value in inputs)
+    for probe, seen in enumerate(_rows(inputs, probes)):
         if rows and _are_same(seen, first):
             rows.append(rows[0])
             continue
@@ -175,6 +174,17 @@ def probed_outputs(
         Probed(tuple(types[place] for types, _ in rows), tuple(contents[place] for _, contents in rows))
         for place in range(len(definition.output))
     ]
+
+
+def _rows(blobs: Sequence[Probed], probes: int) -> Sequence[_Row]:
+    """What is known of blobs, probe by probe."""
+    if not blobs:
+        return [((), ())] * probes
+    types, contents = (
+        zip(*(blob.types for blob in blobs), strict=True),
+        zip(*(blob.contents for blob in blobs), strict=True),
+    )
+    return list(zip(types, contents, strict=True))
 
 
 def _are_same(one: _Row, other: _Row) -> bool:

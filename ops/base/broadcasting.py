@@ -25,6 +25,8 @@ BROADCAST_ARGS = {
 
 def broadcast_shape(call: OperatorCall, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     """The shape that all `shapes` broadcast to by NumPy's rule. Raises ShapeError when there is none."""
+    if shapes.count(shapes[0]) == len(shapes):
+        return shapes[0]
     rank = max(map(len, shapes))
     padded = [(*(1,) * (rank - len(shape)), *shape) for shape in shapes]
     result = []
@@ -55,6 +57,8 @@ def operand_views(call: OperatorCall) -> tuple[tuple[int, ...], tuple[int, ...]]
     Raises ShapeError when the operands do not meet, ArgumentError for `axis` without `broadcast`.
     """
     a, b = call.inputs[0].shape, call.inputs[1].shape
+    if not call.arguments.names():
+        return broadcast_shape(call, [a, b]), b
     if call.arguments.bool("broadcast"):
         return a, _run_view(call, a, b, _run_start(call, len(a), len(b)))
     unread = "axis" if call.arguments.int("axis", -1) != -1 else "axis_str"
@@ -89,8 +93,11 @@ def _run_view(call: OperatorCall, a: tuple[int, ...], b: tuple[int, ...], start:
 
 def require_inplace_fits(call: OperatorCall, output: TensorType) -> None:
     """Raise ShapeError when output 0 overwrites an input that has another shape or type than `output`."""
+    result = call.definition.output[0]
+    if result not in call.definition.input:
+        return
     for name, kind in zip(call.definition.input, call.inputs, strict=True):
-        if name == call.definition.output[0] and kind != output:
+        if name == result and kind != output:
             raise call.fail(f"the output {output} cannot overwrite input {name!r}, which is {kind}")
 
 

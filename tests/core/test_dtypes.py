@@ -1,5 +1,7 @@
 """Element types: names, numbers and NumPy dtypes lead to one TypeMeta."""
 
+import pickle
+
 import ml_dtypes
 import numpy as np
 import onnx
@@ -21,6 +23,7 @@ def test_every_type_is_found_by_name_number_and_numpy_dtype(meta: TypeMeta) -> N
     assert dtypes.from_number(meta.number) is meta
     assert dtypes.from_numpy(meta.numpy) is meta
     assert meta.itemsize == meta.numpy.itemsize
+    assert pickle.loads(pickle.dumps(meta)) is meta
 
 
 def test_numbers_are_those_of_caffe2_and_bfloat16_is_above_them() -> None:

@@ -97,8 +97,9 @@ class _Inference:
         fed = {name: Probed.of_types(parameters[name].types) for name in model.inputs if name in parameters}
         blobs = {**parameters, **fed, **self._inputs}
         outputs: dict[str, Probed] = {}
-        asked = asked_operators(model.net.op, [schema_of(definition.type) for definition in model.net.op])
-        for index, definition in enumerate(model.net.op):
+        operators = list(model.net.op)
+        asked = asked_operators(operators, [schema_of(definition.type) for definition in operators])
+        for index, definition in enumerate(operators):
             message = definition.SerializeToString()
             known = self._operators[message] = before.get(message) or _Inferred(definition)
             inputs = tuple([blobs.get(name, self._unknown) for name in known.inputs])

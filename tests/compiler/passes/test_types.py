@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
-from dagexec.compiler.passes.types import infer_types
+from dagexec.compiler.passes.catalog import FINISHING, SIMPLIFYING
+from dagexec.compiler.passes.engine import ENGINE
+from dagexec.compiler.passes.layout import layout_pass
+from dagexec.compiler.passes.low_precision import with_precision
+from dagexec.compiler.passes.rewriting import run_passes
+from dagexec.compiler.passes.types import forget_types, infer_types
 from dagexec.core.dtypes import FLOAT32
 from dagexec.core.model import InputInfo, Model
+from dagexec.ops.base.layout import NHWC
 from tests.compiler.passes.models import model_of, normal, op
 
 
@@ -88,3 +95,24 @@ def test_an_input_of_unknown_shape_is_what_its_filter_reads() -> None:
     assert infer_types(unknown)["y"].shape == (None, 8, None, None)
     grouped = Model(known.name, model_of([op("Abs", ["x"], ["y"])]).net, None, {}, {"x": InputInfo()}, ("y",))
     assert "y" not in infer_types(grouped)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_is_remembered_from_pass_to_pass_is_what_would_be_inferred_anew(dtype: str) -> None:
+    operators = [
+        op("Conv", ["x", "w"], ["a"], kernel=3, pad=1),
+        op("Relu", ["a"], ["a"]),
+        op("Conv", ["a", "v"], ["b"], kernel=1),
+        op("Add", ["b", "a"], ["s"]),
+        op("MaxPool", ["s"], ["p"], kernel=2, stride=2),
+        op("Flatten", ["p"], ["f"]),
+        op("Sigmoid", ["f"], ["f"]),
+        op("Softmax", ["f"], ["y"]),
+    ]
+    model = model_of(operators, inputs={"x": (None, 8, 6, 6)}, w=normal(16, 8, 3, 3), v=normal(16, 16, 1, 1))
+    for step in with_precision((*SIMPLIFYING, ENGINE, layout_pass(NHWC), *FINISHING), dtype):
+        infer_types(model)
+        model = run_passes(model, [step]).model
+        remembered = infer_types(model)
+        forget_types()
+        assert remembered == infer_types(model), step.name
