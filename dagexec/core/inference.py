@@ -11,21 +11,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from operator import is_
 from typing import Any, NamedTuple, Self, TypeGuard
 
 import numpy.typing as npt
 
 from dagexec.core.arguments import Arguments
+from dagexec.core.body_types import Seen, Types, types_with_bodies
 from dagexec.core.dtypes import from_numpy
 from dagexec.core.graph import Graph
-from dagexec.core.proto import OperatorDef
+from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.registry import schema_of
-from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType, UnknownValueError, operator_label
+from dagexec.core.schema import BodyTypes, Cost, OperatorCall, OpSchema, TensorType, UnknownValueError, operator_label
 from dagexec.core.shape_values import asked_operators, results_of
 from dagexec.errors import DagexecError
 
 Array = npt.NDArray[Any]
+
+_MAX_NESTING = 4
+"""Of operators that run nets: each may infer its own several times."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,10 @@ def infer_listed(
     for index, (definition, schema) in enumerate(zip(operators, schemas, strict=True)):
         call = _call(definition, schema, operator_label(definition, index, net), blobs, contents)
         found = _Found((None,) * len(definition.output))
+        if schema.infer_bodies is not None:
+            seen = Seen([blobs.get(name) for name in definition.input], [contents.get(n) for n in definition.input])
+            around = body_types(definition, seen)
+            found = found if around is None else _Found(tuple(around.outputs))
         if call is not None:
             with suppress(UnknownValueError):
                 found = _infer(call, schema, index in asked)
@@ -143,15 +152,24 @@ _Row = tuple[tuple[TensorType | None, ...], tuple[Array | None, ...]]  # types a
 
 
 def probed_outputs(
-    definition: OperatorDef, inputs: Sequence[Probed], probes: int, told_by_first: int, *, is_asked: bool
+    definition: OperatorDef,
+    inputs: Sequence[Probed],
+    probes: int,
+    told_by_first: int,
+    *,
+    is_asked: bool,
+    nesting: int = 0,
 ) -> list[Probed]:
     """What is known of the outputs of an operator, from what is known of its inputs in so many `probes`.
 
     Where an operator refuses its inputs, its outputs are unknown; from probe `told_by_first` on they are then what they
-    are in the first. Contents of outputs are found where shapes depend on them (`is_asked`).
+    are in the first. Contents of outputs are found where shapes depend on them (`is_asked`). `nesting` is how many
+    operators run one another's bodies around this one.
     """
     schema = schema_of(definition.type)
     unknown: _Row = (None,) * len(definition.output), (None,) * len(definition.output)
+    if schema.infer_bodies is not None and nesting < _MAX_NESTING:
+        return _outputs_with_bodies(definition, inputs, probes, told_by_first, nesting)
     if not schema.can_infer(definition):
         return [Probed.of_types((None,) * probes) for _ in definition.output]
     arguments = Arguments(definition, definition.type)
@@ -185,6 +203,40 @@ def _rows(blobs: Sequence[Probed], probes: int) -> Sequence[_Row]:
         zip(*(blob.contents for blob in blobs), strict=True),
     )
     return list(zip(types, contents, strict=True))
+
+
+def _outputs_with_bodies(
+    definition: OperatorDef, inputs: Sequence[Probed], probes: int, told_by_first: int, nesting: int
+) -> list[Probed]:
+    columns: list[Types] = []
+    for probe in range(probes):
+        seen = Seen([value.types[probe] for value in inputs], [value.contents[probe] for value in inputs])
+        found = body_types(definition, seen, nesting)
+        types = [None] * len(definition.output) if found is None else found.outputs
+        if probe >= told_by_first:
+            types = [kind or first for kind, first in zip(types, columns[0], strict=True)]
+        columns.append(types)
+    return [Probed.of_types(column) for column in zip(*columns, strict=True)]
+
+
+def body_types(definition: OperatorDef, inputs: Seen, nesting: int = 0) -> BodyTypes | None:
+    """What is known around the nets that an operator runs; None when that is nothing, or an operator refuses."""
+    try:
+        return types_with_bodies(definition, inputs, partial(_net_outputs, nesting=nesting + 1))
+    except DagexecError:
+        return None
+
+
+def _net_outputs(net: NetDef, given: Mapping[str, tuple[TensorType | None, Array | None]], nesting: int) -> Types:
+    """Types of what a body results in."""
+    known = {name: Probed((kind,), (content,)) for name, (kind, content) in given.items()}
+    unknown = Probed.of_types((None,))
+    asked = asked_operators(net.op, [schema_of(definition.type) for definition in net.op])
+    for index, definition in enumerate(net.op):
+        inputs = [known.get(name, unknown) for name in definition.input]
+        made = probed_outputs(definition, inputs, 1, 1, is_asked=index in asked, nesting=nesting)
+        known.update(zip(definition.output, made, strict=True))
+    return [known.get(name, unknown).types[0] for name in net.external_output]
 
 
 def _are_same(one: _Row, other: _Row) -> bool:

@@ -156,6 +156,30 @@ class OperatorCall:
         return value
 
 
+@dataclass(frozen=True, slots=True)
+class BodyCall:
+    """What inference may look at of an operator that runs nets, in place of an OperatorCall.
+
+    Attributes:
+        inputs, values: types and contents of its inputs without those that the nets capture; None where unknown.
+        results: the types of what the net in an argument results in, from those of what it is given.
+    """
+
+    definition: OperatorDef
+    arguments: Arguments
+    inputs: tuple[TensorType | None, ...]
+    values: tuple[npt.NDArray[Any] | None, ...]
+    results: Callable[[str, Sequence[TensorType | None]], Sequence[TensorType | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class BodyTypes:
+    """Types that are so in every run: of outputs, and by argument of what a net is given in each of its executions."""
+
+    outputs: Sequence[TensorType | None]
+    given: Mapping[str, Sequence[TensorType | None]]
+
+
 class ElementTypeError(ShapeError):
     """An operator does not compute with elements of that type. Another way to compute the same may.
 
@@ -177,6 +201,7 @@ CostFunction = Callable[[OperatorCall, Sequence[TensorType]], Cost]
 InplaceRule = Callable[[int, int], bool]
 PiecesFunction = Callable[[OperatorCall, Sequence[TensorType]], Mapping[int, int]]
 ShapeFunction = Callable[[OperatorCall], Sequence[npt.NDArray[Any]]]
+BodyFunction = Callable[[BodyCall], BodyTypes]
 Formula = Callable[..., Any]
 
 
@@ -253,6 +278,7 @@ class OpSchema:
             the others stay what they are. 0: all are results.
         sub_nets: arguments that hold nets which the operator runs (`dagexec.core.body`). What they read besides the
             values it hands them are the last inputs of the operator, under the names in its argument `captured`.
+        infer_bodies: the types around such nets as far as they are the same in every run; None when nothing is known.
 
     What compiler and scheduler ask besides (`dagexec.core.traits`):
         on_host: it works on the host, whatever device its net is for: it decides what runs, or holds what is no tensor.
@@ -301,6 +327,7 @@ class OpSchema:
     formula: Formula | None = None
     results: int = 0
     sub_nets: tuple[str, ...] = ()
+    infer_bodies: BodyFunction | None = None
     on_host: bool = False
     post_ops: PostOpsRule | None = None
     layer: LayerKind | None = None

@@ -127,6 +127,14 @@ class Stacking:
         return np.empty((count, *like.shape), like.dtype)
 
 
+def with_axis(kind: TensorType | None, axis: int, size: int) -> TensorType | None:
+    """The type of `size` tensors of a type that are stacked in a new axis; None where that is not known."""
+    if kind is None or not -len(kind.shape) - 1 <= axis <= len(kind.shape):
+        return None
+    place = axis + len(kind.shape) + 1 if axis < 0 else axis
+    return TensorType((*kind.shape[:place], size, *kind.shape[place:]), kind.meta)
+
+
 def deliver(target: Blob, array: Array) -> None:
     """Have `target` hold a copy of `array`."""
     tensor_in(target).feed(array)

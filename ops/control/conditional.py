@@ -8,7 +8,7 @@ from dagexec.core.gradient import no_gradient
 from dagexec.core.operator import Operator, Step
 from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import operator
-from dagexec.core.schema import UNBOUNDED, OpSchema
+from dagexec.core.schema import UNBOUNDED, BodyCall, BodyTypes, OpSchema
 from dagexec.core.workspace import Workspace
 from dagexec.errors import ShapeError
 
@@ -22,6 +22,13 @@ def truth_of(owner: Operator, index: int) -> bool:
         found = f"{array.dtype}{list(array.shape)}"
         raise ShapeError(f"{owner.label}: {owner.input_blobs[index].name!r} must be one bool, found {found}")
     return bool(array.item())
+
+
+def _infer_bodies(call: BodyCall) -> BodyTypes:
+    """Outputs have the type that both nets give them."""
+    then, other = call.results("then_net", ()), call.results("else_net", ())
+    outputs = [one if one == two else None for one, two in zip(then, other, strict=False)]
+    return BodyTypes(outputs, {"then_net": (), "else_net": ()})
 
 
 @operator(
@@ -42,6 +49,7 @@ def truth_of(owner: Operator, index: int) -> bool:
         },
         required_args=("then_net", "else_net"),
         sub_nets=("then_net", "else_net"),
+        infer_bodies=_infer_bodies,
     )
 )
 class If(OperatorWithBodies):

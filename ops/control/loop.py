@@ -14,17 +14,53 @@ from dagexec.core.gradient import no_gradient
 from dagexec.core.operator import Operator, Step
 from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import operator
-from dagexec.core.schema import UNBOUNDED, OpSchema, TensorType
+from dagexec.core.schema import UNBOUNDED, BodyCall, BodyTypes, OpSchema, TensorType
 from dagexec.core.tensor import Tensor
 from dagexec.core.workspace import Workspace
 from dagexec.errors import DagexecError, RunCancelledError, RunTimeoutError, SchemaError, ShapeError
 from dagexec.ops.base.blocks import Array
-from dagexec.ops.control.carrying import Carrying, Stacking, deliver
+from dagexec.ops.control.carrying import Carrying, Stacking, deliver, with_axis
 from dagexec.ops.control.conditional import CAPTURED, truth_of
 
 _NET = "loop_net"
+_ROUNDS = 4
+"""Of inference: in each, carried values become unknown whose types change, and those that follow in the next."""
+
 STACKED_TYPES = "the data types of rows of the stacked outputs, for when there are none to tell"
 STACKED_SHAPES = "the shapes of such rows, as texts such as 2,0,3; 0 for an open size, empty without axes, ? if unknown"
+
+
+def _infer_bodies(call: BodyCall) -> BodyTypes:
+    """Carried values that keep their types have them in every iteration; what is stacked has as many rows as there are.
+
+    An output that is stacked is known where the number of iterations is: a constant, of a loop without a condition.
+    """
+    arguments = call.arguments
+    first = int(arguments.bool("trip_count")) + int(arguments.bool("condition"))
+    number = TensorType((1,) * arguments.int("number_axes", 0), INT64)
+    carried = list(call.inputs[first:])
+    for _ in range(_ROUNDS):
+        given = (number, TensorType((), BOOL), *carried)
+        results = call.results(_NET, given)
+        kept = [one if one == two else None for one, two in zip(carried, results[1:], strict=False)]
+        if kept == carried:
+            break
+        carried = kept
+    else:
+        return BodyTypes([], {})
+    rows = _iterations(call)
+    stacked = [None if rows is None else with_axis(kind, 0, rows) for kind in results[1 + len(carried) :]]
+    return BodyTypes([*carried, *stacked], {_NET: given})
+
+
+def _iterations(call: BodyCall) -> int | None:
+    """How many iterations there are in every run, if that is known."""
+    count = call.values[0] if call.arguments.bool("trip_count") else None
+    net = call.arguments.net(_NET)
+    if count is None or count.size != 1 or call.arguments.bool("condition") or net is None:
+        return None
+    always = net.external_output[:1] == net.external_input[1:2]
+    return int(count.item()) if always and count.item() > 0 else None
 
 
 @operator(
@@ -52,6 +88,7 @@ STACKED_SHAPES = "the shapes of such rows, as texts such as 2,0,3; 0 for an open
         },
         required_args=(_NET,),
         sub_nets=(_NET,),
+        infer_bodies=_infer_bodies,
     )
 )
 class Loop(OperatorWithBodies):

@@ -14,16 +14,44 @@ from dagexec.core.gradient import no_gradient
 from dagexec.core.operator import Step
 from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import operator
-from dagexec.core.schema import UNBOUNDED, OpSchema
+from dagexec.core.schema import UNBOUNDED, BodyCall, BodyTypes, OpSchema, TensorType
 from dagexec.core.tensor import Tensor
 from dagexec.core.workspace import Workspace
 from dagexec.errors import DagexecError, RunCancelledError, RunTimeoutError, SchemaError, ShapeError
 from dagexec.ops.base.blocks import Array
-from dagexec.ops.control.carrying import Carrying, Stacking, deliver
+from dagexec.ops.control.carrying import Carrying, Stacking, deliver, with_axis
 from dagexec.ops.control.conditional import CAPTURED
 from dagexec.ops.control.loop import STACKED_SHAPES, STACKED_TYPES, row_types
 
 _NET = "scan_net"
+
+
+def _infer_bodies(call: BodyCall) -> BodyTypes:
+    """States keep their types; what is stacked has as many rows as the scanned inputs. Not known of batched scans."""
+    count = call.arguments.int("num_scan_inputs", 0)
+    states, scanned = call.inputs[: len(call.inputs) - count], call.inputs[len(call.inputs) - count :]
+    if call.arguments.bool("batched"):
+        return BodyTypes([None] * len(call.definition.output), {})
+    input_axes = call.arguments.ints("scan_input_axes") or [0] * count
+    rows = [_row(kind, axis) for kind, axis in zip(scanned, input_axes, strict=False)]
+    given = (*states, *(row for row, _ in rows))
+    results = call.results(_NET, given)
+    lengths = {length for _, length in rows}
+    length = lengths.pop() if len(lengths) == 1 else None
+    kept = [one if one == two else None for one, two in zip(states, results, strict=False)]
+    if None in kept or length is None:
+        return BodyTypes([None] * len(call.definition.output), {})
+    output_axes = call.arguments.ints("scan_output_axes") or [0] * (len(results) - len(kept))
+    stacked = [with_axis(kind, axis, length) for kind, axis in zip(results[len(kept) :], output_axes, strict=False)]
+    return BodyTypes([*kept, *stacked], {_NET: given})
+
+
+def _row(kind: TensorType | None, axis: int) -> tuple[TensorType | None, int | None]:
+    """The type of what is scanned without the axis that is, and its size; None for what is unknown."""
+    if kind is None or not -len(kind.shape) <= axis < len(kind.shape):
+        return None, None
+    place = axis % len(kind.shape)
+    return TensorType((*kind.shape[:place], *kind.shape[place + 1 :]), kind.meta), kind.shape[place]
 
 
 @operator(
@@ -54,6 +82,7 @@ _NET = "scan_net"
         },
         required_args=(_NET, "num_scan_inputs"),
         sub_nets=(_NET,),
+        infer_bodies=_infer_bodies,
     )
 )
 class Scan(OperatorWithBodies):

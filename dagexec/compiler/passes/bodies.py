@@ -6,25 +6,30 @@ of the model, which the body captures.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dagexec.compiler.passes.catalog import SIMPLIFYING
 from dagexec.compiler.passes.draft import Array, Draft, copied, renamed
 from dagexec.compiler.passes.engine import ENGINE
 from dagexec.compiler.passes.rewriting import Pass, Rewritten, run_passes
+from dagexec.compiler.passes.types import BlobType, blob_type, infer_types
 from dagexec.core.arguments import make_argument
+from dagexec.core.body_types import Seen
+from dagexec.core.inference import body_types
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.registry import schema_of, sub_nets_of
+from dagexec.core.schema import TensorType
 
 
 def apply(model: Model) -> Rewritten:
     """Rewrite the bodies of all operators, those of operators in bodies included."""
     draft = Draft(model)
-    for number, definition in draft.operators():
-        if sub_nets_of(definition, schema_of(definition.type)):
-            _rewrite(draft, number, definition)
+    running = [number for number, one in draft.operators() if sub_nets_of(one, schema_of(one.type))]
+    types = infer_types(model) if running else {}
+    for number in running:
+        _rewrite(draft, number, draft[number], types)
     return draft.finish()
 
 
@@ -32,25 +37,27 @@ def apply(model: Model) -> Rewritten:
 class _Captures:
     """What the bodies of an operator capture: the names inside of `constants`, and the names outside by those inside.
 
-    `used` are those that the rewritten bodies read.
+    `used` are those that the rewritten bodies read, and `types` what is known of captured ones.
     """
 
     outside: Mapping[str, str]
     constants: Mapping[str, Array]
+    types: Mapping[str, InputInfo]
     used: dict[str, str] = field(default_factory=dict)
 
 
-def _rewrite(draft: Draft, number: int, definition: OperatorDef) -> None:
+def _rewrite(draft: Draft, number: int, definition: OperatorDef, types: Mapping[str, BlobType]) -> None:
     names = draft.arguments(number).strings("captured")
     own = list(definition.input)[: len(definition.input) - len(names)]
     outside = dict(zip(names, definition.input[len(own) :], strict=True))
     constants = {inside: array for inside, name in outside.items() if (array := draft.constant(name)) is not None}
-    captures = _Captures(outside, constants)
+    captures = _Captures(outside, constants, {inside: _info(types.get(name)) for inside, name in outside.items()})
+    given = _given(draft, definition, types)
     changed = copied(definition)
     changes = 0
     for argument in changed.arg:
         if argument.name in schema_of(definition.type).sub_nets:
-            net, count = _rewritten(draft, argument.n, captures)
+            net, count = _rewritten(draft, argument.n, captures, given.get(argument.name, ()))
             argument.n.CopyFrom(net)
             changes += count
     if not changes:
@@ -63,11 +70,37 @@ def _rewrite(draft: Draft, number: int, definition: OperatorDef) -> None:
     draft.replace(number, changed)
 
 
-def _rewritten(draft: Draft, net: NetDef, captures: _Captures) -> tuple[NetDef, int]:
-    """A body after its passes, and how many changes these made; what it captures is noted."""
+def _given(draft: Draft, definition: OperatorDef, types: Mapping[str, BlobType]) -> dict[str, list[InputInfo]]:
+    """What is known of the values that an operator gives its nets, by argument."""
+    known = [types.get(name) for name in definition.input]
+    contents = [draft.constant(name) for name in definition.input]
+    probes = max((len(kind.shapes) for kind in known if kind is not None), default=1)
+    found: dict[str, list[Sequence[TensorType | None]]] = {}
+    for probe in range(probes):
+        inputs = [None if kind is None else TensorType(kind.shapes[probe], kind.meta) for kind in known]
+        around = body_types(definition, Seen(inputs, contents))
+        for argument, given in around.given.items() if around is not None else ():
+            found.setdefault(argument, []).append(given)
+    return {
+        argument: [_info(blob_type(column)) for column in zip(*rows, strict=True)]
+        for argument, rows in found.items()
+        if len(rows) == probes
+    }
+
+
+def _info(kind: BlobType | None) -> InputInfo:
+    return InputInfo() if kind is None else InputInfo(kind.meta, kind.shape)
+
+
+def _rewritten(draft: Draft, net: NetDef, captures: _Captures, types: Sequence[InputInfo]) -> tuple[NetDef, int]:
+    """A body after its passes, and how many changes these made; what it captures is noted.
+
+    `types` are those of the values it is given, as far as they are known.
+    """
     given = [name for name in net.external_input if name not in captures.outside]
     parameters = {name: captures.constants[name] for name in net.external_input if name in captures.constants}
-    inputs = {name: InputInfo() for name in net.external_input if name not in parameters}
+    known = {**captures.types, **dict(zip(given, types, strict=False))}
+    inputs = {name: known.get(name, InputInfo()) for name in net.external_input if name not in parameters}
     model = Model(net.name, net, parameters=parameters, inputs=inputs, outputs=tuple(net.external_output))
     report = run_passes(model, (*SIMPLIFYING, ENGINE, PASS))
     result = NetDef()

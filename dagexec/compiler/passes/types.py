@@ -130,7 +130,7 @@ class _Inference:
 
     def _type(self, known: Probed) -> BlobType | None:
         if known not in self._types:
-            self._types[known] = _blob_type(known)
+            self._types[known] = blob_type(known.types)
         return self._types[known]
 
 
@@ -150,11 +150,11 @@ class _Inferred:
         self.made: Sequence[Probed] = ()
 
 
-def _blob_type(known: Probed) -> BlobType | None:
+def blob_type(probed: Sequence[TensorType | None]) -> BlobType | None:
     """The type of a blob that has one, of one rank, in every probe."""
-    shapes = tuple(kind.shape for kind in known.types if kind is not None)
-    first = known.types[0]
-    if first is None or len(shapes) < len(known.types) or len(set(map(len, shapes))) > 1:
+    shapes = tuple(kind.shape for kind in probed if kind is not None)
+    first = probed[0]
+    if first is None or len(shapes) < len(probed) or len(set(map(len, shapes))) > 1:
         return None
     return BlobType(first.meta, shapes)
 

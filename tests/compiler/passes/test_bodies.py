@@ -8,7 +8,9 @@ import pytest
 import dagexec
 from dagexec import NetDef, op
 from dagexec.compiler.passes.bodies import PASS
+from dagexec.compiler.passes.identities import PASS as IDENTITIES
 from dagexec.compiler.passes.rewriting import run_passes
+from dagexec.core.dtypes import FLOAT32, INT64
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import schema_of, sub_nets_of
@@ -69,3 +71,19 @@ def test_a_compiled_body_computes_what_the_given_one_does(chosen: bool) -> None:
         expected, found = plain.run(feeds), compiled.run(feeds)
     np.testing.assert_allclose(found["y"], expected["y"], 1e-4, 1e-5)
     assert found["z"].tolist() == [1, 1, 1]
+
+
+def test_types_are_known_in_bodies_and_behind_them() -> None:
+    carried = op("Cast", ["s"], ["same"], to="float")
+    inside = NetDef(
+        name="loop",
+        op=[carried, op("Add", ["same", "c"], ["next"])],
+        external_input=["i", "on", "s", "c"],
+        external_output=["on", "next"],
+    )
+    loop = op("Loop", ["count", "x", "x"], ["z"], loop_net=inside, trip_count=1, captured=["c"])
+    net = NetDef(name="net", op=[loop, op("Cast", ["z"], ["y"], to="float"), op("Relu", ["y"], ["r"])])
+    inputs = {"x": InputInfo(FLOAT32, (None, 3)), "count": InputInfo(INT64, ())}
+    report = run_passes(Model("m", net, inputs=inputs, outputs=("r",)), [PASS, IDENTITIES])
+    assert [one.type for one in report.model.net.op] == ["Loop", "Relu"]
+    assert [one.type for one in operators(report.model.net.op[0])] == ["Add"]
