@@ -305,7 +305,7 @@ class OneDNNOperator(Operator):
         packed = packed_memory.take(nbytes)
         threads = self.threads if nbytes >= _SHARED_BYTES else 1
         bound = reorder(self.onednn, threads, self.label, source, target, array, packed, aligned_empty)
-        bound.step()
+        bound.run_once()
         _latest.append(bound.primitive)
         packed.flags.writeable = False
         return packed

@@ -455,6 +455,12 @@ class BoundPrimitive:
             packed.arg, packed.memory = number, memory.handle
         self.step = self._make_step(len(arguments))
 
+    def run_once(self) -> None:
+        """Execute it, never again, and let go of its memory at once: it and its step refer to each other."""
+        self.step()
+        del self.step
+        self._memories.clear()
+
     def nbytes(self, number: int) -> int:
         """Bytes that argument `number` takes."""
         return self._memories[number].descriptor.nbytes

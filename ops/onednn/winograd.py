@@ -180,13 +180,13 @@ def _transformed(tiling: Tiling, problem: Problem, array: Array, wanted: Descrip
     plain, layout = aligned_empty(problem.plain[WEIGHTS].nbytes), problem.plain[WEIGHTS]
     values = plain.view(np.float32)
     try:
-        reorder(library, 1, label, problem.tensors[WEIGHTS][0], layout, array, plain, aligned_empty).step()
+        reorder(library, 1, label, problem.tensors[WEIGHTS][0], layout, array, plain, aligned_empty).run_once()
     except UnsupportedFeatureError:  # the library has no such copy
         np.copyto(values.reshape(array.shape), array)
     matrix = kronecker([tiling.filter.filter] * 2, np.float32)
     transformed = matrix @ values.reshape(-1, TAPS * TAPS).T  # t * t, M * C/G
     source = Descriptor.of(library, transformed.reshape(tiling.filter_shape), FLOAT32)
     packed = packed_memory.take(wanted.nbytes)
-    reorder(library, 1, label, source, wanted, transformed, packed, aligned_empty).step()
+    reorder(library, 1, label, source, wanted, transformed, packed, aligned_empty).run_once()
     packed.flags.writeable = False
     return packed

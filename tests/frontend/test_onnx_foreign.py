@@ -198,3 +198,12 @@ def test_foreign_nodes_of_constants_are_computed_once() -> None:
     assert [one.type for one in found.init_net.op] == [FOREIGN]
     assert [one.type for one in found.net.op] == ["Add"]
     agrees(model, MATRICES[1])
+
+
+def test_nodes_of_a_branch_that_is_chosen_at_load_are_merged_with_those_around() -> None:
+    """They come as one operator of several nodes."""
+    branch = helper.make_graph([same("x", "p"), same("p", "q")], "branch", [], [onnx.ValueInfoProto(name="q")])
+    condition = numpy_helper.from_array(np.array(True), "c")
+    choice = node("If", "c", "r", then_branch=branch, else_branch=branch)
+    model = model_of(choice, same("r", "y"), shape=[4, 4], initializer=[condition])
+    agrees(model, MATRICES[0])

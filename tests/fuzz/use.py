@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -41,6 +41,7 @@ _MAX_FED = 1 << 20
 """Elements of all inputs together beyond which a model is compiled, and not run: it would be the fuzzer's memory."""
 _MODERATE = 1e4  # results beyond are of sums that cancel, or overflow in one order and not in another
 _CLOSE = 0.02  # of the largest result
+_PIECE = 1 << 20
 
 
 class WrongError(Exception):
@@ -159,9 +160,16 @@ def _require_near(name: str, plain: Any, fast: Any) -> None:
     if not np.isfinite(fast).all() and np.isfinite(plain).all() and largest < _MODERATE:
         raise WrongError(f"{name!r}: not finite when optimized")
     if np.isfinite(plain).all() and largest < _MODERATE:
-        difference = float(np.abs(plain.astype(np.float64) - fast).max())
+        pieces = zip(_pieces(plain), _pieces(fast), strict=True)
+        difference = max(float(np.abs(one.astype(np.float64) - other).max()) for one, other in pieces)
         if difference > _CLOSE * (1e-3 + float(largest)):
             raise WrongError(f"{name!r}: differs by {difference:.3g} of {largest:.3g} when optimized")
+
+
+def _pieces(array: Array) -> Iterator[Array]:
+    """The elements, some at a time: a case has memory for a result, and not for another copy of it in float64."""
+    flat = array.reshape(-1)
+    yield from (flat[start : start + _PIECE] for start in range(0, flat.size, _PIECE))
 
 
 def _inspected(path: Path, model: Model, feeds: dict[str, Array] | None, phase: Phase) -> str:

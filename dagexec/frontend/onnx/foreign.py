@@ -154,12 +154,15 @@ def merged(operators: Sequence[OperatorDef], kept: Collection[str], types: Known
 
 
 def _has_kernel(operator: OperatorDef, types: KnownTypes) -> bool:
+    """True when onnxruntime has kernels for all nodes of the operator; a body may have been merged before."""
     message = _model_of(operator)
     opsets = {entry.domain: entry.version for entry in message.opset_import}
-    [node] = message.graph.node
-    domain = "" if node.domain in DEFAULT_DOMAINS else node.domain
-    metas = {name: kinds[0].meta for name in node.input if name and (kinds := types.of([name])) is not None}
-    return sessions.has_kernel(node, opsets.get(domain, 1), metas)
+    for node in message.graph.node:
+        domain = "" if node.domain in DEFAULT_DOMAINS else node.domain
+        metas = {name: kinds[0].meta for name in node.input if name and (kinds := types.of([name])) is not None}
+        if not sessions.has_kernel(node, opsets.get(domain, 1), metas):
+            return False
+    return True
 
 
 class _Groups:

@@ -185,6 +185,13 @@ class _Conversion:
         except UnsupportedOperatorError as error:
             advice = self.conversion.refusals.advice(self.inputs, foreign=self._foreign)
             raise UnsupportedOperatorError(f"{error}\n{advice}") from None
+        finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Break the circles that would keep the message, and weights that passes replace, until the next collection."""
+        self.scope.values.clear()
+        self.scope.inferred = dict
 
     def _model(self) -> Model:
         operators = merged(self.conversion.convert(self.graph.node, self.outputs), self.outputs, self.conversion.types)
