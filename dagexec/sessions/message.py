@@ -36,6 +36,7 @@ def parse(content: bytes, owner: str) -> onnx.ModelProto:
     for tensor in _tensors(model):
         if tensor.data_location == onnx.TensorProto.EXTERNAL or tensor.external_data:
             raise ModelFormatError(f"{owner}: tensor {tensor.name!r} has external data, which is not allowed there")
+    check_for_inference(model)
     model.ClearField("metadata_props")  # options of onnxruntime may be among them
     return model
 
@@ -53,7 +54,20 @@ def nodes_of(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
     while waiting:
         for node in waiting.pop():
             yield node
-            waiting += [graph.node for one in node.attribute for graph in (one.g, *one.graphs)]
+            for one in node.attribute:
+                if one.HasField("g"):
+                    waiting.append(one.g.node)
+                waiting += [graph.node for graph in one.graphs]
+
+
+def check_for_inference(model: onnx.ModelProto) -> None:
+    """Raise ModelFormatError for a node that ONNX's inference, up to 1.23 at least, writes out of bounds for."""
+    for node in nodes_of(model):
+        if node.op_type == "Split":
+            count = next((one.i for one in node.attribute if one.name == "num_outputs"), len(node.output))
+            if count != len(node.output):
+                label = f"Split {node.name or next(iter(node.output), '')!r}"
+                raise ModelFormatError(f"{label}: num_outputs is {count}, and it has {len(node.output)} outputs")
 
 
 def _of_graph(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:

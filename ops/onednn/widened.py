@@ -87,7 +87,9 @@ def _widened(problem: Problem, shape: Shape, layout: Descriptor, array: Array, t
     groups = problem.groups
     grouped = groups, shape[0] // groups, shape[1] // groups, *shape[2:]
     plain = aligned_empty(problem.plain[WEIGHTS].nbytes)
-    reorder(library, 1, label, problem.tensors[WEIGHTS][0], problem.plain[WEIGHTS], array, plain, aligned_empty).run_once()
+    reorder(
+        library, 1, label, problem.tensors[WEIGHTS][0], problem.plain[WEIGHTS], array, plain, aligned_empty
+    ).run_once()
     wide = np.zeros((groups, grouped[1], groups, *grouped[2:]), FLOAT32.numpy)
     for group, values in enumerate(plain.view(FLOAT32.numpy).reshape(grouped)):
         wide[group, :, group] = values

@@ -130,6 +130,18 @@ def test_a_graph_of_a_node_that_reads_what_nothing_provides_is_refused(converted
     assert converted_graphs == []
 
 
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_split_of_another_number_of_outputs_does_not_reach_inference(inside: bool) -> None:
+    """The onnx package's ended the process."""
+    split = helper.make_node("Split", ["x"], ["y", "z"], num_outputs=1, axis=1)
+    branch = helper.make_graph([split], "branch", [], [onnx.ValueInfoProto(name="y")])
+    condition = numpy_helper.from_array(np.array(True), "c")
+    node = helper.make_node("If", ["c"], ["r"], then_branch=branch, else_branch=branch) if inside else split
+    model = tiny_model([node], ["r" if inside else "y"], opset=18, initializer=[condition])
+    with pytest.raises(ModelFormatError, match="Split 'y': num_outputs is 1, and it has 2 outputs"):
+        from_model_proto(model)
+
+
 @pytest.mark.parametrize(
     ("model", "reason"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,8 +19,11 @@ import dagexec
 from dagexec.core.dtypes import HELD_TYPES, STRING, TypeMeta
 from dagexec.errors import ModelFormatError, ResourceError
 from dagexec.frontend.onnx import external_data, load_onnx
+from dagexec.frontend.onnx import model as onnx_model
 from dagexec.frontend.onnx.external_data import ExternalData
+from dagexec.frontend.onnx.graph import GraphConversion
 from dagexec.frontend.onnx.initializers import NOWHERE, tensor_array
+from dagexec.platform.garbage_collection import garbage_collection_paused
 from tests.memory_limits import leave
 
 
@@ -344,6 +348,30 @@ def test_tensors_of_more_than_two_gigabytes_lie_behind_two_gigabytes_of_a_file(t
     assert sum(array.nbytes for array in loaded.parameters.values()) > 1 << 31
     with dagexec.compile(loaded, optimize=False) as executor:
         assert executor.run({"i": np.array([-1])})["y"] == piece[-1]
+
+
+def test_a_model_that_was_loaded_keeps_nothing_of_its_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else large weights stay twice until cycles are collected, and those that passes replaced as well."""
+    found: list[weakref.ref[Any]] = []
+
+    class Watched(GraphConversion):
+        def __init__(self, *arguments: Any, **more: Any) -> None:
+            super().__init__(*arguments, **more)
+            found.extend((weakref.ref(self), weakref.ref(next(iter(self.scope.values.values())))))
+
+    monkeypatch.setattr(onnx_model, "GraphConversion", Watched)
+    weight = numpy_helper.from_array(np.ones((4, 4), np.float32), "w")
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])], "g",
+        [value("x", TensorProto.FLOAT, ["n", 4])], [value("y", TensorProto.FLOAT, None)], [weight],
+    )  # fmt: skip
+    with garbage_collection_paused():
+        model = dagexec.load_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
+        assert found[0]() is None
+        assert found[1]() is model.parameters["w"]
+        del model
+        assert found[1]() is None
 
 
 def _external_tensor(name: str, content: np.ndarray, offset: int) -> TensorProto:

@@ -58,6 +58,7 @@ from dagexec.frontend.onnx.inferred_shapes import inferred_shapes
 from dagexec.frontend.onnx.initializers import Array, element_type
 from dagexec.frontend.onnx.node import Scope
 from dagexec.frontend.onnx.scoping import check_origins, check_provided, own_names, reads
+from dagexec.sessions import check_for_inference
 from dagexec.storage.net_file import load_message
 
 _NEWEST_IR_VERSION = 14
@@ -108,6 +109,7 @@ def from_model_proto(
             raise ModelFormatError("not an ONNX model: there is no graph in it")
         if not 0 <= proto.ir_version <= _NEWEST_IR_VERSION:
             raise ModelFormatError(f"IR version {proto.ir_version}; expected at most {_NEWEST_IR_VERSION}")
+        check_for_inference(proto)
         with ExternalData(None if base_dir is None else Path(base_dir)) as external:
             values = initializer_arrays(proto.graph, external)
         defaults = overridable_inputs(proto, values, overridable, _input_info)

@@ -7,7 +7,12 @@ import weakref
 import numpy as np
 import pytest
 
+from dagexec.core.dtypes import FLOAT32
+from dagexec.ops.onednn.binding import library
+from dagexec.ops.onednn.operator import reorder
 from dagexec.ops.onednn.packing import Pieces
+from dagexec.ops.onednn.primitive import Descriptor, aligned_empty
+from dagexec.platform.garbage_collection import garbage_collection_paused
 
 
 def test_small_arrays_share_a_piece_and_do_not_overlap() -> None:
@@ -62,3 +67,17 @@ def test_threads_get_memory_of_their_own() -> None:
     for thread in threads:
         thread.join(30)
     assert len({array.ctypes.data for array in found}) == 200
+
+
+def test_memory_of_a_copy_that_is_made_once_is_let_go_of_before_cycles_are_collected() -> None:
+    """Transformed weights of all layers stayed until then: five times the file, while the first run was prepared."""
+    found = library()
+    assert found is not None
+    x, y = np.arange(4096, dtype=np.float32).reshape(64, 64), aligned_empty(4 * 4096)
+    source, target = Descriptor.of(found, x, FLOAT32), Descriptor.of(found, x.T, FLOAT32)
+    with garbage_collection_paused():
+        reorder(found, 1, "copy", source, target, x, y, aligned_empty).run_once()
+        np.testing.assert_array_equal(y.view(np.float32).reshape(64, 64), x.T)
+        given = weakref.ref(x)
+        del x
+        assert given() is None
