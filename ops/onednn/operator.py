@@ -135,10 +135,10 @@ class OneDNNOperator(Operator):
         """oneDNN's step, or the default engine's where oneDNN refuses and the default engine knows the order."""
         if all(self.y(index).size == 0 for index in range(len(self.output_blobs))):
             return nothing_to_do
-        if self.prefers_default():
-            return super().prepare()  # type: ignore[safe-super]
         if self._max_threads > 1:
             self.threads = self._worthwhile_threads()
+        if self.prefers_default():
+            return super().prepare()  # type: ignore[safe-super]
         try:
             if self.input(0).meta not in self.metas:
                 raise UnsupportedFeatureError(f"{self.label}: oneDNN does not compute it in {self.input(0).meta}")

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from dagexec.core.arguments import make_argument
+from dagexec.core.operator import Step
 from dagexec.core.proto import NetDef, OperatorDef
+from dagexec.core.registry import create_operator
 from dagexec.core.schema import Cost
 from dagexec.core.workspace import Workspace
 from dagexec.ops.onednn.binding import library, usable_threads
@@ -29,13 +31,37 @@ def test_work_is_what_takes_longer_of_arithmetic_and_memory() -> None:
 
 
 @pytest.mark.skipif(usable_threads(2) < 2, reason="OpenMP grants one thread")
+def test_a_concatenation_of_much_is_left_to_threads_and_one_of_little_to_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    workspace = Workspace()
+    arguments = [make_argument("max_threads", 2), make_argument("axis", 0)]
+    concat = OperatorDef(type="Concat", input=["a", "b"], output=["c", "sizes"], engine="ONEDNN", arg=arguments)
+    for name in "ab":
+        workspace.feed_blob(name, np.zeros((4,), np.float32))
+    operator = create_operator(concat, workspace)
+    assert isinstance(operator, OneDNNOperator)
+    asked: list[int] = []
+    inner = operator.prepare_primitive
+
+    def noting() -> Step:
+        asked.append(operator.threads)
+        return inner()
+
+    monkeypatch.setattr(operator, "prepare_primitive", noting)
+    for size in (16, 1 << 20, 17):
+        for name in "ab":
+            workspace.feed_blob(name, np.zeros((size,), np.float32))
+        operator.bind(operator.infer())
+    assert asked == [2]
+
+
+@pytest.mark.skipif(usable_threads(2) < 2, reason="OpenMP grants one thread")
 def test_an_operator_takes_as_many_threads_as_its_work_is_worth_at_the_shapes_of_a_run() -> None:
     workspace = Workspace()
     relu = OperatorDef(type="Relu", input=["x"], output=["y"], engine="ONEDNN", arg=[make_argument("max_threads", 2)])
     workspace.feed_blob("x", np.zeros((4,), np.float32))
     net = SimpleNet(NetDef(name="relu", op=[relu]), workspace)
     taken = []
-    for size in (16, 1 << 20):
+    for size in (16, 1 << 20, 17):
         x = np.linspace(-1, 1, size, dtype=np.float32)
         workspace.feed_blob("x", x)
         net.run()
@@ -43,4 +69,4 @@ def test_an_operator_takes_as_many_threads_as_its_work_is_worth_at_the_shapes_of
         operator = net.operators[0]
         assert isinstance(operator, OneDNNOperator)
         taken.append(operator.threads)
-    assert taken == [1, 2]
+    assert taken == [1, 2, 1]
