@@ -20,9 +20,10 @@ compare: $(VENV)/.installed
 # A file of tests runs in one process; there are two of these, so that a machine with two cores is busy.
 PYTEST = $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
-# All quick tests, and of the slow ones, the part that is this commit's turn; docs/testing.md says how.
+# All quick tests, and of the slow ones, the part that is this commit's turn; docs/testing.md says how. It prints which
+# took longest: of those, what is not marked slow should be.
 test: $(VENV)/.installed-test
-	$(PYTEST) --part
+	$(PYTEST) --part --durations 20 --durations-min 1
 
 test-all: $(VENV)/.installed-test
 	$(PYTEST)

@@ -1,6 +1,6 @@
 """Which tests run: all, or those that `make test` has time for.
 
-Tests marked `slow` take more than a second, or are some of very many that repeat the same logic. `--part` says how many
+Tests marked `slow` take more than 0.4 s, or are some of very many that repeat the same logic. `--part` says how many
 of them run: "all", or one part of PARTS, by number. "commit" takes the number from the commit that is checked out: it
 is the count of its ancestors, so PARTS commits one after another run every test. Which part a test is in follows from
 its name alone, so other tests that come and go do not move it.
