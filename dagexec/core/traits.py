@@ -42,7 +42,7 @@ class ImageRole(Enum):
         SAME_CHANNELS: argument `order`; as many channels, computed from each other.
         PER_CHANNEL: argument `order`; element-wise, with vectors of an element a channel.
         JOINING, CUTTING, SLICING, PADDING, REDUCTION: the axes that the arguments name, in the other order.
-        ON_INTEGERS: nothing, for scales of one element: quantization, and sums of what is quantized.
+        ON_INTEGERS: nothing, for scales of one element: quantization, casts, and sums of what is quantized.
     """
 
     ELEMENTWISE = auto()

@@ -16,6 +16,7 @@ from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step
 from dagexec.core.registry import operator
 from dagexec.core.schema import ElementTypeError, OperatorCall, OpSchema, TensorType
+from dagexec.core.traits import ImageRole
 from dagexec.errors import ArgumentError
 from dagexec.ops.elementwise.narrow_cast import ROUND_MODES, is_narrow, to_narrow
 
@@ -114,6 +115,7 @@ class Conversion(Operator):
             **ROUNDING_ARGS,
         },
         required_args=("to",),
+        image_role=ImageRole.ON_INTEGERS,
     )
 )
 class Cast(Conversion):

@@ -18,7 +18,7 @@ class ByRange:
     """Floats and their quantization: scale = (max - min) / 255, zero = round(-min / scale), 0 being in the range.
 
     Attributes:
-        x: the values.
+        x: the values, in one row.
         scale, zero: scalars, that each run sets; zero is a whole number in float32. Of nothing but 0 the scale is 1.
         point: zero as int32, in a vector of one entry.
     """
@@ -48,11 +48,11 @@ class ByRange:
         """Passes that set `values`, float32, to the integers less their zero."""
         return [*self.passes(values), partial(np.subtract, values, self.zero, out=values)]
 
-    def passes(self, values: Array) -> list[Step]:
-        """Passes that set `values`, float32, to the integers; NaN becomes 0."""
+    def passes(self, values: Array, piece: slice = slice(None)) -> list[Step]:
+        """Passes that set `values`, float32, to the integers of a piece of x; NaN becomes 0."""
         flat = values.reshape(-1)
         return [
-            partial(np.divide, self.x, self.scale, flat),
+            partial(np.divide, self.x[piece], self.scale, flat),
             partial(np.rint, flat, flat),
             partial(np.add, flat, self.zero, flat),
             partial(np.fmax, flat, _ZERO, out=flat),

@@ -13,6 +13,8 @@ from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
 from dagexec.core.registry import operator
 from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType
+from dagexec.core.traits import ImageRole
+from dagexec.ops.base.blocks import BLOCK, row_pieces
 from dagexec.ops.base.broadcasting import broadcast_shape
 from dagexec.ops.base.geometry import WINDOW_ARGS
 from dagexec.ops.base.layout import NHWC, ImageOperator
@@ -56,6 +58,7 @@ def _check_zero_point(call: OperatorCall, index: int, shapes: Sequence[tuple[int
         input_names=("X", "filter", "x_zero_point", "filter_zero_point"),
         output_names=("Y",),
         args=WINDOW_ARGS | {"group": "groups of channels and filters (default 1)"},
+        image_role=ImageRole.QUANTIZED_CONVOLUTION,
     )
 )
 class ConvInteger(ImageOperator):
@@ -178,21 +181,22 @@ def infer_dynamic(call: OperatorCall) -> list[TensorType]:
         input_names=("X",),
         output_names=("Y", "scale", "zero_point"),
         onnx=(OnnxName("DynamicQuantizeLinear", 11),),
+        image_role=ImageRole.ON_INTEGERS,
     )
 )
 class DynamicQuantizeLinear(Operator):
     """Floats to integers, by the range that they have."""
 
     def prepare(self) -> Step:
-        """The range, the parameters it gives, and the integers."""
-        found = ByRange.of(self, self.x(0))
-        values = self.scratch(self.x(0).shape, np.float32)
-        return in_sequence(
-            [
-                found.measure,
-                partial(np.copyto, self.y(1), found.scale),
-                partial(np.copyto, self.y(2), found.zero, casting="unsafe"),
-                *found.passes(values),
-                partial(np.copyto, self.y(0), values, casting="unsafe"),
-            ]
-        )
+        """The range, the parameters it gives, and the integers, block by block."""
+        found, integers = ByRange.of(self, self.x(0)), self.y(0).reshape(-1)
+        values = self.scratch((min(integers.size, BLOCK),), np.float32)
+        steps: list[Step] = [
+            found.measure,
+            partial(np.copyto, self.y(1), found.scale),
+            partial(np.copyto, self.y(2), found.zero, casting="unsafe"),
+        ]
+        for piece in row_pieces(integers.size, BLOCK):
+            part = values[: piece.stop - piece.start]
+            steps += [*found.passes(part, piece), partial(np.copyto, integers[piece], part, casting="unsafe")]
+        return in_sequence(steps)

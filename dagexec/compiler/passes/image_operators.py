@@ -22,6 +22,7 @@ from dagexec.core.registry import schema_of
 from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.core.traits import ImageRole
 from dagexec.errors import DagexecError
+from dagexec.ops.activation.post_ops import parse_post_op
 from dagexec.ops.base.layout import BLOCKS, NCHW, NHWC
 from dagexec.ops.shape.slicing import slice_ranges
 
@@ -36,6 +37,10 @@ class Image:
 
     axes: int
     channels: int
+
+
+ONE_NUMBER = Image(0, 1)
+"""What is known of a tensor of at most one axis and one element: it is the same in every order."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +104,8 @@ def describe(
         return None
     arguments = Arguments(definition, definition.type)
     if arguments.string("order", NCHW).upper() != NCHW or "output_order" in arguments:
+        return None
+    if role is not ImageRole.ELEMENTWISE and definition.input and images.get(definition.input[0]) == ONE_NUMBER:
         return None
     return _RULES[role](definition, arguments, images, parameters)
 
@@ -175,13 +182,14 @@ def _transposed_convolution(
 def _quantized_convolution(
     definition: OperatorDef, arguments: Arguments, images: Mapping[str, Image | None], parameters: Mapping[str, Array]
 ) -> Role | None:
-    """QuantConv with a constant filter M, C/G, kernel; it has no blocked order, and only NHWC is fast."""
+    """QuantConv and ConvInteger with a constant filter M, C/G, kernel: without a blocked order, and fast in NHWC."""
     weights = parameters.get(definition.input[1])
     if weights is None or weights.ndim < 3:
         return None
     axes = weights.ndim - 2
     result = Image(axes, weights.shape[0])
-    addends = range(3 + arguments.int("bias", 0), len(definition.input))
+    post_ops = [parse_post_op(text, definition.type) for text in arguments.strings("post_ops")]
+    addends = [one.input for one in post_ops if one.kind == "add"]
     return Role(
         inputs={0: Image(axes, weights.shape[1] * arguments.int("group", 1)), **dict.fromkeys(addends, result)},
         outputs={0: result},
@@ -195,7 +203,7 @@ def _quantized_convolution(
 def _on_integers(
     definition: OperatorDef, arguments: Arguments, images: Mapping[str, Image | None], parameters: Mapping[str, Array]
 ) -> Role | None:
-    """Quantization by one scale, its inverse, and sums of quantized images: of one shape, in NCHW or NHWC."""
+    """Quantization by one scale, its inverse, casts, sums of quantized images: of one shape, in NCHW or NHWC."""
     image = images.get(definition.input[0])
     if image is None:
         return None
@@ -249,7 +257,8 @@ def _elementwise(
     definition: OperatorDef, arguments: Arguments, images: Mapping[str, Image | None], parameters: Mapping[str, Array]
 ) -> Role | None:
     """A function of one image, or of several operands that broadcast to it."""
-    image = next((found for name in definition.input if (found := images.get(name)) is not None), None)
+    known = (images.get(name) for name in definition.input)
+    image = next((found for found in known if found not in (None, ONE_NUMBER)), None)
     if image is None or len(definition.output) != 1 or arguments.string("axis_str", ""):
         return None
     if arguments.int("broadcast", 0):
@@ -283,7 +292,7 @@ def _operands(
             constants[position] = lambda constant, order: in_order(constant, rank, order)
         elif other == image:
             found[position] = other
-        else:
+        elif other != ONE_NUMBER:
             return None
     return found, constants
 

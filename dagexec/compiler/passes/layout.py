@@ -16,12 +16,20 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from dagexec.compiler.passes.channel_padding import pad_channels
-from dagexec.compiler.passes.image_operators import Array, Image, Role, describe, may_seek_order, set_arguments
+from dagexec.compiler.passes.image_operators import (
+    ONE_NUMBER,
+    Array,
+    Image,
+    Role,
+    describe,
+    may_seek_order,
+    set_arguments,
+)
 from dagexec.compiler.passes.kernels import Operand, has_kernel
 from dagexec.compiler.passes.operator_traits import min_outputs
 from dagexec.compiler.passes.rewriting import Pass, Rewritten
 from dagexec.compiler.passes.single_assignment import Value, Values, constants_of
-from dagexec.compiler.passes.types import infer_types, keep_inference
+from dagexec.compiler.passes.types import BlobType, infer_types, keep_inference
 from dagexec.core.dtypes import FLOAT32, from_numpy
 from dagexec.core.maximum_flow import UNLIMITED, MaximumFlow
 from dagexec.core.model import Model
@@ -239,6 +247,8 @@ def _roles(model: Model) -> list[Role | None]:
         shape = info.shape
         if shape is not None and 3 <= len(shape) <= 5 and shape[1] is not None:
             images[name] = Image(len(shape) - 2, shape[1])
+    types = infer_types(model)
+    images |= {name: ONE_NUMBER for name in model.inputs if _is_one_number(types.get(name))}
     roles: list[Role | None] = []
     for definition in model.net.op:
         role = describe(definition, images, constants)
@@ -246,8 +256,13 @@ def _roles(model: Model) -> list[Role | None]:
             role = None  # a constant comes in the order it has: only values of the net are turned
         roles.append(role)
         for position, name in enumerate(definition.output):
-            images[name] = _outputs(role).get(position)
+            single = ONE_NUMBER if _is_one_number(types.get(name)) else None
+            images[name] = _outputs(role).get(position, single)
     return roles
+
+
+def _is_one_number(kind: BlobType | None) -> bool:
+    return kind is not None and kind.rank <= 1 and all(shape in ((), (1,)) for shape in kind.shapes)
 
 
 class _Rewriting:

@@ -509,3 +509,21 @@ def test_an_image_that_is_a_constant_is_read_in_the_order_it_has() -> None:
     with dagexec.compile(model, optimize=False) as plain, dagexec.compile(model, layout="NHWC") as turned:
         feeds = {"x": np.ones(1, np.float32)}
         np.testing.assert_allclose(turned.run(feeds)["y"], plain.run(feeds)["y"], rtol=1e-5, atol=1e-6)
+
+
+@needs_onednn
+def test_dynamically_quantized_convolutions_work_in_nhwc_with_what_scales_their_sums() -> None:
+    drawing = Drawing((2, 3, 9, 8))
+    image = "x"
+    for name, channels in (("a", 3), ("b", 6)):
+        weights = drawing.random.integers(-99, 99, (6, channels, 3, 3)).astype(np.int8)
+        drawing.parameters |= {f"{name}_w": weights, f"{name}_scale": np.float32([0.01])}
+        quantized = [f"{name}_q", f"{name}_s", f"{name}_z"]
+        drawing.net.op.append(op("DynamicQuantizeLinear", [image], quantized))
+        sums = drawing.add("ConvInteger", [quantized[0], f"{name}_w", quantized[2]], f"{name}_sums", kernel=3, pad=1)
+        scale = drawing.add("Mul", [quantized[1], f"{name}_scale"], f"{name}_factor")
+        real = drawing.add("Cast", [sums], f"{name}_real", engine="", to="float32")
+        scaled = drawing.add("Mul", [real, scale], f"{name}_scaled")
+        image = drawing.add("Add", [scaled, drawing.constant(f"{name}_bias", 1, 6, 1, 1)], f"{name}_y")
+    changed = check_same(drawing.model(image), "NHWC")
+    assert [definition.type for definition in changed.net.op].count("Reorder") == 2
