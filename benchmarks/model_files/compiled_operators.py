@@ -1,8 +1,8 @@
 """torchvision's compiled operators for exporting, in Python, where its own do not load.
 
 The torchvision that package indexes serve is compiled for CUDA, and its library does not load beside the PyTorch for
-processors alone; then `import torchvision` fails. Exporters need no more of these operators than the shapes of their
-results while they trace: what they write is ONNX's NonMaxSuppression and RoiAlign.
+processors alone; then `import torchvision` fails. Exporters need no more of these operators than results of the right
+shapes and sizes while they trace: what they write is ONNX's NonMaxSuppression and RoiAlign.
 """
 
 from __future__ import annotations
@@ -68,6 +68,15 @@ def _aligned(
     sampling_ratio: int,
     aligned: bool,
 ) -> Any:
-    """Zeros of the result's shape."""
-    del spatial_scale, sampling_ratio, aligned
-    return image.new_zeros((rois.shape[0], image.shape[1], pooled_height, pooled_width))
+    """The number in the middle of each part of a region, where the operator takes a mean of several."""
+    del sampling_ratio
+    corners = rois[:, 1:] * spatial_scale - (0.5 if aligned else 0.0)
+    columns = _middles(corners[:, 0], corners[:, 2], pooled_width, image.shape[3])
+    rows = _middles(corners[:, 1], corners[:, 3], pooled_height, image.shape[2])
+    channels = torch.arange(image.shape[1])[:, None, None]
+    return image[rois[:, 0].long()[:, None, None, None], channels, rows[:, None, :, None], columns[:, None, None, :]]
+
+
+def _middles(first: Any, last: Any, parts: int, size: int) -> Any:
+    places = (torch.arange(parts) + 0.5) / parts
+    return (first[:, None] + (last - first)[:, None] * places).long().clamp(0, size - 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 
 from model_files import compiled_operators
 from model_files.recipe import Recipe
-from model_files.torch_export import Exported, Tensors
+from model_files.torch_export import OLDER, Exported, Tensors
 
 compiled_operators.provide()
 import torchvision  # noqa: E402
@@ -62,8 +63,11 @@ DETECTORS: dict[str, int] = {
     "retinanet_resnet50_fpn": 128,
     "fcos_resnet50_fpn": 128,
 }
-_GAINS = {"ssd300_vgg16": 0.3}
-"""What its classifier's weights are multiplied with, so that its scores are not all 1.0; for the others 30."""
+_OUTPUTS = {
+    r"cls_score|cls_logits|classification_head\.module_list\.\d+(\.1)?|mask_fcn_logits|kps_score_lowres": 5.0,
+    r"bbox_pred|bbox_reg|regression_head\.module_list\.\d+(\.1)?": 1.0,
+}
+"""The layers of a detector whose outputs decide on results, and how large these become."""
 SEGMENTERS = ("fcn_resnet50", "deeplabv3_resnet50", "deeplabv3_mobilenet_v3_large", "lraspp_mobilenet_v3_large")
 _SEGMENTED = 65  # pixels a side
 
@@ -81,16 +85,10 @@ def _built(name: str, **options: Any) -> Any:
     if name in ("googlenet", "inception_v3"):
         options |= {"init_weights": True, "aux_logits": False}
     net = torchvision.models.get_model(name, weights=None, **options)
-    return _settled(net, CLASSIFIERS[name]) if name == "inception_v3" else net
-
-
-def _settled(net: Any, size: int) -> Any:
-    """The network with the running statistics of a batch: those of a new one let its values grow to 1e9."""
-    for part in net.modules():
-        if isinstance(part, torch.nn.BatchNorm2d):
-            part.momentum = None
-    with torch.no_grad():
-        net.train()(_image(1, 8, 3, size, size))
+    if name == "inception_v3":  # with its own initial weights values grow to 1e9
+        for part in net.modules():
+            if isinstance(part, torch.nn.Conv2d):
+                torch.nn.init.kaiming_normal_(part.weight)
     return net
 
 
@@ -115,16 +113,14 @@ def _segmenter(name: str) -> Exported:
 def _detector(name: str, size: int) -> Exported:
     """A detector of one image; its results are boxes, labels and scores, and masks or keypoints.
 
-    Classifiers' weights are scaled, so that there are results, and their order is not up to rounding.
+    Random weights give logits of 1e7, and with that scores of 1.0 in an order that is up to rounding: its last layers
+    are scaled. The newer exporter takes none of these networks: how many boxes suppression keeps depends on values.
     """
-    limits = {} if name.startswith("ssd") else {"min_size": size, "max_size": 2 * size}
+    several = "box_detections_per_img" if "rcnn" in name else "detections_per_img"
+    options = {several: 20} | ({} if name.startswith("ssd") else {"min_size": size, "max_size": 2 * size})
 
     def build() -> Any:
-        net = _built(name, weights_backbone=None, **limits)
-        for part, weight in net.named_parameters():
-            if any(word in part for word in ("cls_score", "cls_logits", "classification_head")) and weight.dim() > 1:
-                weight.data *= _GAINS.get(name, 30)
-        return net
+        return _scaled(_built(name, weights_backbone=None, **options), _image(0, 3, size, size))
 
     def call(module: Any, image: Any) -> Sequence[Any]:
         return tuple(module([image])[0].values())
@@ -133,4 +129,30 @@ def _detector(name: str, size: int) -> Exported:
         shapes = ((size, size), (size, size * 5 // 4))
         return [{"image": _image(seed, 3, *shape)} for seed, shape in enumerate(shapes)]
 
-    return Exported(build, runs, call=call, dynamic={"image": (1, 2)})
+    return Exported(build, runs, call=call, dynamic={"image": (1, 2)}, exporters=(OLDER,))
+
+
+def _scaled(net: Any, image: Any) -> Any:
+    """The network with weights of its last layers by which their outputs for the image, less bias, have given sizes."""
+    hooks = [
+        part.register_forward_hook(partial(_scale, set(), size))
+        for pattern, size in _OUTPUTS.items()
+        for name, part in net.named_modules()
+        if re.search(rf"({pattern})$", name) and hasattr(part, "weight")
+    ]
+    with torch.no_grad():
+        net.eval()([image])
+    for hook in hooks:
+        hook.remove()
+    return net
+
+
+def _scale(scaled: set[Any], size: float, part: Any, _inputs: Any, output: Any) -> Any:
+    """Of a layer that is called for several maps, the first decides."""
+    if part in scaled:
+        return output
+    scaled.add(part)
+    bias = part.bias if output.dim() == 2 else part.bias[:, None, None]
+    factor = size / (output - bias).abs().max()
+    part.weight.data *= factor
+    return (output - bias) * factor + bias
