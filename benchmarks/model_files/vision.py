@@ -64,10 +64,11 @@ DETECTORS: dict[str, int] = {
     "fcos_resnet50_fpn": 128,
 }
 _OUTPUTS = {
+    r"fpn\.inner_blocks\.\d+\.0": 5.0,
     r"cls_score|cls_logits|classification_head\.module_list\.\d+(\.1)?|mask_fcn_logits|kps_score_lowres": 5.0,
     r"bbox_pred|bbox_reg|regression_head\.module_list\.\d+(\.1)?": 1.0,
 }
-"""The layers of a detector whose outputs decide on results, and how large these become."""
+"""The layers of a detector that read what may have vanished, or decide on results, and how large outputs become."""
 SEGMENTERS = ("fcn_resnet50", "deeplabv3_resnet50", "deeplabv3_mobilenet_v3_large", "lraspp_mobilenet_v3_large")
 _SEGMENTED = 65  # pixels a side
 
@@ -113,8 +114,8 @@ def _segmenter(name: str) -> Exported:
 def _detector(name: str, size: int) -> Exported:
     """A detector of one image; its results are boxes, labels and scores, and masks or keypoints.
 
-    Random weights give logits of 1e7, and with that scores of 1.0 in an order that is up to rounding: its last layers
-    are scaled. The newer exporter takes none of these networks: how many boxes suppression keeps depends on values.
+    Random weights give features of 1e-7 or logits of 1e7, and with that equal scores in an order that is up to
+    rounding: some layers are scaled. The newer exporter takes none of these networks: how many boxes suppression keeps depends on values.
     """
     several = "box_detections_per_img" if "rcnn" in name else "detections_per_img"
     options = {several: 20} | ({} if name.startswith("ssd") else {"min_size": size, "max_size": 2 * size})
@@ -133,7 +134,7 @@ def _detector(name: str, size: int) -> Exported:
 
 
 def _scaled(net: Any, image: Any) -> Any:
-    """The network with weights of its last layers by which their outputs for the image, less bias, have given sizes."""
+    """The network with weights by which outputs of some layers for the image, less bias, have given sizes."""
     hooks = [
         part.register_forward_hook(partial(_scale, set(), size))
         for pattern, size in _OUTPUTS.items()
