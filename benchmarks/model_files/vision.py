@@ -115,7 +115,8 @@ def _detector(name: str, size: int) -> Exported:
     """A detector of one image; its results are boxes, labels and scores, and masks or keypoints.
 
     Random weights give features of 1e-7 or logits of 1e7, and with that equal scores in an order that is up to
-    rounding: some layers are scaled. The newer exporter takes none of these networks: how many boxes suppression keeps depends on values.
+    rounding: some layers are scaled. The newer exporter takes none of these networks: how many boxes suppression keeps
+    depends on values.
     """
     several = "box_detections_per_img" if "rcnn" in name else "detections_per_img"
     options = {several: 20} | ({} if name.startswith("ssd") else {"min_size": size, "max_size": 2 * size})
