@@ -7,6 +7,8 @@ What oneDNN computes with maxima keeps its input, to compute it again where ther
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from dagexec.compiler.passes.draft import Draft
 from dagexec.compiler.passes.fusion import FUSED_CHAIN, post_ops_of
 from dagexec.compiler.passes.ordering import Ordering
@@ -16,6 +18,7 @@ from dagexec.compiler.passes.types import infer_types
 from dagexec.core.model import Model
 from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import schema_of
+from dagexec.core.shape_values import asked_operators
 from dagexec.core.traits import ImageRole
 from dagexec.ops.activation.post_ops import PostOp, as_post_ops
 from dagexec.ops.onednn.post_ops import drops_nan
@@ -32,8 +35,9 @@ def apply(model: Model) -> Rewritten:
     types = infer_types(model)
     ordering = Ordering(draft, types)
     names: dict[str, str] = {}
+    kept = _shape_values(draft)
     for number in candidates:
-        source = _dying_input(draft, number, types, ordering, names)
+        source = _dying_input(draft, number, types, ordering, names.keys() | kept)
         if source is not None:
             names[source] = draft[number].output[0]
             draft.changed(f"{draft.label(number)} writes over {source!r}")
@@ -42,6 +46,13 @@ def apply(model: Model) -> Rewritten:
             new = names[new]
         draft.rename(old, new)
     return draft.finish()
+
+
+def _shape_values(draft: Draft) -> frozenset[str]:
+    """Blobs on whose values shapes depend: they are computed before a run, if nothing else is written to them."""
+    definitions = [definition for _, definition in draft.operators()]
+    asked = asked_operators(definitions, [schema_of(definition.type) for definition in definitions])
+    return frozenset(name for index in asked for name in definitions[index].output)
 
 
 def _may_write_over_an_input(draft: Draft, number: int) -> bool:
@@ -61,13 +72,13 @@ def _functions(definition: OperatorDef) -> list[PostOp]:
     return post_ops_of(definition) or as_post_ops(definition) or []
 
 
-def _dying_input(draft: Draft, number: int, types: Types, ordering: Ordering, names: dict[str, str]) -> str | None:
-    """An input that `number` may write over: the result has its type, and it is read nowhere else from then on."""
+def _dying_input(draft: Draft, number: int, types: Types, ordering: Ordering, kept: Set[str]) -> str | None:
+    """An input, but none of `kept`, that `number` may write over: of the result's type, and not read from then on."""
     definition = draft[number]
     result = definition.output[0]
     inplace = schema_of(definition.type).inplace
     for index, name in enumerate(definition.input):
-        if not inplace(index, 0) or list(definition.input).count(name) != 1 or name in names:
+        if not inplace(index, 0) or list(definition.input).count(name) != 1 or name in kept:
             continue
         if definition.type == FUSED_CHAIN and index > 0:
             continue

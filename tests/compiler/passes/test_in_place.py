@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from dagexec.compiler.passes.in_place import PASS
@@ -60,3 +61,14 @@ def not_in_place() -> dict[str, list[OperatorDef]]:
 @pytest.mark.parametrize("why", not_in_place())
 def test_it_is_not_done_for(why: str) -> None:
     assert unchanged(PASS, model_of(not_in_place()[why], ["y", "z"], w=normal(4, 4, 1, 1)))
+
+
+def test_what_shapes_depend_on_is_not_written_over() -> None:
+    operators = [
+        op("Shape", ["x"], ["sizes"]),
+        op("Mul", ["sizes", "one"], ["same"]),
+        op("Add", ["same", "zero"], ["target"]),
+        op("Reshape", ["x", "target"], ["r", "old"]),
+        op("Sqr", ["r"], ["y"]),
+    ]
+    assert unchanged(PASS, model_of(operators, inputs={"x": (None, 3)}, one=np.array([1]), zero=np.array([0])))
