@@ -18,7 +18,7 @@ from dagexec.core import dtypes
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.operator import Operator
 from dagexec.core.tensor import Tensor
-from dagexec.scheduler.memory import arena_memory
+from dagexec.scheduler.memory import arena_memory, offsets
 from dagexec.scheduler.nets.net import BaseNet
 from dagexec.scheduler.plan.preparation_cache import PreparationCache, PreparationStatistics
 from dagexec.serving.executor import Executor
@@ -97,10 +97,15 @@ def test_arrays_of_all_shapes_lie_in_the_same_memory() -> None:
 def test_a_budget_too_small_for_two_keeps_the_latest_and_frees_the_others() -> None:
     with dagexec.compile(doubled_model(), preparation_bytes=0) as executor:
         run(executor, 1)
-        first = weakref.ref(net_of(executor).prepared())
-        run(executor, 2)
-        gc.collect()
-        assert first() is None
+        first = net_of(executor).prepared()
+        held = [weakref.ref(first), *(weakref.ref(step) for step in first.steps)]
+        del first
+        gc.disable()  # nothing of a preparation may hold on to itself
+        try:
+            run(executor, 2)
+            assert [one() for one in held] == [None] * len(held)
+        finally:
+            gc.enable()
         run(executor, 1)
         found = statistics_of(executor)
         assert (found.made, found.reused, found.kept, found.evicted) == (3, 0, 1, 2)
@@ -112,6 +117,25 @@ def test_a_larger_arena_takes_the_place_of_one_that_cannot_grow(monkeypatch: pyt
         for count, kept in ((100, 1), (1, 2), (1000, 1), (100, 2), (1, 3), (1000, 3)):
             run(executor, count)
             assert statistics_of(executor).kept == kept, count
+
+
+def test_new_sizes_are_inferred_once_and_placed_without_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    searches, calls = [], []
+    search, new_call = offsets._searched, Operator._new_call
+    monkeypatch.setattr(offsets, "_searched", lambda *given: searches.append(given) or search(*given))
+    monkeypatch.setattr(Operator, "_new_call", lambda self, types: calls.append(self) or new_call(self, types))
+    with (
+        dagexec.compile(doubled_model(), optimize=False, keep=()) as unplanned,
+        dagexec.compile(doubled_model()) as planned,
+    ):
+        run(planned, 1000)
+        for executor in (unplanned, planned):
+            run(executor, 7)
+            operators = net_of(executor).operators
+            searches.clear()
+            calls.clear()
+            run(executor, 500)
+            assert (len(calls), searches) == (len(operators), []), executor
 
 
 def test_results_of_one_shape_stay_when_another_runs() -> None:
