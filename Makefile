@@ -80,6 +80,7 @@ benchmark-cnn-avx2: $(VENV)/.installed-bench
 benchmark-onnx: $(VENV)/.installed-bench-models
 	$(BIN)/python benchmarks/onnx_models.py --make
 	$(BIN)/python benchmarks/onnx_models.py --write-docs
+	$(BIN)/python benchmarks/onnx_load.py
 
 # Whole networks on the GPU, beside PyTorch where .venv has it; without a GPU it says so and measures nothing.
 benchmark-cuda: $(VENV)/.installed-bench

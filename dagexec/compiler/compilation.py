@@ -204,7 +204,7 @@ class _Compilation:
         schedule = choice.schedule
         outcomes = (*early.outcomes, *late.outcomes)
         report = CompilationReport(outcomes, layout, choice, self._origin, self._seconds)
-        for line in report.lines():
+        for line in report.lines() if logger.isEnabledFor(logging.DEBUG) else ():
             logger.debug("net %r: %s", self._model.name, line)
         return Compiled(
             replace(schedule.applied(late.model), outputs=self._outputs),
