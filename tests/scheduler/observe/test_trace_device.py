@@ -189,7 +189,7 @@ def test_what_fails_on_a_stream_is_told_of_by_the_line_of_its_run(
     ):
         net.run()
     *_, last = capsys.readouterr().err.splitlines()
-    assert re.fullmatch(r"wide  run failed: OperatorError: NoOp 'b5' .*", last)
+    assert re.fullmatch(r"wide  run failed: OperatorError: sim:0 stream 0: NoOp 'b5' .*", last)
 
 
 def test_a_trace_on_a_device_is_json(tmp_path: Path) -> None:
