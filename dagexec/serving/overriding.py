@@ -22,6 +22,7 @@ from dagexec.options import CompileOptions
 from dagexec.platform.forking import reset_after_fork
 from dagexec.scheduler.observe.observers import Observer
 from dagexec.scheduler.run.pool import WorkerPool
+from dagexec.scheduler.run.run import waiting_time
 from dagexec.serving.executor import Executor
 from dagexec.serving.given_types import GivenTypes
 from dagexec.serving.statistics import OUTCOMES, ExecutorStatistics
@@ -117,24 +118,24 @@ class OverridableExecutor(Executor):
 
     def drain(self, timeout: float | None = None) -> bool:
         """As `Executor.drain`."""
-        deadline = None if timeout is None else self._now() + timeout
-        in_time = [other.executor.drain(timeout) for other in self._closing()]
-        left = None if deadline is None else max(0.0, deadline - self._now())
-        return super().drain(left) and all(in_time)
+        left = self._countdown(timeout)
+        in_time = [other.executor.drain(left()) for other in self._closing()]
+        return super().drain(left()) and all(in_time)
 
     async def drain_async(self, timeout: float | None = None) -> bool:
         """As `Executor.drain_async`."""
-        deadline = None if timeout is None else self._now() + timeout
+        left = self._countdown(timeout)
         others = await on_a_thread(f"dagexec-{self.model.name}-closing", self._closing)
-        in_time = [await other.executor.drain_async(timeout) for other in others]
-        left = None if deadline is None else max(0.0, deadline - self._now())
-        return await super().drain_async(left) and all(in_time)
+        in_time = [await other.executor.drain_async(left()) for other in others]
+        return await super().drain_async(left()) and all(in_time)
 
     def close(self, *, drain: bool = False) -> None:
         """As `Executor.close`."""
-        for other in self._closing():
-            other.executor.close(drain=drain)
-        super().close(drain=drain)
+        try:
+            for other in self._closing():
+                other.executor.close(drain=drain)
+        finally:
+            super().close(drain=drain)
 
     async def aclose(self, *, drain: bool = False) -> None:
         """As `Executor.aclose`."""
@@ -187,9 +188,16 @@ class OverridableExecutor(Executor):
             raise
         return _Other(names, {name: self._overridable.values[name] for name in names}, executor)
 
+    def _countdown(self, timeout: float | None) -> Callable[[], float | None]:
+        """What is left of `timeout` seconds when it is called, None for no limit. Raises what `waiting_time` raises."""
+        waiting_time(timeout)
+        deadline = None if timeout is None else self._now() + timeout
+        return lambda: None if deadline is None else max(0.0, deadline - self._now())
+
     def _closing(self) -> tuple[_Other, ...]:
-        """Compile no more; all that was compiled."""
-        self._dispatcher.check_caller("close")
+        """Compile no more, and admit no requests; all that was compiled."""
+        if not self._dispatcher.forked:
+            self._shut()
         with self._compiling:
             self._is_open = False
             return self._others

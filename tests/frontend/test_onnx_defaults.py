@@ -15,6 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import dagexec
 from dagexec.errors import ClosedError, FeedError, ModelFormatError
+from dagexec.serving.executor import Executor
 
 X, WEIGHT, BIAS, OTHER, OTHER_BIAS = (
     np.random.default_rng(0).standard_normal(shape).astype(np.float32) for shape in ((3, 4), (4, 5), 5, (4, 5), 5)
@@ -165,6 +166,30 @@ def test_executors_end_however_they_are_ended() -> None:
     third = dagexec.compile(gemm())
     third.warm_up({"x": X, "weight": OTHER})
     assert third.drain(60)
+
+
+def test_draining_gives_all_nets_one_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, given = [0.0], []
+
+    def drained(executor: Executor, timeout: float | None = None) -> bool:
+        given.append(timeout)
+        now[0] += 4
+        return True
+
+    with dagexec.compile(gemm()) as executor:
+        for name, value in (("weight", OTHER), ("bias", BIAS)):
+            executor.run({"x": X, name: value})
+        for wrong in (-1, float("nan")):
+            with pytest.raises(ValueError, match="timeout"):
+                executor.drain(wrong)
+        executor.run({"x": X})  # it is open still
+        with monkeypatch.context() as patch:
+            patch.setattr(Executor, "drain", drained)
+            patch.setattr(executor, "_now", lambda: now[0])
+            assert executor.drain(10)
+        assert given == [10, 6, 2]
+        with pytest.raises(ClosedError):
+            executor.run({"x": X})
 
 
 def loop_model(fed: bool) -> onnx.ModelProto:
