@@ -31,6 +31,7 @@ __all__ = [
     "QueueFullError",
     "QueueTimeoutError",
     "ResourceError",
+    "RowsError",
     "RunCancelledError",
     "RunTimeoutError",
     "SchemaError",
@@ -61,6 +62,10 @@ class ArgumentError(SchemaError):
 
 class ShapeError(DagexecError):
     """Shapes or dtypes of an operator's inputs do not fit together."""
+
+
+class RowsError(DagexecError):
+    """A model's examples cannot be told apart along one axis: what is computed for one depends on others."""
 
 
 class UnsupportedOperatorError(DagexecError):

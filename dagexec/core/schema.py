@@ -10,7 +10,7 @@ import difflib
 import inspect
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -24,8 +24,8 @@ from dagexec.core.io_access import IO, needs_of
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.proto import OperatorDef, missing_fields
 from dagexec.core.shapes import element_count
-from dagexec.core.traits import Crossing, ImageRole, LayerKind, PostOpsRule
-from dagexec.errors import ArgumentError, ResourceError, SchemaError, ShapeError
+from dagexec.core.traits import Crossing, ImageRole, LayerKind, PostOpsRule, Rows
+from dagexec.errors import ArgumentError, ResourceError, RowsError, SchemaError, ShapeError
 
 Found = TypeVar("Found")
 
@@ -157,6 +157,69 @@ class OperatorCall:
 
 
 @dataclass(frozen=True, slots=True)
+class RowsCall:
+    """What a rule may look at: an operator as it is called with so many `examples`.
+
+    Attributes:
+        outputs: types of the outputs.
+        rows: those of the inputs; None for an input that all examples share.
+        counted: inputs whose contents depend on the number of examples, such as a shape.
+        growing: by output, the axes whose sizes depend on the number of examples.
+    """
+
+    call: OperatorCall
+    outputs: Sequence[TensorType]
+    rows: Sequence[Rows | None]
+    counted: Collection[int]
+    growing: Sequence[Collection[int]]
+    examples: int
+
+    def refuse(self, problem: str) -> RowsError:
+        """A RowsError naming the operator; the caller raises it."""
+        return RowsError(f"{self.call.label}: {problem}")
+
+    def mixes(self, axis: int) -> RowsError:
+        """The error for an operator that computes across the axis of rows; the caller raises it."""
+        return self.refuse(f"works along axis {axis}, which is that of the rows")
+
+    def without_rows(self) -> RowsError:
+        """The error where none of the inputs has rows and an output grows with them; the caller raises it."""
+        return self.refuse("gives a tensor that grows with the number of rows, from inputs without rows")
+
+    def require_uncounted(self) -> None:
+        """Raise RowsError if the operator computes with the number of rows."""
+        for index in self.counted:
+            raise self.refuse(f"input {self.call.definition.input[index]!r} depends on the number of rows")
+
+    def only(self, *indices: int) -> Rows:
+        """The rows of the inputs that have some, which may be `indices` alone, and on one and the same axis."""
+        self.require_uncounted()
+        found = self.common({index: rows for index, rows in enumerate(self.rows) if rows is not None})
+        for index, rows in enumerate(self.rows):
+            if rows is not None and index not in indices:
+                raise self.refuse(f"input {self.call.definition.input[index]!r} differs from row to row")
+        return found
+
+    def common(self, rows: dict[int, Rows]) -> Rows:
+        """The one value of `rows`, by input. Raises RowsError where they differ."""
+        found = set(rows.values())
+        if not found:
+            raise self.without_rows()
+        if len(found) != 1:
+            named = ", ".join(f"{self.call.definition.input[index]!r}: {one}" for index, one in rows.items())
+            raise self.refuse(f"the rows of its inputs are on different axes ({named})")
+        return found.pop()
+
+    def rank(self, index: int) -> int:
+        """The number of axes of input `index`."""
+        return len(self.call.inputs[index].shape)
+
+    def all_outputs(self, rows: Rows) -> list[Rows | None]:
+        """`rows` for each output."""
+        return [rows] * len(self.outputs)
+
+
+@dataclass(frozen=True, slots=True)
 class BodyCall:
     """What inference may look at of an operator that runs nets, in place of an OperatorCall.
 
@@ -201,6 +264,9 @@ CostFunction = Callable[[OperatorCall, Sequence[TensorType]], Cost]
 InplaceRule = Callable[[int, int], bool]
 PiecesFunction = Callable[[OperatorCall, Sequence[TensorType]], Mapping[int, int]]
 ShapeFunction = Callable[[OperatorCall], Sequence[npt.NDArray[Any]]]
+RowsRule = Callable[[RowsCall], Sequence[Rows | None]]
+"""See `OpSchema.rows`; called if an input has rows or an output grows. Raises RowsError."""
+
 BodyFunction = Callable[[BodyCall], BodyTypes]
 Formula = Callable[..., Any]
 
@@ -291,6 +357,8 @@ class OpSchema:
         narrows: it may be computed in 16 bits where what is around it is: rounded inputs do not harm it.
         has_weights: input 1 may be large and constant, so that whether it stays in a cache matters.
         is_quantized: it reads or writes integers that stand for other numbers.
+        rows: on which axes its outputs have the rows of its inputs (`dagexec.core.rows`), each of which follows from
+            the same row of the inputs alone; None for an output that no row has a part in. None: nothing is known.
         foreign: another runtime computes it, for the reasons in its argument `reasons`.
         crossing: which devices it reads and writes, if not its own alone.
     """
@@ -337,6 +405,7 @@ class OpSchema:
     narrows: bool = False
     has_weights: bool = False
     is_quantized: bool = False
+    rows: RowsRule | None = None
     foreign: bool = False
     crossing: Crossing | None = None
 

@@ -6,6 +6,7 @@ So a pass keeps no list of operator types, and a new operator is fused, laid out
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from dagexec.core.arguments import Arguments
@@ -74,3 +75,26 @@ class Crossing(Enum):
     FROM_HOST = auto()
     TO_HOST = auto()
     IN_PLACE = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The axis of a tensor on which N examples are: it is seen as before x N x each.
+
+    Attributes:
+        axis: the axis, not negative.
+        each: neighbors on it that belong to one example: T in (N * T, C), which (N, T, C) becomes when reshaped.
+        before: how often all examples follow each other: T in (T * N, C), which (T, N, C) becomes.
+    """
+
+    axis: int
+    each: int = 1
+    before: int = 1
+
+    def at(self, axis: int) -> Rows:
+        """The same entries on another axis."""
+        return replace(self, axis=axis)
+
+    def size(self, examples: int) -> int:
+        """The size of the axis for so many examples."""
+        return self.before * examples * self.each

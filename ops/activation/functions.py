@@ -17,6 +17,7 @@ from dagexec.core.dtypes import FLOAT_TYPES, NUMBER_TYPES, TypeMeta
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step
 from dagexec.core.registry import operator
+from dagexec.core.rows import first_axis
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType, first_to_first, no_inplace
 from dagexec.core.traits import ImageRole
 from dagexec.errors import ArgumentError
@@ -339,6 +340,7 @@ def slope_view(x: tuple[int, ...], slope: tuple[int, ...], channels: int, call: 
         unread_args=("alpha",),
         inplace=first_to_first,
         image_role=ImageRole.PER_CHANNEL,
+        rows=first_axis,
     )
 )
 class PRelu(Operator):

@@ -11,6 +11,7 @@ import numpy as np
 from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
+from dagexec.core.rows import apart_from
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType, memory_cost
 from dagexec.ops.base.blocks import BLOCK, Array, block_indices, compute_dtype, convert, is_narrow
 
@@ -28,6 +29,14 @@ def grouping(call: OperatorCall) -> tuple[int, int, int]:
         return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
     axis = call.axis("axis", 1, len(shape), end=True)
     return math.prod(shape[:axis]), math.prod(shape[axis:]), 1
+
+
+def _normalized(call: OperatorCall) -> range:
+    """The axes that are normalized together."""
+    rank = len(call.inputs[0].shape)
+    alone = call.arguments.bool("single_axis")
+    axis = call.axis("axis", 1, rank, end=not alone)
+    return range(axis, axis + 1 if alone else rank)
 
 
 def infer_softmax(call: OperatorCall) -> list[TensorType]:
@@ -48,6 +57,7 @@ def softmax_schema(name: str, formula: str) -> OpSchema:
         output_names=("Y",),
         args=SOFTMAX_ARGS,
         cost=lambda call, outputs: memory_cost(call, outputs, 15),
+        rows=apart_from(_normalized),
     )
 
 

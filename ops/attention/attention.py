@@ -17,6 +17,7 @@ from dagexec.core.dtypes import BOOL, FLOAT_TYPES, INT32, INT64
 from dagexec.core.gradient import not_differentiable
 from dagexec.core.operator import Step, nothing_to_do
 from dagexec.core.registry import operator
+from dagexec.core.rows import along_axis
 from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType
 from dagexec.errors import ArgumentError, ShapeError
 from dagexec.ops.base.array_function import ArrayOperator
@@ -193,6 +194,7 @@ def _cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
             "lengths": "1: the last input is the lengths",
         },
         cost=_cost,
+        rows=along_axis(0, *range(7)),
     )
 )
 class Attention(ArrayOperator):

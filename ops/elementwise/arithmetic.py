@@ -13,6 +13,7 @@ from dagexec.core.dtypes import BOOL, FLOAT_TYPES, INT32, INT64, NUMBER_TYPES, S
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
+from dagexec.core.rows import elementwise
 from dagexec.core.schema import (
     UNBOUNDED,
     Formula,
@@ -407,6 +408,7 @@ def infer_where(call: OperatorCall) -> list[TensorType]:
         output_names=("Z",),
         args={"broadcast_on_rows": "1: C has an element for each row of X (default 0)"},
         onnx=(OnnxName("Where", 16),),
+        rows=elementwise,
     )
 )
 class Where(Operator):

@@ -15,6 +15,7 @@ from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_b
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step
 from dagexec.core.registry import operator
+from dagexec.core.rows import keeps_axes
 from dagexec.core.schema import ElementTypeError, OperatorCall, OpSchema, TensorType
 from dagexec.core.traits import ImageRole
 from dagexec.errors import ArgumentError
@@ -116,6 +117,7 @@ class Conversion(Operator):
         },
         required_args=("to",),
         image_role=ImageRole.ON_INTEGERS,
+        rows=keeps_axes,
     )
 )
 class Cast(Conversion):

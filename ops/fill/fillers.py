@@ -19,7 +19,8 @@ from dagexec.core.dtypes import BOOL, FLOAT32, FLOAT64, INT16, INT32, INT64, STR
 from dagexec.core.gradient import no_gradient
 from dagexec.core.operator import Operator, Step
 from dagexec.core.registry import operator
-from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType, first_to_first, memory_cost
+from dagexec.core.rows import made_from_sizes
+from dagexec.core.schema import Cost, OperatorCall, OpSchema, RowsRule, TensorType, first_to_first, memory_cost
 from dagexec.core.shapes import element_count
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.integers import integers_of
@@ -63,6 +64,7 @@ def filler_schema(
     check: Callable[[OperatorCall, tuple[int, ...]], None] | None = None,
     inputs: tuple[int, int] = (0, 1),
     random: bool = False,
+    rows: RowsRule | None = None,
 ) -> OpSchema:
     """The schema of a filler of element type `meta`; `check(call, shape)` raises for arguments that do not fit.
 
@@ -91,6 +93,7 @@ def filler_schema(
         value_inputs=(0,),
         values_read_if="input_as_shape",
         reproducible=not random,
+        rows=rows,
     )
 
 
@@ -115,6 +118,7 @@ def _drawing_cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
             "input_type": "1: the element type is that of the input (default 0)",
         },
         check=lambda call, _shape: _discard(fill_value(call)),
+        rows=made_from_sizes,
     )
 )
 class ConstantFill(Operator):

@@ -15,6 +15,7 @@ from dagexec.core.gradient import gradient_by
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step
 from dagexec.core.registry import operator
+from dagexec.core.rows import first_axis
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
 from dagexec.errors import ArgumentError
 from dagexec.ops.shape.reshaping import copy_cost
@@ -79,6 +80,7 @@ def _dealt_out(owner: Operator, deep: np.ndarray, wide: np.ndarray) -> tuple[np.
         cost=copy_cost,
         onnx=(OnnxName("DepthToSpace", 28, _ATTRIBUTES, values=_MODES),),
         moves_elements=True,
+        rows=first_axis,
     )
 )
 class DepthToSpace(Operator):
@@ -102,6 +104,7 @@ class DepthToSpace(Operator):
         cost=copy_cost,
         onnx=(OnnxName("SpaceToDepth", 28, _ATTRIBUTES, values=_MODES),),
         moves_elements=True,
+        rows=first_axis,
     )
 )
 class SpaceToDepth(Operator):

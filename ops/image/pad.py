@@ -7,7 +7,7 @@ other way: each pixel gets the sum of dY over the places that show it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -20,7 +20,8 @@ from dagexec.core.dtypes import BOOL, FLOAT_TYPES
 from dagexec.core.gradient import gradient_by
 from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
 from dagexec.core.registry import operator
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType
+from dagexec.core.rows import apart_from
+from dagexec.core.schema import OperatorCall, OpSchema, RowsRule, TensorType
 from dagexec.core.traits import ImageRole
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.blocks import Index, compute_dtype
@@ -338,6 +339,14 @@ def _pieces(size: int, head: int, tail: int, mode: str) -> list[_Piece]:
     return pieces
 
 
+def _padded(padding: Callable[[OperatorCall], Padding]) -> RowsRule:
+    def axes(call: OperatorCall) -> list[int]:
+        added = padding(call)
+        return [axis for axis, pads in enumerate(zip(added.heads, added.tails, strict=True)) if any(pads)]
+
+    return apart_from(axes)
+
+
 def _pad_schema(
     name: str, doc: str, args: dict[str, str], role: ImageRole | None = None, optional: tuple[str, ...] = ()
 ) -> OpSchema:
@@ -351,6 +360,7 @@ def _pad_schema(
         args=args | _MODE_ARGS,
         value_inputs=tuple(range(1, 1 + len(optional))),
         image_role=role,
+        rows=_padded(tensor_padding if role is ImageRole.PADDING else image_padding),
     )
 
 

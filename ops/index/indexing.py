@@ -17,6 +17,7 @@ from dagexec.core.dtypes import BOOL, FLOAT32, INT32, INT64, STRING
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
 from dagexec.core.registry import operator
+from dagexec.core.rows import gathered
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
 from dagexec.core.shapes import element_count
 from dagexec.ops.base.integers import integers_of
@@ -131,6 +132,7 @@ def gather_schema(
         args=GATHER_ARGS | (args or {}),
         cost=copy_cost,
         onnx=onnx,
+        rows=gathered(axis),
     )
 
 

@@ -11,8 +11,9 @@ import numpy as np
 from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.operator import Step, in_sequence
 from dagexec.core.registry import operator
-from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType, memory_cost
-from dagexec.core.traits import ImageRole
+from dagexec.core.rows import first_axis
+from dagexec.core.schema import Cost, OperatorCall, OpSchema, RowsCall, TensorType, memory_cost
+from dagexec.core.traits import ImageRole, Rows
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.blocks import Array, Index, Scratch, blockwise, compute_dtype, convert, is_narrow
 from dagexec.ops.base.channel_statistics import ChannelBlock, ChannelPieces, MomentMemory, channel_view, moment_steps
@@ -71,6 +72,13 @@ def _spatial_bn_cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
     return memory_cost(call, outputs, 2 if call.arguments.bool("is_test") else 8)
 
 
+def _rows(asked: RowsCall) -> Sequence[Rows | None]:
+    """Of images on axis 0, where statistics are given and not those of the batch."""
+    if not asked.call.arguments.bool("is_test"):
+        raise asked.refuse("normalizes by the statistics of the batch")
+    return first_axis(asked)
+
+
 @operator(
     OpSchema(
         "SpatialBN",
@@ -97,6 +105,7 @@ def _spatial_bn_cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
         cost=_spatial_bn_cost,
         results=1,
         image_role=ImageRole.PER_CHANNEL,
+        rows=_rows,
     )
 )
 class SpatialBN(ImageOperator):

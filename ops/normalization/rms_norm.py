@@ -13,6 +13,7 @@ from dagexec.core.gradient import not_differentiable
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Step, in_sequence, nothing_to_do
 from dagexec.core.registry import operator
+from dagexec.core.rows import before_axis
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType, memory_cost
 from dagexec.ops.base.array_function import ArrayOperator, array_function
 from dagexec.ops.base.blocks import BLOCK, Array, compute_dtype, row_pieces
@@ -46,6 +47,7 @@ def infer_rms_norm(call: OperatorCall) -> list[TensorType]:
         args={"axis": "the first of the axes (default -1)", "epsilon": "added to the mean square (default 1e-5)"},
         cost=lambda call, outputs: memory_cost(call, outputs, 4),
         onnx=(OnnxName("RMSNormalization", 23, {"axis": "axis", "epsilon": "epsilon"}),),
+        rows=before_axis(lambda call: call.axis("axis", -1, len(call.inputs[0].shape))),
     )
 )
 class RootMeanSquareNorm(ArrayOperator):

@@ -18,6 +18,7 @@ from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
+from dagexec.core.rows import before_axis, first_axis
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType, first_to_first, memory_cost, no_inplace
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.blocks import BLOCK, Array, Scratch, block_indices, compute_dtype, convert, is_narrow
@@ -78,6 +79,10 @@ def group_grouping(call: OperatorCall) -> Grouping:
     if channels_last(call):
         return Grouping((batch, pixels, groups, width), (1, 3), (groups, width), (batch, groups))
     return Grouping((batch, groups, width, pixels), (2, 3), (groups, width, 1), (batch, groups))
+
+
+def _first_normalized(call: OperatorCall) -> int:
+    return call.axis("axis", 1, len(call.inputs[0].shape))
 
 
 def layer_grouping(call: OperatorCall) -> Grouping:
@@ -200,6 +205,7 @@ class _Standardize(Operator):
         cost=lambda call, outputs: memory_cost(call, outputs, 8),
         onnx=(OnnxName("InstanceNormalization", 22, {"epsilon": "epsilon"}),),
         results=1,
+        rows=first_axis,
     )
 )
 class InstanceNorm(_Standardize):
@@ -222,6 +228,7 @@ class InstanceNorm(_Standardize):
         cost=lambda call, outputs: memory_cost(call, outputs, 8),
         onnx=(OnnxName("GroupNormalization", 21, {"num_groups": "group", "epsilon": "epsilon"}),),
         results=1,
+        rows=first_axis,
     )
 )
 class GroupNorm(_Standardize):
@@ -248,6 +255,7 @@ class GroupNorm(_Standardize):
         },
         cost=lambda call, outputs: memory_cost(call, outputs, 8),
         results=1,
+        rows=before_axis(_first_normalized),
     )
 )
 class LayerNorm(_Standardize):

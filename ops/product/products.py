@@ -17,6 +17,7 @@ from dagexec.core.dtypes import FLOAT_TYPES, INT32, INT64
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
+from dagexec.core.rows import folded_product, fully_connected, matrix_product
 from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType
 from dagexec.core.traits import LayerKind
 from dagexec.ops.base.blocks import Array, compute_dtype, convert, is_narrow
@@ -102,6 +103,7 @@ def _fc_schema(name: str, doc: str, transposed: bool, **traits: Any) -> OpSchema
         args=FC_ARGS,
         cost=lambda call, outputs: fc_cost(call, outputs, transposed),
         has_weights=True,
+        rows=fully_connected,
         **traits,
     )
 
@@ -196,6 +198,7 @@ def _matmul_cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
         args={"axis_a": "where A is folded (default 1)", "axis_b": "where B is folded (default 1)", **TRANSPOSE_ARGS},
         cost=_matmul_cost,
         has_weights=True,
+        rows=folded_product,
     )
 )
 class MatMul(Operator):
@@ -248,6 +251,7 @@ def _batch_matmul_cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cos
         cost=_batch_matmul_cost,
         onnx=(OnnxName("MatMul", 13, fixed={"broadcast": 1}),),
         has_weights=True,
+        rows=matrix_product,
     )
 )
 class BatchMatMul(Operator):
@@ -304,6 +308,7 @@ def infer_gemm(call: OperatorCall) -> list[TensorType]:
             ),
         ),
         has_weights=True,
+        rows=folded_product,
     )
 )
 class Gemm(Operator):

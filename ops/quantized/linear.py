@@ -13,6 +13,7 @@ import numpy as np
 from dagexec.core.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT8, INT16, INT32, NARROW_TYPES, UINT8, UINT16, TypeMeta
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
+from dagexec.core.rows import keeps_axes
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
 from dagexec.core.traits import ImageRole
 from dagexec.errors import ArgumentError
@@ -142,6 +143,7 @@ class _Linear(Operator):
         },
         image_role=ImageRole.ON_INTEGERS,
         is_quantized=True,
+        rows=keeps_axes,
     )
 )
 class QuantizeLinear(_Linear):
@@ -178,6 +180,7 @@ class QuantizeLinear(_Linear):
         args=_PLACEMENT_ARGS,
         image_role=ImageRole.ON_INTEGERS,
         is_quantized=True,
+        rows=keeps_axes,
     )
 )
 class DequantizeLinear(_Linear):

@@ -25,6 +25,7 @@ from dagexec.ops.recurrent.layer import (
     infer_layer,
     layer_cost,
     read_recurrence,
+    recurrent_rows,
 )
 
 GRU_KIND = RecurrentKind("GRU", gates=3, sigmoids=2, states=("h",), saved=(("gates", 3), ("reset", 0)))
@@ -63,6 +64,7 @@ def infer_gru(call: OperatorCall) -> list[TensorType]:
         ),
         args=GRU_ARGS,
         cost=partial(layer_cost, kind=GRU_KIND),
+        rows=recurrent_rows,
     )
 )
 class GRU(Operator):

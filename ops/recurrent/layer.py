@@ -15,7 +15,8 @@ import numpy as np
 
 from dagexec.core.dtypes import FLOAT32, FLOAT_TYPES, INT32, INT64, TypeMeta
 from dagexec.core.operator import Operator, Step, nothing_to_do
-from dagexec.core.schema import Cost, OperatorCall, TensorType
+from dagexec.core.schema import Cost, OperatorCall, RowsCall, TensorType
+from dagexec.core.traits import Rows
 from dagexec.errors import ArgumentError, ShapeError
 from dagexec.ops.base.blocks import Array, compute_dtype, convert, is_narrow
 
@@ -346,3 +347,17 @@ class Weights:
             return nothing_to_do, found
         scaled = self._arrays.scratch(weights.shape)
         return partial(np.multiply, weights, factors, out=scaled), scaled
+
+
+def recurrent_rows(asked: RowsCall) -> list[Rows | None]:
+    """Sequences are on axis 1 of X and of the states, axis 2 of Y, and axis 0 of their lengths."""
+    found: dict[int, Rows] = {}
+    for index, rows in enumerate(asked.rows):
+        if rows is None:
+            continue
+        if index in (1, 2) or rows.axis != (0 if asked.rank(index) == 1 else 1):
+            raise asked.mixes(rows.axis)
+        found[index] = rows.at(1)
+    asked.require_uncounted()
+    rows = asked.common(found)
+    return [rows.at(len(kind.shape) - 2) for kind in asked.outputs]

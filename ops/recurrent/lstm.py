@@ -26,6 +26,7 @@ from dagexec.ops.recurrent.layer import (
     infer_layer,
     layer_cost,
     read_recurrence,
+    recurrent_rows,
 )
 
 LSTM_KIND = RecurrentKind("LSTM", gates=4, sigmoids=3, states=("h", "c"), saved=(("gates", 4), ("cells", 0)))
@@ -57,6 +58,7 @@ def infer_lstm(call: OperatorCall) -> list[TensorType]:
         ),
         args=LAYER_ARGS,
         cost=partial(layer_cost, kind=LSTM_KIND),
+        rows=recurrent_rows,
     )
 )
 class LSTM(Operator):

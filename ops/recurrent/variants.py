@@ -29,6 +29,7 @@ from dagexec.ops.recurrent.layer import (
     RecurrentKind,
     layer_cost,
     read_recurrence,
+    recurrent_rows,
     require_floats,
     shortest_length,
 )
@@ -279,6 +280,7 @@ def _gates(sums: Array, count: int) -> list[Array]:
         output_names=("Y", "Y_h, the last state"),
         args=ARGS,
         cost=partial(layer_cost, kind=RNN_KIND),
+        rows=recurrent_rows,
     )
 )
 class RNN(Variant):
@@ -313,6 +315,7 @@ def _general_lstm_cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cos
         output_names=("Y", "Y_h, the last hidden state", "Y_c, the last cell"),
         args=ARGS | {"peepholes": "1: the last input is P (default 0)", "input_forget": "1: coupled gates (default 0)"},
         cost=_general_lstm_cost,
+        rows=recurrent_rows,
     )
 )
 class GeneralLSTM(Variant):
@@ -363,6 +366,7 @@ class GeneralLSTM(Variant):
         output_names=("Y", "Y_h, the last state"),
         args=ARGS | {"linear_before_reset": "1: the reset gate multiplies what R makes of H; else H (default 0)"},
         cost=partial(layer_cost, kind=GRU_KIND),
+        rows=recurrent_rows,
     )
 )
 class GeneralGRU(Variant):

@@ -12,6 +12,7 @@ from dagexec.core.dtypes import INT32, TypeMeta
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Prepared, Step, in_sequence
 from dagexec.core.registry import operator
+from dagexec.core.rows import joined, reduced
 from dagexec.core.schema import UNBOUNDED, OperatorCall, OpSchema, TensorType
 from dagexec.core.traits import ImageRole
 from dagexec.errors import ArgumentError
@@ -42,6 +43,15 @@ def joint_axis(call: OperatorCall, rank: int) -> int:
         order = call.arguments.string("order", "NCHW")
         raise call.fail(f"order {order} puts the channels on axis {axis}, which a tensor of {rank} axes does not have")
     return axis
+
+
+def _joint_axis_of_output(call: OperatorCall) -> tuple[int]:
+    return (joint_axis(call, len(call.inputs[0].shape) + call.arguments.bool("add_axis")),)
+
+
+def _cut_axis(call: OperatorCall) -> tuple[tuple[int], bool]:
+    """The axis along which parts are cut, and whether it stays."""
+    return (joint_axis(call, len(call.inputs[0].shape)),), not call.arguments.bool("add_axis")
 
 
 def infer_concat(call: OperatorCall) -> list[TensorType]:
@@ -101,6 +111,7 @@ def concat_schema(name: str, doc: str, onnx: tuple[OnnxName, ...] = ()) -> OpSch
         post_ops=_of_one_input,
         image_role=ImageRole.JOINING,
         moves_elements=True,
+        rows=joined(_joint_axis_of_output),
     )
 
 
@@ -202,6 +213,7 @@ def split_sizes(call: OperatorCall, axis: int) -> tuple[int, ...]:
         cut=cut_pieces,
         image_role=ImageRole.CUTTING,
         moves_elements=True,
+        rows=reduced(_cut_axis),
     )
 )
 class Split(Operator):

@@ -18,6 +18,7 @@ from dagexec.core.dtypes import INT64
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
 from dagexec.core.registry import operator
+from dagexec.core.rows import first_axis, permuted, reshaped
 from dagexec.core.schema import (
     Cost,
     OperatorCall,
@@ -111,7 +112,7 @@ def view_schema(
         view=True,
         onnx=onnx,
         moves_elements=True,
-        **traits,
+        **{"rows": reshaped, **traits},
     )
 
 
@@ -176,6 +177,7 @@ def _resolve(call: OperatorCall, shape: tuple[int, ...], wanted: tuple[int, ...]
         view=True,
         results=1,
         moves_elements=True,
+        rows=reshaped,
     )
 )
 class Reshape(Operator):
@@ -322,6 +324,7 @@ def permutation(call: OperatorCall) -> tuple[int, ...]:
         args={"axes": "a permutation of X's axes (default: reversed)"},
         cost=copy_cost,
         onnx=(OnnxName("Transpose", 25, {"perm": "axes"}),),
+        rows=permuted(permutation),
         moves_elements=True,
     )
 )
@@ -342,7 +345,9 @@ def order_schema(name: str, source: int, target: int, doc: str) -> OpSchema:
         shape.insert(target if target >= 0 else len(shape) - 1, shape.pop(source))
         return [TensorType(tuple(shape), call.inputs[0].meta)]
 
-    return OpSchema(name, infer=infer, doc=doc, input_names=("data",), output_names=("output",), cost=copy_cost)
+    return OpSchema(
+        name, infer=infer, doc=doc, input_names=("data",), output_names=("output",), cost=copy_cost, rows=first_axis
+    )
 
 
 @operator(order_schema("NCHW2NHWC", 1, -1, "Channels from axis 1 to the end: (N, C, H, W) to (N, H, W, C)."))

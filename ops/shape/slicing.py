@@ -10,6 +10,7 @@ import numpy as np
 from dagexec.core.gradient import not_differentiable
 from dagexec.core.operator import Operator, Prepared, Step, nothing_to_do
 from dagexec.core.registry import operator
+from dagexec.core.rows import apart_from, stretched
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
 from dagexec.core.shapes import element_count
 from dagexec.core.traits import ImageRole
@@ -88,6 +89,12 @@ def _caffe2_range(call: OperatorCall, axis: int, bounds: tuple[int, int, int]) -
     return range(start, end, bounds[2])
 
 
+def _sliced(call: OperatorCall) -> list[int]:
+    """The axes of which not all is kept, or not in its order."""
+    kept = slice_ranges(call)
+    return [axis for axis, size in enumerate(call.inputs[0].shape) if kept[axis] != range(size)]
+
+
 def cut_piece(call: OperatorCall, _types: Sequence[TensorType]) -> dict[int, int]:
     """The byte of X at which the slice begins, if it is one piece of it."""
     offset = piece_offset(call.inputs[0].shape, slice_ranges(call))
@@ -121,6 +128,7 @@ SLICE_ARGS = {
         cut=cut_piece,
         image_role=ImageRole.SLICING,
         moves_elements=True,
+        rows=apart_from(_sliced),
     )
 )
 class Slice(Operator):
@@ -263,6 +271,7 @@ def infer_expand(call: OperatorCall) -> list[TensorType]:
         args={"shape": "the shape to broadcast with, when there is no input 1"},
         cost=copy_cost,
         value_inputs=(1,),
+        rows=stretched,
     )
 )
 class Expand(Operator):
