@@ -45,6 +45,8 @@ class CompileOptions(RunOptions):
             on cpu, and NCHW on devices.
         nan: "kept"; or "any" if maxima computed by oneDNN and cuDNN may turn NaN into a number, which saves a check
             (docs/precision.md gives its cost).
+        batch_invariant: on cpu, operators that compute each row of a batch by itself give it the same bytes in every
+            batch, alone too (docs/precision.md). False allows kernels that do not, which may be faster.
         without_passes: names of passes to skip; `dagexec inspect --passes` lists them.
         keep: blobs that `outputs=` of a run may name in addition to the model's outputs. Without `optimize`, all may.
         shapes: input shapes to optimize for, by name; by default the model's own, with 1 for an axis of any size.
@@ -75,6 +77,7 @@ class CompileOptions(RunOptions):
     calibration: Feeds | Iterable[Feeds] | None = None
     layout: str | None = None
     nan: Nan = "kept"
+    batch_invariant: bool = True
     without_passes: Collection[str] = ()
     keep: Collection[str] = ()
     shapes: Shapes | None = None

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import dagexec
+from dagexec.core.arguments import Arguments
 from dagexec.errors import DeviceError, SettingError
 from dagexec.options import CompileOptions
 from dagexec.scheduler.nets.options import RunOptions
@@ -72,6 +73,14 @@ def test_a_keyword_that_is_no_option_is_refused() -> None:
 def test_options_are_checked_when_they_are_made(options: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=re.escape(message)):
         CompileOptions(**options)
+
+
+@pytest.mark.parametrize("optimize", [True, False])
+def test_operators_are_batch_invariant_unless_asked_otherwise(optimize: bool) -> None:
+    for wanted, options in ((True, CompileOptions()), (False, CompileOptions(batch_invariant=False))):
+        with dagexec.compile(doubled_model(), options, optimize=optimize) as executor:
+            found = {Arguments(one, "op").bool("batch_invariant", True) for one in executor.model.net.op}
+        assert found == {wanted}
 
 
 def test_inputs_for_calibration_are_read_once() -> None:

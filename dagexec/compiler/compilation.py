@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from dagexec.binding.parameters import initialized
 from dagexec.compiler.passes.any_nan import ANY_NAN
+from dagexec.compiler.passes.batch_variance import BATCH_VARIANCE
 from dagexec.compiler.passes.bodies import PASS as BODIES
 from dagexec.compiler.passes.catalog import FINISHING, SIMPLIFYING
 from dagexec.compiler.passes.cudnn_engine import CUDNN_ENGINE, CUDNN_STATES
@@ -121,9 +122,10 @@ def compile_model(model: Model, options: CompileOptions) -> Compiled:
 
     Raises ArgumentError for a pass that does not exist, and what the init net, inference and passes raise.
     """
-    check_pass_names(options.without_passes, (*PASSES, CUDNN_ENGINE, CUDNN_STATES, ANY_NAN, *PRECISION_PASSES))
+    of_options = (CUDNN_ENGINE, CUDNN_STATES, ANY_NAN, BATCH_VARIANCE)
+    check_pass_names(options.without_passes, (*PASSES, *of_options, *PRECISION_PASSES))
     if not options.optimize:
-        return _as_given(model, options)
+        return _as_given(model if options.batch_invariant else BATCH_VARIANCE.apply(model).model, options)
     if options.default_device != CPU:
         return _for_device(model, options)
     try:
@@ -194,6 +196,8 @@ class _Compilation:
         before, after = passes[:place], passes[place + 1 :]
         if self._options.nan == "any":
             before = (*before, ANY_NAN)
+        if not self._options.batch_invariant:
+            before = (*before, BATCH_VARIANCE)
         with self._stage("passes"):
             early = _run(self._model, before, self._options)
         with self._stage("layout"):

@@ -6,6 +6,7 @@ All others must be in the schema of the operator, as an argument that nothing re
 from __future__ import annotations
 
 READ_BY_NETS = {
+    "batch_invariant": "0: the bytes of a row may depend on the other rows of its batch (default 1)",
     "cold_weights": "0: oneDNN's kernels are measured with parameters that lie in the cache (default 1)",
     "cudnn_state": "engine CUDNN: the library state of the device that it takes turns at",
     "drawn_as": "data parallelism: the blob whose random numbers these are, on every device",

@@ -199,6 +199,11 @@ class Operator(ABC):
         return np.random.default_rng(option.random_seed if option.HasField("random_seed") else None)
 
     @property
+    def is_batch_invariant(self) -> bool:
+        """True unless the bytes of a row may depend on the other rows of its batch: argument `batch_invariant`=0."""
+        return self.arguments.bool("batch_invariant", True)
+
+    @property
     def inputs_checked(self) -> Sequence[int]:
         """The inputs that `run_check` reads: they must have their values when the run is over."""
         return ()
