@@ -9,11 +9,12 @@ import statistics
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import IO, Any
 
 import numpy.typing as npt
 from cnn_peers import LOADERS, Loaded, Task, Turn
+from load_generators import ClosedLoop, Latencies, closed_loop, open_loop
 
 
 class _Child:
@@ -53,6 +54,18 @@ class _Child:
         if self._loaded.serve is None:
             raise NotImplementedError("it has no mode for concurrent requests here")
         return self._loaded.serve(callers, seconds)
+
+    def closed_loop(self, callers: int, seconds: float) -> ClosedLoop:
+        return closed_loop(self._request(), callers, seconds)
+
+    def open_loop(self, moments: list[float], callers: int) -> Latencies:
+        return open_loop(self._request(), moments, callers)
+
+    def _request(self) -> Callable[[], object]:
+        assert self._loaded is not None
+        if self._loaded.request is None:
+            raise NotImplementedError("it has no mode for requests from threads here")
+        return self._loaded.request
 
 
 def _answer(requests: IO[bytes], answers: IO[bytes]) -> None:

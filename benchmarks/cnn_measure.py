@@ -178,7 +178,7 @@ def latency(load: Workload, file: Path, threads: int, effort: Effort, absent: Ab
                 if column == OURS:
                     raise
                 print(f"{load.name}: {error}; left out of this row")
-        differences = _compare(contenders, task)
+        differences = compare_outputs(contenders, task)
         product = stack.enter_context(Contender("matrix product", task, {"size": MATRIX_SIZE}))
         rounds, disturbance = _rounds(contenders | {"matrix product": product}, effort)
     gflop = flops(load.model, load.feeds) / 1e9
@@ -214,7 +214,7 @@ def throughput(load: Workload, file: Path, cores: int, effort: Effort, absent: A
         rates: dict[tuple[str, int], list[float]] = {key: [] for key in contenders}
         for _ in range(effort.serve_rounds):
             for key, contender in contenders.items():
-                _wait_until_asleep([other for other in contenders.values() if other is not contender])
+                wait_until_asleep([other for other in contenders.values() if other is not contender])
                 rates[key].append(contender.serve(CALLERS, effort.serve_seconds))
         best: dict[str, tuple[str, int]] = {}
         for key in contenders:
@@ -268,7 +268,7 @@ def _best(
         times: dict[int, list[float]] = {number: [] for number in range(len(found))}
         for _ in range(effort.settings_rounds if len(found) > 1 else 0):
             for number, contender in enumerate(found):
-                _wait_until_asleep([other for other in found if other is not contender])
+                wait_until_asleep([other for other in found if other is not contender])
                 times[number].append(contender.turn(effort.turn_seconds).median)
         medians = {number: 1e3 * statistics.median(row) for number, row in times.items() if row}
         best = min(medians, key=medians.__getitem__) if medians else 0
@@ -282,7 +282,7 @@ def _text(options: Options) -> str:
     return ", ".join(f"{name}={value}" for name, value in options.items())
 
 
-def _compare(contenders: Mapping[str, Contender], task: Task) -> dict[str, float]:
+def compare_outputs(contenders: Mapping[str, Contender], task: Task) -> dict[str, float]:
     """How far each contender's result is from onnxruntime's, or without it from that of dagexec's plain engines."""
     if "onnxruntime" in contenders:
         reference = contenders["onnxruntime"].output()
@@ -311,7 +311,7 @@ def _rounds(contenders: Mapping[str, Contender], effort: Effort) -> tuple[dict[s
     for _ in range(effort.rounds):
         for column, contender in contenders.items():
             others = [other for other in contenders.values() if other is not contender]
-            before = _wait_until_asleep(others)
+            before = wait_until_asleep(others)
             rounds[column].append(contender.turn(effort.turn_seconds))
             spent = _processor_seconds(others) - before
             last = rounds[column][-1]
@@ -319,7 +319,7 @@ def _rounds(contenders: Mapping[str, Contender], effort: Effort) -> tuple[dict[s
     return rounds, disturbance
 
 
-def _wait_until_asleep(contenders: Sequence[Contender], most_seconds: float = 2.0) -> float:
+def wait_until_asleep(contenders: Sequence[Contender], most_seconds: float = 2.0) -> float:
     """Wait until none of them computes any more (pools spin on for a while); their processor seconds so far."""
     spent, end = _processor_seconds(contenders), time.monotonic() + most_seconds
     while time.monotonic() < end:

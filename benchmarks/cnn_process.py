@@ -12,13 +12,14 @@ import pickle
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
 from cnn_peers import Task, Turn
+from load_generators import ClosedLoop, Latencies
 
 _PROGRAM = Path(__file__).parent / "cnn_child.py"
 
@@ -74,6 +75,16 @@ class Contender:
         """Inferences a second with so many concurrent requests."""
         rate: float = self._ask("serve", callers, seconds)
         return rate
+
+    def closed_loop(self, callers: int, seconds: float) -> ClosedLoop:
+        """Requests of so many threads, each again as soon as it has its answer."""
+        found: ClosedLoop = self._ask("closed_loop", callers, seconds)
+        return found
+
+    def open_loop(self, moments: Sequence[float], callers: int) -> Latencies:
+        """Requests at these moments, from as many threads."""
+        found: Latencies = self._ask("open_loop", list(moments), callers)
+        return found
 
     def processor_seconds(self) -> float:
         """Processor time of all the process's threads so far (clock_getcpuclockid(3))."""

@@ -105,7 +105,7 @@ def test_rows_are_added_to_those_that_were_measured_in_the_same_way(benchmark_mo
 
 
 def test_a_result_that_differs_stops_the_run(benchmark_modules: None) -> None:
-    from cnn_measure import _compare
+    from cnn_measure import compare_outputs
     from cnn_process import ContenderError
 
     class Fixed:
@@ -119,12 +119,12 @@ def test_a_result_that_differs_stops_the_run(benchmark_modules: None) -> None:
 
     right, near, wrong = Fixed(1, 2), Fixed(1.001, 2), Fixed(1, 2.01)
     task: Any = None
-    assert _compare({"onnxruntime": right, "dagexec": near}, task)["dagexec"] == pytest.approx(0.0005, rel=1e-3)
+    assert compare_outputs({"onnxruntime": right, "dagexec": near}, task)["dagexec"] == pytest.approx(0.0005, rel=1e-3)
     for other in (wrong, Fixed(1, float("nan"))):
         with pytest.raises(ContenderError, match="nothing is reported"):
-            _compare({"onnxruntime": right, "dagexec": other}, task)
+            compare_outputs({"onnxruntime": right, "dagexec": other}, task)
     with pytest.raises(ContenderError, match="shape"):
-        _compare({"onnxruntime": right, "dagexec": Fixed(1)}, task)
+        compare_outputs({"onnxruntime": right, "dagexec": Fixed(1)}, task)
 
 
 @pytest.mark.slow
