@@ -19,6 +19,7 @@ from dagexec.errors import DagexecError
 from dagexec.options import CompileOptions
 from dagexec.platform.lazy import LazyModule
 from dagexec.serving.compile import compile
+from dagexec.serving.compile_async import compile_async
 from dagexec.serving.executor import Executor
 from dagexec.serving.model_source import load_model
 from dagexec.storage.net_file import load_net, save_net
@@ -43,6 +44,7 @@ __all__ = [
     "Workspace",
     "choices",
     "compile",
+    "compile_async",
     "create_shared_buffer",
     "force_shared_buffer",
     "load_choices",

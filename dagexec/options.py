@@ -57,8 +57,8 @@ class CompileOptions(RunOptions):
             their own streams, which bounds the memory of their workspaces (docs/cudnn.md).
         operator_arguments: arguments for every operator that supports them and does not set them already:
             `{"shared_buffer": 1}` lets all convolutions share a buffer, `{"exhaustive_search": 1}` measures algorithms.
-        progress: called in this thread with a short description of each stage of compilation, which is also logged at
-            level DEBUG for "dagexec".
+        progress: called in the thread that compiles with a short description of each stage of compilation, which is
+            also logged at level DEBUG for "dagexec".
 
     How it is embedded:
         foreign: nodes of an ONNX model that dagexec has no operators for are computed by onnxruntime, where it is

@@ -49,7 +49,7 @@ from dagexec.ops.base.layout import LAYOUTS, NCHW
 from dagexec.ops.onednn.binding import library
 from dagexec.options import CompileOptions
 from dagexec.platform import processor, teams
-from dagexec.platform.deadline import Deadline
+from dagexec.platform.deadline import Deadline, check_stop
 from dagexec.platform.garbage_collection import garbage_collection_paused
 
 logger = logging.getLogger("dagexec")
@@ -219,6 +219,7 @@ class _Compilation:
 
     @contextmanager
     def _stage(self, name: str) -> Iterator[None]:
+        check_stop()
         self._options.report(name)
         start = time.perf_counter()
         yield

@@ -21,7 +21,7 @@ from contextvars import ContextVar
 from pathlib import Path
 
 from dagexec.errors import ModelFormatError, UnsupportedFeatureError
-from dagexec.platform.deadline import Deadline
+from dagexec.platform.deadline import Deadline, check_stop
 from dagexec.platform.files import regular_only, write_atomically
 from dagexec.platform.forking import ProcessLock
 from dagexec.platform.threads import acquire
@@ -300,6 +300,7 @@ def choose(key: str, measure: Measure, *, weight: float = 0.0) -> str | None:
     if not acquire(_turn, max(0.0, seconds_left())):
         return None
     try:
+        check_stop()
         found = choices.find(key)
         left = seconds_left()
         if found is not None or left <= 0:

@@ -4,6 +4,8 @@ A deadline is made where the time is granted, and passed down. Whoever works in 
 `within_deadline` reaches those who know nothing of it: they call `check_deadline` between two pieces of work, such as
 preparing two operators. Native code looks at no clock: `call_with_timeout` makes a call that may take any time in a
 thread of its own, and leaves that behind when it is late.
+
+Work that nobody wants any more ends in the same places: `check_stop` raises within `stoppable` once it is told to.
 """
 
 from __future__ import annotations
@@ -62,8 +64,36 @@ def within_deadline(deadline: Deadline) -> Iterator[None]:
         _deadline.reset(token)
 
 
+class StopRequested(BaseException):
+    """Raised in work that nobody wants any more: it lets go of what it has, and ends.
+
+    No `Exception`, so that it passes whatever handles a candidate or an operator that fails.
+    """
+
+
+_stop: ContextVar[threading.Event | None] = ContextVar("_stop", default=None)
+
+
+@contextmanager
+def stoppable(stop: threading.Event) -> Iterator[None]:
+    """Within the block, `check_stop` raises StopRequested once `stop` is set, from any thread."""
+    token = _stop.set(stop)
+    try:
+        yield
+    finally:
+        _stop.reset(token)
+
+
+def check_stop() -> None:
+    """Raises StopRequested when nobody wants any more what the caller works on."""
+    stop = _stop.get()
+    if stop is not None and stop.is_set():
+        raise StopRequested
+
+
 def check_deadline() -> None:
-    """Raises DeadlineExceededError when the deadline of the caller is over."""
+    """Raises DeadlineExceededError when the deadline of the caller is over, and what `check_stop` raises."""
+    check_stop()
     deadline = _deadline.get()
     if deadline is not None and deadline.is_over:
         raise DeadlineExceededError("the time limit has passed")

@@ -14,6 +14,7 @@ from dagexec.core.operator_arguments import with_arguments
 from dagexec.core.runtime import runtime_of
 from dagexec.errors import FeedError, UnsupportedOperatorError
 from dagexec.options import CompileOptions, with_keywords_of
+from dagexec.platform.deadline import check_stop
 from dagexec.platform.lazy import LazyModule
 from dagexec.scheduler.run.pool import WorkerPool
 from dagexec.serving.executor import Executor
@@ -44,6 +45,7 @@ def compile(model: ModelSource, options: CompileOptions) -> Executor:
     `Executor.warm_up` raises.
     """
     loaded = _load(model, options)
+    check_stop()
     if options.telemetry is not False:
         require_telemetry()  # before anything is measured
     return _executor(loaded, options, keeps_parameters=isinstance(model, Model))

@@ -25,6 +25,7 @@ from dagexec.core.workspace import Workspace
 from dagexec.errors import ClosedError, DagexecError, FeedError, RunCancelledError, RunTimeoutError, ShapeError
 from dagexec.options import CompileOptions, Shapes
 from dagexec.platform.closing import Closing
+from dagexec.platform.deadline import check_stop
 from dagexec.platform.garbage_collection import garbage_collection_paused
 from dagexec.platform.threads import ThreadWait, threads
 from dagexec.scheduler.nets.net import BaseNet
@@ -406,6 +407,7 @@ class Executor(Closing):
     def _warm_up(self, feeds: Feeds) -> None:
         checked = check_feeds(self.model, feeds, self._needed)
         for replica in self._replicas.members:
+            check_stop()
             self._warm(replica, checked)
 
     def _warm(self, replica: Replica, feeds: Outputs) -> None:

@@ -5,11 +5,12 @@ The one who ends a request calls `notify`, from any thread; more than once does 
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from dagexec.platform.lazy import LazyModule
 from dagexec.platform.threads import threads
@@ -24,6 +25,19 @@ else:
 _Result = TypeVar("_Result")
 
 
+class _Event(Protocol):
+    """What is used of `asyncio.Event` and of `anyio.Event`."""
+
+    def set(self) -> object:
+        """Let those who wait go on."""
+
+    def is_set(self) -> bool:
+        """True from then on."""
+
+    async def wait(self) -> object:
+        """Return once it is set."""
+
+
 class _Mailbox:
     """Events that other threads want set on one event loop. The loop is woken once for all that are there."""
 
@@ -35,10 +49,10 @@ class _Mailbox:
         self._schedule: Callable[[Callable[[], object]], object] = (
             getattr(loop, "call_soon_threadsafe", None) or loop.run_sync_soon
         )
-        self._events: deque[anyio.Event] = deque()
+        self._events: deque[_Event] = deque()
         self._woken = False
 
-    def put(self, event: anyio.Event) -> None:
+    def put(self, event: _Event) -> None:
         """Have `event` set, from any thread."""
         self._events.append(event)
         if not self._woken:
@@ -67,12 +81,13 @@ class TaskWait:
 
     def __init__(self) -> None:
         """To be made by the task. Raises anyio.NoEventLoopError outside of an event loop."""
-        loop = lowlevel.current_token().native_token
+        asyncio_loop = asyncio._get_running_loop()
+        loop = asyncio_loop or lowlevel.current_token().native_token
         mailbox: _Mailbox | None = getattr(_here, "mailbox", None)
         if mailbox is None or mailbox.loop is not loop:
             mailbox = _here.mailbox = _Mailbox(loop)
         self._mailbox = mailbox
-        self._done = anyio.Event()
+        self._done: _Event = anyio.Event() if asyncio_loop is None else asyncio.Event()
 
     def notify(self) -> None:
         """Let the task go on."""

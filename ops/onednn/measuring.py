@@ -32,7 +32,7 @@ from dagexec.ops.onednn.binding import usable_threads
 from dagexec.ops.onednn.operator import reorder
 from dagexec.ops.onednn.primitive import WEIGHTS, Array, Descriptor, aligned_empty
 from dagexec.ops.onednn.problem import ALONE, Assembled, Candidate, Compute, Problem, assemble
-from dagexec.platform.deadline import Deadline, call_with_timeout
+from dagexec.platform.deadline import Deadline, call_with_timeout, check_stop
 from dagexec.platform.processor import last_level_cache
 
 logger = logging.getLogger("dagexec")
@@ -125,6 +125,7 @@ def fastest(problem: Problem, candidates: Sequence[Candidate], seconds: float) -
     trials = [first]
     expected = _values(problem, first.result)
     for candidate in candidates[1:]:
+        check_stop()
         if deadline.is_over:
             return None
         trial = _make(problem, candidate, arrays, min(_longest_first(trials) + _MAKING, deadline.left()))

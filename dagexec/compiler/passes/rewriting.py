@@ -15,6 +15,7 @@ from dagexec.compiler.passes.types import keep_inference
 from dagexec.core.graph import check_net
 from dagexec.core.model import Model
 from dagexec.errors import ArgumentError
+from dagexec.platform.deadline import check_stop
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,7 @@ def run_passes(
     for step in passes:
         if step.name in without:
             continue
+        check_stop()
         before, start = len(model.net.op), time.perf_counter()
         rewritten = step.apply(model)
         keep_inference(model, rewritten.model, step.retypes)

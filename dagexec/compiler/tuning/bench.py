@@ -30,7 +30,7 @@ from dagexec.core.model import Model
 from dagexec.core.shapes import element_count
 from dagexec.core.workspace import Workspace
 from dagexec.errors import DeadlineExceededError, ResourceError, RunTimeoutError
-from dagexec.platform.deadline import Deadline, within_deadline
+from dagexec.platform.deadline import Deadline, check_stop, within_deadline
 from dagexec.platform.host_memory import check_fits
 from dagexec.platform.processor import available_cores
 from dagexec.platform.threads import new_gate
@@ -241,6 +241,7 @@ class Bench:
         """Numbers of rounds, for as long as it is worth to go on, and the `longest` so far fits before the deadline."""
         start = begun = time.perf_counter()
         for count in range(_MAX_ROUNDS):
+            check_stop()
             now = time.perf_counter()
             longest, begun = max(longest, now - begun), now
             if self._deadline.left() <= longest:
