@@ -22,6 +22,7 @@ from dagexec.ops.base.layout import LAYOUTS, NCHW, NHWC
 from dagexec.scheduler.nets.options import RunOptions
 
 if TYPE_CHECKING:
+    from opentelemetry.metrics import Meter
     from opentelemetry.trace import Tracer
 
 logger = logging.getLogger("dagexec")
@@ -70,6 +71,8 @@ class CompileOptions(RunOptions):
         warm_start: prepare and run every replica once with zeros, so that the first request is as fast as later ones
             (see `Executor.warm_up`); or the shapes of these zeros by input name.
         telemetry: create an OpenTelemetry span for each run; True uses the global tracer provider, or give a tracer.
+        metrics: count requests and measure their times and memory with OpenTelemetry's metrics; True uses the global
+            meter provider, or give a meter.
     """
 
     optimize: bool = True
@@ -92,6 +95,7 @@ class CompileOptions(RunOptions):
     when_full: WhenFull = "wait"
     warm_start: bool | Shapes = False
     telemetry: bool | Tracer = False
+    metrics: bool | Meter = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

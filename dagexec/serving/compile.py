@@ -19,6 +19,7 @@ from dagexec.platform.lazy import LazyModule
 from dagexec.scheduler.run.pool import WorkerPool
 from dagexec.serving.executor import Executor
 from dagexec.serving.given_types import GivenTypes
+from dagexec.serving.metrics import require_metrics
 from dagexec.serving.model_source import ModelSource, load_model
 from dagexec.serving.overriding import OverridableExecutor
 from dagexec.serving.telemetry import require_telemetry
@@ -48,6 +49,8 @@ def compile(model: ModelSource, options: CompileOptions) -> Executor:
     check_stop()
     if options.telemetry is not False:
         require_telemetry()  # before anything is measured
+    if options.metrics is not False:
+        require_metrics()
     return _executor(loaded, options, keeps_parameters=isinstance(model, Model))
 
 

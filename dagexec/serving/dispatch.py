@@ -26,6 +26,7 @@ from dagexec.platform.threads import ThreadWait, threads
 from dagexec.scheduler.run.pool import WorkerPool
 from dagexec.scheduler.run.run import Run
 from dagexec.serving.dispatch_state import DispatchState
+from dagexec.serving.metrics import Metrics
 from dagexec.serving.requests import Request, RequestQueue, outcome_name
 from dagexec.serving.statistics import OUTCOMES, ExecutorStatistics, Latencies
 from dagexec.serving.telemetry import Telemetry
@@ -41,6 +42,7 @@ class Dispatcher:
         pool: WorkerPool,
         options: CompileOptions,
         telemetry: Telemetry | None,
+        metrics: Metrics | None = None,
     ) -> None:
         """`name` is the model's, for messages; the workers of `pool` serve."""
         self.name = name
@@ -48,6 +50,9 @@ class Dispatcher:
         self.forked = False
         self._pool = pool
         self._telemetry = telemetry
+        self._metrics = metrics
+        if metrics is not None:
+            metrics.observe(self)
         self._now = threads().monotonic
         self._lock = threads().lock()
         self._when_empty: list[Callable[[], object]] = []
@@ -69,6 +74,8 @@ class Dispatcher:
                 return self.state.arrive(request, now)
         except (ClosedError, QueueFullError) as error:
             self._end_span(request, error, 0.0)
+            if self._metrics is not None and isinstance(error, QueueFullError):
+                self._metrics.record(error, 0.0, 0.0)
             raise
 
     def admit_inline(self, request: Request, binding: IOBinding) -> bool:
@@ -97,6 +104,7 @@ class Dispatcher:
             now = self._now()
             request.following = self.state.release(request, now)
             self.state.settle(request, result, error, now)
+        self._record(request, error, now)
         self.notify(request)
 
     def end_inline(self, request: Request, error: BaseException | None = None) -> bool:
@@ -109,6 +117,8 @@ class Dispatcher:
         if error is not None and not request.over:
             request.replica.unbind()
         outcome, now = "completed" if error is None else outcome_name(error), self._now()
+        if self._metrics is not None and not request.over:
+            self._metrics.record(error, 0.0, now - request.begun)
         with self._lock:
             return not self.state.leave_inline(request, outcome, now, bool(self._when_empty))
 
@@ -136,9 +146,11 @@ class Dispatcher:
             if request.steps is not None:
                 request.steps.clear()
             if waiting:
+                now = self._now()
                 self.state.withdraw(request)
-                self.state.settle(request, None, error, self._now())
+                self.state.settle(request, None, error, now)
         if waiting:
+            self._record(request, error, now)
             self.notify(request)
         elif run is not None:
             self._pool.stop(run, error)
@@ -217,6 +229,14 @@ class Dispatcher:
         if self._when_empty:
             self._announce_empty()
 
+    def arena_bytes(self) -> int:
+        """The bytes that the tensors of the replicas share."""
+        return sum(replica.net.preparation_statistics().arena_bytes for replica in self.state.replicas)
+
+    def _record(self, request: Request, error: BaseException | None, now: float) -> None:
+        if self._metrics is not None and request.pinned is None:
+            self._metrics.record(error, request.begun - request.created, now - request.begun)
+
     def _end_span(self, request: Request, error: BaseException | None, waited: float) -> None:
         if self._telemetry is not None and request.pinned is None:
             self._telemetry.end(request, outcome_name(error), error, waited)
@@ -231,10 +251,11 @@ class Dispatcher:
 
     def _end_waiting(self, queue: RequestQueue) -> None:
         with self._lock:
-            ended = queue.clear()
+            ended, now = queue.clear(), self._now()
             for request in ended:
-                self.state.settle(request, None, self._closed(), self._now())
+                self.state.settle(request, None, self._closed(), now)
         for request in ended:
+            self._record(request, request.error, now)
             self.notify(request)
 
     def _closed(self) -> ClosedError:

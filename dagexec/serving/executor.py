@@ -36,6 +36,7 @@ from dagexec.scheduler.run.run import task, waiting_time
 from dagexec.serving.dispatch import Dispatcher
 from dagexec.serving.given_types import GivenTypes
 from dagexec.serving.inline import InlineRuns
+from dagexec.serving.metrics import Metrics
 from dagexec.serving.pooled import PooledRuns
 from dagexec.serving.requests import Request
 from dagexec.serving.statistics import ExecutorStatistics
@@ -82,6 +83,9 @@ class Executor(Closing):
         if options.telemetry is not False:
             tracer = None if options.telemetry is True else options.telemetry
             self._telemetry = Telemetry(model.name, options.net_type, tracer)
+        self._metrics = None
+        if options.metrics is not False:
+            self._metrics = Metrics(model.name, options.net_type, None if options.metrics is True else options.metrics)
         self._keep = frozenset((*options.keep, *model.outputs, *model.inputs)) if options.optimize else None
         self._source = given or model
         self._given_types = given_types
@@ -111,7 +115,9 @@ class Executor(Closing):
             raise
         self._finalizer = weakref.finalize(self, _dropped, self._pool, self._owns_pool, self._replicas)
         self._finalizer.atexit = False
-        self._dispatcher = Dispatcher(model.name, self._replicas.members, self._pool, options, self._telemetry)
+        self._dispatcher = Dispatcher(
+            model.name, self._replicas.members, self._pool, options, self._telemetry, self._metrics
+        )
         self._pooled = PooledRuns(self._dispatcher, self._pool)
         self.graph = self._replicas.graph
         self._inline: InlineRuns | None = None

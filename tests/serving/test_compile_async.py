@@ -168,10 +168,17 @@ async def test_an_executor_that_is_ready_when_the_task_is_cancelled_is_closed(mo
 
 
 @pytest.mark.usefixtures("leaves_nothing")
-def test_a_dropped_coroutine_stops_its_compilation() -> None:
-    """Its thread ends by itself, with no event loop left to tell."""
-    stages = Stages("init net")
-    loop = asyncio.new_event_loop()
+@pytest.mark.parametrize("when", ["under way", "ready"])
+def test_a_dropped_coroutine_stops_its_compilation(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its thread ends by itself and leaves nothing open, with no event loop left to tell."""
+    stages = Stages("init net" if when == "under way" else "ready")
+    made: list[dagexec.Executor] = []
+    compile = dagexec.compile
+
+    def noted(*arguments: Any) -> dagexec.Executor:
+        made.append(compile(*arguments))
+        stages("ready")
+        return made[0]
 
     async def begin() -> None:
         waiting = dagexec.compile_async("zoo:lenet", progress=stages).__await__()
@@ -179,13 +186,46 @@ def test_a_dropped_coroutine_stops_its_compilation() -> None:
         await asyncio.to_thread(stages.reached.wait, PATIENCE)
         waiting.close()  # throws GeneratorExit into it, as the collector does
 
-    loop.run_until_complete(begin())
-    loop.run_until_complete(loop.shutdown_default_executor())
-    loop.close()
+    monkeypatch.setattr("dagexec.serving.compile_async.compile", noted)
+    asyncio.run(begin())
     for thread in threading.enumerate():
         if thread.name == "dagexec-compiling":
             thread.join(PATIENCE)
-    assert stages.seen == ["init net"]
+    assert stages.seen[-1] == ("init net" if when == "under way" else "ready")
+    for executor in made:
+        with pytest.raises(ClosedError):
+            executor.run(random_feeds(executor.model, seed=0))
+
+
+class StopAt(threading.Event):
+    """Notes the functions that look whether to stop, and tells them to in one of them."""
+
+    def __init__(self, place: str = "") -> None:
+        super().__init__()
+        self.places: set[str] = set()
+        self._place = place
+
+    def is_set(self) -> bool:
+        frame = sys._getframe(2)
+        while frame.f_code.co_name == "check_deadline":
+            assert frame.f_back is not None
+            frame = frame.f_back
+        self.places.add(frame.f_code.co_name)
+        return frame.f_code.co_name == self._place
+
+
+PLACES = ["compile", "run_passes", "_stage", "_rounds", "choose", "fastest", "_warm_up"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("leaves_nothing")
+@pytest.mark.parametrize("place", PLACES)
+def test_every_piece_of_a_compilation_may_be_its_last(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between passes, candidates, rounds, operators and replicas it looks whether it is wanted, and leaves nothing."""
+    stop = StopAt(place)
+    with without_choices(monkeypatch), deadline.stoppable(stop), pytest.raises(deadline.StopRequested):
+        dagexec.compile("zoo:lenet", tuning_seconds=2, warm_start=True).close()
+    assert place in stop.places
 
 
 @pytest.mark.anyio
