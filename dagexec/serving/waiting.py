@@ -5,7 +5,6 @@ The one who ends a request calls `notify`, from any thread; more than once does 
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -16,9 +15,12 @@ from dagexec.platform.lazy import LazyModule
 from dagexec.platform.threads import threads
 
 if not TYPE_CHECKING:
+    asyncio = LazyModule("asyncio")
     anyio = LazyModule("anyio")
     lowlevel = LazyModule("anyio.lowlevel")
 else:
+    import asyncio
+
     import anyio
     from anyio import lowlevel
 
