@@ -56,6 +56,7 @@ benchmark: $(VENV)/.installed-test
 	$(BIN)/python benchmarks/mutations.py --json benchmarks/results/mutations.json
 	$(BIN)/python benchmarks/inter_op.py --json benchmarks/results/inter_op.json
 	$(BIN)/python benchmarks/concurrent_requests.py --json benchmarks/results/concurrent_requests.json
+	$(BIN)/python benchmarks/event_loop.py --json benchmarks/results/event_loop.json
 	$(BIN)/python benchmarks/what_if.py --json benchmarks/results/what_if.json
 	$(BIN)/python benchmarks/simulated_streams.py --json benchmarks/results/simulated_streams.json
 	$(BIN)/python benchmarks/conv.py --json benchmarks/results/conv.json
