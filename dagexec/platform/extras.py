@@ -29,7 +29,7 @@ REQUIREMENTS = {
     "onnxruntime": ("onnxruntime>=1.20",),
     "plot": ("matplotlib>=3.8",),
     "mpi": ("mpi4py>=4", "openmpi>=5"),
-    "telemetry": ("opentelemetry-api>=1.31",),
+    "telemetry": ("opentelemetry-api>=1.30",),
     "lmdb": ("lmdb>=1.5",),
     "safetensors": ("safetensors>=0.8",),
     "examples": ("scikit-learn>=1.4",),
