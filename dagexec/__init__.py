@@ -22,6 +22,7 @@ from dagexec.serving.compile import compile
 from dagexec.serving.compile_async import compile_async
 from dagexec.serving.executor import Executor
 from dagexec.serving.model_source import load_model
+from dagexec.serving.pool import Pool
 from dagexec.storage.net_file import load_net, save_net
 
 if not TYPE_CHECKING:
@@ -40,6 +41,7 @@ __all__ = [
     "Model",
     "NetDef",
     "OperatorDef",
+    "Pool",
     "PrecisionReport",
     "Workspace",
     "choices",

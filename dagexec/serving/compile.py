@@ -12,16 +12,18 @@ from dagexec.core.host_placement import model_on_host
 from dagexec.core.model import Model
 from dagexec.core.operator_arguments import with_arguments
 from dagexec.core.runtime import runtime_of
-from dagexec.errors import FeedError, UnsupportedOperatorError
+from dagexec.errors import FeedError, SettingError, UnsupportedOperatorError
 from dagexec.options import CompileOptions, with_keywords_of
 from dagexec.platform.deadline import check_stop
 from dagexec.platform.lazy import LazyModule
+from dagexec.platform.processor import available_cores
 from dagexec.scheduler.run.pool import WorkerPool
 from dagexec.serving.executor import Executor
 from dagexec.serving.given_types import GivenTypes
 from dagexec.serving.metrics import require_metrics
 from dagexec.serving.model_source import ModelSource, load_model
 from dagexec.serving.overriding import OverridableExecutor
+from dagexec.serving.pool import Pool
 from dagexec.serving.telemetry import require_telemetry
 
 if not TYPE_CHECKING:
@@ -43,8 +45,10 @@ def compile(model: ModelSource, options: CompileOptions) -> Executor:
     Raises ModelFormatError, SchemaError, UnsupportedOperatorError, CycleError, ShapeError, DeviceError, AccessError for
     an operator that accesses more than is allowed, ArgumentError for an argument that no operator has, FeedError for a
     blob in `keep` that the model does not have, SettingError for an option out of range, and with `warm_start` what
-    `Executor.warm_up` raises.
+    `Executor.warm_up` raises. ClosedError for a `pool` that is closed.
     """
+    if options.pool is not None:
+        options = _on_pool(options, options.pool)
     loaded = _load(model, options)
     check_stop()
     if options.telemetry is not False:
@@ -75,6 +79,19 @@ def _executor(
     if overridable is None:
         return Executor(compiled.model, kept, given, compiled.parameters, pool, types)
     return OverridableExecutor(compiled.model, kept, given, compiled.parameters, types, overridable, _executor)
+
+
+def _on_pool(options: CompileOptions, pool: Pool) -> CompileOptions:
+    """The options for a model on `pool`: its workers, and no more threads than cores when all of them are busy.
+
+    Raises SettingError for what is no pool and for another number of workers.
+    """
+    if not isinstance(pool, Pool):
+        raise SettingError(f"pool must be a dagexec.Pool or None, not {pool!r:.80}")
+    if options.num_workers not in (None, pool.workers):
+        raise SettingError(f"num_workers={options.num_workers}: pool {pool.name!r} has {pool.workers}; leave it out")
+    threads = options.intra_op_threads or max(1, available_cores() // pool.workers)
+    return replace(options, num_workers=pool.workers, intra_op_threads=threads)
 
 
 def _load(model: ModelSource, options: CompileOptions) -> Model:

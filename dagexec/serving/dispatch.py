@@ -23,6 +23,7 @@ from dagexec.platform.deadline import Deadline
 from dagexec.platform.forking import reset_after_fork
 from dagexec.platform.shutdown import hold_daemon, stop_at_exit
 from dagexec.platform.threads import ThreadWait, threads
+from dagexec.scheduler.run.fair_share import Share
 from dagexec.scheduler.run.pool import WorkerPool
 from dagexec.scheduler.run.run import Run
 from dagexec.serving.dispatch_state import DispatchState
@@ -43,9 +44,11 @@ class Dispatcher:
         options: CompileOptions,
         telemetry: Telemetry | None,
         metrics: Metrics | None = None,
+        share: Share | None = None,
     ) -> None:
-        """`name` is the model's, for messages; the workers of `pool` serve."""
+        """`name` is the model's, for messages; the workers of `pool` serve, and charge `share` if others use them."""
         self.name = name
+        self.share = share
         self.state = DispatchState(name, tuple(replicas), options)
         self.forked = False
         self._pool = pool
@@ -189,6 +192,14 @@ class Dispatcher:
             running = list(self.state.running.values())
         for request in running:
             self.cancel(request, self._closed())
+
+    def unfinished(self) -> int:
+        """How many requests are not over."""
+        with self._lock:
+            state = self.state
+            return sum(len(queue) for queue in (state.queue, state.awaiting_admission, state.pinned)) + len(
+                state.running
+            )
 
     def when_empty(self, callback: Callable[[], object]) -> None:
         """Call `callback` once no request is left, at once if none is."""

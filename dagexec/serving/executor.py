@@ -1,14 +1,15 @@
 """Executor: a compiled model to embed in a larger application. `dagexec.compile` makes one.
 
-An executor owns a worker pool and `replicas` nets over shared parameters, so that many runs may be in flight. A request
-waits in a queue until a replica is free; `run` blocks its thread meanwhile, `run_async` only its task.
+An executor has a worker pool, of its own or a shared one (`dagexec.serving.pool`), and `replicas` nets over shared
+parameters, so that many runs may be in flight. A request waits in a queue until a replica is free; `run` blocks its
+thread meanwhile, `run_async` only its task.
 """
 
 from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Self
@@ -20,6 +21,7 @@ from dagexec.binding.replicas import Replica, Replicas, build_replicas
 from dagexec.core.device import CPU
 from dagexec.core.feeds import Feeds, HeldMemory, as_arrays, check_feeds, check_out, named_feeds, result_names
 from dagexec.core.model import InputInfo, Model
+from dagexec.core.operator import nothing_to_do
 from dagexec.core.runtime import runtime_of
 from dagexec.core.workspace import Workspace
 from dagexec.errors import ClosedError, DagexecError, FeedError, RunCancelledError, RunTimeoutError, ShapeError
@@ -31,6 +33,7 @@ from dagexec.platform.threads import ThreadWait, threads
 from dagexec.scheduler.nets.net import BaseNet
 from dagexec.scheduler.observe.observers import Observer
 from dagexec.scheduler.observe.trace_lines import line_observer
+from dagexec.scheduler.run.fair_share import Share
 from dagexec.scheduler.run.pool import WorkerPool
 from dagexec.scheduler.run.run import task, waiting_time
 from dagexec.serving.dispatch import Dispatcher
@@ -71,13 +74,13 @@ class Executor(Closing):
         `given_types` are for errors in its words.
         `options` determine the number of workers and the net type. `parameters` holds the model's parameters and what
         has been derived from them, or None if nothing has. `pool` may serve other executors, too, and is left open;
-        None creates a pool for this executor. Raises what `warm_up` raises, if `options` request it.
+        with None it is that of the options' `pool`, or a new one. Raises what `warm_up` raises, if `options` request
+        it, and ClosedError when the pool is closed.
         """
         assert options.net_type is not None
         assert options.num_workers is not None
         self.model = model
         self.net_type = options.net_type
-        self.num_workers = options.num_workers if pool is None else pool.num_workers
         self._options = options
         self._telemetry = None
         if options.telemetry is not False:
@@ -104,8 +107,9 @@ class Executor(Closing):
     def _open(self, parameters: Workspace | None, pool: WorkerPool | None) -> None:
         """Start the workers, unless they are those of `pool`, and make the nets."""
         model, options = self.model, self._options
-        self._owns_pool = pool is None
-        self._pool = pool or WorkerPool(self.num_workers, name=f"dagexec-{model.net.name or 'net'}")
+        self._owns_pool = pool is None and options.pool is None
+        self._pool = pool or self._workers()
+        self.num_workers = self._pool.num_workers
         try:
             with garbage_collection_paused():
                 self._replicas = build_replicas(model, options, self._pool, self._keep, parameters)
@@ -113,11 +117,15 @@ class Executor(Closing):
             if self._owns_pool:
                 self._pool.close()
             raise
-        self._finalizer = weakref.finalize(self, _dropped, self._pool, self._owns_pool, self._replicas)
-        self._finalizer.atexit = False
+        share = None if options.pool is None else Share(model.name)
         self._dispatcher = Dispatcher(
-            model.name, self._replicas.members, self._pool, options, self._telemetry, self._metrics
+            model.name, self._replicas.members, self._pool, options, self._telemetry, self._metrics, share
         )
+        self._leave_pool = nothing_to_do if options.pool is None else options.pool.enter(self._dispatcher)
+        self._finalizer = weakref.finalize(
+            self, _dropped, self._pool, self._owns_pool, self._replicas, self._leave_pool
+        )
+        self._finalizer.atexit = False
         self._pooled = PooledRuns(self._dispatcher, self._pool)
         self.graph = self._replicas.graph
         self._inline: InlineRuns | None = None
@@ -126,6 +134,14 @@ class Executor(Closing):
         if alone and self._telemetry is None and line_observer() is None and self.net().on_host:
             in_sequence = self.num_workers == 1 or options.net_type == "simple"
             self._inline = InlineRuns(self._dispatcher, self._pooled, in_sequence, teams)
+
+    def _workers(self) -> WorkerPool:
+        """Those of the pool in the options, else new ones."""
+        options = self._options
+        if options.pool is not None:
+            return options.pool.threads(self.model.name)
+        assert options.num_workers is not None
+        return WorkerPool(options.num_workers, name=f"dagexec-{self.model.net.name or 'net'}")
 
     async def __aenter__(self) -> Self:
         return self
@@ -332,7 +348,7 @@ class Executor(Closing):
             )
         runtime_of(self._options.default_device)
         old, finalizer = self._replicas, self._finalizer
-        self._open(old.parameters, None)  # the threads of a pool it was given are the parent's too
+        self._open(old.parameters, None)  # the threads that it had are the parent's
         finalizer.detach()
         old.close()
 
@@ -434,6 +450,7 @@ class Executor(Closing):
         if self._owns_pool:
             self._pool.close()
         self._replicas.close()
+        self._leave_pool()
         self._finalizer.detach()  # it would keep the replicas, whose last failure refers to the executor, forever
 
     async def _release_async(self) -> None:
@@ -449,13 +466,14 @@ class Executor(Closing):
         )
 
 
-def _dropped(pool: WorkerPool, owns_pool: bool, replicas: Replicas) -> None:
+def _dropped(pool: WorkerPool, owns_pool: bool, replicas: Replicas, leave_pool: Callable[[], object]) -> None:
     """An executor is gone, perhaps without having been closed: the last thing its workers do is to close its nets.
 
     Garbage is collected at any point of any thread, so nothing is waited for here.
     """
     with suppress(ClosedError):
         pool.submit(task("closing the nets of an executor", replicas.close))
+    leave_pool()
     if owns_pool:
         pool.shut()
 

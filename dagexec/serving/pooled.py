@@ -49,10 +49,12 @@ class PooledRuns:
             self._dispatcher.hand_on(request)
             self._pass_on(request)
 
-        self._pool.submit(task(f"handing on a replica of {self._dispatcher.name}", hand_on))
+        name = f"handing on a replica of {self._dispatcher.name}"
+        self._pool.submit(task(name, hand_on, share=self._dispatcher.share))
 
     def _serve_on_worker(self, request: Request) -> None:
-        feeding = task(f"feeding {self._dispatcher.name}", lambda: self._serve(request), request.priority)
+        dispatcher = self._dispatcher
+        feeding = task(f"feeding {dispatcher.name}", lambda: self._serve(request), request.priority, dispatcher.share)
 
         def fed() -> None:
             """With an error and nothing fed, it was cancelled before its turn came."""
@@ -60,7 +62,7 @@ class PooledRuns:
                 self._end(request, None, feeding.error)
 
         feeding.finished = fed
-        cancelled = self._dispatcher.started(request, feeding)
+        cancelled = dispatcher.started(request, feeding)
         if cancelled is None:
             self._pool.submit(feeding)
         else:
@@ -116,6 +118,7 @@ class PooledRuns:
             return False
         run = replica.net.new_run(partial(self._over, request), request.trace)
         run.priority = request.priority
+        run.share = self._dispatcher.share
         cancelled = self._dispatcher.started(request, run)
         if cancelled is not None:
             raise cancelled

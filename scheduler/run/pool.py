@@ -1,12 +1,13 @@
-"""WorkerPool: the threads of an executor. They take ready chains of the runs submitted to them.
+"""WorkerPool: the threads of one executor, or of several. They take ready chains of the runs submitted to them.
 
 One lock guards everything that changes; a worker takes it once a chain, to settle the chain it has run (count down its
 children) and to choose the next: the ready child or waiting chain of the highest priority. A ready child that wins
 continues in the same worker without passing through the heap. A worker with nothing to do waits to be woken, and
 whoever leaves ready chains behind wakes one.
 
-Of several runs the pool serves the one with the highest `priority`, among equal ones the oldest. Workers inside a run
-of lower priority leave it at the end of their chain as long as the other has ready chains.
+Of several runs the pool serves the one with the highest `priority`; among equal ones that of the user who had least of
+the workers (`fair_share`), if there are several; and of one user's the oldest. Workers inside a run of lower priority
+leave it at the end of their chain as long as the other has ready chains.
 
 A worker that dies, by something raised in it outside any operator, is replaced by a new thread. The run it was in ends
 with WorkerLostError, the others do not notice. In a child made by `os.fork` a pool has no threads and is closed.
@@ -33,6 +34,7 @@ from dagexec.platform.processor import available_cores
 from dagexec.platform.shutdown import stop_at_exit
 from dagexec.platform.threads import Thread, ThreadsEndedError, ThreadWait, threads
 from dagexec.scheduler.run.affinity import CoreWakeUp
+from dagexec.scheduler.run.fair_share import Share
 from dagexec.scheduler.run.run import Run
 
 logger = logging.getLogger("dagexec")
@@ -110,7 +112,8 @@ class WorkerPool:
         self.workers: set[int] = set()
         self._workers: list[_Worker] = []
         self._idle: list[_Worker] = []
-        self._runs: list[tuple[int, int, Run]] = []  # heap of (-priority, order, run)
+        self._runs: list[tuple[int, float, int, Run]] = []  # heap of (-priority, start tag, order, run)
+        self._virtual_time = 0.0  # the largest start tag of those that were taken
         self._orders = itertools.count()
         self._numbers = itertools.count()
         self._prioritized = False  # some run had a priority of its own
@@ -147,6 +150,8 @@ class WorkerPool:
                     raise ClosedError(f"net {run.name!r}: {self._closed}")
                 run.order = next(self._orders)
                 run.pool = self
+                if run.share is not None:
+                    run.start_tag, run.advance = run.share.enter(self._virtual_time)
                 if run.priority:
                     self._prioritized = True
                 self._list(run)
@@ -221,6 +226,8 @@ class WorkerPool:
                 return
             over = run.over = run.active == 0
             run.stop(error)
+            if over and not left and run.share is not None:
+                run.share.give_back(run.advance)
         if on_stop is not None:
             on_stop()
         if over and not left:
@@ -259,7 +266,7 @@ class WorkerPool:
     def statistics(self) -> PoolStatistics:
         """Counts at this moment."""
         with self.lock:
-            waiting = [run for _, _, run in self._runs if run.ready]
+            waiting = [run for *_, run in self._runs if run.ready]
             return PoolStatistics(
                 workers=self.num_workers,
                 idle=len(self._idle),
@@ -324,13 +331,25 @@ class WorkerPool:
             run.active += 1
             worker.run = run
             chain = heappop(run.ready)
+            self._virtual_time = max(self._virtual_time, run.start_tag)
+            advance, run.advance = run.advance, 0.0
             helper = self._idle.pop() if run.ready and self._idle else None
             lock.release()
             if helper is not None:
                 helper.wake()
             if run.teams:
                 teams.enter(worker.wake)
-            self._work(worker, run, chain)
+            if run.share is None:
+                self._work(worker, run, chain)
+            else:
+                self._work_charged(worker, run, chain, run.share, advance)
+
+    def _work_charged(self, worker: _Worker, run: Run, chain: int, share: Share, advance: float) -> None:
+        """`_work`, charged to `share`; a worker that dies in it charges nothing."""
+        began = self._source.monotonic()
+        self._work(worker, run, chain)
+        with self.lock:
+            share.charge(self._source.monotonic() - began, advance)
 
     def _wake_all(self) -> None:
         """Have every worker look for work: a thread that was ended may have taken one as idle and not woken it."""
@@ -344,7 +363,7 @@ class WorkerPool:
         """The first run with a ready chain; runs without one leave the list. Call with the lock held."""
         runs = self._runs
         while runs:
-            run = runs[0][2]
+            run = runs[0][3]
             if run.ready:
                 return run
             heappop(runs)
@@ -354,7 +373,7 @@ class WorkerPool:
     def _list(self, run: Run) -> None:
         """Let workers find `run`, which has ready chains and is not listed. Call with the lock held."""
         run.listed = True
-        heappush(self._runs, (-run.priority, run.order, run))
+        heappush(self._runs, (-run.priority, run.start_tag, run.order, run))
         if self._prioritized:
             for worker in self._workers:
                 if worker.run is not None and worker.run.priority < run.priority:

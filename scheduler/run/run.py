@@ -17,6 +17,7 @@ from dagexec.core.operator import Step
 from dagexec.errors import DagexecError, RunCancelledError
 from dagexec.platform.threads import ThreadWait
 from dagexec.scheduler.plan.culprit import NameStep, needs_no_culprit, operator_failure
+from dagexec.scheduler.run.fair_share import Share
 
 logger = logging.getLogger("dagexec")
 
@@ -65,7 +66,10 @@ class Run:
         ready: heap of ready chains nobody has taken yet.
         active: workers inside this run.
         priority: of several runs with ready chains, the one with the highest is served first.
-        order: among runs of one priority, the smallest is served first; set by the pool.
+        share: of the user of the pool that it is charged to; None for a pool with one user.
+        start_tag: among runs of one priority, the smallest is served first (see `fair_share`); set by the pool.
+        advance: seconds that its share was charged before it ran.
+        order: among equal tags, the smallest is served first; set by the pool.
         stopped: no further chain is started (failure or cancellation).
         interrupted: workers inside look up after their chain: the run is stopped, or another may have to go first.
         over: nobody is inside any more and nobody will be; `finished` is being called or was.
@@ -81,9 +85,9 @@ class Run:
     """
 
     __slots__ = (
-        "active", "counts", "error", "finished", "inner", "interrupted", "listed", "name", "name_step", "on_stop",
-        "order", "over", "plan", "pool", "priority", "ready", "secondary", "side_by_side", "steps", "stopped", "teams",
-        "waits",
+        "active", "advance", "counts", "error", "finished", "inner", "interrupted", "listed", "name", "name_step",
+        "on_stop", "order", "over", "plan", "pool", "priority", "ready", "secondary", "share", "side_by_side",
+        "start_tag", "steps", "stopped", "teams", "waits",
     )  # fmt: skip
 
     def __init__(
@@ -109,6 +113,8 @@ class Run:
         self.active = 0
         self.teams = False
         self.priority = priority
+        self.share: Share | None = None
+        self.start_tag = self.advance = 0.0
         self.order = 0
         self.stopped = False
         self.interrupted = False
@@ -159,9 +165,11 @@ class Run:
             raise DagexecError(f"net {self.name!r}: the run ended with {waiting} chains not started")
 
 
-def task(name: str, function: Step, priority: int = 0) -> Run:
+def task(name: str, function: Step, priority: int = 0, share: Share | None = None) -> Run:
     """A run that calls `function` on a worker, for work that belongs beside the nets', such as feeding inputs."""
-    return Run(name, SingleChain(), [(function,)], lambda _chain, _step: name, lambda: None, priority)
+    run = Run(name, SingleChain(), [(function,)], lambda _chain, _step: name, lambda: None, priority)
+    run.share = share
+    return run
 
 
 def waiting_time(timeout: float | None) -> float:
