@@ -4,6 +4,7 @@ import os
 import threading
 from collections.abc import Callable
 
+from dagexec.scheduler.run.fair_share import Share
 from dagexec.scheduler.run.pool import WorkerPool
 from dagexec.scheduler.run.run import task
 from tests.scheduler.run.test_pool import PATIENCE, run_of
@@ -109,3 +110,39 @@ def test_a_stopped_run_does_not_go_on_because_another_had_to_go_first() -> None:
         assert all(event.wait(PATIENCE) for event in done)
     assert ran == ["urgent"]
     assert str(low.error) == "enough"
+
+
+def test_users_of_a_pool_take_turns_however_many_runs_each_has_submitted() -> None:
+    order: list[str] = []
+    held, done = Held(), [threading.Event() for _ in range(9)]
+    many, few = Share("many"), Share("few")
+    for share in (many, few):
+        share.charge(1.0, 0.0)  # a run of either is expected to take a second
+    with WorkerPool(1) as pool:
+        pool.submit(run_of([[]], {0: held}, done[0]))
+        assert held.begun.wait(PATIENCE)
+        for event, share in zip(done[1:], [many] * 6 + [few] * 2, strict=True):
+            run = run_of([[]], {0: noting(order, share.name)}, event)
+            run.share = share
+            pool.submit(run)
+        held.go_on.set()
+        assert all(event.wait(PATIENCE) for event in done)
+    assert order == ["many", "few", "many", "few", "many", "many", "many", "many"]
+    assert (many.runs, few.runs) == (6, 2)
+
+
+def test_priority_goes_before_shares() -> None:
+    order: list[str] = []
+    held, done = Held(), [threading.Event() for _ in range(4)]
+    spent, new = Share("spent"), Share("new")
+    spent.charge(9.0, 0.0)
+    with WorkerPool(1) as pool:
+        pool.submit(run_of([[]], {0: held}, done[0]))
+        assert held.begun.wait(PATIENCE)
+        for event, share, priority in zip(done[1:], (spent, new, spent), (0, 0, 1), strict=True):
+            run = run_of([[]], {0: noting(order, f"{share.name} {priority}")}, event)
+            run.share, run.priority = share, priority
+            pool.submit(run)
+        held.go_on.set()
+        assert all(event.wait(PATIENCE) for event in done)
+    assert order == ["spent 1", "new 0", "spent 0"]
