@@ -170,10 +170,14 @@ class Dispatcher:
         here = self.state.running.get(get_ident())
         members = self.state.replicas
         on_device = at_work.stream is not None and any(one.net.would_wait_for_its_device() for one in members)
-        if on_device or self._pool.is_worker() or (here is not None and not here.over):
+        if on_device or self._is_on_worker() or (here is not None and not here.over):
             raise DagexecError(
                 f"net {self.name!r}: an operator cannot {doing} the executor that runs it; it would wait for itself"
             )
+
+    def _is_on_worker(self) -> bool:
+        """True in an operator that a worker calls for this executor. Workers of its own work for nobody else."""
+        return self._pool.is_worker() if self.share is None else self._pool.works_for(self.share)
 
     def shut(self) -> None:
         """Take no more requests; those that await admission end with ClosedError. Idempotent."""

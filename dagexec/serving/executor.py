@@ -192,7 +192,8 @@ class Executor(Closing):
 
         Returns arrays that belong to the caller: those of `out` where given. Raises FeedError, OperatorError,
         RunTimeoutError, ClosedError, QueueFullError, ValueError for a negative `timeout`, TypeError for a priority that
-        is no integer, and DagexecError when an operator calls it on the executor that runs it.
+        is no integer, and DagexecError when an operator calls it on the executor that runs it. An operator may call
+        it on another one; if both have one pool, the operator's worker runs it meanwhile.
         """
         if feeds.__class__ is not dict:
             feeds = named_feeds(self.model.name, feeds, self._needed)
@@ -205,7 +206,7 @@ class Executor(Closing):
                 results = self._inline.run(given, names, out)
                 if results is not None:
                     return results
-            wait = ThreadWait()
+            wait = self._new_wait()
             return self._served(self._request(given, names, out, timeout, priority, trace, wait), wait)
         except ShapeError as error:
             raise self._as_given(error, given) from None
@@ -433,16 +434,20 @@ class Executor(Closing):
             self._warm(replica, checked)
 
     def _warm(self, replica: Replica, feeds: Outputs) -> None:
-        wait = ThreadWait()
+        wait = self._new_wait()
         run_net = not self._replicas.updates_parameters
         self._served(Request(feeds, notify=wait.notify, pinned=replica, run_net=run_net), wait)
+
+    def _new_wait(self) -> ThreadWait:
+        """A wait for something that the workers do."""
+        return self._pool.new_wait(self._dispatcher.share)
 
     def _shut(self) -> None:
         self._dispatcher.check_caller("close")
         self._dispatcher.shut()
 
     def _wait_until_empty(self, seconds: float) -> bool:
-        wait = ThreadWait()
+        wait = self._new_wait()
         self._dispatcher.when_empty(wait.notify)
         return wait.wait(seconds)
 

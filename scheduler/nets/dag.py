@@ -73,7 +73,7 @@ class DAGNet(BaseNet):
         """Have `end` called by a worker, or right here when the net was closed meanwhile and has none any more."""
         assert self._pool is not None
         try:
-            self._pool.submit(task(f"end of {self.name}", end, run.priority))
+            self._pool.submit(task(f"end of {self.name}", end, run.priority, run.share))
         except ClosedError:
             end()
 

@@ -35,6 +35,7 @@ from dagexec.platform.shutdown import stop_at_exit
 from dagexec.platform.threads import Thread, ThreadsEndedError, ThreadWait, threads
 from dagexec.scheduler.run.affinity import CoreWakeUp
 from dagexec.scheduler.run.fair_share import Share
+from dagexec.scheduler.run.helping import HelpingWait
 from dagexec.scheduler.run.run import Run
 
 logger = logging.getLogger("dagexec")
@@ -73,9 +74,10 @@ class _Worker:
         run: the run it is inside, and counted in; with a run of a body in an operator, the inner one.
         ident: of its thread, 0 until that runs.
         telling: the run whose owner it is telling that it is over.
+        waiting: runs in whose operators it waits, while it helps others.
     """
 
-    __slots__ = ("ident", "name", "run", "telling", "wake_up")
+    __slots__ = ("ident", "name", "run", "telling", "waiting", "wake_up")
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -83,6 +85,7 @@ class _Worker:
         self.wake_up: CoreWakeUp | None = None
         self.run: Run | None = None
         self.telling: Run | None = None
+        self.waiting: list[Run] = []
 
     def wake(self) -> None:
         """Have it look for work."""
@@ -112,6 +115,7 @@ class WorkerPool:
         self.workers: set[int] = set()
         self._workers: list[_Worker] = []
         self._idle: list[_Worker] = []
+        self._helping: list[HelpingWait] = []
         self._runs: list[tuple[int, float, int, Run]] = []  # heap of (-priority, start tag, order, run)
         self._virtual_time = 0.0  # the largest start tag of those that were taken
         self._orders = itertools.count()
@@ -168,7 +172,7 @@ class WorkerPool:
         The worker runs ready chains until there are none, and then waits for those who have the others, who never wait
         for it: they take what becomes ready themselves. So one worker is enough. `run` is stopped with `outer`.
         """
-        worker = next(worker for worker in self._workers if worker.ident == threading.get_ident())
+        worker = self._here()
         end = ThreadWait()
         run.finished = end.notify
         run.priority = outer.priority
@@ -262,6 +266,51 @@ class WorkerPool:
     def is_worker(self) -> bool:
         """True when the calling thread is one of this pool's."""
         return threading.get_ident() in self.workers
+
+    def works_for(self, share: Share) -> bool:
+        """True when the calling thread is one of this pool's, and in a run that `share` is charged for."""
+        if not self.is_worker():
+            return False
+        worker = self._here()
+        return any(run is not None and run.share is share for run in (worker.run, *worker.waiting))
+
+    def new_wait(self, share: Share | None) -> ThreadWait:
+        """A wait of the calling thread for a run of `share`; a worker of this pool works for it meanwhile."""
+        if share is None or not self.is_worker():
+            return ThreadWait()
+        return HelpingWait(share, self._helping.append, self._help_once, self._helping.remove)
+
+    def _here(self) -> _Worker:
+        """The worker whose thread is calling."""
+        ident = threading.get_ident()
+        return next(worker for worker in self._workers if worker.ident == ident)
+
+    def _help_once(self, share: Share) -> bool:
+        """For an operator on this worker that waits: work on a run of `share`. False when none has a ready chain."""
+        worker = self._here()
+        with self.lock:
+            run = next((run for *_, run in self._runs if run.share is share and run.ready), None)
+            if run is None:
+                return False
+            outer = worker.run
+            assert outer is not None
+            worker.waiting.append(outer)
+            run.active += 1
+            worker.run = run
+            chain = heappop(run.ready)
+        try:
+            self._work(worker, run, chain)
+        except BaseException as error:
+            with suppress(RuntimeError):
+                self.lock.release()  # in case it was raised with it
+            self._lose(worker, error)
+            raise
+        finally:
+            with self.lock:
+                worker.waiting.pop()
+                worker.run = blocking.run = outer
+                worker.telling = None
+        return True
 
     def statistics(self) -> PoolStatistics:
         """Counts at this moment."""
@@ -374,6 +423,9 @@ class WorkerPool:
         """Let workers find `run`, which has ready chains and is not listed. Call with the lock held."""
         run.listed = True
         heappush(self._runs, (-run.priority, run.start_tag, run.order, run))
+        for wait in self._helping:
+            if wait.share is run.share:
+                wait.look()
         if self._prioritized:
             for worker in self._workers:
                 if worker.run is not None and worker.run.priority < run.priority:
@@ -482,22 +534,10 @@ class WorkerPool:
         with self.lock:
             self._workers.remove(worker)
             self._replaced += 1
-            run, told = worker.run, worker.telling
-            if run is not None:
-                run.active -= 1
-                lost = WorkerLostError(f"net {run.name!r}: worker {worker.name} died: {type(error).__name__}: {error}")
-                lost.__cause__ = error
-                run.stop(lost)
-                if not run.active:
-                    run.over = True
-                    told = run
         if worker.wake_up is not None:
             worker.wake_up.leave()
         self._wake_all()
-        if run is not None and run.on_stop is not None:
-            run.on_stop()
-        if told is not None:
-            _finish(told)
+        self._lose(worker, error)
         try:
             self._start_worker()
         except RuntimeError:
@@ -507,6 +547,23 @@ class WorkerPool:
             worker.run = worker.telling = None
             self._serve(worker)
 
+    def _lose(self, worker: _Worker, error: BaseException) -> None:
+        """End the run that `worker` died in of `error`, and tell its owner, perhaps once more. The lock is not held."""
+        with self.lock:
+            run, told = worker.run, worker.telling
+            if run is not None:
+                run.active -= 1
+                lost = WorkerLostError(f"net {run.name!r}: worker {worker.name} died: {type(error).__name__}: {error}")
+                lost.__cause__ = error
+                run.stop(lost)
+                if not run.active:
+                    run.over = True
+                    told = run
+        if run is not None and run.on_stop is not None:
+            run.on_stop()
+        if told is not None:
+            _finish(told)
+
     def _forked(self) -> None:
         """In a child made by `os.fork`: the threads are the parent's, and so is whoever holds the lock."""
         self.lock = self._source.owned_lock()
@@ -514,7 +571,7 @@ class WorkerPool:
             f"its worker pool was made in process {self._process} and this is process {os.getpid()}: "
             "threads do not survive a fork, so make a new one after it"
         )
-        self._workers, self._idle, self._runs, self._threads = [], [], [], []
+        self._workers, self._idle, self._helping, self._runs, self._threads = [], [], [], [], []
         self.workers = set()
 
 

@@ -6,14 +6,18 @@ import gc
 import os
 import signal
 import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 
 import dagexec
-from dagexec.errors import ClosedError, DagexecError, SettingError
+from dagexec.core.operator import Operator
+from dagexec.errors import ClosedError, DagexecError, OperatorError, RunTimeoutError, SettingError
 from tests.held import PATIENCE, Held, doubled_model, rows
+from tests.nets import temporary_operator
 
 
 def test_executors_of_one_pool_have_its_workers_and_no_others() -> None:
@@ -119,3 +123,83 @@ def test_in_a_child_all_executors_of_a_pool_are_reopened_on_one() -> None:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         for executor in executors:
             executor.close()
+
+
+@pytest.fixture
+def calling() -> Iterator[list[Callable[[], object]]]:
+    """What operators of type Calling call, the one that is created last first."""
+    found: list[Callable[[], object]] = []
+
+    def body(operator: Operator) -> None:
+        operator.y(0)[...] = 1
+        if found:
+            found.pop()()
+
+    with temporary_operator("Calling", body):
+        yield found
+
+
+@contextmanager
+def two_models(first: str, second: str) -> Iterator[tuple[dagexec.Executor, dagexec.Executor]]:
+    """Executors of models with operators of these types, on one worker."""
+    with (
+        dagexec.Pool(1) as pool,
+        dagexec.compile(doubled_model(first), pool=pool, optimize=False) as outer,
+        dagexec.compile(doubled_model(second), pool=pool, optimize=False) as inner,
+    ):
+        yield outer, inner
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["prepared", "new shape"])
+def test_an_operator_runs_another_executor_of_its_pool(calling: list[Callable[[], object]], known: bool) -> None:
+    got: list[np.ndarray] = []
+    with two_models("Calling", "Relu") as (outer, inner):
+        if known:
+            inner.run({"x": rows(7)})
+        calling.append(lambda: got.append(inner.run({"x": rows(5)}, timeout=PATIENCE)["y"]))
+        np.testing.assert_array_equal(outer.run({"x": rows(1)}, timeout=PATIENCE)["y"], [2, 2, 2])
+        np.testing.assert_array_equal(got[0], rows(10))
+
+
+def test_a_worker_that_waits_for_a_replica_runs_the_request_that_has_it(calling: list[Callable[[], object]]) -> None:
+    """The pool's only worker is in an operator that waits for a replica, which a request has that nobody works on."""
+    got: list[np.ndarray] = []
+    with ThreadPoolExecutor(1) as threads, two_models("Calling", "Relu") as (outer, inner):
+
+        def nested() -> None:
+            before = threads.submit(inner.run, {"x": rows(3)}, timeout=PATIENCE)
+            while not inner.statistics().pool.chains_waiting:
+                pass
+            got.append(inner.run({"x": rows(4)}, timeout=PATIENCE)["y"])
+            got.append(before.result(PATIENCE)["y"])
+
+        calling.append(nested)
+        outer.run({"x": rows(1)}, timeout=PATIENCE)
+    np.testing.assert_array_equal(got, [rows(8), rows(6)])
+
+
+def test_models_of_a_pool_cannot_call_each_other_in_a_circle(calling: list[Callable[[], object]]) -> None:
+    with two_models("Calling", "Calling") as (outer, inner):
+        calling.append(lambda: outer.run({"x": rows(1)}, timeout=PATIENCE))
+        calling.append(lambda: inner.run({"x": rows(1)}, timeout=PATIENCE))
+        with pytest.raises(OperatorError, match="cannot run the executor that runs it; it would wait for itself"):
+            outer.run({"x": rows(1)}, timeout=PATIENCE)
+        assert (outer.statistics().failed, inner.statistics().failed) == (1, 1)
+        np.testing.assert_array_equal(outer.run({"x": rows(1)}, timeout=PATIENCE)["y"], [2, 2, 2])
+
+
+def test_an_operator_closes_another_executor_of_its_pool(calling: list[Callable[[], object]]) -> None:
+    with two_models("Calling", "Relu") as (outer, inner):
+        calling.append(inner.close)
+        outer.run({"x": rows(1)}, timeout=PATIENCE)
+        with pytest.raises(ClosedError):
+            inner.run({"x": rows(1)})
+
+
+def test_a_nested_run_ends_at_its_timeout(calling: list[Callable[[], object]]) -> None:
+    with two_models("Calling", "Relu") as (outer, inner):
+        calling.append(lambda: inner.run({"x": rows(1)}, timeout=0))
+        with pytest.raises(RunTimeoutError, match="not done within 0 seconds"):
+            outer.run({"x": rows(1)}, timeout=PATIENCE)
+        assert inner.statistics().timed_out == 1
+        assert inner.run({"x": rows(1)}, timeout=PATIENCE)["y"].max() == 2
