@@ -31,8 +31,8 @@ MUTANTS = (
     Mutant(
         "a worker that enters a run takes the least urgent chain",
         _POOL,
-        "chain = heappop(run.ready)\n            helper",
-        "chain = run.ready.pop()\n            helper",
+        "chain = heappop(run.ready)\n            self._virtual_time",
+        "chain = run.ready.pop()\n            self._virtual_time",
         _POOL_TESTS,
     ),
     Mutant(
@@ -66,8 +66,15 @@ MUTANTS = (
     Mutant(
         "of equal priority the youngest run is served",
         _POOL,
-        "(-run.priority, run.order, run)",
-        "(-run.priority, -run.order, run)",
+        "(-run.priority, run.start_tag, run.order, run)",
+        "(-run.priority, run.start_tag, -run.order, run)",
+        _POOL_TESTS,
+    ),
+    Mutant(
+        "whose turn it is does not depend on what a user had of the workers",
+        _POOL,
+        "(-run.priority, run.start_tag, run.order, run)",
+        "(-run.priority, 0.0, run.order, run)",
         _POOL_TESTS,
     ),
     Mutant(
