@@ -5,20 +5,22 @@ Locks, in the order they may be taken (a thread holding one takes only locks fur
 1. `BaseNet._run_lock` - one run of a net at a time. Held while the run lasts, by the thread that asked for it.
 2. `intra_op._lock` - guards the table of thread demands; taken when nets are made and closed. Reentrant, as a net
    collected as garbage may be closed at any point of a thread.
-3. `WorkerPool.lock` - guards the pool's lists and the ready heaps, counts and state of every run on it. Held for a few
+3. `Pool._lock` (`dagexec.serving.pool`) - guards who has a place on a pool, and whether it is closed. The threads of a
+   child's pool are started under it.
+4. `WorkerPool.lock` - guards the pool's lists and the ready heaps, counts and state of every run on it. Held for a few
    assignments; no operator, callback or I/O runs under it. The executor's (`dagexec.serving.dispatch`) guards where
    requests are; it and this one are never held together.
-4. `affinity._lock` - guards the set of cores that workers hold. Nothing else is taken under it.
-5. `SharedBuffer._use` (`dagexec.core.shared_buffer`) - the one lock that is held while an operator computes, by those
+5. `affinity._lock` - guards the set of cores that workers hold. Nothing else is taken under it.
+6. `SharedBuffer._use` (`dagexec.core.shared_buffer`) - the one lock that is held while an operator computes, by those
    operators that share working memory. A worker holds none of the locks above while it runs an operator.
    On a device, the locks of turns (`dagexec.core.exclusive`), held while an operator is launched: that of the shared
    buffer first, then that of the library state.
-6. `Drain._lock` - guards how many streams a run still waits for, and its timer.
-7. Locks of streams and devices: `NetStreams._lock` and `DeviceStreams._lock` around what a net has leased; the core's
+7. `Drain._lock` - guards how many streams a run still waits for, and its timer.
+8. Locks of streams and devices: `NetStreams._lock` and `DeviceStreams._lock` around what a net has leased; the core's
    table of runtimes and `DeviceRuntime._making`, under which runtimes and library states are made; and those inside
    a device's runtime: its pools, then a stream, then its driver (`dagexec.devices.sim`). No kernel and no callback of
    an event runs under one of them.
-8. Locks around a table, under which nothing else is taken: `Workspace._lock`, `SharedBuffer._announce`,
+9. Locks around a table, under which nothing else is taken: `Workspace._lock`, `SharedBuffer._announce`,
    `LibraryState._table`, `Constant._lock` (what is derived from a constant tensor is computed under it), and that of
    the convolution choices; and the locks of observers, such as `Trace._lock`, `RunsUnderWay._lock` and
    `hazards.Detector._lock`, which are told of launches with a turn held.

@@ -33,13 +33,13 @@ from dagexec.platform.threads import ThreadWait, threads
 from dagexec.scheduler.nets.net import BaseNet
 from dagexec.scheduler.observe.observers import Observer
 from dagexec.scheduler.observe.trace_lines import line_observer
-from dagexec.scheduler.run.fair_share import Share
 from dagexec.scheduler.run.pool import WorkerPool
 from dagexec.scheduler.run.run import task, waiting_time
 from dagexec.serving.dispatch import Dispatcher
 from dagexec.serving.given_types import GivenTypes
 from dagexec.serving.inline import InlineRuns
 from dagexec.serving.metrics import Metrics
+from dagexec.serving.pool import Place
 from dagexec.serving.pooled import PooledRuns
 from dagexec.serving.requests import Request
 from dagexec.serving.statistics import ExecutorStatistics
@@ -107,21 +107,25 @@ class Executor(Closing):
     def _open(self, parameters: Workspace | None, pool: WorkerPool | None) -> None:
         """Start the workers, unless they are those of `pool`, and make the nets."""
         model, options = self.model, self._options
-        self._owns_pool = pool is None and options.pool is None
-        self._pool = pool or self._workers()
+        place = None if options.pool is None else options.pool.enter(model.name)
+        self._owns_pool = pool is None and place is None
+        self._leave_pool = nothing_to_do if place is None else place.leave
+        self._pool = pool or self._workers(place)
         self.num_workers = self._pool.num_workers
         try:
             with garbage_collection_paused():
                 self._replicas = build_replicas(model, options, self._pool, self._keep, parameters)
         except BaseException:
+            self._leave_pool()
             if self._owns_pool:
                 self._pool.close()
             raise
-        share = None if options.pool is None else Share(model.name)
+        share = None if place is None else place.share
         self._dispatcher = Dispatcher(
             model.name, self._replicas.members, self._pool, options, self._telemetry, self._metrics, share
         )
-        self._leave_pool = nothing_to_do if options.pool is None else options.pool.enter(self._dispatcher)
+        if place is not None:
+            place.unfinished = self._dispatcher.unfinished
         self._finalizer = weakref.finalize(
             self, _dropped, self._pool, self._owns_pool, self._replicas, self._leave_pool
         )
@@ -135,13 +139,12 @@ class Executor(Closing):
             in_sequence = self.num_workers == 1 or options.net_type == "simple"
             self._inline = InlineRuns(self._dispatcher, self._pooled, in_sequence, teams)
 
-    def _workers(self) -> WorkerPool:
-        """Those of the pool in the options, else new ones."""
-        options = self._options
-        if options.pool is not None:
-            return options.pool.threads(self.model.name)
-        assert options.num_workers is not None
-        return WorkerPool(options.num_workers, name=f"dagexec-{self.model.net.name or 'net'}")
+    def _workers(self, place: Place | None) -> WorkerPool:
+        """Those of the place on a pool, else new ones."""
+        if place is not None:
+            return place.workers
+        assert self._options.num_workers is not None
+        return WorkerPool(self._options.num_workers, name=f"dagexec-{self.model.net.name or 'net'}")
 
     async def __aenter__(self) -> Self:
         return self

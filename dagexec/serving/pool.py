@@ -11,29 +11,34 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Protocol
-from weakref import WeakValueDictionary
 
 from dagexec.errors import ClosedError, DagexecError
 from dagexec.platform import processor
 from dagexec.platform.closing import Closing
 from dagexec.platform.forking import ProcessLock
+from dagexec.scheduler.run.fair_share import Share
 from dagexec.scheduler.run.pool import PoolStatistics, WorkerPool
 
 _MOST_NAMED = 4
 
 
-class User(Protocol):
-    """What a pool has to know of an executor that runs on it."""
+@dataclass(eq=False)
+class Place:
+    """What one executor has on a pool, which is not closed until it leaves.
 
-    @property
-    def name(self) -> str:
-        """The model's."""
-        ...
+    Attributes:
+        model: its model's name.
+        workers: the threads.
+        share: what these are charged to.
+        leave: gives the place up. Idempotent; from any thread, and where garbage is collected.
+        unfinished: how many of its requests are not over.
+    """
 
-    def unfinished(self) -> int:
-        """How many of its requests are not over."""
-        ...
+    model: str
+    workers: WorkerPool
+    share: Share
+    leave: Callable[[], object]
+    unfinished: Callable[[], int]
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,7 @@ class Pool(Closing):
         """
         self.name = name
         self._lock = ProcessLock()
-        self._users: WeakValueDictionary[int, User] = WeakValueDictionary()
+        self._places: dict[int, Place] = {}
         self._numbers = itertools.count()
         self._closed = False
         count = processor.available_cores() if workers is None else workers
@@ -88,7 +93,7 @@ class Pool(Closing):
     @property
     def models(self) -> Sequence[str]:
         """Names of the models whose executors are open on it."""
-        return [user.name for user in self._open_users()]
+        return [place.model for place in self._taken()]
 
     def statistics(self) -> PoolStatistics:
         """What the workers do at this moment."""
@@ -100,37 +105,34 @@ class Pool(Closing):
         Raises DagexecError while executors are open on the pool, and changes nothing then: close these first.
         """
         with self._lock.own:
-            users = self._open_users()
-            if users:
-                raise DagexecError(self._in_use(users))
-            self._closed = True
+            taken = self._taken()
+            self._closed = self._closed or not taken
+        if taken:
+            raise DagexecError(self._in_use(taken))
         if self._workers.process == os.getpid():
             self._workers.threads.close()
 
-    def threads(self, model: str) -> WorkerPool:
-        """The workers of this process, for an executor of `model`. Raises ClosedError, ResourceError."""
+    def enter(self, model: str) -> Place:
+        """A place for an executor of `model`, with workers of this process. Raises ClosedError, ResourceError."""
+        number = next(self._numbers)
         with self._lock.own:
             if self._closed:
                 raise ClosedError(f"net {model!r}: pool {self.name!r} of {self.workers} worker(s) is closed")
             if self._workers.process != os.getpid():
-                self._users.clear()
+                self._places.clear()
                 self._workers = _Workers(os.getpid(), WorkerPool(self.workers, name=self.name))
-            return self._workers.threads
+            leave = partial(self._places.pop, number, None)
+            place = self._places[number] = Place(model, self._workers.threads, Share(model), leave, lambda: 0)
+            return place
 
-    def enter(self, user: User) -> Callable[[], object]:
-        """`user` runs on the workers from now on, until it calls what is returned, or is gone."""
-        number = next(self._numbers)
-        self._users[number] = user
-        return partial(self._users.pop, number, None)
+    def _taken(self) -> list[Place]:
+        return list(self._places.copy().values()) if self._workers.process == os.getpid() else []
 
-    def _open_users(self) -> list[User]:
-        return list(self._users.values()) if self._workers.process == os.getpid() else []
-
-    def _in_use(self, users: Sequence[User]) -> str:
-        names = ", ".join(repr(user.name) for user in users[:_MOST_NAMED])
-        more = f" and {len(users) - _MOST_NAMED} more" if len(users) > _MOST_NAMED else ""
-        requests = sum(user.unfinished() for user in users)
+    def _in_use(self, taken: Sequence[Place]) -> str:
+        names = ", ".join(repr(place.model) for place in taken[:_MOST_NAMED])
+        more = f" and {len(taken) - _MOST_NAMED} more" if len(taken) > _MOST_NAMED else ""
+        requests = sum(place.unfinished() for place in taken)
         return (
-            f"pool {self.name!r}: {len(users)} executor(s) with {requests} unfinished request(s) are open on it: "
+            f"pool {self.name!r}: {len(taken)} executor(s) with {requests} unfinished request(s) are open on it: "
             f"{names}{more}; close them before the pool"
         )

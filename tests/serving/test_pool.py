@@ -9,11 +9,14 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
 
 import dagexec
+import dagexec.serving.executor as executor_module
+from dagexec.binding.replicas import Replicas
 from dagexec.core.operator import Operator
 from dagexec.errors import ClosedError, DagexecError, OperatorError, RunTimeoutError, SettingError
 from tests.held import PATIENCE, Held, doubled_model, rows
@@ -70,6 +73,27 @@ def test_a_pool_in_use_is_not_closed_and_says_who_uses_it(held: Held) -> None:
     pool.close()
     with pytest.raises(ClosedError, match=r"net 'doubled': pool 'shared' of 1 worker.* is closed"):
         dagexec.compile(doubled_model(), pool=pool, optimize=False)
+
+
+def test_a_pool_is_in_use_as_soon_as_an_executor_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, build = dagexec.Pool(1), executor_module.build_replicas
+
+    def build_while_somebody_closes(*args: Any) -> Replicas:
+        with pytest.raises(DagexecError, match=r"1 executor\(s\) with 0 unfinished request\(s\)"):
+            pool.close()
+        return build(*args)
+
+    monkeypatch.setattr(executor_module, "build_replicas", build_while_somebody_closes)
+    with pool, dagexec.compile(doubled_model(), pool=pool, optimize=False, num_workers=1) as executor:
+        np.testing.assert_array_equal(executor.run({"x": rows(1)}, timeout=PATIENCE)["y"], rows(2))
+
+
+def test_an_executor_that_cannot_be_made_leaves_its_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor_module, "build_replicas", lambda *_: 1 / 0)
+    with dagexec.Pool(1) as pool:
+        with pytest.raises(ZeroDivisionError):
+            dagexec.compile(doubled_model(), pool=pool, optimize=False)
+        assert pool.models == []
 
 
 def test_an_error_from_within_the_block_goes_before_executors_that_it_left_open() -> None:
