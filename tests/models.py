@@ -83,6 +83,25 @@ def he_normal_light_model(name: str) -> onnx.ModelProto:
     return model
 
 
+def with_free_batch(model: onnx.ModelProto) -> onnx.ModelProto:
+    """`model`, made for one image, for any number: inputs, outputs, and the shapes that Reshapes of data name."""
+    changed = onnx.ModelProto()
+    changed.CopyFrom(model)
+    graph = changed.graph
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    for node in graph.node:
+        if node.op_type == "Reshape" and node.input[0] not in constants:
+            shape = onnx.numpy_helper.to_array(constants[node.input[1]]).copy()
+            if shape[0] == 1:
+                shape[0] = 0  # as many as there are
+                constants[node.input[1]].CopyFrom(onnx.numpy_helper.from_array(shape, node.input[1]))
+    for value in (*graph.input, *graph.output):
+        if value.name not in constants:
+            value.type.tensor_type.shape.dim[0].dim_param = "N"
+    del graph.value_info[:]
+    return changed
+
+
 def _weight_shapes(graph: onnx.GraphProto) -> dict[str, tuple[int, ...]]:
     """Shapes of all weights: outputs of ConstantOfShape, and float initializers that a node reads as a weight."""
     initializers = {tensor.name: tensor for tensor in graph.initializer}

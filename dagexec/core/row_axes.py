@@ -76,7 +76,7 @@ def _free_first_axes(model: Model) -> dict[str, int]:
     return {name: 0 for name, info in infos.items() if info.shape is None or info.shape[:1] == (None,)}
 
 
-def _rule_of(schema: OpSchema) -> RowsRule | None:
+def rule_of(schema: OpSchema) -> RowsRule | None:
     """What the operator says, or what follows from its formula or its part in layouts of images."""
     if schema.rows is not None:
         return schema.rows
@@ -129,8 +129,8 @@ class _Follower:
             self._forget(name)
             if own is not None:
                 self._rows[name] = own
-            if counted and not _is_constant(made):
-                self._counted.add(name)
+            if own is None and (counted or any(rows)) and not _is_constant(made):
+                self._counted.add(name)  # a shape, say
 
     def _inputs(self, definition: OperatorDef) -> list[Probed]:
         return [self._known.get(name, self._unknown) for name in definition.input]
@@ -161,7 +161,7 @@ class _Follower:
         outputs: Sequence[Probed],
         rows: Sequence[Rows | None],
     ) -> Sequence[Rows | None]:
-        rule = _rule_of(schema)
+        rule = rule_of(schema)
         if rule is None:
             raise RowsError(f"{label}: {definition.type} does not say whether its rows are independent")
         inputs = self._inputs(definition)

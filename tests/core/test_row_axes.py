@@ -165,6 +165,12 @@ MIXED: Mapping[str, tuple[Sequence[OperatorDef], str]] = {
         "depends on the number of rows",
     ),
     "an output that counts": ([op("Shape", ["x"], ["y"])], "output 'y' depends on the number of rows"),
+    "an output that is a shape": (
+        [op("Reshape", ["x"], ["r", "y"], shape=[-1, 2, 2])], "output 'y' depends on the number of rows",
+    ),
+    "batch normalization in training": (
+        [op("SpatialBN", ["x", "s", "s", "s", "s"], ["y", "m", "v", "sm", "sv"], is_test=0)], "statistics of the batch",
+    ),
     "random numbers": (
         [op("UniformFill", [], ["u"], shape=[4]), op("Mul", ["x", "u"], ["y"])], "the same in every run",
     ),
@@ -176,7 +182,7 @@ MIXED: Mapping[str, tuple[Sequence[OperatorDef], str]] = {
 def test_rows_that_are_not_apart_are_refused(name: str) -> None:
     operators, problem = MIXED[name]
     with pytest.raises(RowsError, match=problem) as caught:
-        find_row_axes(model_of(operators, ["y"]), {"x": TensorType((2, 4), FLOAT32)})
+        find_row_axes(model_of(operators, ["y"], s=normal(4)), {"x": TensorType((2, 4), FLOAT32)})
     assert "net" in str(caught.value) or "model" in str(caught.value)
 
 

@@ -1,0 +1,268 @@
+"""Cases of every operator that says how it passes rows on.
+
+Those with a formula are drawn from it. Sizes of products, convolutions and recurrent layers are such that some library
+computes a batch of some size in another order than a single row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from dagexec.core.registry import schema_of
+from tests.ops import formulas
+from tests.rows.case import (
+    Array,
+    Case,
+    Given,
+    batch,
+    case,
+    constant,
+    constant_values,
+    examples_at,
+    integers,
+    normal,
+    positive,
+    shared,
+)
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+INT8 = integers(-127, 127, np.int8)
+UINT8 = integers(0, 255, np.uint8)
+
+
+def in_bfloat16(random: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    """Of a normal distribution, bfloat16."""
+    return normal(random, shape).astype(BFLOAT16)
+
+
+def of_formulas() -> Iterator[Case]:
+    """Element by element, in widths that fill vectors and leave a rest, and with an operand that rows share."""
+    for name in formulas.with_formulas():
+        dtype = next(kind for kind in (np.float32, np.int32, np.bool_) if formulas.takes(name, kind))
+        count = formulas.arity(name)
+        for width in (1, 5, 37):
+            yield case(name, *[batch(width, draw=_of_type(dtype))] * count, **_arguments(name))
+        if count > 1 and _broadcasts(name):
+            yield case(name, batch(3, 7, draw=_of_type(dtype)), *[constant(7, draw=_of_type(dtype))] * (count - 1))
+
+
+def _of_type(dtype: Any) -> Any:
+    return {np.float32: positive, np.int32: integers(1, 9, np.int32), np.bool_: integers(0, 2, np.bool_)}[dtype]
+
+
+def _arguments(_name: str) -> dict[str, Any]:
+    return {}
+
+
+def _broadcasts(name: str) -> bool:
+    return "broadcast" in schema_of(name).args
+
+
+def products() -> Iterator[Case]:
+    """Matrix products, of weights that are constant or fed."""
+    for inner, units in ((64, 64), (300, 10), (300, 100), (1024, 1000), (4096, 16)):
+        yield case("FC", batch(inner), constant(units, inner), constant(units))
+        yield case("FC", batch(inner), shared(units, inner), shared(units))
+        yield case("FCTransposed", batch(inner), constant(inner, units), constant(units))
+        yield case("MatMul", batch(inner), constant(inner, units))
+    yield case("FC", batch(300, draw=in_bfloat16), *(constant(*s, draw=in_bfloat16) for s in ((100, 300), (100,))))
+    yield case("FC", batch(5, 64), constant(32, 64), constant(32), axis=2)
+    yield case("Gemm", batch(300), constant(300, 100), constant(100))
+    yield case("Gemm", batch(300), constant(100, 300), batch(100), trans_b=1, alpha=0.5)
+    yield case("MatMul", batch(300), constant(100, 300), trans_b=1)
+    for steps in (5, 16):
+        yield case("BatchMatMul", batch(steps, 64), constant(64, 48), broadcast=1)
+        yield case("BatchMatMul", batch(4, steps, 32), batch(4, steps, 32), trans_b=1)
+        yield case("BatchMatMul", batch(4, steps, steps), batch(4, steps, 32))
+
+
+def images(*shape: int, order: str, draw: Any = normal) -> Given:
+    """Images of C, then spatial axes, in an order of axes."""
+    return batch(*(shape if order == "NCHW" else (*shape[1:], shape[0])), draw=draw)
+
+
+def filters(*shape: int, order: str, is_constant: bool = True) -> Given:
+    """Filters of M, C, then spatial axes, in an order of axes."""
+    made = constant if is_constant else shared
+    return made(*(shape if order == "NCHW" else (shape[0], *shape[2:], shape[1])))
+
+
+CONVOLUTIONS: tuple[tuple[tuple[int, int, int, int], dict[str, Any]], ...] = (
+    ((64, 64, 1, 14), {}),
+    ((64, 128, 1, 7), {}),
+    ((32, 64, 1, 14), {"stride": 2}),
+    ((64, 64, 3, 14), {"pad": 1}),
+    ((3, 16, 3, 32), {"pad": 1}),
+    ((64, 64, 3, 7), {"pad": 1}),
+    ((32, 64, 3, 14), {"pad": 1, "stride": 2}),
+    ((20, 50, 5, 12), {}),
+    ((3, 32, 7, 32), {"pad": 3, "stride": 2}),
+    ((32, 32, 3, 14), {"pad": 1, "group": 32}),
+    ((32, 32, 3, 14), {"pad": 1, "group": 4}),
+    ((1, 20, 5, 28), {}),
+)
+"""Channels, filters, kernel and size of the image; arguments."""
+
+
+def convolutions(order: str) -> Iterator[Case]:
+    """Of constant filters, and in NCHW of filters that are fed, too."""
+    for (channels, count, kernel, size), arguments in CONVOLUTIONS:
+        x = images(channels, size, size, order=order)
+        per_group = channels // arguments.get("group", 1)
+        for is_constant in (True, False)[: 1 + (order == "NCHW")]:
+            w = filters(count, per_group, kernel, kernel, order=order, is_constant=is_constant)
+            yield case("Conv", x, w, constant(count), kernel=kernel, order=order, **arguments)
+    x, w = images(16, 14, 14, order=order), filters(32, 16, 3, 3, order=order)
+    y = images(32, 14, 14, order=order)
+    yield case("FusedConv", x, w, constant(32), y, kernel=3, pad=1, order=order, bias=1, post_ops=["relu", "add:3"])
+    yield case("ConvTranspose", images(16, 7, 7, order=order), filters(16, 8, 4, 4, order=order), kernel=4, stride=2,
+               order=order)  # fmt: skip
+
+
+def other_convolutions() -> Iterator[Case]:
+    """Of one and three spatial axes, and of integers."""
+    yield case("Conv", batch(16, 40), constant(32, 16, 5), kernels=[5])
+    yield case("Conv1D", batch(16, 40), constant(32, 16, 5), kernels=[5])
+    yield case("Conv2D", batch(3, 9, 9), constant(4, 3, 3, 3), kernel=3)
+    yield case("Conv3D", batch(4, 6, 6, 6), constant(8, 4, 3, 3, 3), kernels=[3, 3, 3])
+    yield case("ConvTranspose1D", batch(16, 10), constant(16, 8, 4), kernels=[4], strides=[2])
+    yield case("ConvTranspose2D", batch(4, 6, 6), constant(4, 8, 3, 3), kernel=3)
+    yield case("ConvTranspose3D", batch(4, 4, 4, 4), constant(4, 8, 2, 2, 2), kernels=[2, 2, 2])
+    yield case("ConvInteger", batch(16, 14, 14, draw=UINT8), constant(32, 16, 3, 3, draw=INT8), kernel=3)
+    yield case(
+        "QuantConv", batch(16, 14, 14, draw=UINT8), constant(32, 16, 3, 3, draw=INT8),
+        constant_values(np.float32(0.01)), kernel=3, x_scale=0.5, y_scale=3.0, to="uint8",
+    )  # fmt: skip
+
+
+def poolings() -> Iterator[Case]:
+    """Windows, and all pixels of an image."""
+    for order in ("NCHW", "NHWC"):
+        x = images(16, 14, 14, order=order)
+        for name in ("MaxPool", "AveragePool", "LpPool"):
+            yield case(name, x, kernel=3, stride=2, pad=1, order=order)
+            yield case(f"{name}2D", x, kernel=2, stride=2, order=order)
+        yield case("AveragePool", x, global_pooling=1, order=order)
+        yield case("LRN", x, size=5, alpha=1e-4, beta=0.75, order=order)
+        yield case("ResizeNearest", x, width_scale=2.0, height_scale=2.0, order=order)
+        statistics = (constant(16), constant(16), constant(16), constant(16, draw=positive))
+        yield case("SpatialBN", x, *statistics, is_test=1, order=order)
+        yield case("ChannelShuffle", x, group=4, order=order)
+        yield case("PRelu", x, constant(16), order=order)
+    for name in ("MaxPool", "AveragePool", "LpPool"):
+        yield case(f"{name}1D", batch(8, 21), kernels=[3])
+        yield case(f"{name}3D", batch(4, 6, 6, 6), kernels=[2, 2, 2])
+    yield case("NCHW2NHWC", batch(3, 5, 7))
+    yield case("NHWC2NCHW", batch(5, 7, 3))
+    yield case("DepthToSpace", batch(8, 3, 5), block_size=2)
+    yield case("SpaceToDepth", batch(3, 4, 6), block_size=2)
+    yield case("PadImage", batch(3, 5, 6), pad=2, mode="reflect")
+    yield case("Pad", batch(5, 6), constant_values([0, 1, 2, 0, 0, 3], np.int64))
+
+
+def normalizations() -> Iterator[Case]:
+    """Over what belongs to one example."""
+    yield case("LayerNorm", batch(7, 100), axis=2, outputs=3)
+    yield case("LayerNorm", batch(7, 10), axis=1, outputs=3)
+    yield case("RootMeanSquareNorm", batch(7, 100), constant(100))
+    yield case("InstanceNorm", batch(8, 9, 9), constant(8), constant(8))
+    yield case("GroupNorm", batch(8, 9, 9), constant(8), constant(8), group=4)
+    for name in ("Softmax", "LogSoftmax"):
+        yield case(name, batch(7))
+        yield case(name, batch(1000))
+        yield case(name, batch(5, 7))
+        yield case(name, batch(5, 7), axis=1, single_axis=1)
+        yield case(name, batch(3, 5, 7), axis=-1)
+
+
+def reductions() -> Iterator[Case]:
+    """Of axes that rows are not on, with and without their axes afterwards."""
+    for name in ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceL1", "ReduceL2", "ReduceProd",
+                 "ReduceLogSumExp"):  # fmt: skip
+        for axes, keepdims in (([1], 1), ([2], 0), ([1, 2], 0)):
+            yield case(name, batch(33, 21, draw=positive), axes=axes, keepdims=keepdims)
+        yield case(name, examples_at(1, 5, 1, 3, draw=positive), axes=[0], keepdims=0)
+    for name in ("ReduceBackSum", "ReduceBackMean", "ReduceBackMax"):
+        yield case(name, batch(5, 7), num_reduce_dim=2)
+    for name in ("ReduceFrontSum", "ReduceFrontMean", "ReduceFrontMax"):
+        yield case(name, examples_at(1, 5, 1, 7), num_reduce_dim=1)
+    yield case("RowwiseMax", batch(5, 7))
+    yield case("ColwiseMax", batch(5, 7))
+
+
+def recurrent_layers() -> Iterator[Case]:
+    """Sequences on axis 1, lengths of their own, and states that are given."""
+    gates = {"LSTM": 4, "GRU": 3, "RNN": 1, "GeneralLSTM": 4, "GeneralGRU": 3}
+    for name, count in gates.items():
+        states = 3 if "LSTM" in name else 2
+        for features, hidden in ((16, 32), (64, 128)):
+            for made in (constant, shared):
+                weights = made(1, count * hidden, features), made(1, count * hidden, hidden)
+                x = examples_at(1, 5, 1, features)
+                yield case(name, x, *weights, outputs=states, hidden_size=hidden)
+        lengths = batch(draw=integers(1, 6, np.int32))
+        initial = [examples_at(1, 1, 1, 8)] * (states - 1)
+        weights = constant(1, count * 8, 4), constant(1, count * 8, 8)
+        yield case(name, examples_at(1, 5, 1, 4), *weights, lengths, *initial, outputs=states, hidden_size=8,
+                   sequence_lengths=1, initial_state=1)  # fmt: skip
+
+
+def moved() -> Iterator[Case]:
+    """Elements that go elsewhere as they are."""
+    x = batch(4, 6)
+    for name in ("Alias", "AliasWithName", "EnsureDense", "StopGradient", "Copy"):
+        yield case(name, x)
+    yield case("Dropout", x, is_test=1)
+    yield case("Flatten", batch(2, 3, 4))
+    yield case("Flatten", batch(2, 3, 4), axis=2)
+    yield case("FlattenToVec", x)
+    yield case("ExpandDims", x, dims=[0, 2])
+    yield case("Squeeze", examples_at(1, 1, 1, 5), dims=[0])
+    yield case("Reshape", batch(6, 4), outputs=2, unread=1, shape=[-1, 4])
+    yield case("Reshape", batch(6, 4), outputs=2, unread=1, shape=[-1, 2, 12])
+    yield case("Transpose", batch(3, 4), axes=[2, 0, 1])
+    yield case("Concat", x, batch(4, 2), outputs=2, unread=1, axis=2)
+    yield case("Concat", x, x, outputs=2, unread=1, axis=0, add_axis=1)
+    yield case("DepthConcat", batch(3, 4, 4), batch(2, 4, 4), outputs=2, unread=1)
+    yield case("Split", x, outputs=2, axis=2)
+    yield case("Slice", x, starts=[0, 1, 2], ends=[-1, 3, -1])
+    yield case("Expand", batch(1, 6), constant_values([1, 4, 1], np.int64))
+    yield case("ConstantFill", x, value=2.0)
+    yield case("Gather", constant(9, 5), batch(4, draw=integers(0, 9)))
+    yield case("Gather", x, shared(3, draw=integers(0, 6)), axis=2)
+    yield case("Gather", examples_at(2, 7, 2, 1), shared(3, 2, draw=integers(0, 7)))
+    yield case("BatchGather", x, shared(3, draw=integers(0, 4)))
+    yield case("Where", batch(4, draw=integers(0, 2, np.bool_)), batch(4), batch(4))
+    yield case("Cast", x, to="float64")
+    yield case("Logit", batch(5, draw=positive), eps=0.01)
+    yield case("FusedElementwise", x, constant(6), post_ops=["add:1", "tanh"])
+
+
+def quantized() -> Iterator[Case]:
+    """Integers that stand for other numbers."""
+    scale, zero = constant_values(np.float32(0.02)), constant_values(np.uint8(7))
+    yield case("QuantizeLinear", batch(4, 5), scale, zero)
+    yield case("DequantizeLinear", batch(4, 5, draw=UINT8), scale, zero)
+
+
+def attention() -> Iterator[Case]:
+    """Batch, heads, sequence, features of a head."""
+    q = batch(4, 16, 32)
+    yield case("Attention", q, q, q)
+    yield case("Attention", q, q, q, is_causal=1)
+    yield case("Attention", q, q, q, batch(1, 16, 16), mask=1)
+    yield case("Attention", q, q, q, constant(16, 18), batch(4, 2, 32), batch(4, 2, 32), outputs=3, mask=1, cache=1)
+    yield case("Attention", q, q, q, batch(draw=integers(1, 17)), lengths=1)
+
+
+def operator_cases() -> list[Case]:
+    """All of them."""
+    groups = (
+        of_formulas(), products(), convolutions("NCHW"), convolutions("NHWC"), other_convolutions(), poolings(),
+        normalizations(), reductions(), recurrent_layers(), moved(), quantized(), attention(),
+    )  # fmt: skip
+    return [one for group in groups for one in group]
