@@ -89,7 +89,7 @@ class Scratch:
     def __call__(self, index: int, shape: tuple[int, ...]) -> Array:
         """Scratch array number `index` (counted from 0 without gaps), as an array of `shape`."""
         while len(self._arrays) <= index:
-            self._arrays.append(self._owner.scratch((self._elements,), self._dtype))
+            self._arrays.append(self._owner.working_memory(self._elements * self._dtype.itemsize).view(self._dtype))
         count = int(np.prod(shape, dtype=np.int64))
         return self._arrays[index][:count].reshape(shape)
 
