@@ -8,6 +8,7 @@ where those are used up, into further blocks.
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,23 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.runtime import DeviceRuntime
-from dagexec.scheduler.memory.arena_memory import ArenaMemory
+from dagexec.scheduler.memory.arena_memory import ArenaMemory, Placement, WorkingMemory
 from dagexec.scheduler.memory.lifetime import Lifetimes
 from dagexec.scheduler.memory.offsets import Integers, aligned, best_fit
 
 Array = npt.NDArray[Any]
 
 _OPERATOR, _BLOCK, _OFFSET, _SIZE = range(4)
-
-
-@dataclass(frozen=True, slots=True)
-class WorkingMemory:
-    """Bytes given to an operator: `nbytes` at `offset` of `block`."""
-
-    operator: int
-    block: int
-    offset: int
-    nbytes: int
 
 
 class Arena:
@@ -51,12 +42,18 @@ class Arena:
         memory: ArenaMemory,
         lifetimes: Lifetimes | None = None,
         members: Sequence[int] = (),
+        before: Placement | None = None,
     ) -> None:
-        """`members` are the numbers of the buffers in `lifetimes`. Raises ResourceError when there is no memory."""
+        """`members` are the numbers of the buffers in `lifetimes`, `before` the placement that `offsets` are of.
+
+        Raises ResourceError when there is no memory.
+        """
         self.offsets = offsets
         self.sizes = np.array([aligned(size) for size in sizes], np.int64)
         self.working: list[WorkingMemory] = []
         self._given = np.zeros((0, 4), np.int64)
+        self._noted = 0  # rows of these
+        self._reserved: defaultdict[int, deque[WorkingMemory]] = defaultdict(deque)
         self._runtime = runtime
         self._memory = memory
         self._lifetimes = lifetimes
@@ -66,6 +63,9 @@ class Arena:
         self._blocks: list[Array] = []
         self._add_block(extent)
         self._grow(0, extent, "the arena of a memory plan")
+        for given in () if before is None else before.working:
+            self._reserved[given.operator].append(given)
+            self._search_beside(given)
 
     @property
     def extent(self) -> int:
@@ -81,12 +81,16 @@ class Arena:
         if nbytes == 0:
             return self._blocks[0][:0]
         size = aligned(nbytes)
-        block, offset = self._find_room(operator, size)
-        if block == len(self._blocks):
-            self._add_block(size)
+        reserved = self._take_reserved(operator, size)
+        block, offset = self._find_room(operator, size) if reserved is None else reserved
+        while block >= len(self._blocks):
+            self._add_block(offset + size)
         grown = max(self._extents[block], offset + size) - self._extents[block]
         self._grow(block, grown, f"working memory of {nbytes:,} bytes in the arena of a memory plan")
-        self._note(WorkingMemory(operator, block, offset, nbytes))
+        given = WorkingMemory(operator, block, offset, nbytes)
+        self.working.append(given)
+        if reserved is None:
+            self._search_beside(given)
         return self._runtime.host_view(self._blocks[block][offset : offset + nbytes])
 
     def _grow(self, block: int, nbytes: int, what: str) -> None:
@@ -95,12 +99,17 @@ class Arena:
         self._memory.use(self._runtime.device, block, self._blocks[block], extent, what)
         self._extents[block] = extent
 
-    def _note(self, given: WorkingMemory) -> None:
-        """Remember what was given; a second time in an array, to search in."""
-        if len(self.working) == len(self._given):
+    def _take_reserved(self, operator: int, size: int) -> tuple[int, int] | None:
+        """The place that the operator's next piece has in the placement before, if it is large enough."""
+        found = self._reserved[operator].popleft() if self._reserved.get(operator) else None
+        return None if found is None or aligned(found.nbytes) < size else (found.block, found.offset)
+
+    def _search_beside(self, given: WorkingMemory) -> None:
+        """Have `_gap` go round what is given."""
+        if self._noted == len(self._given):
             self._given = np.concatenate((self._given, np.zeros((len(self._given) + 16, 4), np.int64)))
-        self._given[len(self.working)] = given.operator, given.block, given.offset, aligned(given.nbytes)
-        self.working.append(given)
+        self._given[self._noted] = given.operator, given.block, given.offset, aligned(given.nbytes)
+        self._noted += 1
 
     def _find_room(self, operator: int, size: int) -> tuple[int, int]:
         """A block and an offset: where no block grows if that can be, else where one has room behind its end."""
@@ -120,7 +129,7 @@ class Arena:
         if block == 0:
             alive = self._lifetimes.live_at(operator)[self._members]
             starts, room = self.offsets[alive], self.sizes[alive]
-        given = self._given[: len(self.working)]
+        given = self._given[: self._noted]
         mine = given[given[:, _BLOCK] == block]
         beside = mine[self._lifetimes.together(mine[:, _OPERATOR], operator)]
         starts = np.concatenate((starts, beside[:, _OFFSET]))

@@ -15,9 +15,50 @@ import numpy.typing as npt
 from dagexec.core.device import CPU, Device
 from dagexec.core.runtime import DeviceRuntime
 from dagexec.platform.host_memory import check_fits, commit, reserve
-from dagexec.scheduler.memory.offsets import OrderHint
+from dagexec.scheduler.memory.lifetime import Lifetimes, Order
+from dagexec.scheduler.memory.offsets import Integers, OrderHint
 
 Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkingMemory:
+    """Bytes given to an operator: `nbytes` at `offset` of `block`."""
+
+    operator: int
+    block: int
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class Placement:
+    """Where a preparation has buffers and working memory. In smaller sizes they may lie there, too.
+
+    Attributes:
+        users, kept: the operators that touch each buffer; those whose content survives a run.
+        order: which operators come after which.
+        lifetimes: of the buffers.
+        room: bytes of each buffer.
+        offsets: where it begins.
+        working: what operators were given, in the order they asked; there may come more.
+    """
+
+    users: tuple[tuple[int, ...], ...]
+    kept: tuple[bool, ...]
+    order: Order
+    lifetimes: Lifetimes
+    room: Integers
+    offsets: Integers
+    working: list[WorkingMemory]
+
+    def is_for(self, users: tuple[tuple[int, ...], ...], kept: tuple[bool, ...], order: Order) -> bool:
+        """True for buffers with the same lifetimes."""
+        return self.users == users and self.kept == kept and self.order == order
+
+    def takes(self, room: Integers) -> bool:
+        """True for buffers of no more bytes."""
+        return bool((room <= self.room).all())
 
 
 @dataclass(slots=True)
@@ -34,11 +75,13 @@ class ArenaMemory:
 
     Attributes:
         hints: by device, in which order the buffers of the net are placed well.
+        placements: by device, where they were placed last.
         replaced: how many blocks gave way to larger ones. Arenas made before keep the old block alive.
     """
 
     def __init__(self) -> None:
         self.hints: defaultdict[Device, OrderHint] = defaultdict(OrderHint)
+        self.placements: dict[Device, Placement] = {}
         self.replaced = 0
         self._blocks: dict[tuple[Device, int], _Block] = {}
 
@@ -55,6 +98,7 @@ class ArenaMemory:
             return known.array
         if known is not None:
             self.replaced += 1
+            self.placements.pop(runtime.device, None)
             del self._blocks[key], known  # its memory may be needed
         reserved = reserve(nbytes) if runtime.device == CPU else None
         array = runtime.allocate(nbytes) if reserved is None else reserved
@@ -84,3 +128,4 @@ class ArenaMemory:
     def clear(self) -> None:
         """Let go of all blocks."""
         self._blocks.clear()
+        self.placements.clear()

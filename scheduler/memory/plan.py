@@ -16,7 +16,7 @@ from dagexec.core.tensor import Storage, array_on
 from dagexec.errors import ResourceError
 from dagexec.platform.host_memory import check_fits
 from dagexec.scheduler.memory.arena import Arena, StripArena
-from dagexec.scheduler.memory.arena_memory import ArenaMemory
+from dagexec.scheduler.memory.arena_memory import ArenaMemory, Placement
 from dagexec.scheduler.memory.buffers import Buffer, Buffers
 from dagexec.scheduler.memory.lifetime import MAX_IN_PAIRS, Lifetimes, Numbers, Order
 from dagexec.scheduler.memory.list_order_offsets import place_in_list_order
@@ -47,13 +47,14 @@ class MemoryPlan:
         self._memory = ArenaMemory() if memory is None else memory
         self.buffers = found.buffers
         self.own_bytes = found.own_bytes
-        self.lifetimes: Lifetimes | None = None
-        if order.graph is None:
-            self.lifetimes = Lifetimes([row.users for row in self.buffers], [row.kept for row in self.buffers], order)
+        self._order = order
+        self._users = tuple(row.users for row in self.buffers)
+        self._kept = tuple(row.kept for row in self.buffers)
+        self._before = self._placements_before()
+        self.lifetimes = self._find_lifetimes()
         self._many = max(order.count, len(self.buffers)) > MAX_IN_PAIRS
         self._strips: dict[Device, tuple[int, ...]] = {}
         self._places = found.places
-        self._order = order
         self._members: dict[Device, list[int]] = {}
         for number, buffer in enumerate(self.buffers):
             self._members.setdefault(buffer.device, []).append(number)
@@ -106,14 +107,38 @@ class MemoryPlan:
             self._arenas[runtime.device] = arena
         return arena
 
+    def _placements_before(self) -> dict[Device, Placement]:
+        """By device, where buffers of the same lifetimes were placed last."""
+        known = self._memory.placements.items()
+        return {device: one for device, one in known if one.is_for(self._users, self._kept, self._order)}
+
+    def _find_lifetimes(self) -> Lifetimes | None:
+        if self._order.graph is not None:
+            return None
+        known = next(iter(self._before.values()), None)
+        return Lifetimes(self._users, self._kept, self._order) if known is None else known.lifetimes
+
     def _new_arena(
         self, runtime: DeviceRuntime, offsets: Integers, sizes: Sequence[int], members: Sequence[int]
     ) -> Arena:
         if not self._many:
-            return Arena(runtime, offsets, sizes, self._memory, self.lifetimes, members)
+            return self._new_pair_arena(runtime, offsets, sizes, members)
         if runtime.device not in self._strips:
             self._strips[runtime.device] = place_in_list_order((), (), (), self._order).strips
         return StripArena(runtime, offsets, sizes, self._memory, self._strips[runtime.device])
+
+    def _new_pair_arena(
+        self, runtime: DeviceRuntime, offsets: Integers, sizes: Sequence[int], members: Sequence[int]
+    ) -> Arena:
+        """One where working memory is compared with all else; kept for smaller sizes unless it is one of those."""
+        known = self._before.get(runtime.device)
+        before = known if known is not None and known.offsets is offsets else None
+        arena = Arena(runtime, offsets, sizes, self._memory, self.lifetimes, members, before)
+        if before is None and self.lifetimes is not None:
+            self._memory.placements[runtime.device] = Placement(
+                self._users, self._kept, self._order, self.lifetimes, arena.sizes, offsets, arena.working
+            )
+        return arena
 
     @property
     def peak_bytes(self) -> int:
@@ -157,7 +182,7 @@ class MemoryPlan:
     def _place(self, device: Device, members: Sequence[int]) -> BufferOffsets:
         sizes = [self.buffers[number].nbytes for number in members]
         if not self._many:
-            return self._place_in_pairs(members, sizes)
+            return self._placed_before(device, sizes) or self._place_in_pairs(members, sizes)
         rows = [self.buffers[number] for number in members]
         walked = place_in_list_order(sizes, [row.users for row in rows], [row.kept for row in rows], self._order)
         self._strips[device] = walked.strips
@@ -166,6 +191,14 @@ class MemoryPlan:
             return placed
         other = self._place_in_pairs(members, sizes)
         return other if other.extent < placed.extent else placed
+
+    def _placed_before(self, device: Device, sizes: Sequence[int]) -> BufferOffsets | None:
+        """Where larger buffers lie, if such were placed before."""
+        known = self._before.get(device)
+        room = np.array([aligned(size) for size in sizes], np.int64)
+        if known is None or not known.takes(room):
+            return None
+        return BufferOffsets(known.offsets, int((known.offsets + room).max(initial=0)))
 
     def _place_in_pairs(self, members: Sequence[int], sizes: Sequence[int]) -> BufferOffsets:
         """The offsets of buffers that are compared with one another."""
