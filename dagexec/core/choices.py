@@ -33,9 +33,14 @@ _BATCH = " | batch "  # the last part of a key, when it is there
 
 
 class Choices:
-    """Choices by key. Threads may use it at once."""
+    """Choices by key. Threads may use it at once.
+
+    Attributes:
+        generation: another number whenever a choice may have become another.
+    """
 
     def __init__(self) -> None:
+        self.generation = 0
         self._lock = ProcessLock()
         self._given: dict[str, str] = {}
         self._known: dict[str, str] = {}
@@ -69,12 +74,14 @@ class Choices:
             kept = self._known.setdefault(key, choice)
             if kept is choice:
                 self._new[key] = choice
+                self.generation += 1
             return kept
 
     def forget(self) -> None:
         """Drop all choices; the cache file is left alone, and is read again when something is requested."""
         with self._lock.own:
             self._given, self._known, self._new, self._looked = {}, {}, {}, False
+            self.generation += 1
 
     def all(self) -> dict[str, str]:
         """All choices that hold."""
@@ -90,6 +97,7 @@ class Choices:
         found = _read(Path(path))
         with self._lock.own:
             self._given.update(found)
+            self.generation += 1
         return len(found)
 
     def save(self, path: str | Path) -> int:

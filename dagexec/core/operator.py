@@ -87,6 +87,7 @@ class Prepared:
         nbytes: of the memory that it keeps for itself, as far as it is known: scratch, generated code, tables.
         shared_buffer: the buffer whose memory it takes while it runs; None when it has its own.
         is_settled: the outputs have their values already, for every run, and nothing writes them any more.
+        keeps: whatever has to live as long as this.
     """
 
     step: Step
@@ -98,6 +99,7 @@ class Prepared:
     nbytes: int = 0
     shared_buffer: SharedBuffer | None = None
     is_settled: bool = False
+    keeps: object = None
 
     def __call__(self) -> None:
         """Run the step."""
@@ -258,6 +260,11 @@ class Operator(ABC):
             return self._preparing.old_shape
         tensor = self.input_blobs[0].value if self.input_blobs else None
         return tensor.shape if isinstance(tensor, Tensor) else ()
+
+    @property
+    def given_memory(self) -> Sequence[Array]:
+        """The working memory that it was given so far, while `prepare` is called."""
+        return () if self._preparing is None else self._preparing.given
 
     def scratch(self, shape: Sequence[int], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """Memory of this prepared step alone, kept between runs; its content is undefined.

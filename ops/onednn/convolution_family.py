@@ -18,7 +18,8 @@ from dagexec.ops.base.geometry import Axis, tap_count
 from dagexec.ops.base.layout import BLOCKS, NCHW, NHWC, logical_shape
 from dagexec.ops.onednn import widened
 from dagexec.ops.onednn.implementation import choose_implementation
-from dagexec.ops.onednn.operator import OneDNNOperator, PackedForms
+from dagexec.ops.onednn.operator import OneDNNOperator
+from dagexec.ops.onednn.packing import PackedForms
 from dagexec.ops.onednn.primitive import (
     BIAS,
     DIFF_WEIGHTS,

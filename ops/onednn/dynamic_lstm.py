@@ -10,7 +10,7 @@ from dagexec.core.dtypes import FLOAT32, INT8, UINT8
 from dagexec.core.operator import Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.errors import UnsupportedFeatureError
-from dagexec.ops.onednn.operator import PackedForms
+from dagexec.ops.onednn.packing import PackedForms
 from dagexec.ops.onednn.primitive import (
     ATTR_SCALES,
     ATTR_ZERO_POINTS,

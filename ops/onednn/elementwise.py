@@ -101,6 +101,8 @@ def layouts(shape: tuple[int, ...], operands: Operands) -> Iterator[ChainLayout]
 class Chain(OneDNNOperator):
     """Base: input 0, or another that is no operand, with post-ops applied."""
 
+    repeats = True
+
     @abstractmethod
     def links(self) -> tuple[Array, list[PostOp], Operands]:
         """What the chain starts from, of the output's shape, its links, and the operands that they name."""

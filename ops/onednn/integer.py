@@ -19,7 +19,7 @@ from dagexec.core.registry import operator
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.base.layout import NCHW, NHWC
 from dagexec.ops.onednn.convolution_family import grouped, require_window, tail_of
-from dagexec.ops.onednn.operator import PackedForms
+from dagexec.ops.onednn.packing import PackedForms
 from dagexec.ops.onednn.primitive import (
     ATTR_ZERO_POINTS,
     DST,

@@ -158,6 +158,8 @@ class LRN(OneDNNOperator, normalization.LRN):
 class LayerNorm(OneDNNOperator, standardization.LayerNorm):
     """Layer normalization."""
 
+    repeats = True
+
     metas = (FLOAT32, BFLOAT16)
 
     def prepare_primitive(self) -> Step:

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
+from dagexec.core.choices import seconds_left
 from dagexec.core.dtypes import BFLOAT16, FLOAT16, FLOAT32, TypeMeta, from_numpy
 from dagexec.core.operator import Operator, Prepared, Step, nothing_to_do
 from dagexec.core.proto import OperatorDef
@@ -22,13 +25,14 @@ from dagexec.ops.base.layout import ORDERS, blocked_orders, logical_shape
 from dagexec.ops.onednn.binding import Library, require_library, usable_threads
 from dagexec.ops.onednn.keeping_nan import is_seen, keeping_nan, scanning
 from dagexec.ops.onednn.nchw_fallback import in_plain_order
-from dagexec.ops.onednn.packing import packed_memory
+from dagexec.ops.onednn.packing import PackedForms, packed_memory
 from dagexec.ops.onednn.post_ops import drops_nan
 from dagexec.ops.onednn.primitive import (
     DST,
     SCRATCHPAD,
     SCRATCHPAD_MD,
     SRC,
+    ArgumentRebind,
     Array,
     Attributes,
     BoundPrimitive,
@@ -40,9 +44,17 @@ from dagexec.ops.onednn.primitive import (
     describe,
     primitives_made,
 )
+from dagexec.ops.onednn.recipe import (
+    find_recipe,
+    follow_recipe,
+    keep_recipe,
+    read_recipe,
+    recipe_key,
+    tensors_of,
+)
 from dagexec.ops.onednn.reproducing import gives_same_bytes
 from dagexec.ops.onednn.sharing import work_seconds, worthwhile_threads
-from dagexec.platform.forking import ProcessLock
+from dagexec.platform import teams
 
 if TYPE_CHECKING:
     from dagexec.core.workspace import Workspace
@@ -63,37 +75,6 @@ Arguments = Mapping[int, tuple[Descriptor, Array]]
 """By argument number, a descriptor and the array whose memory it describes."""
 
 
-class PackedForms:
-    """A constant tensor in the layouts that primitives asked for, each made once; threads may ask at the same time."""
-
-    def __init__(self) -> None:
-        self._lock = ProcessLock()
-        self._found: list[tuple[Descriptor, Descriptor, Array]] = []
-
-    def get(self, source: Descriptor, target: Descriptor, compute: Callable[[], Array]) -> Array:
-        """What `compute` gives for the tensor read as `source` and wanted as `target`, called once for the pair."""
-        with self._lock.own:
-            for one, other, array in self._found:
-                if one == source and other == target:
-                    return array
-            array = compute()
-            self._found.append((source, target, array))
-            return array
-
-
-class _Rebind:
-    """Has one argument be at another array."""
-
-    __slots__ = ("_bound", "_number")
-
-    def __init__(self, bound: Rebindable, number: int) -> None:
-        self._bound = bound
-        self._number = number
-
-    def __call__(self, array: Array) -> None:
-        self._bound.move(self._number, array)
-
-
 class _Answer(Exception):  # noqa: N818 - not an error
     """Whether there is a kernel: what `has_kernel` wanted to know."""
 
@@ -111,12 +92,15 @@ class OneDNNOperator(Operator):
             prepared, as many of `max_threads` as the work is worth at these shapes.
         orders: of image tensors; all.
         metas: element types of input 0 that go to oneDNN; the default engine computes others.
+        repeats: how it is prepared follows from its definition, and the layouts of its tensors, so that operators for
+            which these are the same share a `Recipe`.
     """
 
     reads_strided: ClassVar[bool] = False
     writes_strided: ClassVar[bool] = False
     orders: ClassVar[tuple[str, ...]] = ORDERS
     metas: ClassVar[Collection[TypeMeta]] = COMPUTED_TYPES
+    repeats: ClassVar[bool] = False
 
     def __init__(self, definition: OperatorDef, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
         """Raises UnsupportedFeatureError without oneDNN, and ArgumentError for `threads` below 1."""
@@ -135,6 +119,9 @@ class OneDNNOperator(Operator):
         """oneDNN's step, or the default engine's where oneDNN refuses and the default engine knows the order."""
         if all(self.y(index).size == 0 for index in range(len(self.output_blobs))):
             return nothing_to_do
+        key, repeated = self._repeated()
+        if repeated is not None:
+            return repeated
         if self._max_threads > 1:
             self.threads = self._worthwhile_threads()
         if self.prefers_default():
@@ -142,13 +129,14 @@ class OneDNNOperator(Operator):
         try:
             if self.input(0).meta not in self.metas:
                 raise UnsupportedFeatureError(f"{self.label}: oneDNN does not compute it in {self.input(0).meta}")
-            if self._keeps_nan and self.drops_nan() and not self.sees_nan:
+            keeps_nan = self._keeps_nan and self.drops_nan()
+            if keeps_nan and not self.sees_nan:
                 raise UnsupportedFeatureError(f"{self.label}: oneDNN would turn NaN into a number")
             before = primitives_made()
             made = self.prepare_primitive()
             self.keeps((primitives_made() - before) * _PRIMITIVE_BYTES)
             prepared = made if isinstance(made, Prepared) else Prepared(made)  # primitives need no shared buffer
-            return self.kept(prepared) if self._keeps_nan and self.drops_nan() else prepared
+            return self._noted(prepared, key, keeps_nan)
         except UnsupportedFeatureError as reason:
             if self.needs_onednn():
                 return in_plain_order(self, reason)
@@ -157,10 +145,53 @@ class OneDNNOperator(Operator):
         finally:
             self._is_unseen = False
 
+    def _noted(self, prepared: Prepared, key: Hashable | None, keeps_nan: bool) -> Prepared:
+        """`prepared`, with what keeps NaN if need be; how it was made is noted for others under `key`."""
+        recipe = None
+        if key is not None:
+            working = self.given_memory
+            recipe = read_recipe(self, prepared, working, is_unseen=self._is_unseen, keeps_nan=keeps_nan)
+            keep_recipe(key, recipe)
+        whole = self.kept(prepared) if keeps_nan else prepared
+        return whole if recipe is None else replace(whole, keeps=recipe)
+
+    def _repeated(self) -> tuple[Hashable | None, Prepared | None]:
+        """Under which key recipes are for it, None for none; and it as another operator was prepared, if one was.
+
+        Its constants have to be packed already.
+        """
+        if not self.repeats or seconds_left() > 0:  # what is measured now may be chosen
+            return None, None
+        tensors = tensors_of(self)
+        key = recipe_key(self, tensors)
+        recipe = find_recipe(key)
+        prepared = None if recipe is None else follow_recipe(recipe, self, tensors)
+        if recipe is None or prepared is None:
+            return key, None
+        self.threads, self._is_unseen = recipe.threads, recipe.is_unseen
+        try:
+            return key, replace(self.kept(prepared), keeps=recipe) if recipe.keeps_nan else prepared
+        finally:
+            self._is_unseen = False
+
+    @cached_property
+    def form(self) -> Hashable:
+        """Operators of one form differ in no more than the names of their blobs."""
+        names = (*self.definition.input, *self.definition.output)
+        arguments = frozenset(one.SerializeToString(deterministic=True) for one in self.definition.arg)
+        return type(self), arguments, len(self.definition.input), tuple(map(names.index, names))
+
+    @property
+    def most_threads(self) -> int:
+        """The threads that its primitives may have now, as `usable_threads` says."""
+        if self._max_threads == 1:
+            return self.threads
+        return 1 if teams.stranded() else int(min(self._max_threads, self.onednn.team))
+
     def _worthwhile_threads(self) -> int:
         outputs = [TensorType(tuple(self.y(i).shape), self.output(i).meta) for i in range(len(self.output_blobs))]
         seconds = work_seconds(self.schema.cost(self.call(), outputs), self.onednn.isa.lanes)
-        return worthwhile_threads(seconds, usable_threads(self._max_threads))
+        return worthwhile_threads(seconds, self.most_threads)
 
     def kept(self, prepared: Prepared) -> Prepared:
         """`prepared` with what keeps NaN."""
@@ -277,8 +308,8 @@ class OneDNNOperator(Operator):
             return Prepared(step)
         return Prepared(
             step,
-            {index: _Rebind(bound, number) for index, number in inputs.items()},
-            {index: _Rebind(bound, number) for index, number in outputs.items()},
+            {index: ArgumentRebind(bound, number) for index, number in inputs.items()},
+            {index: ArgumentRebind(bound, number) for index, number in outputs.items()},
         )
 
     def reorder(self, source: Descriptor, target: Descriptor, x: Array, y: Array) -> BoundPrimitive:

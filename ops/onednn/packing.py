@@ -1,4 +1,4 @@
-"""Memory for packed weights: many small tensors in large pieces, which the system can map with huge pages.
+"""Packed weights: the forms of a constant, and memory for them in large pieces that huge pages can map.
 
 NumPy asks for huge pages from 4 MiB on. With pages of 4 KiB a network's weights take thousands of entries of the
 processor's address tables, more than it keeps.
@@ -7,10 +7,11 @@ processor's address tables, more than it keeps.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 
 import numpy as np
 
-from dagexec.ops.onednn.primitive import Array, aligned_empty
+from dagexec.ops.onednn.primitive import Array, Descriptor, aligned_empty
 from dagexec.platform.forking import ProcessLock
 
 PIECE = 16 << 20
@@ -44,3 +45,33 @@ class Pieces:
 
 packed_memory = Pieces()
 """Where all operators of the process put their packed weights."""
+
+
+class PackedForms:
+    """A constant tensor in the layouts that primitives asked for, each made once; threads may ask at the same time."""
+
+    def __init__(self) -> None:
+        self._lock = ProcessLock()
+        self._found: list[tuple[Descriptor, Descriptor, Array]] = []
+
+    def find(self, source: Descriptor, target: Descriptor) -> Array | None:
+        """The tensor read as `source`, in layout `target`; None when it was not made yet."""
+        with self._lock.own:
+            return self._known(source, target)
+
+    def get(self, source: Descriptor, target: Descriptor, compute: Callable[[], Array]) -> Array:
+        """What `compute` gives for the tensor read as `source` and wanted as `target`, called once for the pair."""
+        with self._lock.own:
+            array = self._known(source, target)
+            if array is None:
+                array = compute()
+                self._found.append((source, target, array))
+            return array
+
+    def made(self) -> list[tuple[Descriptor, Descriptor, Array]]:
+        """All of them: source, target, and the array."""
+        with self._lock.own:
+            return list(self._found)
+
+    def _known(self, source: Descriptor, target: Descriptor) -> Array | None:
+        return next((array for one, other, array in self._found if one == source and other == target), None)

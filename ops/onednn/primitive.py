@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy.typing as npt
 
@@ -17,7 +17,7 @@ from dagexec.core.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT8, INT32, UINT8, 
 from dagexec.errors import DagexecError, UnsupportedFeatureError
 from dagexec.ops.base.layout import NCHW, NCHW8C, NCHW16C, NHWC
 from dagexec.ops.onednn.binding import Library
-from dagexec.ops.onednn.native import NativeCall, declare
+from dagexec.ops.onednn.native import NativeCall, declare, native_call
 from dagexec.platform.host_memory import aligned_bytes
 
 Array = npt.NDArray[Any]
@@ -395,6 +395,19 @@ class Rebindable(Protocol):
         """Bytes that argument `number` takes."""
 
 
+class ArgumentRebind:
+    """Has one argument be at another array."""
+
+    __slots__ = ("bound", "number")
+
+    def __init__(self, bound: Rebindable, number: int) -> None:
+        self.bound = bound
+        self.number = number
+
+    def __call__(self, array: Array) -> None:
+        self.bound.move(self.number, array)
+
+
 class _Memory:
     """A `dnnl_memory_t`: an array, and a descriptor of it. Primitives on the same memory share it until they move."""
 
@@ -430,6 +443,21 @@ class _Memory:
         address = self._library.ffi.cast("void *", array.ctypes.data)
         self._library.check(self._library.lib.dnnl_memory_set_data_handle(self.handle, address), "moving an argument")
         self.array = array
+
+
+class Execution(NamedTuple):
+    """What a step of a primitive needs as long as it lives."""
+
+    primitive: Primitive
+    packed: Any
+    memories: Mapping[int, _Memory]
+    stream: Any
+
+
+def execution_of(step: Callable[[], object]) -> Execution | None:
+    """The primitive that `step` executes, and its memory; None when it does something else."""
+    call = native_call(step)
+    return call.keeps if call is not None and isinstance(call.keeps, Execution) else None
 
 
 _memories: weakref.WeakValueDictionary[Hashable, _Memory] = weakref.WeakValueDictionary()
@@ -497,7 +525,8 @@ class BoundPrimitive:
 
         arguments = (address(handle), address(stream), count, address(packed))
         before = None if set_threads is None else (address(set_threads), threads)
-        declare(step, NativeCall(address(execute), arguments, before, failure, (primitive, packed, memories, stream)))
+        kept = Execution(primitive, packed, memories, stream)
+        declare(step, NativeCall(address(execute), arguments, before, failure, kept))
         return step
 
 

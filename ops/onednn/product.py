@@ -43,6 +43,8 @@ _PACKED_ROWS = 64  # of so many rows, packing weights in every run pays
 class FullyConnected(MeasuredProduct, product.FullyConnected):
     """A fully connected layer, with post-ops where the definition has some."""
 
+    repeats = True
+
     metas = (FLOAT32, BFLOAT16, FLOAT16)
 
     def prepare_primitive(self) -> Step:
@@ -132,6 +134,8 @@ class FusedFC(FullyConnected, fused_product.FusedFC):
 
 class Product(MeasuredProduct):
     """Base of the products of two matrices, or stacks of them."""
+
+    repeats = True
 
     def multiply(
         self, a: Array, b: Array, y: Array, post_ops: Sequence[PostOp] = (), addend: Array | None = None

@@ -13,6 +13,8 @@ from dagexec.ops.shape import reorder
 class Reorder(OneDNNOperator, reorder.Reorder):
     """One reorder primitive; a caller's memory may be read and written in place of X and Y."""
 
+    repeats = True
+
     metas = DTYPES
 
     def needs_onednn(self) -> bool:

@@ -14,6 +14,7 @@ SOFTMAX, LOG_SOFTMAX = 0x30000, 0x30001
 
 
 class _Normalizing(OneDNNOperator):
+    repeats = True
     algorithm: ClassVar[int]
 
     def drops_nan(self) -> bool:

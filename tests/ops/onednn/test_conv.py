@@ -18,7 +18,7 @@ from dagexec.ops.base.layout import BLOCKS, ORDERS
 from dagexec.ops.onednn.accuracy import require_accurate
 from dagexec.ops.onednn.availability import widest_blocks
 from dagexec.ops.onednn.binding import library
-from dagexec.ops.onednn.operator import PackedForms
+from dagexec.ops.onednn.packing import PackedForms
 from dagexec.scheduler.nets.simple import SimpleNet
 from tests.memory_limits import peak_memory
 from tests.ops.activation.test_post_ops import FORMULAS, POSITIVE

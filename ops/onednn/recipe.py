@@ -1,0 +1,195 @@
+"""Recipes: how oneDNN computes an operator, for others that differ from it in nothing but where their tensors are.
+
+Layers of a net repeat. To find out how the library computes one takes several times as long as to have the primitives
+that were found work on other memory. A recipe is read off the steps that an operator was prepared as, and lives as
+long as a preparation that was made by it.
+
+Only an operator whose steps follow from its definition and the layouts of its tensors may have one (`repeats`): not one
+that looks at values, nor one that keeps memory of its own.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from dagexec.core.choices import choices
+from dagexec.core.operator import Prepared, Rebind, in_sequence, parts_of
+from dagexec.ops.onednn.packing import PackedForms
+from dagexec.ops.onednn.primitive import (
+    ArgumentRebind,
+    Array,
+    BoundPrimitive,
+    Descriptor,
+    Primitive,
+    execution_of,
+)
+
+if TYPE_CHECKING:
+    from dagexec.ops.onednn.operator import OneDNNOperator
+
+
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    """Constant input `index`, read as `source`, in layout `target`."""
+
+    index: int
+    source: Descriptor
+    target: Descriptor
+
+
+_Place = int | _Packed
+"""Where an argument is: the number of an array among inputs, outputs and working memory, or a packed constant."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A primitive; number, descriptor and place of its arguments; and what may move: by index, an argument's number."""
+
+    primitive: Primitive
+    arguments: tuple[tuple[int, Descriptor, _Place], ...]
+    inputs: tuple[tuple[int, int], ...]
+    outputs: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Calls of primitives in order.
+
+    Attributes:
+        working: bytes of each piece of working memory.
+        threads, is_unseen: those of the operator while it is prepared.
+        keeps_nan: what keeps NaN stands behind the calls.
+    """
+
+    calls: tuple[_Call, ...]
+    working: tuple[int, ...]
+    threads: int
+    is_unseen: bool
+    keeps_nan: bool
+
+
+_recipes: weakref.WeakValueDictionary[Hashable, Recipe] = weakref.WeakValueDictionary()
+
+
+@dataclass(frozen=True, slots=True)
+class Tensors:
+    """The arrays of an operator's inputs and outputs, where they begin, and which of them are constants."""
+
+    arrays: tuple[Array, ...]
+    addresses: tuple[int, ...]
+    constant: tuple[bool, ...]
+
+
+def tensors_of(operator: OneDNNOperator) -> Tensors:
+    """Those of `operator`, which is being prepared."""
+    inputs, outputs = range(len(operator.input_blobs)), range(len(operator.output_blobs))
+    arrays = (*map(operator.x, inputs), *map(operator.y, outputs))
+    constant = tuple(operator.input(index).constant is not None for index in inputs)
+    return Tensors(arrays, tuple(array.ctypes.data for array in arrays), constant)
+
+
+def recipe_key(operator: OneDNNOperator, tensors: Tensors) -> Hashable | None:
+    """All that decides how `operator` is prepared; None where tensors overlap."""
+    if _overlap(operator, tensors):
+        return None
+    layouts = tuple((array.shape, array.strides, array.dtype) for array in tensors.arrays)
+    return operator.form, layouts, tensors.constant, operator.most_threads, choices.generation
+
+
+def find_recipe(key: Hashable | None) -> Recipe | None:
+    """The recipe for `key`, if something was prepared so and still is."""
+    return None if key is None else _recipes.get(key)
+
+
+def keep_recipe(key: Hashable | None, recipe: Recipe | None) -> None:
+    """Let others find `recipe`, as long as somebody has it."""
+    if key is not None and recipe is not None:
+        _recipes[key] = recipe
+
+
+def read_recipe(
+    operator: OneDNNOperator, prepared: Prepared, working: Sequence[Array], *, is_unseen: bool, keeps_nan: bool
+) -> Recipe | None:
+    """How `operator`, which is being prepared, was prepared; None where it is more than primitives on its tensors.
+
+    `working` is the working memory that it was given.
+    """
+    places: dict[int, _Place] = {}
+    for number, array in enumerate((*tensors_of(operator).arrays, *working)):
+        places.setdefault(_address(array), number)
+    for index in range(len(operator.input_blobs)):
+        constant = operator.input(index).constant
+        if constant is not None:
+            for source, target, array in constant.derived("onednn", PackedForms).made():
+                places.setdefault(_address(array), _Packed(index, source, target))
+    calls = []
+    for step in parts_of(prepared.step):
+        execution = execution_of(step)
+        if execution is None:
+            return None
+        arguments = []
+        for number, memory in execution.memories.items():
+            place = places.get(_address(memory.array))
+            if place is None:
+                return None
+            arguments.append((number, memory.descriptor, place))
+        moved = [_moved(found, step) for found in (prepared.input_rebinds, prepared.output_rebinds)]
+        calls.append(_Call(execution.primitive, tuple(arguments), moved[0], moved[1]))
+    offered = len(prepared.input_rebinds) + len(prepared.output_rebinds)
+    if offered != sum(len(call.inputs) + len(call.outputs) for call in calls):
+        return None
+    sizes = tuple(array.nbytes for array in working)
+    return Recipe(tuple(calls), sizes, operator.threads, is_unseen, keeps_nan)
+
+
+def follow_recipe(recipe: Recipe, operator: OneDNNOperator, tensors: Tensors) -> Prepared | None:
+    """`operator` prepared as the recipe says; None where constants have to be packed first."""
+    packed: dict[int, Array] = {}
+    for call in recipe.calls:
+        for _, _, place in call.arguments:
+            if isinstance(place, _Packed):
+                constant = operator.input(place.index).constant
+                assert constant is not None
+                found = constant.derived("onednn", PackedForms).find(place.source, place.target)
+                if found is None:
+                    return None
+                packed[id(place)] = found
+    arrays = [*tensors.arrays, *map(operator.working_memory, recipe.working)]
+    steps = []
+    inputs: dict[int, Rebind] = {}
+    outputs: dict[int, Rebind] = {}
+    for call in recipe.calls:
+        arguments = {
+            number: (descriptor, packed[id(place)] if isinstance(place, _Packed) else arrays[place])
+            for number, descriptor, place in call.arguments
+        }
+        bound = call.primitive.bind(arguments, operator.label)
+        steps.append(bound.step)
+        inputs.update((index, ArgumentRebind(bound, number)) for index, number in call.inputs)
+        outputs.update((index, ArgumentRebind(bound, number)) for index, number in call.outputs)
+    return Prepared(in_sequence(steps), inputs, outputs, keeps=recipe)
+
+
+def _moved(rebinds: Mapping[int, Rebind], step: object) -> tuple[tuple[int, int], ...]:
+    """The rebinds of the primitive that `step` executes: by index, the number of its argument."""
+    return tuple(
+        (index, rebind.number)
+        for index, rebind in rebinds.items()
+        if isinstance(rebind, ArgumentRebind) and isinstance(rebind.bound, BoundPrimitive) and rebind.bound.step is step
+    )
+
+
+def _overlap(operator: OneDNNOperator, tensors: Tensors) -> bool:
+    """True when tensors of different names share memory; that names agree is part of the key."""
+    names = (*operator.definition.input, *operator.definition.output)
+    ends = [start + array.nbytes for start, array in zip(tensors.addresses, tensors.arrays, strict=True)]
+    taken = sorted(dict(zip(names, zip(tensors.addresses, ends, strict=True), strict=True)).values())
+    return any(end > after for (_, end), (after, _) in pairwise(taken))
+
+
+def _address(array: Array) -> int:
+    return int(array.ctypes.data)

@@ -1,0 +1,176 @@
+"""Operators that differ only in their tensors share what preparing the first of them found out."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+import pytest
+
+from dagexec import NetDef, Workspace
+from dagexec.core.choices import choices
+from dagexec.core.proto import OperatorDef
+from dagexec.core.tensor import Tensor
+from dagexec.ops.onednn import recipe
+from dagexec.ops.onednn.operator import OneDNNOperator
+from dagexec.scheduler.nets.simple import SimpleNet
+from tests.ops.onednn.engine import needs_onednn, normal
+from tests.ops.running import Array, operator_def
+
+pytestmark = needs_onednn
+
+Form = tuple[str, int, Callable[..., Array]]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
+    """How many operators of each type found out by themselves how the library computes them."""
+    found: Counter[str] = Counter()
+    read = recipe.read_recipe
+
+    def counted(operator: OneDNNOperator, *given: object, **named: object) -> object:
+        found[operator.definition.type] += 1
+        return read(operator, *given, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("dagexec.ops.onednn.operator.read_recipe", counted)
+    recipe._recipes.clear()
+    yield found
+    recipe._recipes.clear()
+
+
+def onednn(definition: OperatorDef) -> OperatorDef:
+    definition.engine = "ONEDNN"
+    return definition
+
+
+def net(operators: Sequence[OperatorDef], feeds: Mapping[str, Array], constants: Sequence[str] = ()) -> SimpleNet:
+    workspace = Workspace()
+    for name, array in feeds.items():
+        workspace.feed_blob(name, array)
+    for name in constants:
+        workspace.get_blob(name).get(Tensor).freeze()
+    return SimpleNet(NetDef(name="n", op=[onednn(one) for one in operators]), workspace)
+
+
+def softmax(x: Array) -> Array:
+    powers = np.exp(x.astype(np.float64) - x.max(-1, keepdims=True))
+    return np.asarray(powers / powers.sum(-1, keepdims=True))
+
+
+def layer_norm(x: Array, scale: Array, shift: Array) -> Array:
+    wide = x.astype(np.float64)
+    centered = wide - wide.mean(-1, keepdims=True)
+    return np.asarray(centered / np.sqrt((centered**2).mean(-1, keepdims=True) + 1e-5) * scale + shift)
+
+
+FORMS: list[tuple[str, dict[str, object], list[tuple[int, ...]], Callable[..., Array]]] = [
+    ("FC", {}, [(9, 32), (48, 32), (48,)], lambda x, w, b: x @ w.T + b),
+    ("MatMul", {}, [(9, 32), (32, 48)], lambda a, b: a @ b),
+    ("BatchMatMul", {}, [(3, 9, 32), (3, 32, 7)], lambda a, b: a @ b),
+    ("Gemm", {"alpha": 0.5}, [(9, 32), (32, 48), (48,)], lambda a, b, c: 0.5 * (a @ b) + c),
+    ("Mul", {}, [(9, 32), (1, 32)], lambda a, b: a * b),
+    ("Softmax", {"axis": -1}, [(9, 32)], softmax),
+    ("LayerNorm", {"axis": -1, "elementwise_affine": 1}, [(9, 32), (32,), (32,)], layer_norm),
+]
+
+
+@pytest.mark.parametrize("is_constant", [False, True])
+@pytest.mark.parametrize(("op_type", "arguments", "shapes", "formula"), FORMS, ids=[form[0] for form in FORMS])
+def test_the_second_and_third_of_a_form_follow_the_first_one(
+    asked: Counter[str],
+    op_type: str,
+    arguments: dict[str, object],
+    shapes: list[tuple[int, ...]],
+    formula: Callable[..., Array],
+    is_constant: bool,
+) -> None:
+    """Each on tensors of its own. Where constants have to be packed, that is done the first time for each."""
+    feeds = {f"{i}{n}": normal(10 * n + i, *shape) for n in range(3) for i, shape in enumerate(shapes)}
+    operators = [
+        operator_def(op_type, [f"{i}{n}" for i in range(len(shapes))], [f"y{n}"], **arguments)  # type: ignore[arg-type]
+        for n in range(3)
+    ]
+    constants = [name for name in feeds if name[0] != "0"] if is_constant else []
+    with net(operators, feeds, constants) as layers:
+        layers.run()
+        for n in range(3):
+            given = [feeds[f"{i}{n}"].astype(np.float64) for i in range(len(shapes))]
+            np.testing.assert_allclose(layers.workspace.fetch_blob(f"y{n}"), formula(*given), rtol=1e-4, atol=1e-4)
+        assert asked[op_type] == 1 or is_constant
+        asked.clear()
+        for n in range(3):
+            layers.workspace.feed_blob(f"0{n}", np.concatenate([feeds[f"0{n}"]] * 2, axis=-2)[..., :17, :])
+        layers.run()
+        assert asked[op_type] == 1
+        for n in range(3):
+            given = [np.asarray(layers.workspace.fetch_blob(f"{i}{n}"), np.float64) for i in range(len(shapes))]
+            np.testing.assert_allclose(layers.workspace.fetch_blob(f"y{n}"), formula(*given), rtol=1e-4, atol=1e-4)
+
+
+def pairs(*operators: tuple[str, list[str], list[str], dict[str, object]]) -> list[OperatorDef]:
+    return [operator_def(kind, inputs, outputs, **named) for kind, inputs, outputs, named in operators]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "operators",
+    [
+        pairs(("Softmax", ["x"], ["y"], {"axis": 1}), ("Softmax", ["x"], ["z"], {"axis": 0})),
+        pairs(("Mul", ["x", "x"], ["y"], {}), ("Mul", ["x", "w"], ["z"], {})),
+        pairs(("Mul", ["x", "w"], ["y"], {}), ("Mul", ["x", "v"], ["z"], {})),
+        pairs(("MatMul", ["x", "w"], ["y"], {}), ("MatMul", ["x", "w"], ["z"], {"trans_a": 1})),
+    ],
+    ids=["arguments", "one blob twice", "shapes", "a flag"],
+)
+def test_operators_that_differ_in_more_do_not_share(asked: Counter[str], operators: list[OperatorDef]) -> None:
+    feeds = {"x": normal(1, 16, 16), "w": normal(2, 16, 16), "v": normal(3, 1, 16)}
+    with net(operators, feeds) as both:
+        both.run()
+        assert asked.total() == 2
+
+
+def test_tensors_that_overlap_have_no_recipe(asked: Counter[str]) -> None:
+    """What is read as a view of the same memory is not told from another tensor by its address."""
+    operators = pairs(("Mul", ["x", "v"], ["yv"], {}), ("Mul", ["x", "w"], ["yw"], {}))
+    feeds = {name: normal(number, 8, 8) for number, name in enumerate("xvw")}
+    with net(operators, feeds) as both:
+        both.workspace.get_blob("v").tensor().share(both.workspace.get_blob("x").tensor(), (8, 8))
+        both.run()
+        np.testing.assert_array_equal(both.workspace.fetch_blob("yw"), feeds["x"] * feeds["w"])
+        np.testing.assert_array_equal(both.workspace.fetch_blob("yv"), feeds["x"] ** 2)
+
+
+def test_a_choice_that_may_be_another_ends_the_recipes_before_it(asked: Counter[str]) -> None:
+    layers = pairs(("FC", ["x", "w", "b"], ["y"], {}))
+    feeds = {"x": normal(1, 4, 16), "w": normal(2, 16, 16), "b": normal(3, 16)}
+    with net(layers, feeds) as first, net(layers, feeds) as second, net(layers, feeds) as third:
+        for one in (first, second):
+            one.run()
+        assert asked["FC"] == 1
+        choices.keep("a test's key", "of no problem")
+        third.run()
+        assert asked["FC"] == 2
+
+
+def test_a_recipe_goes_with_the_last_preparation_that_follows_it(asked: Counter[str]) -> None:
+    layers = pairs(("Softmax", ["x"], ["y"], {}))
+    with net(layers, {"x": normal(1, 4, 16)}) as first:
+        first.run()
+        with net(layers, {"x": normal(1, 4, 16)}) as second:
+            second.run()
+        del second
+        first._forget_preparations()
+        gc.collect()
+        assert not recipe._recipes
+    assert asked["Softmax"] == 1
+
+
+def test_steps_that_are_more_than_primitives_have_no_recipe(
+    asked: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recipe, "execution_of", lambda _step: None)
+    operators = pairs(("Mul", ["x", "x"], ["y"], {}), ("Mul", ["y", "y"], ["z"], {}))
+    with net(operators, {"x": normal(1, 8, 8)}) as both:
+        both.run()
+    assert asked["Mul"] == 2
