@@ -68,8 +68,9 @@ class CompileOptions(RunOptions):
             installed, or else by onnx.reference, slowly (docs/onnx.md). With False such a model is refused.
         allow_io: allow operators to read and write files and to communicate with other processes; otherwise they can
             only read databases in the folder of the model's own files (docs/security.md).
-        pool: a `Pool` whose workers run the model, along with others'; None for workers of its own. Operators have as
-            many threads as there are cores for each worker, and `num_workers` is the pool's.
+        pool: who runs the model. None: if it only computes, on the host, and `num_workers` is left open, workers that
+            the process has for all such models, no more than cores; otherwise workers of its own, as with "own". Or a
+            `Pool`; operators then have as many threads as there are cores for each of its workers.
         max_queued: maximum number of requests that wait for a replica; None for no limit.
         when_full: what a call does when the queue is full: "wait" for admission, or "reject" with QueueFullError.
         warm_start: prepare and run every replica once with zeros, so that the first request is as fast as later ones
@@ -95,7 +96,7 @@ class CompileOptions(RunOptions):
 
     foreign: bool = True
     allow_io: bool = False
-    pool: Pool | None = None
+    pool: Pool | Literal["own"] | None = None
     max_queued: int | None = None
     when_full: WhenFull = "wait"
     warm_start: bool | Shapes = False

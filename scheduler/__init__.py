@@ -5,8 +5,8 @@ Locks, in the order they may be taken (a thread holding one takes only locks fur
 1. `BaseNet._run_lock` - one run of a net at a time. Held while the run lasts, by the thread that asked for it.
 2. `intra_op._lock` - guards the table of thread demands; taken when nets are made and closed. Reentrant, as a net
    collected as garbage may be closed at any point of a thread.
-3. `Pool._lock` (`dagexec.serving.pool`) - guards who has a place on a pool, and whether it is closed. The threads of a
-   child's pool are started under it.
+3. `Pool._lock` (`dagexec.serving.pool`) and `SharedWorkers._lock` (`dagexec.serving.places`) - guard who has a place on
+   shared workers, and which these are. Threads are started under them, and joined under neither.
 4. `WorkerPool.lock` - guards the pool's lists and the ready heaps, counts and state of every run on it. Held for a few
    assignments; no operator, callback or I/O runs under it. The executor's (`dagexec.serving.dispatch`) guards where
    requests are; it and this one are never held together.

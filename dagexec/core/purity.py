@@ -9,12 +9,21 @@ _OWN = "dagexec.ops."
 _FOR_ORDER_ONLY = "NoOp"
 
 
+def only_computes(definition: OperatorDef) -> bool:
+    """True when it is of this package and has no effects, nor have operators of nets that it runs."""
+    if not operator_module(definition.type).startswith(_OWN):
+        return False
+    schema = schema_of(definition.type)
+    inner = (one for net in sub_nets_of(definition, schema).values() for one in net.op)
+    return not schema.effects and not schema.mutates and all(map(only_computes, inner))
+
+
 def has_no_effects(definition: OperatorDef) -> bool:
     """True when nothing is lost with the operator but its outputs.
 
     Of operators that an application registers nothing is known, so they stay; so do those whose point is the order.
     """
-    return _only_computes(definition) and definition.type != _FOR_ORDER_ONLY
+    return only_computes(definition) and definition.type != _FOR_ORDER_ONLY
 
 
 def is_known(definition: OperatorDef) -> bool:
@@ -22,16 +31,7 @@ def is_known(definition: OperatorDef) -> bool:
 
     A loop may not: on such inputs it might never end.
     """
-    return _only_computes(definition) and not schema_of(definition.type).sub_nets
-
-
-def _only_computes(definition: OperatorDef) -> bool:
-    """True when it is of this package and has no effects, nor have operators of nets that it runs."""
-    if not operator_module(definition.type).startswith(_OWN):
-        return False
-    schema = schema_of(definition.type)
-    inner = (one for net in sub_nets_of(definition, schema).values() for one in net.op)
-    return not schema.effects and not schema.mutates and all(map(_only_computes, inner))
+    return only_computes(definition) and not schema_of(definition.type).sub_nets
 
 
 def is_pure(definition: OperatorDef) -> bool:

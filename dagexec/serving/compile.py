@@ -11,18 +11,21 @@ from dagexec.core.device import CPU
 from dagexec.core.host_placement import model_on_host
 from dagexec.core.model import Model
 from dagexec.core.operator_arguments import with_arguments
+from dagexec.core.purity import only_computes
 from dagexec.core.runtime import runtime_of
 from dagexec.errors import FeedError, SettingError, UnsupportedOperatorError
 from dagexec.options import CompileOptions, with_keywords_of
 from dagexec.platform.deadline import check_stop
 from dagexec.platform.lazy import LazyModule
 from dagexec.platform.processor import available_cores
-from dagexec.scheduler.run.pool import WorkerPool
+from dagexec.platform.threads import threads
+from dagexec.scheduler.plan.copies import names_devices
 from dagexec.serving.executor import Executor
 from dagexec.serving.given_types import GivenTypes
 from dagexec.serving.metrics import require_metrics
 from dagexec.serving.model_source import ModelSource, load_model
 from dagexec.serving.overriding import OverridableExecutor
+from dagexec.serving.places import Place
 from dagexec.serving.pool import Pool
 from dagexec.serving.telemetry import require_telemetry
 
@@ -47,8 +50,7 @@ def compile(model: ModelSource, options: CompileOptions) -> Executor:
     blob in `keep` that the model does not have, SettingError for an option out of range, and with `warm_start` what
     `Executor.warm_up` raises. ClosedError for a `pool` that is closed.
     """
-    if options.pool is not None:
-        options = _on_pool(options, options.pool)
+    options = _with_workers(options)
     loaded = _load(model, options)
     check_stop()
     if options.telemetry is not False:
@@ -59,9 +61,9 @@ def compile(model: ModelSource, options: CompileOptions) -> Executor:
 
 
 def _executor(
-    loaded: Model, options: CompileOptions, pool: WorkerPool | None = None, *, keeps_parameters: bool = False
+    loaded: Model, options: CompileOptions, place: Place | None = None, *, keeps_parameters: bool = False
 ) -> Executor:
-    """Compile `loaded`, for workers of `pool` if there is one; the caller `keeps_parameters` in memory anyway."""
+    """Compile `loaded`, for workers of `place` if there is one; the caller `keeps_parameters` in memory anyway."""
     check_operators(loaded)
     overridable = loaded.overridable
     if overridable is not None and not overridable.belongs_to(loaded):
@@ -76,22 +78,37 @@ def _executor(
     compiled = compilation.compile_model(loaded, options)
     given = loaded if keeps_parameters else replace(loaded, parameters={})  # frees parameters that passes replaced
     kept = replace(compiled.options, calibration=None, progress=None)  # an executor keeps nothing of its caller
+    if kept.pool is None and not _may_share_workers(compiled.model, kept):
+        kept = replace(kept, pool="own")
     if overridable is None:
-        return Executor(compiled.model, kept, given, compiled.parameters, pool, types)
+        return Executor(compiled.model, kept, given, compiled.parameters, place, types)
     return OverridableExecutor(compiled.model, kept, given, compiled.parameters, types, overridable, _executor)
 
 
-def _on_pool(options: CompileOptions, pool: Pool) -> CompileOptions:
-    """The options for a model on `pool`: its workers, and no more threads than cores when all of them are busy.
+def _with_workers(options: CompileOptions) -> CompileOptions:
+    """The options for a model on a `Pool`: its workers, and no more threads than cores when all of them are busy.
 
-    Raises SettingError for what is no pool and for another number of workers.
+    Who asks for a number of workers gets that many of their own. Raises SettingError for what is no pool and for
+    another number of workers.
     """
+    pool = options.pool
+    if pool is None or pool == "own":
+        return options if options.num_workers is None else replace(options, pool="own")
     if not isinstance(pool, Pool):
-        raise SettingError(f"pool must be a dagexec.Pool or None, not {pool!r:.80}")
+        raise SettingError(f'pool must be a dagexec.Pool, "own" or None, not {pool!r:.80}')
     if options.num_workers not in (None, pool.workers):
         raise SettingError(f"num_workers={options.num_workers}: pool {pool.name!r} has {pool.workers}; leave it out")
-    threads = options.intra_op_threads or max(1, available_cores() // pool.workers)
-    return replace(options, num_workers=pool.workers, intra_op_threads=threads)
+    share = max(1, available_cores() // pool.workers)
+    return replace(options, num_workers=pool.workers, intra_op_threads=options.intra_op_threads or share)
+
+
+def _may_share_workers(model: Model, options: CompileOptions) -> bool:
+    """True for what does nothing but compute on the host.
+
+    An operator of the application, or one that communicates, may hold its worker until another model has run.
+    """
+    on_host = options.default_device == CPU and not names_devices(model.net)
+    return on_host and threads().concurrent and all(map(only_computes, model.net.op))
 
 
 def _load(model: ModelSource, options: CompileOptions) -> Model:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Self
@@ -21,7 +21,6 @@ from dagexec.binding.replicas import Replica, Replicas, build_replicas
 from dagexec.core.device import CPU
 from dagexec.core.feeds import Feeds, HeldMemory, as_arrays, check_feeds, check_out, named_feeds, result_names
 from dagexec.core.model import InputInfo, Model
-from dagexec.core.operator import nothing_to_do
 from dagexec.core.runtime import runtime_of
 from dagexec.core.workspace import Workspace
 from dagexec.errors import ClosedError, DagexecError, FeedError, RunCancelledError, RunTimeoutError, ShapeError
@@ -33,13 +32,12 @@ from dagexec.platform.threads import ThreadWait, threads
 from dagexec.scheduler.nets.net import BaseNet
 from dagexec.scheduler.observe.observers import Observer
 from dagexec.scheduler.observe.trace_lines import line_observer
-from dagexec.scheduler.run.pool import WorkerPool
 from dagexec.scheduler.run.run import task, waiting_time
 from dagexec.serving.dispatch import Dispatcher
 from dagexec.serving.given_types import GivenTypes
 from dagexec.serving.inline import InlineRuns
 from dagexec.serving.metrics import Metrics
-from dagexec.serving.pool import Place
+from dagexec.serving.places import Place, own_place, shared_workers
 from dagexec.serving.pooled import PooledRuns
 from dagexec.serving.requests import Request
 from dagexec.serving.statistics import ExecutorStatistics
@@ -66,19 +64,17 @@ class Executor(Closing):
         options: CompileOptions,
         given: Model | None = None,
         parameters: Workspace | None = None,
-        pool: WorkerPool | None = None,
+        place: Place | None = None,
         given_types: GivenTypes | None = None,
     ) -> None:
         """Called by `compile`. `given` is the model before it was rewritten, or None if it was not.
 
         `given_types` are for errors in its words.
         `options` determine the number of workers and the net type. `parameters` holds the model's parameters and what
-        has been derived from them, or None if nothing has. `pool` may serve other executors, too, and is left open;
-        with None it is that of the options' `pool`, or a new one. Raises what `warm_up` raises, if `options` request
-        it, and ClosedError when the pool is closed.
+        has been derived from them, or None if nothing has. `place` has the workers; with None the options decide.
+        Raises what `warm_up` raises, if `options` request it, and ClosedError when their pool is closed.
         """
         assert options.net_type is not None
-        assert options.num_workers is not None
         self.model = model
         self.net_type = options.net_type
         self._options = options
@@ -96,7 +92,7 @@ class Executor(Closing):
         self._parameter_memory: HeldMemory | None = None  # made when it is first asked for
         self._given = {name for operator in self._source.net.op for name in operator.output}
         self._now = threads().monotonic
-        self._open(parameters, pool)
+        self._open(parameters, place or self._new_place())
         if options.warm_start is not False:
             try:
                 self._warm_up_with_zeros(None if options.warm_start is True else options.warm_start)
@@ -104,33 +100,26 @@ class Executor(Closing):
                 self.close()
                 raise
 
-    def _open(self, parameters: Workspace | None, pool: WorkerPool | None) -> None:
-        """Start the workers, unless they are those of `pool`, and make the nets."""
+    def _open(self, parameters: Workspace | None, place: Place) -> None:
+        """Make the nets, for the workers of `place`; leave it when that fails."""
         model, options = self.model, self._options
-        place = None if options.pool is None else options.pool.enter(model.name)
-        self._owns_pool = pool is None and place is None
-        self._leave_pool = nothing_to_do if place is None else place.leave
-        self._pool = pool or self._workers(place)
-        self.num_workers = self._pool.num_workers
+        self._place = place
+        self._pool = place.workers
+        assert options.num_workers is not None
+        self.num_workers = min(options.num_workers, self._pool.num_workers)
         try:
             with garbage_collection_paused():
                 self._replicas = build_replicas(model, options, self._pool, self._keep, parameters)
         except BaseException:
-            self._leave_pool()
-            if self._owns_pool:
-                self._pool.close()
+            place.leave()
             raise
-        share = None if place is None else place.share
         self._dispatcher = Dispatcher(
-            model.name, self._replicas.members, self._pool, options, self._telemetry, self._metrics, share
+            model.name, self._replicas.members, self._pool, options, self._telemetry, self._metrics, place.share
         )
-        if place is not None:
-            place.unfinished = self._dispatcher.unfinished
-        self._finalizer = weakref.finalize(
-            self, _dropped, self._pool, self._owns_pool, self._replicas, self._leave_pool
-        )
+        place.unfinished = self._dispatcher.unfinished
+        self._finalizer = weakref.finalize(self, _dropped, place, self._replicas)
         self._finalizer.atexit = False
-        self._pooled = PooledRuns(self._dispatcher, self._pool)
+        self._pooled = PooledRuns(self._dispatcher, self._pool, self.num_workers)
         self.graph = self._replicas.graph
         self._inline: InlineRuns | None = None
         teams = options.operator_threads > 1
@@ -139,12 +128,15 @@ class Executor(Closing):
             in_sequence = self.num_workers == 1 or options.net_type == "simple"
             self._inline = InlineRuns(self._dispatcher, self._pooled, in_sequence, teams)
 
-    def _workers(self, place: Place | None) -> WorkerPool:
-        """Those of the place on a pool, else new ones."""
-        if place is not None:
-            return place.workers
-        assert self._options.num_workers is not None
-        return WorkerPool(self._options.num_workers, name=f"dagexec-{self.model.net.name or 'net'}")
+    def _new_place(self) -> Place:
+        """Workers, as the options ask for them."""
+        name, options = self.model.name, self._options
+        assert options.num_workers is not None
+        if options.pool is None:
+            return shared_workers.enter(name, options.num_workers)
+        if options.pool == "own":
+            return own_place(name, options.num_workers, f"dagexec-{self.model.net.name or 'net'}")
+        return options.pool.enter(name)
 
     async def __aenter__(self) -> Self:
         return self
@@ -352,7 +344,7 @@ class Executor(Closing):
             )
         runtime_of(self._options.default_device)
         old, finalizer = self._replicas, self._finalizer
-        self._open(old.parameters, None)  # the threads that it had are the parent's
+        self._open(old.parameters, self._new_place())  # the threads that it had are the parent's
         finalizer.detach()
         old.close()
 
@@ -455,10 +447,8 @@ class Executor(Closing):
         return wait.wait(seconds)
 
     def _release(self) -> None:
-        if self._owns_pool:
-            self._pool.close()
+        self._place.leave()
         self._replicas.close()
-        self._leave_pool()
         self._finalizer.detach()  # it would keep the replicas, whose last failure refers to the executor, forever
 
     async def _release_async(self) -> None:
@@ -474,16 +464,14 @@ class Executor(Closing):
         )
 
 
-def _dropped(pool: WorkerPool, owns_pool: bool, replicas: Replicas, leave_pool: Callable[[], object]) -> None:
+def _dropped(place: Place, replicas: Replicas) -> None:
     """An executor is gone, perhaps without having been closed: the last thing its workers do is to close its nets.
 
     Garbage is collected at any point of any thread, so nothing is waited for here.
     """
     with suppress(ClosedError):
-        pool.submit(task("closing the nets of an executor", replicas.close))
-    leave_pool()
-    if owns_pool:
-        pool.shut()
+        place.workers.submit(task("closing the nets of an executor", replicas.close))
+    place.drop()
 
 
 def _attach_secondary(error: BaseException, request: Request) -> None:

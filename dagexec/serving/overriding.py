@@ -21,14 +21,14 @@ from dagexec.errors import ClosedError, DagexecError
 from dagexec.options import CompileOptions
 from dagexec.platform.forking import reset_after_fork
 from dagexec.scheduler.observe.observers import Observer
-from dagexec.scheduler.run.pool import WorkerPool
 from dagexec.scheduler.run.run import waiting_time
 from dagexec.serving.executor import Executor
 from dagexec.serving.given_types import GivenTypes
+from dagexec.serving.places import Place, beside
 from dagexec.serving.statistics import OUTCOMES, ExecutorStatistics
 from dagexec.serving.waiting import on_a_thread
 
-Build = Callable[[Model, CompileOptions, WorkerPool], Executor]
+Build = Callable[[Model, CompileOptions, Place], Executor]
 
 _COUNTS = ("replicas", "running", "queued", "awaiting_admission", *OUTCOMES)
 _MAX_NAMED = 8
@@ -182,7 +182,7 @@ class OverridableExecutor(Executor):
             self._options, net_type=self.net_type, num_workers=self.num_workers, tuning_seconds=0.0, warm_start=False
         )
         try:
-            executor = self._build(self._overridable.model_with(names), options, self._pool)
+            executor = self._build(self._overridable.model_with(names), options, beside(self._place))
         except DagexecError as error:
             error.add_note(f"while the model was compiled for runs that override {sorted(names)[:_MAX_NAMED]}")
             raise

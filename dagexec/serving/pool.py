@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -18,27 +18,9 @@ from dagexec.platform.closing import Closing
 from dagexec.platform.forking import ProcessLock
 from dagexec.scheduler.run.fair_share import Share
 from dagexec.scheduler.run.pool import PoolStatistics, WorkerPool
+from dagexec.serving.places import Place
 
 _MOST_NAMED = 4
-
-
-@dataclass(eq=False)
-class Place:
-    """What one executor has on a pool, which is not closed until it leaves.
-
-    Attributes:
-        model: its model's name.
-        workers: the threads.
-        share: what these are charged to.
-        leave: gives the place up. Idempotent; from any thread, and where garbage is collected.
-        unfinished: how many of its requests are not over.
-    """
-
-    model: str
-    workers: WorkerPool
-    share: Share
-    leave: Callable[[], object]
-    unfinished: Callable[[], int]
 
 
 @dataclass(frozen=True)
@@ -121,8 +103,8 @@ class Pool(Closing):
             if self._workers.process != os.getpid():
                 self._places.clear()
                 self._workers = _Workers(os.getpid(), WorkerPool(self.workers, name=self.name))
-            leave = partial(self._places.pop, number, None)
-            place = self._places[number] = Place(model, self._workers.threads, Share(model), leave, lambda: 0)
+            leave = partial(self._places.pop, number, None)  # no lock: garbage is collected at any point of a thread
+            place = self._places[number] = Place(model, self._workers.threads, Share(model), leave, leave)
             return place
 
     def _taken(self) -> list[Place]:

@@ -20,9 +20,11 @@ from dagexec.serving.requests import Request
 class PooledRuns:
     """Has requests served on the replicas that `dispatcher` gives them, by the workers of `pool`."""
 
-    def __init__(self, dispatcher: Dispatcher, pool: WorkerPool) -> None:
+    def __init__(self, dispatcher: Dispatcher, pool: WorkerPool, width: int) -> None:
+        """A run has up to `width` workers at once."""
         self._dispatcher = dispatcher
         self._pool = pool
+        self._width = width
 
     def submit(self, request: Request, *, start_here: bool) -> None:
         """Take a request on; with `start_here` the calling thread feeds the replica, if one is free.
@@ -119,6 +121,7 @@ class PooledRuns:
         run = replica.net.new_run(partial(self._over, request), request.trace)
         run.priority = request.priority
         run.share = self._dispatcher.share
+        run.width = self._width
         cancelled = self._dispatcher.started(request, run)
         if cancelled is not None:
             raise cancelled

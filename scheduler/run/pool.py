@@ -104,11 +104,15 @@ class WorkerPool:
         workers: the identifiers of its threads.
     """
 
-    def __init__(self, num_workers: int, name: str = "dagexec") -> None:
-        """Raises SettingError for a number out of range, ResourceError when the system starts no more threads."""
+    def __init__(self, num_workers: int, name: str = "dagexec", *, most: int | None = None) -> None:
+        """It may `grow` to `most` workers, by default to no more than it starts with.
+
+        Raises SettingError for a number out of range, ResourceError when the system starts no more threads.
+        """
         if not 1 <= num_workers <= MAX_WORKERS:
             raise SettingError(f"pool {name!r}: expected 1 to {MAX_WORKERS} workers, found {num_workers}")
         self.num_workers = num_workers
+        self._most = most or num_workers
         self.name = name
         self._source = threads()
         self.lock = self._source.owned_lock()
@@ -126,13 +130,10 @@ class WorkerPool:
         self._threads: list[Thread] = []
         self._process = os.getpid()
         try:
-            for _ in range(num_workers):
-                self._start_worker()
-        except RuntimeError as error:
+            self._start_workers(num_workers)
+        except ResourceError:
             self.close()
-            raise ResourceError(
-                f"{name}: {num_workers} workers requested; the system could only start {len(self._threads)}: {error}"
-            ) from None
+            raise
         reset_after_fork(self, WorkerPool._forked)
         if self._source.concurrent:
             stop_at_exit(self, lambda pool: pool._end)
@@ -166,6 +167,20 @@ class WorkerPool:
             self._wake_all()
             raise
 
+    def grow(self, num_workers: int) -> None:
+        """Have at least `num_workers`. One caller at a time. Raises ResourceError; those that were started stay."""
+        self._start_workers(num_workers - self.num_workers)
+        self.num_workers = max(num_workers, self.num_workers)
+
+    def _start_workers(self, count: int) -> None:
+        for started in range(count):
+            try:
+                self._start_worker()
+            except RuntimeError as error:
+                raise ResourceError(
+                    f"{self.name}: {count} workers requested; the system could only start {started}: {error}"
+                ) from None
+
     def run_within(self, run: Run, outer: Run) -> None:
         """Execute `run` for an operator of `outer`, on whose worker this is called; other workers join in.
 
@@ -175,7 +190,7 @@ class WorkerPool:
         worker = self._here()
         end = ThreadWait()
         run.finished = end.notify
-        run.priority = outer.priority
+        run.priority, run.width = outer.priority, outer.width
         with self.lock:
             run.order = next(self._orders)
             run.pool = self
@@ -209,7 +224,7 @@ class WorkerPool:
                     break
                 run.active += 1
                 worker.run = run
-                helper = self._idle.pop() if run.ready and self._idle else None
+                helper = self._idle.pop() if self._idle and run.has_place() else None
                 if run.ready and not run.listed:
                     self._list(run)
             if helper is not None:
@@ -289,7 +304,7 @@ class WorkerPool:
         """For an operator on this worker that waits: work on a run of `share`. False when none has a ready chain."""
         worker = self._here()
         with self.lock:
-            run = next((run for *_, run in self._runs if run.share is share and run.ready), None)
+            run = next((run for *_, run in self._runs if run.share is share and run.has_place()), None)
             if run is None:
                 return False
             outer = worker.run
@@ -354,9 +369,7 @@ class WorkerPool:
             self.workers.discard(ident)
 
     def _serve_runs(self, worker: _Worker) -> None:
-        me = CoreWakeUp(
-            placed=self._source.concurrent and 1 < self.num_workers <= available_cores(), source=self._source
-        )
+        me = CoreWakeUp(placed=self._source.concurrent and 1 < self._most <= available_cores(), source=self._source)
         worker.wake_up = me
         lock = self.lock
         while True:
@@ -382,7 +395,7 @@ class WorkerPool:
             chain = heappop(run.ready)
             self._virtual_time = max(self._virtual_time, run.start_tag)
             advance, run.advance = run.advance, 0.0
-            helper = self._idle.pop() if run.ready and self._idle else None
+            helper = self._idle.pop() if self._idle and run.has_place() else None
             lock.release()
             if helper is not None:
                 helper.wake()
@@ -409,11 +422,11 @@ class WorkerPool:
             worker.wake()
 
     def _next_run(self) -> Run | None:
-        """The first run with a ready chain; runs without one leave the list. Call with the lock held."""
+        """The first run that a worker may enter; others leave the list. Call with the lock held."""
         runs = self._runs
         while runs:
             run = runs[0][3]
-            if run.ready:
+            if run.has_place():
                 return run
             heappop(runs)
             run.listed = False
@@ -469,7 +482,7 @@ class WorkerPool:
                 chain = heappop(ready)
             else:
                 break
-            if ready and idle:
+            if ready and idle and run.active < run.width:
                 helper = idle.pop()
                 if not run.listed:
                     self._list(run)

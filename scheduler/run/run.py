@@ -7,6 +7,7 @@ leave the run, with no lock held.
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -65,6 +66,7 @@ class Run:
         counts: parents that each chain still waits for.
         ready: heap of ready chains nobody has taken yet.
         active: workers inside this run.
+        width: the most workers that may be inside at once.
         priority: of several runs with ready chains, the one with the highest is served first.
         share: of the user of the pool that it is charged to; None for a pool with one user.
         start_tag: among runs of one priority, the smallest is served first (see `fair_share`); set by the pool.
@@ -87,7 +89,7 @@ class Run:
     __slots__ = (
         "active", "advance", "counts", "error", "finished", "inner", "interrupted", "listed", "name", "name_step",
         "on_stop", "order", "over", "plan", "pool", "priority", "ready", "secondary", "share", "side_by_side",
-        "start_tag", "steps", "stopped", "teams", "waits",
+        "start_tag", "steps", "stopped", "teams", "waits", "width",
     )  # fmt: skip
 
     def __init__(
@@ -111,6 +113,7 @@ class Run:
         self.counts = list(plan.parent_counts)
         self.ready = list(plan.frontier)  # ascending, hence already a heap
         self.active = 0
+        self.width = sys.maxsize
         self.teams = False
         self.priority = priority
         self.share: Share | None = None
@@ -127,6 +130,10 @@ class Run:
         self.inner: list[Run] = []
         self.pool: Helping | None = None
         self.side_by_side = True
+
+    def has_place(self) -> bool:
+        """True when a chain is ready that one more worker may take. Call with the pool's lock held."""
+        return bool(self.ready) and self.active < self.width
 
     def stop(self, error: BaseException) -> None:
         """Start no further chain; keep the first error, attach and log later ones. Call with the pool's lock held."""

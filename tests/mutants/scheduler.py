@@ -71,6 +71,13 @@ MUTANTS = (
         _POOL_TESTS,
     ),
     Mutant(
+        "any number of workers enter a run",
+        "scheduler/run/run.py",
+        "bool(self.ready) and self.active < self.width",
+        "bool(self.ready)",
+        _POOL_TESTS,
+    ),
+    Mutant(
         "whose turn it is does not depend on what a user had of the workers",
         _POOL,
         "(-run.priority, run.start_tag, run.order, run)",

@@ -30,6 +30,7 @@ from dagexec.scheduler.observe.trace import Trace
 from dagexec.scheduler.run import intra_op
 from dagexec.scheduler.run.pool import WorkerPool
 from dagexec.serving.executor import Executor
+from dagexec.serving.places import Place
 from tests.held import PATIENCE, Held, doubled_model, rows
 from tests.nets import temporary_operator
 from tests.ops.running import operator_def
@@ -312,7 +313,7 @@ def test_a_closed_executor_refuses_runs_and_ends_queued_ones(held: Held) -> None
 
 def test_executors_on_one_pool_leave_it_open_and_each_other_alone(net_type: str) -> None:
     def executor() -> Executor:
-        return Executor(doubled_model(), CompileOptions(net_type=net_type, num_workers=9), pool=pool)
+        return Executor(doubled_model(), CompileOptions(net_type=net_type, num_workers=9), place=Place("doubled", pool))
 
     with WorkerPool(2, name="shared") as pool:
         before = threading.active_count()

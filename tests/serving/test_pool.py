@@ -115,7 +115,7 @@ def test_an_executor_that_was_dropped_leaves_its_pool() -> None:
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"num_workers": 3}, r"num_workers=3: pool 'dagexec' has 2"), ({"pool": 2}, r"pool must be a dagexec\.Pool .* 2")],
+    [({"num_workers": 3}, r"num_workers=3: pool 'dagexec' has 2"), ({"pool": 2}, r"pool must be .*, not 2")],
 )
 def test_options_that_contradict_the_pool_are_refused(options: dict[str, object], message: str) -> None:
     with dagexec.Pool(2) as pool, pytest.raises(SettingError, match=message):

@@ -41,6 +41,29 @@ def test_a_worker_takes_waiting_chains_the_most_urgent_first() -> None:
     assert order_on_one_worker([[], [0], [0], [0], [3]]) == [0, 3, 1, 2, 4]
 
 
+def test_no_more_workers_enter_a_run_than_it_has_places() -> None:
+    order: list[str] = []
+    held, done = Held(), [threading.Event() for _ in range(2)]
+    with WorkerPool(2) as pool:
+        narrow = run_of([[], [], [0]], {0: held} | {i: noting(order, "narrow") for i in (1, 2)}, done[0])
+        narrow.width = 1
+        pool.submit(narrow)
+        assert held.begun.wait(PATIENCE)
+        pool.submit(run_of([[]], {0: noting(order, "other")}, done[1]))
+        assert done[1].wait(PATIENCE)
+        held.go_on.set()
+        assert done[0].wait(PATIENCE)
+    assert order == ["other", "narrow", "narrow"]
+
+
+def test_a_pool_grows() -> None:
+    with WorkerPool(1, most=3) as pool:
+        for count in (3, 2):
+            pool.grow(count)
+            assert (pool.num_workers, pool.statistics().workers) == (3, 3)
+        all_idle(pool)
+
+
 def test_a_worker_that_nobody_woke_because_its_waker_died_is_woken_by_the_replacement(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
