@@ -8,6 +8,7 @@ nothing holds on to the caller's.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -81,11 +82,12 @@ class IOBinding:
             none after it, clears the list.
         name_step: how errors name the operator of one of them.
         in_sequence: the plan has one chain, so that workers cannot share the work.
+        seconds: the longer of the last two runs that were measured, with feeding and fetching; else infinity.
     """
 
     __slots__ = (
-        "_bound_results", "_copies", "_epoch", "_inputs", "_large", "_names", "_net", "_outputs", "_preparation",
-        "_targets", "copied", "fed", "in_sequence", "name_step", "signature", "steps",
+        "_bound_results", "_copies", "_epoch", "_inputs", "_large", "_last", "_names", "_net", "_outputs",
+        "_preparation", "_targets", "copied", "fed", "in_sequence", "name_step", "seconds", "signature", "steps",
     )  # fmt: skip
 
     def __init__(self, net: BaseNet, preparation: Preparation, fed: Sequence[str], outputs: Sequence[str]) -> None:
@@ -93,6 +95,7 @@ class IOBinding:
         self._net = net
         self._preparation = weakref.ref(preparation)
         self._epoch = -1
+        self.seconds = self._last = math.inf
         self.fed = tuple(fed)
         self._names = frozenset(fed)
         self.steps = _steps(preparation)
@@ -126,6 +129,11 @@ class IOBinding:
             return False
         self._epoch = binding_epoch()
         return True
+
+    def took(self, seconds: float) -> None:
+        """A run is over that took so long."""
+        self.seconds = max(self._last, seconds)
+        self._last = seconds
 
     def arrays_of(self, feeds: Mapping[str, npt.ArrayLike]) -> list[Array] | None:
         """`feeds` in the order of the signature; None unless they are arrays of its names, dtypes and shapes."""

@@ -101,10 +101,13 @@ class Dispatcher:
 
     def end(self, request: Request, result: Outputs | None, error: BaseException | None) -> None:
         """Settle a request that had a replica, and tell its caller; `following` is who has the replica now."""
-        assert request.replica is not None
-        request.replica.unbind()
+        replica = request.replica
+        assert replica is not None
+        replica.unbind()
         with self._lock:
             now = self._now()
+            if error is None and replica.io_binding is not None:
+                replica.io_binding.took(now - request.begun)
             request.following = self.state.release(request, now)
             self.state.settle(request, result, error, now)
         self._record(request, error, now)

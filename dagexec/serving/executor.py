@@ -42,7 +42,7 @@ from dagexec.serving.pooled import PooledRuns
 from dagexec.serving.requests import Request
 from dagexec.serving.statistics import ExecutorStatistics
 from dagexec.serving.telemetry import Telemetry
-from dagexec.serving.waiting import TaskWait, on_a_thread
+from dagexec.serving.waiting import TaskWait, event_loop, on_a_thread
 from dagexec.serving.warm_up import zero_feeds
 
 
@@ -218,8 +218,9 @@ class Executor(Closing):
     ) -> Outputs:
         """Run the model once, blocking the task but not the event loop (asyncio or trio).
 
-        Arguments and results are those of `run`. Do not touch the arrays fed, or those of `out`, until it returns. A
-        cancelled await stops the run at the next chain boundary, and returns once no worker uses the replica any more.
+        A short run may be on the loop's own thread, which has time for some in each turn. Arguments and results are
+        those of `run`. Do not touch the arrays fed, or those of `out`, until it returns. A cancelled await stops the
+        run at the next chain boundary, and returns once no worker uses the replica any more.
         """
         if feeds.__class__ is not dict:
             feeds = named_feeds(self.model.name, feeds, self._needed)
@@ -227,23 +228,15 @@ class Executor(Closing):
         names = self.model.outputs if outputs is None else self._fetchable(outputs)
         if out is not None:
             given = self._apart(given, names, out)
-        wait = TaskWait()
-        request = self._request(given, names, out, timeout, priority, trace, wait)
         try:
-            self._pooled.submit(request, start_here=False)
-            in_time = await wait.wait(request.seconds_left(self._now()))
-        except GeneratorExit:  # the coroutine was dropped: nothing can wait any more
-            self._dispatcher.cancel(request, self._cancelled("the awaiting coroutine was dropped"))
-            raise
-        except BaseException as error:
-            if self._dispatcher.cancel(request, self._cancelled("the awaiting task was cancelled")):
-                await wait.wait_out()
-            _attach_secondary(error, request)
-            raise
-        if not in_time and self._dispatcher.cancel(request, self._timed_out(request)):
-            await wait.wait_out()
-        try:
-            return request.outcome()
+            if self._inline is not None and timeout is None and trace is None and priority.__class__ is int:
+                loop = event_loop()
+                results = self._inline.run_in_turn(loop, given, names, out)
+                if results is not None:
+                    await loop.checkpoint()
+                    return results
+            wait = TaskWait()
+            return await self._served_async(self._request(given, names, out, timeout, priority, trace, wait), wait)
         except ShapeError as error:
             raise self._as_given(error, given) from None
 
@@ -383,8 +376,25 @@ class Executor(Closing):
         except BaseException as error:  # KeyboardInterrupt: nothing runs on behind the caller's back
             if self._dispatcher.cancel(request, self._cancelled("the calling thread was interrupted")):
                 wait.wait()
-            _attach_secondary(error, request)
+            request.attach_secondary(error)
             raise
+        return request.outcome()
+
+    async def _served_async(self, request: Request, wait: TaskWait) -> Outputs:
+        """Like `_served`, for a task."""
+        try:
+            self._pooled.submit(request, start_here=False)
+            in_time = await wait.wait(request.seconds_left(self._now()))
+        except GeneratorExit:  # the coroutine was dropped: nothing can wait any more
+            self._dispatcher.cancel(request, self._cancelled("the awaiting coroutine was dropped"))
+            raise
+        except BaseException as error:
+            if self._dispatcher.cancel(request, self._cancelled("the awaiting task was cancelled")):
+                await wait.wait_out()
+            request.attach_secondary(error)
+            raise
+        if not in_time and self._dispatcher.cancel(request, self._timed_out(request)):
+            await wait.wait_out()
         return request.outcome()
 
     def _as_given(self, error: ShapeError, feeds: Feeds) -> ShapeError:
@@ -472,14 +482,3 @@ def _dropped(place: Place, replicas: Replicas) -> None:
     with suppress(ClosedError):
         place.workers.submit(task("closing the nets of an executor", replicas.close))
     place.drop()
-
-
-def _attach_secondary(error: BaseException, request: Request) -> None:
-    """What else went wrong in a run whose caller gets `error`: notes on it. The cancellation itself is not one."""
-    other, request.error = request.error, None
-    if other is None or other is error:
-        return
-    if not isinstance(other, RunCancelledError):
-        error.add_note(f"secondary error: {other}")
-    for note in getattr(other, "__notes__", ()):
-        error.add_note(note)

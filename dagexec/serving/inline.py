@@ -4,6 +4,9 @@ Handing a run to a worker and waiting for it costs tens of microseconds, more th
 different: the run has a replica of its own, is counted, is waited for by whoever closes the executor, and can be
 stopped between operators.
 
+On the thread of an event loop that is for short runs, as measured before, of operators that are known to wait for
+nothing.
+
 Operators that use several threads have a team of them for each thread that calls them, which takes long to make: then
 only the thread that calls first runs what it asks for.
 """
@@ -12,18 +15,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 from dagexec.binding.io_binding import Array, Outputs
 from dagexec.core.feeds import Feeds
+from dagexec.core.purity import is_known
 from dagexec.platform import teams
 from dagexec.platform.blocking import working_for
 from dagexec.platform.shutdown import hold_daemon
-from dagexec.platform.threads import ThreadsEndedError
+from dagexec.platform.threads import ThreadsEndedError, threads
 from dagexec.scheduler.plan.culprit import NameStep
 from dagexec.scheduler.run.inline import InlineSteps, run_inline
 from dagexec.serving.dispatch import Dispatcher
 from dagexec.serving.pooled import PooledRuns
 from dagexec.serving.requests import Request
+from dagexec.serving.waiting import EventLoop
 
 
 class InlineRuns:
@@ -39,6 +45,7 @@ class InlineRuns:
         self._pooled = pooled
         self._in_sequence = in_sequence
         self._teams = teams
+        self._now = threads().monotonic
         self._caller: int | None = None  # the one that has a team
 
     def run(self, feeds: Feeds, names: Sequence[str], out: Mapping[str, Array] | None) -> Outputs | None:
@@ -89,6 +96,27 @@ class InlineRuns:
                 self._pooled.hand_on(request)
             hold_daemon()
             raise
+
+    def run_in_turn(
+        self, loop: EventLoop, feeds: Feeds, names: Sequence[str], out: Mapping[str, Array] | None
+    ) -> Outputs | None:
+        """Like `run`, on the thread of `loop`; None as well where that has no time for it in this turn."""
+        try:
+            binding = self._idle[0].io_binding
+        except IndexError:
+            return None
+        if binding is None or self._teams or not self._waits_for_nothing or not loop.spend(binding.seconds):
+            return None
+        began = self._now()
+        outputs = self.run(feeds, names, out)
+        if outputs is not None:
+            binding.took(self._now() - began)
+        return outputs
+
+    @cached_property
+    def _waits_for_nothing(self) -> bool:
+        """Operators may be an application's, have a queue, or a loop without end."""
+        return all(map(is_known, self._dispatcher.state.replicas[0].net.graph.operators))
 
     def _has_team(self) -> bool:
         caller = threading.get_ident()

@@ -111,6 +111,16 @@ class Request:
         assert result is not None
         return result
 
+    def attach_secondary(self, error: BaseException) -> None:
+        """What else went wrong in a run whose caller gets `error`: notes on it. The cancellation itself is not one."""
+        other, self.error = self.error, None
+        if other is None or other is error:
+            return
+        if not isinstance(other, RunCancelledError):
+            error.add_note(f"secondary error: {other}")
+        for note in getattr(other, "__notes__", ()):
+            error.add_note(note)
+
 
 def outcome_name(error: BaseException | None) -> str:
     """How statistics and spans call the end of a request: one of `dagexec.serving.statistics.OUTCOMES`."""

@@ -1,6 +1,7 @@
 """How a task waits on its event loop (asyncio or trio) until its request is over; threads have their `ThreadWait`.
 
-The one who ends a request calls `notify`, from any thread; more than once does no harm.
+The one who ends a request calls `notify`, from any thread; more than once does no harm. A short run may be on the
+loop's own thread instead, as waking a worker and being woken takes longer; each turn of the loop has time for some.
 """
 
 from __future__ import annotations
@@ -26,6 +27,12 @@ else:
 
 _Result = TypeVar("_Result")
 
+MAX_RUN = 0.5e-3
+"""Seconds of the longest run on the thread of an event loop."""
+
+MAX_TURN = 1e-3
+"""Seconds that all of them may take of one turn of the loop, as everybody else on it waits meanwhile."""
+
 
 class _Event(Protocol):
     """What is used of `asyncio.Event` and of `anyio.Event`."""
@@ -40,19 +47,42 @@ class _Event(Protocol):
         """Return once it is set."""
 
 
-class _Mailbox:
-    """Events that other threads want set on one event loop. The loop is woken once for all that are there."""
+_Schedule = Callable[[Callable[[], object]], object]
 
-    __slots__ = ("_events", "_schedule", "_woken", "loop")
 
-    def __init__(self, loop: Any) -> None:
+class EventLoop:
+    """One event loop: events that other threads want set on it, and what requests take of its time.
+
+    The loop is woken once for all events that are there.
+    """
+
+    __slots__ = ("_events", "_later", "_schedule", "_spent", "_woken", "is_asyncio", "loop")
+
+    def __init__(self, loop: Any, is_asyncio: bool) -> None:
         """`loop` is asyncio's event loop or trio's token."""
         self.loop = loop
-        self._schedule: Callable[[Callable[[], object]], object] = (
-            getattr(loop, "call_soon_threadsafe", None) or loop.run_sync_soon
-        )
+        self.is_asyncio = is_asyncio
+        self._schedule: _Schedule = loop.call_soon_threadsafe if is_asyncio else loop.run_sync_soon
+        self._later: _Schedule = loop.call_soon if is_asyncio else loop.run_sync_soon
         self._events: deque[_Event] = deque()
         self._woken = False
+        self._spent = 0.0
+
+    def spend(self, seconds: float) -> bool:
+        """Take so much of the loop's turn, on its thread. False, and nothing is taken, where that is too much."""
+        if seconds > MAX_RUN or self._spent + seconds > MAX_TURN:
+            return False
+        if not self._spent:
+            self._later(self._begin_turn)
+        self._spent += seconds
+        return True
+
+    async def checkpoint(self) -> None:
+        """Let the loop take another turn; the task may be cancelled meanwhile."""
+        await (asyncio.sleep(0) if self.is_asyncio else lowlevel.checkpoint())
+
+    def _begin_turn(self) -> None:
+        self._spent = 0.0
 
     def put(self, event: _Event) -> None:
         """Have `event` set, from any thread."""
@@ -76,24 +106,29 @@ class _Mailbox:
 _here = threading.local()
 
 
+def event_loop() -> EventLoop:
+    """The one that runs in this thread. Raises anyio.NoEventLoopError outside of an event loop."""
+    asyncio_loop = asyncio._get_running_loop()
+    loop = asyncio_loop or lowlevel.current_token().native_token
+    known: EventLoop | None = getattr(_here, "event_loop", None)
+    if known is None or known.loop is not loop:
+        known = _here.event_loop = EventLoop(loop, asyncio_loop is not None)
+    return known
+
+
 class TaskWait:
     """The wait of a task, which leaves its event loop free."""
 
-    __slots__ = ("_done", "_mailbox")
+    __slots__ = ("_done", "_loop")
 
     def __init__(self) -> None:
         """To be made by the task. Raises anyio.NoEventLoopError outside of an event loop."""
-        asyncio_loop = asyncio._get_running_loop()
-        loop = asyncio_loop or lowlevel.current_token().native_token
-        mailbox: _Mailbox | None = getattr(_here, "mailbox", None)
-        if mailbox is None or mailbox.loop is not loop:
-            mailbox = _here.mailbox = _Mailbox(loop)
-        self._mailbox = mailbox
-        self._done: _Event = anyio.Event() if asyncio_loop is None else asyncio.Event()
+        self._loop = event_loop()
+        self._done: _Event = asyncio.Event() if self._loop.is_asyncio else anyio.Event()
 
     def notify(self) -> None:
         """Let the task go on."""
-        self._mailbox.put(self._done)
+        self._loop.put(self._done)
 
     async def wait(self, timeout: float | None = None) -> bool:
         """Return when `notify` is called; False when it was not within `timeout` seconds.

@@ -23,11 +23,6 @@ from dagexec.testing import random_feeds
 from tests.held import PATIENCE, doubled_model, rows
 
 
-@pytest.fixture(params=["asyncio", "trio"])
-def anyio_backend(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 @pytest.fixture
 def leaves_nothing() -> Iterator[None]:
     before, interval, collects = set(threading.enumerate()), sys.getswitchinterval(), gc.isenabled()

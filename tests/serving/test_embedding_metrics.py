@@ -50,11 +50,6 @@ def collected() -> Iterator[Collected]:
     found._provider.shutdown()
 
 
-@pytest.fixture(params=["asyncio", "trio"])
-def anyio_backend(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 @pytest.mark.anyio
 async def test_every_outcome_is_counted_as_in_the_statistics(collected: Collected, held: Held) -> None:
     async with dagexec.compile_async(

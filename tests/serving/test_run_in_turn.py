@@ -1,0 +1,148 @@
+"""Short runs on the thread of an event loop: which ones, how many in a turn, and that others have their turns."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import numpy as np
+import pytest
+
+import dagexec
+from dagexec.core.operator import Operator
+from dagexec.errors import ClosedError
+from dagexec.scheduler.observe.trace import Trace
+from dagexec.serving.waiting import MAX_RUN, MAX_TURN
+from tests.held import PATIENCE, doubled_model, rows
+from tests.nets import temporary_operator
+
+pytestmark = pytest.mark.anyio
+
+SHORT = 0.9 * MAX_RUN
+
+
+class Timed:
+    """An executor whose runs take as long as it says, which notes those that workers get."""
+
+    def __init__(self, executor: dagexec.Executor, seconds: float) -> None:
+        self.executor = executor
+        self.seconds = seconds
+        self.handed_over = 0
+        self._submit = executor._pooled.submit
+        executor._pooled.submit = self._note  # type: ignore[method-assign]
+        assert executor._inline is not None
+        executor._dispatcher._now, executor._inline._now = self._clock(), self._clock()
+
+    def _clock(self) -> Callable[[], float]:
+        """One on which `seconds` pass between two looks."""
+        moments = itertools.accumulate(iter(lambda: self.seconds, None))
+        return lambda: next(moments)
+
+    def _note(self, *arguments: Any, **options: Any) -> None:
+        self.handed_over += 1
+        self._submit(*arguments, **options)
+
+    def measure(self, seconds: float) -> None:
+        """Have the next runs take `seconds`, as the last ones did."""
+        self.seconds = seconds
+        for _ in range(2):
+            self.executor.run({"x": rows(1)}, timeout=PATIENCE)
+        self.handed_over = 0
+
+    async def is_here(self, **options: Any) -> bool:
+        """Whether a run is on the thread of the event loop."""
+        before = self.handed_over
+        assert (await self.executor.run_async({"x": rows(3)}, **options))["y"].flat[0] == 6
+        return self.handed_over == before
+
+
+@contextmanager
+def timed(op_type: str = "Relu", seconds: float = SHORT, **options: Any) -> Iterator[Timed]:
+    model = doubled_model(op_type)
+    with dagexec.compile(
+        model, optimize=False, net_type="simple", warm_start={"x": rows(0).shape}, **options
+    ) as executor:
+        found = Timed(executor, seconds)
+        found.measure(seconds)
+        yield found
+
+
+async def test_runs_that_were_short_are_on_the_loops_thread() -> None:
+    with timed() as runs:
+        assert await runs.is_here()
+        assert await runs.is_here(priority=3)
+        out = np.empty_like(rows(0))
+        assert await runs.is_here(out={"y": out})
+        assert out.tolist() == rows(6).tolist()
+        assert not await runs.is_here(timeout=PATIENCE)
+        assert not await runs.is_here(trace=Trace())
+        assert runs.executor.statistics().completed == 7
+
+
+async def test_one_long_run_has_the_next_two_handed_over() -> None:
+    with timed() as runs:
+        runs.seconds = 2 * MAX_RUN
+        assert await runs.is_here()
+        runs.seconds = MAX_RUN / 4
+        assert [await runs.is_here() for _ in range(3)] == [False, False, True]
+
+
+async def test_runs_that_may_wait_or_that_nobody_has_measured_are_not() -> None:
+    def body(operator: Operator) -> None:
+        operator.y(0)[...] = 3
+
+    with temporary_operator("Own", body), timed("Own") as runs:
+        assert not await runs.is_here()
+    with timed(intra_op_threads=2) as runs:
+        assert not await runs.is_here()
+    with timed() as runs:
+        found = (await runs.executor.run_async({"x": rows(3, 5)}))["y"]
+        np.testing.assert_array_equal(found, rows(6, 5))
+        assert runs.handed_over == 1
+
+
+async def test_a_turn_of_the_loop_has_time_for_so_many_runs_and_the_next_for_more() -> None:
+    """Tasks that are started together run in one turn; workers get what is too much for it."""
+    with timed() as runs:
+        for _ in range(2):
+            runs.measure(SHORT)
+            async with anyio.create_task_group() as tasks:
+                for _ in range(5):
+                    tasks.start_soon(runs.is_here)
+            assert runs.handed_over == 5 - MAX_TURN // SHORT
+
+
+async def test_others_have_their_turns_between_two_runs() -> None:
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            await anyio.lowlevel.checkpoint()
+            turns += 1
+
+    with timed() as runs:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(count)
+            found = []
+            for _ in range(5):
+                assert await runs.is_here()
+                found.append(turns)
+            tasks.cancel_scope.cancel()
+    assert found[-1] - found[0] >= len(found) - 2  # trio has the tasks of a turn in any order
+
+
+async def test_a_task_that_is_cancelled_is_told_and_a_closed_executor_refuses() -> None:
+    with timed() as runs:
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await runs.executor.run_async({"x": rows(3)})
+        assert scope.cancelled_caught
+        assert await runs.is_here()
+        runs.executor.close()
+        with pytest.raises(ClosedError, match="the executor is closed"):
+            await runs.executor.run_async({"x": rows(3)})
