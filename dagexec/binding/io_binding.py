@@ -81,13 +81,15 @@ class IOBinding:
         steps: all steps in list order, some of them joined. Whoever wants a run in the caller's thread to stop, and
             none after it, clears the list.
         name_step: how errors name the operator of one of them.
-        in_sequence: the plan has one chain, so that workers cannot share the work.
+        in_sequence: the plan has one chain, or the net runs in list order, so that workers cannot share the work.
+        estimated_seconds: what a run takes by the work of its operators.
         seconds: the longer of the last two runs that were measured, with feeding and fetching; else infinity.
     """
 
     __slots__ = (
         "_bound_results", "_copies", "_epoch", "_inputs", "_large", "_last", "_names", "_net", "_outputs",
-        "_preparation", "_targets", "copied", "fed", "in_sequence", "name_step", "seconds", "signature", "steps",
+        "_preparation", "_targets", "copied", "estimated_seconds", "fed", "in_sequence", "name_step", "seconds",
+        "signature", "steps",
     )  # fmt: skip
 
     def __init__(self, net: BaseNet, preparation: Preparation, fed: Sequence[str], outputs: Sequence[str]) -> None:
@@ -100,7 +102,8 @@ class IOBinding:
         self._names = frozenset(fed)
         self.steps = _steps(preparation)
         self.name_step = preparation.name_step
-        self.in_sequence = len(preparation.plan.chains) <= 1
+        self.in_sequence = net.in_list_order or len(preparation.plan.chains) <= 1
+        self.estimated_seconds = sum(preparation.seconds)
         self._inputs = self._find_inputs(preparation, fed)
         self._outputs: dict[str, BoundTensor | None] = {}
         self._find_outputs(outputs)

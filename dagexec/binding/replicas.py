@@ -6,7 +6,7 @@ The parameters live in one workspace; a replica's workspace is its child, and ho
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -103,13 +103,24 @@ class Replica:
 class Replicas:
     """All replicas of a model, the workspace of their parameters, and the graph they share.
 
-    `updates_parameters` tells that the net writes blobs it starts from, so that one run changes the next.
+    `updates_parameters` tells that the net writes blobs it starts from, so that one run changes the next. `build` makes
+    the net of one more with its workspace, one that uses a single thread for a run if it is told True.
     """
 
     parameters: Workspace
     graph: Graph
-    members: tuple[Replica, ...]
+    members: list[Replica]
     updates_parameters: bool
+    build: Callable[[bool], tuple[Workspace, BaseNet]]
+    outputs: tuple[str, ...]
+
+    def make(self, *, one_thread: bool = False) -> Replica:
+        """One more replica, which is not a member yet; with `one_thread`, a run of it uses one thread.
+
+        Raises what `build_replicas` does.
+        """
+        workspace, net = self.build(one_thread)
+        return Replica(len(self.members), workspace, net, self.outputs)
 
     def fitting(self, feeds: Mapping[str, npt.ArrayLike]) -> dict[str, Array] | None:
         """`feeds`, if they are arrays like those that the first replica was fed with last; these had been checked."""
@@ -151,17 +162,23 @@ def build_replicas(
         blob = parameters.get_blob(name)
         if isinstance(blob.value, Tensor) and not blob.value.is_view:
             blob.value.freeze()
-    members: list[Replica] = []
+
+    def build(one_thread: bool) -> tuple[Workspace, BaseNet]:
+        workspace = _child(parameters, model.inputs, written)
+        if not one_thread:
+            return workspace, _make_net(options, net_def, workspace, pool, graph, constants, keep)
+        net = SimpleNet(net_def, workspace, graph=graph, constants=constants, keep=keep, options=options)
+        net.use_one_thread()
+        return workspace, net
+
+    found = Replicas(parameters, graph, [], not written.isdisjoint(parameters.blobs()), build, model.outputs)
     try:
-        for number in range(options.replicas):
-            workspace = _child(parameters, model.inputs, written)
-            net = _make_net(options, net_def, workspace, pool, graph, constants, keep)
-            members.append(Replica(number, workspace, net, model.outputs))
+        for _ in range(options.first_replicas):
+            found.members.append(found.make())
     except BaseException:
-        for replica in members:
-            replica.net.close()
+        found.close()
         raise
-    return Replicas(parameters, graph, tuple(members), not written.isdisjoint(parameters.blobs()))
+    return found
 
 
 def _placed_net(model: Model, device: Device, parameters: Workspace) -> NetDef:

@@ -145,7 +145,7 @@ def _as_given(model: Model, options: CompileOptions, report: CompilationReport |
     net_type = options.net_type or ("async_dag" if options.capture else "dag")
     workers = options.num_workers or max(1, processor.available_cores() // options.operator_threads)
     if options.num_workers is None and net_type == "simple":
-        workers = min(workers, options.replicas)
+        workers = min(workers, options.first_replicas)
     return Compiled(model, replace(options, net_type=net_type, num_workers=workers), report)
 
 
@@ -237,7 +237,8 @@ class _Compilation:
             return NCHW
         if self._options.layout is not None:
             return self._options.layout
-        threads = self._options.intra_op_threads or (1 if self._options.replicas > 1 else processor.available_cores())
+        alone = self._options.first_replicas == 1
+        threads = self._options.intra_op_threads or (processor.available_cores() if alone else 1)
         key = self._key("layout", model, threads)
         known = choices.find(key)
         if known in LAYOUTS:
@@ -281,9 +282,10 @@ class _Compilation:
     def _schedule(self, model: Model) -> Choice:
         options = self._options
         constraints = ScheduleConstraints(processor.available_cores(), options)
-        asked = (constraints.cores, options.replicas, options.net_type, options.num_workers, options.intra_op_threads)
+        replicas = options.first_replicas
+        asked = (constraints.cores, replicas, options.net_type, options.num_workers, options.intra_op_threads)
         key = self._key("schedule", model, asked)
-        known = choices.find(key) if options.replicas == 1 else None
+        known = choices.find(key) if options.first_replicas == 1 else None
         schedule = None if known is None else from_text(known, model.net)
         if schedule is not None:
             return Choice(schedule)
@@ -303,7 +305,7 @@ class _Compilation:
                 )  # fmt: skip
                 bench = None
             else:
-                if options.replicas == 1:
+                if options.first_replicas == 1:
                     choices.keep(key, to_text(choice.schedule))
                     choices.flush()
         if bench is None:

@@ -50,6 +50,8 @@ def compile(model: ModelSource, options: CompileOptions) -> Executor:
     blob in `keep` that the model does not have, SettingError for an option out of range, and with `warm_start` what
     `Executor.warm_up` raises. ClosedError for a `pool` that is closed.
     """
+    if options.replicas is None and any((options.net_type, options.num_workers, options.intra_op_threads)):
+        options = replace(options, replicas=1)
     options = _with_workers(options)
     loaded = _load(model, options)
     check_stop()

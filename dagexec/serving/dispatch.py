@@ -137,6 +137,16 @@ class Dispatcher:
         if self._when_empty:
             self._announce_empty()
 
+    def add(self, replica: Replica, lone: Replica | None) -> tuple[bool, Request | None]:
+        """A replica that was made later: whether it is taken on, and the request that has it now.
+
+        With `lone`, an older one is for requests that come one at a time from here on.
+        """
+        with self._lock:
+            if self.state.shut:
+                return False, None
+            return True, self.state.add(replica, lone, self._now())
+
     def cancel(self, request: Request, error: DagexecError) -> bool:
         """End `request` with `error` as soon as no worker needs its replica.
 

@@ -5,6 +5,10 @@ to be done. A request is in one place at a time: awaiting admission (the queue i
 queue (admitted, no replica is free), on a replica, or over. Whoever frees a replica gives it to the next request of the
 queue, which makes room for the next one to be admitted. Idle replicas are used in turn, the one least recently used
 first.
+
+One replica may be `lone`: its runs use all cores, and the other replicas one each. It serves requests while they come
+one at a time, and is set aside from when one came while another was running until several in a row found nothing
+running.
 """
 
 from __future__ import annotations
@@ -19,6 +23,9 @@ from dagexec.options import CompileOptions
 from dagexec.serving.requests import Request, RequestQueue, outcome_name
 from dagexec.serving.statistics import OUTCOMES, TIMES_KEPT
 
+ALONE_AGAIN = 8
+"""How many requests in a row have to find nothing running before they are taken to come one at a time again."""
+
 
 class DispatchState:
     """The requests and the replicas of one executor.
@@ -28,6 +35,7 @@ class DispatchState:
 
     Attributes:
         replicas: all of them.
+        lone: the one for requests that come one at a time, if there is one.
         idle: those that serve nobody, the one whose turn it is first.
         queue: admitted requests.
         awaiting_admission: those that wait until there is room in the queue.
@@ -43,7 +51,10 @@ class DispatchState:
         """`name` is the model's, for messages."""
         self._name = name
         self._options = options
-        self.replicas = tuple(replicas)
+        self.replicas = list(replicas)
+        self.lone: Replica | None = None
+        self._is_aside = False  # `lone` is neither idle nor running
+        self._crowd = 0  # how many requests have to come alone before `lone` serves again
         self.idle = deque(replicas)
         self.begun = [0] * len(replicas)
         self.outcomes = Counter(dict.fromkeys(OUTCOMES, 0))
@@ -64,12 +75,16 @@ class DispatchState:
         if self.shut:
             raise ClosedError(f"net {self._name!r}: the executor is closed")
         if request.pinned is not None:
+            if self._is_aside and request.pinned is self.lone:
+                self._bring_back()
             if request.pinned not in self.idle:
                 self.pinned.push(request)
                 return False
             self.assign(request.pinned, request, now)
             self.idle.remove(request.pinned)
             return True
+        if self.lone is not None:
+            self._count_arrival(self.lone)
         if self.idle:
             self.assign(self.idle[0], request, now)
             del self.idle[0]
@@ -96,7 +111,11 @@ class DispatchState:
 
         False also for a thread that is in a run here, as an operator's is, or whose last one is still to be handed on.
         """
-        if self.shut or not self.idle or caller in self.running:
+        if self.shut or caller in self.running:
+            return False
+        if self.lone is not None:
+            self._count_arrival(self.lone)
+        if not self.idle:
             return False
         replica = self.idle[0]
         known = replica.io_binding
@@ -125,7 +144,10 @@ class DispatchState:
             return request.replica is None
         if request.replica is not None:
             del self.running[request.caller]
-            self.idle += (request.replica,)
+            if self._crowd and request.replica is self.lone:
+                self._is_aside = True
+            else:
+                self.idle += (request.replica,)
             request.replica = None
         return True
 
@@ -150,12 +172,49 @@ class DispatchState:
             self.idle.remove(replica)
         del self.running[request.caller or request]
         request.replica = None
+        return self._give(replica, now)
+
+    def add(self, replica: Replica, lone: Replica | None, now: float) -> Request | None:
+        """A replica that was made later; `lone` is what it is from here on. Who has the new one; None when it is idle.
+
+        `lone` is another one than `replica`.
+        """
+        self.replicas.append(replica)
+        self.begun.append(0)
+        self.lone = lone
+        return self._give(replica, now)
+
+    def _give(self, replica: Replica, now: float) -> Request | None:
+        """`replica` is free: who has it next. None when it is idle, or set aside."""
         following = self._next(replica)
-        if following is None:
-            self.idle.append(replica)
-        else:
+        if following is not None:
             self.assign(replica, following, now)
+        elif self._crowd and replica is self.lone:
+            self._is_aside = True
+        else:
+            self.idle.append(replica)
         return following
+
+    def _count_arrival(self, lone: Replica) -> None:
+        """A request comes: `lone` is set aside if another is running, and goes first after enough that were alone."""
+        if self.running:
+            self._crowd = ALONE_AGAIN
+            if lone in self.idle:
+                self._is_aside = True
+                self.idle.remove(lone)
+            return
+        if self._crowd:
+            self._crowd -= 1
+        if not self._crowd and self.idle and self.idle[0] is not lone:
+            self._bring_back()
+
+    def _bring_back(self) -> None:
+        """`lone`, which serves nobody, is the first of the idle ones."""
+        assert self.lone is not None
+        if self.lone in self.idle:
+            self.idle.remove(self.lone)
+        self.idle.appendleft(self.lone)
+        self._is_aside = False
 
     def settle(self, request: Request, result: Outputs | None, error: BaseException | None, now: float) -> None:
         """`request` is over: it has its outcome, releases what its caller gave, and is counted."""
@@ -175,6 +234,8 @@ class DispatchState:
             if request.pinned is replica:
                 self.pinned.remove(request)
                 return request
+        if self._crowd and replica is self.lone:
+            return None
         if not (self.queue.waiting or self.awaiting_admission.waiting):
             return None
         taken = self.queue.pop() or self.awaiting_admission.pop()

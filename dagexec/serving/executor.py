@@ -35,6 +35,7 @@ from dagexec.scheduler.observe.trace_lines import line_observer
 from dagexec.scheduler.run.run import task, waiting_time
 from dagexec.serving.dispatch import Dispatcher
 from dagexec.serving.given_types import GivenTypes
+from dagexec.serving.growth import Growth, may_grow
 from dagexec.serving.inline import InlineRuns
 from dagexec.serving.metrics import Metrics
 from dagexec.serving.places import Place, own_place, shared_workers
@@ -120,10 +121,13 @@ class Executor(Closing):
         self._finalizer = weakref.finalize(self, _dropped, place, self._replicas)
         self._finalizer.atexit = False
         self._pooled = PooledRuns(self._dispatcher, self._pool, self.num_workers)
+        self._growth: Growth | None = None
+        if may_grow(options, self._replicas):
+            self._growth = Growth(self._dispatcher, self._replicas, place, self._pooled.serve_on_worker)
         self.graph = self._replicas.graph
         self._inline: InlineRuns | None = None
         teams = options.operator_threads > 1
-        alone = options.replicas <= (1 if teams else self.num_workers)
+        alone = options.first_replicas <= (1 if teams else self.num_workers)
         if alone and self._telemetry is None and line_observer() is None and self.net().on_host:
             in_sequence = self.num_workers == 1 or options.net_type == "simple"
             self._inline = InlineRuns(self._dispatcher, self._pooled, in_sequence, teams)
@@ -370,6 +374,8 @@ class Executor(Closing):
         """The outputs of `request`, which is cancelled at its deadline."""
         try:
             self._pooled.submit(request, start_here=True)
+            if self._growth is not None and request.queue is not None:
+                self._growth.consider()
             in_time = wait.wait(waiting_time(request.seconds_left(self._now())))
             if not in_time and self._dispatcher.cancel(request, self._timed_out(request)):
                 wait.wait()
@@ -384,6 +390,8 @@ class Executor(Closing):
         """Like `_served`, for a task."""
         try:
             self._pooled.submit(request, start_here=False)
+            if self._growth is not None and request.queue is not None:
+                self._growth.consider()
             in_time = await wait.wait(request.seconds_left(self._now()))
         except GeneratorExit:  # the coroutine was dropped: nothing can wait any more
             self._dispatcher.cancel(request, self._cancelled("the awaiting coroutine was dropped"))

@@ -47,6 +47,7 @@ class InlineRuns:
         self._teams = teams
         self._now = threads().monotonic
         self._caller: int | None = None  # the one that has a team
+        self._in_teams: set[int] = set()  # threads whose last run was of a net whose operators have teams
 
     def run(self, feeds: Feeds, names: Sequence[str], out: Mapping[str, Array] | None) -> Outputs | None:
         """The outputs; None when the run has to take the usual way, and nothing has been done.
@@ -72,6 +73,8 @@ class InlineRuns:
                 return None
             replica = request.replica
             assert replica is not None
+            if replica.net.has_teams is not (request.caller in self._in_teams):
+                self._change_team(request.caller)
             known = replica.io_binding
             if known is None or not known.take_in(arrays, names, out):
                 replica.feed(feeds, names, out)
@@ -118,14 +121,23 @@ class InlineRuns:
         """Operators may be an application's, have a queue, or a loop without end."""
         return all(map(is_known, self._dispatcher.state.replicas[0].net.graph.operators))
 
+    def _change_team(self, caller: int) -> None:
+        """The calling thread is about to run a net whose operators have teams, after one without; or vice versa.
+
+        A team that is not used any more would slow down those that are, as long as its thread lives.
+        """
+        if caller in self._in_teams:
+            self._in_teams.discard(caller)
+            teams.leave()
+        else:
+            self._in_teams.add(caller)
+            teams.enter()
+
     def _has_team(self) -> bool:
         caller = threading.get_ident()
         if self._caller is None:
             self._caller = caller
-        if self._caller != caller:
-            return False
-        teams.enter()
-        return True
+        return self._caller == caller
 
 
 def _run_stoppable(net: str, steps: InlineSteps, name_step: NameStep) -> None:

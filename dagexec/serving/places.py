@@ -23,6 +23,10 @@ from dagexec.scheduler.run.pool import WorkerPool
 from dagexec.scheduler.run.run import task
 
 
+def _ask_for_no_more(_workers: int) -> None:
+    """The workers are as many as somebody decided."""
+
+
 @dataclass(eq=False)
 class Place:
     """What one executor has of workers.
@@ -34,6 +38,8 @@ class Place:
         leave: the executor is closed. Joins workers that nobody uses any more. Idempotent.
         drop: the executor was collected as garbage, at any point of any thread. Takes no lock and waits for nothing.
         unfinished: how many of its requests are not over.
+        grow: have at least so many workers, where there may be more than were asked for. One caller at a time. Raises
+            ResourceError.
     """
 
     model: str
@@ -42,17 +48,18 @@ class Place:
     leave: Callable[[], object] = nothing_to_do
     drop: Callable[[], object] = nothing_to_do
     unfinished: Callable[[], int] = lambda: 0
+    grow: Callable[[int], object] = _ask_for_no_more
 
 
 def own_place(model: str, num_workers: int, name: str) -> Place:
     """New workers for one executor. Raises SettingError, ResourceError."""
     workers = WorkerPool(num_workers, name=name)
-    return Place(model, workers, leave=workers.close, drop=workers.shut)
+    return Place(model, workers, leave=workers.close, drop=workers.shut, grow=workers.grow)
 
 
 def beside(place: Place) -> Place:
     """On the workers of an executor that is closed after this one, and charged to it."""
-    return Place(place.model, place.workers, place.share)
+    return Place(place.model, place.workers, place.share, grow=place.grow)
 
 
 class SharedWorkers:
@@ -80,7 +87,13 @@ class SharedWorkers:
                 self._workers.grow(count)
             self._asked[number] = num_workers
             workers = self._workers
-        return Place(model, workers, Share(model), partial(self._leave, number), partial(self._drop, number, workers))
+        leave, drop = partial(self._leave, number), partial(self._drop, number, workers)
+        return Place(model, workers, Share(model), leave, drop, grow=partial(self._grow, workers))
+
+    def _grow(self, workers: WorkerPool, count: int) -> None:
+        with self._lock.own:
+            if self._workers is workers:
+                workers.grow(min(count, processor.available_cores()))
 
     def _leave(self, number: int) -> None:
         unused = self._without(number)

@@ -36,7 +36,7 @@ class PooledRuns:
                 if start_here:
                     self._serve(request)
                 else:
-                    self._serve_on_worker(request)
+                    self.serve_on_worker(request)
         except (ClosedError, QueueFullError):
             raise
         except BaseException as error:  # KeyboardInterrupt, perhaps before anything could be done with the replica
@@ -54,7 +54,8 @@ class PooledRuns:
         name = f"handing on a replica of {self._dispatcher.name}"
         self._pool.submit(task(name, hand_on, share=self._dispatcher.share))
 
-    def _serve_on_worker(self, request: Request) -> None:
+    def serve_on_worker(self, request: Request) -> None:
+        """Have a worker feed the replica that `request` was given, and start its run."""
         dispatcher = self._dispatcher
         feeding = task(f"feeding {dispatcher.name}", lambda: self._serve(request), request.priority, dispatcher.share)
 
@@ -170,5 +171,5 @@ class PooledRuns:
             if self._pool.is_worker():
                 self._serve(ended.following)
             else:
-                self._serve_on_worker(ended.following)
+                self.serve_on_worker(ended.following)
             ended.following = None

@@ -182,7 +182,7 @@ class _CaseRun:
         self.tally[f"nets {case.compiling}"] = 1
         self.tally[f"workers: {options.num_workers}"] = 1
         self.tally[f"streams: {options.streams_per_worker}"] = 1
-        self.tally[f"replicas: {options.replicas}"] = 1
+        self.tally[f"replicas: {options.first_replicas}"] = 1
         self.tally[f"executors: {case.executors}"] = 1
         if case.sim is not None:
             self.tally[f"driver: {case.sim.driver}"] = 1
@@ -359,11 +359,12 @@ class _CaseRun:
             clean = [CaseRequest(number, feed) for feed in range(FEEDS)]
             for request in clean:
                 self._serve_clean(executor, request)
-            group = Caller("asyncio", (tuple(clean),) * self._case.options.replicas)  # no more at once than are served
+            most = self._case.options.first_replicas
+            group = Caller("asyncio", (tuple(clean),) * most)  # no more at once than are served
             self._call_in_tasks(group, "asyncio", executors)
             moment = executor.statistics()
             found = (moment.replicas, moment.running, moment.queued)
-            expected = (self._case.options.replicas, 0, 0)
+            expected = (self._case.options.first_replicas, 0, 0)
             self._expect(found == expected, f"replicas, running, queued: {found}, expected {expected}")
 
     def _serve_clean(self, executor: Executor, request: CaseRequest) -> None:

@@ -111,7 +111,7 @@ class ForwardConvolution(ConvolutionFamily):
         summand = self._summand
         if summand is None:
             return super().kept(prepared)
-        return keeping_nan_in_place(self, prepared, self.onednn, self.threads, summand)
+        return keeping_nan_in_place(self, prepared, self.onednn, self.team, summand)
 
     def composed(
         self,

@@ -13,6 +13,7 @@ from math import prod
 from dagexec.core.choices import choices, choose, measuring
 from dagexec.core.dtypes import FLOAT32
 from dagexec.errors import UnsupportedFeatureError
+from dagexec.ops.onednn.alone import NoSingleThreadError, is_alone, one_thread
 from dagexec.ops.onednn.measuring import fastest, is_reproducible
 from dagexec.ops.onednn.primitive import WEIGHTS
 from dagexec.ops.onednn.problem import ALONE, NEWEST, WINOGRAD, Candidate, Problem
@@ -36,8 +37,12 @@ def choose_implementation(problem: Problem, *, search: bool = False, given_only:
     """The candidate that computes `problem`; never the library's plain loops.
 
     `search` measures without a budget; `given_only` uses no measured choice, but those of a file that the caller named.
-    Raises UnsupportedFeatureError when there is no candidate.
+    Raises UnsupportedFeatureError when there is no candidate, and NoSingleThreadError.
     """
+    if is_alone() and problem.threads > 1:
+        with one_thread(False):
+            of_team = choose_implementation(problem, search=search, given_only=given_only)
+        return for_one_thread(problem, of_team)
     key = _key(problem)
     if given_only:
         name = choices.find(key, given_only=True)
@@ -51,6 +56,14 @@ def choose_implementation(problem: Problem, *, search: bool = False, given_only:
     if found is None or found.is_reference:
         return _undivided(problem, rule(problem))
     return found if name else _undivided(problem, found)
+
+
+def for_one_thread(problem: Problem, chosen: Candidate) -> Candidate:
+    """The candidate that was `chosen` for a team, where one thread takes its place. Raises NoSingleThreadError."""
+    found = problem.named(chosen.name, problem.threads)
+    if found is None:
+        raise NoSingleThreadError(f"{problem.label}: {chosen.name} is not for one thread")
+    return found
 
 
 def _measured(problem: Problem, seconds: float) -> str | None:

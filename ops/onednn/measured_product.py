@@ -19,10 +19,11 @@ import numpy as np
 
 from dagexec.core.dtypes import from_numpy
 from dagexec.core.operator import Step
-from dagexec.ops.onednn.implementation import choose_implementation, rule
+from dagexec.ops.onednn.alone import is_alone, one_thread
+from dagexec.ops.onednn.implementation import choose_implementation, for_one_thread, rule
 from dagexec.ops.onednn.operator import OneDNNOperator
 from dagexec.ops.onednn.primitive import BIAS, DST, SRC, WEIGHTS, Array, Descriptor, PrimitiveDescriptor, describe
-from dagexec.ops.onednn.problem import Assembled, Problem, assemble
+from dagexec.ops.onednn.problem import Assembled, Candidate, Problem, assemble
 
 MATMUL, PACKED, AS_IT_IS = "matmul", "packed", "as it is"
 """Algorithms: matmul and inner product on weights in a layout of the implementation's choice; on those that are there.
@@ -85,16 +86,10 @@ class MeasuredProduct(OneDNNOperator):
         Raises UnsupportedFeatureError where there is only the library's reference.
         """
         whole = self._problem(product, product.arrays)
-        weights = product.arrays[WEIGHTS]
-        units = weights.shape[product.units_axis]
-        if weights.nbytes <= MAX_MEASURED:
-            chosen = choose_implementation(whole)
-        elif not product.further:
-            part = product.part(max(1, units * MAX_MEASURED // weights.nbytes // 16 * 16))
-            name = choose_implementation(self._problem(product, part)).name
-            chosen = whole.named(name, self.threads) or rule(whole)
-        else:
-            chosen = rule(whole)
+        with one_thread(False):
+            chosen = self._chosen(product, whole)
+        if is_alone():
+            chosen = for_one_thread(whole, chosen)
         operands = {number: array for number, (_, array) in product.further.items()}
 
         def pack(
@@ -104,6 +99,17 @@ class MeasuredProduct(OneDNNOperator):
 
         arrays = {**product.arrays, **operands}
         return assemble(whole, chosen, arrays, self.working_memory, pack)
+
+    def _chosen(self, product: WeightedProduct, whole: Problem) -> Candidate:
+        weights = product.arrays[WEIGHTS]
+        if weights.nbytes <= MAX_MEASURED:
+            return choose_implementation(whole)
+        if product.further:
+            return rule(whole)
+        units = weights.shape[product.units_axis]
+        part = product.part(max(1, units * MAX_MEASURED // weights.nbytes // 16 * 16))
+        name = choose_implementation(self._problem(product, part)).name
+        return whole.named(name, self.threads) or rule(whole)
 
     def _problem(self, product: WeightedProduct, arrays: Mapping[int, Array]) -> Problem:
         library, weights = self.onednn, arrays[WEIGHTS]

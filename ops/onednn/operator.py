@@ -22,6 +22,7 @@ from dagexec.core.schema import TensorType
 from dagexec.errors import ArgumentError, UnsupportedFeatureError
 from dagexec.ops.activation.post_ops import SUM, PostOp
 from dagexec.ops.base.layout import ORDERS, blocked_orders, logical_shape
+from dagexec.ops.onednn.alone import NoSingleThreadError, is_alone, one_thread
 from dagexec.ops.onednn.binding import Library, require_library, usable_threads
 from dagexec.ops.onednn.keeping_nan import is_seen, keeping_nan, scanning
 from dagexec.ops.onednn.nchw_fallback import in_plain_order
@@ -111,6 +112,7 @@ class OneDNNOperator(Operator):
             raise ArgumentError(f"{self.label}: argument 'threads' must be at least 1, found {self.threads}")
         self.threads = usable_threads(self.threads)
         self._max_threads = self.arguments.int("max_threads", 1)
+        self._is_alone = False
         self._asks = False  # during has_kernel
         self._is_unseen = False  # during prepare: compiled code, not generated; its comparisons may leave no trace
         self._keeps_nan = self.arguments.string("nan", "kept") != "any"
@@ -119,6 +121,15 @@ class OneDNNOperator(Operator):
         """oneDNN's step, or the default engine's where oneDNN refuses and the default engine knows the order."""
         if all(self.y(index).size == 0 for index in range(len(self.output_blobs))):
             return nothing_to_do
+        if self._is_alone:
+            try:
+                with one_thread():
+                    return self._prepare()
+            except NoSingleThreadError as reason:
+                logger.info("%s: it has a team in every run: %s", self.label, reason)
+        return self._prepare()
+
+    def _prepare(self) -> Step:
         key, repeated = self._repeated()
         if repeated is not None:
             return repeated
@@ -144,6 +155,16 @@ class OneDNNOperator(Operator):
             return super().prepare()  # type: ignore[safe-super]
         finally:
             self._is_unseen = False
+
+    def use_one_thread(self) -> None:
+        """Also its primitives; they give the bytes that those of a team would."""
+        super().use_one_thread()
+        self._is_alone = True
+
+    @property
+    def team(self) -> int:
+        """How many threads the primitives that are being prepared have."""
+        return 1 if is_alone() else self.threads
 
     def _noted(self, prepared: Prepared, key: Hashable | None, keeps_nan: bool) -> Prepared:
         """`prepared`, with what keeps NaN if need be; how it was made is noted for others under `key`."""
@@ -197,7 +218,7 @@ class OneDNNOperator(Operator):
         """`prepared` with what keeps NaN."""
         if self._is_unseen:
             return scanning(self, prepared)
-        return keeping_nan(self, prepared, self.onednn, self.threads)
+        return keeping_nan(self, prepared, self.onednn, self.team)
 
     def drops_nan(self) -> bool:
         """True where oneDNN may give a number for NaN, so that `keeping_nan` has to stand behind the step."""
@@ -265,6 +286,8 @@ class OneDNNOperator(Operator):
         if self.threads == 1 or self._asks:
             return found
         alone = describe(self.onednn, 1, self.label, function, *arguments)
+        if is_alone():
+            return alone
         return found if gives_same_bytes(found, alone, arrays, further, DST, self.label) else alone
 
     def has_kernel(self) -> bool:

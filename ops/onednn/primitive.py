@@ -16,6 +16,7 @@ import numpy.typing as npt
 from dagexec.core.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT8, INT32, UINT8, TypeMeta
 from dagexec.errors import DagexecError, UnsupportedFeatureError
 from dagexec.ops.base.layout import NCHW, NCHW8C, NCHW16C, NHWC
+from dagexec.ops.onednn.alone import NoSingleThreadError, is_alone
 from dagexec.ops.onednn.binding import Library
 from dagexec.ops.onednn.native import NativeCall, declare, native_call
 from dagexec.platform.host_memory import aligned_bytes
@@ -331,9 +332,22 @@ def describe(
 
     `arguments` are those after the descriptor to fill in, the engine included. With a `key`, which says all that they
     do, or arguments that have one (`key_of`), operators that ask the same share one, and its primitive, as long as any
-    of them lives. Raises UnsupportedFeatureError, naming `label`, when the library has none, and what `Library.check`
-    raises.
+    of them lives. Where one thread takes the place of a team (`alone`), it is for one, and of the same name.
+    Raises UnsupportedFeatureError, naming `label`, when the library has none, what `Library.check` raises, and
+    NoSingleThreadError.
     """
+    found = _described_for(library, threads, label, function, arguments, key)
+    if threads == 1 or not is_alone():
+        return found
+    for one in _described_for(library, 1, label, function, arguments, key).implementations():
+        if one.name == found.name:
+            return one
+    raise NoSingleThreadError(f"{label}: {function}: {found.name} is not for one thread")
+
+
+def _described_for(
+    library: Library, threads: int, label: str, function: str, arguments: Sequence[object], key: Hashable | None
+) -> PrimitiveDescriptor:
     if key is None:
         fixed = library.engine, library.ffi.NULL
         key = key_of([0 if any(argument is one for one in fixed) else argument for argument in arguments])

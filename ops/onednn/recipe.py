@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from dagexec.core.choices import choices
 from dagexec.core.operator import Prepared, Rebind, in_sequence, parts_of
+from dagexec.ops.onednn.alone import is_alone
 from dagexec.ops.onednn.packing import PackedForms
 from dagexec.ops.onednn.primitive import (
     ArgumentRebind,
@@ -97,7 +98,7 @@ def recipe_key(operator: OneDNNOperator, tensors: Tensors) -> Hashable | None:
     if _overlap(operator, tensors):
         return None
     layouts = tuple((array.shape, array.strides, array.dtype) for array in tensors.arrays)
-    return operator.form, layouts, tensors.constant, operator.most_threads, choices.generation
+    return operator.form, layouts, tensors.constant, operator.most_threads, is_alone(), choices.generation
 
 
 def find_recipe(key: Hashable | None) -> Recipe | None:

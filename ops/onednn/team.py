@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from dagexec.core.operator import Step
 from dagexec.errors import DagexecError
+from dagexec.ops.onednn.alone import is_alone
 from dagexec.ops.onednn.binding import Library
 from dagexec.ops.onednn.machine_code import executable
 from dagexec.ops.onednn.native import NativeCall, declare, table_code
@@ -44,6 +45,8 @@ def team_step(library: Library, threads: int, tables: Sequence[Table], keeps: ob
 
     `keeps` lives as long as the step. Call it only where `can_run`.
     """
+    if is_alone():
+        threads = 1
     made = [_rows(calls) for table in tables if len(calls := np.asarray(table, np.int64))]
     team = _team(library) if threads > 1 and len(made) > 1 else None
     if team is None:

@@ -149,6 +149,17 @@ class BaseNet(ABC, Closing):
         """What `Workspace.create_net` calls. `num_workers` matters only to nets with a pool."""
         return cls(definition, workspace)
 
+    @property
+    def uses_several_threads(self) -> bool:
+        """True when more than one thread may work for a run."""
+        return self.has_teams or not self.in_list_order
+
+    def use_one_thread(self) -> None:
+        """Have every operator use one thread; the bytes are those that a team gives. To be called before any run."""
+        for operator in self.operators:
+            operator.use_one_thread()
+        self.has_teams = False
+
     def close(self) -> None:
         """Release threads and streams; a closed net does not run again. Idempotent.
 

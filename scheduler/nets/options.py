@@ -24,6 +24,8 @@ class RunOptions:
         intra_op_threads: threads inside one operator; None to have it chosen, without `optimize` 1. With more than 1,
             results may differ in the last bits from those with 1.
         replicas: how many runs may be in flight at once. Parameters are shared; each replica has its own activations.
+            None: 1; where nothing else of how the model runs is given, more as soon as requests wait for one another
+            (docs/embedding.md).
         device: where operators run that name no device: "cpu", "cuda:N" or "sim:N". "cpu" puts all of them there,
             whatever devices the file names. None: "cpu" for those that name none.
         streams_per_worker: streams of each device on which a worker launches what one replica computes.
@@ -37,7 +39,7 @@ class RunOptions:
     net_type: str | None = None
     num_workers: int | None = None
     intra_op_threads: int | None = None
-    replicas: int = 1
+    replicas: int | None = None
     device: str | None = None
     streams_per_worker: int = 1
     stream_priority: str = "normal"
@@ -72,6 +74,11 @@ class RunOptions:
     def default_device(self) -> Device:
         """Where operators run that name no device. Raises DeviceError."""
         return CPU if self.device is None else Device.parse(self.device)
+
+    @property
+    def first_replicas(self) -> int:
+        """The replicas that are made at once."""
+        return self.replicas or 1
 
     @property
     def operator_threads(self) -> int:

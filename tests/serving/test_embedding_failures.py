@@ -357,7 +357,7 @@ def test_a_request_cancelled_just_before_it_is_handed_to_a_worker_is_over_at_onc
         ThreadPoolExecutor(1) as threads,
     ):
         dispatcher, pooled = executor._dispatcher, executor._pooled
-        serve_on_worker = pooled._serve_on_worker
+        serve_on_worker = pooled.serve_on_worker
         running = threads.submit(executor.run, {"x": rows(1)})
         held.wait_inside()
 
@@ -365,7 +365,7 @@ def test_a_request_cancelled_just_before_it_is_handed_to_a_worker_is_over_at_onc
             assert dispatcher.cancel(request, RunCancelledError("too late"))
             serve_on_worker(request)
 
-        monkeypatch.setattr(pooled, "_serve_on_worker", cancelled_first)
+        monkeypatch.setattr(pooled, "serve_on_worker", cancelled_first)
         wait = ThreadWait()
         pooled.submit(Request({"x": rows(2)}, ["y"], notify=wait.notify), start_here=False)
         assert wait.wait(PATIENCE)

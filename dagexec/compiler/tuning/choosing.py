@@ -99,7 +99,7 @@ def choose_schedule(
     """
     known = model.parameters.keys() | model.inputs.keys()
     graph = build_graph(model.net, known.__contains__)
-    if constraints.options.replicas > 1:
+    if constraints.options.first_replicas > 1:
         return Choice(_throughput(graph, constraints))
     if measures is None:
         return _by_estimates(model, graph, constraints, inputs)
@@ -217,7 +217,7 @@ def from_text(text: str, net: NetDef) -> Schedule | None:
 
 def _throughput(graph: Graph, constraints: ScheduleConstraints) -> Schedule:
     options = constraints.options
-    schedule = for_throughput(graph, constraints.cores, options.replicas, options.net_type)
+    schedule = for_throughput(graph, constraints.cores, options.first_replicas, options.net_type)
     threads = tuple(_threads_of(graph, index, options.operator_threads) for index in range(len(graph)))
     workers = options.num_workers or max(1, schedule.workers // options.operator_threads)
     return Schedule(schedule.kind, schedule.net_type, workers, threads)

@@ -1,0 +1,164 @@
+"""An executor whose user did not say how many replicas makes them for requests side by side; bytes are the same."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dagexec
+from dagexec.core.model import InputInfo, Model
+from dagexec.errors import ClosedError
+from dagexec.ops.onednn import implementation, primitive
+from dagexec.ops.onednn.binding import library
+from dagexec.platform.threads import threads
+from dagexec.scheduler.exploration import explore_seeds
+from dagexec.serving import growth
+from dagexec.testing import random_feeds
+from tests.held import PATIENCE, Held, doubled_model, rows
+from tests.nets import net_of, temporary_operator
+from tests.serving.test_embedding_exploration import X, pausing
+
+
+@pytest.fixture(autouse=True)
+def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(growth, "available_cores", lambda: 2)
+    monkeypatch.setattr(growth, "MOST_FOR_SHORT", 2)
+
+
+def test_a_request_that_would_wait_has_a_replica_made_which_serves_it(held: Held) -> None:
+    with dagexec.compile(doubled_model("Held")) as executor, ThreadPoolExecutor(3) as callers:
+        calls = [callers.submit(executor.run, {"x": rows(number)}, timeout=PATIENCE) for number in range(3)]
+        held.wait_inside(2)  # side by side
+        for _ in calls:
+            held.go_on.release()
+        for call in calls:
+            np.testing.assert_array_equal(call.result()["y"], [2, 2, 2])
+        statistics = executor.statistics()
+        assert statistics.completed == sum(statistics.runs_per_replica) == 3
+        assert 2 <= statistics.replicas <= 3
+
+
+@pytest.mark.parametrize("given", [{"replicas": 1}, {"num_workers": 1}, {"net_type": "simple"}, {"optimize": False}])
+def test_who_says_how_the_model_runs_gets_that_alone(held: Held, given: dict[str, Any]) -> None:
+    with dagexec.compile(doubled_model("Held"), **given) as executor, ThreadPoolExecutor(2) as callers:
+        calls = [callers.submit(executor.run, {"x": rows(number)}, timeout=PATIENCE) for number in range(2)]
+        for _ in calls:
+            held.wait_inside()
+            held.go_on.release()
+        for call in calls:
+            call.result()
+        assert executor._growth is None
+        assert executor.statistics().replicas == 1
+
+
+def test_a_net_that_changes_its_parameters_or_draws_random_numbers_keeps_one_replica() -> None:
+    counting = doubled_model("Relu")
+    counting.net.op.add(type="Add", input=["scale", "scale"], output=["scale"])
+    drawing = doubled_model("Relu")
+    drawing.net.op.add(type="GaussianFill", output=["noise"]).arg.add(name="shape", ints=[3])
+    drawing.net.op.add(type="Add", input=["y", "noise"], output=["z"])
+    noisy = Model("noisy", drawing.net, parameters=drawing.parameters, inputs=drawing.inputs, outputs=("z",))
+    for model in (counting, noisy):
+        with dagexec.compile(model) as executor:
+            assert executor._growth is None
+
+
+NETS = ["lenet", pytest.param("squeezenet", marks=pytest.mark.slow), pytest.param("resnet50", marks=pytest.mark.slow)]
+
+
+@pytest.mark.skipif(library() is None, reason="needs oneDNN")
+@pytest.mark.parametrize("name", NETS)
+def test_one_thread_gives_the_bytes_that_a_team_gives(name: str) -> None:
+    with dagexec.compile(f"zoo:{name}") as executor:
+        feeds = random_feeds(executor.model, seed=1)
+        expected = executor.run(feeds)
+        other = executor._replicas.make(one_thread=True)
+        try:
+            other.feed(feeds, tuple(expected))
+            other.net.run()
+            found = other.fetch(tuple(expected), None)
+            for output, array in expected.items():
+                np.testing.assert_array_equal(found[output], array)
+            other.unbind()
+        finally:
+            other.net.close()
+
+
+@pytest.mark.skipif(library() is None, reason="needs oneDNN")
+def test_where_an_implementation_is_not_for_one_thread_the_operator_keeps_its_team(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object) -> None:
+        raise implementation.NoSingleThreadError("not for one thread")
+
+    with dagexec.compile("zoo:lenet", replicas=1, net_type="simple", intra_op_threads=2) as executor:
+        feeds = random_feeds(executor.model, seed=1)
+        expected = executor.run(feeds)
+        other = executor._replicas.make(one_thread=True)
+        monkeypatch.setattr(implementation, "for_one_thread", refuse)
+        other.feed(feeds, tuple(expected))
+        other.net.run()
+        found = other.fetch(tuple(expected), None)
+        other.net.close()
+        assert {name: array.tobytes() for name, array in found.items()} == {
+            name: array.tobytes() for name, array in expected.items()
+        }
+
+
+@pytest.mark.skipif(library() is None, reason="needs oneDNN")
+def test_no_primitive_of_a_net_for_one_thread_has_a_team(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads_of: list[int] = []
+    make = primitive.Primitive.__init__
+
+    def counted(self: Any, library: Any, descriptor: Any) -> None:
+        threads_of.append(descriptor.threads)
+        make(self, library, descriptor)
+
+    monkeypatch.setattr(primitive.Primitive, "__init__", counted)
+    with dagexec.compile("zoo:lenet", replicas=1, net_type="simple", intra_op_threads=2) as executor:
+        feeds = random_feeds(executor.model)
+        executor.run(feeds)
+        assert 2 in threads_of
+        threads_of.clear()
+        other = executor._replicas.make(one_thread=True)
+        other.feed(feeds, executor.outputs)
+        assert set(threads_of) == {1}
+        other.net.close()
+
+
+made: list[int] = []
+
+
+def crowd_that_is_closed() -> None:
+    """Callers for whom replicas are made, and somebody who closes the executor meanwhile."""
+    model = Model("pausing", net_of([[], [0]], op_type="Pausing"), inputs={"x": InputInfo()}, outputs=("b1",))
+    executor = dagexec.compile(model)
+    ends: list[str] = []
+
+    def call() -> None:
+        try:
+            executor.run({"x": X})
+            ends.append("completed")
+        except ClosedError:
+            ends.append("closed")
+
+    callers = [threads().start(call, f"caller {number}") for number in range(3)]
+    closing = threads().start(executor.close, "closing")
+    for thread in (*callers, closing):
+        thread.join()
+    statistics = executor.statistics()
+    assert len(ends) == 3
+    assert ends.count("completed") == statistics.completed == sum(statistics.runs_per_replica)
+    assert not any(thread.is_alive() for thread in executor._pool._threads)
+    assert statistics.running == statistics.queued == 0
+    made.append(statistics.replicas)
+
+
+def test_replicas_are_made_in_any_order_with_callers_and_the_end() -> None:
+    made.clear()
+    with temporary_operator("Pausing", pausing):
+        explore_seeds(crowd_that_is_closed, range(30)).raise_failure()
+    assert set(made) == {1, 2}
