@@ -1,12 +1,14 @@
-"""Shapes that change: distinct batch sizes and text lengths in turn, known and new, beside onnxruntime.
+"""Shapes that change: distinct batch sizes and text lengths in turn, known and new, beside onnxruntime and OpenVINO.
 
-    python benchmarks/shapes.py [--shapes 40] [--rounds 4] [--nets cnn text] [--json benchmarks/results/shapes.json]
+    python benchmarks/shapes.py [--shapes 1000] [--rounds 1] [--nets cnn text texts]
+        [--peers dagexec onnxruntime openvino] [--json benchmarks/results/shapes.json]
 
-A small CNN with a free batch, and an encoder of the size of MiniLM (6 layers of width 384) with a free length of text.
+A small CNN with a free batch (`cnn`), and an encoder of the size of MiniLM (6 layers of width 384) with a free length
+of text (`text`) or a free batch and length (`texts`: of a thousand, 25 batches and 40 lengths).
 Each contender has a process of its own: it runs its largest shape, then all shapes in turn, for the first time and then
-several times more. Reported are
+once or more again. Reported are
 
-- the median time of a run of a known shape: the same one over and over;
+- the median time of a run of a known shape, over and over, for up to 100 of the shapes;
 - the median of a first run, and of later ones, and both in proportion to runs of that shape when it is known;
 - the resident memory that all shapes add to that of the largest.
 """
@@ -14,7 +16,9 @@ several times more. Reported are
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
+import random
 import statistics
 import subprocess
 import sys
@@ -36,6 +40,7 @@ Run = Callable[[Feeds], object]
 
 _OPSET = 17
 _KNOWN_RUNS = 5  # of a shape, to know its time
+_MOST_KNOWN = 100  # shapes of which that is asked
 LAYERS, WIDTH, HEADS, WORDS, LENGTHS = 6, 384, 12, 1000, 512
 
 
@@ -91,7 +96,7 @@ def cnn() -> onnx.ModelProto:
 
 
 def text() -> onnx.ModelProto:
-    """Words (1, length) to a vector for each: an encoder as BERT has it."""
+    """Words (batch, length) to a vector for each: an encoder as BERT has it."""
     net = _Builder()
     head = WIDTH // HEADS
 
@@ -126,23 +131,33 @@ def text() -> onnx.ModelProto:
     for _ in range(LAYERS):
         x = normalized(net.node("Add", x, attention(x)))
         x = normalized(net.node("Add", x, linear(gelu(linear(x, WIDTH, 4 * WIDTH)), 4 * WIDTH, WIDTH)))
-    given = helper.make_tensor_value_info("words", TensorProto.INT64, [1, "length"])
-    return net.model("text", given, x, [1, "length", WIDTH])
+    given = helper.make_tensor_value_info("words", TensorProto.INT64, ["batch", "length"])
+    return net.model("text", given, x, ["batch", "length", WIDTH])
 
 
-def _images(size: int) -> Feeds:
-    return {"x": np.random.default_rng(size).standard_normal((size, 3, 32, 32), np.float32)}
+Shape = tuple[int, ...]
 
 
-def _words(size: int) -> Feeds:
-    return {"words": np.random.default_rng(size).integers(0, WORDS, (1, size))}
+def _images(shape: Shape) -> Feeds:
+    return {"x": np.random.default_rng(shape).standard_normal((*shape, 3, 32, 32), np.float32)}
 
 
-NETS: Mapping[str, tuple[Callable[[], onnx.ModelProto], Callable[[int], Feeds]]] = {
-    "cnn": (cnn, _images),
-    "text": (text, _words),
+def _words(shape: Shape) -> Feeds:
+    return {"words": np.random.default_rng(shape).integers(0, WORDS, shape)}
+
+
+def _grid(count: int) -> list[Shape]:
+    """Batches and lengths; of a thousand, 25 batches and 40 lengths."""
+    batches = next(size for size in range(int(count**0.5), 0, -1) if count % size == 0)
+    return [(1 + index % batches, 1 + index // batches) for index in range(count)]
+
+
+NETS: Mapping[str, tuple[Callable[[], onnx.ModelProto], Callable[[Shape], Feeds], Callable[[int], list[Shape]]]] = {
+    "cnn": (cnn, _images, lambda count: [(size,) for size in range(1, count + 1)]),
+    "text": (text, _words, lambda count: [(1, size) for size in range(1, count + 1)]),
+    "texts": (text, _words, _grid),
 }
-"""By name, the model, and its inputs for a batch or a length."""
+"""By name, the model, its inputs for a batch or a batch and a length, and so many of these, the largest last."""
 
 
 def resident() -> int:
@@ -167,7 +182,14 @@ def _by_onnxruntime(path: str) -> tuple[Run, Callable[[], object]]:
     return lambda feeds: session.run(None, dict(feeds)), lambda: None
 
 
-PEERS = {"dagexec": _by_dagexec, "onnxruntime": _by_onnxruntime}
+def _by_openvino(path: str) -> tuple[Run, Callable[[], object]]:
+    openvino = importlib.import_module("openvino")
+
+    request = openvino.compile_model(path, "CPU").create_infer_request()
+    return lambda feeds: request.infer(dict(feeds)), lambda: None
+
+
+PEERS = {"dagexec": _by_dagexec, "onnxruntime": _by_onnxruntime, "openvino": _by_openvino}
 
 
 def _seconds(run: Run, feeds: Feeds) -> float:
@@ -176,29 +198,37 @@ def _seconds(run: Run, feeds: Feeds) -> float:
     return time.perf_counter() - begin
 
 
-def measure(peer: str, path: str, net: str, shapes: int, rounds: int) -> dict[str, object]:
+def measure(peer: str, path: str, net: str, count: int, rounds: int) -> dict[str, object]:
     """What one contender takes, in this process."""
     run, told = PEERS[peer](path)
-    feeds = [NETS[net][1](size) for size in range(1, shapes + 1)]
+    _, feeds_of, shapes_of = NETS[net]
+    shapes = shapes_of(count)
+    largest = feeds_of(shapes[-1])
     for _ in range(3):
-        run(feeds[-1])
+        run(largest)
+    random.Random(0).shuffle(shapes)
     before = resident()
-    first = [_seconds(run, one) for one in feeds]
-    later = [_seconds(run, one) for _ in range(rounds) for one in feeds]
+    first = [_seconds(run, feeds_of(shape)) for shape in shapes]
+    later = [_seconds(run, feeds_of(shape)) for _ in range(rounds) for shape in shapes]
     after = resident()
-    known = [min(_seconds(run, one) for _ in range(_KNOWN_RUNS)) for one in feeds]
-    in_turn = [statistics.median(later[index::shapes]) for index in range(shapes)]
-    ratios = [statistics.median(a / b for a, b in zip(times, known, strict=True)) for times in (first, in_turn)]
+    sample = range(0, count, -(-count // _MOST_KNOWN))
+    known = {index: _known_seconds(run, feeds_of(shapes[index])) for index in sample}
+    in_turn = {index: statistics.median(later[index::count]) for index in sample}
     return {
-        "known_ms": 1e3 * statistics.median(known),
+        "known_ms": 1e3 * statistics.median(known.values()),
         "first_ms": 1e3 * statistics.median(first),
         "in_turn_ms": 1e3 * statistics.median(later),
-        "first_by_known": ratios[0],
-        "in_turn_by_known": ratios[1],
+        "first_by_known": statistics.median(first[index] / known[index] for index in sample),
+        "in_turn_by_known": statistics.median(in_turn[index] / known[index] for index in sample),
         "largest_mb": before / 1e6,
         "growth_mb": (after - before) / 1e6,
         "preparations": told(),
     }
+
+
+def _known_seconds(run: Run, feeds: Feeds) -> float:
+    run(feeds)
+    return statistics.median(_seconds(run, feeds) for _ in range(_KNOWN_RUNS))
 
 
 def _in_a_process(arguments: Sequence[str]) -> dict[str, object]:
@@ -207,14 +237,14 @@ def _in_a_process(arguments: Sequence[str]) -> dict[str, object]:
     return result
 
 
-def compare(nets: Sequence[str], shapes: int, rounds: int) -> list[dict[str, object]]:
+def compare(nets: Sequence[str], peers: Sequence[str], shapes: int, rounds: int) -> list[dict[str, object]]:
     """A row for each net and contender, each in a process of its own."""
     rows: list[dict[str, object]] = []
     with tempfile.TemporaryDirectory() as folder:
         for net in nets:
             path = str(Path(folder) / f"{net}.onnx")
             onnx.save(NETS[net][0](), path)
-            for peer in PEERS:
+            for peer in peers:
                 arguments = ["--child", peer, path, "--nets", net, "--shapes", str(shapes), "--rounds", str(rounds)]
                 rows.append({"net": net, "shapes": shapes, "peer": peer, **_in_a_process(arguments)})
                 shown = (f"{name} {value:.3g}" for name, value in rows[-1].items() if isinstance(value, float))
@@ -226,8 +256,9 @@ def main() -> None:
     """Measure what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nets", nargs="+", choices=list(NETS), default=list(NETS))
-    parser.add_argument("--shapes", type=int, default=40)
-    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--peers", nargs="+", choices=list(PEERS), default=list(PEERS))
+    parser.add_argument("--shapes", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--child", nargs=2, metavar=("PEER", "MODEL"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -235,7 +266,7 @@ def main() -> None:
         peer, path = arguments.child
         print(json.dumps(measure(peer, path, arguments.nets[0], arguments.shapes, arguments.rounds)))
         return
-    rows = compare(arguments.nets, arguments.shapes, arguments.rounds)
+    rows = compare(arguments.nets, arguments.peers, arguments.shapes, arguments.rounds)
     if arguments.json is not None:
         write_report(arguments.json, rows=rows)
 
