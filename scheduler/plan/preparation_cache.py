@@ -2,6 +2,11 @@
 
 What counts is what a preparation has to itself: steps, code that a library generated, tables, and tensors that no
 memory plan places. The arena is one for all (`dagexec.scheduler.memory.arena_memory`).
+
+The budget is used only as far as it helps. A few preparations are kept at first; sizes of those given up are remembered
+(as the ghost lists of ARC do: Megiddo, Modha, "ARC: a self-tuning, low overhead replacement cache", FAST 2003), and
+when shapes come back whose preparation more bytes would have kept, so many are taken from then on. A thousand shapes
+in turn, of which none could be kept until it comes back, leave it at that.
 """
 
 from __future__ import annotations
@@ -24,7 +29,8 @@ class PreparationStatistics:
         evicted: those given up for others.
         kept: those there are now.
         kept_bytes: an estimate of what these have to themselves.
-        budget_bytes: the most that this may be; the preparation of the latest shapes is kept in any case.
+        limit_bytes: the most that this may be now; the preparation of the latest shapes is kept in any case.
+        budget_bytes: the most that the limit grows to, when shapes come back whose preparations were given up.
         arena_bytes: the memory that they share, as large as the largest needs.
     """
 
@@ -33,17 +39,24 @@ class PreparationStatistics:
     evicted: int
     kept: int
     kept_bytes: int
+    limit_bytes: int
     budget_bytes: int
     arena_bytes: int
 
 
+LIMIT_AT_FIRST = 4 << 20
+"""Bytes for preparations until shapes come back for which that is too little."""
+
+
 class PreparationCache:
-    """Preparations by signature. The least recently used are given up when they take more than a budget of bytes."""
+    """Preparations by signature. The least recently used are given up when they take more than a limit of bytes."""
 
     def __init__(self, budget_bytes: int) -> None:
         self._budget = budget_bytes
+        self._limit = min(budget_bytes, LIMIT_AT_FIRST)
         self._kept: OrderedDict[Signature, Preparation] = OrderedDict()
-        self._nbytes = 0
+        self._given_up: OrderedDict[Signature, int] = OrderedDict()  # bytes; the latest last
+        self._nbytes = self._given_up_nbytes = 0
         self._made = self._reused = self._evicted = 0
 
     def __bool__(self) -> bool:
@@ -54,7 +67,20 @@ class PreparationCache:
         found = self._kept.pop(signature, None)
         if found is not None:
             self._nbytes -= found.nbytes
+        elif signature in self._given_up:
+            self._widen_for(signature)
         return found
+
+    def _widen_for(self, signature: Signature) -> None:
+        """Raise the limit to what would have kept the preparation for `signature`, if the budget allows that."""
+        needed = self._nbytes
+        for other in reversed(self._given_up):
+            needed += self._given_up[other]
+            if other == signature:
+                break
+        if needed <= self._budget:
+            self._limit = max(self._limit, needed)
+        self._given_up_nbytes -= self._given_up.pop(signature)
 
     def put_back(self, signature: Signature, preparation: Preparation) -> None:
         """Keep what was taken, as the latest."""
@@ -69,8 +95,13 @@ class PreparationCache:
     def _keep(self, signature: Signature, preparation: Preparation) -> None:
         self._kept[signature] = preparation
         self._nbytes += preparation.nbytes
-        while self._nbytes > self._budget and len(self._kept) > 1:
+        while self._nbytes > self._limit and len(self._kept) > 1:
+            other = next(iter(self._kept))
+            self._given_up[other] = nbytes = self._kept[other].nbytes
+            self._given_up_nbytes += nbytes
             self._give_up_oldest()
+        while self._given_up and self._nbytes + self._given_up_nbytes > self._budget:
+            self._given_up_nbytes -= self._given_up.popitem(last=False)[1]
 
     def _give_up_oldest(self) -> None:
         _, oldest = self._kept.popitem(last=False)
@@ -81,9 +112,18 @@ class PreparationCache:
         """Give up all of them."""
         while self._kept:
             self._give_up_oldest()
+        self._given_up.clear()
+        self._given_up_nbytes = 0
 
     def statistics(self, arena_bytes: int) -> PreparationStatistics:
         """Counts at this moment."""
         return PreparationStatistics(
-            self._made, self._reused, self._evicted, len(self._kept), self._nbytes, self._budget, arena_bytes
+            made=self._made,
+            reused=self._reused,
+            evicted=self._evicted,
+            kept=len(self._kept),
+            kept_bytes=self._nbytes,
+            limit_bytes=self._limit,
+            budget_bytes=self._budget,
+            arena_bytes=arena_bytes,
         )

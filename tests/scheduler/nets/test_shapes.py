@@ -20,6 +20,7 @@ from dagexec.core.operator import Operator
 from dagexec.core.tensor import Tensor
 from dagexec.scheduler.memory import arena_memory, offsets
 from dagexec.scheduler.nets.net import BaseNet
+from dagexec.scheduler.plan import preparation_cache
 from dagexec.scheduler.plan.preparation_cache import PreparationCache, PreparationStatistics
 from dagexec.serving.executor import Executor
 from tests.held import doubled_model
@@ -58,8 +59,45 @@ def test_the_least_recently_used_are_given_up_when_there_are_too_many_bytes() ->
     cache.add(("new",), preparation(20))
     assert cache.take(("large",)) is None
     assert cache.statistics(7) == PreparationStatistics(
-        made=3, reused=1, evicted=1, kept=2, kept_bytes=50, budget_bytes=100, arena_bytes=7
+        made=3, reused=1, evicted=1, kept=2, kept_bytes=50, limit_bytes=100, budget_bytes=100, arena_bytes=7
     )
+
+
+def in_turn(cache: PreparationCache, shapes: int, rounds: int, nbytes: int) -> list[int]:
+    """How many of the shapes were there in each round, each `nbytes` bytes."""
+    found = []
+    for _ in range(rounds):
+        hits = 0
+        for shape in range(shapes):
+            known = cache.take((shape,))
+            hits += known is not None
+            if known is None:
+                cache.add((shape,), preparation(nbytes))
+            else:
+                cache.put_back((shape,), known)
+        found.append(hits)
+    return found
+
+
+@pytest.mark.parametrize(("shapes", "hits", "limit"), [(4, [0, 4, 4], 4), (40, [0, 4, 40], 40), (1000, [0, 0, 0], 4)])
+def test_the_limit_grows_for_shapes_that_come_back_and_for_no_others(
+    shapes: int, hits: list[int], limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a budget of 64 preparations, 4 are used at first."""
+    monkeypatch.setattr(preparation_cache, "LIMIT_AT_FIRST", 400)
+    cache = PreparationCache(6400)
+    assert in_turn(cache, shapes, 3, 100) == hits
+    found = cache.statistics(0)
+    assert (found.limit_bytes, found.kept) == (100 * limit, min(shapes, limit))
+
+
+def test_a_limit_grows_no_further_than_to_what_would_have_kept_the_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preparation_cache, "LIMIT_AT_FIRST", 200)
+    cache = PreparationCache(10_000)
+    for shape in (1, 2, 3, 4, 5):
+        cache.add((shape,), preparation(100))
+    assert cache.take((2,)) is None
+    assert cache.statistics(0).limit_bytes == 400  # of 2, 3, 4 and 5
 
 
 def test_the_latest_is_kept_however_large_it_is() -> None:
