@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+from threadpoolctl import ThreadpoolController
 
 from dagexec.platform.cgroups import control_groups
 
@@ -75,6 +76,14 @@ def numpy_instruction_set() -> str:
     except (KeyError, TypeError, AttributeError):
         return "baseline"
     return str(found[-1]) if found else "baseline"
+
+
+@cache
+def blas_core() -> str:
+    """The processor that NumPy's OpenBLAS has kernels for, such as "Haswell"; "" where NumPy has another BLAS."""
+    libraries = ThreadpoolController().select(internal_api="openblas").info()
+    own = [library for library in libraries if "numpy" in library["filepath"]]
+    return next((str(library.get("architecture", "")) for library in own or libraries), "")
 
 
 @cache

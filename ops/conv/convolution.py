@@ -22,6 +22,7 @@ from dagexec.ops.base.geometry import WINDOW_ARGS, Axis, Window, output_sizes, r
 from dagexec.ops.base.layout import ImageOperator, channels_last, image_order, image_shape, require_image, spatial_sizes
 from dagexec.ops.conv.choice import ENGINES, named_algorithm
 from dagexec.ops.conv.gradient_outputs import GROUP_ARGS
+from dagexec.ops.conv.images import image_by_image
 from dagexec.ops.conv.problem import DEFAULT_LIMIT, Algorithm, Allocate, Array, ConvProblem, add_bias
 from dagexec.ops.conv.search import searched_algorithm
 
@@ -85,12 +86,13 @@ class ConvOperator(ImageOperator):
             return searched_algorithm(problem, self.label, may_measure=not self.arguments.bool("deterministic"))
         return named_algorithm(problem, self.engine, self.label)
 
-    def forward(self, problem: ConvProblem) -> Step:
-        """The step that computes y with the algorithm that fits."""
-        algorithm = self.algorithm(problem)
+    def forward(self, problem: ConvProblem, *, apart: bool = False) -> Step:
+        """The step that computes y with the algorithm that fits: each image `apart`, or all together."""
+        algorithm = self.algorithm(problem.image(0) if apart else problem)
+        steps = image_by_image(algorithm.steps) if apart and not algorithm.keeps_apart(problem) else algorithm.steps
         if algorithm.own_memory:
-            return in_sequence(algorithm.steps(problem, self.scratch))
-        return self.with_memory(lambda allocate: in_sequence(algorithm.steps(problem, allocate)))
+            return in_sequence(steps(problem, self.scratch))
+        return self.with_memory(lambda allocate: in_sequence(steps(problem, allocate)))
 
     def with_memory(self, build: Callable[[Allocate], Step]) -> Step:
         """The step that `build` makes over working memory: the shared buffer's, or this operator's own."""
@@ -184,7 +186,9 @@ class Convolution(ConvOperator):
         problem = self.problem(x, self.x(1), bias, y, conv_window(call)[1])
         if not y.size:
             return nothing_to_do
-        return self.forward(problem) if x.size else only_bias(y, bias, problem.channels_last)
+        if not x.size:
+            return only_bias(y, bias, problem.channels_last)
+        return self.forward(problem, apart=self.is_batch_invariant)
 
 
 def only_bias(y: Array, bias: Array | None, channels_last: bool) -> Step:

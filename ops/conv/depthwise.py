@@ -49,7 +49,7 @@ def forward(problem: ConvProblem, allocate: Allocate) -> list[Step]:
     return calls
 
 
-DEPTHWISE = Algorithm("DEFAULT", _refusal, forward, own_memory=True)
+DEPTHWISE = Algorithm("DEFAULT", _refusal, forward, own_memory=True, keeps_apart=lambda _: True)
 
 
 class _ChannelsFirst:

@@ -34,26 +34,31 @@ from dagexec.ops.conv.convolution import (
     register_engines,
 )
 from dagexec.ops.conv.gradient_outputs import BIAS, FILTER, GRADIENT_ARGS, INPUT, wanted_gradients
+from dagexec.ops.conv.images import image_by_image
 from dagexec.ops.conv.problem import Array, ConvProblem
 
 
-def data_gradient(owner: ConvOperator, problem: ConvProblem) -> Step:
-    """The step that computes x from y and the filter, and adds the bias.
+def data_gradient(owner: ConvOperator, problem: ConvProblem, *, apart: bool = False) -> Step:
+    """The step that computes x from y and the filter, and adds the bias: each image `apart`, or all together.
 
     With strides of 1 it is a convolution of y with the filter turned round, by the algorithm of the operator's engine;
     otherwise the columns W^T y are summed back into the image.
     """
     if not problem.y.size:
         return _fill_with_bias(problem)
-    if not one_by_one.refusal(problem):
+    some = problem.image(0) if apart else problem
+    if not one_by_one.refusal(some):
         pass_over(owner.engine, "the columns of a 1x1 filter are the image itself", owner.label)
-        return owner.with_memory(lambda allocate: in_sequence(one_by_one.data_gradient(problem, allocate)))
-    if problem.unit_strides:
-        return _turned(owner, problem)
-    strides = [axis.stride for axis in problem.axes]
-    pass_over(owner.engine, f"with strides {strides} the columns are summed back into the image", owner.label)
-    require_columns(problem, owner.label)
-    return owner.with_memory(lambda allocate: in_sequence(im2col.data_gradient(problem, allocate)))
+        steps = one_by_one.data_gradient
+    elif problem.unit_strides:
+        return _turned(owner, problem, apart)
+    else:
+        strides = [axis.stride for axis in problem.axes]
+        pass_over(owner.engine, f"with strides {strides} the columns are summed back into the image", owner.label)
+        require_columns(some, owner.label)
+        steps = im2col.data_gradient
+    made = image_by_image(steps) if apart else steps
+    return owner.with_memory(lambda allocate: in_sequence(made(problem, allocate)))
 
 
 def filter_gradient(owner: ConvOperator, problem: ConvProblem) -> Step:
@@ -81,7 +86,7 @@ def bias_gradient(owner: ConvOperator, gradient: Array, result: Array, channels_
     return in_sequence([total, partial(np.copyto, result, wide, casting="same_kind")])
 
 
-def _turned(owner: ConvOperator, problem: ConvProblem) -> Step:
+def _turned(owner: ConvOperator, problem: ConvProblem, apart: bool) -> Step:
     """The convolution of y with the filter turned round, which is kept when the filter is constant."""
     shape, dtype = problem.turned_shape, problem.weights.dtype
     turn: list[Step] = []
@@ -91,7 +96,8 @@ def _turned(owner: ConvOperator, problem: ConvProblem) -> Step:
     else:
         weights, constant = owner.scratch(shape, dtype), None
         turn.append(problem.turn_weights(weights))
-    return in_sequence([*turn, owner.forward(replace(problem.of_data_gradient(weights), constant=constant))])
+    turned = replace(problem.of_data_gradient(weights), constant=constant)
+    return in_sequence([*turn, owner.forward(turned, apart=apart)])
 
 
 def _turned_constant(problem: ConvProblem) -> tuple[Array, Constant]:

@@ -46,7 +46,7 @@ def forward(problem: ConvProblem, allocate: Allocate) -> list[Step]:
     return [*calls, *store]
 
 
-ONE_BY_ONE = Algorithm("DEFAULT", refusal, forward)
+ONE_BY_ONE = Algorithm("DEFAULT", refusal, forward, keeps_apart=lambda problem: not problem.channels_last)
 
 
 def data_gradient(problem: ConvProblem, allocate: Allocate) -> list[Step]:

@@ -23,6 +23,9 @@ from dagexec.core.tensor import Constant
 from dagexec.ops.base.geometry import Axis, output_sizes
 
 Array = npt.NDArray[Any]
+Steps = Callable[["ConvProblem", "Allocate"], list[Step]]
+"""Makes the steps that compute a convolution in memory that it asks for."""
+
 Allocate = Callable[[Sequence[int], npt.DTypeLike], Array]
 """Gives memory of a shape and dtype. Its content is undefined at the start of every run: others use it in between."""
 
@@ -85,6 +88,10 @@ class ConvProblem:
         """True when all strides are 1."""
         return all(axis.stride == 1 for axis in self.axes)
 
+    def image(self, number: int) -> ConvProblem:
+        """The same convolution of one image of the batch."""
+        return replace(self, x=self.x[number : number + 1], y=self.y[number : number + 1])
+
     @property
     def half(self) -> bool:
         """True when products and sums are rounded to float16 one by one (`float16_compute`)."""
@@ -137,12 +144,14 @@ class Algorithm:
         refusal: why it cannot compute a problem, as a clause for the log; "" when it can.
         steps: the steps that compute `problem.y` (bias included), with all working memory from the Allocate.
         own_memory: True when what it keeps in that memory must last from run to run, so that it cannot be shared.
+        keeps_apart: True for a problem whose images it computes one by one, each in the same way.
     """
 
     name: str
     refusal: Callable[[ConvProblem], str]
-    steps: Callable[[ConvProblem, Allocate], list[Step]]
+    steps: Steps
     own_memory: bool = False
+    keeps_apart: Callable[[ConvProblem], bool] = lambda _: False
 
 
 def add_bias(output: Array, bias: Array | None, channels_last: bool) -> list[Step]:

@@ -88,7 +88,7 @@ class TransposedConvolution(ConvOperator):
         bias = self.x(2) if len(call.inputs) == 3 else None
         if not y.size:
             return nothing_to_do
-        return data_gradient(self, self.problem(y, self.x(1), bias, x, axes))
+        return data_gradient(self, self.problem(y, self.x(1), bias, x, axes), apart=self.is_batch_invariant)
 
 
 def _infer_gradient(call: OperatorCall) -> list[TensorType]:

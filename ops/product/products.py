@@ -22,6 +22,7 @@ from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType
 from dagexec.core.traits import LayerKind
 from dagexec.ops.base.blocks import Array, compute_dtype, convert, is_narrow
 from dagexec.ops.base.broadcasting import broadcast_shape
+from dagexec.ops.base.row_products import row_product
 
 PRODUCT_TYPES = (*FLOAT_TYPES, INT32, INT64)
 Matrix = tuple[int, int]
@@ -33,10 +34,15 @@ def product_steps(owner: Operator, a: Array, b: Array, c: Array) -> tuple[list[S
     That array is `c` itself unless its elements are 16-bit floats; see `narrowed`.
     """
     if not is_narrow(c.dtype):
-        return [partial(np.matmul, a, b, out=c)], c
+        return [_product(owner, a, b, c)], c
     work = compute_dtype(c.dtype)
     wide_a, wide_b, wide_c = (owner.scratch(array.shape, work) for array in (a, b, c))
-    return [convert(a, wide_a), convert(b, wide_b), partial(np.matmul, wide_a, wide_b, out=wide_c)], wide_c
+    return [convert(a, wide_a), convert(b, wide_b), _product(owner, wide_a, wide_b, wide_c)], wide_c
+
+
+def _product(owner: Operator, a: Array, b: Array, c: Array) -> Step:
+    """The step of c = a b: rows of a matrix each alike, however many there are; matrices of a stack each by itself."""
+    return row_product(owner, a, b, c) if a.ndim == b.ndim == 2 else partial(np.matmul, a, b, out=c)
 
 
 def narrowed(steps: list[Step], computed: Array, c: Array) -> Step:

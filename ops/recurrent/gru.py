@@ -15,6 +15,7 @@ from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
 from dagexec.ops.base.blocks import Array, convert
+from dagexec.ops.base.row_products import row_product
 from dagexec.ops.recurrent.layer import (
     LAYER_ARGS,
     Padding,
@@ -33,7 +34,7 @@ GRU_ARGS = LAYER_ARGS | {
     "linear_before_reset": "1: the reset gate multiplies what R makes of H; else H itself (default 0)"
 }
 
-Candidate = Callable[[Array, Array, Array, Array, Array], None]
+Candidate = Callable[[Array, Array, Array, Array], None]
 """Computes the gates of a step, in place of the sums of X: from h; opened (z and r side by side), r, n, and reset."""
 
 
@@ -85,16 +86,14 @@ class GRU(Operator):
             steps.append(fill)
             recurrent.append(turned)
         for number in range(sizes.directions):
-            if saves:
-                resets: Sequence[Array] = list(self.y(3)[:, number])
-            else:
-                resets = [arrays.scratch((sizes.batch, sizes.hidden))] * sizes.steps
+            h, held = (arrays.scratch((sizes.batch, sizes.hidden)) for _ in range(2))
+            resets = list(self.y(3)[:, number]) if saves else [held] * sizes.steps
             products = [turned[number] for turned in recurrent]
             if linear:
-                candidate = self._reset_behind(arrays, sizes, number, products[0])
+                candidate = self._reset_behind(arrays, sizes, number, products[0], h)
             else:
-                candidate = self._reset_before(arrays, sizes, products[0], products[1])
-            steps.append(self._direction(arrays, sizes, number, padding, gates[:, :, number], resets, candidate))
+                candidate = self._reset_before(arrays, products, h, held)
+            steps.append(self._direction(arrays, sizes, number, padding, gates[:, :, number], resets, candidate, h))
         return in_sequence([padding.read, *arrays.before, *steps])
 
     def _direction(
@@ -106,10 +105,14 @@ class GRU(Operator):
         gates: Array,
         resets: Sequence[Array],
         candidate: Candidate,
+        h: Array,
     ) -> Step:
-        """The steps of one direction, on `gates` that hold the sums of X; `candidate` computes the gates of a step."""
+        """The steps of one direction, on `gates` that hold the sums of X; `candidate` computes the gates of a step.
+
+        It reads the state, batch x hidden, from `h`.
+        """
         hidden, sequence = sizes.hidden, self.y(0)[:, number]
-        h, work = (arrays.scratch((sizes.batch, hidden)) for _ in range(2))
+        work = arrays.scratch((sizes.batch, hidden))
         (first_h,) = arrays.first_states(sizes, number)
         parts = [
             (
@@ -126,7 +129,7 @@ class GRU(Operator):
         def run() -> None:
             np.copyto(h, first_h)
             for step, opened, z, r, n, reset, y in parts:
-                candidate(h, opened, r, n, reset)
+                candidate(opened, r, n, reset)
                 np.subtract(h, n, work)
                 np.multiply(z, work, work)
                 if step < padding.full:
@@ -141,7 +144,9 @@ class GRU(Operator):
 
         return run
 
-    def _reset_behind(self, arrays: WorkArrays, sizes: Recurrence, number: int, recurrent: Array) -> Candidate:
+    def _reset_behind(
+        self, arrays: WorkArrays, sizes: Recurrence, number: int, recurrent: Array, h: Array
+    ) -> Candidate:
         """The gates of a step with linear_before_reset."""
         hidden = sizes.hidden
         stage, work = arrays.scratch((sizes.batch, 3 * hidden)), arrays.scratch((sizes.batch, hidden))
@@ -149,9 +154,10 @@ class GRU(Operator):
         half, bias = np.asarray(0.5, arrays.dtype), np.zeros((), arrays.dtype)
         if sizes.bias is not None:
             bias = arrays.x(sizes.bias)[number, -hidden:] if hidden else bias
+        multiply = row_product(self, h, recurrent, stage)
 
-        def candidate(h: Array, opened: Array, r: Array, n: Array, reset: Array) -> None:
-            np.matmul(h, recurrent, stage)
+        def candidate(opened: Array, r: Array, n: Array, reset: Array) -> None:
+            multiply()
             np.add(opened, of_gates, opened)
             np.tanh(opened, opened)
             np.multiply(opened, half, opened)
@@ -163,20 +169,23 @@ class GRU(Operator):
 
         return candidate
 
-    def _reset_before(self, arrays: WorkArrays, sizes: Recurrence, of_gates: Array, of_candidate: Array) -> Candidate:
-        """The gates of a step where the reset gate multiplies the state."""
-        hidden = sizes.hidden
-        stage, work = arrays.scratch((sizes.batch, 2 * hidden)), arrays.scratch((sizes.batch, hidden))
+    def _reset_before(self, arrays: WorkArrays, recurrent: Sequence[Array], h: Array, held: Array) -> Candidate:
+        """The gates of a step where the reset gate multiplies the state, into `held`."""
+        batch, hidden = h.shape
+        stage, work = arrays.scratch((batch, 2 * hidden)), arrays.scratch(h.shape)
         half = np.asarray(0.5, arrays.dtype)
+        multiply, multiply_held = row_product(self, h, recurrent[0], stage), row_product(self, held, recurrent[1], work)
 
-        def candidate(h: Array, opened: Array, r: Array, n: Array, reset: Array) -> None:
-            np.matmul(h, of_gates, stage)
+        def candidate(opened: Array, r: Array, n: Array, reset: Array) -> None:
+            multiply()
             np.add(opened, stage, opened)
             np.tanh(opened, opened)
             np.multiply(opened, half, opened)
             np.add(opened, half, opened)
-            np.multiply(r, h, reset)
-            np.matmul(reset, of_candidate, work)
+            np.multiply(r, h, held)
+            if reset is not held:
+                np.copyto(reset, held)
+            multiply_held()
             np.add(n, work, n)
             np.tanh(n, n)
 

@@ -19,6 +19,7 @@ from dagexec.core.schema import Cost, OperatorCall, RowsCall, TensorType
 from dagexec.core.traits import Rows
 from dagexec.errors import ArgumentError, ShapeError
 from dagexec.ops.base.blocks import Array, compute_dtype, convert, is_narrow
+from dagexec.ops.base.row_products import row_product
 
 DIRECTIONS = ("forward", "reverse", "bidirectional")
 
@@ -314,7 +315,7 @@ class Weights:
         # steps * batch, features; steps * batch, directions * gates
         x, rows = arrays.x(0).reshape(sizes.rows, sizes.features), sums.reshape(sizes.rows, columns)
         fill, weights = self._scaled(1, np.s_[:], turned=False)
-        steps: list[Step] = [fill, partial(np.matmul, x, weights.reshape(columns, sizes.features).T, out=rows)]
+        steps: list[Step] = [fill, row_product(arrays.owner, x, weights.reshape(columns, sizes.features).T, rows)]
         if sizes.bias is not None:
             biases = arrays.x(sizes.bias).reshape(sizes.directions, 2, sizes.width)  # those of W, of R
             total, both = arrays.scratch((sizes.directions, sizes.width)), np.s_[:, : joined * sizes.hidden]

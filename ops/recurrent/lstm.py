@@ -16,6 +16,7 @@ from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
 from dagexec.ops.base.blocks import Array, convert
+from dagexec.ops.base.row_products import row_product
 from dagexec.ops.recurrent.layer import (
     LAYER_ARGS,
     Padding,
@@ -79,13 +80,13 @@ class LSTM(Operator):
             else:
                 two = arrays.scratch((2, sizes.batch, sizes.hidden))
                 cells = [two[step % 2] for step in range(sizes.steps)]
-            multiply = partial(_multiply, recurrent[number])
+            multiply = partial(_multiply, self, recurrent[number])
             steps.append(one_direction(arrays, sizes, number, padding, gates[:, :, number], cells, multiply))
         return in_sequence([padding.read, *arrays.before, *steps])
 
 
-def _multiply(recurrent: Array, h: Array, sums: Array) -> Step:
-    return partial(np.matmul, h, recurrent, sums)
+def _multiply(owner: Operator, recurrent: Array, h: Array, sums: Array) -> Step:
+    return row_product(owner, h, recurrent, sums)
 
 
 def one_direction(

@@ -22,6 +22,7 @@ from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType, memory
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.array_function import ArrayOperator
 from dagexec.ops.base.blocks import Array, compute_dtype
+from dagexec.ops.base.row_products import multiply_rows
 from dagexec.ops.recurrent.gru import GRU_KIND
 from dagexec.ops.recurrent.layer import (
     LAYER_ARGS,
@@ -219,10 +220,17 @@ class Variant(ArrayOperator):
                     both = given[sizes.bias][number].reshape(2, sizes.width)
                 peeping = tuple(given[sizes.inputs][number].reshape(3, -1)) if peepholes else None
                 direction = Direction(given[2][number].T, both[1], functions[number], peeping, clip)
-                sums = given[0].reshape(sizes.rows, -1) @ given[1][number].T + both[0]
+                sums = self.product(given[0].reshape(sizes.rows, -1), given[1][number].T) + both[0]
                 self._direction(sizes, number, direction, sums.reshape(sizes.steps, sizes.batch, -1), given, outputs)
 
         return step
+
+    def product(self, x: Array, w: Array) -> Array:
+        """x w for a matrix x of examples."""
+        if self.is_batch_invariant:
+            return multiply_rows(x, w)
+        found: Array = x @ w
+        return found
 
     @staticmethod
     def _clip(call: OperatorCall) -> Function:
@@ -290,7 +298,7 @@ class RNN(Variant):
 
     def advance(self, direction: Direction, sums: Array, states: list[Array]) -> list[Array]:
         """f of the sums."""
-        h = states[0] @ direction.recurrent
+        h = self.product(states[0], direction.recurrent)
         h += sums
         h += direction.bias
         direction.clip(h)
@@ -326,7 +334,7 @@ class GeneralLSTM(Variant):
     def advance(self, direction: Direction, sums: Array, states: list[Array]) -> list[Array]:
         """The gates, the cell, the hidden state."""
         h, c = states
-        gates = h @ direction.recurrent
+        gates = self.product(h, direction.recurrent)
         gates += sums
         gates += direction.bias
         i, o, f, g = _gates(gates, 4)
@@ -378,7 +386,7 @@ class GeneralGRU(Variant):
         """Update and reset gates, the candidate, the mix."""
         (h,) = states
         width = 2 * h.shape[1]
-        opened = h @ direction.recurrent[:, :width]
+        opened = self.product(h, direction.recurrent[:, :width])
         opened += sums[:, :width]
         opened += direction.bias[:width]
         direction.clip(opened)
@@ -386,7 +394,7 @@ class GeneralGRU(Variant):
         z, r = _gates(opened, 2)
         recurrent, bias = direction.recurrent[:, width:], direction.bias[width:]
         behind = self.arguments.bool("linear_before_reset")
-        n = r * (h @ recurrent + bias) if behind else (r * h) @ recurrent + bias
+        n = r * (self.product(h, recurrent) + bias) if behind else self.product(r * h, recurrent) + bias
         n += sums[:, width:]
         direction.clip(n)
         direction.functions[1](n)

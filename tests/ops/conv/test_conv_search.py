@@ -76,7 +76,8 @@ def test_only_the_algorithms_that_apply_are_measured(clock: Clock) -> None:
 def test_every_geometry_is_measured_once(clock: Clock) -> None:
     for _ in range(2):
         convolve(exhaustive_search=1)
-        convolve(exhaustive_search=1, x=X[:1])
+        convolve(exhaustive_search=1, x=X[:1])  # one image of the same sizes
+        convolve(exhaustive_search=1, batch_invariant=0)
         run_operator("Conv", [X, FILTER], kernel=3, exhaustive_search=1)
         run_operator("Conv", [X, FILTER], kernel=3, pad=1, ws_nbytes_limit=1 << 20, exhaustive_search=1)
         run_operator("Conv", [X.astype(np.float64), FILTER.astype(np.float64)], kernel=3, pad=1, exhaustive_search=1)
