@@ -55,6 +55,28 @@ def imported_by(statements: str) -> set[str]:
     return set(json.loads(done.stdout))
 
 
+ON_ASYNCIO = """
+import asyncio, dagexec
+
+async def main():
+    async def compiling():
+        await dagexec.compile_async("zoo:lenet")
+
+    feeds = {"data": __import__("numpy").zeros((1, 1, 28, 28), "float32")}
+    async with dagexec.compile_async("zoo:lenet") as executor:
+        await executor.run_async(feeds, timeout=60)
+        await executor.run_async(feeds)
+        cancelled = asyncio.create_task(compiling())
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        await asyncio.wait([cancelled])
+        assert cancelled.cancelled()
+        assert await executor.drain_async(timeout=60)
+
+asyncio.run(main())
+"""
+
+
 def test_importing_dagexec_leaves_out_what_most_callers_do_not_use() -> None:
     modules = imported_by("import dagexec")
     assert "dagexec.serving.executor" in modules
@@ -115,3 +137,7 @@ assert registered_engines("CallersSum") == ["DEFAULT"]
 assert registered_engines("CallersSum", "cuda") == []
 """
     assert "dagexec.ops.cuda" in imported_by(code)
+
+
+def test_on_asyncio_nothing_imports_anyio_which_would_hold_the_loop_up() -> None:
+    assert "anyio" not in imported_by(ON_ASYNCIO)

@@ -6,6 +6,7 @@ loop's own thread instead, as waking a worker and being woken takes longer; each
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -40,9 +41,6 @@ class _Event(Protocol):
     def set(self) -> object:
         """Let those who wait go on."""
 
-    def is_set(self) -> bool:
-        """True from then on."""
-
     async def wait(self) -> object:
         """Return once it is set."""
 
@@ -51,12 +49,12 @@ _Schedule = Callable[[Callable[[], object]], object]
 
 
 class EventLoop:
-    """One event loop: events that other threads want set on it, and what requests take of its time.
+    """One event loop: waits that other threads want set on it, and what requests take of its time.
 
-    The loop is woken once for all events that are there.
+    The loop is woken once for all that are there.
     """
 
-    __slots__ = ("_events", "_later", "_schedule", "_spent", "_woken", "is_asyncio", "loop")
+    __slots__ = ("_later", "_schedule", "_spent", "_waits", "_woken", "is_asyncio", "loop")
 
     def __init__(self, loop: Any, is_asyncio: bool) -> None:
         """`loop` is asyncio's event loop or trio's token."""
@@ -64,7 +62,7 @@ class EventLoop:
         self.is_asyncio = is_asyncio
         self._schedule: _Schedule = loop.call_soon_threadsafe if is_asyncio else loop.run_sync_soon
         self._later: _Schedule = loop.call_soon if is_asyncio else loop.run_sync_soon
-        self._events: deque[_Event] = deque()
+        self._waits: deque[TaskWait] = deque()
         self._woken = False
         self._spent = 0.0
 
@@ -84,23 +82,23 @@ class EventLoop:
     def _begin_turn(self) -> None:
         self._spent = 0.0
 
-    def put(self, event: _Event) -> None:
-        """Have `event` set, from any thread."""
-        self._events.append(event)
+    def put(self, wait: TaskWait) -> None:
+        """Have `wait` set, from any thread."""
+        self._waits.append(wait)
         if not self._woken:
             try:
                 self._woken = True
                 self._schedule(self._empty)
             except RuntimeError:
-                self._events.clear()  # the loop is gone, and with it everyone who could wait
+                self._waits.clear()  # the loop is gone, and with it everyone who could wait
             except BaseException:
                 self._woken = False  # whoever comes next wakes the loop
                 raise
 
     def _empty(self) -> None:
         self._woken = False  # first: whoever puts one in from here on wakes the loop again
-        while self._events:
-            self._events.popleft().set()
+        while self._waits:
+            self._waits.popleft().set()
 
 
 _here = threading.local()
@@ -117,18 +115,27 @@ def event_loop() -> EventLoop:
 
 
 class TaskWait:
-    """The wait of a task, which leaves its event loop free."""
+    """The wait of a task, which leaves its event loop free.
 
-    __slots__ = ("_done", "_loop")
+    On asyncio it is made of asyncio alone: importing anyio on the loop would hold it up for tens of milliseconds.
+    """
+
+    __slots__ = ("_event", "_loop", "_over")
 
     def __init__(self) -> None:
         """To be made by the task. Raises anyio.NoEventLoopError outside of an event loop."""
         self._loop = event_loop()
-        self._done: _Event = asyncio.Event() if self._loop.is_asyncio else anyio.Event()
+        self._event: _Event = asyncio.Event() if self._loop.is_asyncio else anyio.Event()
+        self._over = False
 
     def notify(self) -> None:
         """Let the task go on."""
-        self._loop.put(self._done)
+        self._loop.put(self)
+
+    def set(self) -> None:
+        """`notify`, on the thread of the loop."""
+        self._over = True
+        self._event.set()
 
     async def wait(self, timeout: float | None = None) -> bool:
         """Return when `notify` is called; False when it was not within `timeout` seconds.
@@ -137,16 +144,27 @@ class TaskWait:
         more: then the loop's own bookkeeping is left alone.
         """
         if timeout is None:
-            await self._done.wait()
-            return True
-        with ExitStack() as stack:
-            stack.enter_context(anyio.move_on_after(timeout))
-            try:
-                await self._done.wait()
-            except GeneratorExit:
-                stack.pop_all()
-                raise
-        return self._done.is_set()
+            await self._event.wait()
+        elif self._loop.is_asyncio:
+            await self._woken_within(timeout)
+        else:
+            with ExitStack() as stack:
+                stack.enter_context(anyio.move_on_after(timeout))
+                try:
+                    await self._event.wait()
+                except GeneratorExit:
+                    stack.pop_all()
+                    raise
+        return self._over
+
+    async def _woken_within(self, timeout: float) -> None:
+        timer = self._loop.loop.call_later(timeout, self._event.set)
+        try:
+            await self._event.wait()
+        finally:
+            timer.cancel()
+        if not self._over:  # whoever waits on is woken by `notify` alone
+            self._event = asyncio.Event()
 
     async def wait_out(self) -> None:
         """Return when `notify` is called, and not before, whoever cancels the task meanwhile.
@@ -154,14 +172,19 @@ class TaskWait:
         A scope's cancellation waits outside, as the scope here is a shield; asyncio's own `Task.cancel()` minds no
         shield, and is raised at the end.
         """
-        cancelled = anyio.get_cancelled_exc_class()
-        late: BaseException | None = None
+        if self._loop.is_asyncio and "anyio" not in sys.modules:  # so nobody has a scope
+            await self._wait_out(asyncio.CancelledError)
+            return
         with anyio.CancelScope(shield=True):
-            while not self._done.is_set():
-                try:
-                    await self._done.wait()
-                except cancelled as error:
-                    late = error
+            await self._wait_out(anyio.get_cancelled_exc_class())
+
+    async def _wait_out(self, cancelled: type[BaseException]) -> None:
+        late: BaseException | None = None
+        while not self._over:
+            try:
+                await self._event.wait()
+            except cancelled as error:
+                late = error
         if late is not None:
             raise late
 

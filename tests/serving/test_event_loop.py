@@ -1,10 +1,13 @@
-"""Short runs on the thread of an event loop: which ones, how many in a turn, and that others have their turns."""
+"""What the thread of an event loop does for callers of `run_async`: short runs, so many in a turn, and nothing long."""
 
 from __future__ import annotations
 
 import itertools
+import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import anyio
@@ -23,6 +26,7 @@ from tests.nets import temporary_operator
 pytestmark = pytest.mark.anyio
 
 SHORT = 0.9 * MAX_RUN
+CALLERS = 64
 
 
 class Timed:
@@ -111,9 +115,51 @@ async def test_a_turn_of_the_loop_has_time_for_so_many_runs_and_the_next_for_mor
         for _ in range(2):
             runs.measure(SHORT)
             async with anyio.create_task_group() as tasks:
-                for _ in range(5):
+                for _ in range(CALLERS):
                     tasks.start_soon(runs.is_here)
-            assert runs.handed_over == 5 - MAX_TURN // SHORT
+            assert runs.handed_over == CALLERS - MAX_TURN // SHORT
+
+
+class Calls:
+    """Counts the calls of dagexec's functions in this thread, by room and name: ("binding", "arrays_of")."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[tuple[str, str]] = Counter()
+
+    def __call__(self, frame: FrameType, event: str, _argument: object) -> None:
+        package, _, module = str(frame.f_globals.get("__name__")).partition(".")
+        if event == "call" and package == "dagexec":
+            self.counts[module.rpartition(".")[0], frame.f_code.co_name] += 1
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        sys.setprofile(self)
+        try:
+            yield
+        finally:
+            sys.setprofile(None)
+
+
+async def test_of_many_callers_the_loop_gets_little_work_for_each_and_nothing_that_may_last() -> None:
+    """Preparing for new shapes, feeding, operators and fetching are the workers' for runs that are not short.
+
+    What is left is a few dozen calls of small functions, so that all callers together take a turn of milliseconds.
+    """
+    calls = Calls()
+
+    async def call(number: int) -> None:
+        for size in (number % 8 + 1, 2):
+            found = await runs.executor.run_async({"x": rows(number, size)})
+            np.testing.assert_array_equal(found["y"], rows(2 * number, size))
+
+    with timed(seconds=1.0) as runs, calls.counted():
+        async with anyio.create_task_group() as tasks:
+            for number in range(CALLERS):
+                tasks.start_soon(call, number)
+    rooms = {room for room, _ in calls.counts}
+    assert rooms <= {"serving", "binding", "core", "platform", "scheduler.run"}
+    assert {name for room, name in calls.counts if room == "binding"} == {"fitting", "arrays_of"}
+    assert calls.counts.total() < 2 * CALLERS * 50
 
 
 async def test_others_have_their_turns_between_two_runs() -> None:
