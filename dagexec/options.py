@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import wraps
@@ -73,6 +74,10 @@ class CompileOptions(RunOptions):
             `Pool`; operators then have as many threads as there are cores for each of its workers.
         max_queued: maximum number of requests that wait for a replica; None for no limit.
         when_full: what a call does when the queue is full: "wait" for admission, or "reject" with QueueFullError.
+        max_batch: the most rows of one run: requests that wait are joined along the batch axis, and their results split
+            again; 1 joins none. A request may have several rows, and no more than these.
+        max_wait: seconds that a request waits at most, while a replica is idle, for others to join it.
+        batch_axes: the axis of each input that has one for rows; by default axis 0 wherever its size is free.
         warm_start: prepare and run every replica once with zeros, so that the first request is as fast as later ones
             (see `Executor.warm_up`); or the shapes of these zeros by input name.
         telemetry: create an OpenTelemetry span for each run; True uses the global tracer provider, or give a tracer.
@@ -99,6 +104,9 @@ class CompileOptions(RunOptions):
     pool: Pool | Literal["own"] | None = None
     max_queued: int | None = None
     when_full: WhenFull = "wait"
+    max_batch: int = 1
+    max_wait: float = 0.002
+    batch_axes: Mapping[str, int] | None = None
     warm_start: bool | Shapes = False
     telemetry: bool | Tracer = False
     metrics: bool | Meter = False
@@ -124,6 +132,13 @@ class CompileOptions(RunOptions):
         most = self.max_queued
         if most is not None and (not isinstance(most, Integral) or most < 0):
             raise SettingError(f"max_queued must be 0 or more, or None, not {most!r:.80}")
+        if not isinstance(self.max_batch, Integral) or self.max_batch < 1:
+            raise SettingError(f"max_batch must be 1 or more, not {self.max_batch!r:.80}")
+        if not isinstance(self.max_wait, Real) or not 0 <= self.max_wait < math.inf:
+            raise SettingError(f"max_wait must be 0 or more seconds, not {self.max_wait!r:.80}")
+        for name, axis in (self.batch_axes or {}).items():
+            if not isinstance(axis, Integral) or axis < 0:
+                raise SettingError(f"batch_axes must be 0 or more, not {axis!r:.80} for {name!r:.80}")
         if self.when_full not in get_args(WhenFull):
             raise SettingError(f'when_full must be "wait" or "reject", not {self.when_full!r}')
 

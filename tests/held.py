@@ -67,7 +67,7 @@ class Held:
 
 @contextmanager
 def held_operators() -> Iterator[Held]:
-    """While it lasts, operators of type Held are the control's."""
+    """While it lasts, operators of type Held and HeldRows are the control's: an output of one element, and of rows."""
     control = Held()
-    with temporary_operator("Held", control):
+    with temporary_operator("Held", control), temporary_operator("HeldRows", control, row_by_row=True):
         yield control

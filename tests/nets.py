@@ -11,7 +11,8 @@ from dagexec import NetDef
 from dagexec.core import registry
 from dagexec.core.dtypes import FLOAT32
 from dagexec.core.operator import Operator, Step
-from dagexec.core.schema import UNBOUNDED, OpSchema, TensorType, one_to_one
+from dagexec.core.rows import first_axis
+from dagexec.core.schema import UNBOUNDED, OperatorCall, OpSchema, TensorType, one_to_one
 
 
 def net_of(parents: Sequence[Sequence[int]], name: str = "net", op_type: str = "NoOp") -> NetDef:
@@ -46,19 +47,26 @@ def noop_nets(draw: st.DrawFn, most: int = 14) -> NetDef:
 
 
 @contextmanager
-def temporary_operator(name: str, body: Callable[[Operator], object], args: Sequence[str] = ()) -> Iterator[None]:
+def temporary_operator(
+    name: str, body: Callable[[Operator], object], args: Sequence[str] = (), *, row_by_row: bool = False
+) -> Iterator[None]:
     """While the context lasts, operators of type `name`, with arguments `args`, call `body(operator)` in their step.
 
-    Their outputs are empty.
+    Their outputs have one element; `row_by_row` they are like the first input, and each row is computed by itself.
     """
+
+    def infer(call: OperatorCall) -> list[TensorType]:
+        return [call.inputs[0] if row_by_row else TensorType((1,), FLOAT32)] * len(call.definition.output)
+
     schema = OpSchema(
         name,
         inputs=(0, UNBOUNDED),
         outputs=(0, UNBOUNDED),
-        infer=lambda call: [TensorType((1,), FLOAT32)] * len(call.definition.output),
+        infer=infer,
         doc="For a test.",
         args=dict.fromkeys(args, "for a test"),
         inplace=one_to_one,
+        rows=first_axis if row_by_row else None,
     )
 
     class TestOperator(Operator):

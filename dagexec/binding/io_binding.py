@@ -138,20 +138,11 @@ class IOBinding:
         self.seconds = max(self._last, seconds)
         self._last = seconds
 
-    def arrays_of(self, feeds: Mapping[str, npt.ArrayLike]) -> list[Array] | None:
-        """`feeds` in the order of the signature; None unless they are arrays of its names, dtypes and shapes."""
-        signature = self.signature
-        if signature is None or len(feeds) != len(signature):
+    def targets(self, signature: Signature) -> list[Array] | None:
+        """Where to write inputs of this `signature` for a run that reads them there; None for other ones."""
+        if signature != self.signature or not self.in_place():
             return None
-        arrays: list[Array] = []
-        for name, dtype, shape in signature:
-            array = feeds.get(name)
-            if array.__class__ is not np.ndarray or array.shape != shape:
-                return None
-            if array.dtype is not dtype and array.dtype != dtype:  # an array that was unpickled has a dtype of its own
-                return None
-            arrays.append(array)
-        return arrays
+        return self._targets
 
     def take_in(self, arrays: Sequence[Array], names: Sequence[str], out: Mapping[str, Array] | None) -> bool:
         """Have a run read `arrays`, in the order of the signature, and its results `names` written where they go.
@@ -287,6 +278,21 @@ class IOBinding:
             own = tensor.is_packed and not tensor.is_view and name not in self._names
             rebinds = _rebinds(self._net, preparation, uses[id(blob)], written=True) if own else ()
             self._outputs[name] = BoundTensor(name, tensor.array, rebinds)
+
+
+def arrays_like(signature: Signature | None, feeds: Mapping[str, npt.ArrayLike]) -> list[Array] | None:
+    """`feeds` in the order of `signature`; None unless they are arrays of its names, dtypes and shapes."""
+    if signature is None or len(feeds) != len(signature):
+        return None
+    arrays: list[Array] = []
+    for name, dtype, shape in signature:
+        array = feeds.get(name)
+        if array.__class__ is not np.ndarray or array.shape != shape:
+            return None
+        if array.dtype is not dtype and array.dtype != dtype:  # an array that was unpickled has a dtype of its own
+            return None
+        arrays.append(array)
+    return arrays
 
 
 def _steps(preparation: Preparation) -> InlineSteps:

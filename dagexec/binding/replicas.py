@@ -8,13 +8,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import numpy.typing as npt
 
-from dagexec.binding.io_binding import Array, IOBinding, Outputs, deliver
+from dagexec.binding.io_binding import Array, IOBinding, Outputs, arrays_like, deliver
 from dagexec.binding.parameters import parameter_workspace, uses_shared_buffer
 from dagexec.core.device import CPU, Device
+from dagexec.core.dtypes import from_numpy
 from dagexec.core.graph import Graph, build_graph
 from dagexec.core.model import Model
 from dagexec.core.proto import NetDef
@@ -65,7 +68,7 @@ class Replica:
         """
         io_binding = self.io_binding
         if io_binding is not None:
-            arrays = io_binding.arrays_of(feeds)
+            arrays = arrays_like(io_binding.signature, feeds)
             if arrays is not None and io_binding.take_in(arrays, names, out):
                 return
             io_binding.unbind()
@@ -78,6 +81,34 @@ class Replica:
         if self.net.on_host and not any(isinstance(value, Variant) for value in feeds.values()):
             self.io_binding = self._found(feeds)
             self.io_binding.bind_results(names, out)
+
+    def feed_rows(self, parts: Sequence[Mapping[str, Array]], axes: Mapping[str, int]) -> None:
+        """Put the inputs of several requests where the net reads them: one behind the other along `axes`, others once.
+
+        They have the same names and dtypes, and the same sizes but for those of `axes`. Raises what `feed` does.
+        """
+        joined = {name: [part[name] for part in (parts if name in axes else parts[:1])] for name in parts[0]}
+        signature = tuple((name, arrays[0].dtype, _shape(arrays, axes.get(name))) for name, arrays in joined.items())
+        if self.io_binding is not None:
+            self.io_binding.unbind()
+        targets = None if self.io_binding is None else self.io_binding.targets(signature)
+        if targets is None:
+            self.io_binding = None  # its memory may be needed
+            targets = [self._resized(*kind) for kind in signature]
+        for (name, arrays), target in zip(joined.items(), targets, strict=True):
+            if name in axes:
+                np.concatenate(arrays, axes[name], out=target)
+            else:
+                target[...] = arrays[0]
+        if self.io_binding is None and self.net.on_host:
+            self.io_binding = self._found(parts[0])
+
+    def _resized(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+        """The array of an input, now of this shape."""
+        try:
+            return self.workspace.create_blob(name).tensor().resize(shape, from_numpy(dtype))
+        except ResourceError as error:
+            raise ResourceError(f"net {self.net.name!r}: input {name!r}: {error}") from None
 
     def _found(self, feeds: Mapping[str, Array]) -> IOBinding:
         """The I/O binding for what the net is prepared for now."""
@@ -92,6 +123,11 @@ class Replica:
         if self.io_binding is not None:
             return self.io_binding.fetch(names, out)
         return {name: deliver(self.net, name, None if out is None else out.get(name)) for name in names}
+
+    def peek(self, names: Sequence[str]) -> Outputs:
+        """The blobs called `names` as they are after a run; the next one may write over the arrays."""
+        found = {name: self.workspace.get_blob(name).get(Tensor) for name in names}
+        return {name: tensor.array if self.net.on_host else tensor.fetch() for name, tensor in found.items()}
 
     def unbind(self) -> None:
         """Let go of the caller's arrays. To be called after each run, however it ended."""
@@ -125,13 +161,19 @@ class Replicas:
     def fitting(self, feeds: Mapping[str, npt.ArrayLike]) -> dict[str, Array] | None:
         """`feeds`, if they are arrays like those that the first replica was fed with last; these had been checked."""
         bound = self.members[0].io_binding
-        arrays = None if bound is None else bound.arrays_of(feeds)
+        arrays = None if bound is None else arrays_like(bound.signature, feeds)
         return None if bound is None or arrays is None else dict(zip(bound.fed, arrays, strict=True))
 
     def close(self) -> None:
         """Close every net. Idempotent."""
         for replica in self.members:
             replica.net.close()
+
+
+def _shape(arrays: Sequence[Array], axis: int | None) -> tuple[int, ...]:
+    """That of `arrays` one behind the other along `axis`."""
+    first = arrays[0].shape
+    return first if axis is None else (*first[:axis], sum(one.shape[axis] for one in arrays), *first[axis + 1 :])
 
 
 def build_replicas(

@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Protocol
 
+from dagexec.platform.timer_thread import TimerThread
+
 
 class ThreadsEndedError(BaseException):
     """Raised in a thread whose source of threads is no more: it unwinds and does nothing else.
@@ -100,6 +102,13 @@ class Threads(ABC):
     def call_later(self, seconds: float, function: Callable[[], object]) -> Timer:
         """Call `function` on a thread of its own, `seconds` from now."""
 
+    def call_briefly(self, seconds: float, function: Callable[[], object]) -> Timer:
+        """Call `function`, which blocks for no longer than a lock is held, `seconds` from now.
+
+        Raises RuntimeError when the system starts no more threads.
+        """
+        return self.call_later(seconds, function)
+
 
 class SystemThreads(Threads):
     """The system's own."""
@@ -123,6 +132,11 @@ class SystemThreads(Threads):
         timer.start()
         return timer
 
+    def call_briefly(self, seconds: float, function: Callable[[], object]) -> Timer:
+        return _timer_thread.call(seconds, function)
+
+
+_timer_thread = TimerThread()
 
 _current: list[Threads] = [SystemThreads()]
 

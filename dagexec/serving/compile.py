@@ -20,6 +20,7 @@ from dagexec.platform.lazy import LazyModule
 from dagexec.platform.processor import available_cores
 from dagexec.platform.threads import threads
 from dagexec.scheduler.plan.copies import names_devices
+from dagexec.serving.batch_axes import BatchAxes
 from dagexec.serving.executor import Executor
 from dagexec.serving.given_types import GivenTypes
 from dagexec.serving.metrics import require_metrics
@@ -47,7 +48,8 @@ def compile(model: ModelSource, options: CompileOptions) -> Executor:
 
     Raises ModelFormatError, SchemaError, UnsupportedOperatorError, CycleError, ShapeError, DeviceError, AccessError for
     an operator that accesses more than is allowed, ArgumentError for an argument that no operator has, FeedError for a
-    blob in `keep` that the model does not have, SettingError for an option out of range, and with `warm_start` what
+    blob in `keep` that the model does not have, SettingError for an option out of range, RowsError for requests to be
+    joined (`max_batch`) by a model whose rows cannot be shown to be apart, and with `warm_start` what
     `Executor.warm_up` raises. ClosedError for a `pool` that is closed.
     """
     if options.replicas is None and any((options.net_type, options.num_workers, options.intra_op_threads)):
@@ -77,14 +79,15 @@ def _executor(
         loaded = replace(loaded, net=with_arguments(loaded.net, options.operator_arguments))
     _check_kept(loaded, options.keep)
     types = GivenTypes.of(loaded) if options.optimize else None
+    axes = BatchAxes(loaded, options) if options.max_batch > 1 else None
     compiled = compilation.compile_model(loaded, options)
     given = loaded if keeps_parameters else replace(loaded, parameters={})  # frees parameters that passes replaced
     kept = replace(compiled.options, calibration=None, progress=None)  # an executor keeps nothing of its caller
     if kept.pool is None and not _may_share_workers(compiled.model, kept):
         kept = replace(kept, pool="own")
     if overridable is None:
-        return Executor(compiled.model, kept, given, compiled.parameters, place, types)
-    return OverridableExecutor(compiled.model, kept, given, compiled.parameters, types, overridable, _executor)
+        return Executor(compiled.model, kept, given, compiled.parameters, place, types, axes)
+    return OverridableExecutor(compiled.model, kept, given, compiled.parameters, types, overridable, _executor, axes)
 
 
 def _with_workers(options: CompileOptions) -> CompileOptions:

@@ -26,7 +26,8 @@ from dagexec.platform.threads import ThreadWait, threads
 from dagexec.scheduler.run.fair_share import Share
 from dagexec.scheduler.run.pool import WorkerPool
 from dagexec.scheduler.run.run import Run
-from dagexec.serving.dispatch_state import DispatchState
+from dagexec.serving.batching import Batch
+from dagexec.serving.dispatch_state import DispatchState, members_of
 from dagexec.serving.metrics import Metrics
 from dagexec.serving.requests import Request, RequestQueue, outcome_name
 from dagexec.serving.statistics import OUTCOMES, ExecutorStatistics, Latencies
@@ -50,6 +51,7 @@ class Dispatcher:
         self.name = name
         self.share = share
         self.state = DispatchState(name, tuple(replicas), options)
+        self._timer_due: float | None = None  # when the timer that is set rings
         self.forked = False
         self._pool = pool
         self._telemetry = telemetry
@@ -63,8 +65,8 @@ class Dispatcher:
         if threads().concurrent:
             stop_at_exit(self, Dispatcher._stop_at_exit)
 
-    def admit(self, request: Request) -> bool:
-        """Take a request on. True when it has its replica, and the caller has it served now.
+    def admit(self, request: Request) -> Request | None:
+        """Take a request on. Who has a replica now that it came, itself or a batch: the caller has that served.
 
         Raises ClosedError when no more are admitted, QueueFullError, and what `check_caller` raises.
         """
@@ -104,6 +106,9 @@ class Dispatcher:
         replica = request.replica
         assert replica is not None
         replica.unbind()
+        if isinstance(request, Batch):
+            self._end_batch(request, error)
+            return
         with self._lock:
             now = self._now()
             if error is None and replica.io_binding is not None:
@@ -112,6 +117,62 @@ class Dispatcher:
             self.state.settle(request, result, error, now)
         self._record(request, error, now)
         self.notify(request)
+
+    def _end_batch(self, batch: Batch, error: BaseException | None) -> None:
+        """Settle the members of a joined run; if it failed, they run alone, on any replica that is free."""
+        with self._lock:
+            now = self._now()
+            if error is not None:
+                self.state.run_again(batch)
+            batch.following = self.state.release(batch, now)
+            batch.ended = batch.requests
+            for member in batch.ended:
+                self.state.settle(member, member.result, member.error or member.cancelled, now)
+            batch.over = True
+        for member in batch.ended:
+            self._record(member, member.error, now)
+        self.notify(batch)
+
+    def take(self, request: Request) -> None:
+        """The results of `request` are being fetched: those who share a joined run leave it only when that is over."""
+        if isinstance(request, Batch):
+            with self._lock:
+                for member in request.requests:
+                    member.taken = True
+
+    def start_waiting(self) -> list[Request]:
+        """Who need not wait any more and has a replica now: the caller has these served."""
+        started: list[Request] = []
+        with self._lock:
+            now = self._now()
+            while (request := self.state.start(now)) is not None:
+                started.append(request)
+        return started
+
+    def new_due(self) -> float | None:
+        """When the caller is to ask who need not wait any more; None when it will already, or nobody waits so."""
+        state = self.state
+        if self._timer_due is not None or not (state.idle and state.queue.waiting):
+            return None
+        with self._lock:
+            if self._timer_due is not None:
+                return None
+            self._timer_due = state.next_due()
+            return self._timer_due
+
+    def came(self, due: float) -> bool:
+        """The moment `due` that `new_due` gave has come. False when another one has taken its place."""
+        with self._lock:
+            if self._timer_due != due:
+                return False
+            self._timer_due = None
+            return True
+
+    def hurry(self) -> None:
+        """Nobody waits for others from here on."""
+        with self._lock:
+            self.state.hurries = True
+            self._timer_due = None
 
     def end_inline(self, request: Request, error: BaseException | None = None) -> bool:
         """The inline run of `request`, if it has one, is over. True when a worker has to `hand_on` its replica.
@@ -152,23 +213,29 @@ class Dispatcher:
 
         False when there is no end to wait for: it was never taken on, or is over already.
         """
+        if isinstance(request, Batch):
+            told = [self.cancel(member, error) for member in request.requests]
+            return any(told)
         with self._lock:
-            waiting = request.queue is not None
-            if not waiting and request.replica is None:
+            waiting, batch = request.queue is not None, request.batch
+            if not waiting and batch is None and request.replica is None:
                 return False
             if request.cancelled is None:
                 request.cancelled = error
-            run = request.run
+            run, left, now = request.run, False, self._now()
+            if batch is not None:
+                left = self.state.leave_batch(request, error, now)
+                run = batch.run if left and not batch.left else None
             if request.steps is not None:
                 request.steps.clear()
             if waiting:
-                now = self._now()
+                self._timer_due = None  # its caller may have been interrupted before it set that timer
                 self.state.withdraw(request)
                 self.state.settle(request, None, error, now)
-        if waiting:
+        if waiting or left:
             self._record(request, error, now)
             self.notify(request)
-        elif run is not None:
+        if run is not None:
             self._pool.stop(run, error)
         return True
 
@@ -209,14 +276,14 @@ class Dispatcher:
             running = list(self.state.running.values())
         for request in running:
             self.cancel(request, self._closed())
+        self._end_waiting(self.state.again)
 
     def unfinished(self) -> int:
         """How many requests are not over."""
         with self._lock:
             state = self.state
-            return sum(len(queue) for queue in (state.queue, state.awaiting_admission, state.pinned)) + len(
-                state.running
-            )
+            waiting = sum(map(len, (state.queue, state.awaiting_admission, state.pinned, state.again)))
+            return waiting + sum(len(members_of(request)) for request in state.running.values())
 
     def when_empty(self, callback: Callable[[], object]) -> None:
         """Call `callback` once no request is left, at once if none is."""
@@ -231,8 +298,10 @@ class Dispatcher:
             state = self.state
             times = list(state.times)
             counts = {name: state.outcomes[name] for name in OUTCOMES}
-            places = len(state.running), len(state.queue), len(state.awaiting_admission)
+            running = sum(len(members_of(request)) for request in state.running.values())
+            places = running, len(state.queue) + len(state.again), len(state.awaiting_admission)
             begun = tuple(state.begun)
+            batch_sizes, retried = dict(sorted(state.batch_sizes.items())), state.retried
         total = Latencies.of(wait + run for wait, run in times)
         return ExecutorStatistics(
             len(begun),
@@ -247,13 +316,16 @@ class Dispatcher:
             pool=pool,
             preparations=tuple(replica.net.preparation_statistics() for replica in state.replicas),
             streams=streams,
+            batch_sizes=batch_sizes,
+            retried=retried,
         )
 
     def notify(self, request: Request) -> None:
-        """Let the caller of a settled request go on, and whoever waits for the last one."""
-        if self._telemetry is not None:
-            self._end_span(request, request.error, request.begun - request.created)
-        request.notify()
+        """Let the caller of a settled request go on, those of a batch that is over, and who waits for the last one."""
+        for ended in request.ended if isinstance(request, Batch) else (request,):
+            if self._telemetry is not None:
+                self._end_span(ended, ended.error, ended.begun - ended.created)
+            ended.notify()
         if self._when_empty:
             self._announce_empty()
 
@@ -271,7 +343,7 @@ class Dispatcher:
 
     def _announce_empty(self) -> None:
         with self._lock:
-            if self.state.running:  # nothing waits while a replica is idle, so this is all there is
+            if self.state.running or self.state.queue:  # what awaits admission waits behind a full queue
                 return
             told, self._when_empty = self._when_empty, []
         for callback in told:
@@ -303,3 +375,4 @@ class Dispatcher:
         self._lock = threads().lock()
         self.state.forget_requests()
         self._when_empty.clear()
+        self._timer_due = None

@@ -9,6 +9,10 @@ first.
 One replica may be `lone`: its runs use all cores, and the other replicas one each. It serves requests while they come
 one at a time, and is set aside from when one came while another was running until several in a row found nothing
 running.
+
+Where requests are joined, a replica is given to a `Batch` of them; they are its members meanwhile. Then requests may
+wait in the queue while a replica is idle, for others to join them, until `next_due`. The members of a joined run that
+failed run again, each alone and before all others.
 """
 
 from __future__ import annotations
@@ -18,8 +22,10 @@ from collections.abc import Sequence
 
 from dagexec.binding.io_binding import IOBinding, Outputs
 from dagexec.binding.replicas import Replica
-from dagexec.errors import ClosedError, QueueFullError
+from dagexec.errors import ClosedError, DagexecError, QueueFullError
 from dagexec.options import CompileOptions
+from dagexec.serving.batch_queue import BatchQueue
+from dagexec.serving.batching import Batch
 from dagexec.serving.requests import Request, RequestQueue, outcome_name
 from dagexec.serving.statistics import OUTCOMES, TIMES_KEPT
 
@@ -40,11 +46,17 @@ class DispatchState:
         queue: admitted requests.
         awaiting_admission: those that wait until there is room in the queue.
         pinned: those that wait for a certain replica.
-        running: those that have a replica, by the thread that calls the steps of an inline run, else by themselves.
+        again: those that run alone, as the run that they were joined in failed.
+        running: those that have a replica, by the thread that calls the steps of an inline run, else by themselves;
+            where requests are joined, a batch in place of its members.
         begun: runs that each replica has begun.
         outcomes: how many requests ended in each way.
         times: of the last completed ones, the seconds in the queue and on a replica.
+        batch_sizes: how many runs had so many rows, where requests are joined.
+        retried: requests that ran again, alone, as a run that they were joined in failed.
         shut: no more requests are taken.
+        joins: requests may be joined.
+        hurries: none of them waits for others.
     """
 
     def __init__(self, name: str, replicas: Sequence[Replica], options: CompileOptions) -> None:
@@ -55,20 +67,28 @@ class DispatchState:
         self.lone: Replica | None = None
         self._is_aside = False  # `lone` is neither idle nor running
         self._crowd = 0  # how many requests have to come alone before `lone` serves again
+        self.joins = options.max_batch > 1
+        self.hurries = False
         self.idle = deque(replicas)
         self.begun = [0] * len(replicas)
         self.outcomes = Counter(dict.fromkeys(OUTCOMES, 0))
         self.times: deque[tuple[float, float]] = deque(maxlen=TIMES_KEPT)
+        self.batch_sizes: Counter[int] = Counter()
+        self.retried = 0
         self.shut = False
         self.forget_requests()
 
     def forget_requests(self) -> None:
         """There are none: at the start, and in a forked child, where nobody serves them."""
-        self.queue, self.awaiting_admission, self.pinned = RequestQueue(), RequestQueue(), RequestQueue()
+        self.queue = self._new_queue()
+        self.awaiting_admission, self.pinned, self.again = RequestQueue(), RequestQueue(), RequestQueue()
         self.running: dict[object, Request] = {}
 
-    def arrive(self, request: Request, now: float) -> bool:
-        """A request came. True when it has its replica now; else it waits.
+    def _new_queue(self) -> RequestQueue:
+        return BatchQueue(self._options.max_batch, self._options.max_wait) if self.joins else RequestQueue()
+
+    def arrive(self, request: Request, now: float) -> Request | None:
+        """A request came. Who is to be served now that it did: itself, a batch that it completes, or nobody.
 
         Raises ClosedError once it is `shut`, and QueueFullError.
         """
@@ -79,20 +99,21 @@ class DispatchState:
                 self._bring_back()
             if request.pinned not in self.idle:
                 self.pinned.push(request)
-                return False
+                return None
             self.assign(request.pinned, request, now)
             self.idle.remove(request.pinned)
-            return True
+            return request
         if self.lone is not None:
             self._count_arrival(self.lone)
-        if self.idle:
+        limit = self._options.max_queued
+        if self.idle and (request.group is None or limit == 0):
             self.assign(self.idle[0], request, now)
             del self.idle[0]
-            return True
-        limit = self._options.max_queued
+            return request
         if limit is None or len(self.queue) < limit:
             self.queue.push(request)
-        elif self._options.when_full == "wait":
+            return self.start(now)
+        if self._options.when_full == "wait":
             self.awaiting_admission.push(request)
         else:
             self.outcomes["rejected"] += 1
@@ -104,7 +125,21 @@ class DispatchState:
                 queued=queued,
                 running=running,
             )
-        return False
+        return None
+
+    def start(self, now: float) -> Request | None:
+        """Who gets an idle replica now; None while there is none, or nobody who need not wait for others."""
+        if not self.idle:
+            return None
+        following = self._next(self.idle[0], now)
+        if following is not None:
+            self.assign(self.idle[0], following, now)
+            del self.idle[0]
+        return following
+
+    def next_due(self) -> float | None:
+        """When to ask `start` again, at the latest; None when no replica is idle or nobody waits for others."""
+        return self.queue.next_due() if self.idle and isinstance(self.queue, BatchQueue) else None
 
     def arrive_inline(self, request: Request, binding: IOBinding, caller: int, now: float) -> bool:
         """A request came that the thread `caller` would run. True when it has an idle replica, fed as `binding` does.
@@ -157,6 +192,10 @@ class DispatchState:
         request.begun = now
         self.running[request.caller or request] = request
         self.begun[replica.number] += 1
+        if self.joins and request.pinned is None:
+            self.batch_sizes[request.rows] += 1
+            for member in members_of(request):
+                member.begun = now
 
     def withdraw(self, request: Request) -> None:
         """A request that waits will not be served; in the queue it makes room for the next one."""
@@ -186,7 +225,7 @@ class DispatchState:
 
     def _give(self, replica: Replica, now: float) -> Request | None:
         """`replica` is free: who has it next. None when it is idle, or set aside."""
-        following = self._next(replica)
+        following = self._next(replica, now)
         if following is not None:
             self.assign(replica, following, now)
         elif self._crowd and replica is self.lone:
@@ -216,19 +255,46 @@ class DispatchState:
         self.idle.appendleft(self.lone)
         self._is_aside = False
 
+    def leave_batch(self, request: Request, error: DagexecError, now: float) -> bool:
+        """A member of a joined run is over with `error`, and the run goes on for the others, if there are any.
+
+        False while its rows are being copied: then it is over when the run is.
+        """
+        batch = request.batch
+        assert batch is not None
+        if request.taken:
+            return False
+        self.settle(request, None, error, now)
+        if not batch.left:
+            batch.cancelled = error
+        return True
+
+    def run_again(self, batch: Batch) -> None:
+        """The run of `batch` failed: its members run alone, before all others. To be called before `release`."""
+        for member in batch.requests:
+            member.taken = False
+            member.result = member.error = None
+            if member.cancelled is None:
+                batch.drop(member)
+                member.group = None
+                self.again.push(member)
+                self.retried += 1
+
     def settle(self, request: Request, result: Outputs | None, error: BaseException | None, now: float) -> None:
         """`request` is over: it has its outcome, releases what its caller gave, and is counted."""
         request.begun = request.begun if request.begun >= request.created else now
         request.run = None
         request.result, request.error, request.over = result, error, True
         request.feeds, request.out = {}, None
+        if request.batch is not None:
+            request.batch.drop(request)
         if request.pinned is not None:
             return
         self.outcomes[outcome_name(error)] += 1
         if error is None:
             self.times.append((request.begun - request.created, now - request.begun))
 
-    def _next(self, replica: Replica) -> Request | None:
+    def _next(self, replica: Replica, now: float) -> Request | None:
         """Take the request that `replica` serves next from where it waits; None when there is none."""
         for request in self.pinned.waiting:
             if request.pinned is replica:
@@ -236,15 +302,37 @@ class DispatchState:
                 return request
         if self._crowd and replica is self.lone:
             return None
+        if self.again.waiting:
+            return self.again.pop()
         if not (self.queue.waiting or self.awaiting_admission.waiting):
             return None
+        if isinstance(self.queue, BatchQueue) and self.queue.waiting:
+            return self._next_batch(self.queue, now)
         taken = self.queue.pop() or self.awaiting_admission.pop()
         self._admit()
         return taken
 
-    def _admit(self) -> None:
-        """Let the next one in, if there is room in the queue."""
-        if self.awaiting_admission and len(self.queue) < (self._options.max_queued or 0):
-            request = self.awaiting_admission.pop()
-            assert request is not None
-            self.queue.push(request)
+    def _next_batch(self, queue: BatchQueue, now: float) -> Request | None:
+        """Take the requests that run next, as one. None of them waits for others when no more can come."""
+        limit = self._options.max_queued
+        is_full = limit is not None and len(queue) >= limit
+        taken = queue.pop_batch(now, self.shut or self.hurries or is_full)
+        while self._admit():
+            pass
+        if len(taken) > 1:
+            return Batch(taken)
+        return taken[0] if taken else None
+
+    def _admit(self) -> bool:
+        """Let the next one in, if there is room in the queue; False when nobody came in."""
+        if not self.awaiting_admission.waiting or len(self.queue) >= (self._options.max_queued or 0):
+            return False
+        request = self.awaiting_admission.pop()
+        assert request is not None
+        self.queue.push(request)
+        return True
+
+
+def members_of(request: Request) -> tuple[Request, ...]:
+    """The requests of callers that a replica serves with `request`."""
+    return request.requests if isinstance(request, Batch) else (request,)

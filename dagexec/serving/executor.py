@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -33,6 +34,8 @@ from dagexec.scheduler.nets.net import BaseNet
 from dagexec.scheduler.observe.observers import Observer
 from dagexec.scheduler.observe.trace_lines import line_observer
 from dagexec.scheduler.run.run import task, waiting_time
+from dagexec.serving.batch_axes import BatchAxes
+from dagexec.serving.batching import Batching
 from dagexec.serving.dispatch import Dispatcher
 from dagexec.serving.given_types import GivenTypes
 from dagexec.serving.growth import Growth, may_grow
@@ -67,10 +70,11 @@ class Executor(Closing):
         parameters: Workspace | None = None,
         place: Place | None = None,
         given_types: GivenTypes | None = None,
+        batch_axes: BatchAxes | None = None,
     ) -> None:
         """Called by `compile`. `given` is the model before it was rewritten, or None if it was not.
 
-        `given_types` are for errors in its words.
+        `given_types` are for errors in its words, `batch_axes` those along which requests are joined.
         `options` determine the number of workers and the net type. `parameters` holds the model's parameters and what
         has been derived from them, or None if nothing has. `place` has the workers; with None the options decide.
         Raises what `warm_up` raises, if `options` request it, and ClosedError when their pool is closed.
@@ -89,6 +93,7 @@ class Executor(Closing):
         self._keep = frozenset((*options.keep, *model.outputs, *model.inputs)) if options.optimize else None
         self._source = given or model
         self._given_types = given_types
+        self._batch_axes = batch_axes
         self._needed = self._source.needed_inputs()
         self._parameter_memory: HeldMemory | None = None  # made when it is first asked for
         self._given = {name for operator in self._source.net.op for name in operator.output}
@@ -114,6 +119,9 @@ class Executor(Closing):
         except BaseException:
             place.leave()
             raise
+        self._batching: Batching | None = None
+        if self._batch_axes is not None:
+            self._batching = Batching(model, self._batch_axes, options.max_batch, partial(_later, place))
         self._dispatcher = Dispatcher(
             model.name, self._replicas.members, self._pool, options, self._telemetry, self._metrics, place.share
         )
@@ -128,7 +136,8 @@ class Executor(Closing):
         self._inline: InlineRuns | None = None
         teams = options.operator_threads > 1
         alone = options.first_replicas <= (1 if teams else self.num_workers)
-        if alone and self._telemetry is None and line_observer() is None and self.net().on_host:
+        plain = self._batching is None and self._telemetry is None and line_observer() is None
+        if plain and alone and self.net().on_host:
             in_sequence = self.num_workers == 1 or options.net_type == "simple"
             self._inline = InlineRuns(self._dispatcher, self._pooled, in_sequence, teams)
 
@@ -288,7 +297,7 @@ class Executor(Closing):
         waiting_time(timeout)
         self._shut()
         wait = TaskWait()
-        self._dispatcher.when_empty(wait.notify)
+        self._when_empty(wait.notify)
         in_time = await wait.wait(timeout)
         if not in_time:
             self._dispatcher.abandon_queue()
@@ -318,7 +327,7 @@ class Executor(Closing):
         if not drain:
             self._dispatcher.abandon_queue()
         wait = TaskWait()
-        self._dispatcher.when_empty(wait.notify)
+        self._when_empty(wait.notify)
         try:
             await wait.wait_out()
         finally:
@@ -362,12 +371,14 @@ class Executor(Closing):
         """The checked request. Its timeout starts now."""
         waiting_time(timeout)
         began = self._now()
-        checked = self._replicas.fitting(feeds)
+        checked = (self._batching or self._replicas).fitting(feeds)
         if checked is None:
             checked = check_feeds(self.model, feeds, self._needed)
         request = Request(checked, names, out, priority=operator.index(priority), trace=trace, notify=wait.notify)
         if timeout is not None:
             request.timeout, request.deadline = timeout, began + timeout
+        if self._batching is not None:
+            self._batching.place(request)
         return request
 
     def _served(self, request: Request, wait: ThreadWait) -> Outputs:
@@ -377,10 +388,10 @@ class Executor(Closing):
             if self._growth is not None and request.queue is not None:
                 self._growth.consider()
             in_time = wait.wait(waiting_time(request.seconds_left(self._now())))
-            if not in_time and self._dispatcher.cancel(request, self._timed_out(request)):
+            if not in_time and self._cancel(request, self._timed_out(request)):
                 wait.wait()
         except BaseException as error:  # KeyboardInterrupt: nothing runs on behind the caller's back
-            if self._dispatcher.cancel(request, self._cancelled("the calling thread was interrupted")):
+            if self._cancel(request, self._cancelled("the calling thread was interrupted")):
                 wait.wait()
             request.attach_secondary(error)
             raise
@@ -394,14 +405,14 @@ class Executor(Closing):
                 self._growth.consider()
             in_time = await wait.wait(request.seconds_left(self._now()))
         except GeneratorExit:  # the coroutine was dropped: nothing can wait any more
-            self._dispatcher.cancel(request, self._cancelled("the awaiting coroutine was dropped"))
+            self._cancel(request, self._cancelled("the awaiting coroutine was dropped"))
             raise
         except BaseException as error:
-            if self._dispatcher.cancel(request, self._cancelled("the awaiting task was cancelled")):
+            if self._cancel(request, self._cancelled("the awaiting task was cancelled")):
                 await wait.wait_out()
             request.attach_secondary(error)
             raise
-        if not in_time and self._dispatcher.cancel(request, self._timed_out(request)):
+        if not in_time and self._cancel(request, self._timed_out(request)):
             await wait.wait_out()
         return request.outcome()
 
@@ -459,9 +470,20 @@ class Executor(Closing):
         self._dispatcher.check_caller("close")
         self._dispatcher.shut()
 
+    def _when_empty(self, callback: Callable[[], object]) -> None:
+        """Call `callback` once no request is left. None of them waits for others any more."""
+        self._dispatcher.when_empty(callback)
+        self._pooled.start_waiting()
+
+    def _cancel(self, request: Request, error: DagexecError) -> bool:
+        """As `Dispatcher.cancel`; the request may have been interrupted before others were seen to."""
+        ends = self._dispatcher.cancel(request, error)
+        self._pooled.start_waiting()
+        return ends
+
     def _wait_until_empty(self, seconds: float) -> bool:
         wait = self._new_wait()
-        self._dispatcher.when_empty(wait.notify)
+        self._when_empty(wait.notify)
         return wait.wait(seconds)
 
     def _release(self) -> None:
@@ -480,6 +502,12 @@ class Executor(Closing):
         return RunTimeoutError(
             f"net {self.model.name!r}: not done within {request.timeout} seconds; the run was cancelled"
         )
+
+
+def _later(place: Place, call: Callable[[], object]) -> None:
+    """Have a worker call it, unless there are none any more."""
+    with suppress(ClosedError):
+        place.workers.submit(task("finding out which requests may be joined", call, share=place.share))
 
 
 def _dropped(place: Place, replicas: Replicas) -> None:

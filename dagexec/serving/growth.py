@@ -34,13 +34,19 @@ MOST_FOR_SHORT = 64
 
 
 def may_grow(options: CompileOptions, replicas: Replicas) -> bool:
-    """True where the number of replicas is open, and any of them may serve a request.
+    """True where the number of replicas is open, requests are not joined, and any replica may serve one.
 
     They may where a run leaves nothing behind, neither in its net nor elsewhere, and gives the same bytes every time.
     Of operators that run nets that is not looked up.
     """
     first = replicas.members[0].net
-    open_for_all = options.replicas is None and options.optimize and first.on_host and not first.has_bodies
+    open_for_all = (
+        options.replicas is None
+        and options.max_batch == 1
+        and options.optimize
+        and first.on_host
+        and not first.has_bodies
+    )
     return open_for_all and not replicas.updates_parameters and all(map(_is_pure, replicas.graph.schemas))
 
 

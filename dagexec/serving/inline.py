@@ -17,7 +17,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 
-from dagexec.binding.io_binding import Array, Outputs
+from dagexec.binding.io_binding import Array, Outputs, arrays_like
 from dagexec.core.feeds import Feeds
 from dagexec.core.purity import is_known
 from dagexec.platform import teams
@@ -63,7 +63,7 @@ class InlineRuns:
             return None
         if self._teams and not self._has_team():
             return None
-        arrays = binding.arrays_of(feeds)
+        arrays = arrays_like(binding.signature, feeds)
         if arrays is None:
             return None
         request = Request(feeds, names, out)

@@ -2,7 +2,7 @@
 
 Runs that override nothing are those of a net in which all parameters are constants, packed and folded. The first run
 that overrides some compiles the model once more with these as inputs, for the runs from then on that override no
-others. Both share the worker pool.
+others. Both share the worker pool. Runs that override something are not joined.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from dagexec.options import CompileOptions
 from dagexec.platform.forking import reset_after_fork
 from dagexec.scheduler.observe.observers import Observer
 from dagexec.scheduler.run.run import waiting_time
+from dagexec.serving.batch_axes import BatchAxes
 from dagexec.serving.executor import Executor
 from dagexec.serving.given_types import GivenTypes
 from dagexec.serving.places import Place, beside
@@ -49,6 +50,7 @@ class OverridableExecutor(Executor):
         given_types: GivenTypes | None,
         overridable: Overridable,
         build: Build,
+        batch_axes: BatchAxes | None = None,
     ) -> None:
         """`build` makes the executor of a model with some of `overridable` as inputs, on this one's pool."""
         self._overridable = overridable
@@ -57,7 +59,7 @@ class OverridableExecutor(Executor):
         self._compiling = threading.Lock()
         self._is_open = True
         reset_after_fork(self, OverridableExecutor._renew_lock)
-        super().__init__(model, options, given, parameters, given_types=given_types)
+        super().__init__(model, options, given, parameters, given_types=given_types, batch_axes=batch_axes)
 
     @property
     def overridable(self) -> Mapping[str, InputInfo]:
@@ -179,7 +181,12 @@ class OverridableExecutor(Executor):
         if len(self._others) == _MOST - 1:
             names = frozenset(self._overridable.inputs)
         options = replace(
-            self._options, net_type=self.net_type, num_workers=self.num_workers, tuning_seconds=0.0, warm_start=False
+            self._options,
+            net_type=self.net_type,
+            num_workers=self.num_workers,
+            tuning_seconds=0.0,
+            warm_start=False,
+            max_batch=1,
         )
         try:
             executor = self._build(self._overridable.model_with(names), options, beside(self._place))

@@ -10,7 +10,7 @@ from functools import partial
 
 from dagexec.binding.io_binding import Outputs
 from dagexec.errors import ClosedError, QueueFullError, WorkerLostError
-from dagexec.platform.threads import ThreadsEndedError
+from dagexec.platform.threads import ThreadsEndedError, threads
 from dagexec.scheduler.run.pool import WorkerPool
 from dagexec.scheduler.run.run import task
 from dagexec.serving.dispatch import Dispatcher
@@ -25,6 +25,7 @@ class PooledRuns:
         self._dispatcher = dispatcher
         self._pool = pool
         self._width = width
+        self._joins = dispatcher.state.joins
 
     def submit(self, request: Request, *, start_here: bool) -> None:
         """Take a request on; with `start_here` the calling thread feeds the replica, if one is free.
@@ -32,17 +33,43 @@ class PooledRuns:
         Raises what `Dispatcher.admit` raises.
         """
         try:
-            if self._dispatcher.admit(request):
-                if start_here:
-                    self._serve(request)
-                else:
-                    self.serve_on_worker(request)
+            served = self._dispatcher.admit(request)
+            if served is request and start_here:
+                self._serve(request)
+            elif served is not None:
+                self.serve_on_worker(served)
+            elif self._joins and (due := self._dispatcher.new_due()) is not None:
+                self._wait_until(due)
         except (ClosedError, QueueFullError):
             raise
         except BaseException as error:  # KeyboardInterrupt, perhaps before anything could be done with the replica
+            batch = request.batch
             if request.replica is not None and not request.fed and request.run is None:
                 self._end(request, None, error)
+            elif batch is not None and batch.replica is not None and not batch.fed and batch.run is None:
+                self.serve_on_worker(batch)  # for the other members; this one leaves it
             raise
+
+    def start_waiting(self) -> None:
+        """Have everybody served who need not wait for others any more, now and when their time comes."""
+        if not self._joins:
+            return
+        for request in self._dispatcher.start_waiting():
+            self.serve_on_worker(request)
+        due = self._dispatcher.new_due()
+        if due is not None:
+            self._wait_until(due)
+
+    def _wait_until(self, due: float) -> None:
+        try:
+            threads().call_briefly(max(0.0, due - threads().monotonic()), partial(self._on_time, due))
+        except RuntimeError:  # the system starts no more threads
+            self._dispatcher.hurry()
+            self.start_waiting()
+
+    def _on_time(self, due: float) -> None:
+        if self._dispatcher.came(due):
+            self.start_waiting()
 
     def hand_on(self, request: Request) -> None:
         """The inline run of `request` is over: have its replica given to the next one, and that served, by a worker."""
@@ -106,6 +133,7 @@ class PooledRuns:
                 self._pool.stop(request.run, error)
                 return False
         self._dispatcher.end(request, result, error)
+        self.start_waiting()
         return True
 
     def _start(self, request: Request) -> bool:
@@ -115,7 +143,7 @@ class PooledRuns:
         """
         replica = request.replica
         assert replica is not None
-        replica.feed(request.feeds, request.names, request.out)
+        request.feed_replica()
         if not request.run_net:
             replica.net.prepared()
             return False
@@ -142,10 +170,10 @@ class PooledRuns:
         error: BaseException | None = None
         try:
             assert request.run is not None
-            assert request.replica is not None
             request.run.check_complete()
             request.run.raise_error()
-            result = request.replica.fetch(request.names, request.out)
+            self._dispatcher.take(request)
+            result = request.fetch()
         except ThreadsEndedError:
             raise
         except BaseException as caught:
@@ -162,6 +190,7 @@ class PooledRuns:
 
     def _end(self, request: Request, result: Outputs | None, error: BaseException | None) -> None:
         self._dispatcher.end(request, result, error)
+        self.start_waiting()
         if request.following is not None:
             self._pass_on(request)
 

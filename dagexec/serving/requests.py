@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,8 @@ from dagexec.scheduler.run.run import Run
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
+
+    from dagexec.serving.batching import Batch
 
 MAX_OVERTAKEN = 32
 """How many more urgent requests may be taken while one request is the oldest of a queue; then it is its turn."""
@@ -54,6 +56,10 @@ class Request:
         cancelled: why it is to end early.
         over: the result or the error is settled.
         span: its OpenTelemetry span, if spans were requested.
+        rows: of its inputs, along their batch axes.
+        group: what it has in common with the requests that it may be joined with; None for one that runs alone.
+        batch: the joined run that it is a member of, until it is over.
+        taken: its rows of that run are being copied, so that nobody may end it meanwhile.
     """
 
     timeout: float = math.inf
@@ -72,6 +78,10 @@ class Request:
     result: Outputs | None = None
     error: BaseException | None = None
     span: Span | None = None
+    rows: int = 1
+    group: Hashable = None
+    batch: Batch | None = None
+    taken: bool = False
 
     def __init__(
         self,
@@ -97,6 +107,16 @@ class Request:
     def seconds_left(self, now: float) -> float | None:
         """Seconds until its deadline, 0 when it is over; None when it has none."""
         return None if self.deadline == math.inf else max(0.0, self.deadline - now)
+
+    def feed_replica(self) -> None:
+        """Put the inputs where its replica reads them. Raises what `Replica.feed` does."""
+        assert self.replica is not None
+        self.replica.feed(self.feeds, self.names, self.out)
+
+    def fetch(self) -> Outputs:
+        """The results, in arrays that are the caller's. Raises what `Replica.fetch` does."""
+        assert self.replica is not None
+        return self.replica.fetch(self.names, self.out)
 
     def outcome(self) -> Outputs:
         """The outputs, or raise what went wrong. To be asked once, as the request releases both."""
@@ -168,19 +188,27 @@ class RequestQueue:
 
     def pop(self) -> Request | None:
         """Take the request whose turn it is; None when none waits."""
+        request = self.head()
+        if request is not None:
+            self.take(request)
+        return request
+
+    def head(self) -> Request | None:
+        """The request whose turn it is; None when none waits."""
         oldest = next(iter(self.waiting), None)
-        if oldest is None:
-            return None
-        request = oldest
-        if self._overtaken < MAX_OVERTAKEN:
-            while (request := self._heap[0][2]).queue is not self:
-                heappop(self._heap)
-        if request is not oldest:
+        if oldest is None or self._overtaken >= MAX_OVERTAKEN:
+            return oldest
+        while (request := self._heap[0][2]).queue is not self:
+            heappop(self._heap)
+        return request
+
+    def take(self, request: Request) -> None:
+        """Take `request`, which waits here, as the one whose turn it is: the oldest is overtaken."""
+        if request is next(iter(self.waiting)):
+            self.remove(request)
+        else:
             self._overtaken += 1
             self._forget(request)
-        else:
-            self.remove(request)
-        return request
 
     def remove(self, request: Request) -> None:
         """Take `request`, which waits here, out of its turn."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from dagexec.core.runtime import RuntimeStatistics
@@ -49,6 +49,8 @@ class ExecutorStatistics:
         pool: the worker pool.
         preparations: what each replica is prepared for.
         streams: the streams and the memory of the device, for all its users; None on `cpu`.
+        batch_sizes: where requests are joined, how many runs had so many rows.
+        retried: requests that ran again, alone, as the run that they were joined in failed.
     """
 
     replicas: int
@@ -69,3 +71,5 @@ class ExecutorStatistics:
     pool: PoolStatistics
     preparations: tuple[PreparationStatistics, ...]
     streams: RuntimeStatistics | None
+    batch_sizes: Mapping[int, int]
+    retried: int

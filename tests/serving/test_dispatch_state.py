@@ -28,7 +28,7 @@ def request(**options: Any) -> Request:
 def test_idle_replicas_are_given_in_turn_and_then_requests_wait() -> None:
     state = DispatchState("net", replicas(2), CompileOptions())
     first, second, third = request(), request(), request()
-    assert [state.arrive(one, 1.0) for one in (first, second, third)] == [True, True, False]
+    assert [state.arrive(one, 1.0) for one in (first, second, third)] == [first, second, None]
     assert (first.replica, second.replica, third.queue) == (*state.replicas, state.queue)
     assert state.release(second, 2.0) is third
     assert (third.replica, third.begun, second.replica) == (state.replicas[1], 2.0, None)
@@ -111,7 +111,7 @@ def test_requests_that_come_one_at_a_time_have_the_lone_replica_and_a_crowd_has_
     state = with_lone_replica(3)
     assert [serve_alone(state) for _ in range(3)] == [0, 0, 0]
     crowd = [request() for _ in range(4)]
-    assert [state.arrive(one, 0.0) for one in crowd] == [True, True, True, False]
+    assert [state.arrive(one, 0.0) for one in crowd] == [*crowd[:3], None]
     assert [one.replica.number for one in crowd if one.replica] == [0, 1, 2]
     assert state.release(crowd[0], 0.0) is None  # the lone one leaves the others to what waits
     assert state.release(crowd[1], 0.0) is crowd[3]
