@@ -176,7 +176,7 @@ def export(name: str, file: Path) -> tuple[int, int]:
 
     from dagexec import zoo
 
-    proto = to_onnx(zoo.build(name) if name in ZOO else MADE[name]())
+    proto = to_onnx(zoo.build(name, batch_size=1) if name in ZOO else MADE[name]())
     file.write_bytes(proto.SerializeToString())
     return len(proto.graph.node), sum(len(tensor.raw_data) for tensor in proto.graph.initializer)
 

@@ -82,7 +82,7 @@ def _model(name: str, nodes: list[onnx.NodeProto], weights: list[onnx.TensorProt
 
 
 MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
-    "lenet": lambda: to_onnx(zoo.build("lenet")),
+    "lenet": lambda: to_onnx(zoo.build("lenet", batch_size=1)),
     "perceptron": perceptron,
     "elementwise": elementwise,
 }

@@ -162,7 +162,7 @@ def test_a_light_model_for_more_images_gives_each_the_result_it_has_alone(benchm
 def test_an_exported_net_is_the_same_network(benchmark_modules: None, name: str) -> None:
     from onnx_export import to_onnx
 
-    model = zoo.build(name)
+    model = zoo.build(name, batch_size=1)
     proto = to_onnx(model)
     image = np.random.default_rng(3).standard_normal((1, 3, 224, 224), np.float32)
     with dagexec.compile(model, optimize=False) as executor:

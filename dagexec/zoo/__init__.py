@@ -63,13 +63,15 @@ def architecture(name: str) -> Architecture:
     return found
 
 
-def build(name: str, batch_size: int = 1, seed: int = 0) -> Model:
+def build(name: str, batch_size: int | None = None, seed: int = 0) -> Model:
     """The model `name` with input `data` (batch_size x channels x height x width) and output `softmax`.
 
+    With None a run may have any number of images; whoever needs one (compilation, `inspect`, a warm start) takes 1.
     Raises ModelFormatError, suggesting close names, when there is no such model, or for a batch size below 1.
     """
     found = architecture(name)
-    _check_batch_size(name, batch_size)
+    if batch_size is not None:
+        _check_batch_size(name, batch_size)
     return found.model(batch_size, seed)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from dagexec.core.dtypes import INT32
 from dagexec.core.model import Model
@@ -15,6 +16,8 @@ from dagexec.errors import ModelFormatError
 from dagexec.ops.base.layout import NCHW
 from dagexec.training.fillers import Filler
 from dagexec.training.model_helper import ModelHelper
+
+Batch = TypeVar("Batch", int, int | None)
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class Images:
     classes: int
     order: str = NCHW
 
-    def axes(self, batch: int, channels: int, height: int, width: int) -> tuple[int, int, int, int]:
+    def axes(self, batch: Batch, channels: int, height: int, width: int) -> tuple[Batch, int, int, int]:
         """Something of each axis, as the order has them."""
         if self.order == NCHW:
             return batch, channels, height, width
@@ -51,8 +54,11 @@ class Architecture:
     least_size: int = 1
     probabilities: bool = False
 
-    def model(self, batch_size: int, seed: int) -> Model:
-        """For inference: from `data` (batch_size x channels x size x size) to `softmax`, with synthetic parameters."""
+    def model(self, batch_size: int | None, seed: int) -> Model:
+        """For inference: from `data` (batch_size x channels x size x size) to `softmax`, with synthetic parameters.
+
+        A `batch_size` of None leaves it to each run.
+        """
         helper = ModelHelper(self.name, seed=seed)
         scores = self.layers(helper, self._data(helper, batch_size, self.images), self.images)
         return helper.model([scores if self.probabilities else helper.softmax(scores, "softmax")])
@@ -100,7 +106,7 @@ class Architecture:
                 f"zoo model {self.name!r}: images must be at least {self.least_size} pixels high, found {images.size}"
             )
 
-    def _data(self, helper: ModelHelper, batch_size: int, images: Images) -> str:
+    def _data(self, helper: ModelHelper, batch_size: int | None, images: Images) -> str:
         return helper.add_input("data", images.axes(batch_size, images.channels, images.size, images.size))
 
 

@@ -11,6 +11,7 @@ from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.gradient import not_differentiable
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
+from dagexec.core.rows import apart_from
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
 from dagexec.ops.activation.passes import sigmoid_passes
 from dagexec.ops.base.blocks import Array, compute_dtype, convert
@@ -40,6 +41,7 @@ def halves(call: OperatorCall, x: Array) -> tuple[Array, Array]:
         input_names=("X",),
         output_names=("Y",),
         args={"dim": "the axis to halve, negative ones counted from the end (default -1)"},
+        rows=apart_from(lambda call: [call.axis("dim", -1, len(call.inputs[0].shape))]),
     )
 )
 class Glu(Operator):

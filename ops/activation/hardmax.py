@@ -8,8 +8,9 @@ from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.gradient import no_gradient
 from dagexec.core.operator import Operator, Step, nothing_to_do
 from dagexec.core.registry import operator
+from dagexec.core.rows import apart_from
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
-from dagexec.ops.activation.softmax import SOFTMAX_ARGS, grouping
+from dagexec.ops.activation.softmax import SOFTMAX_ARGS, grouping, normalized_axes
 
 
 def infer_hardmax(call: OperatorCall) -> list[TensorType]:
@@ -28,6 +29,7 @@ def infer_hardmax(call: OperatorCall) -> list[TensorType]:
         input_names=("X",),
         output_names=("Y",),
         args=SOFTMAX_ARGS,
+        rows=apart_from(normalized_axes),
     )
 )
 class Hardmax(Operator):

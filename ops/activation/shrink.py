@@ -9,6 +9,7 @@ import numpy as np
 from dagexec.core.dtypes import NUMBER_TYPES
 from dagexec.core.gradient import not_differentiable
 from dagexec.core.onnx_name import OnnxName
+from dagexec.core.rows import elementwise
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
 from dagexec.ops.base.array_function import array_function
 from dagexec.ops.base.blocks import Array
@@ -32,6 +33,7 @@ def infer_shrink(call: OperatorCall) -> list[TensorType]:
         output_names=("Y",),
         args={"lambd": "up to where numbers become 0 (default 0.5)", "bias": "how far others are moved (default 0)"},
         onnx=(OnnxName("Shrink", 9, {"lambd": "lambd", "bias": "bias"}),),
+        rows=elementwise,
     )
 )
 def shrink(call: OperatorCall, x: Array) -> Sequence[Array]:

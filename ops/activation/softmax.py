@@ -31,7 +31,7 @@ def grouping(call: OperatorCall) -> tuple[int, int, int]:
     return math.prod(shape[:axis]), math.prod(shape[axis:]), 1
 
 
-def _normalized(call: OperatorCall) -> range:
+def normalized_axes(call: OperatorCall) -> range:
     """The axes that are normalized together."""
     rank = len(call.inputs[0].shape)
     alone = call.arguments.bool("single_axis")
@@ -57,7 +57,7 @@ def softmax_schema(name: str, formula: str) -> OpSchema:
         output_names=("Y",),
         args=SOFTMAX_ARGS,
         cost=lambda call, outputs: memory_cost(call, outputs, 15),
-        rows=apart_from(_normalized),
+        rows=apart_from(normalized_axes),
     )
 
 

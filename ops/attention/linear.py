@@ -12,6 +12,7 @@ import numpy as np
 
 from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.gradient import not_differentiable
+from dagexec.core.rows import along_axis
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.array_function import array_function
@@ -85,6 +86,7 @@ def _require_steps(call: OperatorCall, index: int, outer: tuple[int, int], width
             "update_rule": f"one of {', '.join(_RULES)} (default gated_delta)",
             "state": "1: input 3 is the state before the first step (default 0: zeros)",
         },
+        rows=along_axis(0, *range(6)),
     )
 )
 def linear_attention(call: OperatorCall, q: Array, k: Array, v: Array, *others: Array) -> Sequence[Array]:
@@ -150,6 +152,7 @@ def infer_causal_conv(call: OperatorCall) -> list[TensorType]:
             "bias": "1: input 2 is the bias",
             "state": "1: the last input is the state (default 0: zeros)",
         },
+        rows=along_axis(0, *range(4)),
     )
 )
 def causal_conv(call: OperatorCall, x: Array, taps: Array, *others: Array) -> Sequence[Array]:

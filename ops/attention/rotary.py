@@ -12,7 +12,9 @@ import numpy as np
 from dagexec.core.dtypes import FLOAT_TYPES, INT32, INT64
 from dagexec.core.gradient import not_differentiable
 from dagexec.core.onnx_name import OnnxName
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType, memory_cost
+from dagexec.core.rows import along_axis
+from dagexec.core.schema import OperatorCall, OpSchema, RowsCall, TensorType, memory_cost
+from dagexec.core.traits import Rows
 from dagexec.errors import ArgumentError, ShapeError
 from dagexec.ops.base.array_function import array_function
 from dagexec.ops.base.blocks import Array, compute_dtype
@@ -56,6 +58,12 @@ def infer_rotary(call: OperatorCall) -> list[TensorType]:
     return [call.inputs[0]]
 
 
+def _rows(asked: RowsCall) -> Sequence[Rows | None]:
+    """The batch; tables of angles, where places choose from them, are shared."""
+    with_places = len(asked.rows) == 4
+    return along_axis(0, 0, *((3,) if with_places else (1, 2)))(asked)
+
+
 @array_function(
     OpSchema(
         "RotaryEmbedding",
@@ -77,6 +85,7 @@ def infer_rotary(call: OperatorCall) -> list[TensorType]:
                 "RotaryEmbedding", 23, {name: name for name in ("num_heads", "rotary_embedding_dim", "interleaved")}
             ),
         ),
+        rows=_rows,
     )
 )
 def rotary_embedding(

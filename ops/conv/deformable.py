@@ -14,6 +14,7 @@ import numpy as np
 
 from dagexec.core.dtypes import FLOAT_TYPES, INT32, INT64, NUMBER_TYPES
 from dagexec.core.gradient import not_differentiable
+from dagexec.core.rows import along_axis
 from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.array_function import array_function
@@ -173,6 +174,7 @@ def _cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
             "mask": "1: the last input is the mask",
         },
         cost=_cost,
+        rows=along_axis(0, 0, 2, 3, 4),
     )
 )
 def deform_conv(call: OperatorCall, x: Array, weights: Array, offsets: Array, *others: Array) -> Sequence[Array]:

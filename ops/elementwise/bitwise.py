@@ -13,6 +13,7 @@ from dagexec.core.gradient import no_gradient
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step
 from dagexec.core.registry import operator
+from dagexec.core.rows import elementwise
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType, any_to_first, first_to_first
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.broadcasting import broadcast_shape, require_inplace_fits
@@ -108,6 +109,7 @@ def _fits(value: int, dtype: np.dtype[Any]) -> bool:
         },
         inplace=first_to_first,
         onnx=(OnnxName("Mod", 28, {"fmod": "sign_follow_divisor"}, values={"fmod": {0: 1, 1: 0}}),),
+        rows=elementwise,
     )
 )
 class Mod(Operator):

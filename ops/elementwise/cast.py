@@ -160,6 +160,7 @@ def infer_cast_like(call: OperatorCall) -> list[TensorType]:
         output_names=("Y",),
         args=ROUNDING_ARGS,
         onnx=(OnnxName("CastLike", 25, {name: name for name in ROUNDING_ARGS}),),
+        rows=keeps_axes,
     )
 )
 class CastLike(Conversion):

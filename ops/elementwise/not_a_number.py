@@ -11,6 +11,7 @@ from dagexec.core.gradient import no_gradient
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step
 from dagexec.core.registry import operator
+from dagexec.core.rows import elementwise
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
 from dagexec.ops.base.blocks import Array, Scratch
 from dagexec.ops.base.broadcast_reduction import mask
@@ -30,6 +31,7 @@ def infer_is_nan(call: OperatorCall) -> list[TensorType]:
         doc="Y = 1 where X is NaN, else 0, as uint8.",
         input_names=("X",),
         output_names=("Y",),
+        rows=elementwise,
     )
 )
 class IsNaN(Operator):
@@ -63,6 +65,7 @@ _SIGNS = ("detect_negative", "detect_positive")
         output_names=("Y",),
         args={name: f"0: not {name.removeprefix('detect_')} infinity (default 1)" for name in _SIGNS},
         onnx=(OnnxName("IsInf", 20, {name: name for name in _SIGNS}),),
+        rows=elementwise,
     )
 )
 class IsInf(Operator):

@@ -20,7 +20,8 @@ from dagexec.core.dtypes import FLOAT_TYPES, INT32, INT64, NUMBER_TYPES
 from dagexec.core.gradient import not_differentiable
 from dagexec.core.operator import Step, in_sequence, nothing_to_do
 from dagexec.core.registry import operator
-from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType
+from dagexec.core.schema import Cost, OperatorCall, OpSchema, RowsCall, TensorType
+from dagexec.core.traits import Rows
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.array_function import ArrayOperator
 from dagexec.ops.base.blocks import BLOCK, Array, row_pieces
@@ -204,6 +205,18 @@ def infer_resize(call: OperatorCall) -> list[TensorType]:
     return [TensorType(tuple(shape), meta)]
 
 
+def _rows(asked: RowsCall) -> list[Rows | None]:
+    """On an axis that stays as it is; so sizes may come from the number of rows."""
+    rows = asked.rows[0]
+    if rows is None:
+        raise asked.without_rows()
+    for one in resized_axes(asked.call):
+        stays = (one.out, one.scale, one.start, one.end) == (one.size, 1, 0, 1)
+        if one.axis == rows.axis and not stays:
+            raise asked.mixes(rows.axis)
+    return [rows]
+
+
 @dataclass(frozen=True, slots=True)
 class Taps:
     """What an axis is computed from.
@@ -303,6 +316,7 @@ def _cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
         },
         cost=_cost,
         value_inputs=(1, 2),
+        rows=_rows,
     )
 )
 class Resize(ArrayOperator):

@@ -14,6 +14,7 @@ import numpy as np
 from dagexec.core.dtypes import FLOAT_TYPES, INT32, INT64, NUMBER_TYPES
 from dagexec.core.gradient import not_differentiable
 from dagexec.core.onnx_name import OnnxName
+from dagexec.core.rows import along_axis
 from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType, memory_cost
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.array_function import array_function
@@ -61,6 +62,7 @@ def _sample_cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
             "align_corners": "1: -1 and 1 are the centers of first and last pixel; else their edges (default 0)",
         },
         cost=_sample_cost,
+        rows=along_axis(0, 0, 1),
     )
 )
 def grid_sample(call: OperatorCall, x: Array, grid: Array) -> Sequence[Array]:

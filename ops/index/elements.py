@@ -11,7 +11,8 @@ from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_o
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
 from dagexec.core.registry import operator
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType, first_to_first
+from dagexec.core.schema import OperatorCall, OpSchema, RowsCall, TensorType, first_to_first
+from dagexec.core.traits import Rows
 from dagexec.errors import GradientError
 from dagexec.ops.index.places import element_places
 from dagexec.ops.index.scattering import REDUCTION_HELP, reduction_of, scattering
@@ -37,6 +38,16 @@ def infer_gather_elements(call: OperatorCall) -> list[TensorType]:
     return [TensorType(call.inputs[1].shape, call.inputs[0].meta)]
 
 
+def _picked_rows(asked: RowsCall) -> list[Rows | None]:
+    """On one axis of DATA and INDICES, which indices do not count along."""
+    rows = asked.only(0, 1)
+    if rows.axis == _indexed_axis(asked.call):
+        raise asked.mixes(rows.axis)
+    if None in asked.rows:
+        raise asked.refuse("picks from each place by the index in that place, and one of its inputs has no rows")
+    return [rows]
+
+
 @operator(
     OpSchema(
         "GatherElements",
@@ -48,6 +59,7 @@ def infer_gather_elements(call: OperatorCall) -> list[TensorType]:
         args={"axis": AXIS_HELP},
         cost=copy_cost,
         onnx=(OnnxName("GatherElements", 13, {"axis": "axis"}),),
+        rows=_picked_rows,
     )
 )
 class GatherElements(Operator):

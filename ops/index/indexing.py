@@ -17,9 +17,10 @@ from dagexec.core.dtypes import BOOL, FLOAT32, INT32, INT64, STRING
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
 from dagexec.core.registry import operator
-from dagexec.core.rows import gathered
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType
+from dagexec.core.rows import apart_from, gathered
+from dagexec.core.schema import OperatorCall, OpSchema, RowsCall, TensorType
 from dagexec.core.shapes import element_count
+from dagexec.core.traits import Rows
 from dagexec.ops.base.integers import integers_of
 from dagexec.ops.shape.reshaping import copy_cost
 
@@ -243,6 +244,15 @@ def infer_topk(call: OperatorCall) -> list[TensorType]:
     return types[: len(call.definition.output)]
 
 
+_along_axis = apart_from(lambda call: [call.axis("axis", -1, len(call.inputs[0].shape))])
+
+
+def _topk_rows(asked: RowsCall) -> list[Rows | None]:
+    """The flattened indices count through all rows."""
+    values, indices, *_ = _along_axis(asked)
+    return [values, indices, None][: len(asked.outputs)]
+
+
 @operator(
     OpSchema(
         "TopK",
@@ -264,6 +274,7 @@ def infer_topk(call: OperatorCall) -> list[TensorType]:
         cost=copy_cost,
         value_inputs=(1,),
         onnx=(OnnxName("TopK", 24, {"k": "k", "axis": "axis", "largest": "largest"}, ignored=("sorted",)),),
+        rows=_topk_rows,
     )
 )
 class TopK(Operator):

@@ -11,7 +11,8 @@ from dagexec.core.gradient import no_gradient
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step
 from dagexec.core.registry import operator
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType
+from dagexec.core.schema import OperatorCall, OpSchema, RowsCall, TensorType
+from dagexec.core.traits import Rows
 from dagexec.ops.shape.reshaping import copy_cost
 
 
@@ -35,6 +36,13 @@ def infer_one_hot_axis(call: OperatorCall) -> list[TensorType]:
     return [TensorType((*indices[:axis], _depth(call), *indices[axis:]), call.inputs[2].meta)]
 
 
+def _rows(asked: RowsCall) -> list[Rows | None]:
+    """Those of the indices; the new axis may be before them."""
+    rows = asked.only(0)
+    axis = asked.call.axis("axis", -1, asked.rank(0) + 1)
+    return [rows.at(rows.axis + (axis <= rows.axis))]
+
+
 @operator(
     OpSchema(
         "OneHotAxis",
@@ -48,6 +56,7 @@ def infer_one_hot_axis(call: OperatorCall) -> list[TensorType]:
         cost=copy_cost,
         value_inputs=(1,),
         onnx=(OnnxName("OneHot", 28, {"axis": "axis"}),),
+        rows=_rows,
     )
 )
 class OneHotAxis(Operator):

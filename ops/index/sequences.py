@@ -11,7 +11,8 @@ from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_o
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
 from dagexec.core.registry import operator
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType, first_to_first
+from dagexec.core.schema import OperatorCall, OpSchema, RowsCall, TensorType, first_to_first
+from dagexec.core.traits import Rows
 from dagexec.errors import ArgumentError
 from dagexec.ops.index.indexing import check_indices
 from dagexec.ops.shape.reshaping import copy_cost
@@ -34,6 +35,17 @@ def infer_reverse_sequence(call: OperatorCall) -> list[TensorType]:
     return [call.inputs[0]]
 
 
+def _rows(asked: RowsCall) -> list[Rows | None]:
+    """On any axis of X but that of the steps; lengths have them with the axis of the batch."""
+    asked.require_uncounted()
+    time, batch = _time_and_batch(asked.call)
+    x, lengths = asked.rows
+    if x is not None and (x.axis == time or (x.axis == batch and lengths is None)):
+        raise asked.mixes(x.axis)
+    places = {0: x, 1: None if lengths is None else lengths.at(batch)}
+    return [asked.common({index: rows for index, rows in places.items() if rows is not None})]
+
+
 @operator(
     OpSchema(
         "ReverseSequence",
@@ -48,6 +60,7 @@ def infer_reverse_sequence(call: OperatorCall) -> list[TensorType]:
         },
         cost=copy_cost,
         onnx=(OnnxName("ReverseSequence", 28, {"time_axis": "time_axis", "batch_axis": "batch_axis"}),),
+        rows=_rows,
     )
 )
 class ReverseSequence(Operator):

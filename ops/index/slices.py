@@ -11,7 +11,8 @@ from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_o
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType, first_to_first
+from dagexec.core.schema import OperatorCall, OpSchema, RowsCall, TensorType, first_to_first
+from dagexec.core.traits import Rows
 from dagexec.ops.base.blocks import Array
 from dagexec.ops.index.elements import gathered_gradient, scattered_gradient
 from dagexec.ops.index.places import row_numbers
@@ -39,6 +40,18 @@ def infer_gather_nd(call: OperatorCall) -> list[TensorType]:
     return [TensorType(_picked_shape(call), call.inputs[0].meta)]
 
 
+def _picked_rows(asked: RowsCall) -> list[Rows | None]:
+    """On one of the leading axes that DATA and INDICES share, or on an axis of vectors of indices into shared DATA."""
+    rows, batch = asked.only(0, 1), asked.call.arguments.int("batch_dims", 0)
+    if asked.rows[0] is None:
+        inside = batch <= rows.axis < asked.rank(1) - 1
+    else:
+        inside = rows.axis < batch and asked.rows[1] is not None
+    if not inside:
+        raise asked.mixes(rows.axis)
+    return [rows]
+
+
 @operator(
     OpSchema(
         "GatherND",
@@ -50,6 +63,7 @@ def infer_gather_nd(call: OperatorCall) -> list[TensorType]:
         args={"batch_dims": BATCH_HELP},
         cost=copy_cost,
         onnx=(OnnxName("GatherND", 13, {"batch_dims": "batch_dims"}),),
+        rows=_picked_rows,
     )
 )
 class GatherND(Operator):

@@ -12,6 +12,7 @@ from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_o
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
+from dagexec.core.rows import apart_from
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType, first_to_first
 from dagexec.ops.base.array_function import array_function
 from dagexec.ops.base.blocks import Array
@@ -60,6 +61,7 @@ def _within(rows: int, columns: int, diagonal: int, *, upper: bool) -> Array:
         cost=copy_cost,
         value_inputs=(1,),
         onnx=(OnnxName("Trilu", 14, {"upper": "upper"}),),
+        rows=apart_from(lambda _: (-2, -1)),
     )
 )
 class Trilu(Operator):

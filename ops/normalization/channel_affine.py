@@ -17,7 +17,8 @@ from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_by, gradient_of
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
-from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType, first_to_first, memory_cost
+from dagexec.core.rows import before_axis, first_axis
+from dagexec.core.schema import Cost, OperatorCall, OpSchema, RowsRule, TensorType, first_to_first, memory_cost
 from dagexec.ops.base.blocks import Array, Scratch
 from dagexec.ops.base.broadcast_reduction import reduced
 from dagexec.ops.base.layout import channels_last
@@ -87,7 +88,14 @@ def _affine_passes(pieces: Sequence[Array], out: Array, _scratch: Scratch) -> li
     return [partial(np.multiply, x, scale, out=out), *(partial(np.add, out, one, out=out) for one in bias)]
 
 
-def affine_schema(name: str, view: ViewReader, names: tuple[str, ...], doc: str, args: dict[str, str]) -> OpSchema:
+def affine_schema(
+    name: str,
+    view: ViewReader,
+    names: tuple[str, ...],
+    doc: str,
+    args: dict[str, str],
+    rows: RowsRule | None = None,
+) -> OpSchema:
     """The schema of a map of X, a scale and perhaps a bias."""
 
     def infer(call: OperatorCall) -> list[TensorType]:
@@ -105,6 +113,7 @@ def affine_schema(name: str, view: ViewReader, names: tuple[str, ...], doc: str,
         args=args,
         inplace=first_to_first,
         cost=_two_operations,
+        rows=rows,
     )
 
 
@@ -119,6 +128,7 @@ def _two_operations(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
         ("X", "w", "b"),
         "Y = X * w + b: w and b have an element for each feature, X's axes from `axis` on.",
         AXIS_ARGS,
+        rows=before_axis(lambda call: call.axis("axis", 1, len(call.inputs[0].shape), end=True)),
     )
 )
 class ElementwiseLinear(ChannelAffine):
@@ -134,6 +144,7 @@ class ElementwiseLinear(ChannelAffine):
         ("X", "scale", "bias"),
         "Y = X * scale + bias: a scale and a bias for each channel of an image tensor.",
         ORDER_ARGS,
+        rows=first_axis,
     )
 )
 class AffineChannel(ChannelAffine):

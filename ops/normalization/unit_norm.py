@@ -13,6 +13,7 @@ from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.gradient import gradient_by, no_gradient
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
+from dagexec.core.rows import apart_from
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType, memory_cost
 from dagexec.ops.base.blocks import BLOCK, Array, Scratch, block_indices, compute_dtype, convert, is_narrow
 from dagexec.ops.base.pointwise import scalar_pass
@@ -30,6 +31,9 @@ def vectors_view(call: OperatorCall) -> tuple[int, int, int]:
     shape = call.inputs[0].shape
     axis = call.axis("axis", -1, len(shape))
     return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
+
+
+_rows = apart_from(lambda call: [call.axis("axis", -1, len(call.inputs[0].shape))])
 
 
 def infer_same(call: OperatorCall) -> list[TensorType]:
@@ -80,6 +84,7 @@ def _schema(name: str, inputs: tuple[str, ...], output: str, doc: str) -> OpSche
         output_names=(output,),
         args=ARGUMENTS,
         cost=lambda call, outputs: memory_cost(call, outputs, 4),
+        rows=_rows if len(inputs) == 1 else None,
     )
 
 

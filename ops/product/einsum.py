@@ -22,7 +22,8 @@ from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_o
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
-from dagexec.core.schema import UNBOUNDED, Cost, OperatorCall, OpSchema, TensorType
+from dagexec.core.schema import UNBOUNDED, Cost, OperatorCall, OpSchema, RowsCall, TensorType
+from dagexec.core.traits import Rows
 from dagexec.errors import ArgumentError, GradientError
 from dagexec.ops.base.blocks import Array, compute_dtype, convert
 
@@ -97,6 +98,21 @@ def _cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
     return Cost(flops, sum(kind.nbytes for kind in call.inputs), outputs[0].nbytes)
 
 
+def _rows(asked: RowsCall) -> list[Rows | None]:
+    """On the axes of one label, which the output has."""
+    asked.require_uncounted()
+    operands, output, _ = equation_labels(asked.call)
+    found: dict[int, Rows] = {}
+    for index, (labels, rows) in enumerate(zip(operands, asked.rows, strict=True)):
+        if rows is None:
+            continue
+        label = labels[rows.axis]
+        if label not in output or labels.count(label) > 1:
+            raise asked.mixes(rows.axis)
+        found[index] = rows.at(output.index(label))
+    return [asked.common(found)]
+
+
 @operator(
     OpSchema(
         "Einsum",
@@ -111,6 +127,7 @@ def _cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
         required_args=("equation",),
         cost=_cost,
         onnx=(OnnxName("Einsum", 28, {"equation": "equation"}),),
+        rows=_rows,
     )
 )
 class Einsum(Operator):

@@ -8,6 +8,7 @@ from dataclasses import replace
 from dagexec.core.gradient import not_differentiable
 from dagexec.core.operator import Step, in_sequence
 from dagexec.core.registry import operator
+from dagexec.core.rows import fully_connected
 from dagexec.core.schema import UNBOUNDED, Cost, OperatorCall, OpSchema, TensorType
 from dagexec.ops.activation.post_ops import (
     POST_OPS_HELP,
@@ -52,6 +53,7 @@ def _operand_to_first(input_index: int, output_index: int) -> bool:
         inplace=_operand_to_first,
         cost=_cost,
         has_weights=True,
+        rows=fully_connected,
     )
 )
 class FusedFC(FullyConnected):

@@ -8,6 +8,7 @@ import numpy as np
 
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
+from dagexec.core.rows import elementwise
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
 from dagexec.core.traits import ImageRole
 from dagexec.ops.quantized.requantization import (
@@ -41,6 +42,7 @@ QUANT_ADD = OpSchema(
     args=INPUT_ARGS | OUTPUT_ARGS | POST_OPS_ARGS,
     image_role=ImageRole.ON_INTEGERS,
     is_quantized=True,
+    rows=elementwise,
 )
 
 

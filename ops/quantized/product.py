@@ -11,6 +11,7 @@ import numpy as np
 from dagexec.core.dtypes import INT8, INT32
 from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
 from dagexec.core.registry import operator
+from dagexec.core.rows import fully_connected
 from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType
 from dagexec.ops.quantized.accumulation import centered, exact_dtype, widened
 from dagexec.ops.quantized.requantization import (
@@ -71,6 +72,7 @@ QUANT_FC = OpSchema(
     | POST_OPS_ARGS,
     cost=_fc_cost,
     is_quantized=True,
+    rows=fully_connected,
 )
 
 

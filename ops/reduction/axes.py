@@ -479,6 +479,11 @@ def infer_arg_extreme(call: OperatorCall) -> list[TensorType]:
     return [output]
 
 
+def _searched_axis(call: OperatorCall) -> tuple[Axes, bool]:
+    """The axis that is searched, and whether it stays."""
+    return (call.axis("axis", -1, len(call.inputs[0].shape)),), call.arguments.bool("keepdims", True)
+
+
 def _arg_schema(name: str, what: str) -> OpSchema:
     return OpSchema(
         name,
@@ -494,6 +499,7 @@ def _arg_schema(name: str, what: str) -> OpSchema:
         },
         cost=reduction_cost,
         onnx=(OnnxName(name, 13, {"axis": "axis", "keepdims": "keepdims", "select_last_index": "last"}),),
+        rows=reduced(_searched_axis),
     )
 
 

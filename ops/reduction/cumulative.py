@@ -12,6 +12,7 @@ from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_o
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
 from dagexec.core.registry import operator
+from dagexec.core.rows import apart_from
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
 from dagexec.ops.base.blocks import compute_dtype, convert, is_narrow
 
@@ -59,6 +60,7 @@ def _cumulative_schema(name: str, what: str, version: int) -> OpSchema:
         },
         value_inputs=(1,),
         onnx=(OnnxName(name, version, flags),),
+        rows=apart_from(lambda call: [cumulated_axis(call)]),
     )
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from dagexec.core.dtypes import NUMBER_TYPES
 from dagexec.core.operator import Operator, Step, nothing_to_do
 from dagexec.core.registry import operator
+from dagexec.core.rows import first_axis
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.blocks import Array
@@ -73,6 +74,7 @@ def _block(order: str, channels: int) -> int:
         },
         cost=copy_cost,
         moves_elements=True,
+        rows=first_axis,
     )
 )
 class Reorder(Operator):

@@ -173,6 +173,12 @@ def infer_tile(call: OperatorCall) -> list[TensorType]:
     return [TensorType((*shape[:axis], shape[axis] * tiles, *shape[axis + 1 :]), call.inputs[0].meta)]
 
 
+def _tiled(call: OperatorCall) -> list[int]:
+    """The axis along which X is repeated, if it is."""
+    tiles, axis = tile_plan(call)
+    return [] if tiles == 1 else [axis]
+
+
 TILE_ARGS = {"tiles": "how often (default 1)", "axis": "along which axis (default 0)"}
 
 
@@ -187,6 +193,7 @@ TILE_ARGS = {"tiles": "how often (default 1)", "axis": "along which axis (defaul
         args=TILE_ARGS,
         cost=copy_cost,
         value_inputs=(1, 2),
+        rows=apart_from(_tiled),
     )
 )
 class Tile(Operator):
@@ -210,6 +217,11 @@ def repeats_of(call: OperatorCall) -> tuple[int, ...]:
     return repeats
 
 
+def _tiled_axes(call: OperatorCall) -> list[int]:
+    """The axes along which X is repeated."""
+    return [axis for axis, count in enumerate(repeats_of(call)) if count != 1]
+
+
 def infer_tile_axes(call: OperatorCall) -> list[TensorType]:
     """Each size, as often as its axis is repeated."""
     kind = call.inputs[0]
@@ -228,6 +240,7 @@ def infer_tile_axes(call: OperatorCall) -> list[TensorType]:
         args={"repeats": "a count for each axis, when there is no input 1"},
         cost=copy_cost,
         value_inputs=(1,),
+        rows=apart_from(_tiled_axes),
     )
 )
 class TileAxes(Operator):

@@ -71,6 +71,7 @@ def products() -> Iterator[Case]:
         yield case("MatMul", batch(inner), constant(inner, units))
     yield case("FC", batch(300, draw=in_bfloat16), *(constant(*s, draw=in_bfloat16) for s in ((100, 300), (100,))))
     yield case("FC", batch(5, 64), constant(32, 64), constant(32), axis=2)
+    yield case("FusedFC", batch(300), constant(100, 300), constant(100), batch(100), post_ops=["relu", "add:3"])
     yield case("Gemm", batch(300), constant(300, 100), constant(100))
     yield case("Gemm", batch(300), constant(100, 300), batch(100), trans_b=1, alpha=0.5)
     yield case("MatMul", batch(300), constant(100, 300), trans_b=1)
@@ -211,6 +212,60 @@ def recurrent_layers() -> Iterator[Case]:
                    sequence_lengths=1, initial_state=1)  # fmt: skip
 
 
+def along_other_axes() -> Iterator[Case]:
+    """What is computed along axes that rows are not on."""
+    x = batch(5, 6)
+    yield case("Hardmax", x)
+    yield case("Hardmax", x, axis=1, single_axis=1)
+    yield case("Glu", x)
+    yield case("Moments", x, outputs=2, axes=[1, 2])
+    yield case("Moments", x, outputs=2, axes=[2], keepdims=0)
+    yield case("MeanVarianceNorm", x, axes=[1, 2])
+    yield case("Normalize", x)
+    yield case("NormalizeL1", x, axis=1)
+    yield case("CumSum", x, axis=1)
+    yield case("CumProd", x, constant_values(2, np.int64), reverse=1)
+    yield case("TopK", x, outputs=2, k=2)
+    yield case("TopK", x, outputs=2, k=3, axis=1)
+    for name in ("ArgMax", "ArgMin"):
+        yield case(name, x, axis=1, keepdims=0)
+        yield case(name, x)
+        yield case(name, examples_at(1, 5, 1), axis=0, keepdims=0)
+    yield case("Tile", x, tiles=3, axis=2)
+    yield case("Tile", x, tiles=1)
+    yield case("TileAxes", x, repeats=[1, 2, 3])
+    yield case("Trilu", x)
+    yield case("Reorder", batch(16, 4, 4), from_order="NCHW", to_order="NHWC")
+    for mode in ("nearest", "linear", "cubic"):
+        yield case("Resize", batch(3, 4, 5), mode=mode, sizes=[7, 3], axes=[2, 3])
+        yield case("Resize", batch(3, 4, 5), mode=mode, scales=[1.0, 1.0, 2.0, 1.5])
+    yield case("Einsum", batch(4, 5), constant(5, 6), equation="bij,jk->bik")
+    yield case("Einsum", batch(4, 5), batch(5, 6), equation="b...j,bjk->kb...")
+    yield case("Einsum", batch(5), batch(5), equation="bi,bi->b")
+    yield case("OneHotAxis", batch(4, draw=integers(0, 5)), constant_values(5), constant_values([0.0, 1.0], np.float32))
+    yield case("OneHotAxis", batch(draw=integers(0, 5)), constant_values(5), constant_values([0, 2], np.int32), axis=0)
+    yield case("GatherElements", x, batch(5, 2, draw=integers(0, 6)), axis=2)
+    yield case("GatherND", x, batch(3, 1, draw=integers(0, 5)), batch_dims=1)
+    yield case("GatherND", constant(4, 3, 2), batch(7, 2, draw=integers(0, 3)))
+    yield case("ReverseSequence", x, batch(draw=integers(1, 6)), time_axis=1, batch_axis=0)
+    yield case("ReverseSequence", examples_at(1, 5, 1, 3), batch(draw=integers(1, 6)))
+    yield case("GridSample", batch(3, 5, 6), batch(4, 4, 2))
+    yield case("DeformConv", batch(4, 6, 6), constant(3, 4, 3, 3), batch(18, 4, 4))
+    yield case("CausalConv", batch(4, 9), constant(4, 1, 3), constant(4), batch(4, 2), outputs=2, bias=1, state=1)
+    q, angles = batch(6, 16), batch(6, 8)
+    yield case("LinearAttention", q, q, q, batch(6, 16), batch(6, 2), outputs=2, q_num_heads=2, kv_num_heads=2)
+    yield case("RotaryEmbedding", batch(6, 16), angles, angles, num_heads=1)
+    places = batch(6, draw=integers(0, 9))
+    yield case("RotaryEmbedding", batch(6, 16), constant(9, 8), constant(9, 8), places, num_heads=1)
+    yield case("Mod", x, divisor=2)
+    yield case("IsNaN", x)
+    yield case("IsInf", x)
+    yield case("Shrink", x)
+    yield case("CastLike", x, constant(3, draw=integers(0, 3)))
+    yield case("AffineChannel", batch(4, 3, 3), constant(4), constant(4))
+    yield case("ElementwiseLinear", x, constant(6), constant(6), axis=2)
+
+
 def moved() -> Iterator[Case]:
     """Elements that go elsewhere as they are."""
     x = batch(4, 6)
@@ -247,6 +302,11 @@ def quantized() -> Iterator[Case]:
     scale, zero = constant_values(np.float32(0.02)), constant_values(np.uint8(7))
     yield case("QuantizeLinear", batch(4, 5), scale, zero)
     yield case("DequantizeLinear", batch(4, 5, draw=UINT8), scale, zero)
+    x, w = batch(300, draw=UINT8), constant(100, 300, draw=INT8)
+    yield case("QuantFC", x, w, scale, constant(100, draw=integers(-99, 99, np.int32)), bias=1, x_scale=0.5)
+    yield case("QuantAdd", x, x, x_scale=0.5, add_scale=0.25, post_ops=["add:1"])
+    yield case("MatMulInteger", x, constant(300, 40, draw=INT8))
+    yield case("MatMulInteger", batch(4, 30, draw=UINT8), batch(30, 5, draw=INT8), constant_values(np.uint8(9)))
 
 
 def attention() -> Iterator[Case]:
@@ -263,6 +323,6 @@ def operator_cases() -> list[Case]:
     """All of them."""
     groups = (
         of_formulas(), products(), convolutions("NCHW"), convolutions("NHWC"), other_convolutions(), poolings(),
-        normalizations(), reductions(), recurrent_layers(), moved(), quantized(), attention(),
+        normalizations(), reductions(), recurrent_layers(), along_other_axes(), moved(), quantized(), attention(),
     )  # fmt: skip
     return [one for group in groups for one in group]

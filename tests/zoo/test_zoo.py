@@ -11,7 +11,11 @@ import pytest
 import dagexec
 from dagexec import zoo
 from dagexec.core.arguments import Arguments
+from dagexec.core.dtypes import FLOAT32
 from dagexec.core.model import Model
+from dagexec.core.row_axes import find_row_axes
+from dagexec.core.schema import TensorType
+from dagexec.core.traits import Rows
 from dagexec.errors import ModelFormatError
 
 PUBLISHED = {  # trained parameters; batch normalization's statistics are not among them
@@ -70,6 +74,21 @@ def test_result_is_finite_a_distribution_and_neither_flat_nor_one_hot(name: str)
     np.testing.assert_allclose(found.sum(), 1, rtol=1e-4)
     assert 1.5 / classes < found.max() < 0.9
     assert np.abs(found - other).max() > 0.01 / classes, "the result does not depend on the input"
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_any_number_of_images_keeps_them_apart(name: str) -> None:
+    model = built(name)
+    rows = find_row_axes(model, {"data": TensorType(image_for(model).shape, FLOAT32)})
+    assert (rows.inputs, rows.outputs) == ({"data": Rows(0)}, {"softmax": Rows(0)})
+
+
+def test_without_a_batch_size_each_run_has_its_own() -> None:
+    model = zoo.build("lenet")
+    image = image_for(model)
+    with dagexec.compile(model) as executor:
+        sizes = [executor.run({"data": np.repeat(image, size, 0)})["softmax"].shape for size in (3, 1)]
+    assert sizes == [(3, 10), (1, 10)]
 
 
 def test_batch_size_is_that_of_input_and_output() -> None:

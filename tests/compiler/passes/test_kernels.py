@@ -32,7 +32,7 @@ from dagexec import zoo
 from dagexec.compiler.passes.layout import LAYOUTS, layouts
 
 print("layouts", *layouts(), sep="|")
-model = zoo.build(sys.argv[1])
+model = zoo.build(sys.argv[1], batch_size=1)
 image = np.ones(model.inputs["data"].shape, np.float32)
 for layout in LAYOUTS if sys.argv[2] == "all" else layouts():
     if layout != "NCHW":
