@@ -16,7 +16,14 @@ from dagexec.ops.base.layout import NHWC, image_order
 from dagexec.ops.conv.convolution import SPATIAL_AXES, Convolution, conv_window
 from dagexec.ops.conv.fused import FUSED_CONV, FusedConvolution, first_operand, output_order
 from dagexec.ops.onednn.accuracy import require_accurate
-from dagexec.ops.onednn.convolution_family import CONVOLUTION, ConvolutionFamily, grouped, require_window
+from dagexec.ops.onednn.convolution_family import (
+    CONVOLUTION,
+    Computation,
+    ConvolutionFamily,
+    grouped,
+    of_images,
+    require_window,
+)
 from dagexec.ops.onednn.keeping_nan import is_seen, keeping_nan_in_place
 from dagexec.ops.onednn.post_ops import append_post_ops, drops_nan
 from dagexec.ops.onednn.primitive import (
@@ -55,36 +62,41 @@ class ForwardConvolution(ConvolutionFamily):
         inputs = {SRC: 0, WEIGHTS: 1}
         if self.has_bias(call):
             parameters[BIAS], inputs[BIAS] = self.x(2), 2
-        attributes = self.attributes()
-        given = {one.input: self.x(one.input) for one in post_ops if one.input >= 0 and one.kind != SUM}
-        operands = append_post_ops(attributes, self.onednn, post_ops, given, (y.ndim, order), self.label)
+        operands = {one.input: self.x(one.input) for one in post_ops if one.input >= 0 and one.kind != SUM}
         geometry, none = self.geometry(axes), self.onednn.ffi.NULL
         # For training oneDNN's Winograd takes the filter as it is and transforms it by generated code; for inference a
         # copy does that beforehand, ten times as slowly. Other algorithms offer less for training.
         kinds = {DIRECT: FORWARD_INFERENCE, WINOGRAD: FORWARD_INFERENCE if self.is_constant(1) else FORWARD_TRAINING}
 
-        def request(algorithm: str, layouts: Mapping[int, Descriptor]) -> Sequence[object]:
-            bias = layouts[BIAS].handle if BIAS in layouts else none
-            handles = (layouts[SRC].handle, layouts[WEIGHTS].handle, bias, layouts[DST].handle)
-            return [kinds[algorithm], CONVOLUTION[algorithm], *handles, *geometry, attributes.handle]
+        def computation(chosen: slice) -> Computation:
+            attributes = self.attributes()
+            given = {number: of_images(operand, y, chosen) for number, operand in operands.items()}
+            further = append_post_ops(attributes, self.onednn, post_ops, given, (y.ndim, order), self.label)
 
-        assembled = self.convolution(
-            "convolution_forward",
-            request,
-            axes,
-            {SRC: (x, window.order), DST: (y, order)},
-            parameters,
-            inputs,
-            DST,
-            operands=operands,
-            key="post-ops " + " ".join(f"{one.kind}{list(given[one.input].shape)}" if one.input in given else one.kind
-                                       for one in post_ops),
-            attributes=post_ops,
-            own_layouts=not any(one.kind == SUM for one in post_ops),
-            composed=self.composed(axes, (window.order, order), post_ops, given),
-        )  # fmt: skip
+            def request(algorithm: str, layouts: Mapping[int, Descriptor]) -> Sequence[object]:
+                bias = layouts[BIAS].handle if BIAS in layouts else none
+                handles = (layouts[SRC].handle, layouts[WEIGHTS].handle, bias, layouts[DST].handle)
+                return [kinds[algorithm], CONVOLUTION[algorithm], *handles, *geometry, attributes.handle]
+
+            return Computation(
+                "convolution_forward",
+                request,
+                axes,
+                {SRC: (x[chosen], window.order), DST: (y[chosen], order)},
+                parameters,
+                inputs,
+                DST,
+                operands=further,
+                key="post-ops " + " ".join(f"{one.kind}{list(given[one.input].shape)}" if one.input in given
+                                           else one.kind for one in post_ops),
+                attributes=post_ops,
+                own_layouts=not any(one.kind == SUM for one in post_ops),
+                composed=self.composed(axes, (window.order, order), post_ops, given, y[chosen].shape),
+            )  # fmt: skip
+
+        assembled = self.convolution(computation(slice(None)), lambda image: computation(slice(image, image + 1)))
         places = enumerate(post_ops)
-        inputs |= {POST_OP * (place + 1) | SRC_1: one.input for place, one in places if one.input in given}
+        inputs |= {POST_OP * (place + 1) | SRC_1: one.input for place, one in places if one.input in operands}
         operands_later = {one.input: self.x(one.input) for one in later if one.input >= 0}
         step = in_sequence([*assembled.steps, post_op_passes(self, later, y, y, operands_later)])
         return self.offered(step, assembled, inputs, {} if later else {DST: 0})
@@ -119,13 +131,17 @@ class ForwardConvolution(ConvolutionFamily):
         orders: tuple[str, str],
         post_ops: Sequence[PostOp],
         operands: Mapping[int, Array],
+        shape: tuple[int, ...],
     ) -> Callable[[int], Iterable[Candidate]] | None:
-        """The candidates of `winograd`, for a number of threads; None where it does not compute this."""
+        """The candidates of `winograd`, for a number of threads; None where it does not compute this.
+
+        `operands` are what post-ops read, by input number, for a result of `shape`.
+        """
         filters, channels = self.y(0).shape[-1], self.x(0).shape[-1]
         plain = all((axis.kernel, axis.stride, axis.dilation) == (TAPS, 1, 1) for axis in axes) and len(axes) == 2
         if not plain or orders != (NHWC, NHWC) or not self.is_constant(1):
             return None
-        found = finish(post_ops, operands, self.y(0).shape, has_bias=self.has_bias(self.call()))
+        found = finish(post_ops, operands, shape, has_bias=self.has_bias(self.call()))
         groups = self.arguments.int("group", 1)
         if (
             found is None
@@ -136,7 +152,7 @@ class ForwardConvolution(ConvolutionFamily):
             return None
         (height, width), heads = (axis.size for axis in axes), (axes[0].head, axes[1].head)
         result = axes[0].out, axes[1].out
-        layer = Layer(len(self.x(0)), height, width, channels, filters, groups, heads, result, *found)
+        layer = Layer(shape[0], height, width, channels, filters, groups, heads, result, *found)
         return partial(candidates, self.onednn, self.label, layer, self.scratchpad_limit, self.weights_are_cold)
 
     def post_ops(self, call: OperatorCall) -> tuple[PostOp, ...]:

@@ -7,6 +7,7 @@ of the implementation in every run.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -17,6 +18,8 @@ from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.base.geometry import Axis, tap_count
 from dagexec.ops.base.layout import BLOCKS, NCHW, NHWC, logical_shape
 from dagexec.ops.onednn import widened
+from dagexec.ops.onednn.alone import one_thread
+from dagexec.ops.onednn.image_by_image import image_by_image
 from dagexec.ops.onednn.implementation import choose_implementation
 from dagexec.ops.onednn.operator import OneDNNOperator
 from dagexec.ops.onednn.packing import PackedForms
@@ -61,6 +64,11 @@ def require_window(axes: Sequence[Axis], label: str) -> None:
             raise UnsupportedFeatureError(f"{label}: oneDNN has no convolution with negative padding {axis.head}")
 
 
+def of_images(operand: Array, result: Array, chosen: slice) -> Array:
+    """The part of an operand that goes with these images of `result`, to which it broadcasts."""
+    return operand[chosen] if operand.ndim == result.ndim and len(operand) == len(result) else operand
+
+
 def grouped(weights: Array, group: int, channels_last: bool) -> Array:
     """A view of the filter as M, C/G, kernel, or with groups as G, M/G, C/G, kernel."""
     logical = np.moveaxis(weights, -1, 1) if channels_last else weights
@@ -85,6 +93,55 @@ def _is_ragged(weights: Array, axes: int, lanes: int) -> bool:
     if groups and filters == channels == 1:
         return bool(groups[0] % lanes)
     return bool(filters % lanes or channels % lanes)
+
+
+@dataclass(frozen=True)
+class Computation:
+    """What a convolution computes by `dnnl_{function}`.
+
+    Attributes:
+        request: how the library is asked.
+        axes: of the window.
+        images: the image tensors by argument number.
+        parameters: the filter (M, C/G, kernel, with groups G, M/G, C/G, kernel) and the bias, by argument number.
+        inputs: the input number of each that is an input, by argument number.
+        result: the argument that is computed.
+        operands: of post-ops.
+        key: what else the choice of an implementation depends on.
+        attributes: what else the library is requested: convolutions that ask for the same share a primitive then.
+        own_layouts: implementations may use layouts of their own.
+        algorithms: those that may be requested.
+        composed: further candidates, for a number of threads.
+    """
+
+    function: str
+    request: Request
+    axes: Sequence[Axis]
+    images: Mapping[int, Image]
+    parameters: Mapping[int, Array]
+    inputs: Mapping[int, int]
+    result: int
+    operands: Operands = field(default_factory=dict)
+    key: str = ""
+    attributes: Hashable | None = None
+    own_layouts: bool = True
+    algorithms: tuple[str, ...] = (DIRECT, WINOGRAD)
+    composed: Callable[[int], Iterable[Candidate]] | None = None
+
+    @property
+    def batch(self) -> int:
+        """Images."""
+        return len(next(iter(self.images.values()))[0])
+
+    @property
+    def arrays(self) -> dict[int, Array]:
+        """All arguments by number."""
+        found = {number: array for number, (array, _) in self.images.items()}
+        return found | {**self.parameters} | {number: array for number, (_, array) in self.operands.items()}
+
+
+ImageOf = Callable[[int], Computation]
+"""Gives the computation of one image of a batch, by its number."""
 
 
 class ConvolutionFamily(OneDNNOperator):
@@ -145,52 +202,71 @@ class ConvolutionFamily(OneDNNOperator):
         forms = constant.derived("onednn", PackedForms)
         return forms.get(source, target, lambda: self.reordered(self.packed(plain), target, plain)), nothing_to_do
 
-    def assembled(self, problem: Problem, arrays: Mapping[int, Array], inputs: Mapping[int, int]) -> Assembled:
-        """The steps of the implementation chosen for `problem`; `inputs` gives the input number of an argument."""
+    def convolution(self, whole: Computation, image: ImageOf | None = None) -> Assembled:
+        """The steps that compute `whole`.
+
+        With `image`, which gives the computation of one of its images, each gets the bytes that it gets alone, unless
+        the operator is asked for less.
+        """
+        problem = self._problem(whole, self.threads)
         self.answer(lambda: any(not one.is_reference for one in problem.candidates()))
-        chosen = self.implementation(problem)
+        if image is None or not self.is_batch_invariant:
+            return self._assembled(problem, self.implementation(problem), whole)
+        name = self._name_of_one(problem, image)
+        chosen = problem.named(name, self.threads)
+        if chosen is None or not chosen.is_batch_invariant:
+            return self._image_by_image(name, whole, image)
+        return self._assembled(problem, chosen, whole)
 
-        def pack(
-            number: int,
-            array: Array,
-            source: Descriptor,
-            target: Descriptor,
-            compute: Callable[[], Array] | None = None,
-        ) -> tuple[Array, Step]:
-            constant = self.input(inputs[number]).constant
-            if compute is None or constant is None:
-                return self.parameter(inputs[number], array, source, target)
-            return constant.derived("onednn", PackedForms).get(source, target, compute), nothing_to_do
+    def _name_of_one(self, problem: Problem, image: ImageOf) -> str:
+        """What is chosen for one image and the most threads that the operator gets, whatever the batch, once."""
+        geometry = problem.geometry
+        if geometry not in self.names_for_all:
+            with one_thread(False):
+                self.names_for_all[geometry] = self.implementation(self._problem(image(0), self.most_threads)).name
+        return self.names_for_all[geometry]
 
-        assembled = assemble(problem, chosen, arrays, self.working_memory, pack)
+    def _assembled(self, problem: Problem, chosen: Candidate, whole: Computation) -> Assembled:
+        pack = partial(self._packed, whole.inputs)
+        assembled = assemble(problem, chosen, whole.arrays, self.working_memory, pack)
         self.keeps(assembled.nbytes)
         return assembled
 
-    def convolution(
-        self,
-        function: str,
-        request: Request,
-        axes: Sequence[Axis],
-        images: Mapping[int, Image],
-        parameters: Mapping[int, Array],
-        inputs: Mapping[int, int],
-        result: int,
-        *,
-        operands: Operands | None = None,
-        key: str = "",
-        attributes: Hashable | None = None,
-        own_layouts: bool = True,
-        algorithms: tuple[str, ...] = (DIRECT, WINOGRAD),
-        composed: Callable[[int], Iterable[Candidate]] | None = None,
-    ) -> Assembled:
-        """The steps that compute argument `result` by `dnnl_{function}`.
+    def _image_by_image(self, name: str, whole: Computation, image: ImageOf) -> Assembled:
+        """The steps of the candidate `name` on one image after another."""
+        first = image(0)
+        problem = self._problem(first, self.most_threads)
+        chosen = problem.named(name, self.most_threads)
+        assert chosen is not None, f"{self.label}: {name} was chosen for one image"
+        found = image_by_image(
+            problem,
+            chosen,
+            [image(number).arrays for number in range(whole.batch)],
+            self.working_memory,
+            partial(self._packed, whole.inputs),
+            frozenset(number for number, array in whole.arrays.items() if array.shape != first.arrays[number].shape),
+        )
+        self.keeps(found.nbytes)
+        return found
 
-        `images` are the image tensors and `parameters` the filter (M, C/G, kernel, with groups G, M/G, C/G, kernel) and
-        the bias, by argument number; `inputs` gives the input number of each that is an input. `key` says what else
-        the choice of an implementation depends on, `attributes` what else the library is requested: convolutions that
-        ask for the same share a primitive then.
-        """
-        library, further = self.onednn, operands or {}
+    def _packed(
+        self,
+        inputs: Mapping[int, int],
+        number: int,
+        array: Array,
+        source: Descriptor,
+        target: Descriptor,
+        compute: Callable[[], Array] | None = None,
+    ) -> tuple[Array, Step]:
+        """A parameter in another layout; see `problem.Pack`."""
+        constant = self.input(inputs[number]).constant
+        if compute is None or constant is None:
+            return self.parameter(inputs[number], array, source, target)
+        return constant.derived("onednn", PackedForms).get(source, target, compute), nothing_to_do
+
+    def _problem(self, asked: Computation, threads: int) -> Problem:
+        library, function, axes, inputs = self.onednn, asked.function, asked.axes, asked.inputs
+        images, parameters, further = asked.images, asked.parameters, asked.operands
         meta = from_numpy(next(iter(images.values()))[0].dtype)
         tensors = {number: self.image(*image) for number, image in images.items()}
         tensors |= {number: self.packed(array) for number, array in parameters.items()}
@@ -202,15 +278,16 @@ class ConvolutionFamily(OneDNNOperator):
         window = ";".join(f"{axis.kernel},{axis.stride},{axis.dilation},{axis.head},{tail_of(axis)}" for axis in axes)
 
         def ask_wide(threads: int, shape: tuple[int, ...]) -> PrimitiveDescriptor:
-            arguments = request(DIRECT, {**tensors, filters: Descriptor.any_layout(library, shape, meta)})
+            arguments = asked.request(DIRECT, {**tensors, filters: Descriptor.any_layout(library, shape, meta)})
             return describe(library, threads, self.label, function, library.engine, *arguments)
 
         constant = frozenset(number for number, index in inputs.items() if self.is_constant(index))
         groups = len(weights) if weights.ndim == len(axes) + 3 else 1
+        composed = asked.composed
         if groups > 1 and meta is FLOAT32 and WEIGHTS in constant and widened.pays(weights.shape):
             composed = partial(widened.candidates, ask_wide, weights.shape)
         layouts = tuple((number, descriptor.key) for number, descriptor in tensors.items())
-        asked = None if attributes is None else (attributes, layouts, window, filters in constant)
+        key = None if asked.attributes is None else (asked.attributes, layouts, window, filters in constant)
 
         def ask(algorithm: str, threads: int, own: bool) -> PrimitiveDescriptor:
             if own and algorithm == DIRECT and NHWC in orders:
@@ -219,43 +296,38 @@ class ConvolutionFamily(OneDNNOperator):
                 number: Descriptor.any_layout(library, logical_shape(order, array.shape), meta)
                 for number, (array, order) in (images.items() if own else ())
             }
-            arguments = request(algorithm, {**tensors, **wanted, **free})
-            whole = None if asked is None else (algorithm, own, asked)
+            arguments = asked.request(algorithm, {**tensors, **wanted, **free})
+            whole = None if key is None else (algorithm, own, key)
             return describe(library, threads, self.label, function, library.engine, *arguments, key=whole)
 
         shapes = [f"{list(logical_shape(order, array.shape)[1:])} {order}" for array, order in images.values()]
-        batch = next(iter(images.values()))[0].shape[0]
-        fed = "" if filters == result else "constant " if filters in constant else "fed "
+        fed = "" if filters == asked.result else "constant " if filters in constant else "fed "
         bias = "bias" if len(parameters) > 1 else "no bias"
         filtered = f"{fed}filter {list(weights.shape)}"
-        parts = [f"{function} {meta}", *shapes, filtered, f"window {window}", bias, key, f"batch {batch}"]
-        problem = Problem(
+        parts = [f"{function} {meta}", *shapes, filtered, f"window {window}", bias, asked.key, f"batch {asked.batch}"]
+        return Problem(
             library=library,
             label=self.label,
-            threads=self.threads,
+            threads=threads,
             key=" | ".join(parts),
             ask=ask,
             tensors={number: (descriptor, meta) for number, descriptor in tensors.items()},
-            result=result,
+            result=asked.result,
             plain={filters: Descriptor.of_order(library, weights.shape, meta, NCHW)},
             packed=frozenset({WEIGHTS, BIAS}),
             constant=constant,
             taps=tap_count(axes),
             fan_in=weights[0].size if weights.ndim == len(axes) + 2 else weights[0, 0].size,
-            algorithms=algorithms if _is_for_winograd(axes, weights) else (DIRECT,),
-            own_layouts=own_layouts and orders.isdisjoint(BLOCKS),
+            algorithms=asked.algorithms if _is_for_winograd(axes, weights) else (DIRECT,),
+            own_layouts=asked.own_layouts and orders.isdisjoint(BLOCKS),
             limit=self.scratchpad_limit,
             cold=self.weights_are_cold,
-            batch=batch,
+            batch=asked.batch,
             places=tuple(axis.out for axis in axes),
             ragged=_is_ragged(weights, len(axes), library.isa.lanes),
             groups=groups,
             composed=composed,
         )
-        arrays = {number: array for number, (array, _) in images.items()}
-        arrays |= parameters
-        arrays |= {number: array for number, (_, array) in further.items()}
-        return self.assembled(problem, arrays, inputs)
 
     def offered(
         self, step: Step, assembled: Assembled, inputs: Mapping[int, int], outputs: Mapping[int, int]

@@ -19,7 +19,13 @@ from dagexec.ops.conv.convolution import SPATIAL_AXES, conv_window
 from dagexec.ops.conv.gradient import ConvolutionGradient, bias_gradient
 from dagexec.ops.conv.gradient_outputs import BIAS as BIAS_GRADIENT
 from dagexec.ops.conv.gradient_outputs import FILTER, INPUT, wanted_gradients
-from dagexec.ops.onednn.convolution_family import CONVOLUTION, ConvolutionFamily, grouped, require_window
+from dagexec.ops.onednn.convolution_family import (
+    CONVOLUTION,
+    Computation,
+    ConvolutionFamily,
+    grouped,
+    require_window,
+)
 from dagexec.ops.onednn.primitive import (
     DIFF_BIAS,
     DIFF_DST,
@@ -44,7 +50,7 @@ class GradientFamily(ConvolutionFamily):
             handles = (layouts[DIFF_SRC].handle, layouts[WEIGHTS].handle, layouts[DIFF_DST].handle)
             return [CONVOLUTION[algorithm], *handles, *geometry, none, attributes.handle]
 
-        assembled = self.convolution(
+        asked = Computation(
             "convolution_backward_data",
             request,
             axes,
@@ -53,7 +59,7 @@ class GradientFamily(ConvolutionFamily):
             {DIFF_DST: 2, WEIGHTS: 1},
             DIFF_SRC,
         )
-        return in_sequence(assembled.steps)
+        return in_sequence(self.convolution(asked).steps)
 
     def filter_gradient(
         self,
@@ -78,7 +84,7 @@ class GradientFamily(ConvolutionFamily):
             handles = (layouts[SRC].handle, layouts[DIFF_WEIGHTS].handle, sums, layouts[DIFF_DST].handle)
             return [CONVOLUTION[algorithm], *handles, *geometry, none, attributes.handle]
 
-        assembled = self.convolution(
+        asked = Computation(
             "convolution_backward_weights",
             request,
             axes,
@@ -87,7 +93,7 @@ class GradientFamily(ConvolutionFamily):
             {SRC: x[0], DIFF_DST: gradient[0]},
             DIFF_WEIGHTS,
         )
-        return in_sequence(assembled.steps)
+        return in_sequence(self.convolution(asked).steps)
 
     def bias_gradient(self, order: str, gradient: Array, result: Array) -> Step:
         """The step that sums a gradient over images and pixels."""

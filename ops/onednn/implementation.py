@@ -55,7 +55,7 @@ def choose_implementation(problem: Problem, *, search: bool = False, given_only:
     found = problem.named(chosen, problem.threads) if chosen else None
     if found is None or found.is_reference:
         return _undivided(problem, rule(problem))
-    return found if name else _undivided(problem, found)
+    return found if name and not problem.invariant else _undivided(problem, found)
 
 
 def for_one_thread(problem: Problem, chosen: Candidate) -> Candidate:
@@ -79,7 +79,9 @@ def _worthy(candidates: list[Candidate], problem: Problem) -> list[Candidate]:
     Raises UnsupportedFeatureError when nothing is left.
     """
     if problem.open and not all(one.is_reference for one in candidates):
-        return [one for one in candidates if not one.is_reference]
+        found = [one for one in candidates if not one.is_reference]
+        whole = [one for one in found if not problem.divides_sums(one)]  # others would get one thread
+        return whole or found if problem.invariant and problem.threads > 1 else found
     special = [one for one in candidates if not one.is_general]
     newest = max((one.generation for one in special), default=0)
     oldest = min(newest, 2) if problem.ragged else newest

@@ -1,4 +1,4 @@
-"""Products with constant weights by the implementation that is measured to be fastest.
+"""Products with weights, most often constant ones, by the implementation that is measured to be fastest.
 
 The weights come from memory, so that what counts for few rows is how fast they are read: 9216 x 4096 for one row takes
 8.3 ms by the library's first implementation, 6.0 by that for AVX2, and 5.7 by the general product on weights as they
@@ -19,17 +19,22 @@ import numpy as np
 
 from dagexec.core.dtypes import from_numpy
 from dagexec.core.operator import Step
-from dagexec.ops.onednn.alone import is_alone, one_thread
+from dagexec.errors import UnsupportedFeatureError
+from dagexec.ops.onednn.alone import NoSingleThreadError, is_alone, one_thread
 from dagexec.ops.onednn.implementation import choose_implementation, for_one_thread, rule
 from dagexec.ops.onednn.operator import OneDNNOperator
 from dagexec.ops.onednn.primitive import BIAS, DST, SRC, WEIGHTS, Array, Descriptor, PrimitiveDescriptor, describe
-from dagexec.ops.onednn.problem import Assembled, Candidate, Problem, assemble
+from dagexec.ops.onednn.problem import ALONE, Assembled, Candidate, Problem, assemble
 
 MATMUL, PACKED, AS_IT_IS = "matmul", "packed", "as it is"
 """Algorithms: matmul and inner product on weights in a layout of the implementation's choice; on those that are there.
 
 Where the operator is no inner product, the last two are matmul, too.
 """
+UNPACKED, INNER = "unpacked matmul", "inner product"
+"""Instead of an inner product, matmul on weights as they are; instead of a matmul, inner product on packed ones."""
+
+INNER_PRODUCT = "inner_product_forward"
 
 MAX_MEASURED = 20 << 20
 """Bytes of weights: of more, a part of the units is measured, which takes as long for each byte."""
@@ -40,17 +45,19 @@ Request = Callable[[Mapping[int, Descriptor]], Sequence[object]]
 
 @dataclass(frozen=True)
 class WeightedProduct:
-    """A product with constant weights, input 1 of its operator.
+    """A product with weights, input 1 of its operator.
 
     Attributes:
         function: of the library, without `dnnl_`.
         request: how it is requested.
-        matmul: how a matmul is requested, where `function` is another: with WEIGHTS transposed, and BIAS a row.
+        other: how the other of matmul and inner product is requested: with WEIGHTS transposed, and the BIAS of a matmul
+            a row.
         arrays: by argument number: SRC, WEIGHTS and DST are matrices.
         further: operands of post-ops.
         units_axis: of WEIGHTS, along which there is a column of DST for each element.
         packs: True where weights are packed unless measuring says otherwise.
         key: what else the choice of an implementation depends on.
+        constant: the weights never change.
     """
 
     function: str
@@ -60,7 +67,8 @@ class WeightedProduct:
     units_axis: int
     packs: bool
     key: str
-    matmul: Request | None = None
+    other: Request | None = None
+    constant: bool = True
 
     def part(self, units: int) -> Mapping[int, Array]:
         """The arrays of a product with so many units, of which only shapes and strides count."""
@@ -83,13 +91,16 @@ class MeasuredProduct(OneDNNOperator):
     def product(self, product: WeightedProduct) -> Assembled:
         """The steps of the implementation chosen for `product`.
 
-        Raises UnsupportedFeatureError where there is only the library's reference.
+        Raises UnsupportedFeatureError where there is only the library's reference, or nothing that is batch-invariant.
         """
-        whole = self._problem(product, product.arrays)
-        with one_thread(False):
-            chosen = self._chosen(product, whole)
-        if is_alone():
-            chosen = for_one_thread(whole, chosen)
+        whole = self._problem(product, product.arrays, self.threads)
+        if self.is_batch_invariant:
+            chosen = self._undivided(product, whole, self._chosen_for_all(product, whole))
+        else:
+            with one_thread(False):
+                chosen = self._chosen(product, whole)
+            if is_alone():
+                chosen = for_one_thread(whole, chosen)
         operands = {number: array for number, (_, array) in product.further.items()}
 
         def pack(
@@ -100,32 +111,64 @@ class MeasuredProduct(OneDNNOperator):
         arrays = {**product.arrays, **operands}
         return assemble(whole, chosen, arrays, self.working_memory, pack)
 
+    def _undivided(self, product: WeightedProduct, whole: Problem, chosen: Candidate) -> Candidate:
+        """`chosen`, with one thread where it reads what is fed, or transposed, and more would give other bytes."""
+        source = product.arrays[SRC]
+        if chosen.description.threads == 1 or (product.constant and source.strides[0] >= source.strides[1]):
+            return chosen
+        alone = whole.named(chosen.name + ALONE, 1)
+        if alone is None or self.is_reproducible(
+            chosen.description, alone.description, product.arrays, product.further
+        ):
+            return chosen
+        return alone
+
+    def _chosen_for_all(self, product: WeightedProduct, whole: Problem) -> Candidate:
+        """What is chosen for the most threads that the operator gets and the first number of rows, for all numbers."""
+        names = self.names_for_all
+        if whole.geometry not in names:
+            with one_thread(False):
+                problem = self._problem(product, product.arrays, self.most_threads)
+                names[whole.geometry] = self._chosen(product, problem).name
+        name = names[whole.geometry]
+        found = whole.named(name, self.threads)
+        if found is None:
+            kind = NoSingleThreadError if is_alone() else UnsupportedFeatureError
+            raise kind(f"{self.label}: oneDNN has no {name} for {whole.batch} rows")
+        return found
+
     def _chosen(self, product: WeightedProduct, whole: Problem) -> Candidate:
         weights = product.arrays[WEIGHTS]
+        units = weights.shape[product.units_axis]
+        if not product.constant:
+            return rule(whole)
         if weights.nbytes <= MAX_MEASURED:
             return choose_implementation(whole)
         if product.further:
             return rule(whole)
-        units = weights.shape[product.units_axis]
         part = product.part(max(1, units * MAX_MEASURED // weights.nbytes // 16 * 16))
-        name = choose_implementation(self._problem(product, part)).name
-        return whole.named(name, self.threads) or rule(whole)
+        name = choose_implementation(self._problem(product, part, whole.threads)).name
+        return whole.named(name, whole.threads) or rule(whole)
 
-    def _problem(self, product: WeightedProduct, arrays: Mapping[int, Array]) -> Problem:
+    def _problem(self, product: WeightedProduct, arrays: Mapping[int, Array], threads: int) -> Problem:
         library, weights = self.onednn, arrays[WEIGHTS]
         meta = from_numpy(weights.dtype)
         tensors = {number: self.packed(array) for number, array in arrays.items()}
         wanted = {WEIGHTS: Descriptor.any_layout(library, weights.shape, meta)}
-
-        views: dict[int, Descriptor] = {}
-        if product.matmul is not None:
-            views = {WEIGHTS: self.packed(weights.T), BIAS: self.packed(arrays[BIAS].reshape(1, -1))}
+        is_inner = product.function == INNER_PRODUCT
+        turned: dict[int, Descriptor] = {}
+        if product.other is not None:
+            turned = {WEIGHTS: self.packed(weights.T)}
+            turned |= {BIAS: self.packed(arrays[BIAS].reshape(1, -1))} if BIAS in arrays else {}
 
         def ask(algorithm: str, threads: int, own: bool) -> PrimitiveDescriptor:
-            if algorithm == MATMUL and product.matmul is not None:
-                turned = Descriptor.any_layout(library, weights.T.shape, meta)
-                arguments = product.matmul({**tensors, **views, WEIGHTS: turned})
-                return describe(library, threads, self.label, "matmul", library.engine, *arguments)
+            if algorithm in (MATMUL, UNPACKED, INNER):
+                if product.other is None:
+                    raise UnsupportedFeatureError(f"{self.label}: there is one way to multiply")
+                free = {} if algorithm == UNPACKED else {WEIGHTS: Descriptor.any_layout(library, weights.T.shape, meta)}
+                arguments = product.other({**tensors, **turned, **free})
+                function = "matmul" if is_inner else INNER_PRODUCT
+                return describe(library, threads, self.label, function, library.engine, *arguments)
             arguments = product.request({**tensors, **(wanted if algorithm == PACKED else {})})
             return describe(library, threads, self.label, product.function, library.engine, *arguments)
 
@@ -135,32 +178,40 @@ class MeasuredProduct(OneDNNOperator):
         strides = ["turned" if weights.strides[0] < weights.strides[1] else "straight"]
         strides += ["turned source"] if arrays[SRC].strides[0] < arrays[SRC].strides[1] else []
         rows = len(arrays[SRC])
-        is_one_straight_row = rows == 1 and product.matmul is not None and strides == ["straight"]
-        packed = (PACKED,) if product.matmul is None else (MATMUL, PACKED)
+        is_one_straight_row = rows == 1 and is_inner and strides == ["straight"]
         parts = [
             f"{product.function} {meta}",
             f"weights {list(weights.shape)} {' '.join(strides)}",
             "bias" if BIAS in arrays else "no bias",
             product.key,
-            f"rows {rows}",
+            "rows of any number" if self.is_batch_invariant else f"rows {rows}",
         ]
         return Problem(
             library=library,
             label=self.label,
-            threads=self.threads,
+            threads=threads,
             key=" | ".join(parts),
             ask=ask,
             tensors={number: (layout, types[number]) for number, layout in tensors_of_all.items()},
             result=DST,
             plain={WEIGHTS: tensors[WEIGHTS]},
             packed=frozenset({WEIGHTS}),
-            constant=frozenset({WEIGHTS}),
+            constant=frozenset({WEIGHTS} if product.constant else ()),
             taps=1,
             fan_in=arrays[SRC].shape[1],
-            algorithms=(*packed, AS_IT_IS) if product.packs else (AS_IT_IS, *packed),
-            views={MATMUL: views},
+            algorithms=self._algorithms(product, is_inner),
+            views=dict.fromkeys((MATMUL, UNPACKED, INNER), turned),
             cold=self.arguments.bool("cold_weights", True),
             batch=rows,
             open=True,
             undivided=frozenset({AS_IT_IS}) if is_one_straight_row else frozenset(),
+            invariant=self.is_batch_invariant,
         )
+
+    def _algorithms(self, product: WeightedProduct, is_inner: bool) -> tuple[str, ...]:
+        """Those to ask for, in order; where sums may be cut, as inner products do on several threads, last."""
+        if not self.is_batch_invariant:
+            packed = (MATMUL, PACKED) if is_inner else (PACKED,)
+            return (*packed, AS_IT_IS) if product.packs else (AS_IT_IS, *packed)
+        matmul = (UNPACKED, MATMUL) if is_inner else (AS_IT_IS, PACKED)
+        return (*(matmul[1:] if product.constant else matmul), PACKED if is_inner else INNER)

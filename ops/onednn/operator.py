@@ -91,6 +91,7 @@ class OneDNNOperator(Operator):
         onednn: the library.
         threads: OpenMP threads of its primitives: argument `threads` of the definition (default 1), or, while it is
             prepared, as many of `max_threads` as the work is worth at these shapes.
+        names_for_all: the implementation for all batches, by geometry.
         orders: of image tensors; all.
         metas: element types of input 0 that go to oneDNN; the default engine computes others.
         repeats: how it is prepared follows from its definition, and the layouts of its tensors, so that operators for
@@ -113,6 +114,7 @@ class OneDNNOperator(Operator):
         self.threads = usable_threads(self.threads)
         self._max_threads = self.arguments.int("max_threads", 1)
         self._is_alone = False
+        self.names_for_all: dict[str, str] = {}
         self._asks = False  # during has_kernel
         self._is_unseen = False  # during prepare: compiled code, not generated; its comparisons may leave no trace
         self._keeps_nan = self.arguments.string("nan", "kept") != "any"
@@ -289,6 +291,17 @@ class OneDNNOperator(Operator):
         if is_alone():
             return alone
         return found if gives_same_bytes(found, alone, arrays, further, DST, self.label) else alone
+        return found if self.is_reproducible(found, alone, arrays, further) else alone
+
+    def is_reproducible(
+        self,
+        found: PrimitiveDescriptor,
+        alone: PrimitiveDescriptor,
+        arrays: Mapping[int, Array],
+        further: Arguments,
+    ) -> bool:
+        """True when both give the same bytes of argument DST; see `describe_reproducible`."""
+        return gives_same_bytes(found, alone, arrays, further, DST, self.label)
 
     def has_kernel(self) -> bool:
         """True when the library has code for the operator as it is, in its order; nothing is made or measured."""

@@ -101,6 +101,7 @@ class Problem:
         undivided: algorithms by which a general implementation, too, adds up each sum on one thread.
         groups: of a convolution.
         composed: further candidates, made of more than a primitive and copies, for a number of threads.
+        invariant: only candidates are offered that are batch-invariant.
     """
 
     library: Library
@@ -127,6 +128,7 @@ class Problem:
     views: Mapping[str, Mapping[int, Descriptor]] = field(default_factory=dict)
     groups: int = 1
     composed: Callable[[int], Iterable[Candidate]] | None = None
+    invariant: bool = False
 
     def layouts(self, name: str) -> dict[int, Descriptor]:
         """The layouts of all tensors, as the candidate of that name sees them."""
@@ -135,6 +137,11 @@ class Problem:
             if name.startswith((_prefix(algorithm, False), _prefix(algorithm, True))):
                 found |= views
         return found
+
+    @property
+    def geometry(self) -> str:
+        """All that a choice of implementation depends on but the batch."""
+        return self.key.rpartition(" | ")[0]
 
     @property
     def weights_nbytes(self) -> int:
@@ -177,7 +184,8 @@ class Problem:
         if self.result == DIFF_WEIGHTS:
             return True
         algorithms = tuple(_prefix(algorithm, False) for algorithm in self.undivided)
-        return candidate.is_general and not candidate.name.startswith(algorithms)
+        divided = candidate.is_general or "brgemm" in candidate.name  # inner products: brg is a matmul
+        return divided and not candidate.name.startswith(algorithms)
 
     def _offered(self, algorithm: str, own: bool, threads: int) -> Iterator[Candidate]:
         try:
@@ -187,8 +195,10 @@ class Problem:
         seen = set()
         for description in first.implementations():
             name = _prefix(algorithm, own) + description.name
-            if name not in seen and description.scratchpad_bytes <= self.limit:
-                yield Candidate(name, description)
+            found = Candidate(name, description)
+            wanted = found.is_batch_invariant or not self.invariant
+            if name not in seen and wanted and description.scratchpad_bytes <= self.limit:
+                yield found
             seen.add(name)
 
 
@@ -233,6 +243,17 @@ class Candidate:
     def is_general(self) -> bool:
         """True for those that are not made for the geometry: plain loops, and matrix products on unrolled windows."""
         return self.is_reference or "gemm" in self.description.name.replace("brgemm", "")
+
+    @property
+    def is_batch_invariant(self) -> bool:
+        """True where a row of a result has the same bytes whatever the other rows.
+
+        What oneDNN 3.1 generates for a geometry adds up channels and taps in an order that does not depend on the
+        batch and the threads; its general products have another for some numbers of rows, its Winograd algorithms cut
+        channels by the number of tiles, and `jit_1x1` cuts them by what there is for each thread. Found by runs of 1 to
+        64 rows or images on 1 to 16 threads, with AVX2 and AVX-512 (docs/onednn.md).
+        """
+        return not self.is_general and not any(part in self.description.name for part in ("wino", "jit_1x1"))
 
     @property
     def generation(self) -> int:

@@ -19,7 +19,7 @@ from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.activation.post_ops import SUM, PostOp, post_op_passes, read_post_ops
 from dagexec.ops.base.layout import NCHW
 from dagexec.ops.onednn.accuracy import require_accurate
-from dagexec.ops.onednn.measured_product import MeasuredProduct, WeightedProduct
+from dagexec.ops.onednn.measured_product import INNER_PRODUCT, MeasuredProduct, WeightedProduct
 from dagexec.ops.onednn.post_ops import BINARY, append_post_ops, drops_nan
 from dagexec.ops.onednn.primitive import (
     BIAS,
@@ -61,7 +61,8 @@ class FullyConnected(MeasuredProduct, product.FullyConnected):
         further = append_post_ops(attributes, self.onednn, post_ops, operands, (2, NCHW), self.label)
         offered = {} if self.definition.input[0] in self.definition.input[1:] else {0: SRC}
         is_moved = not any(op.kind == SUM for op in post_ops)
-        if self.input(1).constant is not None:
+        constant = self.input(1).constant is not None
+        if constant or self.is_batch_invariant:
 
             def request(layouts: Mapping[int, Descriptor]) -> Sequence[object]:
                 return [FORWARD_INFERENCE, *(layouts[number] for number in (SRC, WEIGHTS, BIAS, DST)), attributes]
@@ -71,7 +72,7 @@ class FullyConnected(MeasuredProduct, product.FullyConnected):
 
             assembled = self.product(
                 WeightedProduct(
-                    "inner_product_forward",
+                    INNER_PRODUCT,
                     request,
                     {SRC: x, WEIGHTS: weights, BIAS: self.x(2).reshape(-1), DST: y},
                     further,
@@ -79,6 +80,7 @@ class FullyConnected(MeasuredProduct, product.FullyConnected):
                     rows > 1 or w.nbytes <= STREAMED_BYTES,
                     _key(post_ops, further),
                     matmul,
+                    constant,
                 )
             )
             step = in_sequence([*assembled.steps, self._finished(later)])
@@ -89,7 +91,7 @@ class FullyConnected(MeasuredProduct, product.FullyConnected):
             wanted = layout
         layouts_and_attributes = (source, wanted, bias, target, attributes)
         arrays = {SRC: x, WEIGHTS: weights, BIAS: self.x(2).reshape(-1), DST: y}
-        asked = ("inner_product_forward", self.onednn.engine, FORWARD_INFERENCE, *layouts_and_attributes)
+        asked = (INNER_PRODUCT, self.onednn.engine, FORWARD_INFERENCE, *layouts_and_attributes)
         found = self.describe_reproducible(arrays, further, *asked)
         packed = found.descriptor(WEIGHTS_MD)
         memory, pack = self.parameter(1, weights, layout, packed)
@@ -150,18 +152,22 @@ class Product(MeasuredProduct):
         operands = {} if addend is None else {2: addend}
         further = append_post_ops(attributes, self.onednn, post_ops, operands, (y.ndim, NCHW), self.label)
         constant = self.input(1).constant is not None
-        if constant and a.ndim == b.ndim == 2:
+        if a.ndim == b.ndim == 2 and (constant or self.is_batch_invariant):
 
             def request(layouts: Mapping[int, Descriptor]) -> Sequence[object]:
                 return [layouts[SRC], layouts[WEIGHTS], self.onednn.ffi.NULL, layouts[DST], attributes]
 
+            def inner(layouts: Mapping[int, Descriptor]) -> Sequence[object]:
+                return [FORWARD_INFERENCE, *request(layouts)]
+
             arrays, key = {SRC: a, WEIGHTS: b, DST: y}, _key(post_ops, further)
-            return in_sequence(self.product(WeightedProduct("matmul", request, arrays, further, 1, True, key)).steps)
+            asked = WeightedProduct("matmul", request, arrays, further, 1, True, key, inner, constant)
+            return in_sequence(self.product(asked).steps)
         source, layout, target = (self.packed(array) for array in (a, b, y))
         wanted = Descriptor.any_layout(self.onednn, b.shape, from_numpy(b.dtype)) if constant else layout
         arrays = {SRC: a, WEIGHTS: b, DST: y}
-        asked = ("matmul", self.onednn.engine, source, wanted, self.onednn.ffi.NULL, target, attributes)
-        found = self.describe_reproducible(arrays, further, *asked)
+        asked_for = ("matmul", self.onednn.engine, source, wanted, self.onednn.ffi.NULL, target, attributes)
+        found = self.describe_reproducible(arrays, further, *asked_for)
         packed = found.descriptor(WEIGHTS_MD)
         memory, pack = self.parameter(1, b, layout, packed)
         bound = self.bound(found, {SRC: (source, a), WEIGHTS: (packed, memory), DST: (target, y), **further})

@@ -17,10 +17,16 @@ from dagexec.ops.conv.convolution import SPATIAL_AXES
 from dagexec.ops.conv.gradient_outputs import BIAS as BIAS_GRADIENT
 from dagexec.ops.conv.gradient_outputs import FILTER, INPUT, wanted_gradients
 from dagexec.ops.conv.transposed import TransposedConvolution, TransposedConvolutionGradient, transposed_window
-from dagexec.ops.onednn.convolution_family import CONVOLUTION, ConvolutionFamily, grouped, require_window
+from dagexec.ops.onednn.convolution_family import (
+    CONVOLUTION,
+    Computation,
+    ConvolutionFamily,
+    grouped,
+    require_window,
+)
 from dagexec.ops.onednn.gradient import GradientFamily
 from dagexec.ops.onednn.primitive import BIAS, DST, FORWARD_INFERENCE, SRC, WEIGHTS, Array, Descriptor
-from dagexec.ops.onednn.problem import DIRECT
+from dagexec.ops.onednn.problem import ALONE, DIRECT, Candidate, Problem
 
 _DECONVOLUTION_DIRECT = 0xA
 
@@ -35,6 +41,7 @@ class DeconvolutionOperator(ConvolutionFamily, TransposedConvolution):
         self.require_wide_sums()
         if not (self.x(0).size and self.x(1).size):
             raise UnsupportedFeatureError(f"{self.label}: there is nothing to sum")
+        x, y, order = self.x(0), self.y(0), window.order
         filters = grouped(self.x(1), call.arguments.int("group", 1), window.channels_last)
         parameters = {WEIGHTS: filters.swapaxes(-len(axes) - 2, -len(axes) - 1)}
         inputs = {SRC: 0, WEIGHTS: 1}
@@ -47,17 +54,19 @@ class DeconvolutionOperator(ConvolutionFamily, TransposedConvolution):
             handles = (layouts[SRC].handle, layouts[WEIGHTS].handle, bias, layouts[DST].handle)
             return [FORWARD_INFERENCE, _DECONVOLUTION_DIRECT, *handles, *geometry, attributes.handle]
 
-        assembled = self.convolution(
-            "deconvolution_forward",
-            request,
-            axes,
-            {SRC: (self.x(0), window.order), DST: (self.y(0), window.order)},
-            parameters,
-            inputs,
-            DST,
-            algorithms=(DIRECT,),
-        )
+        def computation(chosen: slice) -> Computation:
+            images = {SRC: (x[chosen], order), DST: (y[chosen], order)}
+            asked = ("deconvolution_forward", request, axes, images, parameters, inputs, DST)
+            return Computation(*asked, algorithms=(DIRECT,))
+
+        assembled = self.convolution(computation(slice(None)), lambda image: computation(slice(image, image + 1)))
         return self.offered(in_sequence(assembled.steps), assembled, inputs, {DST: 0})
+
+    def implementation(self, problem: Problem) -> Candidate:
+        """As in the base; `brgconv`, where it computes this, adds up in another order for other numbers of threads."""
+        chosen = super().implementation(problem)
+        alone = problem.named(chosen.name + ALONE, 1) if problem.threads > 1 and "brgconv" in chosen.name else None
+        return alone or chosen
 
 
 class OnednnTransposedConvolutionGradient(GradientFamily, TransposedConvolutionGradient):
@@ -91,8 +100,8 @@ class OnednnTransposedConvolutionGradient(GradientFamily, TransposedConvolutionG
 
         images = {SRC: (self.x(2), order), DST: (result, order)}
         inputs = {SRC: 2, WEIGHTS: 1}
-        assembled = self.convolution("convolution_forward", request, axes, images, {WEIGHTS: weights}, inputs, DST)
-        return in_sequence(assembled.steps)
+        asked = Computation("convolution_forward", request, axes, images, {WEIGHTS: weights}, inputs, DST)
+        return in_sequence(self.convolution(asked).steps)
 
 
 for _suffix in SPATIAL_AXES:

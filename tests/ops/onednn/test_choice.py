@@ -63,8 +63,8 @@ def times(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
 
 
 def run(layer: Layer = LAYER, order: str = "NHWC", *, constant: bool = True, **arguments: ArgumentValue) -> np.ndarray:
-    """Y as N, C, spatial, of constant weights or of weights that are fed."""
-    workspace, net = net_of(layer, order, constant=constant, **arguments)
+    """Y as N, C, spatial, of constant weights or of weights that are fed; each batch chooses for itself."""
+    workspace, net = net_of(layer, order, constant=constant, **{"batch_invariant": 0, **arguments})
     with SimpleNet(net, workspace) as running:
         running.run()
     return from_order(workspace.fetch_blob("y"), order)

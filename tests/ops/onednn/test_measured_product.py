@@ -47,13 +47,13 @@ def arrays_of(op_type: str, rows: int, inner: int, units: int) -> tuple[list[Arr
 
 
 def run(op_type: str, arrays: list[Array], threads: int = 1) -> Array:
-    """The product, with constant weights."""
+    """The product, with constant weights; each number of rows chooses for itself."""
     workspace = Workspace()
     names = ["x", "w", "b"][: len(arrays)]
     for name, array in zip(names, arrays, strict=True):
         workspace.feed_blob(name, array)
     workspace.get_blob("w").get(Tensor).freeze()
-    definition = operator_def(op_type, names, ["y"], threads=threads)
+    definition = operator_def(op_type, names, ["y"], threads=threads, batch_invariant=0)
     definition.engine = "ONEDNN"
     with SimpleNet(NetDef(name="n", op=[definition]), workspace) as net:
         net.run()
@@ -66,8 +66,10 @@ def problem_of(op_type: str, rows: int = 4, inner: int = 48, units: int = 40) ->
     with pytest.MonkeyPatch.context() as patch:
         made = MeasuredProduct._problem
 
-        def watched(self: MeasuredProduct, product: WeightedProduct, arrays: Mapping[int, Array]) -> Problem:
-            found.append(made(self, product, arrays))
+        def watched(
+            self: MeasuredProduct, product: WeightedProduct, arrays: Mapping[int, Array], threads: int
+        ) -> Problem:
+            found.append(made(self, product, arrays, threads))
             return found[-1]
 
         patch.setattr(MeasuredProduct, "_problem", watched)

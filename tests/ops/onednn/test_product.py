@@ -84,7 +84,7 @@ def test_constant_weights_are_packed_once(rows: int, inner: int, units: int) -> 
     assert constant is not None
     forms = constant.derived("onednn", list)
     count = len(forms._found) if hasattr(forms, "_found") else 0
-    assert count == (0 if w.nbytes > 3 << 20 else 1)
+    assert count == 1
 
 
 @needs_onednn
