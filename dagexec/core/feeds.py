@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
@@ -79,16 +80,18 @@ class HeldMemory:
     """The memory of arrays by name, to be asked often which of them another array meets."""
 
     def __init__(self, arrays: Mapping[str, Array]) -> None:
-        found = [(*byte_bounds(array), name) for name, array in arrays.items() if array.size]
-        self._low = np.array([low for low, _, _ in found], np.int64)
-        self._high = np.array([high for _, high, _ in found], np.int64)
+        found = sorted((*_bounds(array), name) for name, array in arrays.items() if array.size)
+        self._low = [low for low, _, _ in found]
+        self._highest = list(itertools.accumulate((high for _, high, _ in found), max))
         self._names = [name for _, _, name in found]
         self._arrays = arrays
 
     def met_by(self, array: Array) -> str | None:
         """The name of an array that has memory in common with `array`, None where there is none."""
-        low, high = byte_bounds(array)
-        for index in np.flatnonzero((self._low < high) & (low < self._high)):
+        low, high = _bounds(array)
+        index = bisect_left(self._low, high)  # those before begin before `array` ends
+        while index and self._highest[index - 1] > low:
+            index -= 1
             if _meet(self._arrays[self._names[index]], array):
                 return self._names[index]
         return None
@@ -127,6 +130,14 @@ def check_out(
                 raise FeedError(f"net {net!r}: out[{other_name!r}] has memory in common with out[{name!r}]")
 
 
+def _bounds(array: Array) -> tuple[int, int]:
+    """The address of the first byte, and that behind the last one."""
+    if not array.flags.c_contiguous:
+        return byte_bounds(array)
+    start = array.__array_interface__["data"][0]
+    return start, start + array.nbytes
+
+
 def _meet(one: Array, other: Array) -> bool:
     """True when the arrays have memory in common, and where that would take too long to tell."""
     if not np.may_share_memory(one, other):
@@ -147,6 +158,8 @@ def _meets_itself(array: Array) -> bool:
 
 def _as_array(prefix: str, name: str, value: npt.ArrayLike) -> Array:
     """`value` as an array, without a copy where it shows its memory."""
+    if value.__class__ is np.ndarray:
+        return value
     try:
         if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
             return np.from_dlpack(value)  # type: ignore[arg-type]
