@@ -28,11 +28,8 @@ else:
 
 _Result = TypeVar("_Result")
 
-MAX_RUN = 0.5e-3
-"""Seconds of the longest run on the thread of an event loop."""
-
 MAX_TURN = 1e-3
-"""Seconds that all of them may take of one turn of the loop, as everybody else on it waits meanwhile."""
+"""Seconds that such runs may take of one turn of the loop, as everybody else on it waits meanwhile."""
 
 
 class _Event(Protocol):
@@ -68,7 +65,7 @@ class EventLoop:
 
     def spend(self, seconds: float) -> bool:
         """Take so much of the loop's turn, on its thread. False, and nothing is taken, where that is too much."""
-        if seconds > MAX_RUN or self._spent + seconds > MAX_TURN:
+        if self._spent + seconds > MAX_TURN:
             return False
         if not self._spent:
             self._later(self._begin_turn)

@@ -19,13 +19,13 @@ import dagexec
 from dagexec.core.operator import Operator
 from dagexec.errors import ClosedError
 from dagexec.scheduler.observe.trace import Trace
-from dagexec.serving.waiting import MAX_RUN, MAX_TURN
+from dagexec.serving.waiting import MAX_TURN
 from tests.held import PATIENCE, doubled_model, rows
 from tests.nets import temporary_operator
 
 pytestmark = pytest.mark.anyio
 
-SHORT = 0.9 * MAX_RUN
+SHORT = 0.45 * MAX_TURN
 CALLERS = 64
 
 
@@ -89,9 +89,9 @@ async def test_runs_that_were_short_are_on_the_loops_thread() -> None:
 
 async def test_one_long_run_has_the_next_two_handed_over() -> None:
     with timed() as runs:
-        runs.seconds = 2 * MAX_RUN
+        runs.seconds = 2 * MAX_TURN
         assert await runs.is_here()
-        runs.seconds = MAX_RUN / 4
+        runs.seconds = MAX_TURN / 4
         assert [await runs.is_here() for _ in range(3)] == [False, False, True]
 
 
