@@ -127,71 +127,62 @@ def test_without_a_queue_only_as_many_run_as_there_are_replicas(held: Held, call
 
 
 @pytest.mark.parametrize("limit", [0, 1])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_full_queue_makes_callers_wait_for_admission(backend: str, limit: int, held: Held) -> None:
-    async def main() -> None:
-        async with dagexec.compile(doubled_model("Held"), optimize=False, num_workers=1, max_queued=limit) as executor:
-            async with anyio.create_task_group() as tasks:
-                for number in range(5):
-                    tasks.start_soon(executor.run_async, {"x": rows(number)})
-                    await anyio.wait_all_tasks_blocked()
-                await anyio.to_thread.run_sync(held.wait_inside)
-                statistics = executor.statistics()
-                assert (statistics.running, statistics.queued, statistics.awaiting_admission) == (1, limit, 4 - limit)
-                held.go_on.release(5)
-            assert executor.statistics().completed == 5
-
-    anyio.run(main, backend=backend)
+@pytest.mark.anyio
+async def test_a_full_queue_makes_callers_wait_for_admission(limit: int, held: Held) -> None:
+    async with dagexec.compile(doubled_model("Held"), optimize=False, num_workers=1, max_queued=limit) as executor:
+        async with anyio.create_task_group() as tasks:
+            for number in range(5):
+                tasks.start_soon(executor.run_async, {"x": rows(number)})
+                await anyio.wait_all_tasks_blocked()
+            await anyio.to_thread.run_sync(held.wait_inside)
+            statistics = executor.statistics()
+            assert (statistics.running, statistics.queued, statistics.awaiting_admission) == (1, limit, 4 - limit)
+            held.go_on.release(5)
+        assert executor.statistics().completed == 5
     assert held.seen == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_waiting_for_admission_can_be_cancelled_and_counts_for_the_timeout(backend: str, held: Held) -> None:
-    async def main() -> None:
-        async with dagexec.compile(doubled_model("Held"), optimize=False, num_workers=1, max_queued=1) as executor:
-            async with anyio.create_task_group() as tasks:
-                for number in range(2):
-                    tasks.start_soon(executor.run_async, {"x": rows(number)})
+@pytest.mark.anyio
+async def test_waiting_for_admission_can_be_cancelled_and_counts_for_the_timeout(held: Held) -> None:
+    async with dagexec.compile(doubled_model("Held"), optimize=False, num_workers=1, max_queued=1) as executor:
+        async with anyio.create_task_group() as tasks:
+            for number in range(2):
+                tasks.start_soon(executor.run_async, {"x": rows(number)})
+                await anyio.wait_all_tasks_blocked()
+            with pytest.raises(RunTimeoutError):
+                await executor.run_async({"x": rows(2)}, timeout=0.001)
+            with anyio.CancelScope() as scope:
+                async with anyio.create_task_group() as inner:
+                    inner.start_soon(executor.run_async, {"x": rows(3)})
                     await anyio.wait_all_tasks_blocked()
-                with pytest.raises(RunTimeoutError):
-                    await executor.run_async({"x": rows(2)}, timeout=0.001)
-                with anyio.CancelScope() as scope:
-                    async with anyio.create_task_group() as inner:
-                        inner.start_soon(executor.run_async, {"x": rows(3)})
-                        await anyio.wait_all_tasks_blocked()
-                        assert executor.statistics().awaiting_admission == 1
-                        scope.cancel()
-                statistics = executor.statistics()
-                assert (statistics.awaiting_admission, statistics.timed_out, statistics.cancelled) == (0, 1, 1)
-                held.go_on.release(2)
-            assert executor.statistics().completed == 2
-
-    anyio.run(main, backend=backend)
+                    assert executor.statistics().awaiting_admission == 1
+                    scope.cancel()
+            statistics = executor.statistics()
+            assert (statistics.awaiting_admission, statistics.timed_out, statistics.cancelled) == (0, 1, 1)
+            held.go_on.release(2)
+        assert executor.statistics().completed == 2
     assert held.seen == [0, 1]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_queued_request_that_is_cancelled_lets_one_in_from_the_door(backend: str, held: Held) -> None:
-    async def main() -> None:
-        async with (
-            dagexec.compile(doubled_model("Held"), optimize=False, num_workers=1, max_queued=1) as executor,
-            anyio.create_task_group() as tasks,
-        ):
-            scopes = [anyio.CancelScope() for _ in range(3)]
+@pytest.mark.anyio
+async def test_a_queued_request_that_is_cancelled_lets_one_in_from_the_door(held: Held) -> None:
+    async with (
+        dagexec.compile(doubled_model("Held"), optimize=False, num_workers=1, max_queued=1) as executor,
+        anyio.create_task_group() as tasks,
+    ):
+        scopes = [anyio.CancelScope() for _ in range(3)]
 
-            async def one(number: int) -> None:
-                with scopes[number]:
-                    await executor.run_async({"x": rows(number)})
+        async def one(number: int) -> None:
+            with scopes[number]:
+                await executor.run_async({"x": rows(number)})
 
-            for number in range(3):
-                tasks.start_soon(one, number)
-                await anyio.wait_all_tasks_blocked()
-            scopes[1].cancel()
+        for number in range(3):
+            tasks.start_soon(one, number)
             await anyio.wait_all_tasks_blocked()
-            assert (executor.statistics().queued, executor.statistics().awaiting_admission) == (1, 0)
-            held.go_on.release(2)
-
-    anyio.run(main, backend=backend)
+        scopes[1].cancel()
+        await anyio.wait_all_tasks_blocked()
+        assert (executor.statistics().queued, executor.statistics().awaiting_admission) == (1, 0)
+        held.go_on.release(2)
     assert held.seen == [0, 2]
 
 
@@ -327,7 +318,8 @@ def test_what_ends_a_request_first_is_what_its_caller_gets(monkeypatch: pytest.M
         assert executor.statistics().timed_out == 1
 
 
-def test_of_requests_to_be_fed_the_most_urgent_is_fed_first(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.anyio
+async def test_of_requests_to_be_fed_the_most_urgent_is_fed_first(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
     fed: list[float] = []
     feed = Replica.feed
 
@@ -335,18 +327,15 @@ def test_of_requests_to_be_fed_the_most_urgent_is_fed_first(held: Held, monkeypa
         fed.append(float(feeds["x"].flat[0]))
         feed(replica, feeds, *results)
 
-    async def main() -> None:
-        async with (
-            dagexec.compile(doubled_model("Held"), optimize=False, num_workers=1, replicas=3) as executor,
-            anyio.create_task_group() as tasks,
-        ):
-            tasks.start_soon(executor.run_async, {"x": rows(1)})
-            await anyio.to_thread.run_sync(held.wait_inside)
-            for number, priority in ((2, 0), (3, 5)):
-                tasks.start_soon(partial(executor.run_async, {"x": rows(number)}, priority=priority))
-                await anyio.wait_all_tasks_blocked()
-            held.go_on.release(3)
-
     monkeypatch.setattr(Replica, "feed", note)
-    anyio.run(main)
+    async with (
+        dagexec.compile(doubled_model("Held"), optimize=False, num_workers=1, replicas=3) as executor,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(executor.run_async, {"x": rows(1)})
+        await anyio.to_thread.run_sync(held.wait_inside)
+        for number, priority in ((2, 0), (3, 5)):
+            tasks.start_soon(partial(executor.run_async, {"x": rows(number)}, priority=priority))
+            await anyio.wait_all_tasks_blocked()
+        held.go_on.release(3)
     assert fed == [1, 3, 2]

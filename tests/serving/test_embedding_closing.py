@@ -12,7 +12,7 @@ from dagexec.errors import (
     ClosedError,
 )
 from tests.held import PATIENCE, Held, rows
-from tests.serving.held_executor import BACKENDS, after_cancel, held_executor
+from tests.serving.held_executor import after_cancel, held_executor
 
 
 def queued_behind(executor: dagexec.Executor, held: Held, threads: ThreadPoolExecutor, count: int) -> list[object]:
@@ -65,9 +65,9 @@ def test_a_drain_that_takes_too_long_gives_up_the_queue_and_stops_runs(way: str,
     assert held.seen == [0]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_leaving_an_async_with_block_that_was_cancelled_still_closes(backend: str, held: Held) -> None:
-    async def main() -> None:
+@pytest.mark.anyio
+async def test_leaving_an_async_with_block_that_was_cancelled_still_closes(held: Held) -> None:
+    with held_executor(held) as executor:
         with anyio.CancelScope() as scope:
             async with executor, anyio.create_task_group() as tasks:
                 tasks.start_soon(executor.run_async, {"x": rows(1)})
@@ -78,13 +78,10 @@ def test_leaving_an_async_with_block_that_was_cancelled_still_closes(backend: st
         with pytest.raises(ClosedError):
             await executor.run_async({"x": rows(1)})
 
+
+@pytest.mark.anyio
+async def test_a_cancelled_drain_leaves_an_executor_that_can_be_closed(held: Held) -> None:
     with held_executor(held) as executor:
-        anyio.run(main, backend=backend)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_cancelled_drain_leaves_an_executor_that_can_be_closed(backend: str, held: Held) -> None:
-    async def main() -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(executor.run_async, {"x": rows(1)})
             await anyio.to_thread.run_sync(held.wait_inside)
@@ -95,9 +92,6 @@ def test_a_cancelled_drain_leaves_an_executor_that_can_be_closed(backend: str, h
             held.go_on.release()
         assert executor.statistics().completed == 1
         await executor.aclose()
-
-    with held_executor(held) as executor:
-        anyio.run(main, backend=backend)
 
 
 def test_closing_from_several_threads_at_once_with_runs_in_flight(held: Held) -> None:

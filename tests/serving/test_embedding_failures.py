@@ -257,8 +257,9 @@ def test_threads_and_tasks_may_run_at_the_same_time() -> None:
         np.testing.assert_allclose(result, rows(2), rtol=1e-6)
 
 
-def test_a_run_cancelled_while_all_workers_are_busy_is_over_at_once(held: Held) -> None:
-    async def main() -> None:
+@pytest.mark.anyio
+async def test_a_run_cancelled_while_all_workers_are_busy_is_over_at_once(held: Held) -> None:
+    with held_executor(held, replicas=3) as executor:
         async with anyio.create_task_group() as tasks:
             for _ in range(2):
                 tasks.start_soon(executor.run_async, {"x": rows(0)})
@@ -271,9 +272,6 @@ def test_a_run_cancelled_while_all_workers_are_busy_is_over_at_once(held: Held) 
                     scope.cancel()
             assert (executor.statistics().running, executor.statistics().cancelled) == (2, 1)
             held.go_on.release(2)
-
-    with held_executor(held, replicas=3) as executor:
-        anyio.run(main)
 
 
 def test_errors_of_the_executor_are_all_dagexec_errors() -> None:
@@ -375,17 +373,15 @@ def test_a_request_cancelled_just_before_it_is_handed_to_a_worker_is_over_at_onc
         running.result(PATIENCE)
 
 
-def test_many_requests_that_cannot_be_fed_fail_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.asyncio
+async def test_many_requests_that_cannot_be_fed_fail_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_arguments: object) -> None:
         raise ValueError("refused")
 
-    async def main() -> list[object]:
-        runs = (executor.run_async({"x": rows(1)}) for _ in range(2 * sys.getrecursionlimit()))
-        return await asyncio.gather(*runs, return_exceptions=True)
-
     monkeypatch.setattr(Replica, "feed", refuse)
     with dagexec.compile(doubled_model(), optimize=False, num_workers=1) as executor:
-        assert {str(error) for error in asyncio.run(main())} == {"refused"}
+        runs = (executor.run_async({"x": rows(1)}) for _ in range(2 * sys.getrecursionlimit()))
+        assert {str(error) for error in await asyncio.gather(*runs, return_exceptions=True)} == {"refused"}
         assert executor.statistics().failed == 2 * sys.getrecursionlimit()
 
 

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
-import anyio
 import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
@@ -36,16 +35,13 @@ def spans() -> Spans:
     return Spans()
 
 
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_a_run_is_a_span_with_its_net_its_wait_and_its_outcome_under_the_caller_s_span(
-    backend: str, spans: Spans
-) -> None:
-    async def main() -> None:
-        with spans.tracer.start_as_current_span("request"):
-            await executor.run_async({"x": rows(1)}, priority=3)
-
-    with dagexec.compile(doubled_model(), optimize=False, net_type="async_dag", telemetry=spans.tracer) as executor:
-        anyio.run(main, backend=backend)
+@pytest.mark.anyio
+async def test_a_run_is_a_span_with_its_net_its_wait_and_its_outcome_under_the_caller_s_span(spans: Spans) -> None:
+    with (
+        dagexec.compile(doubled_model(), optimize=False, net_type="async_dag", telemetry=spans.tracer) as executor,
+        spans.tracer.start_as_current_span("request"),
+    ):
+        await executor.run_async({"x": rows(1)}, priority=3)
     run, request = spans.finished()
     assert run.name == "dagexec.run"
     assert run.parent is not None
@@ -170,17 +166,15 @@ class FailingProcessor(SpanProcessor):
 
 
 @pytest.mark.parametrize("when", ["start", "end"])
-def test_a_span_processor_that_raises_is_logged_and_no_run_fails_of_it(
+@pytest.mark.anyio
+async def test_a_span_processor_that_raises_is_logged_and_no_run_fails_of_it(
     when: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def one() -> None:
-        assert (await executor.run_async({"x": rows(1)}, timeout=PATIENCE))["y"].tolist() == rows(2).tolist()
-
     provider = TracerProvider()
     provider.add_span_processor(FailingProcessor(when))
     with dagexec.compile(doubled_model(), optimize=False, telemetry=provider.get_tracer("failing")) as executor:
         assert executor.run({"x": rows(1)}, timeout=PATIENCE)["y"].tolist() == rows(2).tolist()
-        anyio.run(one)
+        assert (await executor.run_async({"x": rows(1)}, timeout=PATIENCE))["y"].tolist() == rows(2).tolist()
         assert executor.statistics().completed == 2
     found = [record for record in caplog.records if f"the span of a run could not be {when}ed" in record.getMessage()]
     assert len(found) == 2

@@ -155,93 +155,79 @@ def test_many_threads_may_run_at_once(net_type: str) -> None:
     assert statistics.median_latency is not None
 
 
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_many_tasks_may_run_at_once(backend: str, net_type: str) -> None:
+@pytest.mark.anyio
+async def test_many_tasks_may_run_at_once(net_type: str) -> None:
     results: dict[int, np.ndarray] = {}
 
-    async def main() -> None:
-        async with dagexec.compile(doubled_model(), optimize=False, net_type=net_type, replicas=2) as executor:
+    async with dagexec.compile(doubled_model(), optimize=False, net_type=net_type, replicas=2) as executor:
 
-            async def one(value: int) -> None:
-                results[value] = (await executor.run_async({"x": rows(value)}, timeout=PATIENCE))["y"]
+        async def one(value: int) -> None:
+            results[value] = (await executor.run_async({"x": rows(value)}, timeout=PATIENCE))["y"]
 
-            async with anyio.create_task_group() as tasks:
-                for value in range(50):
-                    tasks.start_soon(one, value)
-
-    anyio.run(main, backend=backend)
+        async with anyio.create_task_group() as tasks:
+            for value in range(50):
+                tasks.start_soon(one, value)
     assert sorted(results) == list(range(50))
     for value, result in results.items():
         np.testing.assert_array_equal(result, rows(2 * value))
 
 
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_the_event_loop_goes_on_while_a_run_waits(backend: str, held: Held) -> None:
-    async def main() -> None:
-        with dagexec.compile(doubled_model("Held"), optimize=False) as executor:
+@pytest.mark.anyio
+async def test_the_event_loop_goes_on_while_a_run_waits(held: Held) -> None:
+    with dagexec.compile(doubled_model("Held"), optimize=False) as executor:
 
-            async def let_go() -> None:  # can only run while the other task awaits
-                held.go_on.release()
-
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(let_go)
-                np.testing.assert_array_equal((await executor.run_async({"x": rows(0)}))["y"], [2, 2, 2])
-
-    anyio.run(main, backend=backend)
-
-
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_a_cancelled_await_ends_when_the_worker_has_left(backend: str, held: Held, net_type: str) -> None:
-    async def main() -> None:
-        with dagexec.compile(doubled_model("Held"), optimize=False, net_type=net_type, num_workers=1) as executor:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(executor.run_async, {"x": rows(0)})
-                await anyio.to_thread.run_sync(held.wait_inside)
-                tasks.cancel_scope.cancel()
-                with anyio.CancelScope(shield=True):
-                    await anyio.lowlevel.checkpoint()
-                    assert executor.statistics().running == 1
-                held.go_on.release()
-            assert executor.statistics().running == 0
-            assert executor.statistics().cancelled == 1
+        async def let_go() -> None:  # can only run while the other task awaits
             held.go_on.release()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(let_go)
             np.testing.assert_array_equal((await executor.run_async({"x": rows(0)}))["y"], [2, 2, 2])
 
-    anyio.run(main, backend=backend)
 
-
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_an_await_past_its_timeout_raises_and_the_executor_serves_the_next(backend: str, held: Held) -> None:
-    async def main() -> None:
-        with dagexec.compile(doubled_model("Held"), optimize=False, num_workers=1) as executor:
-            release_after_cancelling(executor, held)
-            with pytest.raises(RunTimeoutError, match=r"not done within 0\.02 seconds"):
-                await executor.run_async({"x": rows(0)}, timeout=0.02)
+@pytest.mark.anyio
+async def test_a_cancelled_await_ends_when_the_worker_has_left(held: Held, net_type: str) -> None:
+    with dagexec.compile(doubled_model("Held"), optimize=False, net_type=net_type, num_workers=1) as executor:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(executor.run_async, {"x": rows(0)})
+            await anyio.to_thread.run_sync(held.wait_inside)
+            tasks.cancel_scope.cancel()
+            with anyio.CancelScope(shield=True):
+                await anyio.lowlevel.checkpoint()
+                assert executor.statistics().running == 1
             held.go_on.release()
-            await executor.run_async({"x": rows(0)}, timeout=PATIENCE)
+        assert executor.statistics().running == 0
+        assert executor.statistics().cancelled == 1
+        held.go_on.release()
+        np.testing.assert_array_equal((await executor.run_async({"x": rows(0)}))["y"], [2, 2, 2])
 
-    anyio.run(main, backend=backend)
+
+@pytest.mark.anyio
+async def test_an_await_past_its_timeout_raises_and_the_executor_serves_the_next(held: Held) -> None:
+    with dagexec.compile(doubled_model("Held"), optimize=False, num_workers=1) as executor:
+        release_after_cancelling(executor, held)
+        with pytest.raises(RunTimeoutError, match=r"not done within 0\.02 seconds"):
+            await executor.run_async({"x": rows(0)}, timeout=0.02)
+        held.go_on.release()
+        await executor.run_async({"x": rows(0)}, timeout=PATIENCE)
 
 
-def test_a_request_cancelled_before_it_was_fed_never_runs(held: Held) -> None:
-    async def main() -> None:
-        with dagexec.compile(doubled_model("Held"), optimize=False, num_workers=1, replicas=2) as executor:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(executor.run_async, {"x": rows(0)})
-                await anyio.to_thread.run_sync(held.wait_inside)  # the only worker is busy from here on
-                release_after_cancelling(executor, held)
-                with anyio.CancelScope() as second:
+@pytest.mark.anyio
+async def test_a_request_cancelled_before_it_was_fed_never_runs(held: Held) -> None:
+    with dagexec.compile(doubled_model("Held"), optimize=False, num_workers=1, replicas=2) as executor:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(executor.run_async, {"x": rows(0)})
+            await anyio.to_thread.run_sync(held.wait_inside)  # the only worker is busy from here on
+            release_after_cancelling(executor, held)
+            with anyio.CancelScope() as second:
 
-                    async def cancel_second() -> None:
-                        second.cancel()
+                async def cancel_second() -> None:
+                    second.cancel()
 
-                    tasks.start_soon(cancel_second)
-                    await executor.run_async({"x": rows(0)})
-                assert second.cancelled_caught
-            assert (executor.statistics().completed, executor.statistics().cancelled) == (1, 1)
-            assert not held.inside.acquire(blocking=False)
-
-    anyio.run(main)
+                tasks.start_soon(cancel_second)
+                await executor.run_async({"x": rows(0)})
+            assert second.cancelled_caught
+        assert (executor.statistics().completed, executor.statistics().cancelled) == (1, 1)
+        assert not held.inside.acquire(blocking=False)
 
 
 def test_a_blocking_run_past_its_timeout_raises_and_the_executor_serves_the_next(held: Held) -> None:
@@ -474,15 +460,13 @@ def test_an_executor_dropped_without_close_leaves_no_thread_behind(net_type: str
 
 
 @pytest.mark.parametrize("timeout", [-1, -0.5, float("nan")])
-def test_a_timeout_that_is_no_time_is_refused(timeout: float) -> None:
-    async def wait_for_it() -> None:
-        await executor.run_async({"x": rows(1)}, timeout=timeout)
-
+@pytest.mark.anyio
+async def test_a_timeout_that_is_no_time_is_refused(timeout: float) -> None:
     with dagexec.compile(doubled_model(), optimize=False) as executor:
         with pytest.raises(ValueError, match="at least 0 seconds"):
             executor.run({"x": rows(1)}, timeout=timeout)
         with pytest.raises(ValueError, match="at least 0 seconds"):
-            anyio.run(wait_for_it)
+            await executor.run_async({"x": rows(1)}, timeout=timeout)
         assert executor.statistics().completed == 0
 
 
