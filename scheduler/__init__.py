@@ -9,7 +9,7 @@ Locks, in the order they may be taken (a thread holding one takes only locks fur
    shared workers, and which these are. Threads are started under them, and joined under neither.
 4. `WorkerPool.lock` - guards the pool's lists and the ready heaps, counts and state of every run on it. Held for a few
    assignments; no operator, callback or I/O runs under it. The executor's (`dagexec.serving.dispatch`) guards where
-   requests are; it and this one are never held together.
+   requests are; it and this one are never held together. Idle replicas give memory back under it.
 5. `affinity._lock` - guards the set of cores that workers hold. Nothing else is taken under it.
 6. `SharedBuffer._use` (`dagexec.core.shared_buffer`) - the one lock that is held while an operator computes, by those
    operators that share working memory. A worker holds none of the locks above while it runs an operator.
@@ -21,9 +21,9 @@ Locks, in the order they may be taken (a thread holding one takes only locks fur
    a device's runtime: its pools, then a stream, then its driver (`dagexec.devices.sim`). No kernel and no callback of
    an event runs under one of them.
 9. Locks around a table, under which nothing else is taken: `Workspace._lock`, `SharedBuffer._announce`,
-   `LibraryState._table`, `Constant._lock` (what is derived from a constant tensor is computed under it), and that of
-   the convolution choices; and the locks of observers, such as `Trace._lock`, `RunsUnderWay._lock` and
-   `hazards.Detector._lock`, which are told of launches with a turn held.
+   `LibraryState._table`, `ArenaBudget._lock`, `Constant._lock` (under which is computed what is derived from a constant
+   tensor), and that of the convolution choices; and the locks of observers, such as `Trace._lock`,
+   `RunsUnderWay._lock` and `hazards.Detector._lock`, which are told of launches with a turn held.
 
 A worker's wake-up and the gate of a waiting caller are semaphores, not locks: they are waited on with nothing held.
 """

@@ -73,6 +73,7 @@ class Replica:
                 return
             io_binding.unbind()
         io_binding = self.io_binding = None  # its memory may be needed
+        self.net.arena_memory.take_again()
         for name, array in feeds.items():
             try:
                 self.workspace.feed_blob(name, array)
@@ -94,6 +95,7 @@ class Replica:
         targets = None if self.io_binding is None else self.io_binding.targets(signature)
         if targets is None:
             self.io_binding = None  # its memory may be needed
+            self.net.arena_memory.take_again()
             targets = [self._resized(*kind) for kind in signature]
         for (name, arrays), target in zip(joined.items(), targets, strict=True):
             if name in axes:
@@ -128,6 +130,11 @@ class Replica:
         """The blobs called `names` as they are after a run; the next one may write over the arrays."""
         found = {name: self.workspace.get_blob(name).get(Tensor) for name in names}
         return {name: tensor.array if self.net.on_host else tensor.fetch() for name, tensor in found.items()}
+
+    def give_back_arena(self) -> int:
+        """Give the memory of the net's arenas back until the next run; only while idle. How many bytes that are."""
+        self.io_binding = None  # so the next run comes by `feed`
+        return self.net.arena_memory.give_back()
 
     def unbind(self) -> None:
         """Let go of the caller's arrays. To be called after each run, however it ended."""
@@ -168,6 +175,7 @@ class Replicas:
         """Close every net. Idempotent."""
         for replica in self.members:
             replica.net.close()
+            replica.net.arena_memory.leave_budget()
 
 
 def _shape(arrays: Sequence[Array], axis: int | None) -> tuple[int, ...]:

@@ -128,6 +128,13 @@ class CommittedMemory:
         self._blocks[address] = _Block(address, nbytes, reference)
         self._recent.append(nbytes)
 
+    def remove(self, owner: Array) -> None:
+        """Take what is in the memory of `owner` off the list."""
+        start = owner.__array_interface__["data"][0]
+        for address in tuple(self._blocks):
+            if start <= address < start + owner.nbytes:
+                self._blocks.pop(address, None)
+
     def shortage(self, nbytes: int) -> Limit | None:
         """The limit that `nbytes` more bytes would exceed, and what is left beside committed memory; None: no limit.
 
@@ -202,19 +209,27 @@ def commit(owner: Array, nbytes: int, start: int = 0) -> None:
     _committed_memory.add(owner, nbytes, start)
 
 
-def _find_mincore() -> Any:
-    """The C library's mincore; None where there is none."""
+def decommit(owner: Array, nbytes: int) -> None:
+    """Give the first `nbytes` bytes of what `reserve` gave back to the system. They are zeros when touched next."""
+    whole = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    if _madvise is not None and not _madvise(owner.ctypes.data, whole, mmap.MADV_DONTNEED):
+        _committed_memory.remove(owner)
+
+
+def _of_c_library(name: str, *arguments: Any) -> Any:
+    """A function of the C library of Linux; None where there is none."""
     if sys.platform != "linux":
         return None
     try:
-        function = ctypes.CDLL(None).mincore
+        function = getattr(ctypes.CDLL(None), name)
     except (OSError, AttributeError):
         return None
-    function.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+    function.argtypes = arguments
     return function
 
 
-_mincore = _find_mincore()
+_mincore = _of_c_library("mincore", ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+_madvise = _of_c_library("madvise", ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def _untouched(block: _Block) -> int:

@@ -5,7 +5,7 @@ Whoever has a request served, on workers (`pooled`) or in its caller's thread (`
 which request has the replica next.
 
 The dispatcher's lock guards its state and what changes in a request. It is never held while anything is fed, prepared,
-run, fetched or told, and no other lock is taken under it.
+run, fetched or told. Only the lock of an arena budget is taken under it, by idle replicas that give their memory back.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from dagexec.platform.deadline import Deadline
 from dagexec.platform.forking import reset_after_fork
 from dagexec.platform.shutdown import hold_daemon, stop_at_exit
 from dagexec.platform.threads import ThreadWait, threads
+from dagexec.scheduler.memory.arena_budget import ArenaAccount, ArenaBudget
 from dagexec.scheduler.run.fair_share import Share
 from dagexec.scheduler.run.pool import WorkerPool
 from dagexec.scheduler.run.run import Run
@@ -54,6 +55,7 @@ class Dispatcher:
         self._timer_due: float | None = None  # when the timer that is set rings
         self.forked = False
         self._pool = pool
+        self._arenas: ArenaBudget | None = None
         self._telemetry = telemetry
         self._metrics = metrics
         if metrics is not None:
@@ -203,6 +205,7 @@ class Dispatcher:
 
         With `lone`, an older one is for requests that come one at a time from here on.
         """
+        self._charge_arenas_of(replica)
         with self._lock:
             if self.state.shut:
                 return False, None
@@ -284,6 +287,28 @@ class Dispatcher:
             state = self.state
             waiting = sum(map(len, (state.queue, state.awaiting_admission, state.pinned, state.again)))
             return waiting + sum(len(members_of(request)) for request in state.running.values())
+
+    def charge_arenas_to(self, budget: ArenaBudget | None) -> None:
+        """Charge the memory that runs work in to `budget`. Before the first request."""
+        self._arenas = budget
+        for replica in self.state.replicas:
+            self._charge_arenas_of(replica)
+
+    def _charge_arenas_of(self, replica: Replica) -> None:
+        if self._arenas is not None:
+            replica.net.arena_memory.account = ArenaAccount(self._arenas, self)
+
+    @property
+    def last_begun(self) -> float:
+        """When the latest run began."""
+        return self.state.last_begun
+
+    def give_back_arenas(self) -> int:
+        """Give back the arenas of idle replicas, which no request gets meanwhile. How many bytes that were."""
+        with self._lock:
+            if self.forked:
+                return 0
+            return sum(replica.give_back_arena() for replica in self.state.unused())
 
     def when_empty(self, callback: Callable[[], object]) -> None:
         """Call `callback` once no request is left, at once if none is."""

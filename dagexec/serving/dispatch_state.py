@@ -57,6 +57,7 @@ class DispatchState:
         shut: no more requests are taken.
         joins: requests may be joined.
         hurries: none of them waits for others.
+        last_begun: when the latest run began.
     """
 
     def __init__(self, name: str, replicas: Sequence[Replica], options: CompileOptions) -> None:
@@ -76,6 +77,7 @@ class DispatchState:
         self.batch_sizes: Counter[int] = Counter()
         self.retried = 0
         self.shut = False
+        self.last_begun = 0.0
         self.forget_requests()
 
     def forget_requests(self) -> None:
@@ -158,7 +160,7 @@ class DispatchState:
             return False
         request.caller = caller  # calls nothing from here on
         request.replica = replica
-        request.begun = now
+        request.begun = self.last_begun = now
         self.running[caller] = request
         self.begun[replica.number] += 1
         del self.idle[0]
@@ -189,13 +191,19 @@ class DispatchState:
     def assign(self, replica: Replica, request: Request, now: float) -> None:
         """`replica` serves `request` from `now` on; the caller takes it from the idle ones. Calls nothing."""
         request.replica = replica
-        request.begun = now
+        request.begun = self.last_begun = now
         self.running[request.caller or request] = request
         self.begun[replica.number] += 1
         if self.joins and request.pinned is None:
             self.batch_sizes[request.rows] += 1
             for member in members_of(request):
                 member.begun = now
+
+    def unused(self) -> list[Replica]:
+        """The replicas that serve nobody, less one whose thread was interrupted when it had just taken it."""
+        taken = [request.replica for request in self.running.values()]
+        aside = [self.lone] if self.lone is not None and self._is_aside else []
+        return [replica for replica in (*self.idle, *aside) if replica not in taken]
 
     def withdraw(self, request: Request) -> None:
         """A request that waits will not be served; in the queue it makes room for the next one."""

@@ -126,6 +126,7 @@ class Executor(Closing):
             model.name, self._replicas.members, self._pool, options, self._telemetry, self._metrics, place.share
         )
         place.unfinished = self._dispatcher.unfinished
+        self._dispatcher.charge_arenas_to(place.arenas)
         self._finalizer = weakref.finalize(self, _dropped, place, self._replicas)
         self._finalizer.atexit = False
         self._pooled = PooledRuns(self._dispatcher, self._pool, self.num_workers)
@@ -488,6 +489,7 @@ class Executor(Closing):
 
     def _release(self) -> None:
         self._place.leave()
+        self._dispatcher.give_back_arenas()
         self._replicas.close()
         self._finalizer.detach()  # it would keep the replicas, whose last failure refers to the executor, forever
 

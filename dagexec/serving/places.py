@@ -18,6 +18,8 @@ from dagexec.core.operator import nothing_to_do
 from dagexec.errors import ClosedError
 from dagexec.platform import processor
 from dagexec.platform.forking import ProcessLock
+from dagexec.platform.host_memory import physical_bytes
+from dagexec.scheduler.memory.arena_budget import ArenaBudget
 from dagexec.scheduler.run.fair_share import Share
 from dagexec.scheduler.run.pool import WorkerPool
 from dagexec.scheduler.run.run import task
@@ -40,6 +42,7 @@ class Place:
         unfinished: how many of its requests are not over.
         grow: have at least so many workers, where there may be more than were asked for. One caller at a time. Raises
             ResourceError.
+        arenas: what the memory of its runs is charged to; None for no limit.
     """
 
     model: str
@@ -49,6 +52,12 @@ class Place:
     drop: Callable[[], object] = nothing_to_do
     unfinished: Callable[[], int] = lambda: 0
     grow: Callable[[int], object] = _ask_for_no_more
+    arenas: ArenaBudget | None = None
+
+
+def default_arena_bytes() -> int:
+    """A quarter of the machine's memory."""
+    return physical_bytes() // 4
 
 
 def own_place(model: str, num_workers: int, name: str) -> Place:
@@ -59,7 +68,7 @@ def own_place(model: str, num_workers: int, name: str) -> Place:
 
 def beside(place: Place) -> Place:
     """On the workers of an executor that is closed after this one, and charged to it."""
-    return Place(place.model, place.workers, place.share, grow=place.grow)
+    return Place(place.model, place.workers, place.share, grow=place.grow, arenas=place.arenas)
 
 
 class SharedWorkers:
@@ -70,6 +79,7 @@ class SharedWorkers:
         self._numbers = itertools.count()
         self._process = os.getpid()
         self._workers: WorkerPool | None = None
+        self._arenas = ArenaBudget(default_arena_bytes())
         self._asked: dict[int, int] = {}  # by executor, workers
 
     def enter(self, model: str, num_workers: int) -> Place:
@@ -88,7 +98,8 @@ class SharedWorkers:
             self._asked[number] = num_workers
             workers = self._workers
         leave, drop = partial(self._leave, number), partial(self._drop, number, workers)
-        return Place(model, workers, Share(model), leave, drop, grow=partial(self._grow, workers))
+        grow = partial(self._grow, workers)
+        return Place(model, workers, Share(model), leave, drop, grow=grow, arenas=self._arenas)
 
     def _grow(self, workers: WorkerPool, count: int) -> None:
         with self._lock.own:

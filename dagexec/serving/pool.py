@@ -10,15 +10,17 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from numbers import Integral
 from types import TracebackType
 
-from dagexec.errors import ClosedError, DagexecError
+from dagexec.errors import ClosedError, DagexecError, SettingError
 from dagexec.platform import processor
 from dagexec.platform.closing import Closing
 from dagexec.platform.forking import ProcessLock
+from dagexec.scheduler.memory.arena_budget import ArenaBudget, ArenaStatistics
 from dagexec.scheduler.run.fair_share import Share
 from dagexec.scheduler.run.pool import PoolStatistics, WorkerPool
-from dagexec.serving.places import Place
+from dagexec.serving.places import Place, default_arena_bytes
 
 _MOST_NAMED = 4
 
@@ -43,8 +45,12 @@ class Pool(Closing):
     soon as an executor is compiled for it, or reopened.
     """
 
-    def __init__(self, workers: int | None = None, *, name: str = "dagexec") -> None:
+    def __init__(self, workers: int | None = None, *, arena_bytes: int | None = None, name: str = "dagexec") -> None:
         """By default there are as many workers as cores. `name` is for messages and the names of threads.
+
+        Models keep up to `arena_bytes` bytes of memory that their runs work in, by default a quarter of the machine's.
+        Beyond that, those whose last run is longest ago give theirs back until their next one. Runs at one time may
+        need more together. One that needs more alone ends with ResourceError, unless `arena_bytes` is left out.
 
         Raises SettingError for a number out of range, ResourceError when the system starts no more threads.
         """
@@ -53,6 +59,14 @@ class Pool(Closing):
         self._places: dict[int, Place] = {}
         self._numbers = itertools.count()
         self._closed = False
+        if arena_bytes is None:
+            self._arenas = ArenaBudget(default_arena_bytes())
+        elif isinstance(arena_bytes, Integral) and arena_bytes > 0:
+            self._arenas = ArenaBudget(int(arena_bytes), self._too_small)
+        else:
+            raise SettingError(
+                f"pool {name!r}: arena_bytes must be a number of bytes, 1 or more, not {arena_bytes!r:.80}"
+            )
         count = processor.available_cores() if workers is None else workers
         self._workers = _Workers(os.getpid(), WorkerPool(count, name=name))
 
@@ -81,6 +95,10 @@ class Pool(Closing):
         """What the workers do at this moment."""
         return self._workers.threads.statistics()
 
+    def arena_statistics(self) -> ArenaStatistics:
+        """The memory that runs of its models work in, at this moment."""
+        return self._arenas.statistics()
+
     def close(self) -> None:
         """Join the workers. Idempotent.
 
@@ -104,8 +122,13 @@ class Pool(Closing):
                 self._places.clear()
                 self._workers = _Workers(os.getpid(), WorkerPool(self.workers, name=self.name))
             leave = partial(self._places.pop, number, None)  # no lock: garbage is collected at any point of a thread
-            place = self._places[number] = Place(model, self._workers.threads, Share(model), leave, leave)
+            place = self._places[number] = Place(
+                model, self._workers.threads, Share(model), leave, leave, arenas=self._arenas
+            )
             return place
+
+    def _too_small(self, needed: int, budget: int) -> str:
+        return f"a run needs {needed:,} bytes of arenas; pool {self.name!r} has arena_bytes={budget:,}"
 
     def _taken(self) -> list[Place]:
         return list(self._places.copy().values()) if self._workers.process == os.getpid() else []

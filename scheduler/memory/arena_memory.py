@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from dagexec.core.device import CPU, Device
 from dagexec.core.runtime import DeviceRuntime
-from dagexec.platform.host_memory import check_fits, commit, reserve
+from dagexec.platform.host_memory import check_fits, commit, decommit, reserve
+from dagexec.scheduler.memory.arena_budget import ArenaAccount
 from dagexec.scheduler.memory.lifetime import Lifetimes, Order
 from dagexec.scheduler.memory.offsets import Integers, OrderHint
 
@@ -63,11 +64,15 @@ class Placement:
 
 @dataclass(slots=True)
 class _Block:
-    """Memory of a device; of host memory that is `reserved`, only `used` bytes have been taken from the system."""
+    """Memory of a device; of host memory that is `reserved`, only `used` bytes have been taken from the system.
+
+    Of those, a run takes `given_back` bytes anew.
+    """
 
     array: Array
     reserved: bool
     used: int = 0
+    given_back: int = 0
 
 
 class ArenaMemory:
@@ -77,6 +82,7 @@ class ArenaMemory:
         hints: by device, in which order the buffers of the net are placed well.
         placements: by device, where they were placed last.
         replaced: how many blocks gave way to larger ones. Arenas made before keep the old block alive.
+        account: what the bytes on the host are charged to; None for no limit.
     """
 
     def __init__(self) -> None:
@@ -84,6 +90,7 @@ class ArenaMemory:
         self.placements: dict[Device, Placement] = {}
         self.replaced = 0
         self._blocks: dict[tuple[Device, int], _Block] = {}
+        self.account: ArenaAccount | None = None
 
     @property
     def nbytes(self) -> int:
@@ -110,10 +117,37 @@ class ArenaMemory:
         block = self._blocks.get((device, number))
         if block is None or block.array is not array or nbytes <= block.used:
             return
+        if self.account is not None and device == CPU:
+            self.account.budget.charge(self.account, self._on_host() + nbytes - block.used)
         if block.reserved:  # other memory was checked when it was allocated
             check_fits(nbytes - block.used, what)
             commit(array, nbytes - block.used, block.used)
         block.used = nbytes
+
+    def give_back(self) -> int:
+        """Give the pages back that arenas on the host use, which must not be in a run. How many bytes that are."""
+        found = 0
+        for block in self._blocks.values():
+            if block.reserved and block.used:
+                decommit(block.array, block.used)
+                found += block.used
+                block.used, block.given_back = 0, block.used
+        self._discharge()
+        return found
+
+    def take_again(self) -> None:
+        """For a run: use what was given back. Raises ResourceError."""
+        for (device, number), block in self._blocks.items():
+            if block.given_back:
+                self.use(device, number, block.array, block.given_back, "the arena of a memory plan")
+                block.given_back = 0
+
+    def _discharge(self) -> None:
+        if self.account is not None:
+            self.account.budget.discharge(self.account, self._on_host())
+
+    def _on_host(self) -> int:
+        return sum(block.used for (device, _), block in self._blocks.items() if device == CPU)
 
     def used(self, device: Device) -> int:
         """Bytes of the first block of a device that some arena uses."""
@@ -125,7 +159,13 @@ class ArenaMemory:
         block = self._blocks.get((device, 0))
         return nbytes if block is None or nbytes > block.array.nbytes else max(0, nbytes - block.used)
 
+    def leave_budget(self) -> None:
+        """Charge nothing to anybody from now on."""
+        self.clear()
+        self.account = None  # it knows who has the net
+
     def clear(self) -> None:
         """Let go of all blocks."""
         self._blocks.clear()
         self.placements.clear()
+        self._discharge()

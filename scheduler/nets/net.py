@@ -58,6 +58,7 @@ class BaseNet(ABC, Closing):
         workspace: where the blobs are.
         has_teams: operators may use several threads each.
         has_bodies: some operator runs nets.
+        arena_memory: what its memory plans lie in.
         streams: those it has leased, of the devices that its operators run on.
         keep: the blobs whose values survive a run; None for all.
         checked: the operators that tell only when a run's work is done whether it went well.
@@ -102,7 +103,7 @@ class BaseNet(ABC, Closing):
         self.checked = tuple(operator for operator in self.operators if operator.run_check is not None)
         self.keep = None if keep is None else keep.union(*map(_names_checked, self.checked))
         self._inputs = _blobs_read_first(self.operators)
-        self._arena_memory = ArenaMemory()
+        self.arena_memory = ArenaMemory()
         self._preparations = PreparationCache(options.preparation_bytes)
         self._current: Preparation | None = None
         self._launched: tuple[Preparation, LaunchedChains] | None = None
@@ -350,23 +351,23 @@ class BaseNet(ABC, Closing):
 
     def preparation_statistics(self) -> PreparationStatistics:
         """What the net is prepared for, in numbers."""
-        return self._preparations.statistics(self._arena_memory.nbytes)
+        return self._preparations.statistics(self.arena_memory.nbytes)
 
     def _new_preparation(self) -> Preparation:
         """Prepare; where memory does not suffice, once more without what is kept for other shapes.
 
         Nor is that kept when a larger arena takes the place of the one that it lies in.
         """
-        replaced = self._arena_memory.replaced
+        replaced = self.arena_memory.replaced
         preparation = self._attempted_preparation()
-        if self._arena_memory.replaced != replaced:
+        if self.arena_memory.replaced != replaced:
             self._forget_preparations()
         return preparation
 
     def _attempted_preparation(self) -> Preparation:
         make = partial(
             Preparation, self.operators, self.graph, self._inputs, self._constants, keep=self.keep,
-            in_list_order=self.in_list_order, arena_memory=self._arena_memory,
+            in_list_order=self.in_list_order, arena_memory=self.arena_memory,
         )  # fmt: skip
         try:
             with garbage_collection_paused():
@@ -385,7 +386,7 @@ class BaseNet(ABC, Closing):
 
     def _let_go_of_arenas(self) -> None:
         """Empty the outputs that lie in memory of a plan: it goes when no tensor is on it any more."""
-        self._arena_memory.clear()
+        self.arena_memory.clear()
         for operator in self.operators:
             for blob in operator.output_blobs:
                 storage = blob.value.storage() if isinstance(blob.value, Tensor) else None

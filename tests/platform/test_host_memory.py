@@ -13,7 +13,17 @@ import pytest
 
 from dagexec.errors import ResourceError
 from dagexec.platform import cgroups, host_memory
-from dagexec.platform.host_memory import CommittedMemory, Limit, aligned_bytes, check_fits, limits, physical_bytes
+from dagexec.platform.host_memory import (
+    CommittedMemory,
+    Limit,
+    aligned_bytes,
+    check_fits,
+    commit,
+    decommit,
+    limits,
+    physical_bytes,
+    reserve,
+)
 from tests.forked import passed_alone
 from tests.memory_limits import leave
 
@@ -148,6 +158,23 @@ def test_memory_that_was_touched_is_not_counted_twice(monkeypatch: pytest.Monkey
     first.fill(1)  # the machine says that it has 100 MiB left beside these
     check_fits(100 * MIB - 2 * mmap.PAGESIZE, "y")
     assert first[-1] == 1
+
+
+def test_memory_that_was_given_back_is_there_for_others_and_for_its_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+    leave(monkeypatch, 100 * MIB)
+    first = reserve(60 * MIB)
+    assert first is not None
+    commit(first, 60 * MIB)
+    first[: 2 * MIB] = 1
+    with pytest.raises(ResourceError):
+        check_fits(60 * MIB, "y")
+    decommit(first, 60 * MIB)
+    check_fits(60 * MIB, "y")
+    assert not first[: 2 * MIB].any()
+    first[: 2 * MIB] = 2
+    commit(first, 60 * MIB)
+    with pytest.raises(ResourceError):
+        check_fits(60 * MIB, "y")
 
 
 def test_numbers_are_looked_up_anew_when_they_are_old_or_do_not_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
