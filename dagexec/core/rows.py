@@ -135,23 +135,22 @@ def joined(axis: AxesReader) -> RowsRule:
 def matrix_product(asked: RowsCall) -> list[Rows | None]:
     """Products of stacks of matrices, as `numpy.matmul` and arguments `trans_a` and `trans_b` have them.
 
-    Rows are on an axis of the stacks, or on the one of a single operand's matrices that the output has.
+    Rows are on an axis of the stacks, or they are those of A's matrices where B is a single one: engines compute such
+    rows alike in any batch, but neither columns of B nor rows of A where each matrix of a stack has another B.
     """
     asked.require_uncounted()
     rank = len(asked.outputs[0].shape)
-    names, found = ("trans_a", "trans_b"), {}
+    turned, found = asked.call.arguments.bool("trans_a"), {}
     for index, rows in enumerate(asked.rows):
         if rows is None:
             continue
         own = asked.rank(index)
         from_end = own - rows.axis
         if from_end <= 2:
-            kept = 2 if index == 0 else 1
-            if own > 1 and index < 2 and asked.call.arguments.bool(names[index]):
-                kept = 3 - kept
-            if own < 2 or index > 1 or min(map(asked.rank, (0, 1))) < 2 or from_end != kept:
+            kept = 1 if turned and own == 2 else 2
+            if index > 0 or own < 2 or asked.rank(1) != 2 or from_end != kept or (turned and own > 2):
                 raise asked.mixes(rows.axis)
-            from_end = 2 if index == 0 else 1
+            from_end = 2
         elif rank < max(map(asked.rank, (0, 1))):
             from_end -= 1  # the other operand is a vector, whose axis the output does not have
         found[index] = rows.at(rank - from_end)

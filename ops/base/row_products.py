@@ -69,6 +69,13 @@ def row_product(owner: Operator, x: Array, w: Array, y: Array) -> Step:
     return in_sequence(steps)
 
 
+def each_row(owner: Operator, x: Array, w: Array, y: Array) -> Step:
+    """The step that computes y = x w for stacks of matrices, in products of one row, unless batch_invariant=0."""
+    if owner.is_batch_invariant:
+        x, w, y = x[..., None, :], w[..., None, :, :], y[..., None, :]
+    return partial(np.matmul, x, w, out=y)
+
+
 def multiply_rows(x: Array, w: Array) -> Array:
     """x w for matrices x, N x K, and w, K x U, as a new array: each row alike, as `row_product` has it."""
     y = np.empty((len(x), w.shape[1]), np.result_type(x, w))

@@ -25,6 +25,7 @@ from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.blocks import Scratch, block_indices, compute_dtype
 from dagexec.ops.base.geometry import WINDOW_ARGS, Axis, output_sizes, tap_count
+from dagexec.ops.base.row_products import each_row
 from dagexec.ops.conv.gradient_outputs import BIAS, FILTER, GRADIENT_ARGS, GROUP_ARGS, INPUT, wanted_gradients
 from dagexec.ops.conv.unrolled import (
     add_to_image,
@@ -258,7 +259,7 @@ class BlockWork:
 
 
 class LocallyConnected(Operator):
-    """A batched matrix product over positions and groups, all images in one."""
+    """A batched matrix product over positions and groups, of all images, or of each by itself."""
 
     def prepare(self) -> Step:
         """For each block: unroll the windows, multiply, add the bias."""
@@ -272,7 +273,7 @@ class LocallyConnected(Operator):
             steps += work.unroll(block, taps)
             weights, load = work.staged(matrices[block.places], work.weights)
             product = target if work.direct() else work.products(0, target.shape)
-            steps += [*load, partial(np.matmul, taps, weights.swapaxes(2, 3), out=product)]
+            steps += [*load, each_row(self, taps, weights.swapaxes(2, 3), product)]
             if bias is not None:
                 offsets, load = work.staged(bias[block.places], work.biases)
                 total = product if work.narrow else target

@@ -26,6 +26,7 @@ from dagexec.core.schema import UNBOUNDED, Cost, OperatorCall, OpSchema, RowsCal
 from dagexec.core.traits import Rows
 from dagexec.errors import ArgumentError, GradientError
 from dagexec.ops.base.blocks import Array, compute_dtype, convert
+from dagexec.ops.base.row_products import row_product
 
 Labels = tuple[str, ...]
 """What the axes of a tensor are called, in order: letters, and `...0`, `...1` for those of an ellipsis."""
@@ -213,7 +214,10 @@ class _Plan:
         left = self._stack(a, of_a, batch, rows, inner)
         right = self._stack(b, of_b, batch, inner, columns)
         stack = total.reshape(len(left), left.shape[1], right.shape[2])
-        self._steps.append(partial(np.matmul, left, right, out=stack))
+        if batch:
+            self._steps.append(partial(np.matmul, left, right, out=stack))
+        else:
+            self._steps.append(row_product(self._owner, left[0], right[0], stack[0]))
         return total, labels
 
     def _memory(self, labels: Labels, dtype: np.dtype[Any], target: tuple[Array, Labels] | None) -> Array:

@@ -162,8 +162,15 @@ MIXED: Mapping[str, tuple[Sequence[OperatorDef], str]] = {
     ),
     "indices through all rows": ([op("TopK", ["x"], ["a", "b", "y"], k=1)], "output 'y' has other sizes"),
     "rows as the steps of sequences": ([op("ReverseSequence", ["x", "ones"], ["y"])], "works along axis 0"),
+    "rows as columns of a product": (
+        [op("Transpose", ["x"], ["t"], axes=[1, 0]), op("BatchMatMul", ["k", "t"], ["y"])], "works along axis 1",
+    ),
+    "rows of one side of a stack of products": (
+        [op("BatchMatMul", ["x", "c"], ["y"], broadcast=1)], "works along axis 0",
+    ),
     "rows and columns exchanged": (
-        [op("Transpose", ["x"], ["t"], axes=[1, 0]), op("BatchMatMul", ["x", "t"], ["y"])], "different axes",
+        [op("Transpose", ["x"], ["t"], axes=[1, 0]), op("ExpandDims", ["x"], ["e"], dims=[2]),
+         op("Mul", ["e", "t"], ["y"])], "different axes",
     ),
     "the number of rows": (
         [op("Shape", ["x"], ["n"], axes=[0]), op("Cast", ["n"], ["f"], to="float"), op("Div", ["x", "f"], ["y"])],
@@ -188,7 +195,8 @@ def test_rows_that_are_not_apart_are_refused(name: str) -> None:
     operators, problem = MIXED[name]
     with pytest.raises(RowsError, match=problem) as caught:
         find_row_axes(
-            model_of(operators, ["y"], s=normal(4), ones=np.ones(4, np.int64)), {"x": TensorType((2, 4), FLOAT32)}
+            model_of(operators, ["y"], s=normal(4), ones=np.ones(4, np.int64), k=normal(3, 4), c=normal(2, 4, 3)),
+            {"x": TensorType((2, 4), FLOAT32)},
         )
     assert "net" in str(caught.value) or "model" in str(caught.value)
 

@@ -120,3 +120,20 @@ def test_products_have_fewer_rows_where_rows_are_not_alike(monkeypatch: pytest.M
 def test_columns_are_cut_into_blocks_of_about_one_width() -> None:
     widths = {columns: row_products._even_width(columns, 100) for columns in (1, 100, 101, 192, 193, 1000)}
     assert widths == {1: 1, 100: 100, 101: 64, 192: 96, 193: 80, 1000: 96}
+
+
+@pytest.mark.parametrize(
+    ("equation", "shape"),
+    [("bi,ij->bj", (300, 100)), ("bti,ij->btj", (4, 300, 100)), ("bhi,bij->bhj", (3, 64, 300, 64))],
+)
+def test_a_row_of_an_einsum_has_the_bytes_that_it_has_alone(equation: str, shape: tuple[int, ...]) -> None:
+    *of_row, inner, units = shape
+    if equation.count("b") == 3:  # both operands have rows
+        heads, inner, _, units = shape
+        x, w = normal(5, heads, inner), normal(5, inner, units)
+        alone = [run_operator("Einsum", [x[row : row + 1], w[row : row + 1]], equation=equation)[0] for row in range(5)]
+    else:
+        x, w = normal(5, *of_row, inner), normal(inner, units)
+        alone = [run_operator("Einsum", [x[row : row + 1], w], equation=equation)[0] for row in range(5)]
+    (found,) = run_operator("Einsum", [x, w], equation=equation)
+    assert found.tobytes() == np.concatenate(alone).tobytes()

@@ -77,3 +77,11 @@ def test_all_images_take_the_memory_of_one() -> None:
         image_by_image(IM2COL.steps)(problem, memory.allocate)
         taken.append(memory.nbytes)
     assert taken[0] == taken[1] > 0
+
+
+@pytest.mark.parametrize("order", ["NCHW", "NHWC"])
+def test_an_image_of_a_locally_connected_layer_has_the_bytes_that_it_has_alone(order: str) -> None:
+    x, weights = normal(MOST, 20, 5, 5), normal(3, 3, 24, 20, 3, 3)
+    if order == "NHWC":
+        x, weights = np.moveaxis(x, 1, -1).copy(), np.moveaxis(weights, 3, -1).copy()
+    assert_alike("LC2D", x, weights, "", {"kernels": [3, 3], "order": order})
