@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -147,22 +147,24 @@ class Replicas:
     """All replicas of a model, the workspace of their parameters, and the graph they share.
 
     `updates_parameters` tells that the net writes blobs it starts from, so that one run changes the next. `build` makes
-    the net of one more with its workspace, one that uses a single thread for a run if it is told True.
+    the net of one more with its workspace: one that uses a single thread for a run if it is told True, and that may
+    keep one of so many portions for other shapes.
     """
 
     parameters: Workspace
     graph: Graph
     members: list[Replica]
     updates_parameters: bool
-    build: Callable[[bool], tuple[Workspace, BaseNet]]
+    build: Callable[[bool, int], tuple[Workspace, BaseNet]]
     outputs: tuple[str, ...]
 
-    def make(self, *, one_thread: bool = False) -> Replica:
+    def make(self, *, one_thread: bool = False, portions: int = 1) -> Replica:
         """One more replica, which is not a member yet; with `one_thread`, a run of it uses one thread.
 
-        Raises what `build_replicas` does.
+        It may keep one of so many portions of what the options let a replica keep for other shapes. Raises what
+        `build_replicas` does.
         """
-        workspace, net = self.build(one_thread)
+        workspace, net = self.build(one_thread, portions)
         return Replica(len(self.members), workspace, net, self.outputs)
 
     def fitting(self, feeds: Mapping[str, npt.ArrayLike]) -> dict[str, Array] | None:
@@ -213,11 +215,12 @@ def build_replicas(
         if isinstance(blob.value, Tensor) and not blob.value.is_view:
             blob.value.freeze()
 
-    def build(one_thread: bool) -> tuple[Workspace, BaseNet]:
+    def build(one_thread: bool, portions: int) -> tuple[Workspace, BaseNet]:
         workspace = _child(parameters, model.inputs, written)
+        own = options if portions == 1 else replace(options, preparation_bytes=options.preparation_bytes // portions)
         if not one_thread:
-            return workspace, _make_net(options, net_def, workspace, pool, graph, constants, keep)
-        net = SimpleNet(net_def, workspace, graph=graph, constants=constants, keep=keep, options=options)
+            return workspace, _make_net(own, net_def, workspace, pool, graph, constants, keep)
+        net = SimpleNet(net_def, workspace, graph=graph, constants=constants, keep=keep, options=own)
         net.use_one_thread()
         return workspace, net
 

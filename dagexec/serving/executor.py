@@ -387,7 +387,7 @@ class Executor(Closing):
         try:
             self._pooled.submit(request, start_here=True)
             if self._growth is not None and request.queue is not None:
-                self._growth.consider()
+                self._growth.consider(of_thread=True)
             in_time = wait.wait(waiting_time(request.seconds_left(self._now())))
             if not in_time and self._cancel(request, self._timed_out(request)):
                 wait.wait()
@@ -403,7 +403,7 @@ class Executor(Closing):
         try:
             self._pooled.submit(request, start_here=False)
             if self._growth is not None and request.queue is not None:
-                self._growth.consider()
+                self._growth.consider(of_thread=False)
             in_time = await wait.wait(request.seconds_left(self._now()))
         except GeneratorExit:  # the coroutine was dropped: nothing can wait any more
             self._cancel(request, self._cancelled("the awaiting coroutine was dropped"))

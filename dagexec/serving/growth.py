@@ -71,13 +71,14 @@ class Growth:
         self._lock = threads().lock()  # held while a replica is made
         self._over = False
 
-    def consider(self) -> None:
-        """A request may have to wait: have a replica made, unless there are enough or one is being made."""
-        if self._over or self._dispatcher.state.idle or not self._lock.acquire(blocking=False):
+    def consider(self, *, of_thread: bool) -> None:
+        """A request may have to wait: have a replica made, unless there are enough or one is being made.
+
+        `of_thread`: it is of a thread, which may compute what it asks for.
+        """
+        if self._over or self._dispatcher.state.idle or len(self._replicas.members) >= self._most(of_thread):
             return
-        if len(self._replicas.members) >= self._most():
-            self._over = True
-            self._lock.release()
+        if not self._lock.acquire(blocking=False):
             return
         try:
             self._place.grow(available_cores())
@@ -90,16 +91,16 @@ class Growth:
             elif not isinstance(error, ClosedError):
                 raise
 
-    def _most(self) -> int:
+    def _most(self, of_thread: bool) -> int:
         binding = self._first.io_binding
-        short = binding is not None and binding.estimated_seconds <= SHORT_SECONDS
+        short = of_thread and binding is not None and binding.estimated_seconds <= SHORT_SECONDS
         return (MOST_FOR_SHORT if short else available_cores()) + self._for_lone_runs
 
     def _grow(self) -> None:
         """On a worker: make one more, and give it to who waits."""
         following: Request | None = None
         try:
-            replica = self._replicas.make(one_thread=self._for_lone_runs)
+            replica = self._replicas.make(one_thread=self._for_lone_runs, portions=MOST_FOR_SHORT)
             following = self._add(replica)
         except DagexecError as error:
             self._give_up(error)

@@ -41,6 +41,23 @@ def test_a_request_that_would_wait_has_a_replica_made_which_serves_it(held: Held
         assert 2 <= statistics.replicas <= 3
 
 
+def test_tasks_have_no_more_replicas_than_cores_and_threads_have_more_for_short_runs(
+    held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(growth, "MOST_FOR_SHORT", 5)
+    with dagexec.compile(doubled_model("Relu")) as executor:
+        found = executor._growth
+        assert found is not None
+        executor.run({"x": rows(1)})
+        alone = int(executor.net().uses_several_threads)
+        assert found._most(of_thread=False) == 2 + alone
+        assert found._most(of_thread=True) == 5 + alone
+        made = executor._replicas.make(portions=4)
+        kept, shared = executor.net().preparation_statistics(), made.net.preparation_statistics()
+        assert shared.budget_bytes == kept.budget_bytes // 4
+        made.net.close()
+
+
 @pytest.mark.parametrize("given", [{"replicas": 1}, {"num_workers": 1}, {"net_type": "simple"}, {"optimize": False}])
 def test_who_says_how_the_model_runs_gets_that_alone(held: Held, given: dict[str, Any]) -> None:
     with dagexec.compile(doubled_model("Held"), **given) as executor, ThreadPoolExecutor(2) as callers:
