@@ -1,0 +1,90 @@
+"""A row has the same bytes in a batch of any size as alone, on every engine and number of threads.
+
+`python -m tests.rows` tries more sizes, and networks; `make test-matrix` runs this module under each instruction set.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dagexec.core.registry import has_engine
+from tests.ops.onednn.engine import needs_onednn
+from tests.rows.case import Case, batch, case, constant, shared
+from tests.rows.comparison import Difference, differences
+from tests.rows.networks import DISTINCT, network
+from tests.rows.operators import operator_cases
+
+CASES = operator_cases()
+ENGINES = [pytest.param("", id="numpy"), pytest.param("ONEDNN", marks=needs_onednn, id="onednn")]
+SIZES = (2, 3, 4, 6, 7, 8, 9, 16, 17, 31, 33, 64)
+
+
+def sizes_for(name: str) -> list[int]:
+    """Three of SIZES that a name decides, so that cases together have all of them."""
+    return sorted(np.random.default_rng(zlib.crc32(name.encode())).choice(SIZES, 3, replace=False).tolist())
+
+
+def found(one: Case, engine: str, sizes: Sequence[int], threads: int) -> list[Difference]:
+    return list(
+        differences(one.subject(engine), sizes, distinct=5, optimize=False, net_type="simple", intra_op_threads=threads)
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("op_type", sorted({one.op_type for one in CASES}))
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_row_of_a_batch_is_the_lone_row(engine: str, op_type: str) -> None:
+    if engine and not has_engine(op_type, engine):
+        pytest.skip(f"{engine} does not compute {op_type}")
+    for one in CASES:
+        if one.op_type == op_type:
+            small, *others = sizes_for(str(one))
+            assert not found(one, engine, others, 1), f"{one}, 1 thread"
+            assert not found(one, engine, [small], 2), f"{one}, 2 threads"
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    "one",
+    [case("FC", batch(300), constant(40, 300), constant(40)), case("FC", batch(64), shared(9, 64), shared(9))],
+    ids=str,
+)
+def test_a_row_of_a_product_is_the_lone_row(engine: str, one: Case) -> None:
+    assert not found(one, engine, (2, 7, 33), 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ENGINES)
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_products_and_convolutions_of_any_size(engine: str, data: st.DataObject) -> None:
+    made = data.draw(st.sampled_from([constant, shared]))
+    inner, units = data.draw(st.integers(1, 600)), data.draw(st.integers(1, 300))
+    sizes = data.draw(st.lists(st.integers(2, 64), min_size=1, max_size=4))
+    threads = data.draw(st.sampled_from([1, 2]))
+    assert not found(case("FC", batch(inner), made(units, inner), made(units)), engine, sizes, threads)
+    channels, filters, kernel = (data.draw(st.integers(1, most)) for most in (40, 40, 5))
+    image = data.draw(st.integers(kernel, 16))
+    window = {"kernel": kernel, "pad": data.draw(st.integers(0, kernel // 2)), "stride": data.draw(st.integers(1, 2))}
+    weights = made(filters, channels, kernel, kernel)
+    assert not found(case("Conv", batch(channels, image, image), weights, **window), engine, sizes, threads)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("name", ["lenet", "lenet_digits", "resnet20", "squeezenet"])
+def test_an_image_of_a_batch_is_the_lone_image_in_a_compiled_network(name: str, threads: int) -> None:
+    assert not list(differences(network(name), (2, 5, 8, 17), distinct=DISTINCT, intra_op_threads=threads))
+
+
+def test_a_difference_is_seen() -> None:
+    """Where bytes may depend on the batch, some do."""
+    one = case("FC", batch(1024), shared(1000, 1024), shared(1000))
+    free = differences(one.subject(), (2, 64), optimize=False, net_type="simple", batch_invariant=False)
+    assert any(difference.largest > 0 for difference in free)
