@@ -32,6 +32,7 @@ CHOSEN = (
     "tests/ops/onednn/test_widened.py",
     "tests/ops/onednn/test_winograd.py",
     "tests/ops/test_threads_and_bytes.py",
+    "tests/rows/test_bytes.py",
     "tests/compiler/passes/test_layout.py",
     "tests/compiler/passes/test_bfloat16.py",
     "tests/compiler/tuning/test_choosing.py",
