@@ -79,7 +79,7 @@ def test_every_convolution_and_gradient_gives_the_same_bytes_from_a_shared_buffe
 def test_a_convolution_takes_its_columns_from_the_shared_buffer() -> None:
     arrays, arguments = arrays_of("3x3")
     _, workspace = run(operator_def("Conv", ["x", "w"], ["y"], **arguments, shared_buffer=1), arrays, buffer=True)
-    columns = 4 * 9 * 2 * 9 * 8 * 4  # C, taps, images, pixels, bytes
+    columns = 4 * 9 * 9 * 8 * 4  # C, taps, pixels of one image (each has its own product), bytes
     assert create_shared_buffer(workspace).nbytes >= columns
 
 
