@@ -1,0 +1,138 @@
+"""A row has the bytes that it has alone, whatever the batch, by oneDNN."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from dagexec import Workspace
+from dagexec.core.arguments import ArgumentValue
+from dagexec.core.operator import Operator
+from dagexec.core.registry import create_operator
+from dagexec.core.tensor import Tensor
+from dagexec.ops.onednn.convolution_family import ConvolutionFamily
+from dagexec.ops.onednn.problem import Candidate, Problem
+from tests.ops.onednn.engine import needs_onednn, normal
+from tests.ops.running import operator_def
+
+pytestmark = needs_onednn
+
+Array = npt.NDArray[Any]
+
+ROWS = (2, 7, 17)
+
+
+def made(
+    op_type: str, rows: Sequence[Array], shared: Sequence[Array], fed: bool = False, **arguments: ArgumentValue
+) -> tuple[Workspace, Operator]:
+    """An operator on arrays whose first axis is that of rows, and on arrays that are the same for all."""
+    workspace = Workspace()
+    inputs = {f"shared{place}": array for place, array in enumerate(shared)}
+    names = ["rows0", *inputs, *(f"rows{place + 1}" for place in range(len(rows) - 1))]
+    for name, array in inputs.items():
+        workspace.feed_blob(name, array)
+        if not fed:
+            workspace.get_blob(name).get(Tensor).freeze()
+    for place, array in enumerate(rows):
+        workspace.feed_blob(f"rows{place}", array)
+    definition = operator_def(op_type, names, ["y"], **arguments)
+    definition.engine = "ONEDNN"
+    return workspace, create_operator(definition, workspace)
+
+
+def computed(op_type: str, rows: Sequence[Array], *given: Any, **arguments: Any) -> Array:
+    workspace, operator = made(op_type, rows, *given, **arguments)
+    operator.bind(operator.infer())()
+    return np.array(workspace.fetch_blob("y"))
+
+
+def assert_rows_are_those_of_lone_runs(op_type: str, rows: list[Array], *given: Any, **arguments: Any) -> None:
+    found: dict[int, bytes] = {}
+    for size in ROWS:
+        together = computed(op_type, [array[:size] for array in rows], *given, **arguments)
+        for place in (0, 1, size - 1):
+            if place not in found:
+                lone = [array[place : place + 1] for array in rows]
+                found[place] = computed(op_type, lone, *given, **arguments)[0].tobytes()
+            assert together[place].tobytes() == found[place], (op_type, size, place)
+
+
+@pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("fed", [False, True])
+@pytest.mark.parametrize("sizes", [(64, 64), (1024, 1000), (4096, 16)], ids=str)
+def test_rows_of_products(sizes: tuple[int, int], fed: bool, threads: int) -> None:
+    inner, units = sizes
+    x, w, b = normal(1, 17, inner), normal(2, units, inner), normal(3, units)
+    assert_rows_are_those_of_lone_runs("FC", [x], [w, b], fed, threads=threads)
+    assert_rows_are_those_of_lone_runs("MatMul", [x], [w.T.copy()], fed, threads=threads)
+    assert_rows_are_those_of_lone_runs("Gemm", [x], [w, b], fed, threads=threads, trans_b=1, alpha=0.7, beta=0.3)
+
+
+LAYERS = [(16, 32, 1, 7), (64, 64, 3, 7), (3, 16, 3, 12), (20, 50, 5, 7)]
+"""Channels, filters, kernel, pixels a side."""
+
+
+@pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("order", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("layer", LAYERS, ids=str)
+def test_images_of_convolutions(layer: tuple[int, int, int, int], order: str, threads: int) -> None:
+    channels, filters, kernel, side = layer
+    x, w = normal(1, 17, channels, side, side), normal(2, filters, channels, kernel, kernel) / kernel
+    y = normal(4, 17, filters, side, side)
+    if order == "NHWC":
+        x, w, y = (np.ascontiguousarray(np.moveaxis(array, 1, -1)) for array in (x, w, y))
+    arguments: dict[str, Any] = {"order": order, "kernel": kernel, "pad": kernel // 2, "threads": threads}
+    shared = [w, normal(3, filters)]
+    assert_rows_are_those_of_lone_runs("Conv", [x], shared, **arguments)
+    assert_rows_are_those_of_lone_runs("FusedConv", [x, y], shared, **arguments, bias=1, post_ops=["add:3", "relu"])
+
+
+@pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_images_of_transposed_convolutions(threads: int) -> None:
+    x, w = normal(1, 17, 20, 16), normal(2, 16, 4, 8)
+    assert_rows_are_those_of_lone_runs("ConvTranspose", [x], [w], kernels=[4], order="NHWC", threads=threads)
+
+
+def test_what_adds_up_in_another_order_computes_image_by_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the caller's memory, too, and with what post-ops read of each image."""
+    monkeypatch.setattr(Candidate, "is_batch_invariant", False)
+    x, w, y = normal(1, 5, 6, 6, 4), normal(2, 5, 3, 3, 4), normal(4, 5, 4, 4, 5)
+    arguments: dict[str, Any] = {"kernel": 3, "bias": 1, "post_ops": ["add:3"], "order": "NHWC"}
+    workspace, operator = made("FusedConv", [x, y], [w, normal(3, 5)], **arguments)
+    prepared = operator.bind(operator.infer())
+    prepared()
+    together = np.array(workspace.fetch_blob("y"))
+    other = computed("FusedConv", [x, y], [w, normal(3, 5)], **arguments, batch_invariant=0)
+    np.testing.assert_allclose(together, other, rtol=1e-5, atol=1e-5)
+    assert set(prepared.input_rebinds) == {0, 3}
+    backwards = {0: x[::-1].copy(), 3: y[::-1].copy()}
+    for index, array in backwards.items():
+        prepared.input_rebinds[index](array)
+    elsewhere = np.empty_like(together)
+    prepared.output_rebinds[0](elsewhere)
+    prepared()
+    assert elsewhere[::-1].tobytes() == together.tobytes()
+
+
+def test_what_is_chosen_is_chosen_for_one_image_unless_asked_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    batches: list[int] = []
+    chosen = ConvolutionFamily.implementation
+
+    def watched(self: ConvolutionFamily, problem: Problem) -> Candidate:
+        batches.append(problem.batch)
+        return chosen(self, problem)
+
+    monkeypatch.setattr(ConvolutionFamily, "implementation", watched)
+    x, w = normal(1, 3, 4, 6, 6), normal(2, 5, 4, 3, 3)
+    workspace, operator = made("Conv", [x], [w], kernel=3)
+    for size in (3, 2, 1):
+        workspace.feed_blob("rows0", x[:size])
+        operator.bind(operator.infer())
+    assert batches == [1], "once for all batches"
+    for size in (3, 2):
+        computed("Conv", [x[:size]], [w], kernel=3, batch_invariant=0)
+    assert batches == [1, 3, 2]
