@@ -108,6 +108,8 @@ class Dispatcher:
         replica = request.replica
         assert replica is not None
         replica.unbind()
+        if self._metrics is not None and self.state.joins and request.pinned is None:
+            self._metrics.record_batch(request.rows)
         if isinstance(request, Batch):
             self._end_batch(request, error)
             return

@@ -5,6 +5,7 @@
 | `dagexec.requests` | counter, `{request}` | `dagexec.outcome`, `error.type` where a request failed |
 | `dagexec.queue.duration` | histogram, `s` | |
 | `dagexec.run.duration` | histogram, `s` | |
+| `dagexec.batch.size` | histogram, `{row}` | |
 | `dagexec.arena.usage` | observable up-down counter, `By` | |
 
 All have `dagexec.net` and `dagexec.net_type`, too. Every one is a sum, or a histogram with the same buckets in every
@@ -33,6 +34,9 @@ logger = logging.getLogger("dagexec")
 
 BOUNDARIES = tuple(factor * scale for scale in (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0) for factor in (1.0, 2.5, 5.0))
 """Upper ends of the histograms' buckets, in seconds: from a run of a small net to a wait under overload."""
+
+BATCH_BOUNDARIES = tuple(1 << power for power in range(11))
+"""Those of numbers of rows."""
 
 
 class HasArenas(Protocol):
@@ -70,6 +74,12 @@ class _Instruments:
             "s",
             "from then on to the result: feeding, running, fetching",
             explicit_bucket_boundaries_advisory=BOUNDARIES,
+        )
+        self.batch = meter.create_histogram(
+            "dagexec.batch.size",
+            "{row}",
+            "rows of each run, where requests may be joined",
+            explicit_bucket_boundaries_advisory=BATCH_BOUNDARIES,
         )
         meter.create_observable_up_down_counter(
             "dagexec.arena.usage", [self._usage], "By", "memory that the tensors of runs share"
@@ -133,4 +143,14 @@ class Metrics:
                 self._instruments.queue.record(waited, self._attributes)
                 self._instruments.run.record(ran, self._attributes)
         except Exception:
-            logger.exception("net %s: the metrics of a run could not be recorded", self._attributes["dagexec.net"])
+            self._log()
+
+    def record_batch(self, rows: int) -> None:
+        """A run is over that requests of so many rows may have been joined in."""
+        try:
+            self._instruments.batch.record(rows, self._attributes)
+        except Exception:
+            self._log()
+
+    def _log(self) -> None:
+        logger.exception("net %s: the metrics of a run could not be recorded", self._attributes["dagexec.net"])

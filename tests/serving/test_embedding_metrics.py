@@ -15,7 +15,7 @@ from opentelemetry.sdk.metrics.export import Histogram, InMemoryMetricReader, Su
 
 import dagexec
 from dagexec.errors import ClosedError, DagexecError, FeedError, OperatorError, QueueFullError, RunTimeoutError
-from dagexec.serving.metrics import BOUNDARIES
+from dagexec.serving.metrics import BATCH_BOUNDARIES, BOUNDARIES
 from tests.held import PATIENCE, Held, doubled_model, rows
 
 
@@ -122,15 +122,29 @@ class _NoWait:
         pass
 
 
+def test_batch_sizes_are_those_of_the_statistics(collected: Collected) -> None:
+    with dagexec.compile(doubled_model(), metrics=collected.meter) as executor:
+        executor.run({"x": rows(1)}, timeout=PATIENCE)
+    assert "dagexec.batch.size" not in collected.instruments()
+    with dagexec.compile(doubled_model(), metrics=collected.meter, max_batch=4, warm_start={"x": (2, 3)}) as executor:
+        for count in (2, 3, 3):
+            executor.run({"x": rows(1, count)})
+        assert executor.statistics().batch_sizes == {2: 1, 3: 2}
+    [point] = collected.instruments()["dagexec.batch.size"].data.data_points
+    assert (point.count, point.sum, point.min, point.max) == (3, 8, 2, 3)
+
+
 def test_all_of_it_adds_up(collected: Collected) -> None:
     """Sums and histograms of fixed buckets: never a last value, which a collector could not add."""
-    with dagexec.compile(doubled_model(), metrics=collected.meter, warm_start=True) as executor:
+    with dagexec.compile(doubled_model(), metrics=collected.meter, warm_start={"x": (2, 3)}, max_batch=4) as executor:
         executor.run({"x": rows(1)})
         found = collected.instruments()
-    assert found.keys() == {"dagexec.requests", "dagexec.queue.duration", "dagexec.run.duration", "dagexec.arena.usage"}
+    names = {"requests", "queue.duration", "run.duration", "batch.size", "arena.usage"}
+    assert found.keys() == {f"dagexec.{name}" for name in names}
     for name, metric in found.items():
         if isinstance(metric.data, Histogram):
-            assert {tuple(point.explicit_bounds) for point in metric.data.data_points} == {BOUNDARIES}
+            bounds = BATCH_BOUNDARIES if name == "dagexec.batch.size" else BOUNDARIES
+            assert {tuple(point.explicit_bounds) for point in metric.data.data_points} == {bounds}
         else:
             assert isinstance(metric.data, Sum)
             assert metric.data.is_monotonic == (name == "dagexec.requests")
