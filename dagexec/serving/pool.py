@@ -19,7 +19,8 @@ from dagexec.platform.closing import Closing
 from dagexec.platform.forking import ProcessLock
 from dagexec.scheduler.memory.arena_budget import ArenaBudget, ArenaStatistics
 from dagexec.scheduler.run.fair_share import Share
-from dagexec.scheduler.run.pool import PoolStatistics, WorkerPool
+from dagexec.scheduler.run.pool import WorkerPool
+from dagexec.scheduler.run.worker import PoolStatistics
 from dagexec.serving.places import Place, default_arena_bytes
 
 _MOST_NAMED = 4

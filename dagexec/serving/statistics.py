@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dagexec.core.runtime import RuntimeStatistics
 from dagexec.scheduler.plan.preparation_cache import PreparationStatistics
-from dagexec.scheduler.run.pool import PoolStatistics
+from dagexec.scheduler.run.worker import PoolStatistics
 
 TIMES_KEPT = 1000
 

@@ -19,9 +19,7 @@ import itertools
 import logging
 import os
 import threading
-import time
 from contextlib import suppress
-from dataclasses import dataclass
 from heapq import heappop, heappush, heappushpop
 
 from dagexec.errors import ClosedError, ResourceError, SettingError, WorkerLostError
@@ -36,62 +34,10 @@ from dagexec.platform.threads import Thread, ThreadsEndedError, ThreadWait, thre
 from dagexec.scheduler.run.affinity import CoreWakeUp
 from dagexec.scheduler.run.fair_share import Share
 from dagexec.scheduler.run.helping import HelpingWait
-from dagexec.scheduler.run.run import Run
+from dagexec.scheduler.run.run import Run, finish
+from dagexec.scheduler.run.worker import PoolStatistics, Worker, acquire_contended
 
 logger = logging.getLogger("dagexec")
-
-_YIELDS = 100
-"""How often a worker lets others run before it sleeps until the pool's lock is let go."""
-
-
-@dataclass(frozen=True)
-class PoolStatistics:
-    """A moment of a pool.
-
-    Attributes:
-        workers: its threads.
-        idle: workers that wait for something to do.
-        busy: workers inside a run, or telling the owner of one that it is over.
-        runs_waiting: runs with chains that nobody has taken.
-        chains_waiting: those chains.
-        replaced: workers that died and were replaced, since the pool was made.
-    """
-
-    workers: int
-    idle: int
-    runs_waiting: int
-    chains_waiting: int
-    busy: int = 0
-    replaced: int = 0
-
-
-class _Worker:
-    """One thread of a pool, as the pool sees it.
-
-    Attributes:
-        name: the thread's.
-        wake_up: how it is woken; None until the thread runs.
-        run: the run it is inside, and counted in; with a run of a body in an operator, the inner one.
-        ident: of its thread, 0 until that runs.
-        telling: the run whose owner it is telling that it is over.
-        waiting: runs in whose operators it waits, while it helps others.
-    """
-
-    __slots__ = ("ident", "name", "run", "telling", "waiting", "wake_up")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.ident = 0
-        self.wake_up: CoreWakeUp | None = None
-        self.run: Run | None = None
-        self.telling: Run | None = None
-        self.waiting: list[Run] = []
-
-    def wake(self) -> None:
-        """Have it look for work."""
-        if self.wake_up is not None:
-            self.wake_up.wake()
-
 
 MAX_WORKERS = 4096
 """A net's file may say how many it wants."""
@@ -117,8 +63,8 @@ class WorkerPool:
         self._source = threads()
         self.lock = self._source.owned_lock()
         self.workers: set[int] = set()
-        self._workers: list[_Worker] = []
-        self._idle: list[_Worker] = []
+        self._workers: list[Worker] = []
+        self._idle: list[Worker] = []
         self._helping: list[HelpingWait] = []
         self._runs: list[tuple[int, float, int, Run]] = []  # heap of (-priority, start tag, order, run)
         self._virtual_time = 0.0  # the largest start tag of those that were taken
@@ -213,7 +159,7 @@ class WorkerPool:
                 worker.run = blocking.run = outer
                 outer.inner.remove(run)
 
-    def _help(self, worker: _Worker, run: Run) -> None:
+    def _help(self, worker: Worker, run: Run) -> None:
         """Run chains of `run` until it has none that are ready; say that it is over if nobody is in it then."""
         while True:
             with self.lock:
@@ -231,7 +177,7 @@ class WorkerPool:
                 helper.wake()
             self._work(worker, run, chain)
         if unattended:
-            _finish(run)
+            finish(run)
 
     def stop(self, run: Run, error: BaseException) -> None:
         """Let `run` start no further chain and end with `error`. Chains under way finish first.
@@ -250,7 +196,7 @@ class WorkerPool:
         if on_stop is not None:
             on_stop()
         if over and not left:
-            _finish(run)
+            finish(run)
 
     def shut(self) -> None:
         """Take no more runs, and let the threads end once they have no more chains to run. Idempotent."""
@@ -295,7 +241,7 @@ class WorkerPool:
             return ThreadWait()
         return HelpingWait(share, self._helping.append, self._help_once, self._helping.remove)
 
-    def _here(self) -> _Worker:
+    def _here(self) -> Worker:
         """The worker whose thread is calling."""
         ident = threading.get_ident()
         return next(worker for worker in self._workers if worker.ident == ident)
@@ -342,7 +288,7 @@ class WorkerPool:
 
     def _start_worker(self) -> None:
         """Start one more thread. Raises RuntimeError when the system starts no more."""
-        worker = _Worker(f"{self.name}-{next(self._numbers)}")
+        worker = Worker(f"{self.name}-{next(self._numbers)}")
         with self.lock:
             self._workers.append(worker)
         try:
@@ -354,7 +300,7 @@ class WorkerPool:
         with self.lock:
             self._threads = [*(old for old in self._threads if old.is_alive()), thread]
 
-    def _serve(self, worker: _Worker) -> None:
+    def _serve(self, worker: Worker) -> None:
         """A worker's life: take a run that has ready chains, work on it until it has none, wait."""
         ident = worker.ident = threading.get_ident()
         self.workers.add(ident)
@@ -368,7 +314,7 @@ class WorkerPool:
         finally:
             self.workers.discard(ident)
 
-    def _serve_runs(self, worker: _Worker) -> None:
+    def _serve_runs(self, worker: Worker) -> None:
         me = CoreWakeUp(placed=self._source.concurrent and 1 < self._most <= available_cores(), source=self._source)
         worker.wake_up = me
         lock = self.lock
@@ -406,7 +352,7 @@ class WorkerPool:
             else:
                 self._work_charged(worker, run, chain, run.share, advance)
 
-    def _work_charged(self, worker: _Worker, run: Run, chain: int, share: Share, advance: float) -> None:
+    def _work_charged(self, worker: Worker, run: Run, chain: int, share: Share, advance: float) -> None:
         """`_work`, charged to `share`; a worker that dies in it charges nothing."""
         began = self._source.monotonic()
         self._work(worker, run, chain)
@@ -444,12 +390,12 @@ class WorkerPool:
                 if worker.run is not None and worker.run.priority < run.priority:
                     worker.run.interrupted = True
 
-    def _work(self, worker: _Worker, run: Run, chain: int) -> None:
+    def _work(self, worker: Worker, run: Run, chain: int) -> None:
         """Run `chain`, then whatever is ready in this run, until nothing is.
 
         This loop is the scheduler's whole cost per operator, hence the local names and the bare lock calls.
         """
-        acquire, release, acquire_contended = self.lock.acquire, self.lock.release, self._acquire_contended
+        acquire, release = self.lock.acquire, self.lock.release
         wait = not self._source.concurrent  # a controlled schedule decides who gets the lock
         idle = self._idle
         ready, counts, children, steps = run.ready, run.counts, run.plan.children, run.steps
@@ -464,7 +410,7 @@ class WorkerPool:
             except BaseException as error:  # a worker outlives whatever an operator raises
                 self._fail(run, run.failure(chain, step, error))
             if not acquire(wait):
-                acquire_contended()
+                acquire_contended(acquire)
             if run.interrupted and (run.stopped or self._gives_way(run, chain)):
                 break
             following = -1
@@ -500,23 +446,8 @@ class WorkerPool:
         worker.telling = run
         run.over = True
         release()
-        _finish(run)
+        finish(run)
         worker.telling = None
-
-    def _acquire_contended(self) -> None:
-        """Take the lock that somebody else holds.
-
-        Its holder is most often a worker that has lost the interpreter lock within it. A thread that sleeps until the
-        lock is let go is given it while it has no interpreter lock, so that the next one has to sleep, too, and from
-        then on the workers hand both locks to each other for every chain. So this lets the holder run, and takes the
-        lock with the interpreter in its hands.
-        """
-        acquire = self.lock.acquire
-        for _ in range(_YIELDS):
-            time.sleep(0)
-            if acquire(False):
-                return
-        acquire()
 
     def _fail(self, run: Run, failure: BaseException) -> None:
         """An operator of `run`, in which the caller is, has failed."""
@@ -539,7 +470,7 @@ class WorkerPool:
             self._list(run)
         return True
 
-    def _replace(self, worker: _Worker, error: BaseException) -> None:
+    def _replace(self, worker: Worker, error: BaseException) -> None:
         """End the run that `worker` died in, and start another worker in its place."""
         logger.error("pool %s: worker %s died and was replaced", self.name, worker.name, exc_info=error)
         with suppress(RuntimeError):
@@ -560,7 +491,7 @@ class WorkerPool:
             worker.run = worker.telling = None
             self._serve(worker)
 
-    def _lose(self, worker: _Worker, error: BaseException) -> None:
+    def _lose(self, worker: Worker, error: BaseException) -> None:
         """End the run that `worker` died in of `error`, and tell its owner, perhaps once more. The lock is not held."""
         with self.lock:
             run, told = worker.run, worker.telling
@@ -575,7 +506,7 @@ class WorkerPool:
         if run is not None and run.on_stop is not None:
             run.on_stop()
         if told is not None:
-            _finish(told)
+            finish(told)
 
     def _forked(self) -> None:
         """In a child made by `os.fork`: the threads are the parent's, and so is whoever holds the lock."""
@@ -586,19 +517,3 @@ class WorkerPool:
         )
         self._workers, self._idle, self._helping, self._runs, self._threads = [], [], [], [], []
         self.workers = set()
-
-
-def _finish(run: Run) -> None:
-    """Tell the run's owner, with no lock held. The thread that tells must survive whatever the owner does.
-
-    The run releases its owner: it would keep a finished request and its results alive in a reference cycle.
-    """
-    try:
-        run.finished()
-    except Exception:
-        logger.exception("net %s: the callback at the end of a run raised", run.name)
-    run.finished = _already_reported
-
-
-def _already_reported() -> None:
-    """The owner of a run has been told."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Protocol
 
-from dagexec.core.operator import Step
+from dagexec.core.operator import Step, nothing_to_do
 from dagexec.errors import DagexecError, RunCancelledError
 from dagexec.platform.threads import ThreadWait
 from dagexec.scheduler.plan.culprit import NameStep, needs_no_culprit, operator_failure
@@ -177,6 +177,18 @@ def task(name: str, function: Step, priority: int = 0, share: Share | None = Non
     run = Run(name, SingleChain(), [(function,)], lambda _chain, _step: name, lambda: None, priority)
     run.share = share
     return run
+
+
+def finish(run: Run) -> None:
+    """Tell the run's owner, with no lock held. The thread that tells must survive whatever the owner does.
+
+    The run releases its owner: it would keep a finished request and its results alive in a reference cycle.
+    """
+    try:
+        run.finished()
+    except Exception:
+        logger.exception("net %s: the callback at the end of a run raised", run.name)
+    run.finished = nothing_to_do
 
 
 def waiting_time(timeout: float | None) -> float:

@@ -14,8 +14,9 @@ from dagexec.errors import DagexecError, RunTimeoutError, WorkerLostError
 from dagexec.platform.threads import threads
 from dagexec.scheduler.exploration import explore_seeds, systematic
 from dagexec.scheduler.nets.net import BaseNet
-from dagexec.scheduler.run.pool import WorkerPool, _finish, _Worker
-from dagexec.scheduler.run.run import Run
+from dagexec.scheduler.run.pool import WorkerPool
+from dagexec.scheduler.run.run import Run, finish
+from dagexec.scheduler.run.worker import Worker
 from tests.scheduler.scenarios import (
     DIAMOND,
     Done,
@@ -57,7 +58,7 @@ class EarlyPool(WorkerPool):
 class TwoStepPool(WorkerPool):
     """Planted: a worker reads the count of a child and writes it back without holding the lock in between."""
 
-    def _work(self, worker: _Worker, run: Run, chain: int) -> None:
+    def _work(self, worker: Worker, run: Run, chain: int) -> None:
         while True:
             for step in run.steps[chain]:
                 step()
@@ -76,7 +77,7 @@ class TwoStepPool(WorkerPool):
                 worker.run = None
                 over = run.over = not run.active
             if over:
-                _finish(run)
+                finish(run)
             return
 
 
@@ -101,7 +102,7 @@ class LateLookPool(WorkerPool):
             run.over = run.active == 0
             run.stop(error)
         if run.over:
-            _finish(run)
+            finish(run)
 
 
 def stop_scenario(pool_class: type[WorkerPool], parents: Sequence[Sequence[int]]) -> Callable[[], None]:

@@ -12,10 +12,11 @@ from dagexec import Workspace
 from dagexec.core.device import Device
 from dagexec.core.operator import Operator, Step
 from dagexec.devices.sim import simulated
-from dagexec.errors import ClosedError, WorkerLostError
+from dagexec.errors import ClosedError, OperatorError, WorkerLostError
 from dagexec.platform import threads as threads_module
 from dagexec.platform.threads import Mutex
 from dagexec.scheduler.nets.net import BaseNet
+from dagexec.scheduler.run.fair_share import Share
 from dagexec.scheduler.run.pool import WorkerPool
 from dagexec.scheduler.run.run import Run, task
 from tests.interrupts import InterruptedAtPoints
@@ -83,6 +84,30 @@ def test_a_dead_worker_is_replaced_and_its_run_ends_with_an_error(when: str, wor
             assert pool.statistics().replaced == count
         assert len([thread for thread in pool._threads if thread.is_alive()]) <= workers + 1
     assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("when", ["with the pool's lock", "while it reports a failure"])
+def test_what_ends_a_worker_that_helps_ends_the_run_and_the_one_that_waits_for_it(when: str) -> None:
+    over, done = threading.Event(), threading.Event()
+    inner, share = deadly_runs(over.set)[when], Share("inner")
+    inner.share = share
+
+    def wait_for_inner() -> None:
+        wait = pool.new_wait(share)
+        pool.submit(inner)
+        wait.wait(PATIENCE)
+
+    with WorkerPool(1, name="mine") as pool:
+        outer = run_of([[], [0]], {0: wait_for_inner}, done)
+        pool.submit(outer)
+        assert over.wait(PATIENCE)
+        assert done.wait(PATIENCE)
+        with pytest.raises(WorkerLostError, match=r"net 'deadly': worker mine-\d died: \w+Error: .*no "):
+            inner.raise_error()
+        with pytest.raises((MemoryError, OperatorError), match="no "):
+            outer.raise_error()
+        assert (inner.active, outer.active) == (0, 0)
+        assert runs_well(pool)
 
 
 def test_a_run_beside_the_dead_worker_does_not_notice() -> None:

@@ -7,7 +7,8 @@ from functools import partial
 import pytest
 
 from dagexec.errors import WorkerLostError
-from dagexec.scheduler.run.pool import WorkerPool, _Worker
+from dagexec.scheduler.run.pool import WorkerPool
+from dagexec.scheduler.run.worker import Worker
 from tests.scheduler.run.test_pool import PATIENCE, run_of
 from tests.scheduler.run.test_pool_failures import runs_well
 from tests.scheduler.run.test_pool_priority import Held, noting
@@ -67,19 +68,19 @@ def test_a_pool_grows() -> None:
 def test_a_worker_that_nobody_woke_because_its_waker_died_is_woken_by_the_replacement(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    wake, main = _Worker.wake, threading.current_thread()
+    wake, main = Worker.wake, threading.current_thread()
 
-    def die_instead(worker: _Worker) -> None:
+    def die_instead(worker: Worker) -> None:
         """The first worker that wakes another one dies after it took that one from the idle list."""
         if threading.current_thread() is main:
             wake(worker)
         else:
-            monkeypatch.setattr(_Worker, "wake", wake)
+            monkeypatch.setattr(Worker, "wake", wake)
             raise SystemExit
 
     with WorkerPool(2) as pool:
         all_idle(pool)
-        monkeypatch.setattr(_Worker, "wake", die_instead)
+        monkeypatch.setattr(Worker, "wake", die_instead)
         done = threading.Event()
         run = run_of([[], []], {}, done)
         pool.submit(run)
@@ -92,16 +93,16 @@ def test_a_worker_that_nobody_woke_because_its_waker_died_is_woken_by_the_replac
 
 def test_a_worker_that_is_woken_is_not_woken_again_in_place_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """One worker wakes a helper for its first spare chain and one for the second; neither gets up in between."""
-    wake, main = _Worker.wake, threading.current_thread()
-    woken: list[_Worker] = []
+    wake, main = Worker.wake, threading.current_thread()
+    woken: list[Worker] = []
 
-    def note(worker: _Worker) -> None:
+    def note(worker: Worker) -> None:
         wake(worker) if threading.current_thread() is main else woken.append(worker)
 
     with WorkerPool(3) as pool:
         all_idle(pool)
         with monkeypatch.context() as patch:
-            patch.setattr(_Worker, "wake", note)
+            patch.setattr(Worker, "wake", note)
             done = threading.Event()
             pool.submit(run_of([[], [0], [0], [0]], {}, done))
             assert done.wait(PATIENCE)

@@ -1,0 +1,77 @@
+"""Worker: one thread of a pool, as the pool sees it, and how it takes the pool's lock when somebody else has it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dagexec.scheduler.run.affinity import CoreWakeUp
+from dagexec.scheduler.run.run import Run
+
+_YIELDS = 100
+"""How often a worker lets others run before it sleeps until the pool's lock is let go."""
+
+
+@dataclass(frozen=True)
+class PoolStatistics:
+    """A moment of a pool.
+
+    Attributes:
+        workers: its threads.
+        idle: workers that wait for something to do.
+        busy: workers inside a run, or telling the owner of one that it is over.
+        runs_waiting: runs with chains that nobody has taken.
+        chains_waiting: those chains.
+        replaced: workers that died and were replaced, since the pool was made.
+    """
+
+    workers: int
+    idle: int
+    runs_waiting: int
+    chains_waiting: int
+    busy: int = 0
+    replaced: int = 0
+
+
+class Worker:
+    """One thread of a pool.
+
+    Attributes:
+        name: the thread's.
+        wake_up: how it is woken; None until the thread runs.
+        run: the run it is inside, and counted in; with a run of a body in an operator, the inner one.
+        ident: of its thread, 0 until that runs.
+        telling: the run whose owner it is telling that it is over.
+        waiting: runs in whose operators it waits, while it helps others.
+    """
+
+    __slots__ = ("ident", "name", "run", "telling", "waiting", "wake_up")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.ident = 0
+        self.wake_up: CoreWakeUp | None = None
+        self.run: Run | None = None
+        self.telling: Run | None = None
+        self.waiting: list[Run] = []
+
+    def wake(self) -> None:
+        """Have it look for work."""
+        if self.wake_up is not None:
+            self.wake_up.wake()
+
+
+def acquire_contended(acquire: Callable[[bool], bool]) -> None:
+    """Take the pool's lock, which somebody else holds, with its `acquire`.
+
+    Its holder is most often a worker that has lost the interpreter lock within it. A thread that sleeps until the
+    lock is let go is given it while it has no interpreter lock, so that the next one has to sleep, too, and from
+    then on the workers hand both locks to each other for every chain. So this lets the holder run, and takes the
+    lock with the interpreter in its hands.
+    """
+    for _ in range(_YIELDS):
+        time.sleep(0)
+        if acquire(False):
+            return
+    acquire(True)
