@@ -8,7 +8,7 @@ of text (`text`) or a free batch and length (`texts`: of a thousand, 25 batches 
 Each contender has a process of its own: it runs its largest shape, then all shapes in turn, for the first time and then
 once or more again. Reported are
 
-- the median time of a run of a known shape, over and over, for up to 100 of the shapes;
+- the median time of a run of a known shape, over and over, for 40 of the shapes;
 - the median of a first run, and of later ones, and both in proportion to runs of that shape when it is known;
 - the resident memory that all shapes add to that of the largest.
 """
@@ -40,7 +40,7 @@ Run = Callable[[Feeds], object]
 
 _OPSET = 17
 _KNOWN_RUNS = 5  # of a shape, to know its time
-_MOST_KNOWN = 100  # shapes of which that is asked
+_MOST_KNOWN = 40  # shapes of which that is asked
 LAYERS, WIDTH, HEADS, WORDS, LENGTHS = 6, 384, 12, 1000, 512
 
 
