@@ -33,15 +33,19 @@ class Blob:
 
     def get(self, kind: type[T]) -> T:
         """The object, which must be a `kind`. Raises MissingBlobError when empty, BlobTypeError for another type."""
-        if isinstance(self.value, kind):
-            return self.value
-        if self.value is None:
+        value = self._value
+        if isinstance(value, kind):
+            return value
+        if value is None:
             raise MissingBlobError(f"blob {self.name!r} is empty; expected a {kind.__name__}")
-        raise BlobTypeError(f"blob {self.name!r} holds a {type(self.value).__name__}; expected a {kind.__name__}")
+        raise BlobTypeError(f"blob {self.name!r} holds a {type(value).__name__}; expected a {kind.__name__}")
 
     def tensor(self, device: Device = CPU) -> Tensor:
         """The tensor held here; an empty blob is given a new, empty tensor on `device` first."""
-        if self.value is None:
+        value = self._value
+        if isinstance(value, Tensor):
+            return value
+        if value is None:
             self.value = Tensor(device)
         return self.get(Tensor)
 

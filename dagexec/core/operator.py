@@ -218,7 +218,10 @@ class Operator(ABC):
     def input(self, index: int) -> Tensor:
         """Input tensor `index`. Raises MissingBlobError, naming operator and blob, when it holds nothing."""
         blob = self.input_blobs[index]
-        if blob.value is None:
+        value = blob.value
+        if isinstance(value, Tensor):
+            return value
+        if value is None:
             raise MissingBlobError(f"{self.label}: input blob {blob.name!r} is empty")
         return blob.get(Tensor)
 
