@@ -192,6 +192,7 @@ class OneDNNOperator(Operator):
         if recipe is None or prepared is None:
             return key, None
         self.threads, self._is_unseen = recipe.threads, recipe.is_unseen
+        self.names_for_all.update(recipe.names_for_all)
         try:
             return key, replace(self.kept(prepared), keeps=recipe) if recipe.keeps_nan else prepared
         finally:
@@ -290,7 +291,6 @@ class OneDNNOperator(Operator):
         alone = describe(self.onednn, 1, self.label, function, *arguments)
         if is_alone():
             return alone
-        return found if gives_same_bytes(found, alone, arrays, further, DST, self.label) else alone
         return found if self.is_reproducible(found, alone, arrays, further) else alone
 
     def is_reproducible(

@@ -64,6 +64,8 @@ class Recipe:
         working: bytes of each piece of working memory.
         threads, is_unseen: those of the operator while it is prepared.
         keeps_nan: what keeps NaN stands behind the calls.
+        names_for_all: those of the operator once it was prepared; who follows goes on with them, so that its bytes stay
+            the same in every batch.
     """
 
     calls: tuple[_Call, ...]
@@ -71,6 +73,7 @@ class Recipe:
     threads: int
     is_unseen: bool
     keeps_nan: bool
+    names_for_all: Mapping[str, str]
 
 
 _recipes: weakref.WeakValueDictionary[Hashable, Recipe] = weakref.WeakValueDictionary()
@@ -98,7 +101,8 @@ def recipe_key(operator: OneDNNOperator, tensors: Tensors) -> Hashable | None:
     if _overlap(operator, tensors):
         return None
     layouts = tuple((array.shape, array.strides, array.dtype) for array in tensors.arrays)
-    return operator.form, layouts, tensors.constant, operator.most_threads, is_alone(), choices.generation
+    names = frozenset(operator.names_for_all.items())
+    return operator.form, layouts, tensors.constant, operator.most_threads, is_alone(), names, choices.generation
 
 
 def find_recipe(key: Hashable | None) -> Recipe | None:
@@ -144,7 +148,7 @@ def read_recipe(
     if offered != sum(len(call.inputs) + len(call.outputs) for call in calls):
         return None
     sizes = tuple(array.nbytes for array in working)
-    return Recipe(tuple(calls), sizes, operator.threads, is_unseen, keeps_nan)
+    return Recipe(tuple(calls), sizes, operator.threads, is_unseen, keeps_nan, dict(operator.names_for_all))
 
 
 def follow_recipe(recipe: Recipe, operator: OneDNNOperator, tensors: Tensors) -> Prepared | None:

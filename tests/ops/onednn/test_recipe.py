@@ -165,6 +165,22 @@ def test_a_net_of_one_thread_has_recipes_of_its_own(asked: Counter[str]) -> None
     assert asked["FC"] == 2
 
 
+def test_who_follows_goes_on_with_the_implementation_for_all_batches(asked: Counter[str]) -> None:
+    """And who has another one does not follow."""
+    layers = pairs(("FC", ["x", "w", "b"], ["y"], {}), ("FC", ["x", "w", "b"], ["z"], {}))
+    feeds = {"x": normal(1, 8, 16), "w": normal(2, 16, 16), "b": normal(3, 16)}
+    with net(layers, feeds, ["w", "b"]) as first, net(layers[:1], feeds, ["w", "b"]) as second:
+        first.run()
+        names = [operator.names_for_all for operator in first.operators]  # type: ignore[attr-defined]
+        assert asked["FC"] == 1
+        assert names[0] == names[1] != {}
+        (other,) = second.operators
+        assert isinstance(other, OneDNNOperator)
+        other.names_for_all["another geometry"] = "another implementation"
+        second.run()
+        assert asked["FC"] == 2
+
+
 def test_a_recipe_goes_with_the_last_preparation_that_follows_it(asked: Counter[str]) -> None:
     layers = pairs(("Softmax", ["x"], ["y"], {}))
     with net(layers, {"x": normal(1, 4, 16)}) as first:
