@@ -78,6 +78,9 @@ async def test_every_outcome_is_counted_as_in_the_statistics(collected: Collecte
     expected = {name: getattr(statistics, name) for name in ("completed", "cancelled", "timed_out", "rejected")}
     assert collected.requests() == {**expected, "failed": 1}
     assert set(expected.values()) == {1}
+    for name in ("dagexec.queue.duration", "dagexec.run.duration"):
+        [point] = collected.instruments()[name].data.data_points
+        assert point.count == statistics.completed
     [failed] = [
         point.attributes
         for point in collected.instruments()["dagexec.requests"].data.data_points
