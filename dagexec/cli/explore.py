@@ -43,6 +43,9 @@ def explore_command(
     num_workers: Annotated[int, typer.Option("--num-workers", min=1, help="Threads in the pool.")] = 2,
     replicas: Annotated[int, typer.Option("--replicas", min=1, help="Maximum number of runs in flight.")] = 1,
     callers: Annotated[int, typer.Option("--callers", min=1, help="Threads that run the model concurrently.")] = 1,
+    max_batch: Annotated[
+        int, typer.Option("--max-batch", min=1, help="Join requests that wait, up to so many rows.")
+    ] = 1,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Number of schedules, from seeds 0, 1, 2, ...")] = 100,
     seed: Annotated[int | None, typer.Option("--seed", min=0, help="Run only the schedule of this seed.")] = None,
     replay: Annotated[
@@ -75,6 +78,7 @@ def explore_command(
         num_workers=num_workers,
         intra_op_threads=1,
         replicas=replicas,
+        max_batch=max_batch,
         device=device,
         optimize=optimize,
         operator_arguments=parse_arguments(settings),
@@ -147,6 +151,7 @@ def _command(
     words = ["dagexec", "explore", model, "--net-type", str(options.net_type), "--device", str(options.device)]
     words += ["--num-workers", str(options.num_workers), "--replicas", str(options.replicas)]
     words += ["--callers", str(scenario.callers)]
+    words += ["--max-batch", str(options.max_batch)] if options.max_batch > 1 else []
     words += [] if input_file is None else ["--input", str(input_file)]
     words += [word for text in shape or () for word in ("--shape", text)]
     words += [word for text in settings or () for word in ("--set", text)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from typing import TYPE_CHECKING, Annotated
@@ -39,9 +40,20 @@ def stress_command(
     hang_seconds: Annotated[
         float, typer.Option("--hang-seconds", min=0.1, help="A case that takes longer counts as hung.")
     ] = 60.0,
+    joined: Annotated[
+        int | None, typer.Option("--joined", min=1, help="Instead of cases: this many requests that are joined.")
+    ] = None,
+    max_batch: Annotated[int, typer.Option("--max-batch", min=2, help="With --joined: the most rows of a run.")] = 8,
+    model: Annotated[str, typer.Option("--model", help="With --joined: of which model.")] = "zoo:lenet",
     as_json: JsonOption = False,
 ) -> None:
-    """Run random cases and compare every result with SimpleNet's; exit with status 1 and the case if one is wrong."""
+    """Run random cases and compare every result with SimpleNet's; exit with status 1 and the case if one is wrong.
+
+    With --joined, compare the results of requests that an executor joins with those of lone runs, byte by byte.
+    """
+    if joined is not None:
+        _run_joined(model, joined, max_batch, seed, as_json)
+        return
     from dagexec.stress.session import Session, SessionOptions  # registers an operator for this command only
 
     if case is not None and cases is None and seconds is None:
@@ -85,6 +97,22 @@ def stress_command(
         report = session.run(show, end_hung)
     _print(report, as_json)
     if report.defect is not None:
+        raise typer.Exit(_DEFECT_FOUND)
+
+
+def _run_joined(model: str, requests: int, max_batch: int, seed: int, as_json: bool) -> None:
+    from dagexec.serving.model_source import load_model
+    from dagexec.stress.compositions import Plan, run_compositions  # registers an operator for this command only
+
+    found = run_compositions(load_model(model), Plan(requests, seed=seed, max_batch=max_batch))
+    if as_json:
+        print_json(dataclasses.asdict(found))
+    else:
+        for name, count in sorted(found.outcomes.items()):
+            print(f"{name}: {count:,}")
+        print("runs by rows: " + ", ".join(f"{rows}: {count:,}" for rows, count in found.batch_sizes.items()))
+    if found.problems:
+        print("\n".join(found.problems), file=sys.stderr)
         raise typer.Exit(_DEFECT_FOUND)
 
 

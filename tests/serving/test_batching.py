@@ -215,6 +215,37 @@ def test_a_run_that_all_its_members_left_stops(backend: str, held: Held) -> None
     assert (statistics.completed, statistics.cancelled, statistics.retried) == (1, 2, 0)
 
 
+def test_a_group_that_lost_a_member_is_not_full(held: Held) -> None:
+    with installed(StoppedClock()), joining(held, max_wait=1000) as joined:
+        leaves = joined.ask(1, 3, timeout=0.0)
+        with pytest.raises(RunTimeoutError):
+            leaves.result(PATIENCE)
+        waiting = joined.ask(2, 2)
+        assert joined.executor.statistics().queued == 1
+        both = joined.ask(3, 2)
+        joined.let_go()
+        for one in (waiting, both):
+            one.result(PATIENCE)
+        assert joined.executor.statistics().batch_sizes == {4: 1}
+
+
+def test_members_that_run_again_go_before_those_that_wait(held: Held) -> None:
+    held.failing = {1}
+    with joining(held) as joined:
+        first = joined.ask(0)
+        held.wait_inside()
+        again = [joined.ask(1), joined.ask(2)]
+        joined.let_go()
+        held.wait_inside()
+        waiting = joined.ask(3, priority=1)
+        joined.let_go(4)
+        with pytest.raises(OperatorError):
+            again[0].result(PATIENCE)
+        for one in (first, again[1], waiting):
+            one.result(PATIENCE)
+    assert held.seen == [0, 1, 1, 2, 3]
+
+
 def test_requests_of_other_outputs_and_other_lengths_are_not_joined(held: Held) -> None:
     with joining(held) as joined:
         asked = [joined.ask(0)]

@@ -19,6 +19,7 @@ from dagexec.scheduler.exploration import explore_seeds, systematic
 from dagexec.scheduler.exploration.device import ControlledDriver
 from dagexec.scheduler.exploration.event_loop import run
 from dagexec.serving.executor import Executor
+from tests.held import doubled_model, rows
 from tests.nets import net_of, temporary_operator
 from tests.scheduler.scenarios import X, expected, sums
 
@@ -243,3 +244,34 @@ def test_runs_in_their_callers_threads_end_in_every_order_of_one_preemption() ->
         scenario = in_callers_threads(found, ENDINGS["close"], 1)
         systematic(scenario, preemptions=1, limit=300).raise_failure()
     assert found["completed"]
+
+
+def test_requests_that_are_joined_or_cancelled_in_any_schedule_get_their_own_rows() -> None:
+    """Three callers, of whom one gives up at a moment that the schedule chooses."""
+    model = doubled_model()
+
+    def scenario() -> None:
+        ends: list[str] = []
+        with dagexec.compile(
+            model, optimize=False, net_type="dag", num_workers=2, max_batch=2, max_wait=1.0
+        ) as executor:
+
+            def ask(value: float, timeout: float | None) -> None:
+                try:
+                    found = executor.run({"x": rows(value, 1)}, timeout=timeout)["y"]
+                    assert found.tobytes() == rows(2 * value, 1).tobytes()
+                    ends.append("completed")
+                except RunTimeoutError:
+                    ends.append("timed out")
+
+            callers = [
+                threads().start(lambda v=value, t=timeout: ask(v, t), f"caller {value}")  # type: ignore[misc]
+                for value, timeout in ((1, None), (2, 0.5), (3, None))
+            ]
+            for caller in callers:
+                caller.join()
+            nothing_is_left(executor)
+        assert ends.count("completed") >= 2
+        assert len(ends) == 3
+
+    explore_seeds(scenario, range(40), timeouts=True).raise_failure()
