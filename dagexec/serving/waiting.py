@@ -160,8 +160,8 @@ class TaskWait:
             await self._event.wait()
         finally:
             timer.cancel()
-        if not self._over:  # whoever waits on is woken by `notify` alone
-            self._event = asyncio.Event()
+            if not self._over:  # whoever waits on, a task that was cancelled too, is woken by `notify` alone
+                self._event = asyncio.Event()
 
     async def wait_out(self) -> None:
         """Return when `notify` is called, and not before, whoever cancels the task meanwhile.

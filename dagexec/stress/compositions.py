@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 import dagexec
+from dagexec.analysis.comparison import random_feeds
 from dagexec.core.feeds import Array
 from dagexec.core.model import Model
 from dagexec.core.operator import Operator, Step
@@ -26,7 +27,6 @@ from dagexec.core.rows import first_axis
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType, first_to_first
 from dagexec.errors import DagexecError, RunCancelledError, RunTimeoutError
 from dagexec.stress.operators import InjectedError
-from dagexec.testing import random_feeds
 
 ROWS_OPERATOR = "StressRows"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import sys
 from collections import Counter
@@ -19,7 +20,7 @@ import dagexec
 from dagexec.core.operator import Operator
 from dagexec.errors import ClosedError
 from dagexec.scheduler.observe.trace import Trace
-from dagexec.serving.waiting import MAX_TURN
+from dagexec.serving.waiting import MAX_TURN, TaskWait
 from tests.held import PATIENCE, doubled_model, rows
 from tests.nets import temporary_operator
 
@@ -192,3 +193,21 @@ async def test_a_task_that_is_cancelled_is_told_and_a_closed_executor_refuses() 
         runs.executor.close()
         with pytest.raises(ClosedError, match="the executor is closed"):
             await runs.executor.run_async({"x": rows(3)})
+
+
+def test_a_task_that_is_cancelled_as_its_time_is_up_waits_on_and_lets_the_loop_go_on() -> None:
+    async def main() -> None:
+        wait = TaskWait()
+        task = asyncio.ensure_future(wait.wait(PATIENCE))
+        await asyncio.sleep(0)
+        wait._event.set()  # as the timer does
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not wait._event.is_set()
+        ending = asyncio.ensure_future(wait.wait_out())
+        await asyncio.sleep(0)
+        wait.notify()
+        await ending
+
+    asyncio.run(main())
