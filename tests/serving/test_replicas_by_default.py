@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ import pytest
 import dagexec
 from dagexec.core.model import InputInfo, Model
 from dagexec.errors import ClosedError
-from dagexec.ops.onednn import implementation, primitive
+from dagexec.ops.onednn import implementation, measured_product, primitive
+from dagexec.ops.onednn import operator as onednn_operator
 from dagexec.ops.onednn.binding import library
 from dagexec.platform.threads import threads
 from dagexec.scheduler.exploration import explore_seeds
@@ -104,28 +106,44 @@ def test_one_thread_gives_the_bytes_that_a_team_gives(name: str) -> None:
             other.net.close()
 
 
+@pytest.fixture
+def nothing_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No primitive, and no way to prepare an operator, is known from another net."""
+    monkeypatch.setattr(onednn_operator, "find_recipe", lambda key: None)
+    monkeypatch.setattr(primitive, "_described", WeakValueDictionary())
+
+
 @pytest.mark.skipif(library() is None, reason="needs oneDNN")
+@pytest.mark.usefixtures("nothing_prepared")
 def test_where_an_implementation_is_not_for_one_thread_the_operator_keeps_its_team(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def refuse(*_: object) -> None:
+    refused: list[object] = []
+
+    def refuse(*arguments: object) -> None:
+        refused.append(arguments)
         raise implementation.NoSingleThreadError("not for one thread")
 
-    with dagexec.compile("zoo:lenet", replicas=1, net_type="simple", intra_op_threads=2) as executor:
+    with dagexec.compile(
+        "zoo:lenet", replicas=1, net_type="simple", intra_op_threads=2, batch_invariant=False
+    ) as executor:
         feeds = random_feeds(executor.model, seed=1)
         expected = executor.run(feeds)
         other = executor._replicas.make(one_thread=True)
-        monkeypatch.setattr(implementation, "for_one_thread", refuse)
+        for module in (implementation, measured_product):
+            monkeypatch.setattr(module, "for_one_thread", refuse)
         other.feed(feeds, tuple(expected))
         other.net.run()
         found = other.fetch(tuple(expected), None)
         other.net.close()
+        assert refused
         assert {name: array.tobytes() for name, array in found.items()} == {
             name: array.tobytes() for name, array in expected.items()
         }
 
 
 @pytest.mark.skipif(library() is None, reason="needs oneDNN")
+@pytest.mark.usefixtures("nothing_prepared")
 def test_no_primitive_of_a_net_for_one_thread_has_a_team(monkeypatch: pytest.MonkeyPatch) -> None:
     threads_of: list[int] = []
     make = primitive.Primitive.__init__
