@@ -18,6 +18,8 @@ from dagexec.core.proto import NetDef
 from dagexec.errors import ClosedError, FeedError, OperatorError, RunTimeoutError, SettingError
 from dagexec.platform.threads import SystemThreads, Timer, installed
 from dagexec.platform.timer_thread import TimedCall
+from dagexec.scheduler.run.pool import WorkerPool
+from dagexec.scheduler.run.run import Run
 from tests.held import PATIENCE, Held, doubled_model, rows
 from tests.ops.running import operator_def
 
@@ -193,7 +195,16 @@ def test_a_member_whose_time_is_up_leaves_and_the_run_goes_on_for_the_others(hel
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_a_run_that_all_its_members_left_stops(backend: str, held: Held) -> None:
+def test_a_run_that_all_its_members_left_stops(backend: str, held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped: list[Run] = []
+    stop = WorkerPool.stop
+
+    def noted(pool: WorkerPool, run: Run, error: BaseException) -> None:
+        stopped.append(run)
+        stop(pool, run, error)
+
+    monkeypatch.setattr(WorkerPool, "stop", noted)
+
     async def main() -> None:
         first = joined.ask(0)
         await anyio.to_thread.run_sync(held.wait_inside)
@@ -213,18 +224,19 @@ def test_a_run_that_all_its_members_left_stops(backend: str, held: Held) -> None
         assert joined.executor.drain(PATIENCE)
         statistics = joined.executor.statistics()
     assert (statistics.completed, statistics.cancelled, statistics.retried) == (1, 2, 0)
+    assert len(stopped) == 1
 
 
 def test_a_group_that_lost_a_member_is_not_full(held: Held) -> None:
     with installed(StoppedClock()), joining(held, max_wait=1000) as joined:
-        leaves = joined.ask(1, 3, timeout=0.0)
+        stays, leaves = joined.ask(1), joined.ask(2, 2, timeout=0.0)
         with pytest.raises(RunTimeoutError):
             leaves.result(PATIENCE)
-        waiting = joined.ask(2, 2)
-        assert joined.executor.statistics().queued == 1
-        both = joined.ask(3, 2)
+        more = joined.ask(3, 2)
+        assert joined.executor.statistics().queued == 2
+        last = joined.ask(4)
         joined.let_go()
-        for one in (waiting, both):
+        for one in (stays, more, last):
             one.result(PATIENCE)
         assert joined.executor.statistics().batch_sizes == {4: 1}
 
