@@ -235,8 +235,9 @@ class ConvolutionFamily(OneDNNOperator):
     def _image_by_image(self, name: str, whole: Computation, image: ImageOf) -> Assembled:
         """The steps of the candidate `name` on one image after another."""
         first = image(0)
-        problem = self._problem(first, self.most_threads)
-        chosen = problem.named(name, self.most_threads)
+        self.threads = self.most_threads  # those that it was chosen for; what keeps NaN asks as many
+        problem = self._problem(first, self.threads)
+        chosen = problem.named(name, self.threads)
         assert chosen is not None, f"{self.label}: {name} was chosen for one image"
         found = image_by_image(
             problem,

@@ -136,3 +136,17 @@ def test_what_is_chosen_is_chosen_for_one_image_unless_asked_otherwise(monkeypat
     for size in (3, 2):
         computed("Conv", [x[:size]], [w], kernel=3, batch_invariant=0)
     assert batches == [1, 3, 2]
+
+
+def test_images_of_little_work_keep_nan_on_the_threads_that_one_image_was_measured_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An operator whose work was worth one thread failed while it was prepared: the team's flags could not be read."""
+    monkeypatch.setattr(Candidate, "is_batch_invariant", False)
+    monkeypatch.setattr(ConvolutionFamily, "_worthwhile_threads", lambda self: 1)
+    x, w = normal(1, 1, 6, 6, 16), normal(2, 16, 3, 3, 16)
+    x[0, 3, 3, 0] = np.nan
+    y = computed("FusedConv", [x], [w], kernel=3, order="NHWC", post_ops=["clip:0:6"], max_threads=2)
+    expected = np.zeros((1, 4, 4, 16), bool)
+    expected[:, 1:, 1:] = True
+    np.testing.assert_array_equal(np.isnan(y), expected)
