@@ -36,10 +36,18 @@ class Difference:
 
 
 def differences(subject: Subject, sizes: Iterable[int], *, distinct: int = 64, **options: Any) -> Iterator[Difference]:
+    """What `compared` finds, of all sizes."""
+    for _, found in compared(subject, sizes, distinct=distinct, **options):
+        yield from found
+
+
+def compared(
+    subject: Subject, sizes: Iterable[int], *, distinct: int = 64, **options: Any
+) -> Iterator[tuple[int, list[Difference]]]:
     """Run batches of these sizes and compare every row, byte by byte, with the lone run of its example.
 
-    The examples of a batch begin at another one in each, so that an example is at many places. `distinct` is how many
-    examples there are, `options` those of `dagexec.compile`.
+    Yields each size with what differs. The examples of a batch begin at another one in each, so that an example is at
+    many places. `distinct` is how many examples there are, `options` those of `dagexec.compile`.
     """
     rows = find_row_axes(subject.model, subject.types(), subject.axes()).outputs
     with dagexec.compile(subject.model, **options) as executor:
@@ -49,6 +57,7 @@ def differences(subject: Subject, sizes: Iterable[int], *, distinct: int = 64, *
             together = _run(executor, subject, chosen)
             for number in set(chosen) - alone.keys():
                 alone[number] = _run(executor, subject, [number])
+            found = []
             for name, array in together.items():
                 pairs = [
                     (of_examples(array, rows.get(name), [place], size), alone[number][name])
@@ -56,7 +65,8 @@ def differences(subject: Subject, sizes: Iterable[int], *, distinct: int = 64, *
                 ]
                 places = tuple(place for place, (one, other) in enumerate(pairs) if not _is_same(one, other))
                 if places:
-                    yield Difference(size, places, name, max(_distance(*pairs[place]) for place in places))
+                    found.append(Difference(size, places, name, max(_distance(*pairs[place]) for place in places)))
+            yield size, found
 
 
 def _run(executor: Executor, subject: Subject, chosen: Sequence[int]) -> dict[str, Array]:
