@@ -4,8 +4,8 @@ The weights come from memory, so that what counts for few rows is how fast they 
 8.3 ms by the library's first implementation, 6.0 by that for AVX2, and 5.7 by the general product on weights as they
 are; for 8 rows of 4096 x 4096 it is 3.6, 6.2 and 7.7 ms.
 
-On several threads the library's inner product cuts long sums into pieces, and gives other bytes than on one: it did for
-1280 x 1000 and up. Its matmul on packed weights, which is as fast within 6%, gave the same in all that was tried, so
+On several threads the library's inner product cuts sums of more than 1024 products into pieces, and gives other bytes
+than on one. Its matmul on packed weights, which is as fast within 6%, gave the same in all that was tried, so
 that goes first, and whatever gives other bytes on one thread than on two is skipped. Before AVX-512 both are the
 library's general product, which cuts sums, too, unless it is one row by weights as they are: that has one thread.
 """

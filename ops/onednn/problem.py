@@ -35,6 +35,8 @@ ALONE = ", on one thread"
 COMPOSED = "composed "
 """How names of candidates begin that are not a single primitive."""
 
+_UNCUT = 1024  # products: oneDNN 3.1 cuts no sum of so many in an inner product
+
 _GENERATIONS = ((3, "avx512"), (2, "avx2"), (1, "avx"))
 NEWEST = {16: 3, 8: 2}
 """By the float32 numbers in a vector of the instruction set, the newest generation there can be."""
@@ -179,12 +181,13 @@ class Problem:
     def divides_sums(self, candidate: Candidate) -> bool:
         """True when the candidate may cut a sum into a piece a thread, so that threads decide its bytes.
 
-        The gradient of a filter sums over images and pixels, which threads share where there are few filters.
+        The gradient of a filter sums over images and pixels, which threads share where there are few filters. Inner
+        products (`brgemm`; matmuls are `brg`) cut long sums only.
         """
         if self.result == DIFF_WEIGHTS:
             return True
         algorithms = tuple(_prefix(algorithm, False) for algorithm in self.undivided)
-        divided = candidate.is_general or "brgemm" in candidate.name  # inner products: brg is a matmul
+        divided = candidate.is_general or ("brgemm" in candidate.name and self.fan_in > _UNCUT)
         return divided and not candidate.name.startswith(algorithms)
 
     def _offered(self, algorithm: str, own: bool, threads: int) -> Iterator[Candidate]:

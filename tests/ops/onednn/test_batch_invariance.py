@@ -11,10 +11,11 @@ import pytest
 
 from dagexec import Workspace
 from dagexec.core.arguments import ArgumentValue
-from dagexec.core.operator import Operator
+from dagexec.core.operator import Operator, parts_of
 from dagexec.core.registry import create_operator
 from dagexec.core.tensor import Tensor
 from dagexec.ops.onednn.convolution_family import ConvolutionFamily
+from dagexec.ops.onednn.primitive import execution_of
 from dagexec.ops.onednn.problem import Candidate, Problem
 from tests.ops.onednn.engine import needs_onednn, normal
 from tests.ops.running import operator_def
@@ -63,13 +64,22 @@ def assert_rows_are_those_of_lone_runs(op_type: str, rows: list[Array], *given: 
 
 @pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("fed", [False, True])
-@pytest.mark.parametrize("sizes", [(64, 64), (1024, 1000), (4096, 16)], ids=str)
+@pytest.mark.parametrize("sizes", [(64, 64), (1024, 1000), (1025, 40), (4096, 16)], ids=str)
 def test_rows_of_products(sizes: tuple[int, int], fed: bool, threads: int) -> None:
     inner, units = sizes
     x, w, b = normal(1, 17, inner), normal(2, units, inner), normal(3, units)
     assert_rows_are_those_of_lone_runs("FC", [x], [w, b], fed, threads=threads)
     assert_rows_are_those_of_lone_runs("MatMul", [x], [w.T.copy()], fed, threads=threads)
     assert_rows_are_those_of_lone_runs("Gemm", [x], [w, b], fed, threads=threads, trans_b=1, alpha=0.7, beta=0.3)
+
+
+@pytest.mark.parametrize("rows", [1, 17])
+def test_products_of_short_sums_have_the_team(rows: int) -> None:
+    """Before AVX-512 all products had one thread, as inner products on several cut sums: only those above 1024."""
+    _workspace, operator = made("FC", [normal(1, rows, 1024)], [normal(2, 64, 1024), normal(3, 64)], threads=2)
+    prepared = operator.bind(operator.infer())
+    found = [execution_of(step) for step in parts_of(prepared.step)]
+    assert [one.primitive.descriptor.threads for one in found if one is not None] == [2]
 
 
 LAYERS = [(16, 32, 1, 7), (64, 64, 3, 7), (3, 16, 3, 12), (20, 50, 5, 7)]
