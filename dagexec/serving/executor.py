@@ -24,7 +24,7 @@ from dagexec.core.feeds import Feeds, HeldMemory, as_arrays, check_feeds, check_
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.runtime import runtime_of
 from dagexec.core.workspace import Workspace
-from dagexec.errors import ClosedError, DagexecError, FeedError, RunCancelledError, RunTimeoutError, ShapeError
+from dagexec.errors import ClosedError, DagexecError, FeedError, RunCancelledError, ShapeError
 from dagexec.options import CompileOptions, Shapes
 from dagexec.platform.closing import Closing
 from dagexec.platform.deadline import check_stop
@@ -43,7 +43,7 @@ from dagexec.serving.inline import InlineRuns
 from dagexec.serving.metrics import Metrics
 from dagexec.serving.places import Place, own_place, shared_workers
 from dagexec.serving.pooled import PooledRuns
-from dagexec.serving.requests import Request
+from dagexec.serving.requests import Request, timed_out
 from dagexec.serving.statistics import ExecutorStatistics
 from dagexec.serving.telemetry import Telemetry
 from dagexec.serving.waiting import TaskWait, event_loop, on_a_thread
@@ -243,9 +243,9 @@ class Executor(Closing):
         if out is not None:
             given = self._apart(given, names, out)
         try:
-            if self._inline is not None and timeout is None and trace is None and priority.__class__ is int:
+            if self._inline is not None and trace is None and priority.__class__ is int:
                 loop = event_loop()
-                results = self._inline.run_in_turn(loop, given, names, out)
+                results = self._inline.run_in_turn(loop, given, names, out, timeout)
                 if results is not None:
                     await loop.checkpoint()
                     return results
@@ -389,7 +389,7 @@ class Executor(Closing):
             if self._growth is not None and request.queue is not None:
                 self._growth.consider(of_thread=True)
             in_time = wait.wait(waiting_time(request.seconds_left(self._now())))
-            if not in_time and self._cancel(request, self._timed_out(request)):
+            if not in_time and self._cancel(request, timed_out(self.model.name, request)):
                 wait.wait()
         except BaseException as error:  # KeyboardInterrupt: nothing runs on behind the caller's back
             if self._cancel(request, self._cancelled("the calling thread was interrupted")):
@@ -413,7 +413,7 @@ class Executor(Closing):
                 await wait.wait_out()
             request.attach_secondary(error)
             raise
-        if not in_time and self._cancel(request, self._timed_out(request)):
+        if not in_time and self._cancel(request, timed_out(self.model.name, request)):
             await wait.wait_out()
         return request.outcome()
 
@@ -499,11 +499,6 @@ class Executor(Closing):
 
     def _cancelled(self, why: str) -> RunCancelledError:
         return RunCancelledError(f"net {self.model.name!r}: {why}")
-
-    def _timed_out(self, request: Request) -> RunTimeoutError:
-        return RunTimeoutError(
-            f"net {self.model.name!r}: not done within {request.timeout} seconds; the run was cancelled"
-        )
 
 
 def _later(place: Place, call: Callable[[], object]) -> None:

@@ -5,7 +5,7 @@ different: the run has a replica of its own, is counted, is waited for by whoeve
 stopped between operators.
 
 On the thread of an event loop that is for short runs, as measured before, of operators that are known to wait for
-nothing.
+nothing. They may have a timeout that is much longer: nothing stops such a run before its end, where that is looked at.
 
 Operators that use several threads have a team of them for each thread that calls them, which takes long to make: then
 only the thread that calls first runs what it asks for.
@@ -28,8 +28,11 @@ from dagexec.scheduler.plan.culprit import NameStep
 from dagexec.scheduler.run.inline import InlineSteps, run_inline
 from dagexec.serving.dispatch import Dispatcher
 from dagexec.serving.pooled import PooledRuns
-from dagexec.serving.requests import Request
+from dagexec.serving.requests import Request, timed_out
 from dagexec.serving.waiting import EventLoop
+
+AMPLE = 10
+"""A timeout of so many times what a run took last is not expected to end it."""
 
 
 class InlineRuns:
@@ -49,11 +52,13 @@ class InlineRuns:
         self._caller: int | None = None  # the one that has a team
         self._in_teams: set[int] = set()  # threads whose last run was of a net whose operators have teams
 
-    def run(self, feeds: Feeds, names: Sequence[str], out: Mapping[str, Array] | None) -> Outputs | None:
+    def run(
+        self, feeds: Feeds, names: Sequence[str], out: Mapping[str, Array] | None, timeout: float | None = None
+    ) -> Outputs | None:
         """The outputs; None when the run has to take the usual way, and nothing has been done.
 
         `feeds` have to be arrays of the names, dtypes and shapes that the next replica is prepared for. Raises what
-        `Executor.run` does.
+        `Executor.run` does; RunTimeoutError at the end of a run that took more than `timeout` seconds.
         """
         try:
             binding = self._idle[0].io_binding
@@ -67,6 +72,8 @@ class InlineRuns:
         if arrays is None:
             return None
         request = Request(feeds, names, out)
+        if timeout is not None:
+            request.timeout, request.deadline = timeout, self._now() + timeout
         dispatcher = self._dispatcher
         try:
             if not dispatcher.admit_inline(request, binding):
@@ -86,6 +93,8 @@ class InlineRuns:
                 replica.arithmetic.run(run, replica.net.name, known.steps, known.name_step)
             if request.cancelled is not None:
                 raise request.cancelled
+            if timeout is not None and self._now() > request.deadline:
+                raise timed_out(dispatcher.name, request)
             outputs = known.fetch(names, out)
             if known.copied != names:
                 known.unbind()
@@ -101,17 +110,26 @@ class InlineRuns:
             raise
 
     def run_in_turn(
-        self, loop: EventLoop, feeds: Feeds, names: Sequence[str], out: Mapping[str, Array] | None
+        self,
+        loop: EventLoop,
+        feeds: Feeds,
+        names: Sequence[str],
+        out: Mapping[str, Array] | None,
+        timeout: float | None,
     ) -> Outputs | None:
         """Like `run`, on the thread of `loop`; None as well where that has no time for it in this turn."""
         try:
             binding = self._idle[0].io_binding
         except IndexError:
             return None
-        if binding is None or self._teams or not self._waits_for_nothing or not loop.spend(binding.seconds):
+        if binding is None or self._teams or not self._waits_for_nothing:
+            return None
+        if timeout is not None and not (isinstance(timeout, float | int) and timeout > AMPLE * binding.seconds):
+            return None
+        if not loop.spend(binding.seconds, alone=not self._dispatcher.state.running):
             return None
         began = self._now()
-        outputs = self.run(feeds, names, out)
+        outputs = self.run(feeds, names, out, timeout)
         if outputs is not None:
             binding.took(self._now() - began)
         return outputs

@@ -142,6 +142,11 @@ class Request:
             error.add_note(note)
 
 
+def timed_out(net: str, request: Request) -> RunTimeoutError:
+    """What the caller of a request gets that is not over at its deadline."""
+    return RunTimeoutError(f"net {net!r}: not done within {request.timeout} seconds; the run was cancelled")
+
+
 def outcome_name(error: BaseException | None) -> str:
     """How statistics and spans call the end of a request: one of `dagexec.serving.statistics.OUTCOMES`."""
     if error is None:

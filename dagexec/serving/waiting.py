@@ -31,6 +31,9 @@ _Result = TypeVar("_Result")
 MAX_TURN = 1e-3
 """Seconds that such runs may take of one turn of the loop, as everybody else on it waits meanwhile."""
 
+MAX_ALONE = 2e-3
+"""Seconds that the first of them may take, if it is the only request of its executor."""
+
 
 class _Event(Protocol):
     """What is used of `asyncio.Event` and of `anyio.Event`."""
@@ -63,9 +66,9 @@ class EventLoop:
         self._woken = False
         self._spent = 0.0
 
-    def spend(self, seconds: float) -> bool:
+    def spend(self, seconds: float, *, alone: bool = False) -> bool:
         """Take so much of the loop's turn, on its thread. False, and nothing is taken, where that is too much."""
-        if self._spent + seconds > MAX_TURN:
+        if self._spent + seconds > (MAX_ALONE if alone and not self._spent else MAX_TURN):
             return False
         if not self._spent:
             self._later(self._begin_turn)

@@ -18,9 +18,10 @@ import pytest
 
 import dagexec
 from dagexec.core.operator import Operator
-from dagexec.errors import ClosedError
+from dagexec.errors import ClosedError, RunTimeoutError
 from dagexec.scheduler.observe.trace import Trace
-from dagexec.serving.waiting import MAX_TURN, TaskWait
+from dagexec.serving.inline import AMPLE
+from dagexec.serving.waiting import MAX_ALONE, MAX_TURN, TaskWait
 from tests.held import PATIENCE, doubled_model, rows
 from tests.nets import temporary_operator
 
@@ -83,14 +84,47 @@ async def test_runs_that_were_short_are_on_the_loops_thread() -> None:
         out = np.empty_like(rows(0))
         assert await runs.is_here(out={"y": out})
         assert out.tolist() == rows(6).tolist()
-        assert not await runs.is_here(timeout=PATIENCE)
         assert not await runs.is_here(trace=Trace())
-        assert runs.executor.statistics().completed == 7
+        assert runs.executor.statistics().completed == 6
+
+
+async def test_a_timeout_leaves_a_run_there_that_took_a_small_part_of_it() -> None:
+    with timed() as runs:
+        assert await runs.is_here(timeout=PATIENCE)
+        runs.measure(SHORT)
+        assert not await runs.is_here(timeout=0.99 * AMPLE * SHORT)
+        for wrong, error in ((-1, ValueError), (float("nan"), ValueError), ("1", TypeError)):
+            with pytest.raises(error, match="timeout"):
+                await runs.executor.run_async({"x": rows(3)}, timeout=wrong)
+
+
+async def test_a_run_that_was_expected_to_be_in_time_and_was_not_ends_with_its_timeout() -> None:
+    with timed() as runs:
+        runs.seconds = PATIENCE
+        with pytest.raises(RunTimeoutError, match="net 'doubled': not done within 20 seconds"):
+            await runs.executor.run_async({"x": rows(3)}, timeout=20)
+        assert runs.handed_over == 0
+        runs.seconds = SHORT
+        assert await runs.is_here(), "nothing was measured of it, and its replica serves on"
+        found = runs.executor.statistics()
+        assert (found.timed_out, found.completed) == (1, 3)
+
+
+async def test_a_run_alone_may_take_longer_than_one_of_several() -> None:
+    with timed(seconds=0.99 * MAX_ALONE) as runs:
+        assert await runs.is_here()
+        runs.measure(0.99 * MAX_ALONE)
+        async with anyio.create_task_group() as tasks:
+            for _ in range(CALLERS):
+                tasks.start_soon(runs.is_here)
+        assert runs.handed_over == CALLERS - 1
+        runs.measure(1.01 * MAX_ALONE)
+        assert not await runs.is_here()
 
 
 async def test_one_long_run_has_the_next_two_handed_over() -> None:
     with timed() as runs:
-        runs.seconds = 2 * MAX_TURN
+        runs.seconds = 2 * MAX_ALONE
         assert await runs.is_here()
         runs.seconds = MAX_TURN / 4
         assert [await runs.is_here() for _ in range(3)] == [False, False, True]
