@@ -1,0 +1,89 @@
+"""The collector of cycles is at rest while a net is made, and does not go through all that was made afterwards."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from dagexec.platform import garbage_collection
+from dagexec.platform.garbage_collection import FROZEN_BY_PYTHON, MAX_MADE_OLD, garbage_collection_paused
+
+
+class Made:
+    """Is in a cycle with itself."""
+
+    def __init__(self) -> None:
+        self.me = self
+
+
+@contextmanager
+def frozen() -> Iterator[None]:
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+@pytest.fixture(autouse=True)
+def a_collector_that_is_on_and_nothing_frozen(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The tests as a whole are frozen at their start."""
+    monkeypatch.setitem(garbage_collection._made_old, "objects", 0)
+    was_frozen = gc.get_freeze_count() > FROZEN_BY_PYTHON
+    gc.unfreeze()
+    assert gc.isenabled()
+    yield
+    if was_frozen:
+        gc.freeze()
+
+
+def is_old(made: Made) -> bool:
+    return any(found is made for found in gc.get_objects(generation=2))
+
+
+def test_what_was_made_meanwhile_is_old_at_the_end_and_not_frozen() -> None:
+    with garbage_collection_paused():
+        with garbage_collection_paused():
+            made = Made()
+        assert not gc.isenabled()
+        assert not is_old(made)
+    assert gc.isenabled()
+    assert is_old(made)
+    assert not gc.get_freeze_count()
+
+
+@pytest.mark.slow
+def test_after_very_many_objects_python_finds_itself_out_when_to_collect_everything() -> None:
+    with garbage_collection_paused():
+        many = [Made() for _ in range(MAX_MADE_OLD)]
+    assert is_old(many[-1])
+    with garbage_collection_paused():
+        later = Made()
+    assert not is_old(later)
+    gc.collect()
+    with garbage_collection_paused():
+        last = Made()
+    assert is_old(last)
+
+
+def test_what_the_application_froze_stays_frozen() -> None:
+    with frozen():
+        before = gc.get_freeze_count()
+        with garbage_collection_paused():
+            made = Made()
+        assert gc.get_freeze_count() == before > FROZEN_BY_PYTHON
+        assert not is_old(made)
+
+
+def test_nothing_changes_where_the_application_switched_it_off() -> None:
+    gc.disable()
+    try:
+        with garbage_collection_paused():
+            made = Made()
+        assert not gc.isenabled()
+        assert not is_old(made)
+    finally:
+        gc.enable()
