@@ -155,7 +155,7 @@ class Chain(OneDNNOperator):
             )
             return self.bound(found, {SRC: (layout, x), DST: (layout, y)})
         for way in layouts(y.shape, operands):
-            for other in _others(group[0], way, y.dtype):
+            for other in self._others(group[0], way, y.dtype):
                 try:
                     found, arguments = self._binary(way, x, other, y, group)
                 except UnsupportedFeatureError:
@@ -180,16 +180,15 @@ class Chain(OneDNNOperator):
         found = self.describe("binary", self.onednn.engine, algorithm, layout, beside, layout, attributes)
         return found, {SRC: (layout, x), SRC_1: (beside, other), DST: (layout, y), **further}
 
+    def _others(self, first: PostOp, way: ChainLayout, dtype: np.dtype[Any]) -> list[Array]:
+        """What may be the second operand of the binary primitive: that of the first link, or else ones.
 
-def _others(first: PostOp, way: ChainLayout, dtype: np.dtype[Any]) -> list[Array]:
-    """What may be the second operand of the binary primitive: that of the first link, or else ones.
-
-    A few implementations that take operands a channel as post-ops take no scalar beside them.
-    """
-    if first.kind in BINARY:
-        return [way.operands[first.input]]
-    alike = [np.ones_like(operand) for operand in way.operands.values() if operand.shape != way.shape]
-    return [np.ones((1,) * len(way.shape), dtype), *alike[:1]]
+        A few implementations that take operands a channel as post-ops take no scalar beside them.
+        """
+        if first.kind in BINARY:
+            return [way.operands[first.input]]
+        alike = [np.ones_like(operand) for operand in way.operands.values() if operand.shape != way.shape]
+        return [self.for_all(one) for one in (np.ones((1,) * len(way.shape), dtype), *alike[:1])]
 
 
 def _groups(links: Sequence[PostOp]) -> list[list[PostOp]]:

@@ -46,8 +46,10 @@ from dagexec.ops.onednn.primitive import (
     primitives_made,
 )
 from dagexec.ops.onednn.recipe import (
+    Form,
     find_recipe,
     follow_recipe,
+    form_of,
     keep_recipe,
     read_recipe,
     recipe_key,
@@ -115,6 +117,7 @@ class OneDNNOperator(Operator):
         self._max_threads = self.arguments.int("max_threads", 1)
         self._is_alone = False
         self.names_for_all: dict[str, str] = {}
+        self._for_all: list[Array] = []  # during prepare
         self._asks = False  # during has_kernel
         self._is_unseen = False  # during prepare: compiled code, not generated; its comparisons may leave no trace
         self._keeps_nan = self.arguments.string("nan", "kept") != "any"
@@ -157,6 +160,7 @@ class OneDNNOperator(Operator):
             return super().prepare()  # type: ignore[safe-super]
         finally:
             self._is_unseen = False
+            self._for_all.clear()
 
     def use_one_thread(self) -> None:
         """Also its primitives; they give the bytes that those of a team would."""
@@ -199,11 +203,25 @@ class OneDNNOperator(Operator):
             self._is_unseen = False
 
     @cached_property
-    def form(self) -> Hashable:
+    def names(self) -> tuple[str, ...]:
+        """Of the blobs that it reads, and then of those that it writes."""
+        return (*self.definition.input, *self.definition.output)
+
+    @cached_property
+    def form(self) -> Form:
         """Operators of one form differ in no more than the names of their blobs."""
-        names = (*self.definition.input, *self.definition.output)
         arguments = frozenset(one.SerializeToString(deterministic=True) for one in self.definition.arg)
-        return type(self), arguments, len(self.definition.input), tuple(map(names.index, names))
+        return form_of((type(self), arguments, len(self.input_blobs), tuple(map(self.names.index, self.names))))
+
+    def for_all(self, array: Array) -> Array:
+        """Say in `prepare_primitive` that every operator of its form could read this new array; it is given back."""
+        array.flags.writeable = False
+        self._for_all.append(array)
+        return array
+
+    def is_for_all(self, array: Array) -> bool:
+        """True for what `for_all` was told of."""
+        return any(array is one for one in self._for_all)
 
     @property
     def most_threads(self) -> int:

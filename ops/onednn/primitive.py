@@ -18,7 +18,7 @@ from dagexec.errors import DagexecError, UnsupportedFeatureError
 from dagexec.ops.base.layout import NCHW, NCHW8C, NCHW16C, NHWC
 from dagexec.ops.onednn.alone import NoSingleThreadError, is_alone
 from dagexec.ops.onednn.binding import Library
-from dagexec.ops.onednn.native import NativeCall, declare, native_call
+from dagexec.ops.onednn.native import NativeCall
 from dagexec.platform.host_memory import aligned_bytes
 
 Array = npt.NDArray[Any]
@@ -396,7 +396,11 @@ class Primitive:
 
     def bind(self, arguments: Mapping[int, tuple[Descriptor, Array]], label: str) -> BoundPrimitive:
         """The primitive on memory: by argument number, the descriptor and an array whose memory it describes."""
-        return BoundPrimitive(self, arguments, label)
+        memories = [
+            memory_at(self.library, descriptor, array, array.ctypes.data, label)
+            for descriptor, array in arguments.values()
+        ]
+        return BoundPrimitive(self, tuple(arguments), memories, label)
 
 
 class Rebindable(Protocol):
@@ -427,30 +431,19 @@ class _Memory:
 
     __slots__ = ("__weakref__", "_library", "array", "descriptor", "handle", "is_shared")
 
-    def __init__(self, library: Library, descriptor: Descriptor, array: Array, label: str) -> None:
+    def __init__(self, library: Library, descriptor: Descriptor, array: Array, address: int, label: str) -> None:
+        """`array` begins at `address`."""
         self.descriptor = descriptor
         self.array = array
         self.is_shared = False
         self._library = library
         handle = library.ffi.new("h *")
-        address = library.ffi.cast("void *", array.ctypes.data)
-        status = library.lib.dnnl_memory_create(handle, descriptor.handle, library.engine, address)
+        status = library.lib.dnnl_memory_create(
+            handle, descriptor.handle, library.engine, library.ffi.cast("void *", address)
+        )
         if status:
             library.check(status, f"{label}: memory")
         self.handle = library.ffi.gc(handle[0], library.lib.dnnl_memory_destroy)
-
-    @staticmethod
-    def shared(library: Library, descriptor: Descriptor, array: Array, label: str) -> _Memory:
-        """One that may be there already."""
-        if descriptor.key is None:
-            return _Memory(library, descriptor, array, label)
-        key = id(library), descriptor.key, array.ctypes.data
-        found = _memories.get(key)
-        if found is None:
-            found = _Memory(library, descriptor, array, label)
-            found.is_shared = True  # before another thread finds it, and moves what it takes for its own
-            _memories[key] = found
-        return found
 
     def move(self, array: Array) -> None:
         """Be at another array from now on."""
@@ -459,101 +452,125 @@ class _Memory:
         self.array = array
 
 
-class Execution(NamedTuple):
-    """What a step of a primitive needs as long as it lives."""
-
-    primitive: Primitive
-    packed: Any
-    memories: Mapping[int, _Memory]
-    stream: Any
-
-
-def execution_of(step: Callable[[], object]) -> Execution | None:
-    """The primitive that `step` executes, and its memory; None when it does something else."""
-    call = native_call(step)
-    return call.keeps if call is not None and isinstance(call.keeps, Execution) else None
-
+Memory = _Memory
+"""What `memory_at` gives."""
 
 _memories: weakref.WeakValueDictionary[Hashable, _Memory] = weakref.WeakValueDictionary()
 """By descriptor and address; an address is not used anew while the memory's array is there."""
 
 
+def memory_at(library: Library, descriptor: Descriptor, array: Array, address: int, label: str) -> Memory:
+    """The memory of `array`, which begins at `address`, as `descriptor` says; one that may be there already."""
+    if descriptor.key is None:
+        return _Memory(library, descriptor, array, address, label)
+    key = id(library), descriptor.key, address
+    found = _memories.get(key)
+    if found is None:
+        found = _Memory(library, descriptor, array, address, label)
+        found.is_shared = True  # before another thread finds it, and moves what it takes for its own
+        _memories[key] = found
+    return found
+
+
 class BoundPrimitive:
-    """A primitive and its memory. `step` executes it; one thread at a time."""
+    """A primitive and its memory: a step that executes it, one thread at a time, and a native call."""
 
-    __slots__ = ("_label", "_memories", "_packed", "primitive", "step")
+    __slots__ = ("__weakref__", "_label", "_memories", "_numbers", "_packed", "primitive")
 
-    def __init__(self, primitive: Primitive, arguments: Mapping[int, tuple[Descriptor, Array]], label: str) -> None:
-        library = primitive.library
+    def __init__(self, primitive: Primitive, numbers: tuple[int, ...], memories: list[Memory], label: str) -> None:
+        """`numbers` are those of the arguments, of which `memories` are the values."""
         self.primitive = primitive
         self._label = label
-        self._memories = {
-            number: _Memory.shared(library, descriptor, array, label)
-            for number, (descriptor, array) in arguments.items()
-        }
-        self._packed = library.ffi.new("exec_arg_t[]", max(1, len(arguments)))
-        for position, (number, memory) in enumerate(self._memories.items()):
-            packed = self._packed[position]
-            packed.arg, packed.memory = number, memory.handle
-        self.step = self._make_step(len(arguments))
+        self._numbers = numbers
+        self._memories = memories
+        rows = [(number, memory.handle) for number, memory in zip(numbers, memories, strict=True)]
+        self._packed = primitive.library.ffi.new("exec_arg_t[]", rows or 1)
+
+    @property
+    def step(self) -> Callable[[], None]:
+        """The step, which is this object."""
+        return self
+
+    def __call__(self) -> None:
+        """Execute it."""
+        functions, primitive = _functions(self.primitive.library), self.primitive
+        if functions.set_threads is not None:
+            functions.set_threads(primitive.descriptor.threads)
+        if functions.execute(primitive.handle, functions.stream, len(self._numbers), self._packed):
+            raise self._failure()
+
+    @property
+    def native_call(self) -> NativeCall:
+        """See `native.native_call`."""
+        functions, primitive = _functions(self.primitive.library), self.primitive
+        cast = primitive.library.ffi.cast
+        handle, packed = (int(cast("uintptr_t", pointer)) for pointer in (primitive.handle, self._packed))
+        arguments = (handle, functions.addresses[1], len(self._numbers), packed)
+        set_threads = functions.addresses[2]
+        before = (set_threads, primitive.descriptor.threads) if set_threads else None
+        return NativeCall(functions.addresses[0], arguments, before, self._failure, self)
+
+    def _failure(self) -> DagexecError:
+        return DagexecError(f"{self._label}: oneDNN failed to execute {self.primitive.descriptor.name}")
+
+    @property
+    def memories(self) -> Mapping[int, Memory]:
+        """The memory of the arguments, by their numbers."""
+        return dict(zip(self._numbers, self._memories, strict=True))
 
     def run_once(self) -> None:
-        """Execute it, never again, and let go of its memory at once: it and its step refer to each other."""
-        self.step()
-        del self.step
+        """Execute it, never again, and let go of its memory."""
+        self()
         self._memories.clear()
 
     def nbytes(self, number: int) -> int:
         """Bytes that argument `number` takes."""
-        return self._memories[number].descriptor.nbytes
+        return self._memories[self._numbers.index(number)].descriptor.nbytes
 
     def move(self, number: int, array: Array) -> None:
         """Let argument `number` be at another array of the same layout from now on."""
-        memory = self._memories[number]
+        place = self._numbers.index(number)
+        memory = self._memories[place]
         if not memory.is_shared:
             memory.move(array)
             return
-        own = _Memory(self.primitive.library, memory.descriptor, array, self._label)
-        self._packed[list(self._memories).index(number)].memory = own.handle
-        self._memories[number] = own
+        own = _Memory(self.primitive.library, memory.descriptor, array, array.ctypes.data, self._label)
+        self._packed[place].memory = own.handle
+        self._memories[place] = own
 
-    def _make_step(self, count: int) -> Callable[[], None]:
-        library, primitive = self.primitive.library, self.primitive
-        execute, stream = library.lib.dnnl_primitive_execute, _stream(library)
-        handle, packed = primitive.handle, self._packed
-        threads = primitive.descriptor.threads
-        set_threads = library.openmp.omp_set_num_threads if library.openmp is not None else None
-        label, memories = self._label, self._memories  # not this object, which has the step: a cycle would keep both
 
-        def failure() -> DagexecError:
-            return DagexecError(f"{label}: oneDNN failed to execute {primitive.descriptor.name}")
+def bound_primitive_of(step: Callable[[], object]) -> BoundPrimitive | None:
+    """The primitive that `step` executes, and its memory; None when it does something else."""
+    return step if isinstance(step, BoundPrimitive) else None
 
-        def step() -> None:
-            if set_threads is not None:
-                set_threads(threads)
-            if execute(handle, stream, count, packed):
-                raise failure()
+
+class _Functions(NamedTuple):
+    """What executes primitives: functions, the stream, and the addresses of `execute`, stream and `set_threads`."""
+
+    execute: Callable[..., int]
+    stream: Any
+    set_threads: Callable[[int], None] | None
+    addresses: tuple[int, int, int]
+
+
+_functions_of: dict[int, _Functions] = {}
+
+
+def _functions(library: Library) -> _Functions:
+    """Those of `library`, with the stream that everything is executed on: on a processor it holds nothing of a run."""
+    found = _functions_of.get(id(library))
+    if found is None:
+        handle = library.ffi.new("h *")
+        library.check(library.lib.dnnl_stream_create(handle, library.engine, 1), "a stream")
+        stream = library.ffi.gc(handle[0], library.lib.dnnl_stream_destroy)
+        execute = library.lib.dnnl_primitive_execute
+        set_threads = None if library.openmp is None else library.openmp.omp_set_num_threads
 
         def address(pointer: Any) -> int:
-            return int(library.ffi.cast("uintptr_t", pointer))
+            return 0 if pointer is None else int(library.ffi.cast("uintptr_t", pointer))
 
-        arguments = (address(handle), address(stream), count, address(packed))
-        before = None if set_threads is None else (address(set_threads), threads)
-        kept = Execution(primitive, packed, memories, stream)
-        declare(step, NativeCall(address(execute), arguments, before, failure, kept))
-        return step
-
-
-_streams: dict[int, Any] = {}
-
-
-def _stream(library: Library) -> Any:
-    """The stream that everything is executed on, in the calling thread: on a processor it holds nothing of a run."""
-    found = _streams.get(id(library))
-    if found is None:
-        stream = library.ffi.new("h *")
-        library.check(library.lib.dnnl_stream_create(stream, library.engine, 1), "a stream")
-        found = _streams.setdefault(id(library), library.ffi.gc(stream[0], library.lib.dnnl_stream_destroy))
+        addresses = address(execute), address(stream), address(set_threads)
+        found = _functions_of.setdefault(id(library), _Functions(execute, stream, set_threads, addresses))
     return found
 
 

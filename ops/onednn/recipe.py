@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dagexec.core.choices import choices
 from dagexec.core.operator import Prepared, Rebind, in_sequence, parts_of
@@ -25,8 +25,10 @@ from dagexec.ops.onednn.primitive import (
     Array,
     BoundPrimitive,
     Descriptor,
+    Memory,
     Primitive,
-    execution_of,
+    bound_primitive_of,
+    memory_at,
 )
 
 if TYPE_CHECKING:
@@ -42,16 +44,18 @@ class _Packed:
     target: Descriptor
 
 
-_Place = int | _Packed
-"""Where an argument is: the number of an array among inputs, outputs and working memory, or a packed constant."""
+_Place = int | _Packed | Memory
+"""Where an argument is: the number of an array among inputs, outputs and working memory, or a packed constant; or what
+all operators of the form read."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A primitive; number, descriptor and place of its arguments; and what may move: by index, an argument's number."""
+    """A primitive; numbers of its arguments, and their descriptors and places; what may move: by index, a number."""
 
     primitive: Primitive
-    arguments: tuple[tuple[int, Descriptor, _Place], ...]
+    numbers: tuple[int, ...]
+    arguments: tuple[tuple[Descriptor, _Place], ...]
     inputs: tuple[tuple[int, int], ...]
     outputs: tuple[tuple[int, int], ...]
 
@@ -79,6 +83,23 @@ class Recipe:
 _recipes: weakref.WeakValueDictionary[Hashable, Recipe] = weakref.WeakValueDictionary()
 
 
+class Form:
+    """What operators have in common that differ in no more than the names of their blobs: one object for all."""
+
+    __slots__ = ("__weakref__", "_key")
+
+    def __init__(self, key: Hashable) -> None:
+        self._key = key
+
+
+_forms: weakref.WeakValueDictionary[Hashable, Form] = weakref.WeakValueDictionary()
+
+
+def form_of(key: Hashable) -> Form:
+    """The form of operators with this `key`."""
+    return _forms.setdefault(key, Form(key))
+
+
 @dataclass(frozen=True, slots=True)
 class Tensors:
     """The arrays of an operator's inputs and outputs, where they begin, and which of them are constants."""
@@ -93,14 +114,14 @@ def tensors_of(operator: OneDNNOperator) -> Tensors:
     inputs, outputs = range(len(operator.input_blobs)), range(len(operator.output_blobs))
     arrays = (*map(operator.x, inputs), *map(operator.y, outputs))
     constant = tuple(operator.input(index).constant is not None for index in inputs)
-    return Tensors(arrays, tuple(array.ctypes.data for array in arrays), constant)
+    return Tensors(arrays, tuple(map(_address, arrays)), constant)
 
 
 def recipe_key(operator: OneDNNOperator, tensors: Tensors) -> Hashable | None:
     """All that decides how `operator` is prepared; None where tensors overlap."""
     if _overlap(operator, tensors):
         return None
-    layouts = tuple((array.shape, array.strides, array.dtype) for array in tensors.arrays)
+    layouts = tuple([(array.shape, array.strides, array.dtype) for array in tensors.arrays])
     names = frozenset(operator.names_for_all.items())
     return operator.form, layouts, tensors.constant, operator.most_threads, is_alone(), names, choices.generation
 
@@ -133,17 +154,17 @@ def read_recipe(
                 places.setdefault(_address(array), _Packed(index, source, target))
     calls = []
     for step in parts_of(prepared.step):
-        execution = execution_of(step)
-        if execution is None:
+        bound = bound_primitive_of(step)
+        if bound is None:
             return None
         arguments = []
-        for number, memory in execution.memories.items():
-            place = places.get(_address(memory.array))
+        for memory in bound.memories.values():
+            place = memory if operator.is_for_all(memory.array) else places.get(_address(memory.array))
             if place is None:
                 return None
-            arguments.append((number, memory.descriptor, place))
+            arguments.append((memory.descriptor, place))
         moved = [_moved(found, step) for found in (prepared.input_rebinds, prepared.output_rebinds)]
-        calls.append(_Call(execution.primitive, tuple(arguments), moved[0], moved[1]))
+        calls.append(_Call(bound.primitive, tuple(bound.memories), tuple(arguments), moved[0], moved[1]))
     offered = len(prepared.input_rebinds) + len(prepared.output_rebinds)
     if offered != sum(len(call.inputs) + len(call.outputs) for call in calls):
         return None
@@ -153,30 +174,41 @@ def read_recipe(
 
 def follow_recipe(recipe: Recipe, operator: OneDNNOperator, tensors: Tensors) -> Prepared | None:
     """`operator` prepared as the recipe says; None where constants have to be packed first."""
-    packed: dict[int, Array] = {}
-    for call in recipe.calls:
-        for _, _, place in call.arguments:
-            if isinstance(place, _Packed):
-                constant = operator.input(place.index).constant
-                assert constant is not None
-                found = constant.derived("onednn", PackedForms).find(place.source, place.target)
-                if found is None:
-                    return None
-                packed[id(place)] = found
-    arrays = [*tensors.arrays, *map(operator.working_memory, recipe.working)]
+    packed = {
+        id(place): _packed(operator, place)
+        for call in recipe.calls
+        for _, place in call.arguments
+        if type(place) is _Packed
+    }
+    if None in packed.values():
+        return None
+    working = [operator.working_memory(nbytes) for nbytes in recipe.working]
+    arrays = (*tensors.arrays, *working)
+    addresses = (*tensors.addresses, *map(_address, working))
+    library, label = operator.onednn, operator.label
     steps = []
     inputs: dict[int, Rebind] = {}
     outputs: dict[int, Rebind] = {}
     for call in recipe.calls:
-        arguments = {
-            number: (descriptor, packed[id(place)] if isinstance(place, _Packed) else arrays[place])
-            for number, descriptor, place in call.arguments
-        }
-        bound = call.primitive.bind(arguments, operator.label)
-        steps.append(bound.step)
-        inputs.update((index, ArgumentRebind(bound, number)) for index, number in call.inputs)
-        outputs.update((index, ArgumentRebind(bound, number)) for index, number in call.outputs)
+        memories: list[Any] = [
+            memory_at(library, descriptor, arrays[place], addresses[place], label)
+            if type(place) is int
+            else packed.get(id(place), place)
+            for descriptor, place in call.arguments
+        ]
+        bound = BoundPrimitive(call.primitive, call.numbers, memories, label)
+        steps.append(bound)
+        inputs.update({index: ArgumentRebind(bound, number) for index, number in call.inputs})
+        outputs.update({index: ArgumentRebind(bound, number) for index, number in call.outputs})
     return Prepared(in_sequence(steps), inputs, outputs, keeps=recipe)
+
+
+def _packed(operator: OneDNNOperator, place: _Packed) -> Memory | None:
+    """The packed constant; None where it has to be packed first."""
+    constant = operator.input(place.index).constant
+    assert constant is not None
+    array = constant.derived("onednn", PackedForms).find(place.source, place.target)
+    return None if array is None else memory_at(operator.onednn, place.target, array, _address(array), operator.label)
 
 
 def _moved(rebinds: Mapping[int, Rebind], step: object) -> tuple[tuple[int, int], ...]:
@@ -184,15 +216,14 @@ def _moved(rebinds: Mapping[int, Rebind], step: object) -> tuple[tuple[int, int]
     return tuple(
         (index, rebind.number)
         for index, rebind in rebinds.items()
-        if isinstance(rebind, ArgumentRebind) and isinstance(rebind.bound, BoundPrimitive) and rebind.bound.step is step
+        if isinstance(rebind, ArgumentRebind) and rebind.bound is step
     )
 
 
 def _overlap(operator: OneDNNOperator, tensors: Tensors) -> bool:
     """True when tensors of different names share memory; that names agree is part of the key."""
-    names = (*operator.definition.input, *operator.definition.output)
     ends = [start + array.nbytes for start, array in zip(tensors.addresses, tensors.arrays, strict=True)]
-    taken = sorted(dict(zip(names, zip(tensors.addresses, ends, strict=True), strict=True)).values())
+    taken = sorted(dict(zip(operator.names, zip(tensors.addresses, ends, strict=True), strict=True)).values())
     return any(end > after for (_, end), (after, _) in pairwise(taken))
 
 

@@ -22,6 +22,9 @@ from dagexec.scheduler.memory.offsets import Integers, OrderHint
 Array = npt.NDArray[Any]
 
 
+_MOST_PLACEMENTS = 4
+
+
 @dataclass(frozen=True, slots=True)
 class WorkingMemory:
     """Bytes given to an operator: `nbytes` at `offset` of `block`."""
@@ -61,6 +64,10 @@ class Placement:
         """True for buffers of no more bytes."""
         return bool((room <= self.room).all())
 
+    def covers(self, other: Placement) -> bool:
+        """True when it serves wherever the other one does."""
+        return self.is_for(other.users, other.kept, other.order) and self.takes(other.room)
+
 
 @dataclass(slots=True)
 class _Block:
@@ -80,17 +87,22 @@ class ArenaMemory:
 
     Attributes:
         hints: by device, in which order the buffers of the net are placed well.
-        placements: by device, where they were placed last.
+        placements: by device, where they were placed, the latest first.
         replaced: how many blocks gave way to larger ones. Arenas made before keep the old block alive.
         account: what the bytes on the host are charged to; None for no limit.
     """
 
     def __init__(self) -> None:
         self.hints: defaultdict[Device, OrderHint] = defaultdict(OrderHint)
-        self.placements: dict[Device, Placement] = {}
+        self.placements: defaultdict[Device, list[Placement]] = defaultdict(list)
         self.replaced = 0
         self._blocks: dict[tuple[Device, int], _Block] = {}
         self.account: ArenaAccount | None = None
+
+    def note(self, device: Device, new: Placement) -> None:
+        """Keep `new`, in place of those that it covers; a few are kept, as sizes may decide what is planned."""
+        others = [one for one in self.placements[device] if not new.covers(one)]
+        self.placements[device] = [new, *others[: _MOST_PLACEMENTS - 1]]
 
     @property
     def nbytes(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property, partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -107,15 +108,17 @@ class MemoryPlan:
             self._arenas[runtime.device] = arena
         return arena
 
-    def _placements_before(self) -> dict[Device, Placement]:
-        """By device, where buffers of the same lifetimes were placed last."""
-        known = self._memory.placements.items()
-        return {device: one for device, one in known if one.is_for(self._users, self._kept, self._order)}
+    def _placements_before(self) -> dict[Device, list[Placement]]:
+        """By device, where buffers of the same lifetimes were placed."""
+        return {
+            device: [one for one in known if one.is_for(self._users, self._kept, self._order)]
+            for device, known in self._memory.placements.items()
+        }
 
     def _find_lifetimes(self) -> Lifetimes | None:
         if self._order.graph is not None:
             return None
-        known = next(iter(self._before.values()), None)
+        known = next(chain.from_iterable(self._before.values()), None)
         return Lifetimes(self._users, self._kept, self._order) if known is None else known.lifetimes
 
     def _new_arena(
@@ -131,13 +134,13 @@ class MemoryPlan:
         self, runtime: DeviceRuntime, offsets: Integers, sizes: Sequence[int], members: Sequence[int]
     ) -> Arena:
         """One where working memory is compared with all else; kept for smaller sizes unless it is one of those."""
-        known = self._before.get(runtime.device)
-        before = known if known is not None and known.offsets is offsets else None
+        before = next((one for one in self._before.get(runtime.device, ()) if one.offsets is offsets), None)
         arena = Arena(runtime, offsets, sizes, self._memory, self.lifetimes, members, before)
         if before is None and self.lifetimes is not None:
-            self._memory.placements[runtime.device] = Placement(
+            placement = Placement(
                 self._users, self._kept, self._order, self.lifetimes, arena.sizes, offsets, arena.working
             )
+            self._memory.note(runtime.device, placement)
         return arena
 
     @property
@@ -194,9 +197,9 @@ class MemoryPlan:
 
     def _placed_before(self, device: Device, sizes: Sequence[int]) -> BufferOffsets | None:
         """Where larger buffers lie, if such were placed before."""
-        known = self._before.get(device)
         room = np.array([aligned(size) for size in sizes], np.int64)
-        if known is None or not known.takes(room):
+        known = next((one for one in self._before.get(device, ()) if one.takes(room)), None)
+        if known is None:
             return None
         return BufferOffsets(known.offsets, int((known.offsets + room).max(initial=0)))
 

@@ -425,7 +425,7 @@ def test_weights_are_read_from_more_memory_than_the_caches_hold() -> None:
             for trial in trials:
                 assert trial is not None
                 assert trial.seconds() > 0
-                places.append(trial.assembled.bound._memories[WEIGHTS].array.ctypes.data)
+                places.append(trial.assembled.bound.memories[WEIGHTS].array.ctypes.data)
         assert len(set(places)) == 40, "no place twice, also not by another candidate"
         pool = measurement._pool(problem.tensors[WEIGHTS][1])
         assert pool.nbytes >= 2 * last_level_cache()

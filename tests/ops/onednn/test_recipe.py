@@ -197,7 +197,7 @@ def test_a_recipe_goes_with_the_last_preparation_that_follows_it(asked: Counter[
 def test_steps_that_are_more_than_primitives_have_no_recipe(
     asked: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recipe, "execution_of", lambda _step: None)
+    monkeypatch.setattr(recipe, "bound_primitive_of", lambda _step: None)
     operators = pairs(("Mul", ["x", "x"], ["y"], {}), ("Mul", ["y", "y"], ["z"], {}))
     with net(operators, {"x": normal(1, 8, 8)}) as both:
         both.run()

@@ -80,3 +80,20 @@ def test_buffers_of_other_lifetimes_are_placed_anew(monkeypatch: pytest.MonkeyPa
     assert sorted(other._arenas[CPU].offsets.tolist()) == [0, 64]
     monkeypatch.setattr(plan_module, "place", None)
     assert planned([[0, 2], [2, 3]], [64, 32], list_order(4), memory).tensor_bytes == 128
+
+
+def test_buffers_that_come_and_go_with_the_sizes_are_placed_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, order = ArenaMemory(), list_order(3)
+    two, three = [[0, 1], [1, 2]], [[0, 1], [1, 2], [0, 2]]
+    for users in (two, three):
+        planned(users, [900] * len(users), order, memory)
+    monkeypatch.setattr(plan_module, "place", None)
+    for users in (two, three, two):
+        planned(users, [90] * len(users), order, memory)
+
+
+def test_a_few_placements_are_kept() -> None:
+    memory, order = ArenaMemory(), list_order(9)
+    for last in range(1, 9):
+        planned([[0, last]], [64], order, memory)
+    assert 1 < len(memory.placements[CPU]) < 8
