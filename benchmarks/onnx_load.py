@@ -237,7 +237,7 @@ def _phases(file: str) -> dict[str, float]:
         return run_passes(model, [timed_pass(one) for one in passes], *rest, **options)
 
     wrapped = [
-        (frontend, "load_message", "parse the file"),
+        (frontend, "read_model", "read the file"),
         (frontend, "initializer_arrays", "initializers"),
         (frontend, "check_declared", "check declared types"),
         (compilation, "initialized", "init net"),

@@ -47,16 +47,45 @@ class _State(NamedTuple):
         return _State(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
+class OwnFile:
+    """The file of a model, in which the message has large raw data as external data (`model_file`)."""
+
+    _LOCATION = "\0"
+    """No name of a file."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        """`descriptor` is of the open file."""
+        self.path = path
+        self.state = _State.of(descriptor)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return self.state.size
+
+    @classmethod
+    def entries(cls, offset: int, length: int) -> dict[str, str]:
+        """The entries of a tensor whose raw data is there in the file."""
+        return {"location": cls._LOCATION, "offset": str(offset), "length": str(length)}
+
+    def holds(self, entries: Mapping[str, str]) -> bool:
+        """True for such entries."""
+        return entries.get("location") == self._LOCATION
+
+
 class ExternalData:
     """The files of one model, while it is loaded. Bytes that several tensors name are read once.
 
     Use it as a context manager: at the end, all files must be as they were when they were opened first.
     """
 
-    def __init__(self, folder: Path | None) -> None:
-        """`folder` is where data may be; None when it may not be used."""
+    def __init__(self, folder: Path | None, own: OwnFile | None = None) -> None:
+        """`folder` is where data may be; None when it may not be used. `own` is the file of the message, if known."""
         self._folder = folder
+        self._own = own
         self._states: dict[Path, tuple[_State, str]] = {}  # and who read the file first
+        if own is not None:
+            self._states[own.path] = (own.state, "the model")
         self._pieces: dict[tuple[Path, int, int], _Bytes] = {}
 
     def __enter__(self) -> ExternalData:
@@ -73,7 +102,10 @@ class ExternalData:
         `owner` names the tensor in errors. Raises ModelFormatError for data that is missing, too short or outside the
         folder, or that changes, and ResourceError when memory does not suffice.
         """
-        path = _inside(self._folder, entries.get("location", ""), owner)
+        if self._own is not None and self._own.holds(entries):
+            path = self._own.path
+        else:
+            path = _inside(self._folder, entries.get("location", ""), owner)
         offset = _entry(entries, "offset", 0, owner)
         length = _entry(entries, "length", needed, owner)
         if length != needed:

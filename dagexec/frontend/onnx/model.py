@@ -56,10 +56,10 @@ from dagexec.frontend.onnx.graph import (
 )
 from dagexec.frontend.onnx.inferred_shapes import inferred_shapes
 from dagexec.frontend.onnx.initializers import Array, element_type
+from dagexec.frontend.onnx.model_file import read_model
 from dagexec.frontend.onnx.node import Scope
 from dagexec.frontend.onnx.scoping import check_origins, check_provided, own_names, reads
 from dagexec.sessions import check_for_inference
-from dagexec.storage.net_file import load_message
 
 _NEWEST_IR_VERSION = 14
 
@@ -81,9 +81,9 @@ def load_onnx(
     that dagexec cannot run.
     """
     file = Path(path)
-    proto = load_message(file, onnx.ModelProto)
+    proto, own = read_model(file)
     try:
-        return from_model_proto(proto, file.parent, shapes, foreign=foreign, overridable=overridable)
+        return _from_message(proto, ExternalData(file.parent, own), shapes, overridable, foreign=foreign)
     except (ModelFormatError, UnsupportedOperatorError) as error:
         raise type(error)(f"{file}: {error}") from None
 
@@ -104,13 +104,25 @@ def from_model_proto(
     Raises FeedError for a shape of what is no input, and for an overridable name that is no initializer, else what
     `load_onnx` does, without a file's name.
     """
+    external = ExternalData(None if base_dir is None else Path(base_dir))
+    return _from_message(proto, external, shapes, overridable, foreign=foreign)
+
+
+def _from_message(
+    proto: onnx.ModelProto,
+    external: ExternalData,
+    shapes: Shapes | None,
+    overridable: Collection[str] | None,
+    *,
+    foreign: bool,
+) -> Model:
     with _as_model_errors():
         if not proto.HasField("graph") or not (proto.graph.node or proto.graph.output):
             raise ModelFormatError("not an ONNX model: there is no graph in it")
         if not 0 <= proto.ir_version <= _NEWEST_IR_VERSION:
             raise ModelFormatError(f"IR version {proto.ir_version}; expected at most {_NEWEST_IR_VERSION}")
         check_for_inference(proto)
-        with ExternalData(None if base_dir is None else Path(base_dir)) as external:
+        with external:
             values = initializer_arrays(proto.graph, external)
         defaults = overridable_inputs(proto, values, overridable, _input_info)
         model = _Conversion(proto, dict(values), shapes or {}, foreign).model()
