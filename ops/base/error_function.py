@@ -38,8 +38,8 @@ def _log_erfc_ratio(t: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 @cache
-def _coefficients(dtype: np.dtype[Any]) -> tuple[float, ...]:
-    """Coefficients of q, highest power first, in the variable t = 2x/LIMIT - 1."""
+def log_erfc_coefficients(dtype: np.dtype[Any]) -> tuple[float, ...]:
+    """Coefficients of q for float32 or float64, highest power first, in the variable t = 2x/LIMIT - 1."""
     degree = _DEGREES[dtype]
     nodes = np.polynomial.chebyshev.chebpts1(degree + 1)
     series = np.polynomial.chebyshev.chebfit(nodes, _log_erfc_ratio(nodes), degree)
@@ -51,7 +51,7 @@ def log_erfc_passes(magnitude: Array, t: Array, out: Array) -> list[Step]:
 
     The arrays are float32 or float64, of one shape and dtype, and do not overlap. Evaluates q by Horner's rule.
     """
-    highest, second, *rest = _coefficients(magnitude.dtype)
+    highest, second, *rest = log_erfc_coefficients(magnitude.dtype)
     steps = [
         scalar_pass(np.multiply, magnitude, 2 / LIMIT, t),
         scalar_pass(np.subtract, t, 1.0, t),

@@ -28,10 +28,15 @@ SUSPECTS: Mapping[str, tuple[float, float, Callable[[float], float]]] = {
 def require_accurate(library: Library, post_ops: Sequence[PostOp], label: str) -> None:
     """Raise UnsupportedFeatureError for a post-op that the library computes too coarsely."""
     for post_op in post_ops:
-        if post_op.kind in SUSPECTS and not _is_accurate(library, post_op.kind):
+        if is_coarse(library, post_op):
             version = ".".join(map(str, library.version))
             what = f"oneDNN {version} computes {post_op.kind} with errors above {CLOSE:g}"
             raise UnsupportedFeatureError(f"{label}: {what}")
+
+
+def is_coarse(library: Library, post_op: PostOp) -> bool:
+    """True for a post-op that the library computes too coarsely."""
+    return post_op.kind in SUSPECTS and not _is_accurate(library, post_op.kind)
 
 
 @lru_cache

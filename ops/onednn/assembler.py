@@ -1,4 +1,4 @@
-"""The few instructions of x86-64 with AVX2 and FMA that the transforms of `winograd_kernels` are made of.
+"""The few instructions of x86-64 with AVX2 and FMA that generated kernels are made of.
 
 Intel, "64 and IA-32 Architectures Software Developer's Manual", volume 2. Vectors are eight float32 numbers; memory is
 addressed as a register plus a register, relative to rdi, or as a constant of the code.
@@ -12,10 +12,16 @@ RAX, RCX, RDX, RBX, RSP, RBP, RSI, RDI, R8, R9, R10, R11, R12, R13, R14, R15 = r
 """Numbers of the general registers."""
 
 ADD, MUL, SUB, MIN, MAX, XOR = (1, 0, 0x58), (1, 0, 0x59), (1, 0, 0x5C), (1, 0, 0x5D), (1, 0, 0x5F), (1, 0, 0x57)
-FMA = (2, 1, 0xB8)
-"""Vector instructions of three operands: opcode map, prefix, opcode. FMA adds the product to the first operand."""
+FMA, SUBTRACT_PRODUCT, HORNER = (2, 1, 0xB8), (2, 1, 0xBC), (2, 1, 0xA8)
+ADD_INTEGERS, LOAD_MASKED = (1, 1, 0xFE), (2, 1, 0x2C)
+"""Vector instructions of three operands: opcode map, prefix, opcode.
+
+FMA adds the product to the first operand, SUBTRACT_PRODUCT subtracts it; HORNER multiplies the first by the second and
+adds the third. LOAD_MASKED reads the elements of memory whose sign in the second is set, and makes others 0.
+"""
 
 _LOAD, _STORE, _BROADCAST = (1, 0, 0x10), (1, 0, 0x11), (2, 1, 0x18)
+_STORE_MASKED, _TO_INTEGER, _SHIFT, _ROUND = (2, 1, 0x2E), (1, 1, 0x5B), (1, 1, 0x72), (3, 1, 0x08)
 _VECTOR = 32  # bytes
 _SIB, _RIP = 4, 5  # in the place of a register: a base and an index follow; an offset from the next instruction
 
@@ -94,13 +100,37 @@ class Assembler:
         """After `count_down`."""
         self._jump(0x85, place)
 
-    def load(self, vector: int, base: int, index: int) -> None:
-        """vector = memory at base + index."""
-        self._indexed(_LOAD, vector, 0, base, index)
+    def compare(self, register: int, other: int) -> None:
+        """Compare a register with another."""
+        self._bytes += bytes(
+            [0x48 | (other > RDI) << 2 | (register > RDI), 0x39, 0xC0 | (other & 7) << 3 | register & 7]
+        )
 
-    def store(self, vector: int, base: int, index: int) -> None:
-        """memory at base + index = vector."""
-        self._indexed(_STORE, vector, 0, base, index)
+    def load(self, vector: int, base: int, index: int, offset: int = 0) -> None:
+        """vector = memory at base + index + offset."""
+        self._indexed(_LOAD, vector, 0, base, index, offset)
+
+    def store(self, vector: int, base: int, index: int, offset: int = 0) -> None:
+        """memory at base + index + offset = vector."""
+        self._indexed(_STORE, vector, 0, base, index, offset)
+
+    def store_masked(self, vector: int, mask: int, base: int, index: int) -> None:
+        """The elements of memory at base + index whose sign in `mask` is set = those of vector."""
+        self._indexed(_STORE_MASKED, vector, mask, base, index)
+
+    def round(self, target: int, source: int) -> None:
+        """target = source, rounded to the nearest integer, as float32."""
+        self.compute(_ROUND, target, 0, source)
+        self._bytes.append(8)
+
+    def powers_of_two(self, vector: int) -> None:
+        """Whole numbers of float32 become what is added to the bits of a float32 to multiply it by 2 to that power.
+
+        NaN becomes 0.
+        """
+        self.compute(_TO_INTEGER, vector, 0, vector)
+        self.compute(_SHIFT, 6, vector, vector)
+        self._bytes.append(23)
 
     def load_constant(self, vector: int, value: float) -> None:
         """Every element of vector = value, in float32."""
@@ -111,9 +141,9 @@ class Assembler:
         self._vex(what, target, left, right > RDI, False)
         self._bytes.append(0xC0 | (target & 7) << 3 | right & 7)
 
-    def compute_memory(self, what: Instruction, target: int, left: int, base: int, index: int) -> None:
-        """The same with memory at base + index on the right."""
-        self._indexed(what, target, left, base, index)
+    def compute_memory(self, what: Instruction, target: int, left: int, base: int, index: int, offset: int = 0) -> None:
+        """The same with memory at base + index + offset on the right."""
+        self._indexed(what, target, left, base, index, offset)
 
     def compute_constant(self, what: Instruction, target: int, left: int, value: float) -> None:
         """The same with a constant on the right."""
@@ -126,9 +156,11 @@ class Assembler:
     def _jump(self, opcode: int, place: int) -> None:
         self._bytes += bytes([0x0F, opcode]) + struct.pack("<i", place - (len(self._bytes) + 6))
 
-    def _indexed(self, what: Instruction, vector: int, left: int, base: int, index: int) -> None:
+    def _indexed(self, what: Instruction, vector: int, left: int, base: int, index: int, offset: int = 0) -> None:
         self._vex(what, vector, left, base > RDI, index > RDI)
-        self._bytes += bytes([0x40 | (vector & 7) << 3 | _SIB, (index & 7) << 3 | base & 7, 0])
+        is_near = -128 <= offset < 128
+        self._bytes += bytes([(0x40 if is_near else 0x80) | (vector & 7) << 3 | _SIB, (index & 7) << 3 | base & 7])
+        self._bytes += struct.pack("<b" if is_near else "<i", offset)
 
     def _with_constant(self, what: Instruction, vector: int, left: int, value: float) -> None:
         number = self._constants.setdefault(value, len(self._constants))

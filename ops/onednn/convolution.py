@@ -10,7 +10,7 @@ from dagexec.core.operator import Prepared, Step, in_sequence
 from dagexec.core.registry import operator, schema_of
 from dagexec.core.schema import OperatorCall
 from dagexec.errors import UnsupportedFeatureError
-from dagexec.ops.activation.post_ops import SUM, PostOp, post_op_passes, read_post_ops
+from dagexec.ops.activation.post_ops import SUM, PostOp, read_post_ops
 from dagexec.ops.base.geometry import Axis
 from dagexec.ops.base.layout import NHWC, image_order
 from dagexec.ops.conv.convolution import SPATIAL_AXES, Convolution, conv_window
@@ -24,6 +24,7 @@ from dagexec.ops.onednn.convolution_family import (
     of_images,
     require_window,
 )
+from dagexec.ops.onednn.finishing import finishing_step
 from dagexec.ops.onednn.keeping_nan import is_seen, keeping_nan_in_place
 from dagexec.ops.onednn.post_ops import append_post_ops, drops_nan
 from dagexec.ops.onednn.primitive import (
@@ -98,7 +99,7 @@ class ForwardConvolution(ConvolutionFamily):
         places = enumerate(post_ops)
         inputs |= {POST_OP * (place + 1) | SRC_1: one.input for place, one in places if one.input in operands}
         operands_later = {one.input: self.x(one.input) for one in later if one.input >= 0}
-        step = in_sequence([*assembled.steps, post_op_passes(self, later, y, y, operands_later)])
+        step = in_sequence([*assembled.steps, finishing_step(self, later, y, operands_later)])
         return self.offered(step, assembled, inputs, {} if later else {DST: 0})
 
     def drops_nan(self) -> bool:

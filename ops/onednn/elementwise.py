@@ -12,7 +12,7 @@ oneDNN's max, min, clip, relu and the like may give a number for NaN; see `keepi
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,7 +28,8 @@ from dagexec.ops.activation.post_ops import SUM, PostOp, parse_post_op, read_pos
 from dagexec.ops.base.broadcasting import operand_views
 from dagexec.ops.base.layout import BLOCKS, NCHW
 from dagexec.ops.elementwise import fused as fused_elementwise
-from dagexec.ops.onednn.accuracy import require_accurate
+from dagexec.ops.onednn.accuracy import is_coarse, require_accurate
+from dagexec.ops.onednn.function_kernels import GELU, gelu_step
 from dagexec.ops.onednn.operator import OneDNNOperator
 from dagexec.ops.onednn.post_ops import BINARY, ELTWISE, append_post_ops, drops_nan, operand_descriptor
 from dagexec.ops.onednn.primitive import (
@@ -113,25 +114,32 @@ class Chain(OneDNNOperator):
     def prepare_primitive(self) -> Step:
         """As many primitives as the links need, in place after the first."""
         x, links, operands = self.links()
-        require_accurate(self.onednn, links, self.label)
         y = self.y(0)
         if x.shape != y.shape:
             raise UnsupportedFeatureError(f"{self.label}: oneDNN cannot broadcast the first operand {x.shape}")
         if not links:
             links = [PostOp("linear", 1.0, 0.0)]
-        groups = _groups(links)
+        groups = _groups(links, lambda link: is_coarse(self.onednn, link))
         if len(groups) > 1 and any(np.shares_memory(y, operand) for operand in operands.values()):
             raise UnsupportedFeatureError(f"{self.label}: an operand is overwritten before the last post-op reads it")
         adds = next((number for number, group in enumerate(groups) if any(link.kind == SUM for link in group)), 0)
-        source, bounds = x, []
+        source, bounds, steps = x, [], []
         for number, group in enumerate(groups):
             target = y
             if number < adds:  # the output is still to be added
                 target = self.scratch(y.shape, y.dtype) if number == 0 else source
-            bounds.append(self._link(source, target, group, {i: operands[i] for i in _inputs(group)}))
+            if group[0].kind == GELU and is_coarse(self.onednn, group[0]):
+                kernel = gelu_step(self.onednn, self.threads, source, target, self.label)
+            else:
+                kernel = None
+            if kernel is None:
+                require_accurate(self.onednn, group, self.label)
+                bounds.append(self._link(source, target, group, {i: operands[i] for i in _inputs(group)}))
+                kernel = bounds[-1].step
+            steps.append(kernel)
             source = target
-        step = in_sequence([bound.step for bound in bounds])
-        if len(bounds) > 1 or any(link.kind == SUM for link in links):
+        step = in_sequence(steps)
+        if len(steps) > 1 or not bounds or any(link.kind == SUM for link in links):
             return step
         return self.rebindable(step, bounds[0], {} if self._reads_input_twice() else {0: SRC}, {0: DST})
 
@@ -191,12 +199,15 @@ class Chain(OneDNNOperator):
         return [self.for_all(one) for one in (np.ones((1,) * len(way.shape), dtype), *alike[:1])]
 
 
-def _groups(links: Sequence[PostOp]) -> list[list[PostOp]]:
-    """The links of each primitive: post-ops, and before them one that is the primitive itself, if it has an operand."""
+def _groups(links: Sequence[PostOp], is_apart: Callable[[PostOp], bool]) -> list[list[PostOp]]:
+    """The links of each primitive: post-ops, and before them one that is the primitive itself, if it has an operand.
+
+    Those apart are a group each.
+    """
     groups: list[list[PostOp]] = []
     for link in links:
         most = MAX_POST_OPS + (1 if groups and groups[-1][0].kind in BINARY else 0)
-        if not groups or len(groups[-1]) == most:
+        if not groups or len(groups[-1]) == most or is_apart(link) or is_apart(groups[-1][-1]):
             groups.append([])
         groups[-1].append(link)
     return groups

@@ -22,6 +22,7 @@ from dagexec.core.schema import TensorType
 from dagexec.errors import ArgumentError, UnsupportedFeatureError
 from dagexec.ops.activation.post_ops import SUM, PostOp
 from dagexec.ops.base.layout import ORDERS, blocked_orders, logical_shape
+from dagexec.ops.onednn.accuracy import is_coarse
 from dagexec.ops.onednn.alone import NoSingleThreadError, is_alone, one_thread
 from dagexec.ops.onednn.binding import Library, require_library, usable_threads
 from dagexec.ops.onednn.keeping_nan import is_seen, keeping_nan, scanning
@@ -252,9 +253,11 @@ class OneDNNOperator(Operator):
         return not in_place and is_seen(self.onednn, self.threads)
 
     def split_post_ops(self, post_ops: Sequence[PostOp]) -> tuple[Sequence[PostOp], Sequence[PostOp]]:
-        """Those of the primitive, and those that NumPy does behind it: from the first on that would drop NaN unseen."""
-        first = next((place for place, one in enumerate(post_ops) if drops_nan([one])), len(post_ops))
-        if not self._keeps_nan or self.sees_nan or any(one.kind == SUM for one in post_ops[first:]):
+        """Those of the primitive, and those behind it: from the first on that is coarse, or would drop NaN unseen."""
+        loses_nan = self._keeps_nan and not self.sees_nan
+        apart = (is_coarse(self.onednn, one) or (loses_nan and drops_nan([one])) for one in post_ops)
+        first = next((place for place, is_apart in enumerate(apart) if is_apart), len(post_ops))
+        if any(one.kind == SUM for one in post_ops[first:]):
             return post_ops, ()
         return post_ops[:first], post_ops[first:]
 

@@ -16,9 +16,10 @@ from dagexec.core.dtypes import BFLOAT16, FLOAT16, FLOAT32, from_numpy
 from dagexec.core.operator import Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.errors import UnsupportedFeatureError
-from dagexec.ops.activation.post_ops import SUM, PostOp, post_op_passes, read_post_ops
+from dagexec.ops.activation.post_ops import SUM, PostOp, read_post_ops
 from dagexec.ops.base.layout import NCHW
 from dagexec.ops.onednn.accuracy import require_accurate
+from dagexec.ops.onednn.finishing import finishing_step
 from dagexec.ops.onednn.measured_product import INNER_PRODUCT, MeasuredProduct, WeightedProduct
 from dagexec.ops.onednn.post_ops import BINARY, append_post_ops, drops_nan
 from dagexec.ops.onednn.primitive import (
@@ -107,7 +108,7 @@ class FullyConnected(MeasuredProduct, product.FullyConnected):
     def _finished(self, post_ops: Sequence[PostOp]) -> Step:
         """What is left to do behind the primitive."""
         operands = {one.input: self.x(one.input) for one in post_ops if one.input >= 0}
-        return post_op_passes(self, post_ops, self.y(0), self.y(0), operands)
+        return finishing_step(self, post_ops, self.y(0), operands)
 
     def _rows_of(self, index: int, y: Array) -> Array:
         """Operand `index` as a matrix that broadcasts to `y`."""

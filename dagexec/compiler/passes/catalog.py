@@ -1,7 +1,8 @@
 """The passes on a graph in their order: those before a layout is chosen, and those after it.
 
-Each makes room for the next: single values for all others; constants for the folds; folds for the fusions, whose
-layers must be next to each other. What writes in place comes last, as other passes leave such blobs alone.
+Each makes room for the next: single values for all others; constants for the folds; activations as one operator
+before a factor at their end is folded away; folds for the fusions, whose layers must be next to each other. What writes
+in place comes last, as other passes leave such blobs alone.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ SIMPLIFYING: tuple[Pass, ...] = (
     inner_products.PASS,
     global_pooling.PASS,
     before_concat.PASS,
+    activation_patterns.PASS,
     batch_norm_folding.PASS,
     channel_shuffle.PASS,
-    activation_patterns.PASS,
     activation_fusion.PASS,
     residual_fusion.PASS,
     elementwise_fusion.PASS,

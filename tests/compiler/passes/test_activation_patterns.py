@@ -7,9 +7,11 @@ import math
 import numpy as np
 import pytest
 
+from dagexec.compiler.passes import run_passes
 from dagexec.compiler.passes.activation_patterns import PASS
+from dagexec.compiler.passes.catalog import GRAPH_PASSES
 from dagexec.core.proto import OperatorDef
-from tests.compiler.passes.models import Array, model_of, op, rewritten, unchanged
+from tests.compiler.passes.models import Array, model_of, normal, op, rewritten, unchanged
 
 
 def number(value: float) -> Array:
@@ -101,6 +103,17 @@ ALMOST = {
 def test_what_is_almost_one_stays(name: str) -> None:
     result = PASS.apply(model_of(ALMOST[name], **NUMBERS))
     assert "y" not in [one.output[0] for one in result.model.net.op if one.type in ("Swish", "HardSwish", "Gelu")]
+
+
+def test_a_factor_at_its_end_is_not_folded_into_the_next_layer_first() -> None:
+    layers = {"w": normal(6, 4), "w0": normal(6), "v": normal(3, 6), "e0": normal(3)}
+    operators = [
+        op("FC", ["u", "w", "w0"], ["x"]),
+        *PATTERNS["Gelu"],
+        op("FC", ["y", "v", "e0"], ["z"]),
+    ]
+    model = model_of(operators, ["z"], {"u": (2, 4)}, **NUMBERS, **layers)
+    assert [one.type for one in run_passes(model, GRAPH_PASSES).model.net.op] == ["FusedFC", "FC"]
 
 
 def test_what_others_read_stays() -> None:
