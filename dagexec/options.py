@@ -76,7 +76,8 @@ class CompileOptions(RunOptions):
         when_full: what a call does when the queue is full: "wait" for admission, or "reject" with QueueFullError.
         max_batch: the most rows of one run: requests that wait are joined along the batch axis, and their results split
             again; 1 joins none. A request may have several rows, and no more than these.
-        max_wait: seconds that a request waits at most, while a replica is idle, for others to join it.
+        max_wait: seconds that a request waits at most, while a replica is idle, for others to join it; none while
+            requests come one at a time.
         batch_axes: the axis of each input that has one for rows; by default axis 0 wherever its size is free.
         warm_start: prepare and run every replica once with zeros, so that the first request is as fast as later ones
             (see `Executor.warm_up`); or the shapes of these zeros by input name.

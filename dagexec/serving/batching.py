@@ -91,11 +91,12 @@ class Batching:
         ):
             request.rows, request.group = last.rows, last.group
             return
-        request.rows = self._rows(request.feeds)
+        request.rows = self.rows(request.feeds)
         if request.rows and request.trace is None:
             self._find_group(request)
 
-    def _rows(self, feeds: Mapping[str, Array]) -> int:
+    def rows(self, feeds: Mapping[str, Array]) -> int:
+        """How many rows checked feeds have; 0 where an input has no batch axis, after all. Raises FeedError."""
         axes = self._axes.inputs.items()
         sizes = {name: feeds[name].shape[axis] for name, axis in axes if name in feeds and feeds[name].ndim > axis}
         counts = set(sizes.values())

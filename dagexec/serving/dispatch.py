@@ -190,6 +190,8 @@ class Dispatcher:
         outcome, now = "completed" if error is None else outcome_name(error), self._now()
         if self._metrics is not None and not request.over:
             self._metrics.record(error, 0.0, now - request.begun)
+            if self.state.joins:
+                self._metrics.record_batch(request.rows)
         with self._lock:
             return not self.state.leave_inline(request, outcome, now, bool(self._when_empty))
 

@@ -57,6 +57,7 @@ class DispatchState:
         shut: no more requests are taken.
         joins: requests may be joined.
         hurries: none of them waits for others.
+        expects_company: a request that comes waits for others; not after several in a row that found nobody here.
         last_begun: when the latest run began.
     """
 
@@ -70,6 +71,8 @@ class DispatchState:
         self._crowd = 0  # how many requests have to come alone before `lone` serves again
         self.joins = options.max_batch > 1
         self.hurries = False
+        self._to_be_alone = ALONE_AGAIN  # how many requests have to find nobody here before one does not wait
+        self.expects_company = self.joins and options.max_wait > 0
         self.idle = deque(replicas)
         self.begun = [0] * len(replicas)
         self.outcomes = Counter(dict.fromkeys(OUTCOMES, 0))
@@ -107,6 +110,8 @@ class DispatchState:
             return request
         if self.lone is not None:
             self._count_arrival(self.lone)
+        if self.joins:
+            self._has_company()
         limit = self._options.max_queued
         if self.idle and (request.group is None or limit == 0):
             self.assign(self.idle[0], request, now)
@@ -150,6 +155,8 @@ class DispatchState:
         """
         if self.shut or caller in self.running:
             return False
+        if self.joins and self._has_company():
+            return False
         if self.lone is not None:
             self._count_arrival(self.lone)
         if not self.idle:
@@ -163,6 +170,8 @@ class DispatchState:
         request.begun = self.last_begun = now
         self.running[caller] = request
         self.begun[replica.number] += 1
+        if self.joins:
+            self.batch_sizes[request.rows] += 1
         del self.idle[0]
         return True
 
@@ -244,7 +253,7 @@ class DispatchState:
 
     def _count_arrival(self, lone: Replica) -> None:
         """A request comes: `lone` is set aside if another is running, and goes first after enough that were alone."""
-        if self.running:
+        if self.running or self.queue.waiting:
             self._crowd = ALONE_AGAIN
             if lone in self.idle:
                 self._is_aside = True
@@ -254,6 +263,15 @@ class DispatchState:
             self._crowd -= 1
         if not self._crowd and self.idle and self.idle[0] is not lone:
             self._bring_back()
+
+    def _has_company(self) -> bool:
+        """A request comes: whether it waits for others to join it, as do those after it."""
+        if self.running or self.queue.waiting:
+            self._to_be_alone = ALONE_AGAIN
+        elif self._to_be_alone:
+            self._to_be_alone -= 1
+        self.expects_company = bool(self._to_be_alone) and self._options.max_wait > 0
+        return self.expects_company
 
     def _bring_back(self) -> None:
         """`lone`, which serves nobody, is the first of the idle ones."""
@@ -324,7 +342,7 @@ class DispatchState:
         """Take the requests that run next, as one. None of them waits for others when no more can come."""
         limit = self._options.max_queued
         is_full = limit is not None and len(queue) >= limit
-        taken = queue.pop_batch(now, self.shut or self.hurries or is_full)
+        taken = queue.pop_batch(now, self.shut or self.hurries or is_full or not self.expects_company)
         while self._admit():
             pass
         if len(taken) > 1:

@@ -137,10 +137,10 @@ class Executor(Closing):
         self._inline: InlineRuns | None = None
         teams = options.operator_threads > 1
         alone = options.first_replicas <= (1 if teams else self.num_workers)
-        plain = self._batching is None and self._telemetry is None and line_observer() is None
+        plain = self._telemetry is None and line_observer() is None
         if plain and alone and self.net().on_host:
             in_sequence = self.num_workers == 1 or options.net_type == "simple"
-            self._inline = InlineRuns(self._dispatcher, self._pooled, in_sequence, teams)
+            self._inline = InlineRuns(self._dispatcher, self._pooled, in_sequence, teams, self._batching)
 
     def _new_place(self) -> Place:
         """Workers, as the options ask for them."""

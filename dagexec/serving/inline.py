@@ -26,6 +26,7 @@ from dagexec.platform.shutdown import hold_daemon
 from dagexec.platform.threads import ThreadsEndedError, threads
 from dagexec.scheduler.plan.culprit import NameStep
 from dagexec.scheduler.run.inline import InlineSteps, run_inline
+from dagexec.serving.batching import Batching
 from dagexec.serving.dispatch import Dispatcher
 from dagexec.serving.pooled import PooledRuns
 from dagexec.serving.requests import Request, timed_out
@@ -38,12 +39,15 @@ AMPLE = 10
 class InlineRuns:
     """Runs in their callers' threads, with the idle replicas of `dispatcher`."""
 
-    def __init__(self, dispatcher: Dispatcher, pooled: PooledRuns, in_sequence: bool, teams: bool) -> None:
+    def __init__(
+        self, dispatcher: Dispatcher, pooled: PooledRuns, in_sequence: bool, teams: bool, batching: Batching | None
+    ) -> None:
         """`in_sequence`: whatever its chains are, no more than one thread works for a run.
 
-        `teams`: operators use several threads.
+        `teams`: operators use several threads. `batching` says how many rows requests have, if they may be joined.
         """
         self._dispatcher = dispatcher
+        self._batching = batching
         self._idle = dispatcher.state.idle
         self._pooled = pooled
         self._in_sequence = in_sequence
@@ -75,6 +79,10 @@ class InlineRuns:
         if timeout is not None:
             request.timeout, request.deadline = timeout, self._now() + timeout
         dispatcher = self._dispatcher
+        if self._batching is not None:
+            if dispatcher.state.expects_company:
+                return None
+            request.rows = self._batching.rows(feeds)
         try:
             if not dispatcher.admit_inline(request, binding):
                 return None

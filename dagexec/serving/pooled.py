@@ -76,6 +76,7 @@ class PooledRuns:
 
         def hand_on() -> None:
             self._dispatcher.hand_on(request)
+            self.start_waiting()
             self._pass_on(request)
 
         name = f"handing on a replica of {self._dispatcher.name}"

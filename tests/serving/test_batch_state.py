@@ -8,13 +8,34 @@ from hypothesis import strategies as st
 from dagexec.errors import DagexecError, QueueFullError, RunCancelledError
 from dagexec.options import CompileOptions
 from dagexec.serving.batching import Batch, Group
-from dagexec.serving.dispatch_state import DispatchState, members_of
+from dagexec.serving.dispatch_state import ALONE_AGAIN, DispatchState, members_of
 from dagexec.serving.requests import Request
 from tests.serving.test_dispatch_state import replicas
 
 GROUPS = (None, Group({}, {}), Group({}, {}))
 MAX_BATCH = 4
 MAX_WAIT = 3.0
+
+
+def test_after_enough_requests_in_a_row_found_nobody_here_they_do_not_wait_for_others() -> None:
+    state = DispatchState("net", replicas(1), CompileOptions(max_batch=MAX_BATCH, max_wait=MAX_WAIT))
+
+    def came(now: float) -> Request:
+        request = joinable(1, now)
+        state.arrive(request, now)
+        return request
+
+    for number in range(ALONE_AGAIN - 1):
+        waits = came(4.0 * number)
+        assert waits.queue is state.queue
+        assert state.start(waits.created + MAX_WAIT) is waits
+        end(state, waits, None, waits.created + MAX_WAIT)
+    alone, second = came(100.0), came(100.5)
+    assert alone.replica is state.replicas[0]
+    end(state, alone, None, 101.0)
+    assert second.queue is state.queue
+    assert state.start(second.created + MAX_WAIT) is second
+
 
 events = st.lists(
     st.tuples(st.sampled_from(["arrive", "end", "fail", "cancel", "wait", "shut"]), st.integers(0, 23)), max_size=100

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ import pytest
 import dagexec
 from dagexec.core import dtypes
 from dagexec.core.model import InputInfo, Model
+from dagexec.core.operator import Operator
 from dagexec.core.proto import NetDef
 from dagexec.errors import ClosedError, FeedError, OperatorError, RunTimeoutError, SettingError
 from dagexec.platform.threads import SystemThreads, Timer, installed
@@ -21,6 +23,7 @@ from dagexec.platform.timer_thread import TimedCall
 from dagexec.scheduler.run.pool import WorkerPool
 from dagexec.scheduler.run.run import Run
 from tests.held import PATIENCE, Held, doubled_model, rows
+from tests.nets import temporary_operator
 from tests.ops.running import operator_def
 
 
@@ -102,6 +105,28 @@ def joining(held: Held, max_wait: float = 0.0, **options: object) -> Iterator[Jo
         executor._dispatcher.when_empty(lambda: None)
         if not executor._dispatcher.state.shut:
             assert len(executor._dispatcher.state.idle) == executor.statistics().replicas
+
+
+def test_a_lone_request_that_waits_for_nobody_runs_in_its_callers_thread() -> None:
+    callers: list[threading.Thread] = []
+
+    def noted(operator: Operator) -> None:
+        callers.append(threading.current_thread())
+        operator.y(0)[...] = operator.x(0)
+
+    with (
+        temporary_operator("NotedRows", noted, row_by_row=True),
+        dagexec.compile(
+            doubled_model("NotedRows"), optimize=False, num_workers=1, max_batch=4, max_wait=0, warm_start={"x": (5, 3)}
+        ) as executor,
+    ):
+        with pytest.raises(FeedError, match="at most max_batch=4 rows, found 5"):  # the replica is prepared for these
+            executor.run({"x": rows(1, 5)})
+        callers.clear()
+        for _ in range(2):
+            np.testing.assert_array_equal(executor.run({"x": rows(2, 3)})["y"], rows(4, 3))
+        assert callers[1] is threading.current_thread()
+        assert executor.statistics().batch_sizes == {3: 2}
 
 
 def test_requests_that_wait_for_a_replica_run_as_one_of_at_most_max_batch_rows(held: Held) -> None:
