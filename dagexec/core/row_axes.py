@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.arguments import Arguments
-from dagexec.core.inference import Probed, probed_outputs
+from dagexec.core.body_types import Seen
+from dagexec.core.inference import Probed, body_types, probed_outputs
 from dagexec.core.model import Model
 from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import schema_of
@@ -63,10 +65,9 @@ def find_row_axes(model: Model, types: Mapping[str, TensorType], axes: Mapping[s
     if axes is None:
         axes = _free_first_axes(model)
     _Follower.check_axes(model, types, axes)
-    follower = _Follower(model, types, axes)
-    asked = asked_operators(model.net.op, [schema_of(definition.type) for definition in model.net.op])
-    for index, definition in enumerate(model.net.op):
-        follower.follow(index, definition, is_asked=index in asked)
+    follower = _Follower(model.net.name)
+    follower.begin(model, types, axes)
+    follower.follow_all(model.net.op)
     return follower.result(model, axes)
 
 
@@ -88,12 +89,16 @@ def rule_of(schema: OpSchema) -> RowsRule | None:
 class _Follower:
     """What is known of blobs while operators are gone through in list order."""
 
-    def __init__(self, model: Model, types: Mapping[str, TensorType], axes: Mapping[str, int]) -> None:
-        self._net = model.net.name
-        self._known = {name: Probed.of_constant(array, len(_EXAMPLES)) for name, array in model.parameters.items()}
+    def __init__(self, net: str) -> None:
+        self._net = net
+        self._known: dict[str, Probed] = {}
         self._rows: dict[str, Rows] = {}
         self._counted: set[str] = set()
         self._unknown = Probed.of_types((None,) * len(_EXAMPLES))
+
+    def begin(self, model: Model, types: Mapping[str, TensorType], axes: Mapping[str, int]) -> None:
+        """Take what a model has before a run, and is fed."""
+        self._known |= {name: Probed.of_constant(array, len(_EXAMPLES)) for name, array in model.parameters.items()}
         for definition in () if model.init_net is None else model.init_net.op:
             self._known.update(zip(definition.output, self._probed(definition, is_asked=False), strict=True))
         for name, kind in types.items():
@@ -110,6 +115,12 @@ class _Follower:
                 raise RowsError(f"model {model.name!r}: the type of input {name!r} is needed, found {sorted(types)}")
             if not 0 <= axis < len(types[name].shape):
                 raise RowsError(f"model {model.name!r}: input {name!r}, {types[name]}, has no axis {axis}")
+
+    def follow_all(self, operators: Sequence[OperatorDef]) -> None:
+        """Go through the operators of a net. Raises RowsError."""
+        asked = asked_operators(operators, [schema_of(definition.type) for definition in operators])
+        for index, definition in enumerate(operators):
+            self.follow(index, definition, is_asked=index in asked)
 
     def follow(self, index: int, definition: OperatorDef, *, is_asked: bool) -> None:
         """Find types, contents and rows of the outputs of an operator."""
@@ -163,7 +174,10 @@ class _Follower:
     ) -> Sequence[Rows | None]:
         rule = rule_of(schema)
         if rule is None:
-            raise RowsError(f"{label}: {definition.type} does not say whether its rows are independent")
+            why = (
+                "" if not schema.value_inputs else ", and how large its outputs are follows from values of all of them"
+            )
+            raise RowsError(f"{label}: {definition.type} does not say whether its rows are independent{why}")
         inputs = self._inputs(definition)
         columns = [blob.types for blob in (*inputs, *outputs)]
         if any(kind is None for column in columns for kind in column):
@@ -173,11 +187,51 @@ class _Follower:
         call = OperatorCall(definition, Arguments(definition, label), tuple(first[: len(inputs)]), contents, label)
         counted = [place for place, name in enumerate(definition.input) if name in self._counted]
         growing = [_growing_axes(blob) for blob in outputs]
-        asked = RowsCall(call, first[len(inputs) :], rows, counted, growing, _EXAMPLES[0])
+        results = partial(self._results, definition, label)
+        asked = RowsCall(call, first[len(inputs) :], rows, counted, growing, _EXAMPLES[0], results)
         found = rule(asked)
         for name, blob, own in zip(definition.output, outputs, found, strict=True):
             _check_sizes(label, name, blob, own)
         return found
+
+    def _results(
+        self, definition: OperatorDef, label: str, argument: str, given: Sequence[Rows | None]
+    ) -> list[Rows | None]:
+        """The rows of what the net in `argument` results in; see `RowsCall.results`."""
+        arguments = Arguments(definition, label)
+        captured, net = arguments.strings("captured"), arguments.net(argument)
+        around = self._given(definition, argument)
+        if net is None or around is None or len(around) != len(given):
+            raise RowsError(f"{label}: {argument}: the types of what it is given are not known")
+        inside = _Follower(f"{self._net}: {argument}")
+        for name, outside in zip(captured, definition.input[len(definition.input) - len(captured) :], strict=True):
+            inside.take(name, self._known.get(outside, self._unknown), self._rows.get(outside))
+            inside._counted |= {name} if outside in self._counted else set()
+        formal = [name for name in net.external_input if name not in captured]
+        for name, blob, rows in zip(formal, around, given, strict=True):
+            inside.take(name, blob, rows)
+        inside.follow_all(net.op)
+        for name in inside._counted.intersection(net.external_output):
+            raise RowsError(f"{label}: {argument}: result {name!r} depends on the number of rows")
+        return [inside._rows.get(name) for name in net.external_output]
+
+    def take(self, name: str, blob: Probed, rows: Rows | None) -> None:
+        """Let a blob be there before the net runs."""
+        self._known[name] = blob
+        if rows is not None:
+            self._rows[name] = rows
+
+    def _given(self, definition: OperatorDef, argument: str) -> list[Probed] | None:
+        """What is known of the values that an operator hands the net in `argument`."""
+        columns = []
+        inputs = self._inputs(definition)
+        for probe in range(len(_EXAMPLES)):
+            seen = Seen([blob.types[probe] for blob in inputs], [blob.contents[probe] for blob in inputs])
+            around = body_types(definition, seen)
+            if around is None or argument not in around.given:
+                return None
+            columns.append(around.given[argument])
+        return [Probed.of_types(types) for types in zip(*columns, strict=True)]
 
     def result(self, model: Model, axes: Mapping[str, int]) -> RowAxes:
         """What was found. Raises RowsError for an output that depends on the number of examples otherwise."""

@@ -47,6 +47,15 @@ def along_axis(axis: int, *inputs: int) -> RowsRule:
 first_axis = along_axis(0)
 
 
+def across(reason: str) -> RowsRule:
+    """The rule of an operator that takes all rows together, as `reason` says."""
+
+    def rule(asked: RowsCall) -> list[Rows | None]:
+        raise asked.refuse(reason)
+
+    return rule
+
+
 def apart_from(axes: AxesReader) -> RowsRule:
     """Input 0 keeps its axes, and everything is computed along `axes(call)`, which rows must not be on."""
 

@@ -10,7 +10,7 @@ import difflib
 import inspect
 import math
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -165,6 +165,8 @@ class RowsCall:
         rows: those of the inputs; None for an input that all examples share.
         counted: inputs whose contents depend on the number of examples, such as a shape.
         growing: by output, the axes whose sizes depend on the number of examples.
+        results: the rows of what the net in an argument results in, from those of what it is given besides what it
+            captures. Raises RowsError where they are not apart in the net.
     """
 
     call: OperatorCall
@@ -173,6 +175,7 @@ class RowsCall:
     counted: Collection[int]
     growing: Sequence[Collection[int]]
     examples: int
+    results: Callable[[str, Sequence[Rows | None]], Sequence[Rows | None]]
 
     def refuse(self, problem: str) -> RowsError:
         """A RowsError naming the operator; the caller raises it."""
@@ -186,18 +189,22 @@ class RowsCall:
         """The error where none of the inputs has rows and an output grows with them; the caller raises it."""
         return self.refuse("gives a tensor that grows with the number of rows, from inputs without rows")
 
-    def require_uncounted(self) -> None:
-        """Raise RowsError if the operator computes with the number of rows."""
-        for index in self.counted:
+    def require_uncounted(self, count: int | None = None) -> None:
+        """Raise RowsError if an input, or one of the first `count`, depends on the number of rows."""
+        for index in self.counted if count is None else set(self.counted).intersection(range(count)):
             raise self.refuse(f"input {self.call.definition.input[index]!r} depends on the number of rows")
+
+    def require_shared(self, indices: Iterable[int]) -> None:
+        """Raise RowsError if one of these inputs has rows."""
+        for index in indices:
+            if self.rows[index] is not None:
+                raise self.refuse(f"input {self.call.definition.input[index]!r} differs from row to row")
 
     def only(self, *indices: int) -> Rows:
         """The rows of the inputs that have some, which may be `indices` alone, and on one and the same axis."""
         self.require_uncounted()
         found = self.common({index: rows for index, rows in enumerate(self.rows) if rows is not None})
-        for index, rows in enumerate(self.rows):
-            if rows is not None and index not in indices:
-                raise self.refuse(f"input {self.call.definition.input[index]!r} differs from row to row")
+        self.require_shared(index for index in range(len(self.rows)) if index not in indices)
         return found
 
     def common(self, rows: dict[int, Rows]) -> Rows:

@@ -7,14 +7,22 @@ from collections.abc import Sequence
 import numpy as np
 
 from dagexec.core.blob import Blob, content_of, set_content, tensor_in
-from dagexec.core.schema import TensorType
+from dagexec.core.schema import RowsCall, TensorType
 from dagexec.core.tensor import Tensor, binding_epoch
+from dagexec.core.traits import Rows
 from dagexec.core.variant import Variant
 from dagexec.errors import ShapeError
 from dagexec.ops.base.blocks import Array
 from dagexec.platform.host_memory import check_fits
 
 _FIRST_ROWS = 16
+
+
+def require_kept(asked: RowsCall, before: Sequence[Rows | None], after: Sequence[Rows | None]) -> None:
+    """Raise RowsError unless values have the rows after an execution of a net that they had before it."""
+    for place, (one, two) in enumerate(zip(before, after, strict=True)):
+        if one != two:
+            raise asked.refuse(f"carried value {place} has other rows after an iteration than before: {one} and {two}")
 
 
 class Carrying:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from dagexec.core.blob import assign
 from dagexec.core.body import OperatorWithBodies
 from dagexec.core.gradient import no_gradient
 from dagexec.core.operator import Operator, Step
 from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import operator
-from dagexec.core.schema import UNBOUNDED, BodyCall, BodyTypes, OpSchema
+from dagexec.core.schema import UNBOUNDED, BodyCall, BodyTypes, OpSchema, RowsCall
+from dagexec.core.traits import Rows
 from dagexec.core.workspace import Workspace
 from dagexec.errors import ShapeError
 
@@ -31,6 +34,17 @@ def _infer_bodies(call: BodyCall) -> BodyTypes:
     return BodyTypes(outputs, {"then_net": (), "else_net": ()})
 
 
+def _rows(asked: RowsCall) -> Sequence[Rows | None]:
+    """What both nets give: examples take the same one, so the condition is no example's own."""
+    asked.require_shared([0])
+    asked.require_uncounted(1)
+    then, other = asked.results("then_net", ()), asked.results("else_net", ())
+    for name, one, two in zip(asked.call.definition.output, then, other, strict=False):
+        if one != two:
+            raise asked.refuse(f"output {name!r} has other rows by one net than by the other: {one} and {two}")
+    return then
+
+
 @operator(
     OpSchema(
         "If",
@@ -50,6 +64,7 @@ def _infer_bodies(call: BodyCall) -> BodyTypes:
         required_args=("then_net", "else_net"),
         sub_nets=("then_net", "else_net"),
         infer_bodies=_infer_bodies,
+        rows=_rows,
     )
 )
 class If(OperatorWithBodies):

@@ -14,12 +14,13 @@ from dagexec.core.gradient import no_gradient
 from dagexec.core.operator import Operator, Step
 from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import operator
-from dagexec.core.schema import UNBOUNDED, BodyCall, BodyTypes, OpSchema, TensorType
+from dagexec.core.schema import UNBOUNDED, BodyCall, BodyTypes, OpSchema, RowsCall, TensorType
 from dagexec.core.tensor import Tensor
+from dagexec.core.traits import Rows
 from dagexec.core.workspace import Workspace
 from dagexec.errors import DagexecError, RunCancelledError, RunTimeoutError, SchemaError, ShapeError
 from dagexec.ops.base.blocks import Array
-from dagexec.ops.control.carrying import Carrying, Stacking, deliver, with_axis
+from dagexec.ops.control.carrying import Carrying, Stacking, deliver, require_kept, with_axis
 from dagexec.ops.control.conditional import CAPTURED, truth_of
 
 _NET = "loop_net"
@@ -51,6 +52,25 @@ def _infer_bodies(call: BodyCall) -> BodyTypes:
     rows = _iterations(call)
     stacked = [None if rows is None else with_axis(kind, 0, rows) for kind in results[1 + len(carried) :]]
     return BodyTypes([*carried, *stacked], {_NET: given})
+
+
+def _rows(asked: RowsCall) -> list[Rows | None]:
+    """Carried values keep their rows, and what is stacked has them behind a new axis.
+
+    All examples have as many iterations: neither count nor condition may be an example's own.
+    """
+    arguments = asked.call.arguments
+    first = int(arguments.bool("trip_count")) + int(arguments.bool("condition"))
+    own = len(asked.rows) - len(arguments.strings("captured"))
+    asked.require_shared(range(first))
+    asked.require_uncounted(own)
+    carried = asked.rows[first:own]
+    goes_on, *results = asked.results(_NET, (None, None, *carried))
+    if goes_on is not None:
+        raise asked.refuse("how many iterations there are differs from row to row")
+    require_kept(asked, carried, results[: len(carried)])
+    stacked = [rows and rows.at(rows.axis + 1) for rows in results[len(carried) :]]
+    return [*carried, *stacked]
 
 
 def _iterations(call: BodyCall) -> int | None:
@@ -89,6 +109,7 @@ def _iterations(call: BodyCall) -> int | None:
         required_args=(_NET,),
         sub_nets=(_NET,),
         infer_bodies=_infer_bodies,
+        rows=_rows,
     )
 )
 class Loop(OperatorWithBodies):

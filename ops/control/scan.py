@@ -14,12 +14,13 @@ from dagexec.core.gradient import no_gradient
 from dagexec.core.operator import Step
 from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import operator
-from dagexec.core.schema import UNBOUNDED, BodyCall, BodyTypes, OpSchema, TensorType
+from dagexec.core.schema import UNBOUNDED, BodyCall, BodyTypes, OpSchema, RowsCall, TensorType
 from dagexec.core.tensor import Tensor
+from dagexec.core.traits import Rows
 from dagexec.core.workspace import Workspace
 from dagexec.errors import DagexecError, RunCancelledError, RunTimeoutError, SchemaError, ShapeError
 from dagexec.ops.base.blocks import Array
-from dagexec.ops.control.carrying import Carrying, Stacking, deliver, with_axis
+from dagexec.ops.control.carrying import Carrying, Stacking, deliver, require_kept, with_axis
 from dagexec.ops.control.conditional import CAPTURED
 from dagexec.ops.control.loop import STACKED_SHAPES, STACKED_TYPES, row_types
 
@@ -44,6 +45,27 @@ def _infer_bodies(call: BodyCall) -> BodyTypes:
     output_axes = call.arguments.ints("scan_output_axes") or [0] * (len(results) - len(kept))
     stacked = [with_axis(kind, axis, length) for kind, axis in zip(results[len(kept) :], output_axes, strict=False)]
     return BodyTypes([*kept, *stacked], {_NET: given})
+
+
+def _rows(asked: RowsCall) -> list[Rows | None]:
+    """States keep their rows; those of what is scanned and stacked are on another axis than the one that is."""
+    arguments = asked.call.arguments
+    own, count = len(asked.rows) - len(arguments.strings("captured")), arguments.int("num_scan_inputs", 0)
+    asked.require_uncounted(own)
+    states = asked.rows[: own - count]
+    scanned = []
+    for index, axis in zip(range(own - count, own), arguments.ints("scan_input_axes") or [0] * count, strict=True):
+        rows, axis = asked.rows[index], axis % asked.rank(index)
+        if rows is not None and rows.axis == axis:
+            raise asked.mixes(axis)
+        scanned.append(rows and rows.at(rows.axis - (rows.axis > axis)))
+    results = asked.results(_NET, (*states, *scanned))
+    require_kept(asked, states, results[: len(states)])
+    stacked: list[Rows | None] = []
+    axes = arguments.ints("scan_output_axes") or [0] * (len(results) - len(states))
+    for rows, axis, kind in zip(results[len(states) :], axes, asked.outputs[len(states) :], strict=True):
+        stacked.append(rows and rows.at(rows.axis + (axis % len(kind.shape) <= rows.axis)))
+    return [*states, *stacked]
 
 
 def _row(kind: TensorType | None, axis: int) -> tuple[TensorType | None, int | None]:
@@ -83,6 +105,7 @@ def _row(kind: TensorType | None, axis: int) -> tuple[TensorType | None, int | N
         required_args=(_NET, "num_scan_inputs"),
         sub_nets=(_NET,),
         infer_bodies=_infer_bodies,
+        rows=_rows,
     )
 )
 class Scan(OperatorWithBodies):

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
+from dagexec.core.rows import first_axis
 from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.blocks import Scratch, block_indices, compute_dtype
@@ -359,6 +360,7 @@ def _layer_schema(name: str) -> OpSchema:
         output_names=("Y",),
         args=_LAYER_ARGS,
         cost=layer_cost,
+        rows=first_axis,
     )
 
 

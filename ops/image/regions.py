@@ -13,7 +13,9 @@ import numpy as np
 from dagexec.core.dtypes import FLOAT_TYPES, INT32, INT64
 from dagexec.core.gradient import no_gradient, not_differentiable
 from dagexec.core.onnx_name import OnnxName
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType
+from dagexec.core.rows import along_axis
+from dagexec.core.schema import OperatorCall, OpSchema, RowsCall, TensorType
+from dagexec.core.traits import Rows
 from dagexec.errors import ArgumentError, ShapeError
 from dagexec.ops.base.array_function import array_function
 from dagexec.ops.base.blocks import Array, compute_dtype, row_pieces
@@ -33,6 +35,13 @@ def _pooled(call: OperatorCall, count: int, sizes: Sequence[int]) -> list[Tensor
     if not (math.isfinite(scale) and scale > 0):
         raise ArgumentError(f"{call.label}: 'spatial_scale' must be a positive number, found {scale}")
     return [TensorType((count, channels, *sizes), call.require_types(0, *FLOAT_TYPES))]
+
+
+def _rows_of_regions(asked: RowsCall) -> list[Rows | None]:
+    """Regions of images that all rows share. Regions name an image by its place in the batch."""
+    if asked.rows[0] is not None:
+        raise asked.refuse("regions count the images of all rows")
+    return list(along_axis(0, *range(1, len(asked.rows)))(asked))
 
 
 def infer_roi_align(call: OperatorCall) -> list[TensorType]:
@@ -65,6 +74,7 @@ def infer_roi_align(call: OperatorCall) -> list[TensorType]:
             "mode": "avg or max (default avg)",
             "aligned": "1: the center of the first pixel is 1/2 (default 0: 0, and regions have at least one pixel)",
         },
+        rows=_rows_of_regions,
     )
 )
 def roi_align(call: OperatorCall, x: Array, regions: Array, images: Array) -> Sequence[Array]:
@@ -177,6 +187,7 @@ def infer_max_roi_pool(call: OperatorCall) -> list[TensorType]:
         output_names=("Y",),
         args={"pooled_shape": "height and width of Y", "spatial_scale": "from coordinates to pixels (default 1)"},
         required_args=("pooled_shape",),
+        rows=_rows_of_regions,
         onnx=(OnnxName("MaxRoiPool", 22, {"pooled_shape": "pooled_shape", "spatial_scale": "spatial_scale"}),),
     )
 )

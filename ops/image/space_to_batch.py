@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType
+from dagexec.core.schema import OperatorCall, OpSchema, RowsCall, TensorType
+from dagexec.core.traits import Rows
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.array_function import array_function
 from dagexec.ops.base.blocks import Array
@@ -52,6 +54,24 @@ def infer_space_to_batch(call: OperatorCall) -> list[TensorType]:
     return [TensorType(_as_given(call, shape), meta)]
 
 
+def _rows_of_pixels(asked: RowsCall) -> list[Rows | None]:
+    """Image (i, j) of all images of the batch comes before the next (i, j)."""
+    rows = asked.only(0)
+    if rows.axis != 0:
+        raise asked.mixes(rows.axis)
+    block, _ = _geometry(asked.call)
+    return [replace(rows, before=rows.before * block * block)]
+
+
+def _rows_of_blocks(asked: RowsCall) -> list[Rows | None]:
+    """The batch from which `_rows_of_pixels` made the images."""
+    rows = asked.only(0)
+    block, _ = _geometry(asked.call)
+    if rows.axis != 0 or rows.before % (block * block):
+        raise asked.refuse(f"makes one image of {block * block}, which are not those of one example")
+    return [replace(rows, before=rows.before // (block * block))]
+
+
 @array_function(
     OpSchema(
         "SpaceToBatch",
@@ -60,6 +80,7 @@ def infer_space_to_batch(call: OperatorCall) -> list[TensorType]:
         input_names=("X",),
         output_names=("Y",),
         args=_ARGS,
+        rows=_rows_of_pixels,
     )
 )
 def space_to_batch(call: OperatorCall, x: Array) -> Sequence[Array]:
@@ -92,6 +113,7 @@ def infer_batch_to_space(call: OperatorCall) -> list[TensorType]:
         input_names=("X",),
         output_names=("Y",),
         args=_ARGS,
+        rows=_rows_of_blocks,
     )
 )
 def batch_to_space(call: OperatorCall, x: Array) -> Sequence[Array]:

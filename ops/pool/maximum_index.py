@@ -17,7 +17,9 @@ import numpy as np
 
 from dagexec.core.dtypes import FLOAT_TYPES, INT32, INT64, NUMBER_TYPES
 from dagexec.core.operator import Step, in_sequence, nothing_to_do
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType
+from dagexec.core.rows import first_axis
+from dagexec.core.schema import OperatorCall, OpSchema, RowsCall, TensorType
+from dagexec.core.traits import Rows
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.blocks import compute_dtype, is_narrow
 from dagexec.ops.base.geometry import POOL_ARGS, Axis
@@ -318,6 +320,13 @@ def _infer_gradient(call: OperatorCall) -> list[TensorType]:
     return [call.inputs[0]]
 
 
+def _rows(asked: RowsCall) -> Sequence[Rows | None]:
+    """Images on axis 0. Raises RowsError where the mask has indices into the whole X."""
+    if asked.call.arguments.bool("flat_indices"):
+        raise asked.refuse("indices count through all rows")
+    return first_axis(asked)
+
+
 _ARGS = POOL_ARGS | {
     "flat_indices": "0: int32 pixel numbers within an image plane, as Caffe2's; 1: int64 indices into the whole X as "
     "N, C, spatial, as ONNX's (default 0)",
@@ -336,6 +345,7 @@ register_pooling(
             output_names=("Y", "mask"),
             args=_ARGS,
             cost=pooling_cost(2, of_output),
+            rows=_rows,
         )
         for rank in RANKS
     ],

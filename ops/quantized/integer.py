@@ -12,9 +12,9 @@ from dagexec.core.dtypes import FLOAT32, INT32, UINT8
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
 from dagexec.core.registry import operator
-from dagexec.core.rows import matrix_product
-from dagexec.core.schema import Cost, OperatorCall, OpSchema, RowsCall, TensorType
-from dagexec.core.traits import ImageRole, Rows
+from dagexec.core.rows import across, matrix_product
+from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType
+from dagexec.core.traits import ImageRole
 from dagexec.ops.base.blocks import BLOCK, row_pieces
 from dagexec.ops.base.broadcasting import broadcast_shape
 from dagexec.ops.base.geometry import WINDOW_ARGS
@@ -174,10 +174,6 @@ def infer_dynamic(call: OperatorCall) -> list[TensorType]:
     return [TensorType(call.inputs[0].shape, UINT8), TensorType((), FLOAT32), TensorType((), UINT8)]
 
 
-def _of_all_rows(asked: RowsCall) -> list[Rows | None]:
-    raise asked.refuse("takes its scale from the range of all rows")
-
-
 @operator(
     OpSchema(
         "DynamicQuantizeLinear",
@@ -188,7 +184,7 @@ def _of_all_rows(asked: RowsCall) -> list[Rows | None]:
         output_names=("Y", "scale", "zero_point"),
         onnx=(OnnxName("DynamicQuantizeLinear", 11),),
         image_role=ImageRole.ON_INTEGERS,
-        rows=_of_all_rows,
+        rows=across("takes its scale from the range of all rows"),
     )
 )
 class DynamicQuantizeLinear(Operator):

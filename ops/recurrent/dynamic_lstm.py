@@ -16,6 +16,7 @@ from dagexec.core.dtypes import FLOAT32, INT8, UINT8
 from dagexec.core.gradient import not_differentiable
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
+from dagexec.core.rows import across
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
 from dagexec.ops.base.blocks import Array
 from dagexec.ops.quantized.accumulation import exact_dtype, widened
@@ -59,6 +60,7 @@ DYNAMIC_QUANT_LSTM = OpSchema(
     args=LAYER_ARGS,
     cost=lambda call, outputs: layer_cost(call, outputs, LSTM_KIND, behind=SCALES),
     is_quantized=True,
+    rows=across("takes the scales of X and of the states from the range of all rows"),
 )
 
 

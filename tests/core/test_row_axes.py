@@ -133,6 +133,14 @@ NETS: Mapping[str, tuple[Sequence[OperatorDef], tuple[int, ...], Mapping[str, Ar
         [op("Cast", ["x"], ["i"], to="int32"), op("Gather", ["table", "i"], ["y"])],
         (EXAMPLES, 4), {"table": normal(3, 6)}, Rows(0),
     ),
+    "images in parts and back": (
+        [
+            op("SpaceToBatch", ["x"], ["s"]),
+            op("MaxPool", ["s"], ["p"], kernel=2),
+            op("BatchToSpace", ["p"], ["y"]),
+        ],
+        (EXAMPLES, 2, 6, 6), {}, Rows(0),
+    ),
     "what does not depend on rows": (
         [op("Relu", ["x"], ["z"]), op("Relu", ["w"], ["y"])], (EXAMPLES, 4), {"w": normal(3, 6)}, None,
     ),
@@ -147,6 +155,30 @@ def test_rows_are_where_they_are_found(name: str) -> None:
     assert found.outputs.get("y") == expected
 
 
+def _flat(x: str, y: str) -> list[OperatorDef]:
+    return [op("Reshape", [x], [y, f"shape of {x}"], shape=[-1])]
+
+
+KEPT = _flat("x", "r")
+TURNED = [op("Transpose", ["x"], ["t"], axes=[1, 0]), *_flat("t", "r")]
+
+
+def _net(operators: Sequence[OperatorDef], given: Sequence[str], results: Sequence[str] = ("r",)) -> NetDef:
+    return NetDef(name="body", op=operators, external_input=given, external_output=results)
+
+
+def _choice(condition: str, then: Sequence[OperatorDef], other: Sequence[OperatorDef]) -> OperatorDef:
+    """If: nets that read x."""
+    nets = {"then_net": _net(then, ["x"]), "else_net": _net(other, ["x"])}
+    return op("If", [condition, "x"], ["y"], captured=["x"], **nets)
+
+
+def _loop(operators: Sequence[OperatorDef], condition: str = "yes") -> OperatorDef:
+    """Loop: v is carried under the name s, and the net may write `on`."""
+    net = _net(operators, ["i", "on", "s"], ["on", "r"])
+    return op("Loop", ["ones", condition, "v"], ["y"], loop_net=net, trip_count=1, condition=1)
+
+
 MIXED: Mapping[str, tuple[Sequence[OperatorDef], str]] = {
     "softmax over rows": ([op("Softmax", ["x"], ["y"], axis=0)], "works along axis 0"),
     "a reduction over rows": ([op("ReduceSum", ["x"], ["y"], axes=[0])], "works along axis 0"),
@@ -158,7 +190,46 @@ MIXED: Mapping[str, tuple[Sequence[OperatorDef], str]] = {
         [op("DynamicQuantizeLinear", ["x"], ["y", "scale", "zero"])], "takes its scale from the range of all rows",
     ),
     "an operator without a rule": (
-        [op("SpaceToBatch", ["x"], ["y"], block_size=1)], "SpaceToBatch does not say whether its rows are independent",
+        [op("Perplexity", ["x"], ["y"])], "Perplexity does not say whether its rows are independent$",
+    ),
+    "as many elements as values say": (
+        [op("NonZero", ["x"], ["y"])], "and how large its outputs are follows from values of all of them",
+    ),
+    "images of another order": (
+        [op("Reshape", ["x"], ["i", "n"], shape=[-1, 1, 1, 1]), op("BatchToSpace", ["i"], ["y"])],
+        "makes one image of 4, which are not those of one example",
+    ),
+    "regions of images": (
+        [op("Reshape", ["x"], ["i", "n"], shape=[-1, 1, 2, 2]),
+         op("MaxRoiPool", ["i", "boxes"], ["y"], pooled_shape=[1, 1])], "regions count the images of all rows",
+    ),
+    "a condition of each row": (
+        [op("GT", ["x", "x"], ["if"]), _choice("if", KEPT, KEPT)], "input 'if' differs from row to row",
+    ),
+    "a condition of the number of rows": (
+        [op("Shape", ["x"], ["n"], axes=[0]), op("Cast", ["n"], ["if"], to="bool"), _choice("if", KEPT, KEPT)],
+        "input 'if' depends on the number of rows",
+    ),
+    "nets that disagree": ([_choice("yes", KEPT, TURNED)], "output 'y' has other rows by one net than by the other"),
+    "a net that mixes rows": (
+        [_choice("yes", KEPT, [op("Softmax", ["x"], ["z"], axis=0), *_flat("z", "r")])],
+        "net: else_net.*works along axis 0",
+    ),
+    "rows turned in a loop": (
+        [*_flat("x", "v"), _loop([op("Reshape", ["s"], ["x", "p"], shape=[-1, 4]), *TURNED])],
+        "carried value 0 has other rows after an iteration than before",
+    ),
+    "a loop as long as rows say": (
+        [op("Cast", ["x"], ["go"], to="bool"), *_flat("x", "v"), _loop([op("Relu", ["s"], ["r"])], "go")],
+        "'go' differs from row to row",
+    ),
+    "a loop until rows say": (
+        [*_flat("x", "v"), _loop([op("Cast", ["s"], ["on"], to="bool"), op("Relu", ["s"], ["r"])])],
+        "how many iterations there are differs from row to row",
+    ),
+    "a scan of the rows": (
+        [op("Scan", ["s", "x"], ["y"], num_scan_inputs=1, scan_net=_net([op("Add", ["t", "i"], ["r"])], ["t", "i"]))],
+        "works along axis 0",
     ),
     "indices through all rows": ([op("TopK", ["x"], ["a", "b", "y"], k=1)], "output 'y' has other sizes"),
     "rows as the steps of sequences": ([op("ReverseSequence", ["x", "ones"], ["y"])], "works along axis 0"),
@@ -195,7 +266,16 @@ def test_rows_that_are_not_apart_are_refused(name: str) -> None:
     operators, problem = MIXED[name]
     with pytest.raises(RowsError, match=problem) as caught:
         find_row_axes(
-            model_of(operators, ["y"], s=normal(4), ones=np.ones(4, np.int64), k=normal(3, 4), c=normal(2, 4, 3)),
+            model_of(
+                operators,
+                ["y"],
+                s=normal(4),
+                ones=np.ones(4, np.int64),
+                boxes=normal(3, 5),
+                yes=np.array(True),
+                k=normal(3, 4),
+                c=normal(2, 4, 3),
+            ),
             {"x": TensorType((2, 4), FLOAT32)},
         )
     assert "net" in str(caught.value) or "model" in str(caught.value)

@@ -12,6 +12,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from dagexec import NetDef, OperatorDef, op
 from dagexec.core.registry import schema_of
 from tests.ops import formulas
 from tests.rows.case import (
@@ -319,10 +320,52 @@ def attention() -> Iterator[Case]:
     yield case("Attention", q, q, q, batch(draw=integers(1, 17)), lengths=1)
 
 
+def images_in_parts() -> Iterator[Case]:
+    """Blocks and regions of images, and layers with filters for each place."""
+    yield case("LC", batch(3, 6, 6), constant(4, 4, 8, 3, 3, 3), constant(4, 4, 8), kernel=3)
+    yield case("LC1D", batch(3, 6), constant(4, 8, 3, 3), kernel=3)
+    yield case("LC2D", batch(3, 6, 6), constant(4, 4, 8, 3, 3, 3), kernel=3)
+    yield case("LC3D", batch(2, 3, 3, 3), constant(2, 2, 2, 4, 2, 2, 2, 2), kernel=2)
+    yield case("SpaceToBatch", batch(3, 4, 6), pad=1)
+    yield case("BatchToSpace", batch(3, 4, 6), block_size=1, pad=1)
+    for rank in (1, 2, 3):
+        yield case(f"MaxPoolWithIndex{rank}D", batch(3, *[6] * rank), outputs=2, kernel=3, stride=2)
+    yield case("MaxPoolWithIndex", batch(3, 6, 6), outputs=2, kernel=3)
+    image, numbers = shared(2, 3, 9, 9), batch(draw=integers(0, 2))
+    yield case("RoiAlign", image, batch(4, draw=positive), numbers, output_height=2, output_width=3)
+    yield case("MaxRoiPool", shared(1, 3, 9, 9), batch(5, draw=_no_numbers), pooled_shape=[2, 2])
+
+
+def _no_numbers(_random: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    return np.zeros(shape, np.float32)
+
+
+def with_nets() -> Iterator[Case]:
+    """Operators that run nets, on inputs x and what the nets capture under the name w."""
+    x, w, yes = batch(300), constant(300, 300), constant_values(True)
+    by_w = _net([op("MatMul", ["x", "w"], ["y"])], [], ["y"])
+    other = _net([op("Relu", ["x"], ["y"])], [], ["y"])
+    yield case("If", yes, x, w, then_net=by_w, else_net=other, captured=["x", "w"])
+    step = [op("MatMul", ["s", "w"], ["m"]), op("Tanh", ["m"], ["t"]), op("Sum", ["s", "t"], ["v"])]
+    again = _net(step, ["i", "on", "s"], ["on", "v", "t"])
+    count = constant_values(3, np.int64)
+    yield case("Loop", count, x, w, outputs=2, loop_net=again, trip_count=1, captured=["w"])
+    steps = _net([op("Add", ["s", "r"], ["a"]), *step[:-1], op("Add", ["a", "t"], ["v"])], ["s", "r"], ["v", "t"])
+    scanned: dict[str, Any] = {"scan_net": steps, "num_scan_inputs": 1, "captured": ["w"]}
+    yield case("Scan", x, examples_at(1, 4, 1, 300), w, outputs=2, **scanned)
+    yield case("Scan", x, batch(4, 300), w, outputs=2, **scanned, scan_input_axes=[1], scan_output_axes=[-1])
+
+
+def _net(operators: list[OperatorDef], given: list[str], results: list[str]) -> NetDef:
+    captured = {name for one in operators for name in one.input} & {"x", "w"}
+    return NetDef(name="net", op=operators, external_input=[*given, *sorted(captured)], external_output=results)
+
+
 def operator_cases() -> list[Case]:
     """All of them."""
     groups = (
         of_formulas(), products(), convolutions("NCHW"), convolutions("NHWC"), other_convolutions(), poolings(),
         normalizations(), reductions(), recurrent_layers(), along_other_axes(), moved(), quantized(), attention(),
+        images_in_parts(), with_nets(),
     )  # fmt: skip
     return [one for group in groups for one in group]
