@@ -142,7 +142,8 @@ class Loop(OperatorWithBodies):
 
     def _execute(self) -> None:
         number, condition, *carried = self.given[_NET]
-        iteration = tensor_in(number).resize((1,) * self._number_axes, INT64)
+        iteration = tensor_in(number)
+        iteration.resize((1,) * self._number_axes, INT64)
         tensor_in(condition).resize((), BOOL)[...] = True
         for target, source in zip(carried, self.input_blobs[self._first :], strict=False):
             assign(target, source)
@@ -155,7 +156,7 @@ class Loop(OperatorWithBodies):
         for target, stack, kind in zip(stacked, self._stacks, self._types, strict=True):
             deliver(target, stack.stacked() if done else self._no_rows(stack, kind))
 
-    def _iterate(self, iteration: Array) -> int:
+    def _iterate(self, iteration: Tensor) -> int:
         """How many iterations there were."""
         body, carry, stacks, goes_on = self.bodies[_NET], self._next, self._stacks, self.results[_NET][0]
         always = goes_on is self.given[_NET][1]  # the condition that it was given, which is true
@@ -164,7 +165,7 @@ class Loop(OperatorWithBodies):
         going = truth_of(self, int(self._has_count)) if self._has_condition else True
         try:
             while going and done < count:
-                iteration[...] = done
+                iteration.array[...] = done  # where it lies now: the body's preparation may have moved it
                 body()
                 going = always or self._condition(goes_on.get(Tensor).array)
                 for stack in stacks:

@@ -212,7 +212,7 @@ class Scan(OperatorWithBodies):
         try:
             for done in range(lengths.pop()):
                 for place, array in zip(targets, rows):  # noqa: B905 - as many as scanned inputs
-                    place[...] = array[done]
+                    place.array[...] = array[done]  # where it lies now: the body's preparation may have moved it
                 body()
                 for stack in stacks:
                     stack.add()
@@ -240,9 +240,11 @@ class Scan(OperatorWithBodies):
         return np.moveaxis(stacked, 0, axis)
 
 
-def _sized(blob: Blob, rows: Array) -> Array:
-    """The array of `blob`, of the type of one of `rows`."""
-    return tensor_in(blob).resize(rows.shape[1:], dtypes.from_numpy(rows.dtype))
+def _sized(blob: Blob, rows: Array) -> Tensor:
+    """The tensor of `blob`, of the type of one of `rows`."""
+    tensor = tensor_in(blob)
+    tensor.resize(rows.shape[1:], dtypes.from_numpy(rows.dtype))
+    return tensor
 
 
 no_gradient("Scan")

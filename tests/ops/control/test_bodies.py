@@ -411,3 +411,23 @@ def test_a_body_of_ever_new_shapes_is_prepared_as_a_whole_again_once_they_are_st
     assert workspace.fetch_blob("x1").tolist() == [0]
     assert not any(isinstance(step, CheckedStep) for step in inner.prepared().steps)
     net.close()
+
+
+def test_a_body_that_is_back_at_a_known_shape_reads_what_it_is_given_in_each_execution() -> None:
+    """What it is given lies elsewhere then, from the middle of the first execution on."""
+    add = NetDef(name="add", op=[op("Add", ["s", "r"], ["t"])], external_input=["s", "r"], external_output=["t"])
+    count = [op("Cast", ["i"], ["f"], to="float"), op("Add", ["s", "f"], ["t"])]
+    net = NetDef(name="count", op=count, external_input=["i", "on", "s"], external_output=["on", "t"])
+    scan = op("Scan", ["x", "rows"], ["sum"], scan_net=add, num_scan_inputs=1)
+    loop = op("Loop", ["times", "x"], ["counted"], loop_net=net, trip_count=1)
+    workspace = Workspace()
+    workspace.feed_blob("times", np.array(4))
+    built = None
+    for size in (1, 2, 1, 3, 2, 1):
+        rows = np.arange(3 * size, dtype=np.float32).reshape(3, size)
+        workspace.feed_blob("x", np.ones(size, np.float32))
+        workspace.feed_blob("rows", rows)
+        built = built or workspace.build_net(NetDef(name="outer", op=[scan, loop]), "simple")
+        built.run()
+        np.testing.assert_array_equal(workspace.fetch_blob("sum"), 1 + rows.sum(0))
+        np.testing.assert_array_equal(workspace.fetch_blob("counted"), np.full(size, 7, np.float32))
