@@ -12,7 +12,7 @@ import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -27,6 +27,7 @@ from dagexec.core.descriptor import TensorDescriptor
 from dagexec.core.device import CPU, Device
 from dagexec.core.dtypes import STRING
 from dagexec.core.exclusive import LibraryState, library_state
+from dagexec.core.form import Form, form_of
 from dagexec.core.proto import OperatorDef
 from dagexec.core.runtime import runtime_of
 from dagexec.core.schema import NO_TENSOR, OperatorCall, OpSchema, TensorType, operator_label
@@ -195,6 +196,16 @@ class Operator(ABC):
         return blob
 
     @cached_property
+    def common_form(self) -> Form:
+        """What it has in common with operators that differ from it in no more than the names of their blobs."""
+        return form_of(type(self), self.definition)
+
+    @cached_property
+    def values_read(self) -> tuple[int, ...]:
+        """The inputs whose values decide its output shapes."""
+        return self.schema.values_read(self.definition)
+
+    @cached_property
     def random(self) -> np.random.Generator:
         """The operator's own random generator, from the seed of its device option or from fresh entropy."""
         option = self.definition.device_option
@@ -321,8 +332,8 @@ class Operator(ABC):
         if types is None:
             self.check_input_devices()
             types = [self.input_type(index) for index in range(len(self.input_blobs))]
-        read = self.schema.values_read(self.definition)
-        values = tuple(self.host_value(i) if i in read else None for i in range(len(types)))
+        read = self.values_read
+        values = tuple([self.host_value(i) if i in read else None for i in range(len(types))])
         return OperatorCall(self.definition, self.arguments, tuple(types), values, self.label)
 
     def input_type(self, index: int) -> TensorType:
@@ -389,10 +400,20 @@ class Operator(ABC):
             step = ConvertedStep((*resized, *before), step, tuple(after))
         elif not preparing.given and not preparing.kept_bytes:
             return prepared
-        nbytes = prepared.nbytes + preparing.kept_bytes
-        return replace(prepared, step=step, working_memory=tuple(preparing.given), nbytes=nbytes)
+        return Prepared(
+            step,
+            prepared.input_rebinds,
+            prepared.output_rebinds,
+            prepared.inputs_in_place,
+            prepared.outputs_in_place,
+            tuple(preparing.given),
+            prepared.nbytes + preparing.kept_bytes,
+            prepared.shared_buffer,
+            prepared.is_settled,
+            prepared.keeps,
+        )
 
-    @property
+    @cached_property
     def _is_in_place(self) -> bool:
         return not set(map(id, self.input_blobs)).isdisjoint(map(id, self.output_blobs))
 

@@ -47,10 +47,8 @@ from dagexec.ops.onednn.primitive import (
     primitives_made,
 )
 from dagexec.ops.onednn.recipe import (
-    Form,
     find_recipe,
     follow_recipe,
-    form_of,
     keep_recipe,
     read_recipe,
     recipe_key,
@@ -207,12 +205,6 @@ class OneDNNOperator(Operator):
     def names(self) -> tuple[str, ...]:
         """Of the blobs that it reads, and then of those that it writes."""
         return (*self.definition.input, *self.definition.output)
-
-    @cached_property
-    def form(self) -> Form:
-        """Operators of one form differ in no more than the names of their blobs."""
-        arguments = frozenset(one.SerializeToString(deterministic=True) for one in self.definition.arg)
-        return form_of((type(self), arguments, len(self.input_blobs), tuple(map(self.names.index, self.names))))
 
     def for_all(self, array: Array) -> Array:
         """Say in `prepare_primitive` that every operator of its form could read this new array; it is given back."""

@@ -83,23 +83,6 @@ class Recipe:
 _recipes: weakref.WeakValueDictionary[Hashable, Recipe] = weakref.WeakValueDictionary()
 
 
-class Form:
-    """What operators have in common that differ in no more than the names of their blobs: one object for all."""
-
-    __slots__ = ("__weakref__", "_key")
-
-    def __init__(self, key: Hashable) -> None:
-        self._key = key
-
-
-_forms: weakref.WeakValueDictionary[Hashable, Form] = weakref.WeakValueDictionary()
-
-
-def form_of(key: Hashable) -> Form:
-    """The form of operators with this `key`."""
-    return _forms.setdefault(key, Form(key))
-
-
 @dataclass(frozen=True, slots=True)
 class Tensors:
     """The arrays of an operator's inputs and outputs, where they begin, and which of them are constants."""
@@ -123,7 +106,7 @@ def recipe_key(operator: OneDNNOperator, tensors: Tensors) -> Hashable | None:
         return None
     layouts = tuple([(array.shape, array.strides, array.dtype) for array in tensors.arrays])
     names = frozenset(operator.names_for_all.items())
-    return operator.form, layouts, tensors.constant, operator.most_threads, is_alone(), names, choices.generation
+    return operator.common_form, layouts, tensors.constant, operator.most_threads, is_alone(), names, choices.generation
 
 
 def find_recipe(key: Hashable | None) -> Recipe | None:

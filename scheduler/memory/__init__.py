@@ -3,11 +3,13 @@
 from dagexec.scheduler.memory.arena_memory import ArenaMemory
 from dagexec.scheduler.memory.buffers import Buffer, Buffers, Inferred, find_buffers
 from dagexec.scheduler.memory.lifetime import Lifetimes, Order, graph_order, list_order
+from dagexec.scheduler.memory.pattern import BufferPatterns
 from dagexec.scheduler.memory.plan import MemoryPlan
 
 __all__ = [
     "ArenaMemory",
     "Buffer",
+    "BufferPatterns",
     "Buffers",
     "Inferred",
     "Lifetimes",

@@ -18,6 +18,7 @@ from dagexec.platform.host_memory import check_fits, commit, decommit, reserve
 from dagexec.scheduler.memory.arena_budget import ArenaAccount
 from dagexec.scheduler.memory.lifetime import Lifetimes, Order
 from dagexec.scheduler.memory.offsets import Integers, OrderHint
+from dagexec.scheduler.memory.pattern import BufferPatterns
 
 Array = npt.NDArray[Any]
 
@@ -88,6 +89,7 @@ class ArenaMemory:
     Attributes:
         hints: by device, in which order the buffers of the net are placed well.
         placements: by device, where they were placed, the latest first.
+        patterns: how the buffers of the net follow from shapes.
         replaced: how many blocks gave way to larger ones. Arenas made before keep the old block alive.
         account: what the bytes on the host are charged to; None for no limit.
     """
@@ -95,6 +97,7 @@ class ArenaMemory:
     def __init__(self) -> None:
         self.hints: defaultdict[Device, OrderHint] = defaultdict(OrderHint)
         self.placements: defaultdict[Device, list[Placement]] = defaultdict(list)
+        self.patterns = BufferPatterns()
         self.replaced = 0
         self._blocks: dict[tuple[Device, int], _Block] = {}
         self.account: ArenaAccount | None = None

@@ -34,13 +34,14 @@ from dagexec.scheduler.memory.lifetime import Order
 
 @dataclass(frozen=True)
 class Inferred:
-    """An operator of static shapes: what inference saw, and the types of its outputs.
+    """An operator of static shapes: what inference saw, the types of its outputs, and the time it is estimated to take.
 
     If it `is_settled`, the outputs have memory of their own, and a run touches neither them nor its inputs for it.
     """
 
     call: OperatorCall
     types: tuple[TensorType, ...]
+    seconds: float
     is_settled: bool = False
 
 

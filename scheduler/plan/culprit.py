@@ -8,10 +8,11 @@ of a stream, calls `operator_failure`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
-from dagexec.core.operator import Step
-from dagexec.errors import DagexecError, OperatorError, RunCancelledError, RunTimeoutError
+from dagexec.core.operator import Operator, Step
+from dagexec.errors import DagexecError, OperatorError, ResourceError, RunCancelledError, RunTimeoutError
 from dagexec.platform.threads import ThreadsEndedError
 from dagexec.scheduler.plan.plan import Plan
 
@@ -64,3 +65,31 @@ def operator_failure(
     error = OperatorError(f"{prefix}{text} ({where}worker {worker})", net=net, operator=label, worker=worker)
     error.__cause__ = cause
     return error
+
+
+class UnderWay:
+    """The operator that is being prepared."""
+
+    operator: Operator
+
+
+@contextmanager
+def naming_failures(net: str) -> Iterator[UnderWay]:
+    """Within it, an exception that dagexec does not raise on purpose becomes an OperatorError for the one under way.
+
+    A ResourceError says its label, too: a type that is too large (`TensorType`) does not know whose it is.
+    """
+    under_way = UnderWay()
+    try:
+        yield under_way
+    except ResourceError as error:
+        label = under_way.operator.label
+        if label in str(error):
+            raise
+        raise ResourceError(f"{label}: {error}") from error
+    except DagexecError:
+        raise
+    except MemoryError as error:
+        raise ResourceError(f"{under_way.operator.label}: the system is out of memory: {error}") from error
+    except Exception as error:
+        raise operator_failure(net, under_way.operator.label, error) from error

@@ -10,7 +10,6 @@ shapes depend on a value computed by the run, and every operator after it, gets 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -19,18 +18,16 @@ import numpy.typing as npt
 from dagexec.core.blob import Blob
 from dagexec.core.graph import Graph
 from dagexec.core.operator import Operator, Prepared, Step, nothing_to_do
-from dagexec.core.schema import TensorType
 from dagexec.core.tensor import Tensor
-from dagexec.errors import DagexecError, DeadlineExceededError, ResourceError, ShapeError
+from dagexec.errors import DeadlineExceededError, ResourceError
 from dagexec.platform.deadline import check_deadline
-from dagexec.platform.host_memory import check_fits, fits
-from dagexec.scheduler.memory import ArenaMemory, Inferred, MemoryPlan, find_buffers, graph_order, list_order
+from dagexec.scheduler.memory import ArenaMemory, BufferPatterns, Inferred, MemoryPlan, graph_order, list_order
 from dagexec.scheduler.plan.bindings import Bindings
 from dagexec.scheduler.plan.chains import compute_chains
-from dagexec.scheduler.plan.culprit import NameStep, label_of, operator_failure
-from dagexec.scheduler.plan.dynamic import CheckedStep, Dependence, dependence
+from dagexec.scheduler.plan.culprit import NameStep, label_of, naming_failures
+from dagexec.scheduler.plan.dynamic import CheckedStep
+from dagexec.scheduler.plan.inference import inferred_and_settled
 from dagexec.scheduler.plan.plan import Plan, build_plan
-from dagexec.scheduler.plan.settling import Settling
 
 Array = npt.NDArray[Any]
 
@@ -82,7 +79,7 @@ class Preparation:
         dynamic: frozenset[int] = frozenset(range(len(graph)))
         inferred: list[Inferred | None] = [None] * len(graph)
         if not for_any_shapes:
-            dynamic, inferred = _inferred_and_settled(operators, graph, constants, in_one_plan=keep is not None)
+            dynamic, inferred = inferred_and_settled(operators, graph, constants, in_one_plan=keep is not None)
         self.settled = frozenset(
             index for index, found in enumerate(inferred) if found is not None and found.is_settled
         )
@@ -90,13 +87,14 @@ class Preparation:
         self.memory: MemoryPlan | None = None
         if keep is not None:
             order = list_order(len(graph)) if in_list_order else graph_order(running)
-            buffers = find_buffers(graph, operators, inferred, inputs, keep, order)
+            patterns = BufferPatterns() if arena_memory is None else arena_memory.patterns
+            buffers = patterns.find(graph, operators, inferred, inputs, keep, order)
             self.memory = MemoryPlan(graph.name, buffers, order, arena_memory)
         prepared: list[Prepared] = []
         self.seconds: list[float] = []
         taken = _TakenMemory(inputs)
         try:
-            with _naming(graph.name) as under_way:
+            with naming_failures(graph.name) as under_way:
                 for index, (operator, found) in enumerate(zip(operators, inferred, strict=True)):
                     check_deadline()
                     as_view = index in graph.views
@@ -111,7 +109,7 @@ class Preparation:
                     under_way.operator = operator
                     taken.watch(operator)
                     prepared.append(_bound(index, operator, found, as_view, self.memory))
-                    self.seconds.append(operator.schema.cost(found.call, found.types).seconds)
+                    self.seconds.append(found.seconds)
         except (ResourceError, DeadlineExceededError):
             prepared.clear()
             self.memory = None
@@ -179,67 +177,6 @@ def _planned(running: Graph, settled: frozenset[int], seconds: Sequence[float]) 
     return build_plan(running, seconds, [chain for chain in compute_chains(running) if chain[0] not in settled])
 
 
-def _inferred_and_settled(
-    operators: Sequence[Operator], graph: Graph, constants: frozenset[str], *, in_one_plan: bool
-) -> tuple[frozenset[int], list[Inferred | None]]:
-    """The dynamic operators, and what inference finds for the others, of which the settled ones are computed.
-
-    Raises ResourceError for outputs that do not fit in memory, together unless they are `in_one_plan` to share it.
-    """
-    unsettled: frozenset[int] = frozenset()
-    while True:
-        depends = dependence(graph, constants, unsettled)
-        inferred = _inferred(operators, graph, depends, in_one_plan=in_one_plan)
-        if len(inferred) == len(graph):
-            return depends.dynamic, inferred
-        unsettled |= {len(inferred)}
-
-
-def _inferred(
-    operators: Sequence[Operator], graph: Graph, depends: Dependence, *, in_one_plan: bool
-) -> list[Inferred | None]:
-    """What inference finds for each operator that is not dynamic.
-
-    It ends before an operator that cannot be settled though the shapes of others depend on its results.
-    """
-    settling = Settling(graph, operators, depends)
-    known: dict[int, TensorType] = {}
-    inferred: list[Inferred | None] = []
-    nbytes = 0
-    with _naming(graph.name) as under_way:
-        for index, operator in enumerate(operators):
-            if index in depends.dynamic:
-                inferred.append(None)
-                continue
-            under_way.operator = operator
-            call = operator.call(
-                [known.get(id(blob)) or operator.input_type(i) for i, blob in enumerate(operator.input_blobs)]
-            )
-            assert operator.schema.infer is not None
-            types = tuple(operator.schema.infer(call))
-            if len(types) != len(operator.output_blobs):
-                raise ShapeError(f"{operator.label}: inference gave {len(types)} types for its outputs: {types}")
-            known.update(zip(map(id, operator.output_blobs), types, strict=True))
-            if index in depends.settled:
-                if settling.settle(index, call, types):
-                    inferred.append(Inferred(call, types, is_settled=True))
-                    continue
-                if index in depends.asked:
-                    break
-            if not (index in graph.views and _is_packed(operator.input_blobs[0])):
-                needed = _bytes_of(types, operator)
-                nbytes = needed if in_one_plan else nbytes + needed
-                if not fits(nbytes):
-                    beside = "" if in_one_plan else "with the outputs of the operators before it, "
-                    check_fits(nbytes, f"{operator.label}: {beside}{_named(operator, types)}")
-            inferred.append(Inferred(call, types))
-    return inferred
-
-
-def _is_packed(blob: Blob) -> bool:
-    return not isinstance(blob.value, Tensor) or blob.value.is_packed
-
-
 def _bound(index: int, operator: Operator, found: Inferred, as_view: bool, memory: MemoryPlan | None) -> Prepared:
     """An operator prepared, its outputs where `memory` has them."""
     operator.check_input_devices()
@@ -268,51 +205,6 @@ def _own_what_is_written(operators: Sequence[Operator], inputs: Iterable[Blob]) 
         tensor = blob.value
         if id(blob) in written and isinstance(tensor, Tensor) and not tensor.is_empty:
             tensor.resize(tensor.shape, tensor.meta)
-
-
-class _UnderWay:
-    """The operator that is being prepared."""
-
-    operator: Operator
-
-
-@contextmanager
-def _naming(net: str) -> Iterator[_UnderWay]:
-    """Within it, an exception that dagexec does not raise on purpose becomes an OperatorError for the one under way.
-
-    A ResourceError says its label, too: a type that is too large (`TensorType`) does not know whose it is.
-    """
-    under_way = _UnderWay()
-    try:
-        yield under_way
-    except ResourceError as error:
-        label = under_way.operator.label
-        if label in str(error):
-            raise
-        raise ResourceError(f"{label}: {error}") from error
-    except DagexecError:
-        raise
-    except MemoryError as error:
-        raise ResourceError(f"{under_way.operator.label}: the system is out of memory: {error}") from error
-    except Exception as error:
-        raise operator_failure(net, under_way.operator.label, error) from error
-
-
-def _named(operator: Operator, types: Sequence[TensorType]) -> str:
-    """The outputs with their types, for messages."""
-    named = (f"{blob.name!r} {kind}" for blob, kind in zip(operator.output_blobs, types, strict=True))
-    return f"output {', '.join(named)}"
-
-
-def _bytes_of(types: Sequence[TensorType], operator: Operator) -> int:
-    """Bytes that outputs of these types take beside those they have. Raises ResourceError when that is no number."""
-    nbytes = 0
-    for kind, blob in zip(types, operator.output_blobs, strict=True):
-        try:
-            nbytes += blob.value.growth(kind.nbytes) if isinstance(blob.value, Tensor) else kind.nbytes
-        except ResourceError as error:
-            raise ResourceError(f"{operator.label}: output {blob.name!r}: {error}") from None
-    return nbytes
 
 
 def _outputs(operators: Sequence[Operator]) -> Iterator[Blob]:

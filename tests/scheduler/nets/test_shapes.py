@@ -13,14 +13,15 @@ import numpy as np
 import pytest
 
 import dagexec
-from dagexec import NetDef
+from dagexec import NetDef, Workspace
 from dagexec.core import dtypes
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.operator import Operator
 from dagexec.core.tensor import Tensor
-from dagexec.scheduler.memory import arena_memory, offsets
+from dagexec.scheduler.memory import BufferPatterns, Buffers, arena_memory, offsets, pattern
 from dagexec.scheduler.nets.net import BaseNet
-from dagexec.scheduler.plan import preparation_cache
+from dagexec.scheduler.nets.simple import SimpleNet
+from dagexec.scheduler.plan import inference, preparation_cache
 from dagexec.scheduler.plan.preparation_cache import PreparationCache, PreparationStatistics
 from dagexec.serving.executor import Executor
 from tests.held import doubled_model
@@ -212,3 +213,73 @@ def test_runs_at_one_time_have_arenas_of_their_own() -> None:
             for count, results in zip(counts, callers.map(executor.run, feeds), strict=True):
                 np.testing.assert_array_equal(results["y"], np.full((count, 3), 2 * count, np.float32))
         assert all(found.made for found in executor.statistics().preparations), "both ran, whichever had which shapes"
+
+
+@pytest.mark.parametrize("net_type", ["simple", "dag"])
+def test_buffers_that_follow_from_a_pattern_are_those_that_a_search_finds(
+    net_type: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Views, writes in place, what is settled, and no rows at all."""
+    find, searched = BufferPatterns.find, []
+
+    def compared(self: BufferPatterns, *given: Any) -> Buffers:
+        searches.clear()
+        found = find(self, *given)
+        searched.append(len(searches))
+        expected = search(*given)
+        assert (found.buffers, found.places, found.own_bytes) == (
+            expected.buffers, expected.places, expected.own_bytes
+        )  # fmt: skip
+        return found
+
+    searches: list[object] = []
+    search = pattern.find_buffers
+    monkeypatch.setattr(pattern, "find_buffers", lambda *given: searches.append(1) or search(*given))
+    monkeypatch.setattr(BufferPatterns, "find", compared)
+    net = NetDef(
+        name="n",
+        op=[
+            operator_def("Relu", ["x"], ["h"]),
+            operator_def("Flatten", ["h"], ["f"], axis=1),
+            operator_def("Sigmoid", ["f"], ["f"]),
+            operator_def("Shape", ["x"], ["s"]),
+            operator_def("ConstantFill", ["s"], ["c"], input_as_shape=1, value=1.0),
+            operator_def("Add", ["h", "c"], ["y"]),
+            operator_def("Add", ["f", "f"], ["z"]),
+        ],
+        external_input=["x"],
+        external_output=["y", "z"],
+    )
+    model = Model("n", net, inputs={"x": InputInfo(dtypes.FLOAT32, (None, 3, 2))}, outputs=("y", "z"))
+    with dagexec.compile(model, net_type=net_type) as executor:
+        for count in (5, 9, 3, 0, 4, 2000):
+            x = np.full((count, 3, 2), -1, np.float32)
+            found = executor.run({"x": x})
+            np.testing.assert_array_equal(found["y"], np.ones_like(x))
+            np.testing.assert_array_equal(found["z"], np.ones((count, 6), np.float32))
+    assert searched == [1, 0, 0, 1, 0, 0]
+
+
+def test_operators_of_one_form_are_asked_once_for_the_types_of_their_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another argument, other input types, or other blobs that are the same, make another form."""
+    asked: list[str] = []
+    types_of = inference._types_of
+    monkeypatch.setattr(inference, "_types_of", lambda op, call: asked.append(op.label) or types_of(op, call))
+    workspace = Workspace()
+    workspace.feed_blob("x", np.ones((3, 4), np.float32))
+    workspace.feed_blob("v", np.ones((4, 4), np.float32))
+    net = NetDef(
+        name="n",
+        op=[
+            operator_def("MatMul", ["x", "v"], ["a"]),
+            operator_def("MatMul", ["a", "v"], ["b"]),
+            operator_def("MatMul", ["v", "v"], ["c"]),
+            operator_def("MatMul", ["a", "v"], ["d"], trans_b=1),
+            operator_def("MatMul", ["v", "c"], ["e"]),
+        ],
+    )
+    with SimpleNet(net, workspace) as layers:
+        layers.run()
+        assert len(asked) == 4
+        np.testing.assert_array_equal(workspace.fetch_blob("b"), np.full((3, 4), 16))
+        np.testing.assert_array_equal(workspace.fetch_blob("e"), np.full((4, 4), 16))

@@ -1,0 +1,28 @@
+"""Forms: what operators have in common that differ in no more than the names of their blobs. Layers of a net repeat."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Hashable
+
+from dagexec.core.proto import OperatorDef
+
+
+class Form:
+    """One object for all operators of a form, to be compared by identity."""
+
+    __slots__ = ("__weakref__", "_key")
+
+    def __init__(self, key: Hashable) -> None:
+        self._key = key
+
+
+_forms: weakref.WeakValueDictionary[Hashable, Form] = weakref.WeakValueDictionary()
+
+
+def form_of(kind: type, definition: OperatorDef) -> Form:
+    """The form of operators of class `kind` with this definition: arguments, and which blobs are the same."""
+    names = (*definition.input, *definition.output)
+    arguments = frozenset(one.SerializeToString(deterministic=True) for one in definition.arg)
+    key = kind, arguments, len(definition.input), tuple(map(names.index, names))
+    return _forms.setdefault(key, Form(key))
