@@ -198,7 +198,7 @@ class IOBinding:
                 check_result(self._net.name, name, place.array, target)
             if place.rebinds:
                 if target is None:
-                    target = _new_result(self._net.name, name, place.array)
+                    target = new_result(self._net.name, name, place.array)
                 elif not _is_plain(target):
                     continue
                 self._bound_results[name] = target
@@ -322,12 +322,12 @@ def deliver(net: BaseNet, name: str, target: Array | None) -> Array:
 
 def _copied(net: str, name: str, array: Array, target: Array | None) -> Array:
     if target is None:
-        target = _new_result(net, name, array)
+        target = new_result(net, name, array)
     target[...] = array
     return target
 
 
-def _new_result(net: str, name: str, like: Array) -> Array:
+def new_result(net: str, name: str, like: Array) -> Array:
     """An array for a result. Raises ResourceError when memory does not suffice."""
     what = f"net {net!r}: result {name!r} of shape {like.shape}, for the caller"
     if like.nbytes >= MIN_BYTES_CHECKED:

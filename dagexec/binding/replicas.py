@@ -6,7 +6,7 @@ The parameters live in one workspace; a replica's workspace is its child, and ho
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -14,7 +14,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.binding.io_binding import Array, IOBinding, Outputs, arrays_like, deliver
+from dagexec.binding.block_sizes import BlockSizes
+from dagexec.binding.io_binding import Array, IOBinding, Outputs, Signature, arrays_like, deliver
 from dagexec.binding.parameters import parameter_workspace, uses_shared_buffer
 from dagexec.core.device import CPU, Device
 from dagexec.core.dtypes import from_numpy
@@ -45,9 +46,10 @@ class Replica:
         number: counts the replicas of an executor from 0.
         io_binding: how arrays get in and out for the shapes fed last; None before, and for a net on devices.
         arithmetic: the context for runs in a caller's thread.
+        block_sizes: of how many rows it is or was prepared for.
     """
 
-    __slots__ = ("_known", "_outputs", "arithmetic", "io_binding", "net", "number", "workspace")
+    __slots__ = ("_known", "_outputs", "arithmetic", "block_sizes", "io_binding", "net", "number", "workspace")
 
     def __init__(self, number: int, workspace: Workspace, net: BaseNet, outputs: tuple[str, ...]) -> None:
         """`outputs` are those that runs mostly ask for."""
@@ -56,6 +58,7 @@ class Replica:
         self.net = net
         self.arithmetic = arithmetic_context()
         self.io_binding: IOBinding | None = None
+        self.block_sizes = BlockSizes()
         self._known: WeakKeyDictionary[Preparation, IOBinding] = WeakKeyDictionary()
         self._outputs = outputs
 
@@ -119,6 +122,12 @@ class Replica:
         if io_binding is None or io_binding.fed != tuple(feeds) or not io_binding.in_place():
             io_binding = self._known[preparation] = IOBinding(self.net, preparation, tuple(feeds), self._outputs)
         return io_binding
+
+    def prepared_for(self) -> Iterator[tuple[Signature, float]]:
+        """The inputs that the net is prepared for, and the seconds that a run of each is estimated to take."""
+        for io_binding in self._known.values():
+            if io_binding.signature is not None:
+                yield io_binding.signature, io_binding.estimated_seconds
 
     def fetch(self, names: Sequence[str], out: Mapping[str, Array] | None) -> Outputs:
         """The blobs called `names`, in arrays of `out` where it has them, else in new ones that the caller may keep."""

@@ -115,7 +115,7 @@ class Dispatcher:
             return
         with self._lock:
             now = self._now()
-            if error is None and replica.io_binding is not None:
+            if error is None and replica.io_binding is not None and request.blocks is None:
                 replica.io_binding.took(now - request.begun)
             request.following = self.state.release(request, now)
             self.state.settle(request, result, error, now)

@@ -44,6 +44,7 @@ from dagexec.serving.metrics import Metrics
 from dagexec.serving.places import Place, own_place, shared_workers
 from dagexec.serving.pooled import PooledRuns
 from dagexec.serving.requests import Request, timed_out
+from dagexec.serving.row_blocks import RowBlocks
 from dagexec.serving.statistics import ExecutorStatistics
 from dagexec.serving.telemetry import Telemetry
 from dagexec.serving.waiting import TaskWait, event_loop, on_a_thread
@@ -129,7 +130,7 @@ class Executor(Closing):
         self._dispatcher.charge_arenas_to(place.arenas)
         self._finalizer = weakref.finalize(self, _dropped, place, self._replicas)
         self._finalizer.atexit = False
-        self._pooled = PooledRuns(self._dispatcher, self._pool, self.num_workers)
+        self._pooled = PooledRuns(self._dispatcher, self._pool, self.num_workers, RowBlocks(model, options))
         self._growth: Growth | None = None
         if may_grow(options, self._replicas):
             self._growth = Growth(self._dispatcher, self._replicas, place, self._pooled.serve_on_worker)

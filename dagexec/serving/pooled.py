@@ -15,13 +15,15 @@ from dagexec.scheduler.run.pool import WorkerPool
 from dagexec.scheduler.run.run import task
 from dagexec.serving.dispatch import Dispatcher
 from dagexec.serving.requests import Request
+from dagexec.serving.row_blocks import RowBlocks
 
 
 class PooledRuns:
     """Has requests served on the replicas that `dispatcher` gives them, by the workers of `pool`."""
 
-    def __init__(self, dispatcher: Dispatcher, pool: WorkerPool, width: int) -> None:
+    def __init__(self, dispatcher: Dispatcher, pool: WorkerPool, width: int, row_blocks: RowBlocks) -> None:
         """A run has up to `width` workers at once."""
+        self._row_blocks = row_blocks
         self._dispatcher = dispatcher
         self._pool = pool
         self._width = width
@@ -144,11 +146,13 @@ class PooledRuns:
         """
         replica = request.replica
         assert replica is not None
+        if request.block == 0 and request.run_net:
+            request.blocks = self._row_blocks.of(request)
         request.feed_replica()
         if not request.run_net:
             replica.net.prepared()
             return False
-        run = replica.net.new_run(partial(self._over, request), request.trace)
+        run = replica.net.new_run(partial(self._over, request, request.block), request.trace)
         run.priority = request.priority
         run.share = self._dispatcher.share
         run.width = self._width
@@ -158,10 +162,10 @@ class PooledRuns:
         self._pool.submit(run)
         return True
 
-    def _over(self, request: Request) -> None:
+    def _over(self, request: Request, block: int) -> None:
         """The end of a run, on the thread that left it last: fetch, then serve the next request with the replica.
 
-        The pool calls it again if that thread died in it.
+        The pool calls it again if that thread died in it. A request that is made up of blocks goes on with the next.
         """
         if request.over:
             self._dispatcher.notify(request)
@@ -170,15 +174,25 @@ class PooledRuns:
         result: Outputs | None = None
         error: BaseException | None = None
         try:
+            if block != request.block:
+                raise WorkerLostError(f"net {self._dispatcher.name!r}: a worker was ended between two blocks")
             assert request.run is not None
             request.run.check_complete()
             request.run.raise_error()
+            if request.end_block():
+                request.block += 1
+                request.run = None
+                self._start(request)
+                return
             self._dispatcher.take(request)
             result = request.fetch()
         except ThreadsEndedError:
             raise
         except BaseException as caught:
             error = self._reported(caught)
+            if block != request.block and request.run is not None:  # the pool may have the run of the next block
+                self._pool.stop(request.run, error)
+                return
         self._end(request, result, error)
 
     def _reported(self, error: BaseException) -> BaseException:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
     from dagexec.serving.batching import Batch
+    from dagexec.serving.row_blocks import BlockedRun
 
 MAX_OVERTAKEN = 32
 """How many more urgent requests may be taken while one request is the oldest of a queue; then it is its turn."""
@@ -60,6 +61,8 @@ class Request:
         group: what it has in common with the requests that it may be joined with; None for one that runs alone.
         batch: the joined run that it is a member of, until it is over.
         taken: its rows of that run are being copied, so that nobody may end it meanwhile.
+        blocks: the runs that it is made up of, one behind the other; None when it is one run.
+        block: the number of the one that it is at.
     """
 
     timeout: float = math.inf
@@ -82,6 +85,8 @@ class Request:
     group: Hashable = None
     batch: Batch | None = None
     taken: bool = False
+    blocks: BlockedRun | None = None
+    block: int = 0
 
     def __init__(
         self,
@@ -109,14 +114,31 @@ class Request:
         return None if self.deadline == math.inf else max(0.0, self.deadline - now)
 
     def feed_replica(self) -> None:
-        """Put the inputs where its replica reads them. Raises what `Replica.feed` does."""
+        """Put the inputs, of one block where there are some, where its replica reads them.
+
+        Raises what `Replica.feed` does.
+        """
         assert self.replica is not None
-        self.replica.feed(self.feeds, self.names, self.out)
+        if self.blocks is None:
+            self.replica.feed(self.feeds, self.names, self.out)
+        else:
+            self.blocks.feed(self.replica, self.feeds, self.block)
+
+    def end_block(self) -> bool:
+        """A run is over: keep what it computed of a block. True when another block is to follow.
+
+        Raises what `BlockedRun.keep` does.
+        """
+        if self.blocks is None:
+            return False
+        assert self.replica is not None
+        self.blocks.keep(self.replica, self.block, self.out)
+        return self.block + 1 < len(self.blocks.blocks)
 
     def fetch(self) -> Outputs:
         """The results, in arrays that are the caller's. Raises what `Replica.fetch` does."""
         assert self.replica is not None
-        return self.replica.fetch(self.names, self.out)
+        return self.replica.fetch(self.names, self.out) if self.blocks is None else self.blocks.results
 
     def outcome(self) -> Outputs:
         """The outputs, or raise what went wrong. To be asked once, as the request releases both."""

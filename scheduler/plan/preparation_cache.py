@@ -29,7 +29,8 @@ class PreparationStatistics:
         evicted: those given up for others.
         kept: those there are now.
         kept_bytes: an estimate of what these have to themselves.
-        limit_bytes: the most that this may be now; the preparation of the latest shapes is kept in any case.
+        limit_bytes: the most that this may be now; the preparation of the latest shapes is kept in any case, those of
+            the latest four if the budget allows them.
         budget_bytes: the most that the limit grows to, when shapes come back whose preparations were given up.
         arena_bytes: the memory that they share, as large as the largest needs.
     """
@@ -46,6 +47,9 @@ class PreparationStatistics:
 
 LIMIT_AT_FIRST = 4 << 20
 """Bytes for preparations until shapes come back for which that is too little."""
+
+KEPT_AT_LEAST = 4
+"""Preparations that the budget alone limits. A run may be made up of several (`dagexec.serving.row_blocks`)."""
 
 
 class PreparationCache:
@@ -95,7 +99,7 @@ class PreparationCache:
     def _keep(self, signature: Signature, preparation: Preparation) -> None:
         self._kept[signature] = preparation
         self._nbytes += preparation.nbytes
-        while self._nbytes > self._limit and len(self._kept) > 1:
+        while self._nbytes > self._limit and len(self._kept) > (KEPT_AT_LEAST if self._nbytes <= self._budget else 1):
             other = next(iter(self._kept))
             self._given_up[other] = nbytes = self._kept[other].nbytes
             self._given_up_nbytes += nbytes

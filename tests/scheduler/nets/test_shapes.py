@@ -31,6 +31,11 @@ from tests.ops.running import operator_def
 PATIENCE = 30
 
 
+def compiled(**options: Any) -> Executor:
+    """An executor that prepares for every shape, as no run of one batch size may be made up of others."""
+    return dagexec.compile(doubled_model(), batch_invariant=False, **options)
+
+
 def net_of(executor: Executor) -> BaseNet:
     return executor._replicas.members[0].net
 
@@ -93,12 +98,21 @@ def test_the_limit_grows_for_shapes_that_come_back_and_for_no_others(
 
 
 def test_a_limit_grows_no_further_than_to_what_would_have_kept_the_shape(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preparation_cache, "LIMIT_AT_FIRST", 200)
+    monkeypatch.setattr(preparation_cache, "LIMIT_AT_FIRST", 400)
     cache = PreparationCache(10_000)
-    for shape in (1, 2, 3, 4, 5):
+    for shape in range(1, 8):
         cache.add((shape,), preparation(100))
     assert cache.take((2,)) is None
-    assert cache.statistics(0).limit_bytes == 400  # of 2, 3, 4 and 5
+    assert cache.statistics(0).limit_bytes == 600  # of 2 and those after it
+
+
+def test_the_latest_four_are_kept_if_the_budget_allows_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preparation_cache, "LIMIT_AT_FIRST", 1)
+    for budget, kept in ((500, 4), (400, 4), (399, 3)):
+        cache = PreparationCache(budget)
+        for shape in range(7):
+            cache.add((shape,), preparation(100))
+        assert cache.statistics(0).kept == kept
 
 
 def test_the_latest_is_kept_however_large_it_is() -> None:
@@ -111,7 +125,7 @@ def test_the_latest_is_kept_however_large_it_is() -> None:
 
 
 def test_shapes_that_come_back_are_known_and_take_no_more_memory_than_the_largest() -> None:
-    with dagexec.compile(doubled_model()) as largest, dagexec.compile(doubled_model()) as executor:
+    with compiled() as largest, compiled() as executor:
         run(largest, 5000)
         for count in (*range(1, 12), 5000) * 2:
             run(executor, count)
@@ -122,7 +136,7 @@ def test_shapes_that_come_back_are_known_and_take_no_more_memory_than_the_larges
 
 
 def test_arrays_of_all_shapes_lie_in_the_same_memory() -> None:
-    with dagexec.compile(doubled_model(), optimize=False, keep=()) as executor:
+    with compiled(optimize=False, keep=()) as executor:
         net = net_of(executor)
         addresses = set()
         for count in (1, 9, 70, 5):
@@ -134,7 +148,7 @@ def test_arrays_of_all_shapes_lie_in_the_same_memory() -> None:
 
 
 def test_a_budget_too_small_for_two_keeps_the_latest_and_frees_the_others() -> None:
-    with dagexec.compile(doubled_model(), preparation_bytes=0) as executor:
+    with compiled(preparation_bytes=0) as executor:
         run(executor, 1)
         first = net_of(executor).prepared()
         held = [weakref.ref(first), *(weakref.ref(step) for step in first.steps)]
@@ -152,7 +166,7 @@ def test_a_budget_too_small_for_two_keeps_the_latest_and_frees_the_others() -> N
 
 def test_a_larger_arena_takes_the_place_of_one_that_cannot_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arena_memory, "reserve", lambda _nbytes: None)
-    with dagexec.compile(doubled_model()) as executor:
+    with compiled() as executor:
         for count, kept in ((100, 1), (1, 2), (1000, 1), (100, 2), (1, 3), (1000, 3)):
             run(executor, count)
             assert statistics_of(executor).kept == kept, count
@@ -164,8 +178,8 @@ def test_new_sizes_are_inferred_once_and_placed_without_a_search(monkeypatch: py
     monkeypatch.setattr(offsets, "_searched", lambda *given: searches.append(given) or search(*given))
     monkeypatch.setattr(Operator, "_new_call", lambda self, types: calls.append(self) or new_call(self, types))
     with (
-        dagexec.compile(doubled_model(), optimize=False, keep=()) as unplanned,
-        dagexec.compile(doubled_model()) as planned,
+        compiled(optimize=False, keep=()) as unplanned,
+        compiled() as planned,
     ):
         run(planned, 1000)
         for executor in (unplanned, planned):
@@ -178,7 +192,7 @@ def test_new_sizes_are_inferred_once_and_placed_without_a_search(monkeypatch: py
 
 
 def test_results_of_one_shape_stay_when_another_runs() -> None:
-    with dagexec.compile(doubled_model()) as executor:
+    with compiled() as executor:
         first = executor.run({"x": np.full((4000, 3), 1, np.float32)})["y"]
         executor.run({"x": np.full((4001, 3), 5, np.float32)})
         np.testing.assert_array_equal(first, np.full((4000, 3), 2, np.float32))
