@@ -14,6 +14,7 @@ import pytest
 
 import dagexec
 from dagexec.binding import block_sizes
+from dagexec.binding.replicas import Replica
 from dagexec.core import dtypes
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.proto import NetDef
@@ -21,16 +22,18 @@ from dagexec.errors import (
     ClosedError,
     FeedError,
     OperatorError,
+    ResourceError,
     RunCancelledError,
     RunTimeoutError,
     ShapeError,
     WorkerLostError,
-)  # fmt: skip
+)
 from dagexec.platform.threads import ThreadWait
 from dagexec.scheduler.run.pool import WorkerPool
 from dagexec.scheduler.run.run import Run
 from dagexec.serving.executor import Executor
 from dagexec.serving.requests import Request
+from dagexec.serving.row_blocks import BlockedRun
 from dagexec.tracing import Trace
 from tests.held import PATIENCE, Held, doubled_model, rows
 from tests.nets import temporary_operator
@@ -251,6 +254,22 @@ def test_a_block_that_fails_ends_the_run_with_its_error(held: Held) -> None:
         with pytest.raises(OperatorError, match="told to fail at 8"):
             executor.run({"x": numbered(23)})
         assert held.seen == [0, 8]
+
+
+def test_a_block_that_cannot_be_fed_ends_the_run(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+    feed = BlockedRun.feed
+
+    def refused(self: BlockedRun, replica: Replica, feeds: dict[str, Array], number: int) -> None:
+        if number == 1:
+            raise ResourceError("no memory for the second block")
+        feed(self, replica, feeds, number)
+
+    with in_blocks_of_8(held) as executor, monkeypatch.context() as patched, ThreadPoolExecutor(1) as caller:
+        patched.setattr(BlockedRun, "feed", refused)
+        held.go_on.release()
+        with pytest.raises(ResourceError, match="the second block"):
+            caller.submit(executor.run, {"x": numbered(23)}).result(PATIENCE)
+        patched.undo()
 
 
 def test_a_worker_that_is_ended_between_two_blocks_fails_the_run_alone(
