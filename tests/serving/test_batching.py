@@ -123,10 +123,10 @@ def test_a_lone_request_that_waits_for_nobody_runs_in_its_callers_thread() -> No
         with pytest.raises(FeedError, match="at most max_batch=4 rows, found 5"):  # the replica is prepared for these
             executor.run({"x": rows(1, 5)})
         callers.clear()
-        for _ in range(2):
+        for _ in range(3):  # the first is filled up to five rows, for the second is prepared
             np.testing.assert_array_equal(executor.run({"x": rows(2, 3)})["y"], rows(4, 3))
-        assert callers[1] is threading.current_thread()
-        assert executor.statistics().batch_sizes == {3: 2}
+        assert callers[2] is threading.current_thread()
+        assert executor.statistics().batch_sizes == {3: 3}
 
 
 def test_requests_that_wait_for_a_replica_run_as_one_of_at_most_max_batch_rows(held: Held) -> None:
