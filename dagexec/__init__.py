@@ -16,7 +16,7 @@ from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.shared_buffer import create_shared_buffer, force_shared_buffer
 from dagexec.core.workspace import Workspace
 from dagexec.errors import DagexecError
-from dagexec.options import CompileOptions
+from dagexec.options import BatchPadding, CompileOptions
 from dagexec.platform.lazy import LazyModule
 from dagexec.serving.compile import compile
 from dagexec.serving.compile_async import compile_async
@@ -34,6 +34,7 @@ else:
 __version__ = "0.1.0"
 
 __all__ = [
+    "BatchPadding",
     "CompileOptions",
     "DagexecError",
     "Executor",

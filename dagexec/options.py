@@ -36,6 +36,34 @@ WhenFull = Literal["wait", "reject"]
 Shapes = Mapping[str, Sequence[int]]
 
 
+@dataclass(frozen=True)
+class BatchPadding:
+    """Which inputs have lengths of their own, and to which sizes zeros fill them up: `batch_padding` of `compile`.
+
+        BatchPadding({"input_ids": 1, "attention_mask": 1}, mask="attention_mask", sizes=(16, 32, 64, 128))
+
+    The caller vouches that nothing can be seen of positions at which the mask is 0, in results that are cut to the
+    length of the request.
+
+    Attributes:
+        axes: the axis of lengths, by input.
+        mask: the one of these inputs that tells what is padding: 0 there.
+        sizes: what is filled up to, the smallest first; a longer request is refused.
+    """
+
+    axes: Mapping[str, int]
+    mask: str
+    sizes: Sequence[int]
+
+    def __post_init__(self) -> None:
+        whole = all(isinstance(size, Integral) and size > 1 for size in self.sizes)
+        if not whole or not self.sizes or list(self.sizes) != sorted(set(self.sizes)):
+            raise SettingError(f"batch_padding: sizes must be 2 or more, the smallest first, not {self.sizes!r:.80}")
+        for name, axis in self.axes.items():
+            if not isinstance(axis, Integral) or axis < 0:
+                raise SettingError(f"batch_padding: axes must be 0 or more, not {axis!r:.80} for {name!r:.80}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class CompileOptions(RunOptions):
     """How a model is compiled, run and embedded: the keywords of `dagexec.compile`.
@@ -79,6 +107,8 @@ class CompileOptions(RunOptions):
         max_wait: seconds that a request waits at most, while a replica is idle, for others to join it; none while
             requests come one at a time.
         batch_axes: the axis of each input that has one for rows; by default axis 0 wherever its size is free.
+        batch_padding: joins requests of different lengths as well, padded to sizes that are given; the caller vouches
+            that the model's mask makes padding invisible (`BatchPadding`).
         warm_start: prepare and run every replica once with zeros, so that the first request is as fast as later ones
             (see `Executor.warm_up`); or the shapes of these zeros by input name.
         telemetry: create an OpenTelemetry span for each run; True uses the global tracer provider, or give a tracer.
@@ -108,6 +138,7 @@ class CompileOptions(RunOptions):
     max_batch: int = 1
     max_wait: float = 0.002
     batch_axes: Mapping[str, int] | None = None
+    batch_padding: BatchPadding | None = None
     warm_start: bool | Shapes = False
     telemetry: bool | Tracer = False
     metrics: bool | Meter = False
@@ -140,6 +171,8 @@ class CompileOptions(RunOptions):
         for name, axis in (self.batch_axes or {}).items():
             if not isinstance(axis, Integral) or axis < 0:
                 raise SettingError(f"batch_axes must be 0 or more, not {axis!r:.80} for {name!r:.80}")
+        if self.batch_padding is not None and self.max_batch == 1:
+            raise SettingError("batch_padding is for requests that are joined: give max_batch, too")
         if self.when_full not in get_args(WhenFull):
             raise SettingError(f'when_full must be "wait" or "reject", not {self.when_full!r}')
 

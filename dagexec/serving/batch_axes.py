@@ -15,6 +15,7 @@ from dagexec.core.row_axes import RowAxes, find_row_axes
 from dagexec.core.schema import TensorType
 from dagexec.errors import RowsError, SettingError
 from dagexec.options import CompileOptions, Shapes
+from dagexec.serving.batch_padding import Padding
 
 _MAX_ELEMENTS = 1 << 10
 """Of a parameter whose values shapes may depend on; only the types of larger ones are kept."""
@@ -29,6 +30,7 @@ class BatchAxes:
     Attributes:
         inputs: the axis by input. One that is not here is for all rows.
         found: where blobs have rows in every request; None when that is to be shown for the shapes of each.
+        padding: of requests of different lengths, if it was asked for.
     """
 
     def __init__(self, model: Model, options: CompileOptions) -> None:
@@ -40,9 +42,12 @@ class BatchAxes:
         kept = {*model.parameters, *(name for definition in made for name in definition.output)}
         if not kept.isdisjoint(name for definition in model.net.op for name in definition.output):
             raise SettingError(f"net {model.name!r}: max_batch is for nets that do not update their parameters")
-        found, is_open = _found(model, options.batch_axes, options.shapes or {})
+        found, types, is_open = _found(model, options.batch_axes, options.shapes or {})
         self.inputs = {name: rows.axis for name, rows in found.inputs.items()}
         self.found = None if is_open else found
+        self.padding: Padding | None = None
+        if options.batch_padding is not None:
+            self.padding = Padding(model, options.batch_padding, types, self.inputs)
         parameters = model.parameters.items()
         self._large = {
             name: TensorType(tuple(array.shape), from_numpy(array.dtype))
@@ -56,8 +61,10 @@ class BatchAxes:
         return _joinable(self._model.name, find_row_axes(self._model, {**self._large, **types}, self.inputs))
 
 
-def _found(model: Model, axes: Mapping[str, int] | None, shapes: Shapes) -> tuple[RowAxes, bool]:
-    """The rows at compile, and whether the model leaves sizes open besides their number."""
+def _found(
+    model: Model, axes: Mapping[str, int] | None, shapes: Shapes
+) -> tuple[RowAxes, Mapping[str, TensorType], bool]:
+    """The rows at compile, of inputs of which types, and whether the model leaves sizes open besides their number."""
     inputs = {name: model.inputs[name] for name in sorted(model.needed_inputs())}
     chosen = _free_first_axes(model.name, inputs) if axes is None else _checked(model.name, inputs, axes)
     unknown = sorted(name for name, info in inputs.items() if info.shape is None and name not in shapes)
@@ -71,7 +78,7 @@ def _found(model: Model, axes: Mapping[str, int] | None, shapes: Shapes) -> tupl
     for size in _OPEN_SIZES if is_open else _OPEN_SIZES[:1]:
         types = {name: _type(info, shapes.get(name), size) for name, info in inputs.items()}
         try:
-            return _joinable(model.name, find_row_axes(model, types, chosen)), is_open
+            return _joinable(model.name, find_row_axes(model, types, chosen)), types, is_open
         except RowsError as error:
             refused.append(error)
     refused[0].add_note("max_batch joins requests only where rows are shown to be apart")

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dagexec.binding.io_binding import Array, Outputs, Signature, arrays_like, check_result
+from dagexec.binding.io_binding import Array, Outputs, Signature, arrays_like
 from dagexec.core.dtypes import from_numpy
 from dagexec.core.feeds import Feeds
 from dagexec.core.model import Model
@@ -77,11 +77,20 @@ class Batching:
             return None
         return {kind[0]: array for kind, array in zip(last.signature, arrays, strict=True)}
 
+    def padded(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
+        """Checked `feeds`, padded where that was asked for. Raises FeedError."""
+        return feeds if self._axes.padding is None else self._axes.padding.filled(feeds)[0]
+
     def place(self, request: Request) -> None:
         """Set `rows` and `group` of a request with checked feeds.
 
-        Raises FeedError when its inputs disagree on the number of rows, or have more than `max_batch`.
+        Its feeds are padded where that was asked for. Raises FeedError when inputs disagree on the number of rows or
+        the length, or have more than the most.
         """
+        if self._axes.padding is not None:
+            request.feeds, length = self._axes.padding.filled(request.feeds)
+            if length is not None:
+                request.cuts = self._axes.padding.cuts(request.names, length)
         last = self._last
         if (
             last is not None
@@ -209,7 +218,7 @@ class Batch(Request):
         for member in self.joined:
             if member.taken:
                 try:
-                    member.result = self._rows_of(net, results, member, start)
+                    member.result = member.own(net, self._rows_of(results, member, start))
                 except Exception as error:
                     member.error = error
             start += member.rows
@@ -225,18 +234,12 @@ class Batch(Request):
                     f"{rows.axis}, found shape {array.shape}"
                 )
 
-    def _rows_of(self, net: str, results: Outputs, member: Request, start: int) -> Outputs:
+    def _rows_of(self, results: Outputs, member: Request, start: int) -> Outputs:
         found: Outputs = {}
         for name, array in results.items():
             rows = self._group.results[name]
             if rows is not None:
                 own = slice(rows.size(start), rows.size(start + member.rows))
                 array = array[own] if rows.axis == 0 else array[(slice(None),) * rows.axis + (own,)]
-            target = None if member.out is None else member.out.get(name)
-            if target is None:
-                found[name] = array.copy()
-            else:
-                check_result(net, name, array, target)
-                target[...] = array
-                found[name] = target
+            found[name] = array
         return found

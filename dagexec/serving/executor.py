@@ -454,12 +454,14 @@ class Executor(Closing):
             raise
 
     def _warm_up(self, feeds: Feeds) -> None:
-        checked = check_feeds(self.model, feeds, self._needed)
+        checked: Mapping[str, Array] = check_feeds(self.model, feeds, self._needed)
+        if self._batching is not None:
+            checked = self._batching.padded(checked)
         for replica in self._replicas.members:
             check_stop()
             self._warm(replica, checked)
 
-    def _warm(self, replica: Replica, feeds: Outputs) -> None:
+    def _warm(self, replica: Replica, feeds: Mapping[str, Array]) -> None:
         wait = self._new_wait()
         run_net = not self._replicas.updates_parameters
         self._served(Request(feeds, notify=wait.notify, pinned=replica, run_net=run_net), wait)

@@ -187,6 +187,7 @@ class OverridableExecutor(Executor):
             tuning_seconds=0.0,
             warm_start=False,
             max_batch=1,
+            batch_padding=None,
         )
         try:
             executor = self._build(self._overridable.model_with(names), options, beside(self._place))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
-from dagexec.binding.io_binding import Array, Outputs
+from dagexec.binding.io_binding import Array, Outputs, check_result
 from dagexec.binding.replicas import Replica
 from dagexec.core.operator import Step, nothing_to_do
 from dagexec.errors import ClosedError, DagexecError, QueueFullError, RunCancelledError, RunTimeoutError
@@ -20,6 +20,7 @@ from dagexec.scheduler.run.run import Run
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
+    from dagexec.serving.batch_padding import Cuts
     from dagexec.serving.batching import Batch
     from dagexec.serving.row_blocks import BlockedRun
 
@@ -63,6 +64,7 @@ class Request:
         taken: its rows of that run are being copied, so that nobody may end it meanwhile.
         blocks: the runs that it is made up of, one behind the other; None when it is one run.
         block: the number of the one that it is at.
+        cuts: what belongs to it of results along axes of lengths, where its inputs were padded.
     """
 
     timeout: float = math.inf
@@ -87,6 +89,7 @@ class Request:
     taken: bool = False
     blocks: BlockedRun | None = None
     block: int = 0
+    cuts: Cuts | None = None
 
     def __init__(
         self,
@@ -119,10 +122,12 @@ class Request:
         Raises what `Replica.feed` does.
         """
         assert self.replica is not None
-        if self.blocks is None:
-            self.replica.feed(self.feeds, self.names, self.out)
-        else:
+        if self.blocks is not None:
             self.blocks.feed(self.replica, self.feeds, self.block)
+        elif self.cuts is not None:
+            self.replica.feed(self.feeds)
+        else:
+            self.replica.feed(self.feeds, self.names, self.out)
 
     def end_block(self) -> bool:
         """A run is over: keep what it computed of a block. True when another block is to follow.
@@ -138,7 +143,29 @@ class Request:
     def fetch(self) -> Outputs:
         """The results, in arrays that are the caller's. Raises what `Replica.fetch` does."""
         assert self.replica is not None
-        return self.replica.fetch(self.names, self.out) if self.blocks is None else self.blocks.results
+        if self.blocks is not None:
+            return self.blocks.results
+        if self.cuts is None:
+            return self.replica.fetch(self.names, self.out)
+        return self.own(self.replica.net.name, self.replica.peek(self.names))
+
+    def own(self, net: str, results: Outputs) -> Outputs:
+        """Of `results` what is neither padding nor another's, in arrays that are the caller's.
+
+        Raises FeedError when an array that the caller gave does not fit.
+        """
+        found: Outputs = {}
+        for name, array in results.items():
+            if self.cuts is not None and name in self.cuts:
+                array = array[self.cuts[name]]
+            target = None if self.out is None else self.out.get(name)
+            if target is None:
+                found[name] = array.copy()
+            else:
+                check_result(net, name, array, target)
+                target[...] = array
+                found[name] = target
+        return found
 
     def outcome(self) -> Outputs:
         """The outputs, or raise what went wrong. To be asked once, as the request releases both."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -41,10 +41,11 @@ class RowBlocks:
     def of(self, request: Request) -> BlockedRun | None:
         """The runs that `request`, which has a replica, is made up of; None when it is one.
 
-        It always is where somebody watches it, or has a replica warmed up.
+        It always is where somebody watches it, or has a replica warmed up, and where its inputs were padded.
         """
         replica = request.replica
-        if not self._axes or replica is None or request.trace is not None or request.pinned is not None:
+        watched = request.trace is not None or request.pinned is not None
+        if not self._axes or replica is None or watched or request.cuts is not None:
             return None
         binding = replica.io_binding
         if binding is None or arrays_like(binding.signature, request.feeds) is not None:
@@ -112,7 +113,7 @@ class _Later:
 
     def __init__(self, model: Model, options: CompileOptions) -> None:
         self._model: Model | None = model
-        self._options = options
+        self._options = replace(options, batch_padding=None)
         self._made: BatchAxes | None = None
 
     def made(self) -> BatchAxes | None:

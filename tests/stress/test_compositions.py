@@ -26,8 +26,8 @@ def test_no_result_of_any_composition_differs_from_the_lone_runs() -> None:
 def test_rows_that_go_to_the_wrong_caller_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     rows_of = batching.Batch._rows_of
 
-    def reversed_rows(self: batching.Batch, net: str, results: Outputs, member: Request, start: int) -> Outputs:
-        return rows_of(self, net, {name: np.flip(array, 0) for name, array in results.items()}, member, start)
+    def reversed_rows(self: batching.Batch, results: Outputs, member: Request, start: int) -> Outputs:
+        return rows_of(self, {name: np.flip(array, 0) for name, array in results.items()}, member, start)
 
     monkeypatch.setattr(batching.Batch, "_rows_of", reversed_rows)
     found = run_compositions(doubled_model(), PLAN)
