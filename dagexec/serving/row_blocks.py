@@ -82,6 +82,7 @@ class RowBlocks:
             if kind == tuple((name, dtype.str, self._others(name, shape)) for name, dtype, shape in signature):
                 counts = {shape[self._axes[name]] for name, _, shape in signature if name in self._axes}
                 found[counts.pop()] = seconds
+        found.pop(0, None)  # no rows, no block
         return found
 
     def _shown_for(self, feeds: Mapping[str, Array], kind: Hashable) -> RowAxes | None:

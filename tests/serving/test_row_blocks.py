@@ -80,6 +80,13 @@ def test_a_new_number_of_rows_runs_as_blocks_of_known_ones() -> None:
         assert (counts[-1], made(executor)) == (19, 4), "it came back"
 
 
+def test_runs_of_no_rows_are_no_blocks() -> None:
+    with dagexec.compile(doubled_model(), optimize=False) as executor:
+        for count in (0, 8, 7, 0, 15):
+            assert executor.run({"x": rows(1, count)})["y"].shape == (count, 3)
+        assert made(executor) == 2
+
+
 def test_what_somebody_watches_or_warms_up_is_one_run() -> None:
     with counting_runs() as (model, counts), dagexec.compile(model, optimize=False) as executor:
         for act in (
