@@ -83,6 +83,16 @@ def test_an_image_of_a_batch_is_the_lone_image_in_a_compiled_network(name: str, 
     assert not list(differences(network(name), (2, 5, 8, 17), distinct=DISTINCT, intra_op_threads=threads))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("name", ["lenet", "squeezenet"])
+def test_an_image_of_a_batch_is_the_lone_image_in_a_network_that_was_measured(name: str, dtype: str) -> None:
+    subject = network(name)
+    samples = [subject.feeds([number]) for number in range(DISTINCT)] if dtype == "int8" else None
+    options = {"dtype": dtype, "calibration": samples, "tuning_seconds": 3.0, "intra_op_threads": 2}
+    assert not list(differences(subject, (2, 5, 9), distinct=DISTINCT, **options))
+
+
 def test_a_difference_is_seen() -> None:
     """Where bytes may depend on the batch, some do."""
     one = case("FC", batch(1024), shared(1000, 1024), shared(1000))

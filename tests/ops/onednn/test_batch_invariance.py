@@ -11,11 +11,12 @@ import pytest
 
 from dagexec import Workspace
 from dagexec.core.arguments import ArgumentValue
+from dagexec.core.choices import choices, measuring
 from dagexec.core.operator import Operator, parts_of
 from dagexec.core.registry import create_operator
 from dagexec.core.tensor import Tensor
 from dagexec.ops.onednn.convolution_family import ConvolutionFamily
-from dagexec.ops.onednn.primitive import execution_of
+from dagexec.ops.onednn.primitive import BoundPrimitive
 from dagexec.ops.onednn.problem import Candidate, Problem
 from tests.ops.onednn.engine import needs_onednn, normal
 from tests.ops.running import operator_def
@@ -78,8 +79,8 @@ def test_products_of_short_sums_have_the_team(rows: int) -> None:
     """Before AVX-512 all products had one thread, as inner products on several cut sums: only those above 1024."""
     _workspace, operator = made("FC", [normal(1, rows, 1024)], [normal(2, 64, 1024), normal(3, 64)], threads=2)
     prepared = operator.bind(operator.infer())
-    found = [execution_of(step) for step in parts_of(prepared.step)]
-    assert [one.primitive.descriptor.threads for one in found if one is not None] == [2]
+    steps = [step for step in parts_of(prepared.step) if isinstance(step, BoundPrimitive)]
+    assert [step.primitive.descriptor.threads for step in steps] == [2]
 
 
 LAYERS = [(16, 32, 1, 7), (64, 64, 3, 7), (3, 16, 3, 12), (20, 50, 5, 7)]
@@ -146,6 +147,28 @@ def test_what_is_chosen_is_chosen_for_one_image_unless_asked_otherwise(monkeypat
     for size in (3, 2):
         computed("Conv", [x[:size]], [w], kernel=3, batch_invariant=0)
     assert batches == [1, 3, 2]
+
+
+@pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("op_type", ["FC", "Conv"])
+def test_what_is_measured_for_one_batch_is_chosen_for_all(op_type: str, threads: int) -> None:
+    """By new operators, as those of another net, too."""
+    x, w = (
+        (normal(1, 17, 8, 6, 6), normal(2, 16, 8, 3, 3))
+        if op_type == "Conv"
+        else (normal(1, 17, 96), normal(2, 64, 96))
+    )
+    arguments: dict[str, Any] = {"threads": threads} | ({"kernel": 3} if op_type == "Conv" else {})
+    shared = [w, normal(3, len(w))]
+    choices.forget()
+    try:
+        with measuring(60):
+            found = {size: computed(op_type, [x[:size]], shared, **arguments) for size in (7, 1, 17)}
+        assert len(choices.all()) == 1
+    finally:
+        choices.forget()
+    for size in (1, 7):
+        assert found[size].tobytes() == found[17][:size].tobytes()
 
 
 def test_images_of_little_work_keep_nan_on_the_threads_that_one_image_was_measured_with(
