@@ -99,6 +99,8 @@ class Dispatcher:
 
     def started(self, request: Request, run: Run) -> DagexecError | None:
         """From here on, whoever cancels `request` stops `run`. Why it was cancelled before, if it was."""
+        if self._telemetry is not None and isinstance(request, Batch):
+            self._telemetry.start_batch(request)
         with self._lock:
             request.run = run
             return request.cancelled
@@ -133,6 +135,8 @@ class Dispatcher:
             for member in batch.ended:
                 self.state.settle(member, member.result, member.error or member.cancelled, now)
             batch.over = True
+        if self._telemetry is not None:
+            self._telemetry.end_batch(batch, outcome_name(error), error)
         for member in batch.ended:
             self._record(member, member.error, now)
         self.notify(batch)

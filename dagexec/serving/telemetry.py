@@ -1,18 +1,22 @@
-"""OpenTelemetry spans, one a run. OpenTelemetry is imported only when they are requested.
+"""OpenTelemetry spans, one a request, and one a joined run. OpenTelemetry is imported only when they are requested.
 
-A span begins when `run` or `run_async` is called, in the caller's context, and ends when the caller is told. It has
-the attributes `dagexec.net`, `dagexec.net_type`, `dagexec.priority`, `dagexec.queue_wait` (seconds until a replica was
+A span begins when `run` or `run_async` is called, in the caller's context, and ends when the caller is told. It has the
+attributes `dagexec.net`, `dagexec.net_type`, `dagexec.priority`, `dagexec.queue_wait` (seconds until a replica was
 free) and `dagexec.outcome` (completed, failed, cancelled, timed_out or rejected); a run that raised has status ERROR
-and the exception recorded. An error of the tracer or of a span processor is logged; no run fails of it.
+and the exception recorded. The span of a joined run, `dagexec.batch`, links to those of its members, and has the
+attributes `dagexec.batch.size` (rows) and `dagexec.outcome`. An error of the tracer or of a span processor is logged;
+no run fails of it.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from dagexec.errors import DagexecError
 from dagexec.platform.extras import install_command
+from dagexec.serving.batching import Batch
 from dagexec.serving.requests import Request
 
 if TYPE_CHECKING:
@@ -21,6 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("dagexec")
 
 SPAN_NAME = "dagexec.run"
+BATCH_SPAN_NAME = "dagexec.batch"
 
 
 def require_telemetry() -> Any:
@@ -42,6 +47,8 @@ class Telemetry:
         trace = require_telemetry()
         self._tracer = tracer or trace.get_tracer("dagexec")
         self._error = trace.StatusCode.ERROR
+        self._link = trace.Link
+        self._no_parent = trace.set_span_in_context(trace.INVALID_SPAN)
         self._net = net
         self._attributes: dict[str, str | int] = {"dagexec.net": net, "dagexec.net_type": net_type}
 
@@ -54,12 +61,31 @@ class Telemetry:
             logger.exception("net %s: the span of a run could not be started", self._net)
 
     def end(self, request: Request, outcome: str, error: BaseException | None, queue_wait: float) -> None:
+        self._end(request, {"dagexec.queue_wait": queue_wait, "dagexec.outcome": outcome}, error)
+
+    def start_batch(self, batch: Batch) -> None:
+        """Begin the span of a joined run, unless it has one: a root, as its members have parents of their own."""
+        if batch.span is not None:
+            return
+        spans = [member.span for member in batch.requests if member.span is not None]
+        attributes = {**self._attributes, "dagexec.batch.size": batch.rows}
+        try:
+            links = [self._link(span.get_span_context()) for span in spans]
+            batch.span = self._tracer.start_span(BATCH_SPAN_NAME, self._no_parent, attributes=attributes, links=links)
+        except Exception:
+            logger.exception("net %s: the span of a joined run could not be started", self._net)
+
+    def end_batch(self, batch: Batch, outcome: str, error: BaseException | None) -> None:
+        """With an `error`, its members run again."""
+        self._end(batch, {"dagexec.outcome": outcome}, error)
+
+    def _end(self, request: Request, attributes: Mapping[str, str | float], error: BaseException | None) -> None:
         span, request.span = request.span, None
         if span is None:
             return
         try:
-            span.set_attribute("dagexec.queue_wait", queue_wait)
-            span.set_attribute("dagexec.outcome", outcome)
+            for name, value in attributes.items():
+                span.set_attribute(name, value)
             if error is not None:
                 span.record_exception(error)
                 span.set_status(self._error, str(error))

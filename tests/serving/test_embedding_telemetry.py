@@ -58,6 +58,37 @@ async def test_a_run_is_a_span_with_its_net_its_wait_and_its_outcome_under_the_c
     assert run.status.status_code is trace.StatusCode.UNSET
 
 
+def test_a_joined_run_is_a_span_of_its_own_that_links_to_those_of_its_members(spans: Spans) -> None:
+    options = {"optimize": False, "num_workers": 2, "max_batch": 2, "telemetry": spans.tracer}
+    with (
+        held_operators() as held,
+        ThreadPoolExecutor(3) as threads,
+        dagexec.compile(doubled_model("HeldRows"), max_wait=PATIENCE, **options) as executor,
+    ):
+        held.failing = {3, 4}
+        for values in ((1, 2), (3, 4)):
+            held.go_on.release(3)
+            asked = [threads.submit(executor.run, {"x": rows(value, 1)}) for value in values]
+            assert [one.exception(PATIENCE) is None for one in asked] == [value < 3 for value in values]
+    batches = [span for span in spans.finished() if span.name == "dagexec.batch"]
+    members = [span for span in spans.finished() if span.name == "dagexec.run"]
+    assert len(members) == 4
+    linked = [{link.context.span_id for link in batch.links} for batch in batches]
+    assert set().union(*linked) == {member.context.span_id for member in members if member.context is not None}
+    assert [len(one) for one in linked] == [2, 2]
+    assert all(batch.parent is None for batch in batches)
+    assert [dict(batch.attributes or {}) for batch in batches] == [
+        {
+            "dagexec.net": "doubled",
+            "dagexec.net_type": "dag",
+            "dagexec.batch.size": 2,
+            "dagexec.outcome": outcome,
+        }
+        for outcome in ("completed", "failed")
+    ]
+    assert [bool(batch.events) for batch in batches] == [False, True]
+
+
 def test_every_outcome_ends_its_span_and_errors_are_recorded(spans: Spans) -> None:
     with (
         held_operators() as held,
