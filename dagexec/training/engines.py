@@ -1,13 +1,16 @@
-"""Which engine the operators of a training net run on."""
+"""Which engine the operators of a training net run on, and what they need not promise."""
 
 from __future__ import annotations
 
+from dagexec.core.arguments import make_argument
 from dagexec.core.device import CPU, Device
 from dagexec.core.proto import NetDef
 from dagexec.core.registry import registered_engines
 from dagexec.ops.onednn.binding import library
 
 ONEDNN = "ONEDNN"
+BATCH_INVARIANT = "batch_invariant"
+"""The argument by which a row's bytes may depend on its batch; nets for inference do not take it over."""
 
 
 def name_engines(net: NetDef, device: Device = CPU) -> None:
@@ -26,3 +29,13 @@ def name_engines(net: NetDef, device: Device = CPU) -> None:
             and ONEDNN in registered_engines(definition.type)
         ):
             definition.engine = ONEDNN
+
+
+def use_whole_batches(net: NetDef) -> None:
+    """Let the operators of `net` compute a batch in the way that is fastest for it, whatever bytes a row has then.
+
+    A step depends on its whole batch anyway. Steps of LeNet and ResNet-50 take up to 1.1 times as long otherwise.
+    """
+    for definition in net.op:
+        if all(one.name != BATCH_INVARIANT for one in definition.arg):
+            definition.arg.append(make_argument(BATCH_INVARIANT, 0))

@@ -13,7 +13,7 @@ from dagexec.errors import SchemaError
 from dagexec.scheduler.nets.options import RunOptions
 from dagexec.training.data_parallel import parallelize
 from dagexec.training.data_parallel.replica_devices import REPLICA
-from dagexec.training.engines import name_engines
+from dagexec.training.engines import name_engines, use_whole_batches
 from dagexec.training.evaluation import Evaluation
 from dagexec.training.model_helper import ModelHelper
 from dagexec.training.task import Results, TrainingTask, check_batch, task_workspace
@@ -56,6 +56,7 @@ class ParallelSteps:
             found.append(task.build_forward(helper))
             if all(Device.parse(name) == CPU for name in devices):
                 name_engines(helper.net, REPLICA)
+                use_whole_batches(helper.net)
             return found[-1].losses
 
         self._model = parallelize(

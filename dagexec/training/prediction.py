@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dagexec.core.arguments import make_argument
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.registry import schema_of
+from dagexec.training.engines import BATCH_INVARIANT
 
 _WITH_LOSS: Mapping[str, Mapping[str, int]] = {
     "SoftmaxWithLoss": {},
@@ -46,6 +47,8 @@ def _inputs_in_order(net: NetDef, needed: set[str]) -> list[str]:
 def _in_test_mode(definition: OperatorDef, needed: set[str]) -> OperatorDef:
     made = OperatorDef()
     made.CopyFrom(definition)
+    del made.arg[:]
+    made.arg.extend(arg for arg in definition.arg if arg.name != BATCH_INVARIANT)
     if made.type in _WITH_LOSS and made.output[1] not in needed:
         axes = [arg for arg in definition.arg if arg.name == "axis" and made.type == "SoftmaxWithLoss"]
         axes += [make_argument(name, value) for name, value in _WITH_LOSS[made.type].items()]

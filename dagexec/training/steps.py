@@ -15,7 +15,7 @@ from dagexec.errors import SchemaError
 from dagexec.ops.communication import CommonWorld, all_reduce
 from dagexec.scheduler.nets.options import RunOptions
 from dagexec.training.distributed import WORLD, add_all_reduce, check_equal, draw_for_rank, share_of
-from dagexec.training.engines import name_engines
+from dagexec.training.engines import name_engines, use_whole_batches
 from dagexec.training.evaluation import Evaluation, scalar
 from dagexec.training.model_helper import ModelHelper
 from dagexec.training.numerics import with_nan_checks
@@ -63,6 +63,7 @@ class LocalSteps:
             draw_for_rank(self.helper.net, rank)
             if device == CPU:
                 name_engines(self.helper.net)
+                use_whole_batches(self.helper.net)
             self.helper.add_gradient_operators(
                 self._loss_gradients([self.helper.blob(loss) for loss in results.losses])
             )

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from dagexec.core.arguments import Arguments
 from dagexec.errors import (
     ArgumentError,
     DeviceError,
@@ -20,6 +21,8 @@ from dagexec.errors import (
 )
 from dagexec.training.checkpoint import latest_checkpoint
 from dagexec.training.optimizer import SGD, Adam
+from dagexec.training.prediction import prediction_net
+from dagexec.training.steps import LocalSteps
 from dagexec.training.task import TrainingTask
 from dagexec.training.trainer import StepReport, Trainer
 from tests.training.small_task import BATCH, STEPS, make_task
@@ -289,3 +292,17 @@ def test_momentum_and_nothing_else_is_the_state_of_sgd() -> None:
     with Trainer(make_task(0, SGD(0.1, momentum=0.9))) as trainer:
         names = set(trainer.steps.checkpoint_blobs())
     assert {"conv_w_momentum", "pred_b_momentum", "bn_rm", "bn_riv", "optimizer_iteration"} <= names
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [["cpu"], ["cpu", "cpu"]])
+def test_steps_compute_batches_as_a_whole_and_nets_for_inference_do_not(devices: list[str] | None) -> None:
+    with Trainer(make_task(0), devices=devices) as trainer:
+        steps = trainer.steps
+        net = steps.helper.net if isinstance(steps, LocalSteps) else steps._model.replicas[0].helper.net
+    layers = [one for one in net.op if one.type in ("FC", "Conv")]
+    assert layers
+    assert all(not Arguments(one, one.type).bool("batch_invariant", True) for one in layers)
+    result = next(name for one in reversed(net.op) if one.type == "FC" for name in one.output)
+    for one in prediction_net(net, None, [result]).op:
+        assert "batch_invariant" not in {argument.name for argument in one.arg}
