@@ -33,7 +33,7 @@ from dagexec.core.runtime import runtime_of
 from dagexec.core.schema import NO_TENSOR, OperatorCall, OpSchema, TensorType, operator_label
 from dagexec.core.tensor import Tensor
 from dagexec.errors import DagexecError, DeviceError, MissingBlobError, ShapeError
-from dagexec.platform.host_memory import check_fits
+from dagexec.platform.host_memory import check_fits, fits
 
 if TYPE_CHECKING:
     from dagexec.core.body import Body
@@ -310,7 +310,8 @@ class Operator(ABC):
         if preparing is None or preparing.memory is None:
             array = self.scratch((nbytes,), np.uint8)
         else:
-            check_fits(nbytes, f"{self.label}: working memory of {nbytes} bytes")
+            if not fits(nbytes):
+                check_fits(nbytes, f"{self.label}: working memory of {nbytes} bytes")
             array = preparing.memory(nbytes)
         if preparing is not None:
             preparing.given.append(array)

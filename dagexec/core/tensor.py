@@ -87,13 +87,14 @@ class Tensor:
         shape, meta: of its elements.
     """
 
-    __slots__ = ("_array", "_constant", "_grows", "_is_view", "_storage", "meta", "runtime", "shape")
+    __slots__ = ("_address", "_array", "_constant", "_grows", "_is_view", "_storage", "meta", "runtime", "shape")
 
     def __init__(self, device: Device = CPU) -> None:
         """Raises DeviceError when there is no such device here."""
         self.runtime: DeviceRuntime = runtime_of(device)
         self._storage: Storage | None = None
         self._array: npt.NDArray[Any] | None = None
+        self._address: int | None = None
         self._is_view = False
         self._grows = False
         self._constant: Constant | None = None
@@ -116,6 +117,13 @@ class Tensor:
         if self._array is None:
             raise MissingBlobError("the tensor is empty: feed it, or run the net that fills it")
         return self._array
+
+    @property
+    def address(self) -> int:
+        """Where `array`, in memory that the host reaches, begins."""
+        if self._address is None:
+            self._address = int(self.runtime.host_view(self.array).ctypes.data)
+        return self._address
 
     @property
     def is_view(self) -> bool:
@@ -213,7 +221,7 @@ class Tensor:
 
     def clear(self) -> None:
         """Let go of content and memory: the tensor is empty again."""
-        self._storage = self._array = self._constant = None
+        self._storage = self._array = self._address = self._constant = None
         self._is_view = False
         advance_binding_epoch()
 
@@ -348,6 +356,7 @@ class Tensor:
     def _bind(self, storage: Storage | None, array: npt.NDArray[Any], meta: TypeMeta) -> None:
         self._storage = storage
         self._array = array
+        self._address = None
         self._is_view = False
         self._constant = None
         self.shape = tuple(array.shape)

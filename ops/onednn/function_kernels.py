@@ -11,6 +11,7 @@ An element's bytes do not depend on where it is, nor on the threads.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache, partial
 from itertools import pairwise
 
@@ -37,6 +38,7 @@ from dagexec.ops.onednn.assembler import (
 )
 from dagexec.ops.onednn.binding import Library
 from dagexec.ops.onednn.machine_code import executable
+from dagexec.ops.onednn.native import declare_remade
 from dagexec.ops.onednn.primitive import Array
 from dagexec.ops.onednn.team import can_run, team_step
 
@@ -66,15 +68,27 @@ def gelu_step(library: Library, threads: int, x: Array, y: Array, label: str) ->
     """
     if not is_available(library) or not all(_is_plain(array) for array in (x, y)):
         return None
-    wide, narrow, masked = _gelu(_TOGETHER, False), _gelu(1, False), _gelu(1, True)
-    if wide is None or narrow is None or masked is None:
+    kernels = _gelu(_TOGETHER, False), _gelu(1, False), _gelu(1, True)
+    if None in kernels:
         return None
+
+    def make(x: Array, y: Array, label: str) -> Step:
+        return _on(kernels, library, threads, x, y, label)
+
+    step = make(x, y, label)
+    declare_remade(step, make, (x, y))
+    return step
+
+
+def _on(kernels: Sequence[int | None], library: Library, threads: int, x: Array, y: Array, label: str) -> Step:
+    """The step of kernels for many vectors at once, one at a time, and less than one."""
     source, target = x.ctypes.data, y.ctypes.data
 
     def calls(start: int, stop: int) -> list[tuple[int, int, int, int, int]]:
         """Those for the elements from `start` on, which is a multiple of LANES, to `stop`."""
         found = []
-        for kernel, step in ((wide, _TOGETHER * LANES), (narrow, LANES), (masked, 1)):
+        for kernel, step in zip(kernels, (_TOGETHER * LANES, LANES, 1), strict=True):
+            assert kernel is not None
             count = (stop - start) // step * step
             if count:
                 masks = _MASKS[LANES - count % LANES :].ctypes.data

@@ -14,12 +14,16 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from dagexec.core.operator import Step
 from dagexec.ops.onednn.machine_code import executable
 from dagexec.platform.forking import ProcessLock
+
+Array = npt.NDArray[Any]
 
 _CODE = bytes.fromhex(
     "f30f1efa"  # endbr64
@@ -71,6 +75,22 @@ def declare(step: Step, call: NativeCall) -> None:
 def native_call(step: Step) -> NativeCall | None:
     """What `declare` said of `step`."""
     return getattr(step, _ATTRIBUTE, None)
+
+
+Remake = Callable[..., Step]
+"""Makes such a step for other arrays of the same types and shapes, and the label of another operator."""
+
+_REMAKING = "remaking"
+
+
+def declare_remade(step: Step, make: Remake, arrays: Sequence[Array]) -> None:
+    """Say that `step`, a function, is what `make` makes for `arrays` and a label."""
+    setattr(step, _REMAKING, (make, tuple(arrays)))
+
+
+def remade(step: Step) -> tuple[Remake, tuple[Array, ...]] | None:
+    """What `declare_remade` said of `step`."""
+    return getattr(step, _REMAKING, None)
 
 
 def join(steps: Sequence[Step], seconds: Sequence[float], longest: float) -> list[Step]:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from dagexec.core.choices import seconds_left
 from dagexec.core.dtypes import BFLOAT16, FLOAT16, FLOAT32, TypeMeta, from_numpy
@@ -47,6 +47,7 @@ from dagexec.ops.onednn.primitive import (
     primitives_made,
 )
 from dagexec.ops.onednn.recipe import (
+    Tensors,
     find_recipe,
     follow_recipe,
     keep_recipe,
@@ -83,6 +84,13 @@ class _Answer(Exception):  # noqa: N818 - not an error
     def __init__(self, found: bool) -> None:
         super().__init__(found)
         self.found = found
+
+
+class _Wanted(NamedTuple):
+    """The key that a recipe is to be kept under, and the tensors that it is read off."""
+
+    key: Hashable
+    tensors: Tensors
 
 
 class OneDNNOperator(Operator):
@@ -134,9 +142,9 @@ class OneDNNOperator(Operator):
         return self._prepare()
 
     def _prepare(self) -> Step:
-        key, repeated = self._repeated()
-        if repeated is not None:
-            return repeated
+        followed = self._followed()
+        if isinstance(followed, Prepared):
+            return followed
         if self._max_threads > 1:
             self.threads = self._worthwhile_threads()
         if self.prefers_default():
@@ -151,7 +159,7 @@ class OneDNNOperator(Operator):
             made = self.prepare_primitive()
             self.keeps((primitives_made() - before) * _PRIMITIVE_BYTES)
             prepared = made if isinstance(made, Prepared) else Prepared(made)  # primitives need no shared buffer
-            return self._noted(prepared, key, keeps_nan)
+            return self._noted(prepared, followed, keeps_nan)
         except UnsupportedFeatureError as reason:
             if self.needs_onednn():
                 return in_plain_order(self, reason)
@@ -171,33 +179,37 @@ class OneDNNOperator(Operator):
         """How many threads the primitives that are being prepared have."""
         return 1 if is_alone() else self.threads
 
-    def _noted(self, prepared: Prepared, key: Hashable | None, keeps_nan: bool) -> Prepared:
-        """`prepared`, with what keeps NaN if need be; how it was made is noted for others under `key`."""
+    def _noted(self, prepared: Prepared, wanted: _Wanted | None, keeps_nan: bool) -> Prepared:
+        """`prepared`, with what keeps NaN if need be; how it was made is noted for others, if that is `wanted`."""
         recipe = None
-        if key is not None:
+        if wanted is not None:
             working = self.given_memory
-            recipe = read_recipe(self, prepared, working, is_unseen=self._is_unseen, keeps_nan=keeps_nan)
-            keep_recipe(key, recipe)
+            recipe = read_recipe(
+                self, wanted.tensors, prepared, working, is_unseen=self._is_unseen, keeps_nan=keeps_nan
+            )
+            keep_recipe(wanted.key, recipe)
         whole = self.kept(prepared) if keeps_nan else prepared
         return whole if recipe is None else replace(whole, keeps=recipe)
 
-    def _repeated(self) -> tuple[Hashable | None, Prepared | None]:
-        """Under which key recipes are for it, None for none; and it as another operator was prepared, if one was.
+    def _followed(self) -> Prepared | _Wanted | None:
+        """It as another operator was prepared, if one was; else where others will look for how it was, or None.
 
         Its constants have to be packed already.
         """
         if not self.repeats or seconds_left() > 0:  # what is measured now may be chosen
-            return None, None
+            return None
         tensors = tensors_of(self)
         key = recipe_key(self, tensors)
+        if key is None:
+            return None
         recipe = find_recipe(key)
         prepared = None if recipe is None else follow_recipe(recipe, self, tensors)
         if recipe is None or prepared is None:
-            return key, None
+            return _Wanted(key, tensors)
         self.threads, self._is_unseen = recipe.threads, recipe.is_unseen
         self.names_for_all.update(recipe.names_for_all)
         try:
-            return key, replace(self.kept(prepared), keeps=recipe) if recipe.keeps_nan else prepared
+            return replace(self.kept(prepared), keeps=recipe) if recipe.keeps_nan else prepared
         finally:
             self._is_unseen = False
 

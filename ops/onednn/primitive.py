@@ -277,10 +277,17 @@ class PrimitiveDescriptor:
 
     def descriptor(self, query: int, index: int = 0) -> Descriptor:
         """The descriptor of an argument, as the implementation wants it; see SRC_MD and the others."""
-        found = self._queried(query, index)
+        key = None if self.key is None else (self.key, query, index)
+        known = None if key is None else _descriptors.get((id(self._library), key))
+        if known is not None:
+            return known
         copy = self._library.ffi.new("h *")
-        self._library.check(self._library.lib.dnnl_memory_desc_clone(copy, found), "a descriptor of a primitive")
-        return Descriptor(self._library, copy[0], None if self.key is None else (self.key, query, index))
+        status = self._library.lib.dnnl_memory_desc_clone(copy, self._queried(query, index))
+        self._library.check(status, "a descriptor of a primitive")
+        found = Descriptor(self._library, copy[0], key)
+        if key is not None:
+            _descriptors[id(self._library), key] = found
+        return found
 
     def wants(self, query: int, index: int, known: Descriptor) -> bool:
         """True when `known` is the descriptor of that argument."""
@@ -463,7 +470,7 @@ def memory_at(library: Library, descriptor: Descriptor, array: Array, address: i
     """The memory of `array`, which begins at `address`, as `descriptor` says; one that may be there already."""
     if descriptor.key is None:
         return _Memory(library, descriptor, array, address, label)
-    key = id(library), descriptor.key, address
+    key = id(descriptor), address  # which the memory keeps
     found = _memories.get(key)
     if found is None:
         found = _Memory(library, descriptor, array, address, label)

@@ -17,8 +17,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from dagexec.core.choices import choices
-from dagexec.core.operator import Prepared, Rebind, in_sequence, parts_of
+from dagexec.core.operator import Prepared, Rebind, Step, in_sequence, parts_of
 from dagexec.ops.onednn.alone import is_alone
+from dagexec.ops.onednn.native import Remake, remade
 from dagexec.ops.onednn.packing import PackedForms
 from dagexec.ops.onednn.primitive import (
     ArgumentRebind,
@@ -60,9 +61,17 @@ class _Call:
     outputs: tuple[tuple[int, int], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Remaking:
+    """A step that is made anew: what makes it, and the places of the arrays that it is made for."""
+
+    make: Remake
+    places: tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class Recipe:
-    """Calls of primitives in order.
+    """Calls of primitives, and other steps, in order.
 
     Attributes:
         working: bytes of each piece of working memory.
@@ -72,7 +81,7 @@ class Recipe:
             the same in every batch.
     """
 
-    calls: tuple[_Call, ...]
+    calls: tuple[_Call | _Remaking, ...]
     working: tuple[int, ...]
     threads: int
     is_unseen: bool
@@ -95,8 +104,13 @@ class Tensors:
 def tensors_of(operator: OneDNNOperator) -> Tensors:
     """Those of `operator`, which is being prepared."""
     inputs, outputs = range(len(operator.input_blobs)), range(len(operator.output_blobs))
+    tensors = [*map(operator.input, inputs), *map(operator.output, outputs)]
+    constant = tuple([tensor.constant is not None for tensor in tensors[: len(inputs)]])
+    if all(tensor.is_packed for tensor in tensors):
+        view = operator.runtime.host_view
+        arrays = tuple([view(tensor.array) for tensor in tensors])
+        return Tensors(arrays, tuple([tensor.address for tensor in tensors]), constant)
     arrays = (*map(operator.x, inputs), *map(operator.y, outputs))
-    constant = tuple(operator.input(index).constant is not None for index in inputs)
     return Tensors(arrays, tuple(map(_address, arrays)), constant)
 
 
@@ -109,37 +123,47 @@ def recipe_key(operator: OneDNNOperator, tensors: Tensors) -> Hashable | None:
     return operator.common_form, layouts, tensors.constant, operator.most_threads, is_alone(), names, choices.generation
 
 
-def find_recipe(key: Hashable | None) -> Recipe | None:
+def find_recipe(key: Hashable) -> Recipe | None:
     """The recipe for `key`, if something was prepared so and still is."""
-    return None if key is None else _recipes.get(key)
+    return _recipes.get(key)
 
 
-def keep_recipe(key: Hashable | None, recipe: Recipe | None) -> None:
+def keep_recipe(key: Hashable, recipe: Recipe | None) -> None:
     """Let others find `recipe`, as long as somebody has it."""
-    if key is not None and recipe is not None:
+    if recipe is not None:
         _recipes[key] = recipe
 
 
 def read_recipe(
-    operator: OneDNNOperator, prepared: Prepared, working: Sequence[Array], *, is_unseen: bool, keeps_nan: bool
+    operator: OneDNNOperator,
+    tensors: Tensors,
+    prepared: Prepared,
+    working: Sequence[Array],
+    *,
+    is_unseen: bool,
+    keeps_nan: bool,
 ) -> Recipe | None:
-    """How `operator`, which is being prepared, was prepared; None where it is more than primitives on its tensors.
+    """How `operator`, with these tensors, was prepared; None where that is more than steps that are known.
 
     `working` is the working memory that it was given.
     """
     places: dict[int, _Place] = {}
-    for number, array in enumerate((*tensors_of(operator).arrays, *working)):
-        places.setdefault(_address(array), number)
+    for number, address in enumerate((*tensors.addresses, *map(_address, working))):
+        places.setdefault(address, number)
     for index in range(len(operator.input_blobs)):
         constant = operator.input(index).constant
         if constant is not None:
             for source, target, array in constant.derived("onednn", PackedForms).made():
                 places.setdefault(_address(array), _Packed(index, source, target))
-    calls = []
+    calls: list[_Call | _Remaking] = []
     for step in parts_of(prepared.step):
         bound = bound_primitive_of(step)
         if bound is None:
-            return None
+            remaking = _read_remaking(step, places, tensors)
+            if remaking is None:
+                return None
+            calls.append(remaking)
+            continue
         arguments = []
         for memory in bound.memories.values():
             place = memory if operator.is_for_all(memory.array) else places.get(_address(memory.array))
@@ -149,10 +173,26 @@ def read_recipe(
         moved = [_moved(found, step) for found in (prepared.input_rebinds, prepared.output_rebinds)]
         calls.append(_Call(bound.primitive, tuple(bound.memories), tuple(arguments), moved[0], moved[1]))
     offered = len(prepared.input_rebinds) + len(prepared.output_rebinds)
-    if offered != sum(len(call.inputs) + len(call.outputs) for call in calls):
+    if offered != sum(len(call.inputs) + len(call.outputs) for call in calls if isinstance(call, _Call)):
         return None
     sizes = tuple(array.nbytes for array in working)
     return Recipe(tuple(calls), sizes, operator.threads, is_unseen, keeps_nan, dict(operator.names_for_all))
+
+
+def _read_remaking(step: Step, places: Mapping[int, _Place], tensors: Tensors) -> _Remaking | None:
+    """How `step` is made anew; None where it cannot be, or is for other arrays than whole tensors."""
+    known = remade(step)
+    if known is None:
+        return None
+    make, arrays = known
+    found = tuple(places.get(_address(array)) for array in arrays)
+    whole = len(tensors.arrays)
+    if all(
+        isinstance(place, int) and place < whole and tensors.arrays[place].nbytes == array.nbytes
+        for place, array in zip(found, arrays, strict=True)
+    ):
+        return _Remaking(make, tuple(place for place in found if isinstance(place, int)))
+    return None
 
 
 def follow_recipe(recipe: Recipe, operator: OneDNNOperator, tensors: Tensors) -> Prepared | None:
@@ -160,6 +200,7 @@ def follow_recipe(recipe: Recipe, operator: OneDNNOperator, tensors: Tensors) ->
     packed = {
         id(place): _packed(operator, place)
         for call in recipe.calls
+        if type(call) is _Call
         for _, place in call.arguments
         if type(place) is _Packed
     }
@@ -169,10 +210,13 @@ def follow_recipe(recipe: Recipe, operator: OneDNNOperator, tensors: Tensors) ->
     arrays = (*tensors.arrays, *working)
     addresses = (*tensors.addresses, *map(_address, working))
     library, label = operator.onednn, operator.label
-    steps = []
+    steps: list[Step] = []
     inputs: dict[int, Rebind] = {}
     outputs: dict[int, Rebind] = {}
     for call in recipe.calls:
+        if isinstance(call, _Remaking):
+            steps.append(call.make(*[tensors.arrays[place] for place in call.places], label))
+            continue
         memories: list[Any] = [
             memory_at(library, descriptor, arrays[place], addresses[place], label)
             if type(place) is int

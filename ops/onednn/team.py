@@ -37,6 +37,9 @@ _CODE = bytes.fromhex(
 )
 
 
+_Team = tuple[int, int, int, int]
+"""The addresses of `GOMP_parallel`, `omp_get_thread_num`, `omp_get_num_threads` and the code."""
+
 _FUNCTIONS = "GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads"
 
 
@@ -87,8 +90,17 @@ def _step(table: npt.NDArray[np.uint64], keeps: object, label: str) -> Step:
     return step
 
 
-def _team(library: Library) -> tuple[int, int, int, int] | None:
-    """The addresses of `GOMP_parallel`, `omp_get_thread_num`, `omp_get_num_threads` and the code; None without."""
+_teams: dict[int, _Team | None] = {}
+
+
+def _team(library: Library) -> _Team | None:
+    """What is called for the team of `library`; None without."""
+    if id(library) not in _teams:
+        _teams[id(library)] = _find_team(library)
+    return _teams[id(library)]
+
+
+def _find_team(library: Library) -> _Team | None:
     code = _code()
     if library.openmp is None or code is None:
         return None

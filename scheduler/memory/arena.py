@@ -95,6 +95,8 @@ class Arena:
 
     def _grow(self, block: int, nbytes: int, what: str) -> None:
         """Use `nbytes` more bytes behind those that are used of a block."""
+        if not nbytes:
+            return
         extent = self._extents[block] + nbytes
         self._memory.use(self._runtime.device, block, self._blocks[block], extent, what)
         self._extents[block] = extent

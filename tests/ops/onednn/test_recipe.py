@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -65,8 +66,19 @@ def layer_norm(x: Array, scale: Array, shift: Array) -> Array:
     return np.asarray(centered / np.sqrt((centered**2).mean(-1, keepdims=True) + 1e-5) * scale + shift)
 
 
+def gelu(x: Array) -> Array:
+    return np.asarray([0.5 * value * (1 + math.erf(value * 0.5**0.5)) for value in x.flat]).reshape(x.shape)
+
+
 FORMS: list[tuple[str, dict[str, object], list[tuple[int, ...]], Callable[..., Array]]] = [
     ("FC", {}, [(9, 32), (48, 32), (48,)], lambda x, w, b: x @ w.T + b),
+    (
+        "FusedFC",
+        {"post_ops": ["gelu_erf"]},
+        [(9, 32), (48, 32), (48,)],
+        lambda x, w, b: gelu(x @ w.T + b),
+    ),
+    ("FusedElementwise", {"post_ops": ["gelu_erf", "linear:2.0:0.5"]}, [(9, 32)], lambda x: 2 * gelu(x) + 0.5),
     ("MatMul", {}, [(9, 32), (32, 48)], lambda a, b: a @ b),
     ("BatchMatMul", {}, [(3, 9, 32), (3, 32, 7)], lambda a, b: a @ b),
     ("Gemm", {"alpha": 0.5}, [(9, 32), (32, 48), (48,)], lambda a, b, c: 0.5 * (a @ b) + c),
