@@ -153,6 +153,11 @@ def new_gate() -> Lock:
     return gate
 
 
+def is_interruptible() -> bool:
+    """True in the main thread, where Ctrl-C may come at any call."""
+    return threading.current_thread() is threading.main_thread()
+
+
 _SLICE = 0.25
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable
-from heapq import nsmallest
+from heapq import heappush, nsmallest
 from itertools import islice
 
 from dagexec.serving.requests import Request, RequestQueue
@@ -48,17 +48,19 @@ class BatchQueue(RequestQueue):
         self._prioritized = False  # some request had a priority of its own
 
     def push(self, request: Request) -> None:
-        super().push(request)
+        place = next(self._arrivals)
+        group = None if request.group is None else self._groups.get(request.group) or _Waiting()
+        self.waiting[request] = None  # from here on nothing is called, so that Ctrl-C comes before or after all of it
+        request.queue = self
         if request.priority:
             self._prioritized = True
-        if request.group is None:
+        if group is None:
             self._alone += 1
         else:
-            group = self._groups.get(request.group)
-            if group is None:
-                group = self._groups[request.group] = _Waiting()
+            self._groups[request.group] = group
             group.requests[request] = None
             group.rows += request.rows
+        heappush(self._heap, (-request.priority, place, request))
 
     def clear(self) -> list[Request]:
         self._groups.clear()
@@ -79,6 +81,10 @@ class BatchQueue(RequestQueue):
             self.remove(request)
         return taken
 
+    def is_ready(self, now: float, hurried: bool) -> bool:
+        """Somebody needs wait no more: `pop_batch` would take requests."""
+        return self._first_ready(now, hurried) is not None
+
     def next_due(self) -> float | None:
         """When the first request will have waited for others as long as it may; None when none waits."""
         return min((self._due(group) for group in self._groups.values()), default=None)
@@ -87,6 +93,8 @@ class BatchQueue(RequestQueue):
         head = self.head()
         if head is None or hurried or head.group is None or self._is_ready(self._groups[head.group], now):
             return head
+        if not self._alone and len(self._groups) == 1:
+            return None
         firsts = [self._in_order(group, 1)[0] for group in self._groups.values() if self._is_ready(group, now)]
         if self._alone:
             firsts += [request for request in self.waiting if request.group is None]
@@ -115,7 +123,8 @@ class BatchQueue(RequestQueue):
         return nsmallest(most, group.requests, key=lambda request: -request.priority)
 
     def _forget(self, request: Request) -> None:
-        super()._forget(request)
+        del self.waiting[request]  # as in `push`, nothing is called
+        request.queue = None
         if request.group is None:
             self._alone -= 1
         else:
@@ -124,3 +133,4 @@ class BatchQueue(RequestQueue):
             group.rows -= request.rows
             if not group.requests:
                 del self._groups[request.group]
+        self._tidy()

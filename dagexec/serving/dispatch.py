@@ -22,7 +22,7 @@ from dagexec.options import CompileOptions
 from dagexec.platform.deadline import Deadline
 from dagexec.platform.forking import reset_after_fork
 from dagexec.platform.shutdown import hold_daemon, stop_at_exit
-from dagexec.platform.threads import ThreadWait, threads
+from dagexec.platform.threads import ThreadWait, is_interruptible, threads
 from dagexec.scheduler.memory.arena_budget import ArenaAccount, ArenaBudget
 from dagexec.scheduler.run.fair_share import Share
 from dagexec.scheduler.run.pool import WorkerPool
@@ -78,7 +78,7 @@ class Dispatcher:
             self._telemetry.start(request)
         try:
             with self._lock:
-                return self.state.arrive(request, now)
+                return self.state.arrive(request, now, starts=not (self.state.joins and is_interruptible()))
         except (ClosedError, QueueFullError) as error:
             self._end_span(request, error, 0.0)
             if self._metrics is not None and isinstance(error, QueueFullError):
@@ -156,6 +156,11 @@ class Dispatcher:
             while (request := self.state.start(now)) is not None:
                 started.append(request)
         return started
+
+    def may_start(self) -> bool:
+        """`start_waiting` may find somebody."""
+        with self._lock:
+            return self.state.may_start(self._now())
 
     def new_due(self) -> float | None:
         """When the caller is to ask who need not wait any more; None when it will already, or nobody waits so."""

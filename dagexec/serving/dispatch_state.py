@@ -92,10 +92,11 @@ class DispatchState:
     def _new_queue(self) -> RequestQueue:
         return BatchQueue(self._options.max_batch, self._options.max_wait) if self.joins else RequestQueue()
 
-    def arrive(self, request: Request, now: float) -> Request | None:
+    def arrive(self, request: Request, now: float, *, starts: bool = True) -> Request | None:
         """A request came. Who is to be served now that it did: itself, a batch that it completes, or nobody.
 
-        Raises ClosedError once it is `shut`, and QueueFullError.
+        Without `starts` it completes none: somebody else is to call `start`. Raises ClosedError once it is `shut`, and
+        QueueFullError.
         """
         if self.shut:
             raise ClosedError(f"net {self._name!r}: the executor is closed")
@@ -119,7 +120,7 @@ class DispatchState:
             return request
         if limit is None or len(self.queue) < limit:
             self.queue.push(request)
-            return self.start(now)
+            return self.start(now) if starts else None
         if self._options.when_full == "wait":
             self.awaiting_admission.push(request)
         else:
@@ -143,6 +144,12 @@ class DispatchState:
             self.assign(self.idle[0], following, now)
             del self.idle[0]
         return following
+
+    def may_start(self, now: float) -> bool:
+        """`start` would give somebody a replica, or may."""
+        waiting = self.again.waiting or self.awaiting_admission.waiting
+        queue = self.queue
+        return bool(self.idle and (waiting or (isinstance(queue, BatchQueue) and queue.is_ready(now, self._hurried()))))
 
     def next_due(self) -> float | None:
         """When to ask `start` again, at the latest; None when no replica is idle or nobody waits for others."""
@@ -340,14 +347,18 @@ class DispatchState:
 
     def _next_batch(self, queue: BatchQueue, now: float) -> Request | None:
         """Take the requests that run next, as one. None of them waits for others when no more can come."""
-        limit = self._options.max_queued
-        is_full = limit is not None and len(queue) >= limit
-        taken = queue.pop_batch(now, self.shut or self.hurries or is_full or not self.expects_company)
+        taken = queue.pop_batch(now, self._hurried())
         while self._admit():
             pass
         if len(taken) > 1:
             return Batch(taken)
         return taken[0] if taken else None
+
+    def _hurried(self) -> bool:
+        """Nobody waits for others now."""
+        limit = self._options.max_queued
+        is_full = limit is not None and len(self.queue) >= limit
+        return self.shut or self.hurries or is_full or not self.expects_company
 
     def _admit(self) -> bool:
         """Let the next one in, if there is room in the queue; False when nobody came in."""

@@ -6,11 +6,12 @@ The last worker to leave a run fetches, and continues with the request that has 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 
 from dagexec.binding.io_binding import Outputs
 from dagexec.errors import ClosedError, QueueFullError, WorkerLostError
-from dagexec.platform.threads import ThreadsEndedError, threads
+from dagexec.platform.threads import ThreadsEndedError, is_interruptible, threads
 from dagexec.scheduler.run.pool import WorkerPool
 from dagexec.scheduler.run.run import task
 from dagexec.serving.dispatch import Dispatcher
@@ -40,8 +41,8 @@ class PooledRuns:
                 self._serve(request)
             elif served is not None:
                 self.serve_on_worker(served)
-            elif self._joins and (due := self._dispatcher.new_due()) is not None:
-                self._wait_until(due)
+            elif self._joins and request.queue is not None:
+                self._see_to_waiting()
         except (ClosedError, QueueFullError):
             raise
         except BaseException as error:  # KeyboardInterrupt, perhaps before anything could be done with the replica
@@ -56,8 +57,22 @@ class PooledRuns:
         """Have everybody served who need not wait for others any more, now and when their time comes."""
         if not self._joins:
             return
+        if is_interruptible():
+            self._see_to_waiting()
+            return
         for request in self._dispatcher.start_waiting():
             self.serve_on_worker(request)
+        self._see_to_later()
+
+    def _see_to_waiting(self) -> None:
+        """`start_waiting` in a thread that Ctrl-C may come to: a worker takes requests of others out of the queue."""
+        if is_interruptible() and self._dispatcher.may_start():
+            name = f"starting joined requests of {self._dispatcher.name}"
+            with suppress(ClosedError):
+                self._pool.submit(task(name, self.start_waiting, share=self._dispatcher.share))
+        self._see_to_later()
+
+    def _see_to_later(self) -> None:
         due = self._dispatcher.new_due()
         if due is not None:
             self._wait_until(due)

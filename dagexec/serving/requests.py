@@ -236,9 +236,10 @@ class RequestQueue:
 
     def push(self, request: Request) -> None:
         """Put `request` behind all of its priority."""
+        place = next(self._arrivals)  # first: Ctrl-C may come when a call returns
         self.waiting[request] = None
         request.queue = self
-        heappush(self._heap, (-request.priority, next(self._arrivals), request))
+        heappush(self._heap, (-request.priority, place, request))
 
     def pop(self) -> Request | None:
         """Take the request whose turn it is; None when none waits."""
@@ -283,6 +284,9 @@ class RequestQueue:
     def _forget(self, request: Request) -> None:
         del self.waiting[request]
         request.queue = None
+        self._tidy()
+
+    def _tidy(self) -> None:
         if len(self._heap) > 2 * len(self.waiting) + _STALE_ENTRIES_KEPT:
             self._heap = [entry for entry in self._heap if entry[2].queue is self]
             heapify(self._heap)
