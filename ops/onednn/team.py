@@ -50,10 +50,10 @@ def team_step(library: Library, threads: int, tables: Sequence[Table], keeps: ob
     """
     if is_alone():
         threads = 1
-    made = [_rows(calls) for table in tables if len(calls := np.asarray(table, np.int64))]
+    made = [native_rows(calls) for table in tables if len(calls := np.asarray(table, np.int64))]
     team = _team(library) if threads > 1 and len(made) > 1 else None
     if team is None:
-        return _step(np.concatenate(made), (made, keeps), label)
+        return _step(np.concatenate(made), keeps, label)
     parallel, thread_number, thread_count, code = team
     ends = [number for table in made for number in (table.ctypes.data, len(table))]
     data = np.array([thread_number, thread_count, table_code() or 0, len(made), *ends], np.uint64)
@@ -61,7 +61,7 @@ def team_step(library: Library, threads: int, tables: Sequence[Table], keeps: ob
     return _step(call, (made, data, keeps), label)
 
 
-def _rows(calls: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
+def native_rows(calls: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
     """The rows of native calls whose results do not count."""
     rows = np.zeros((len(calls), 6), np.uint64)
     rows[:, :-1] = calls

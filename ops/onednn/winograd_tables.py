@@ -1,6 +1,8 @@
 """Tables of kernel calls for Winograd's algorithm (`winograd`), and the lines that each call goes along.
 
-A convolution has thousands of calls, in a pattern that rows of tiles repeat: all of a block are computed at once.
+A convolution has thousands of calls, in a pattern that rows of tiles repeat: all of a block are computed at once. Of a
+row, one call reads the image or writes the result. The others are between working memory that all blocks use, so a row
+has them in common with those at the same place in other blocks: in a table of their own, which is one call.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -15,15 +18,17 @@ import numpy.typing as npt
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.conv.toom_cook import Matrix
 from dagexec.ops.onednn import winograd_kernels as kernels
+from dagexec.ops.onednn.native import table_code
 from dagexec.ops.onednn.primitive import BIAS as BIAS_ARGUMENT
 from dagexec.ops.onednn.primitive import DST, SRC, Array, aligned_empty
+from dagexec.ops.onednn.team import native_rows
 from dagexec.ops.onednn.winograd_tiling import TAPS, Tiling
 
 Integers = npt.NDArray[np.int64]
 
 _FLOAT = 4  # bytes
-_ROW_BYTES = 48  # of a native call
 _CALL = 5  # a function and four arguments
+_ROW_BYTES = 48  # of a native call
 
 
 class Tables:
@@ -40,57 +45,96 @@ class Tables:
         self._other = arrays[layer.other].ctypes.data - self._y if layer.other else 0
         self._zeros = _zeros(layer.width * layer.channels * _FLOAT)
         self._lines: list[Integers] = []
+        self._calls = 0
+        self._common: dict[tuple[str, range, int], npt.NDArray[np.uint64]] = {}
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all lines, and of the calls that go along them."""
-        return sum(lines.nbytes + lines.size // kernels.FIELDS * _ROW_BYTES for lines in self._lines)
+        """Bytes of all lines, of the calls of all rows, and of the tables that rows have in common."""
+        arrays = chain(self._lines, self._common.values())
+        return self._calls * _ROW_BYTES + sum(array.nbytes for array in arrays)
 
     def read(self, rows: range, first: int, strip: int) -> Integers:
         """The calls from the image to v, where row `first` is at the beginning."""
-        tiling, layer, start = self._tiling, self._tiling.layer, self._strips[strip]
-        pixel, tile = layer.channels * _FLOAT, tiling.filter.tile
-        across = (tiling.columns * tiling.outputs + TAPS - 1) * pixel
-        head = layer.heads[1] * pixel
+        layer, tile, pixel = self._tiling.layer, self._tiling.filter.tile, self._tiling.layer.channels * _FLOAT
+        across, head = self._across(), layer.heads[1] * pixel
         inside = min(layer.width * pixel, across - head)
-        strip_lines = start + across * np.arange(tile)
-        calls = self._new_lines(len(rows), 1 + tile)
+        strip_lines = self._strips[strip] + across * np.arange(tile)
+        calls = self._new_lines(len(rows), 1)
         calls[:, 0, kernels.READ : kernels.READ + tile] = self._image_lines(rows)
         calls[:, 0, kernels.WRITTEN : kernels.WRITTEN + tile] = strip_lines + head
         calls[:, 0, kernels.INNER : kernels.READ_STEP] = inside, 1
-        places = pixel * np.arange(tile)
-        calls[:, 1:, kernels.READ : kernels.READ + tile] = strip_lines[:, None] + places
-        calls[:, 1:, kernels.WRITTEN : kernels.WRITTEN + tile] = self._tiles(self._v, rows, first, pixel)
-        steps = tiling.outputs * pixel, tiling.places * pixel
-        calls[:, 1:, kernels.INNER : kernels.BIAS_LINE] = (pixel, tiling.columns, *steps)
         outside = ((0, head), (head + inside, across - head - inside))
         zeroed = [(_memset(), line + begin, 0, size, 0) for line in strip_lines for begin, size in outside if size]
-        table = self._table(calls, _require(kernels.line_kernel(tiling.filter.data)))
+        table = self._table(calls, _require(kernels.line_kernel(self._tiling.filter.data)))
+        places = range(rows.start - first, rows.stop - first)
+        self._calls += 2 * len(rows)
+        table = np.stack((table, self._calls_of("v", places, strip)), axis=1).reshape(-1, _CALL)
         return np.concatenate((np.array(zeroed, np.int64).reshape(-1, _CALL), table)) if rows else table
 
     def write(self, rows: range, first: int, strip: int) -> Integers:
         """The calls from z, which begins with row `first`, to the result."""
         tiling, layer, start = self._tiling, self._tiling.layer, self._strips[strip]
         pixel, tile = layer.filters * _FLOAT, tiling.filter.tile
-        lines = start + tiling.columns * tiling.outputs * pixel * np.arange(tile)
-        calls = self._new_lines(len(rows), tile + 1)
-        calls[:, :-1, kernels.READ : kernels.READ + tile] = self._tiles(self._z, rows, first, pixel)
         results = kernels.WRITTEN + tiling.outputs
-        calls[:, :-1, kernels.WRITTEN : results] = lines[:, None] + pixel * np.arange(tiling.outputs)
-        steps = tiling.places * pixel, tiling.outputs * pixel
-        calls[:, :-1, kernels.INNER : kernels.BIAS_LINE] = (pixel, tiling.columns, *steps)
+        calls = self._new_lines(len(rows), 1)
         height, width = layer.result
         image, number = np.divmod(np.array(rows, np.int64), tiling.image_rows)
         top = number * tiling.outputs
         written = (
             self._y + ((image * height + top) * width * pixel)[:, None] + width * pixel * np.arange(tiling.outputs)
         )
-        calls[:, -1, kernels.READ : kernels.READ + tile] = lines
-        calls[:, -1, kernels.WRITTEN : results] = written
-        calls[:, -1, kernels.INNER : kernels.BIAS_LINE] = (pixel, width, pixel, pixel)
+        lines = start + tiling.columns * tiling.outputs * pixel * np.arange(tile)
+        calls[:, 0, kernels.READ : kernels.READ + tile] = lines
+        calls[:, 0, kernels.WRITTEN : results] = written
+        calls[:, 0, kernels.INNER : kernels.BIAS_LINE] = (pixel, width, pixel, pixel)
         table = self._table(calls, _require(kernels.line_kernel(tiling.filter.output)))
-        table[tile :: tile + 1, 0] = self._last_kernels(np.minimum(tiling.outputs, height - top))
+        table[:, 0] = self._last_kernels(np.minimum(tiling.outputs, height - top))
+        places = range(rows.start - first, rows.stop - first)
+        self._calls += 2 * len(rows)
+        return np.stack((self._calls_of("z", places, strip), table), axis=1).reshape(-1, _CALL)
+
+    def _calls_of(self, what: str, places: range, strip: int) -> Integers:
+        """For each of these rows of a block, the call of the table that it has in common with other blocks."""
+        key = what, places, strip
+        if key not in self._common:
+            self._common[key] = native_rows(self._to_v(places, strip) if what == "v" else self._from_z(places, strip))
+        tile = self._tiling.filter.tile
+        table = np.zeros((len(places), _CALL), np.int64)
+        table[:, 0] = _require(table_code())
+        table[:, 1] = self._common[key].ctypes.data + np.arange(len(places)) * tile * self._common[key].strides[0]
+        table[:, 2] = tile
         return table
+
+    def _to_v(self, places: range, strip: int) -> Integers:
+        """The calls from a strip to these rows of v."""
+        tiling = self._tiling
+        pixel, tile = tiling.layer.channels * _FLOAT, tiling.filter.tile
+        strip_lines = self._strips[strip] + self._across() * np.arange(tile)
+        calls = self._new_lines(len(places), tile)
+        calls[..., kernels.READ : kernels.READ + tile] = strip_lines[:, None] + pixel * np.arange(tile)
+        calls[..., kernels.WRITTEN : kernels.WRITTEN + tile] = self._tiles(self._v, places, pixel)
+        steps = tiling.outputs * pixel, tiling.places * pixel
+        calls[..., kernels.INNER : kernels.BIAS_LINE] = (pixel, tiling.columns, *steps)
+        return self._table(calls, _require(kernels.line_kernel(tiling.filter.data)))
+
+    def _from_z(self, places: range, strip: int) -> Integers:
+        """The calls from these rows of z to a strip."""
+        tiling = self._tiling
+        pixel, tile = tiling.layer.filters * _FLOAT, tiling.filter.tile
+        lines = self._strips[strip] + tiling.columns * tiling.outputs * pixel * np.arange(tile)
+        calls = self._new_lines(len(places), tile)
+        calls[..., kernels.READ : kernels.READ + tile] = self._tiles(self._z, places, pixel)
+        written = lines[:, None] + pixel * np.arange(tiling.outputs)
+        calls[..., kernels.WRITTEN : kernels.WRITTEN + tiling.outputs] = written
+        steps = tiling.places * pixel, tiling.outputs * pixel
+        calls[..., kernels.INNER : kernels.BIAS_LINE] = (pixel, tiling.columns, *steps)
+        return self._table(calls, _require(kernels.line_kernel(tiling.filter.output)))
+
+    def _across(self) -> int:
+        """Bytes of a line of a strip that is read."""
+        tiling = self._tiling
+        return (tiling.columns * tiling.outputs + TAPS - 1) * tiling.layer.channels * _FLOAT
 
     def _last_kernels(self, counts: Integers) -> Integers:
         """The kernels that end rows of tiles, of which so many rows of pixels are in the image."""
@@ -99,10 +143,10 @@ class Tables:
         made = [_require(_last_kernel(matrix, int(count), finish)) for count in found]
         return np.array(made, np.int64)[inverse]
 
-    def _tiles(self, start: int, rows: range, first: int, pixel: int) -> Integers:
-        """Where the places of the first tile of each row lie in v or z, [rows, t, t]."""
+    def _tiles(self, start: int, rows: range, pixel: int) -> Integers:
+        """Where the places of the first tile of each row of a block lie in v or z, [rows, t, t]."""
         tiling, tile = self._tiling, self._tiling.filter.tile
-        row = start + (np.array(rows, np.int64) - first) * tiling.columns * tiling.places * pixel
+        row = start + np.array(rows, np.int64) * tiling.columns * tiling.places * pixel
         return row[:, None, None] + pixel * np.arange(tile * tile).reshape(tile, tile)
 
     def _image_lines(self, rows: range) -> Integers:

@@ -260,3 +260,18 @@ def test_a_team_runs_every_table(threads: int) -> None:
     ]
     team_step(require_library("test"), threads, [*tables, []], memory, "test")()
     assert memory.tolist() == [part + half + 1 for part in range(6) for half in (0, 5) for _ in range(5)]
+
+
+def kept_bytes(batch: int) -> int:
+    """Bytes that the preparation of a layer keeps."""
+    workspace, net = net_of(Layer(window(32, 32), channels=64, filters=64, batch=batch), "NHWC", constant=True)
+    with SimpleNet(net, workspace) as running:
+        (prepared,) = running.prepared().prepared
+    return prepared.nbytes
+
+
+def test_images_have_most_calls_in_common(chosen: Chosen, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row of tiles of F(4x4, 3x3) takes 14 calls of 192 bytes."""
+    monkeypatch.setattr(winograd_tiling, "core_cache", lambda: 1 << 20)
+    few, many = kept_bytes(10), kept_bytes(20)  # in blocks of ten rows
+    assert 0 < many - few <= 10 * 8 * 600
