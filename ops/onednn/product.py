@@ -20,7 +20,9 @@ from dagexec.ops.activation.post_ops import SUM, PostOp, read_post_ops
 from dagexec.ops.base.layout import NCHW
 from dagexec.ops.onednn.accuracy import require_accurate
 from dagexec.ops.onednn.finishing import finishing_step
+from dagexec.ops.onednn.function_kernels import GELU
 from dagexec.ops.onednn.measured_product import INNER_PRODUCT, MeasuredProduct, WeightedProduct
+from dagexec.ops.onednn.panel_product import in_panels, is_for_panels, product_step
 from dagexec.ops.onednn.post_ops import BINARY, append_post_ops, drops_nan
 from dagexec.ops.onednn.primitive import (
     BIAS,
@@ -55,6 +57,9 @@ class FullyConnected(MeasuredProduct, product.FullyConnected):
         y = self.y(0).reshape(rows, len(weights))
         if 0 in (inner, y.size):
             raise UnsupportedFeatureError(f"{self.label}: there is nothing to multiply")
+        own = self._in_panels(x, weights, y)
+        if own is not None:
+            return own
         post_ops, later = self.split_post_ops(read_post_ops(self.call()))
         require_accurate(self.onednn, post_ops, self.label)
         attributes = self.attributes()
@@ -100,6 +105,28 @@ class FullyConnected(MeasuredProduct, product.FullyConnected):
         bound = self.bound(found, arguments)
         step = in_sequence([pack, bound.step, self._finished(later)])
         return self.rebindable(step, bound, offered, {0: DST}) if is_moved and not later else step
+
+    def _in_panels(self, x: Array, weights: Array, y: Array) -> Step | None:
+        """The step by kernels of our own, behind which an exact GELU may follow; None where they are not for it."""
+        constant, bias, post_ops = self.input(1).constant, self.x(2), read_post_ops(self.call())
+        adds = [one for one in post_ops[:1] if one.kind in (SUM, "add")]
+        later = post_ops[len(adds) :]
+        addend = self.x(adds[0].input) if adds else None
+        plain = (x, y, bias) if addend is None else (x, y, bias, addend)
+        if (
+            constant is None
+            or not is_for_panels(self.onednn, weights)
+            or any(one.kind != GELU for one in later)
+            or (addend is not None and addend.shape != self.y(0).shape)
+            or not all(array.dtype == np.float32 and array.flags.c_contiguous for array in plain)
+            or np.shares_memory(x, y)
+        ):
+            return None
+        self.answer(lambda: True)
+        lanes = self.onednn.isa.lanes
+        panels = constant.derived(("panels", lanes, weights.strides), lambda: in_panels(weights, lanes))
+        product = product_step(self.onednn, self.threads, x, panels, bias, y, addend, self.label)
+        return None if product is None else in_sequence([product, self._finished(later)])
 
     def drops_nan(self) -> bool:
         """Where post-ops of the primitive do."""

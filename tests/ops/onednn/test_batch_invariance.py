@@ -77,7 +77,7 @@ def test_rows_of_products(sizes: tuple[int, int], fed: bool, threads: int) -> No
 @pytest.mark.parametrize("rows", [1, 17])
 def test_products_of_short_sums_have_the_team(rows: int) -> None:
     """Before AVX-512 all products had one thread, as inner products on several cut sums: only those above 1024."""
-    _workspace, operator = made("FC", [normal(1, rows, 1024)], [normal(2, 64, 1024), normal(3, 64)], threads=2)
+    _workspace, operator = made("FC", [normal(1, rows, 1024)], [normal(2, 66, 1024), normal(3, 66)], threads=2)
     prepared = operator.bind(operator.infer())
     steps = [step for step in parts_of(prepared.step) if isinstance(step, BoundPrimitive)]
     assert [step.primitive.descriptor.threads for step in steps] == [2]

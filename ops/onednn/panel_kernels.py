@@ -1,0 +1,136 @@
+"""The inner part of a matrix product on weights in panels, as machine code for AVX2 with FMA or for AVX-512.
+
+A kernel computes some rows of Y = X W + b, in the columns of one panel of W, for as many blocks of rows as it is told.
+Each element is one chain of fused products and sums in the order of the inner axis, then the bias, then what is added:
+its bytes depend neither on the other rows nor on where the kernel is called. The sums of a block stay in registers,
+two vectors a row (Goto and van de Geijn, "Anatomy of high-performance matrix multiplication", 2008).
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from dagexec.ops.onednn.assembler import (
+    ADD,
+    FMA,
+    R8,
+    R9,
+    R10,
+    R11,
+    R12,
+    R13,
+    R14,
+    R15,
+    RAX,
+    RBP,
+    RBX,
+    RCX,
+    RDI,
+    RDX,
+    RSI,
+    Assembler,
+)
+from dagexec.ops.onednn.machine_code import executable
+
+VECTORS = {8: 3, 16: 2}
+"""By lanes, the most vectors in a row of a panel."""
+
+MAX_ROWS = {8: 4, 16: 14}
+"""By lanes, the most rows of a block, whose sums take all registers but those for a row of the panel and one more."""
+
+STEP = 4
+"""Elements of the inner axis in a pass of the loop, of which there have to be whole ones."""
+
+BLOCKS, PANEL_BYTES, SOURCE_ROW, SOURCE_3_ROWS, SOURCE_5_ROWS, SOURCE_BLOCK, TARGET_ROW, BIAS, ADDEND, AHEAD = range(10)
+"""Places of the 64-bit numbers that rcx points to: how many blocks, and bytes: of a panel, of rows of X and of a block
+of them, of a row of Y, from an element of Y to that of the bias and to that which is added, and by how much a pass of
+the inner loop goes on in what is behind the panel, which it has the processor fetch."""
+
+LINE, FETCHED_LINES = 64, 2
+"""Bytes of a cache line, and how many a pass of the inner loop has fetched."""
+
+_SAVED = (RBX, RBP, R12, R13, R14, R15)
+_BASES = (R10, R11, RBX)  # of rows 0 to 4, 5 to 9, 10 to 14
+_ROWS_OF_BASE = 5
+
+
+@lru_cache(maxsize=256)
+def panel_kernel(rows: int, vectors: int, lanes: int, adds: bool) -> int | None:
+    """The address of a function of X, panel, Y and fields, for blocks of `rows`; None where it cannot run.
+
+    With `adds` a tensor of the shape of Y is added, which may be Y itself.
+    """
+    code = Assembler(lanes)
+    code.push(*_SAVED)
+    for register, field in ((R8, SOURCE_ROW), (R9, SOURCE_3_ROWS), (R12, TARGET_ROW), (R13, ADDEND), (R14, BIAS)):
+        code.load_field(register, 8 * field, RCX)
+    code.add(R14, RDX)
+    code.load_field(RAX, 8 * BLOCKS, RCX)
+    code.save(RAX)
+    code.load_field(RBP, 8 * PANEL_BYTES, RCX)
+    code.add(RBP, RSI)
+    code.move(R15, RBP)
+    block = code.here()
+    code.move(R10, RDI)
+    for register, other in ((R11, R10), (RBX, R11)):
+        code.load_field(register, 8 * SOURCE_5_ROWS, RCX)
+        code.add(register, other)
+    code.move(RAX, RSI)
+    sums = [[row * vectors + number for number in range(vectors)] for row in range(rows)]
+    for vector in range(rows * vectors):
+        code.clear_vector(vector)
+    inner = code.here()
+    for step in range(STEP):
+        _multiply(code, sums, step)
+    for line in range(FETCHED_LINES):
+        code.fetch(R15, line * LINE)
+    code.add_field(R15, 8 * AHEAD, RCX)
+    width = 4 * lanes * vectors
+    for register, nbytes in ((RAX, STEP * width), *((base, 4 * STEP) for base in _BASES)):
+        code.add_number(register, nbytes)
+    code.compare(RAX, RBP)
+    code.jump_if_below(inner)
+    _write(code, sums, adds)
+    code.add_field(RDI, 8 * SOURCE_BLOCK, RCX)
+    code.count_down()
+    code.jump_if_not_zero(block)
+    code.leave(*_SAVED)
+    return executable(code.code())
+
+
+def _multiply(code: Assembler, sums: list[list[int]], step: int) -> None:
+    """Adds to the sums the products of one column of X and one row of the panel."""
+    vectors, free = len(sums[0]), sum(map(len, sums))
+    nbytes = 4 * code.lanes
+    weights = range(free, free + vectors)
+    for number, vector in enumerate(weights):
+        code.load_at(vector, RAX, (step * vectors + number) * nbytes)
+    for row, targets in enumerate(sums):
+        base, (index, scale) = _BASES[row // _ROWS_OF_BASE], _row_of(row % _ROWS_OF_BASE)
+        if code.lanes == 16:
+            for target, weight in zip(targets, weights, strict=True):
+                code.compute_broadcast(FMA, target, weight, base, index, scale, 4 * step)
+            continue
+        code.broadcast(free + vectors, base, index, scale, 4 * step)
+        for target, weight in zip(targets, weights, strict=True):
+            code.compute(FMA, target, weight, free + vectors)
+
+
+def _row_of(number: int) -> tuple[int | None, int]:
+    """The index register and its scale that lead from a base to one of the five rows it is for."""
+    return ((None, 1), (R8, 1), (R8, 2), (R9, 1), (R8, 4))[number]
+
+
+def _write(code: Assembler, sums: list[list[int]], adds: bool) -> None:
+    """Adds the bias, and what else is to be added, and writes the rows; Y's register goes on behind them."""
+    vectors, free = len(sums[0]), sum(map(len, sums))
+    nbytes = 4 * code.lanes
+    for number in range(vectors):
+        code.load_at(free + number, R14, number * nbytes)
+    for targets in sums:
+        for number, vector in enumerate(targets):
+            code.compute(ADD, vector, vector, free + number)
+            if adds:
+                code.compute_memory(ADD, vector, vector, RDX, R13, number * nbytes)
+            code.store_at(vector, RDX, number * nbytes)
+        code.add(RDX, R12)

@@ -1,0 +1,81 @@
+"""Products on weights in panels: values, bytes of a row in any batch on any threads, what is left to the library."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dagexec.ops.onednn.binding import library, require_library
+from dagexec.ops.onednn.function_kernels import is_available
+from dagexec.ops.onednn.panel_product import in_panels, is_for_panels, product_step
+from tests.ops.onednn.engine import normal
+from tests.ops.running import Array
+
+pytestmark = pytest.mark.skipif(
+    (found := library()) is None or not is_available(found), reason="no oneDNN, no AVX2, or memory may not be executed"
+)
+
+SIZES = [(1, 128, 128), (3, 516, 32), (6, 384, 176), (29, 100, 240), (64, 384, 384), (131, 1024, 16), (300, 400, 48)]
+"""Rows, inner, units: blocks that are left over, and panels that are not full, with AVX2 and AVX-512."""
+
+
+def computed(x: Array, weights: Array, bias: Array, threads: int = 1, addend: Array | None = None) -> Array:
+    """By the kernels, which must leave what is around the result as it was; in place where `addend` is given."""
+    onednn = require_library("product")
+    size = len(x) * len(weights)
+    memory = np.full(size + 64, 7, np.float32)
+    y = memory[32 : 32 + size].reshape(len(x), len(weights))
+    if addend is not None:
+        y[:] = addend
+    panels = in_panels(weights, onednn.isa.lanes)
+    step = product_step(onednn, threads, x, panels, bias, y, None if addend is None else y, "product")
+    assert step is not None
+    step()
+    assert (memory[:32] == 7).all()
+    assert (memory[32 + size :] == 7).all()
+    return y
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_products_are_right_and_the_same_on_any_threads(sizes: tuple[int, int, int]) -> None:
+    rows, inner, units = sizes
+    x, weights, bias, addend = normal(1, rows, inner), normal(2, units, inner), normal(3, units), normal(4, rows, units)
+    expected = x.astype(np.float64) @ weights.T + bias
+    one = computed(x, weights, bias)
+    np.testing.assert_allclose(one, expected, rtol=1e-5, atol=1e-6 * inner)
+    np.testing.assert_allclose(computed(x, weights, bias, 2, addend), expected + addend, rtol=1e-5, atol=1e-6 * inner)
+    for threads in (2, 3, 16):
+        assert computed(x, weights, bias, threads).tobytes() == one.tobytes()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_row_has_the_same_bytes_in_every_batch(threads: int) -> None:
+    x, weights, bias = normal(1, 64, 384), normal(2, 48, 384), normal(3, 48)
+    alone = [computed(row[None], weights, bias).tobytes() for row in x]
+    for rows in (*range(2, 17), 33, 64):
+        found = computed(x[:rows], weights, bias, threads)
+        assert [row.tobytes() for row in found] == alone[:rows]
+
+
+def test_rows_are_summed_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dagexec.ops.onednn.panel_product._CHUNK", 1)
+    x, weights, bias = normal(1, 31, 384), normal(2, 48, 384), normal(3, 48)
+    chunked = computed(x, weights, bias)
+    monkeypatch.undo()
+    assert chunked.tobytes() == computed(x, weights, bias).tobytes()
+
+
+def test_what_is_not_finite_stays_in_its_row_and_column() -> None:
+    x, weights, bias = normal(1, 20, 128), normal(2, 128, 128), normal(3, 128)
+    x[3, 5], weights[7, 9] = np.nan, np.inf
+    found = np.isfinite(computed(x, weights, bias))
+    assert not found[3].any()
+    assert not found[:, 7].any()
+    assert np.delete(np.delete(found, 3, 0), 7, 1).all()
+
+
+def test_weights_of_other_kinds_are_left_to_the_library() -> None:
+    onednn = require_library("product")
+    assert is_for_panels(onednn, normal(1, 128, 128))
+    for weights in (normal(1, 129, 128), normal(1, 128, 126), normal(1, 16, 64), np.zeros((128, 128))):
+        assert not is_for_panels(onednn, weights)
