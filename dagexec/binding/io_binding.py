@@ -84,12 +84,14 @@ class IOBinding:
         in_sequence: the plan has one chain, or the net runs in list order, so that workers cannot share the work.
         estimated_seconds: what a run takes by the work of its operators.
         seconds: the longer of the last two runs that were measured, with feeding and fetching; else infinity.
+        seconds_at_best: the shorter of these.
+        shortest: what the shortest of all runs took that were measured; else infinity.
     """
 
     __slots__ = (
         "_bound_results", "_copies", "_epoch", "_inputs", "_large", "_last", "_names", "_net", "_outputs",
         "_preparation", "_targets", "copied", "estimated_seconds", "fed", "in_sequence", "name_step", "seconds",
-        "signature", "steps",
+        "seconds_at_best", "shortest", "signature", "steps",
     )  # fmt: skip
 
     def __init__(self, net: BaseNet, preparation: Preparation, fed: Sequence[str], outputs: Sequence[str]) -> None:
@@ -97,7 +99,7 @@ class IOBinding:
         self._net = net
         self._preparation = weakref.ref(preparation)
         self._epoch = -1
-        self.seconds = self._last = math.inf
+        self.seconds = self.seconds_at_best = self.shortest = self._last = math.inf
         self.fed = tuple(fed)
         self._names = frozenset(fed)
         self.steps = _steps(preparation)
@@ -136,6 +138,8 @@ class IOBinding:
     def took(self, seconds: float) -> None:
         """A run is over that took so long."""
         self.seconds = max(self._last, seconds)
+        self.seconds_at_best = min(self._last, seconds)
+        self.shortest = min(self.shortest, seconds)
         self._last = seconds
 
     def targets(self, signature: Signature) -> list[Array] | None:

@@ -33,6 +33,7 @@ from dagexec.serving.metrics import Metrics
 from dagexec.serving.requests import Request, RequestQueue, outcome_name
 from dagexec.serving.statistics import OUTCOMES, ExecutorStatistics, Latencies
 from dagexec.serving.telemetry import Telemetry
+from dagexec.serving.waiting import EventLoop
 
 
 class Dispatcher:
@@ -63,6 +64,7 @@ class Dispatcher:
         self._now = threads().monotonic
         self._lock = threads().lock()
         self._when_empty: list[Callable[[], object]] = []
+        self.call_loop: Callable[[EventLoop], object] | None = None  # has it come by, as requests wait for its turns
         reset_after_fork(self, Dispatcher._in_child)
         if threads().concurrent:
             stop_at_exit(self, Dispatcher._stop_at_exit)
@@ -78,7 +80,7 @@ class Dispatcher:
             self._telemetry.start(request)
         try:
             with self._lock:
-                return self.state.arrive(request, now, starts=not (self.state.joins and is_interruptible()))
+                return self.state.arrive(request, now, starts=not is_interruptible())
         except (ClosedError, QueueFullError) as error:
             self._end_span(request, error, 0.0)
             if self._metrics is not None and isinstance(error, QueueFullError):
@@ -123,6 +125,8 @@ class Dispatcher:
             self.state.settle(request, result, error, now)
         self._record(request, error, now)
         self.notify(request)
+        if self.call_loop is not None:
+            self.have_turns()
 
     def _end_batch(self, batch: Batch, error: BaseException | None) -> None:
         """Settle the members of a joined run; if it failed, they run alone, on any replica that is free."""
@@ -161,6 +165,30 @@ class Dispatcher:
         """`start_waiting` may find somebody."""
         with self._lock:
             return self.state.may_start(self._now())
+
+    def have_turns(self) -> bool:
+        """A request came, or a replica is free: have the event loop come by that the requests in the queue wait for.
+
+        False when they wait although a replica is idle, but not for one event loop.
+        """
+        if self.call_loop is None or not (self.state.idle and self.state.queue.waiting):
+            return True
+        with self._lock:
+            loop = self.state.queue.only_loop()
+        if loop is not None:
+            self.call_loop(loop)
+        return loop is not None
+
+    def take_turn(self) -> Request | None:
+        """On the thread of an event loop: who has a replica now. None when none waits, or no replica is idle."""
+        with self._lock:
+            return self.state.take_turn(self._now())
+
+    def give_up_turns(self) -> list[Request]:
+        """Nobody waits for an event loop any more. Who has a replica now: the caller has these served."""
+        with self._lock:
+            self.state.queue.forget_loops()
+        return self.start_waiting()
 
     def new_due(self) -> float | None:
         """When the caller is to ask who need not wait any more; None when it will already, or nobody waits so."""
@@ -212,6 +240,7 @@ class Dispatcher:
             request.following = self.state.release(request, self._now())
         if self._when_empty:
             self._announce_empty()
+        self.have_turns()
 
     def add(self, replica: Replica, lone: Replica | None) -> tuple[bool, Request | None]:
         """A replica that was made later: whether it is taken on, and the request that has it now.

@@ -13,6 +13,9 @@ running.
 Where requests are joined, a replica is given to a `Batch` of them; they are its members meanwhile. Then requests may
 wait in the queue while a replica is idle, for others to join them, until `next_due`. The members of a joined run that
 failed run again, each alone and before all others.
+
+Requests also wait there while a replica is idle if one event loop may run them all, and runs are short: it has them in
+its turns (`take_turn`).
 """
 
 from __future__ import annotations
@@ -28,9 +31,13 @@ from dagexec.serving.batch_queue import BatchQueue
 from dagexec.serving.batching import Batch
 from dagexec.serving.requests import Request, RequestQueue, outcome_name
 from dagexec.serving.statistics import OUTCOMES, TIMES_KEPT
+from dagexec.serving.waiting import MAX_QUEUED
 
 ALONE_AGAIN = 8
 """How many requests in a row have to find nothing running before they are taken to come one at a time again."""
+
+MAX_IN_TURN = 3e-4
+"""Seconds that a run takes at best, up to which it waits for a turn of its event loop: handing it over takes longer."""
 
 
 class DispatchState:
@@ -114,7 +121,7 @@ class DispatchState:
         if self.joins:
             self._has_company()
         limit = self._options.max_queued
-        if self.idle and (request.group is None or limit == 0):
+        if self.idle and (request.group is None or limit == 0) and not self._waits_for_turns(request):
             self.assign(self.idle[0], request, now)
             del self.idle[0]
             return request
@@ -135,6 +142,12 @@ class DispatchState:
             )
         return None
 
+    def _waits_for_turns(self, request: Request) -> bool:
+        """While a replica is idle, `request` comes, and its event loop is to run it, or others that came before."""
+        if self.queue.waiting:
+            return self.queue.only_loop() is not None
+        return request.loop is not None and self.is_short(self.idle[0])
+
     def start(self, now: float) -> Request | None:
         """Who gets an idle replica now; None while there is none, or nobody who need not wait for others."""
         if not self.idle:
@@ -151,6 +164,21 @@ class DispatchState:
         queue = self.queue
         return bool(self.idle and (waiting or (isinstance(queue, BatchQueue) and queue.is_ready(now, self._hurried()))))
 
+    def take_turn(self, now: float) -> Request | None:
+        """An event loop has a turn: who gets an idle replica although it waits for that. None while there is none."""
+        if not self.idle:
+            return None
+        request = self.queue.pop()
+        if request is not None:
+            self.assign(self.idle[0], request, now)
+            del self.idle[0]
+        return request
+
+    def is_short(self, replica: Replica) -> bool:
+        """Whether runs of `replica` are for turns of an event loop."""
+        known = replica.io_binding
+        return known is not None and known.shortest <= MAX_IN_TURN and known.seconds_at_best <= MAX_QUEUED
+
     def next_due(self) -> float | None:
         """When to ask `start` again, at the latest; None when no replica is idle or nobody waits for others."""
         return self.queue.next_due() if self.idle and isinstance(self.queue, BatchQueue) else None
@@ -160,7 +188,7 @@ class DispatchState:
 
         False also for a thread that is in a run here, as an operator's is, or whose last one is still to be handed on.
         """
-        if self.shut or caller in self.running:
+        if self.shut or caller in self.running or self.queue.waiting:
             return False
         if self.joins and self._has_company():
             return False
@@ -338,6 +366,8 @@ class DispatchState:
         if self.again.waiting:
             return self.again.pop()
         if not (self.queue.waiting or self.awaiting_admission.waiting):
+            return None
+        if self.queue.only_loop() is not None and not self.shut and self.is_short(replica):
             return None
         if isinstance(self.queue, BatchQueue) and self.queue.waiting:
             return self._next_batch(self.queue, now)

@@ -47,6 +47,7 @@ from dagexec.serving.requests import Request, timed_out
 from dagexec.serving.row_blocks import RowBlocks
 from dagexec.serving.statistics import ExecutorStatistics
 from dagexec.serving.telemetry import Telemetry
+from dagexec.serving.turns import Turns
 from dagexec.serving.waiting import TaskWait, event_loop, on_a_thread
 from dagexec.serving.warm_up import zero_feeds
 
@@ -142,6 +143,15 @@ class Executor(Closing):
         if plain and alone and self.net().on_host:
             in_sequence = self.num_workers == 1 or options.net_type == "simple"
             self._inline = InlineRuns(self._dispatcher, self._pooled, in_sequence, teams, self._batching)
+        self._turns: Turns | None = None
+        if (
+            self._inline is not None
+            and in_sequence
+            and not teams
+            and options.max_queued is None
+            and options.max_batch == 1
+        ):
+            self._turns = Turns(self._dispatcher, self._pooled, self._inline)
 
     def _new_place(self) -> Place:
         """Workers, as the options ask for them."""
@@ -251,7 +261,10 @@ class Executor(Closing):
                     await loop.checkpoint()
                     return results
             wait = TaskWait()
-            return await self._served_async(self._request(given, names, out, timeout, priority, trace, wait), wait)
+            request = self._request(given, names, out, timeout, priority, trace, wait)
+            if self._turns is not None:
+                self._turns.offer(request)
+            return await self._served_async(request, wait)
         except ShapeError as error:
             raise self._as_given(error, given) from None
 
@@ -478,6 +491,8 @@ class Executor(Closing):
         """Call `callback` once no request is left. None of them waits for others any more."""
         self._dispatcher.when_empty(callback)
         self._pooled.start_waiting()
+        if self._turns is not None:
+            self._pooled.give_up_turns()
 
     def _cancel(self, request: Request, error: DagexecError) -> bool:
         """As `Dispatcher.cancel`; the request may have been interrupted before others were seen to."""

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 from dagexec.binding.io_binding import Array, Outputs, arrays_like
+from dagexec.binding.replicas import Replica
 from dagexec.core.feeds import Feeds
 from dagexec.core.purity import is_known
 from dagexec.platform import teams
@@ -130,7 +131,7 @@ class InlineRuns:
             binding = self._idle[0].io_binding
         except IndexError:
             return None
-        if binding is None or self._teams or not self._waits_for_nothing:
+        if binding is None or self._teams or self._dispatcher.state.queue.waiting or not self.waits_for_nothing:
             return None
         if timeout is not None and not (isinstance(timeout, float | int) and timeout > AMPLE * binding.seconds):
             return None
@@ -143,9 +144,15 @@ class InlineRuns:
         return outputs
 
     @cached_property
-    def _waits_for_nothing(self) -> bool:
+    def waits_for_nothing(self) -> bool:
         """Operators may be an application's, have a queue, or a loop without end."""
         return all(map(is_known, self._dispatcher.state.replicas[0].net.graph.operators))
+
+    def choose_team(self, replica: Replica) -> None:
+        """The calling thread is about to run the net of `replica`, outside of `run`."""
+        caller = threading.get_ident()
+        if replica.net.has_teams is not (caller in self._in_teams):
+            self._change_team(caller)
 
     def _change_team(self, caller: int) -> None:
         """The calling thread is about to run a net whose operators have teams, after one without; or vice versa.

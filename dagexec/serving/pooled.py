@@ -12,6 +12,7 @@ from functools import partial
 from dagexec.binding.io_binding import Outputs
 from dagexec.errors import ClosedError, QueueFullError, WorkerLostError
 from dagexec.platform.threads import ThreadsEndedError, is_interruptible, threads
+from dagexec.scheduler.run.inline import run_inline
 from dagexec.scheduler.run.pool import WorkerPool
 from dagexec.scheduler.run.run import task
 from dagexec.serving.dispatch import Dispatcher
@@ -43,6 +44,8 @@ class PooledRuns:
                 self.serve_on_worker(served)
             elif self._joins and request.queue is not None:
                 self._see_to_waiting()
+            elif request.queue is not None and self._dispatcher.state.idle and not self._dispatcher.have_turns():
+                self.give_up_turns()
         except (ClosedError, QueueFullError):
             raise
         except BaseException as error:  # KeyboardInterrupt, perhaps before anything could be done with the replica
@@ -76,6 +79,37 @@ class PooledRuns:
         due = self._dispatcher.new_due()
         if due is not None:
             self._wait_until(due)
+
+    def give_up_turns(self) -> None:
+        """Have workers serve everybody who waits for a turn of an event loop."""
+        if is_interruptible():  # a worker takes requests of others out of the queue
+            name = f"starting requests of {self._dispatcher.name}"
+            with suppress(ClosedError):
+                self._pool.submit(task(name, self.give_up_turns, share=self._dispatcher.share))
+            return
+        for request in self._dispatcher.give_up_turns():
+            self.serve_on_worker(request)
+
+    def end_early(self, request: Request, error: BaseException) -> None:
+        """`error` came to the thread that was about to run `request` itself, unless that is over."""
+        if not request.over and request.replica is not None and request.run is None:
+            self._end(request, None, error)
+
+    def run_here(self, request: Request) -> None:
+        """Run `request`, which has a replica that is prepared for its shapes, in the calling thread."""
+        result: Outputs | None = None
+        error: BaseException | None = None
+        request.fed = True
+        try:
+            result = _computed(request)
+        except ThreadsEndedError:
+            raise
+        except BaseException as caught:
+            error = caught
+        request.steps = None
+        self._end(request, result, error)
+        if error is not None and not isinstance(error, Exception):
+            raise error
 
     def _wait_until(self, due: float) -> None:
         try:
@@ -232,3 +266,18 @@ class PooledRuns:
             else:
                 self.serve_on_worker(ended.following)
             ended.following = None
+
+
+def _computed(request: Request) -> Outputs:
+    """The results of `request`, computed in the calling thread."""
+    replica = request.replica
+    assert replica is not None
+    request.feed_replica()
+    known = replica.io_binding
+    assert known is not None
+    request.steps = known.steps
+    if request.cancelled is None:
+        replica.arithmetic.run(run_inline, replica.net.name, known.steps, known.name_step)
+    if request.cancelled is not None:
+        raise request.cancelled
+    return request.fetch()

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from dagexec.serving.batch_padding import Cuts
     from dagexec.serving.batching import Batch
     from dagexec.serving.row_blocks import BlockedRun
+    from dagexec.serving.waiting import EventLoop
 
 MAX_OVERTAKEN = 32
 """How many more urgent requests may be taken while one request is the oldest of a queue; then it is its turn."""
@@ -65,6 +66,7 @@ class Request:
         blocks: the runs that it is made up of, one behind the other; None when it is one run.
         block: the number of the one that it is at.
         cuts: what belongs to it of results along axes of lengths, where its inputs were padded.
+        loop: the event loop whose thread may run it in one of its turns, if there is one.
     """
 
     timeout: float = math.inf
@@ -90,6 +92,7 @@ class Request:
     blocks: BlockedRun | None = None
     block: int = 0
     cuts: Cuts | None = None
+    loop: EventLoop | None = None
 
     def __init__(
         self,
@@ -217,12 +220,14 @@ class RequestQueue:
 
     Attributes:
         waiting: the requests, the oldest first; to look at.
+        loops: how many of them which event loop may run; None stands for no loop.
     """
 
-    __slots__ = ("_arrivals", "_heap", "_overtaken", "waiting")
+    __slots__ = ("_arrivals", "_heap", "_overtaken", "loops", "waiting")
 
     def __init__(self) -> None:
         self.waiting: OrderedDict[Request, None] = OrderedDict()
+        self.loops: dict[EventLoop | None, int] = {}
         self._heap: list[tuple[int, int, Request]] = []  # and entries of requests that do not wait here any more
         self._arrivals = itertools.count()
         self._overtaken = 0
@@ -237,7 +242,9 @@ class RequestQueue:
     def push(self, request: Request) -> None:
         """Put `request` behind all of its priority."""
         place = next(self._arrivals)  # first: Ctrl-C may come when a call returns
+        of_loop = self.loops.get(request.loop, 0) + 1
         self.waiting[request] = None
+        self.loops[request.loop] = of_loop
         request.queue = self
         heappush(self._heap, (-request.priority, place, request))
 
@@ -277,13 +284,27 @@ class RequestQueue:
         for request in requests:
             request.queue = None
         self.waiting.clear()
+        self.loops.clear()
         self._heap.clear()
         self._overtaken = 0
         return requests
 
+    def only_loop(self) -> EventLoop | None:
+        """The event loop that may run all that wait; None when there is none."""
+        return next(iter(self.loops)) if len(self.loops) == 1 else None
+
+    def forget_loops(self) -> None:
+        """No event loop runs what waits now."""
+        for request in self.waiting:
+            request.loop = None
+        self.loops = {None: len(self.waiting)} if self.waiting else {}
+
     def _forget(self, request: Request) -> None:
         del self.waiting[request]
         request.queue = None
+        self.loops[request.loop] -= 1
+        if not self.loops[request.loop]:
+            del self.loops[request.loop]
         self._tidy()
 
     def _tidy(self) -> None:

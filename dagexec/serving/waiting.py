@@ -31,6 +31,9 @@ _Result = TypeVar("_Result")
 MAX_TURN = 1e-3
 """Seconds that such runs may take of one turn of the loop, as everybody else on it waits meanwhile."""
 
+MAX_QUEUED = MAX_TURN / 2
+"""Seconds of them for runs that have waited in the queue, as those who get their results want their turns, too."""
+
 MAX_ALONE = 2e-3
 """Seconds that the first of them may take, if it is the only request of its executor."""
 
@@ -66,9 +69,9 @@ class EventLoop:
         self._woken = False
         self._spent = 0.0
 
-    def spend(self, seconds: float, *, alone: bool = False) -> bool:
-        """Take so much of the loop's turn, on its thread. False, and nothing is taken, where that is too much."""
-        if self._spent + seconds > (MAX_ALONE if alone and not self._spent else MAX_TURN):
+    def spend(self, seconds: float, most: float = MAX_TURN, *, alone: bool = False) -> bool:
+        """Take so much of the loop's turn, on its thread. False, and nothing is taken, where that makes over `most`."""
+        if self._spent + seconds > (MAX_ALONE if alone and not self._spent else most):
             return False
         if not self._spent:
             self._later(self._begin_turn)
@@ -81,6 +84,10 @@ class EventLoop:
 
     def _begin_turn(self) -> None:
         self._spent = 0.0
+
+    def call(self, function: Callable[[], object]) -> None:
+        """Have `function` called in a later turn, from any thread. Raises RuntimeError when the loop is closed."""
+        self._schedule(function)
 
     def put(self, wait: TaskWait) -> None:
         """Have `wait` set, from any thread."""

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
 
 import anyio
 import anyio.lowlevel
 import numpy as np
 import pytest
 
-import dagexec
 from dagexec.core.operator import Operator
 from dagexec.errors import ClosedError, RunTimeoutError
 from dagexec.scheduler.observe.trace import Trace
 from dagexec.serving.inline import AMPLE
 from dagexec.serving.waiting import MAX_ALONE, MAX_TURN, TaskWait
-from tests.held import PATIENCE, doubled_model, rows
+from tests.held import PATIENCE, rows
 from tests.nets import temporary_operator
+from tests.serving.timed_executor import timed
 
 pytestmark = pytest.mark.anyio
 
@@ -31,54 +29,8 @@ SHORT = 0.45 * MAX_TURN
 CALLERS = 64
 
 
-class Timed:
-    """An executor whose runs take as long as it says, which notes those that workers get."""
-
-    def __init__(self, executor: dagexec.Executor, seconds: float) -> None:
-        self.executor = executor
-        self.seconds = seconds
-        self.handed_over = 0
-        self._submit = executor._pooled.submit
-        executor._pooled.submit = self._note  # type: ignore[method-assign]
-        assert executor._inline is not None
-        executor._dispatcher._now, executor._inline._now = self._clock(), self._clock()
-
-    def _clock(self) -> Callable[[], float]:
-        """One on which `seconds` pass between two looks."""
-        moments = itertools.accumulate(iter(lambda: self.seconds, None))
-        return lambda: next(moments)
-
-    def _note(self, *arguments: Any, **options: Any) -> None:
-        self.handed_over += 1
-        self._submit(*arguments, **options)
-
-    def measure(self, seconds: float) -> None:
-        """Have the next runs take `seconds`, as the last ones did."""
-        self.seconds = seconds
-        for _ in range(2):
-            self.executor.run({"x": rows(1)}, timeout=PATIENCE)
-        self.handed_over = 0
-
-    async def is_here(self, **options: Any) -> bool:
-        """Whether a run is on the thread of the event loop."""
-        before = self.handed_over
-        assert (await self.executor.run_async({"x": rows(3)}, **options))["y"].flat[0] == 6
-        return self.handed_over == before
-
-
-@contextmanager
-def timed(op_type: str = "Relu", seconds: float = SHORT, **options: Any) -> Iterator[Timed]:
-    model = doubled_model(op_type)
-    with dagexec.compile(
-        model, optimize=False, net_type="simple", warm_start={"x": rows(0).shape}, **options
-    ) as executor:
-        found = Timed(executor, seconds)
-        found.measure(seconds)
-        yield found
-
-
 async def test_runs_that_were_short_are_on_the_loops_thread() -> None:
-    with timed() as runs:
+    with timed(seconds=SHORT) as runs:
         assert await runs.is_here()
         assert await runs.is_here(priority=3)
         out = np.empty_like(rows(0))
@@ -89,7 +41,7 @@ async def test_runs_that_were_short_are_on_the_loops_thread() -> None:
 
 
 async def test_a_timeout_leaves_a_run_there_that_took_a_small_part_of_it() -> None:
-    with timed() as runs:
+    with timed(seconds=SHORT) as runs:
         assert await runs.is_here(timeout=PATIENCE)
         runs.measure(SHORT)
         assert not await runs.is_here(timeout=0.99 * AMPLE * SHORT)
@@ -99,7 +51,7 @@ async def test_a_timeout_leaves_a_run_there_that_took_a_small_part_of_it() -> No
 
 
 async def test_a_run_that_was_expected_to_be_in_time_and_was_not_ends_with_its_timeout() -> None:
-    with timed() as runs:
+    with timed(seconds=SHORT) as runs:
         runs.seconds = PATIENCE
         with pytest.raises(RunTimeoutError, match="net 'doubled': not done within 20 seconds"):
             await runs.executor.run_async({"x": rows(3)}, timeout=20)
@@ -123,7 +75,7 @@ async def test_a_run_alone_may_take_longer_than_one_of_several() -> None:
 
 
 async def test_one_long_run_has_the_next_two_handed_over() -> None:
-    with timed() as runs:
+    with timed(seconds=SHORT) as runs:
         runs.seconds = 2 * MAX_ALONE
         assert await runs.is_here()
         runs.seconds = MAX_TURN / 4
@@ -134,11 +86,11 @@ async def test_runs_that_may_wait_or_that_nobody_has_measured_are_not() -> None:
     def body(operator: Operator) -> None:
         operator.y(0)[...] = 3
 
-    with temporary_operator("Own", body), timed("Own") as runs:
+    with temporary_operator("Own", body), timed("Own", seconds=SHORT) as runs:
         assert not await runs.is_here()
-    with timed(intra_op_threads=2) as runs:
+    with timed(seconds=SHORT, intra_op_threads=2) as runs:
         assert not await runs.is_here()
-    with timed() as runs:
+    with timed(seconds=SHORT) as runs:
         found = (await runs.executor.run_async({"x": rows(3, 5)}))["y"]
         np.testing.assert_array_equal(found, rows(6, 5))
         assert runs.handed_over == 1
@@ -146,7 +98,7 @@ async def test_runs_that_may_wait_or_that_nobody_has_measured_are_not() -> None:
 
 async def test_a_turn_of_the_loop_has_time_for_so_many_runs_and_the_next_for_more() -> None:
     """Tasks that are started together run in one turn; workers get what is too much for it."""
-    with timed() as runs:
+    with timed(seconds=SHORT) as runs:
         for _ in range(2):
             runs.measure(SHORT)
             async with anyio.create_task_group() as tasks:
@@ -206,7 +158,7 @@ async def test_others_have_their_turns_between_two_runs() -> None:
             await anyio.lowlevel.checkpoint()
             turns += 1
 
-    with timed() as runs:
+    with timed(seconds=SHORT) as runs:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(count)
             found = []
@@ -218,7 +170,7 @@ async def test_others_have_their_turns_between_two_runs() -> None:
 
 
 async def test_a_task_that_is_cancelled_is_told_and_a_closed_executor_refuses() -> None:
-    with timed() as runs:
+    with timed(seconds=SHORT) as runs:
         with anyio.CancelScope() as scope:
             scope.cancel()
             await runs.executor.run_async({"x": rows(3)})

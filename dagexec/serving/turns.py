@@ -1,0 +1,107 @@
+"""Short runs of tasks, on the thread of their event loop: a few in each of its turns, as long as nobody else waits.
+
+To hand such a run to a worker and to be told of its end takes longer than the run, and worse: the loop and the workers
+then wait for the interpreter, and on a machine of few cores for a core. So requests stay in the queue although a
+replica is idle, and the loop takes some from there in each turn.
+
+They are in the queue like all others: limits, order, timeouts, cancellation and closing are no different. Workers serve
+them as soon as somebody else waits as well (a thread, another loop), a request is urgent, runs have become longer, the
+loop turns out to be busy with other work, or the executor is drained.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from weakref import WeakMethod
+
+from dagexec.binding.io_binding import arrays_like
+from dagexec.platform.threads import threads
+from dagexec.serving.dispatch import Dispatcher
+from dagexec.serving.dispatch_state import MAX_IN_TURN
+from dagexec.serving.inline import AMPLE, InlineRuns
+from dagexec.serving.pooled import PooledRuns
+from dagexec.serving.requests import Request
+from dagexec.serving.waiting import MAX_QUEUED, MAX_TURN, EventLoop, event_loop
+
+
+class Turns:
+    """Those of the event loops whose tasks call one executor."""
+
+    def __init__(self, dispatcher: Dispatcher, pooled: PooledRuns, inline: InlineRuns) -> None:
+        self._dispatcher = dispatcher
+        self._state = dispatcher.state
+        self._pooled = pooled
+        self._inline = inline
+        self._now = threads().monotonic
+        self._due: EventLoop | None = None  # the one that will come by, or is here
+        self._left: float | None = None  # when it left, with requests waiting
+        own = WeakMethod(self._call)  # the dispatcher is to be gone with the last one who refers to it
+
+        def call(loop: EventLoop) -> None:
+            known = own()
+            if known is not None:
+                known(loop)
+
+        dispatcher.call_loop = call
+
+    def offer(self, request: Request) -> None:
+        """`request`, which a task is about to make, may be run by its event loop."""
+        plain = request.trace is None and not request.priority and request.timeout > AMPLE * MAX_IN_TURN
+        if plain and self._inline.waits_for_nothing:
+            request.loop = event_loop()
+
+    def _call(self, loop: EventLoop) -> None:
+        """Have `loop` come by, from any thread."""
+        if self._due is loop:
+            return
+        self._due = loop
+        try:
+            loop.call(partial(self._come, loop))
+        except RuntimeError:  # it is closed
+            self._due = None
+            self._pooled.give_up_turns()
+
+    def _come(self, loop: EventLoop) -> None:
+        """On the thread of `loop`: run what there is time for in this turn, and come again for the rest."""
+        left, self._left = self._left, None
+        try:
+            if left is not None and self._now() - left > MAX_TURN:  # it has much else to do
+                self._pooled.give_up_turns()
+            else:
+                self._run_some(loop)
+        finally:
+            self._due = None
+            if self._state.idle and self._state.queue.waiting:
+                self._left = self._now()
+                self._call(loop)
+
+    def _run_some(self, loop: EventLoop) -> None:
+        state = self._state
+        while state.idle and state.queue.waiting:
+            replica = state.idle[0]
+            if not state.is_short(replica):
+                self._pooled.give_up_turns()
+                return
+            assert replica.io_binding is not None
+            if not loop.spend(min(replica.io_binding.seconds, MAX_QUEUED), MAX_QUEUED):
+                return
+            request = self._dispatcher.take_turn()
+            if request is None:
+                return
+            try:
+                if request.loop is loop and _is_prepared(request):
+                    self._inline.choose_team(replica)
+                    self._pooled.run_here(request)
+                else:
+                    self._pooled.serve_on_worker(request)
+            except BaseException as error:  # Ctrl-C
+                self._pooled.end_early(request, error)
+                raise
+
+
+def _is_prepared(request: Request) -> bool:
+    """The replica of `request` is prepared for its shapes."""
+    replica = request.replica
+    assert replica is not None
+    known = replica.io_binding
+    return known is not None and arrays_like(known.signature, request.feeds) is not None
