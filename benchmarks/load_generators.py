@@ -1,4 +1,4 @@
-"""Loads from threads: callers that call again as soon as they have their answer, and arrivals that nothing holds back.
+"""Loads from threads and tasks: callers that ask again as soon as they are answered, and arrivals that nothing stops.
 
 A closed loop asks what a server can answer. An open one, arrivals of a Poisson process, asks what a user waits for:
 its latencies count from the moment at which an arrival was planned, so that a server which falls behind cannot have
@@ -7,10 +7,11 @@ the arrivals wait for it (no "coordinated omission").
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,6 +78,29 @@ def closed_loop(call: Call, callers: int, seconds: float) -> ClosedLoop:
         stop.set()
         threads.join()
     return ClosedLoop(answered / elapsed, Latencies.of(list(itertools.chain.from_iterable(times))))
+
+
+def closed_loop_of_tasks(call: Callable[[], Awaitable[object]], tasks: int, seconds: float) -> ClosedLoop:
+    """As `closed_loop`, from tasks of one event loop of asyncio."""
+    times: list[float] = []
+
+    async def caller(until: float) -> None:
+        clock = time.perf_counter
+        begun = clock()
+        while begun < until:
+            await call()
+            ended = clock()
+            times.append(ended - begun)
+            begun = ended
+
+    async def main() -> float:
+        await asyncio.gather(*(call() for _ in range(tasks)))
+        begun = time.perf_counter()
+        await asyncio.gather(*(caller(begun + seconds) for _ in range(tasks)))
+        return time.perf_counter() - begun
+
+    elapsed = asyncio.run(main())
+    return ClosedLoop(len(times) / elapsed, Latencies.of(times))
 
 
 def arrivals(rate: float, seconds: float, seed: int) -> list[float]:
