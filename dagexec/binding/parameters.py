@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
+
+import numpy.typing as npt
 
 from dagexec.core.device import CPU
 from dagexec.core.model import Model
@@ -11,6 +15,8 @@ from dagexec.core.registry import check_known
 from dagexec.core.shared_buffer import SharedBuffer, create_shared_buffer, shared_buffer_forced
 from dagexec.core.tensor import Tensor
 from dagexec.core.workspace import Workspace
+
+Array = npt.NDArray[Any]
 
 
 def initialized(model: Model) -> Model:
@@ -55,3 +61,29 @@ def uses_shared_buffer(net: NetDef) -> bool:
     return shared_buffer_forced() or any(
         argument.name == "shared_buffer" and argument.i for definition in net.op for argument in definition.arg
     )
+
+
+class Parameters(Mapping[str, Array]):
+    """The parameters of a model as a workspace has them; one that is there packed is made anew when it is asked for."""
+
+    def __init__(self, workspace: Workspace, names: Iterable[str]) -> None:
+        """Of those called `names`, each of which holds a tensor."""
+        self._workspace = workspace
+        self._names = dict.fromkeys(names)
+
+    def held(self) -> dict[str, Array]:
+        """Those that are in memory as they are."""
+        tensors = {name: self._workspace.get_blob(name).get(Tensor) for name in self._names}
+        arrays = {name: tensor.current_array() for name, tensor in tensors.items()}
+        return {name: array for name, array in arrays.items() if array is not None}
+
+    def __getitem__(self, name: str) -> Array:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._workspace.get_blob(name).get(Tensor).array
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)

@@ -38,6 +38,12 @@ from dagexec.scheduler.plan.copies import insert_copies, names_devices
 from dagexec.scheduler.plan.preparation import Preparation
 from dagexec.scheduler.run.pool import WorkerPool
 
+_LITTLE = 4 << 20
+"""Bytes of constants that take no time to speak of to be made anew."""
+
+_MOST_REPLICAS = 8
+"""That are prepared one after the other with constants that come and go."""
+
 
 class Replica:
     """One net in a workspace of its own.
@@ -219,13 +225,12 @@ def build_replicas(
     if uses_shared_buffer(net_def):
         for place in {graph.device(index) for index in range(len(graph))}:
             create_shared_buffer(parameters, place)
-    for name in constants:
-        blob = parameters.get_blob(name)
-        if isinstance(blob.value, Tensor) and not blob.value.is_view:
-            blob.value.freeze()
+    _freeze(parameters, constants, has_fixed_shapes=_has_fixed_shapes(model))
+
+    inputs = tuple(model.inputs)  # and not the model, which has the parameters
 
     def build(one_thread: bool, portions: int) -> tuple[Workspace, BaseNet]:
-        workspace = _child(parameters, model.inputs, written)
+        workspace = _child(parameters, inputs, written)
         own = options if portions == 1 else replace(options, preparation_bytes=options.preparation_bytes // portions)
         if not one_thread:
             return workspace, _make_net(own, net_def, workspace, pool, graph, constants, keep)
@@ -241,6 +246,26 @@ def build_replicas(
         found.close()
         raise
     return found
+
+
+def _freeze(parameters: Workspace, names: Iterable[str], *, has_fixed_shapes: bool) -> None:
+    """Make the tensors called `names` constants, of which those that are packed need not stay in memory as they are.
+
+    With fixed shapes each replica asks for them once, when it is prepared. For other shapes it may ask at any run, so
+    that only little may go, and comes back for good.
+    """
+    values = (parameters.get_blob(name).value for name in names)
+    tensors = [value for value in values if isinstance(value, Tensor) and not value.is_view]
+    is_little = sum(tensor.nbytes for tensor in tensors) <= _LITTLE
+    for tensor in tensors:
+        tensor.freeze()
+        if tensor.constant is not None:
+            tensor.constant.most_returns = _MOST_REPLICAS if has_fixed_shapes else 0 if is_little else -1
+
+
+def _has_fixed_shapes(model: Model) -> bool:
+    """True when all runs are of one shape."""
+    return all(info.shape is not None and None not in info.shape for info in model.inputs.values())
 
 
 def _placed_net(model: Model, device: Device, parameters: Workspace) -> NetDef:

@@ -12,24 +12,23 @@ these strides then, and operators that cannot read them get a packed copy (see `
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable
-from typing import Any, TypeVar, cast
+import weakref
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from dagexec.core import dtypes
+from dagexec.core.constant import Constant, letting_go
 from dagexec.core.descriptor import TensorDescriptor
 from dagexec.core.device import CPU, Device
 from dagexec.core.dtypes import FLOAT32, STRING, TypeMeta
 from dagexec.core.runtime import DeviceRuntime, copy_between, runtime_of
 from dagexec.core.shapes import element_count
 from dagexec.errors import MissingBlobError, ShapeError
-from dagexec.platform.forking import ProcessLock
 from dagexec.platform.host_memory import check_fits, commit, reserve
 
 Shape = tuple[int, ...]
-Derived = TypeVar("Derived")
 
 _epochs = itertools.count(1)
 _epoch = [0]
@@ -60,21 +59,6 @@ class Storage:
         self.capacity = capacity
         self.writable = writable
         self.reused = reused
-
-
-class Constant:
-    """What was computed from a tensor whose values never change, kept for all who need it: packed weights, say."""
-
-    def __init__(self) -> None:
-        self._lock = ProcessLock()
-        self._found: dict[Hashable, object] = {}
-
-    def derived(self, key: Hashable, compute: Callable[[], Derived]) -> Derived:
-        """The result of `compute`, called once for `key`; callers that come while it is computed wait."""
-        with self._lock.own:
-            if key not in self._found:
-                self._found[key] = compute()
-            return cast(Derived, self._found[key])
 
 
 class Tensor:
@@ -109,14 +93,31 @@ class Tensor:
     @property
     def is_empty(self) -> bool:
         """True until the tensor was given content."""
-        return self._array is None
+        return self._array is None and self._constant is None
 
     @property
     def array(self) -> npt.NDArray[Any]:
         """The array over this tensor's storage; writing to it changes every tensor that shares the storage."""
-        if self._array is None:
+        return self._found() if self._array is None else self._array
+
+    def _found(self) -> npt.NDArray[Any]:
+        """The array of a constant, made anew if need be. Raises MissingBlobError for an empty tensor."""
+        constant = self._constant
+        if constant is None:
             raise MissingBlobError("the tensor is empty: feed it, or run the net that fills it")
-        return self._array
+        with letting_go.own:
+            found = self._array
+            if found is None:
+                storage = self._storage
+                assert storage is not None
+                storage.buffer = constant.made_anew().reshape(-1).view(np.uint8)
+                found = self._array = self._constant_array(storage)
+        return found
+
+    def _constant_array(self, storage: Storage) -> npt.NDArray[Any]:
+        array = array_on(storage.buffer, self.shape, self.meta)
+        array.flags.writeable = False
+        return array
 
     @property
     def address(self) -> int:
@@ -168,7 +169,7 @@ class Tensor:
         memory, with its values when the dtype and the number of elements stay: so an operator may work on it in place.
         Raises ResourceError when the size would not fit in memory.
         """
-        previous = self._array
+        previous = None if self.is_empty else self.array
         owned = self._owns_memory()
         if previous is not None and self.shape == shape and self.meta is meta and owned:
             return previous
@@ -272,6 +273,30 @@ class Tensor:
             self._bind(Storage(storage.buffer, storage.capacity, writable=False), array, self.meta)
             self._constant = Constant()
 
+    def let_go(self) -> bool:
+        """Let go of the memory of a constant that can be made anew; `array` does that when somebody asks for it.
+
+        False, and nothing is done, where it cannot, or while anyone else has that memory.
+        """
+        constant, array, storage = self._constant, self._array, self._storage
+        if constant is None or array is None or storage is None or not constant.can_go(array):
+            return False
+        with letting_go.own:
+            if self._array is not array:
+                return False
+            owner = owner_of(array)
+            start = array.ctypes.data - owner.ctypes.data
+            seen, owners = weakref.ref(array), weakref.ref(owner)
+            self._array = None
+            storage.buffer = np.empty(0, np.uint8)
+            del array, owner
+            kept = owners()
+            if kept is not None:
+                storage.buffer = kept.reshape(-1).view(np.uint8)[start : start + self.nbytes]
+                array = seen()
+                self._array = self._constant_array(storage) if array is None else array
+        return kept is None
+
     def share(self, other: Tensor, shape: Shape | None = None) -> None:
         """Become a view of `other`'s storage, optionally with another shape of as many elements.
 
@@ -311,10 +336,10 @@ class Tensor:
         if descriptor is not None:
             descriptor.check_holds(tuple(array.shape))
         if not self._owns_memory():
-            self._storage = self._array = None
+            self._storage = self._array = self._constant = None
         if descriptor is None or descriptor.is_packed:
             if not self.is_packed:
-                self._storage = self._array = None
+                self._storage = self._array = self._constant = None
             target = self.resize(tuple(array.shape), meta)
         else:
             target = self._lay_out(descriptor, meta)
@@ -374,6 +399,14 @@ def copy_tensor(destination: Tensor, source: Tensor) -> None:
     """
     copy = copy_between(destination.runtime, source.runtime)
     copy(destination.resize(source.shape, source.meta), source.array)
+
+
+def owner_of(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The array whose memory `array` views, or itself."""
+    base = array
+    while isinstance(base.base, np.ndarray):
+        base = base.base
+    return base
 
 
 def array_on(buffer: npt.NDArray[Any], shape: tuple[int, ...], meta: TypeMeta) -> npt.NDArray[Any]:

@@ -15,6 +15,7 @@ import sys
 import time
 import weakref
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -34,6 +35,7 @@ _FRESH_FOR_SMALL = 1.0  # seconds, for less than a part of it
 _SMALL_PART = 64
 _SPARE = 1 << 30  # bytes of addresses behind a block that may grow
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # of Linux; named by Python 3.13
+_MIN_MAPPED = 1 << 20  # bytes: a program keeps smaller pieces for itself when they are free
 _MIN_LISTED = 1 << 16  # bytes: smaller blocks are not listed, since preparation adds up what it takes
 
 
@@ -176,6 +178,21 @@ def aligned_bytes(nbytes: int, what: str) -> npt.NDArray[np.uint8]:
     commit(raw, nbytes)
     offset = -raw.ctypes.data % _LINE
     return raw[offset : offset + nbytes]
+
+
+def unshared_bytes(nbytes: int, what: str) -> npt.NDArray[np.uint8]:
+    """As `aligned_bytes`; much of it goes back to the system when nothing needs it any more."""
+    if nbytes < _MIN_MAPPED or not hasattr(mmap, "MAP_PRIVATE"):
+        return aligned_bytes(nbytes, what)
+    check_fits(nbytes, what)
+    try:
+        memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, MemoryError, OverflowError):
+        raise ResourceError(f"{what} of {nbytes:,} bytes: the system refused the allocation") from None
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, np.uint8)
 
 
 def reserve(nbytes: int) -> Array | None:

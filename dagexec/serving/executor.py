@@ -11,6 +11,7 @@ import operator
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -18,6 +19,7 @@ from typing import Self
 import numpy.typing as npt
 
 from dagexec.binding.io_binding import Array, Outputs
+from dagexec.binding.parameters import Parameters
 from dagexec.binding.replicas import Replica, Replicas, build_replicas
 from dagexec.core.device import CPU
 from dagexec.core.feeds import Feeds, HeldMemory, as_arrays, check_feeds, check_out, named_feeds, result_names
@@ -121,6 +123,8 @@ class Executor(Closing):
         except BaseException:
             place.leave()
             raise
+        self._parameters = Parameters(self._replicas.parameters, model.parameters)
+        self.model = replace(model, parameters=self._parameters)
         self._batching: Batching | None = None
         if self._batch_axes is not None:
             self._batching = Batching(model, self._batch_axes, options.max_batch, partial(_later, place))
@@ -131,7 +135,7 @@ class Executor(Closing):
         self._dispatcher.charge_arenas_to(place.arenas)
         self._finalizer = weakref.finalize(self, _dropped, place, self._replicas)
         self._finalizer.atexit = False
-        self._pooled = PooledRuns(self._dispatcher, self._pool, self.num_workers, RowBlocks(model, options))
+        self._pooled = PooledRuns(self._dispatcher, self._pool, self.num_workers, RowBlocks(self.model, options))
         self._growth: Growth | None = None
         if may_grow(options, self._replicas):
             self._growth = Growth(self._dispatcher, self._replicas, place, self._pooled.serve_on_worker)
@@ -439,7 +443,7 @@ class Executor(Closing):
     def _apart(self, feeds: Feeds, names: Sequence[str], out: Mapping[str, Array]) -> dict[str, Array]:
         """The feeds as the arrays that the run will read, of which `out` has been checked to be apart."""
         if self._parameter_memory is None:
-            self._parameter_memory = HeldMemory({**self._source.parameters, **self.model.parameters})
+            self._parameter_memory = HeldMemory({**self._source.parameters, **self._parameters.held()})
         arrays = as_arrays(self.model.name, feeds)
         check_out(self.model.name, out, names, arrays, self._parameter_memory)
         return arrays

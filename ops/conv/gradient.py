@@ -18,9 +18,9 @@ from functools import partial
 
 import numpy as np
 
+from dagexec.core.constant import Constant
 from dagexec.core.operator import Step, in_sequence, nothing_to_do
 from dagexec.core.schema import Cost, CostFunction, OperatorCall, OpSchema, TensorType
-from dagexec.core.tensor import Constant
 from dagexec.ops.base.blocks import compute_dtype
 from dagexec.ops.conv import im2col, one_by_one
 from dagexec.ops.conv.choice import pass_over, require_columns

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dagexec.core.constant import Constant
 from dagexec.core.operator import Step
-from dagexec.core.tensor import Constant
 from dagexec.ops.base.geometry import Axis, output_sizes
 
 Array = npt.NDArray[Any]

@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.choices import choices
+from dagexec.core.constant import Constant
 from dagexec.core.device import CPU
 from dagexec.core.operator import Step, in_sequence
 from dagexec.core.runtime import runtime_of
-from dagexec.core.tensor import Constant
 from dagexec.ops.conv.choice import ENGINES, default_algorithm
 from dagexec.ops.conv.problem import Algorithm, Array, ConvProblem
 from dagexec.platform.arithmetic import operator_arithmetic

@@ -20,6 +20,7 @@ import ml_dtypes
 import numpy as np
 
 from dagexec.core.operator import Operator, Prepared, Rebind, Step, parts_of
+from dagexec.core.tensor import Tensor
 from dagexec.ops.base.blocks import Array
 from dagexec.ops.onednn.binding import Library
 from dagexec.ops.onednn.invalid_operations import Watch, can_be_seen
@@ -28,6 +29,8 @@ from dagexec.ops.onednn.nchw_fallback import nchw_fallback, require_clear
 from dagexec.ops.onednn.team import parallel_function
 
 logger = logging.getLogger("dagexec")
+
+_LATER: Array = np.empty(0, np.uint8)
 
 
 def is_seen(library: Library, threads: int) -> bool:
@@ -125,7 +128,8 @@ class Recomputation:
     """An operator of the default engine on the arrays of another, made when it is needed.
 
     Attributes:
-        inputs: the arrays that are read.
+        inputs: the arrays that are read. Constants are asked for when they are needed, as they may be in memory in
+            packed form alone.
     """
 
     def __init__(self, operator: Operator) -> None:
@@ -139,6 +143,12 @@ class Recomputation:
         self._label = operator.label
         self._said = False
         require_clear(self._call, self.inputs, self._results)
+        self._constants: dict[int, Tensor] = {}
+        for index in range(1, len(self.inputs)):
+            tensor = operator.input(index)
+            if tensor.constant is not None and tensor.current_array() is self.inputs[index]:
+                self._constants[index] = tensor
+                self.inputs[index] = _LATER
 
     def behind(self, prepared: Prepared, step: Step) -> Prepared:
         """`step`, which may run this, in place of the step of `prepared`, a primitive: it is rebound with that."""
@@ -156,7 +166,8 @@ class Recomputation:
 
     def compute(self, results: list[Array]) -> None:
         """Write to `results` what the default engine computes."""
-        twin = nchw_fallback(self._call, self.inputs, results, "")
+        inputs = [self._constants[i].array if array is _LATER else array for i, array in enumerate(self.inputs)]
+        twin = nchw_fallback(self._call, inputs, results, "")
         for step in (*twin.before, twin.operator.bind(twin.operator.infer()).step, *twin.after):
             step()
 

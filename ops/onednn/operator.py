@@ -27,7 +27,7 @@ from dagexec.ops.onednn.alone import NoSingleThreadError, is_alone, one_thread
 from dagexec.ops.onednn.binding import Library, require_library, usable_threads
 from dagexec.ops.onednn.keeping_nan import is_seen, keeping_nan, scanning
 from dagexec.ops.onednn.nchw_fallback import in_plain_order
-from dagexec.ops.onednn.packing import PackedForms, packed_memory
+from dagexec.ops.onednn.packing import PackedForms, offer_unpacking, packed_memory
 from dagexec.ops.onednn.post_ops import drops_nan
 from dagexec.ops.onednn.primitive import (
     DST,
@@ -389,7 +389,15 @@ class OneDNNOperator(Operator):
             packed = self.scratch((target.nbytes,), "u1")
             return packed, self.reorder(source, target, array, packed).step
         forms = constant.derived("onednn", PackedForms)
-        return forms.get(source, target, lambda: self.reordered(source, target, array)), nothing_to_do
+        packed = forms.get(source, target, lambda: self.reordered(source, target, array))
+        if source.nbytes == array.nbytes:
+            library, label = self.onednn, self.label
+
+            def unpack(plain: Array) -> None:
+                reorder(library, 1, label, target, source, packed, plain, aligned_empty).run_once()
+
+            offer_unpacking(self.input(index), array, unpack, label)
+        return packed, nothing_to_do
 
     def reordered(self, source: Descriptor, target: Descriptor, array: Array) -> Array:
         """A new array: `array`, of layout `source`, in layout `target`."""

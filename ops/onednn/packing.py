@@ -11,8 +11,11 @@ from collections.abc import Callable
 
 import numpy as np
 
+from dagexec.core.device import CPU
+from dagexec.core.tensor import Tensor
 from dagexec.ops.onednn.primitive import Array, Descriptor, aligned_empty
 from dagexec.platform.forking import ProcessLock
+from dagexec.platform.host_memory import unshared_bytes
 
 PIECE = 16 << 20
 """Bytes of a piece. It is freed with the last of the arrays in it."""
@@ -75,3 +78,29 @@ class PackedForms:
 
     def _known(self, source: Descriptor, target: Descriptor) -> Array | None:
         return next((array for one, other, array in self._found if one == source and other == target), None)
+
+
+def offer_unpacking(tensor: Tensor, view: Array, unpack: Callable[[Array], None], label: str) -> None:
+    """Let the constant `tensor` be made anew: `unpack` writes the values of `view` to an array of the same layout.
+
+    That is done only where `view` is all of the tensor, on the host.
+    """
+    constant = tensor.constant
+    if constant is None or tensor.device != CPU or not _is_all_of(view, tensor.array):
+        return
+    layout, whole, nbytes = (view.shape, view.dtype, view.strides), tensor.shape, tensor.nbytes
+
+    def make() -> Array:
+        shape, dtype, strides = layout
+        found = unshared_bytes(nbytes, f"{label}: weights").view(dtype)
+        unpack(np.ndarray(shape, dtype, found, 0, strides))
+        return found.reshape(whole)
+
+    constant.can_be_made_by(make)
+
+
+def _is_all_of(view: Array, array: Array) -> bool:
+    """True when `view` has the elements of `array` in the same memory, in another order perhaps."""
+    span = sum((size - 1) * stride for size, stride in zip(view.shape, view.strides, strict=True)) + view.itemsize
+    is_inside = view.ctypes.data == array.ctypes.data and min(view.strides, default=0) >= 0
+    return is_inside and view.dtype == array.dtype and view.size > 0 and view.nbytes == array.nbytes == span

@@ -47,16 +47,30 @@ def is_for_panels(library: Library, weights: Array) -> bool:
 def in_panels(weights: Array, lanes: int) -> Array:
     """Weights [units, inner] as panels, one after another."""
     units, inner = weights.shape
-    width = lanes * VECTORS[lanes]
     packed = packed_memory.take(weights.size * 4).view(np.float32)
-    whole = units // width * width
-    for first, last in ((0, whole), (whole, units)):
-        columns = min(width, last - first)
-        if columns:
-            panels = packed[first * inner : last * inner].reshape(-1, inner, columns)
-            np.copyto(panels, weights[first:last].reshape(-1, columns, inner).transpose(0, 2, 1))
+    for first, last, columns in _widths(units, lanes):
+        panels = packed[first * inner : last * inner].reshape(-1, inner, columns)
+        np.copyto(panels, weights[first:last].reshape(-1, columns, inner).transpose(0, 2, 1))
     packed.flags.writeable = False
     return packed
+
+
+def out_of_panels(packed: Array, lanes: int, weights: Array) -> None:
+    """Write to `weights` [units, inner] what `in_panels` packed."""
+    for first, last, columns in _widths(len(weights), lanes):
+        panels = packed[first * weights.shape[1] : last * weights.shape[1]].reshape(-1, weights.shape[1], columns)
+        for number, panel in enumerate(panels):
+            weights[first + number * columns : first + (number + 1) * columns] = panel.T
+
+
+def _widths(units: int, lanes: int) -> Iterator[tuple[int, int, int]]:
+    """The units that are in panels of one width: the first, the one behind the last, and the width."""
+    width = lanes * VECTORS[lanes]
+    whole = units // width * width
+    if whole:
+        yield 0, whole, width
+    if whole < units:
+        yield whole, units, units - whole
 
 
 def product_step(

@@ -9,6 +9,7 @@ are: 2048 x 1000 in 0.40 ms (packed 0.51).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -22,7 +23,8 @@ from dagexec.ops.onednn.accuracy import require_accurate
 from dagexec.ops.onednn.finishing import finishing_step
 from dagexec.ops.onednn.function_kernels import GELU
 from dagexec.ops.onednn.measured_product import INNER_PRODUCT, MeasuredProduct, WeightedProduct
-from dagexec.ops.onednn.panel_product import in_panels, is_for_panels, product_step
+from dagexec.ops.onednn.packing import offer_unpacking
+from dagexec.ops.onednn.panel_product import in_panels, is_for_panels, out_of_panels, product_step
 from dagexec.ops.onednn.post_ops import BINARY, append_post_ops, drops_nan
 from dagexec.ops.onednn.primitive import (
     BIAS,
@@ -125,6 +127,7 @@ class FullyConnected(MeasuredProduct, product.FullyConnected):
         self.answer(lambda: True)
         lanes = self.onednn.isa.lanes
         panels = constant.derived(("panels", lanes, weights.strides), lambda: in_panels(weights, lanes))
+        offer_unpacking(self.input(1), weights, partial(out_of_panels, panels, lanes), self.label)
         product = product_step(self.onednn, self.threads, x, panels, bias, y, addend, self.label)
         return None if product is None else in_sequence([product, self._finished(later)])
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from dagexec.core.constant import Constant
 from dagexec.core.dtypes import TypeMeta
 from dagexec.core.operator import Operator, Step, nothing_to_do
-from dagexec.core.tensor import Constant
 from dagexec.ops.quantized.scales import Array, integer_range
 
 

@@ -360,6 +360,9 @@ class BaseNet(ABC, Closing):
         """
         replaced = self.arena_memory.replaced
         preparation = self._attempted_preparation()
+        for blob in self._inputs:
+            if isinstance(blob.value, Tensor):
+                blob.value.let_go()
         if self.arena_memory.replaced != replaced:
             self._forget_preparations()
         return preparation

@@ -12,6 +12,7 @@ from typing import Any
 import numpy.typing as npt
 
 from dagexec.core.blob import Blob
+from dagexec.core.constant import Constant
 from dagexec.core.tensor import Storage, Tensor, binding_epoch
 
 Array = npt.NDArray[Any]
@@ -19,21 +20,36 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Binding:
-    """A blob, and the tensor and array it had when the steps were prepared."""
+    """A blob, and the tensor and array it had when the steps were prepared; of a constant, it as such.
+
+    A constant's array is not kept: steps that read it keep it themselves, and for others it may go.
+    """
 
     blob: Blob
     tensor: Tensor
-    array: Array
+    array: Array | None
+    constant: Constant | None
     storage: Storage | None
     is_view: bool
 
+    @classmethod
+    def of(cls, blob: Blob, tensor: Tensor) -> Binding:
+        """The binding of `blob`, which holds `tensor`, as it is now."""
+        constant = tensor.constant
+        array = tensor.array if constant is None else None
+        return cls(blob, tensor, array, constant, tensor.storage(), tensor.is_view)
+
     def holds(self) -> bool:
         """True while the blob still has that tensor, and the tensor that array."""
-        return self.blob.value is self.tensor and self.tensor.current_array() is self.array
+        if self.blob.value is not self.tensor:
+            return False
+        if self.array is None:
+            return self.tensor.constant is self.constant
+        return self.tensor.current_array() is self.array
 
     def is_packed(self) -> bool:
-        """True when both that array and the one the tensor has now are packed."""
-        return bool(self.array.flags.c_contiguous) and self.tensor.is_packed
+        """True when both that array and the one the tensor has now are packed; a constant's was not kept."""
+        return self.array is not None and bool(self.array.flags.c_contiguous) and self.tensor.is_packed
 
     def may_be_written(self) -> bool:
         """True when the array is the tensor's own to write: neither adopted from a caller nor another tensor's."""
@@ -41,14 +57,13 @@ class Binding:
 
     def put_back(self) -> None:
         """Give the tensor that array again. The blob holds it still."""
+        assert self.array is not None
         self.tensor.rebind(self.array, self.storage, is_view=self.is_view)
 
 
 def _found(blobs: Iterable[Blob]) -> list[Binding]:
     return [
-        Binding(blob, tensor, tensor.array, tensor.storage(), tensor.is_view)
-        for blob in blobs
-        if isinstance(tensor := blob.value, Tensor) and not tensor.is_empty
+        Binding.of(blob, tensor) for blob in blobs if isinstance(tensor := blob.value, Tensor) and not tensor.is_empty
     ]
 
 
@@ -88,11 +103,15 @@ class Bindings:
             return False
         moved = [binding for binding in self.inputs if not binding.holds()]
         if any(
-            id(binding.tensor) not in own or not binding.may_be_written() or binding.array.shape != binding.tensor.shape
+            id(binding.tensor) not in own
+            or not binding.may_be_written()
+            or binding.array is None
+            or binding.array.shape != binding.tensor.shape
             for binding in moved
         ):
             return False
         for binding in moved:
+            assert binding.array is not None
             if binding.storage is None or binding.tensor.storage() is not binding.storage:  # else it begins there, too
                 binding.tensor.runtime.copy_now(binding.array, binding.tensor.array)
             binding.put_back()

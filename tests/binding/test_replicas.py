@@ -13,8 +13,8 @@ import pytest
 import dagexec
 from dagexec import NetDef
 from dagexec.core import dtypes
+from dagexec.core.constant import Constant
 from dagexec.core.model import InputInfo, Model
-from dagexec.core.tensor import Constant
 from tests.ops.running import operator_def
 
 WIDTH = 1024

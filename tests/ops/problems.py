@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 from hypothesis import strategies as st
 
+from dagexec.core.constant import Constant
 from dagexec.core.operator import Step
-from dagexec.core.tensor import Constant
 from dagexec.ops.base.geometry import Axis
 from dagexec.ops.conv.problem import Algorithm, ConvProblem
 from tests.ops.windows import Array, Geometry, convolve, geometries, to_channels_first, to_channels_last

@@ -10,11 +10,10 @@ Specification: https://github.com/onnx/onnx/blob/main/docs/ExternalData.md.
 
 from __future__ import annotations
 
-import mmap
 import os
 import stat
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from io import RawIOBase
 from pathlib import Path
 from typing import NamedTuple
@@ -22,13 +21,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.errors import ModelFormatError, ResourceError
-from dagexec.platform.host_memory import aligned_bytes, check_fits
+from dagexec.errors import ModelFormatError
+from dagexec.platform.host_memory import unshared_bytes
 
 _Bytes = npt.NDArray[np.uint8]
 
 _MAX_DIGITS = 19
-_MIN_MAPPED = 1 << 20  # bytes: a program keeps smaller pieces for itself when they are free
 _MAX_AT_ONCE = 1 << 30  # bytes: systems read no more than 2 GiB in one call
 
 
@@ -129,7 +127,7 @@ class ExternalData:
                     f"{owner}: external data {path.name!r} has {state.size} bytes; "
                     f"expected {length} bytes at offset {offset}"
                 )
-            found = _memory(length, f"{owner}: external data {path.name!r}")
+            found = unshared_bytes(length, f"{owner}: external data {path.name!r}")
             if not _fill(found, file, offset):
                 raise _changed(path, owner)
             self._check(file, path, owner)
@@ -158,21 +156,6 @@ def _opened(path: Path, owner: str) -> Iterator[RawIOBase]:
 def _open_without_waiting(path: str, flags: int) -> int:
     """As `os.open`, at once: a pipe may have been put where the file was."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
-
-
-def _memory(nbytes: int, what: str) -> _Bytes:
-    """Memory on a cache line; much of it goes back to the system when nothing needs it any more."""
-    if nbytes < _MIN_MAPPED or not hasattr(mmap, "MAP_PRIVATE"):
-        return aligned_bytes(nbytes, what)
-    check_fits(nbytes, what)
-    try:
-        memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except (OSError, MemoryError, OverflowError):
-        raise ResourceError(f"{what} of {nbytes:,} bytes: the system refused the allocation") from None
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a kernel without them
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(memory, np.uint8)
 
 
 def _fill(target: _Bytes, file: RawIOBase, offset: int) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from dagexec import NetDef, Workspace
-from dagexec.core.tensor import Constant
+from dagexec.core.constant import Constant
 from dagexec.ops.conv import direct, fft, winograd
 from dagexec.ops.conv.choice import ENGINES
 from dagexec.scheduler.nets.simple import SimpleNet

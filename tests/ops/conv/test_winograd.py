@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagexec.core.tensor import Constant
+from dagexec.core.constant import Constant
 from dagexec.ops.conv.im2col import IM2COL
 from dagexec.ops.conv.problem import Algorithm, ConvProblem
 from dagexec.ops.conv.tiles import Tiling, needs_staging

@@ -1,0 +1,92 @@
+"""What is kept of a tensor whose values never change: results computed from it, and how its values are made anew.
+
+A constant that is packed for the operators that read it is in memory twice. Where nothing else reads it, and nothing
+will ask for it soon, the plain values may go: packing them moved them, and can be undone.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from dagexec.errors import DagexecError
+from dagexec.platform.forking import ProcessLock
+
+Derived = TypeVar("Derived")
+Array = npt.NDArray[Any]
+
+MIN_BYTES, MAX_BYTES = 1 << 16, 1 << 26
+"""Smaller and larger constants stay: of one that may go a copy is made, to see that it can come back."""
+
+letting_go = ProcessLock()
+"""Held while the values of a constant go or come back."""
+
+
+class Constant:
+    """What was computed from a tensor whose values never change, kept for all who need it: packed weights, say.
+
+    Attributes:
+        most_returns: how often the plain values may come back and go again; below 0 they stay.
+    """
+
+    __slots__ = ("_found", "_lock", "_make", "_returns", "most_returns")
+
+    def __init__(self) -> None:
+        self._lock = ProcessLock()
+        self._found: dict[Hashable, object] = {}
+        self._make: Callable[[], Array] | None = None
+        self._returns = 0
+        self.most_returns = -1
+
+    def derived(self, key: Hashable, compute: Callable[[], Derived]) -> Derived:
+        """The result of `compute`, called once for `key`; callers that come while it is computed wait."""
+        with self._lock.own:
+            if key not in self._found:
+                self._found[key] = compute()
+            return cast(Derived, self._found[key])
+
+    def can_be_made_by(self, make: Callable[[], Array]) -> None:
+        """`make` may give the values in new memory, from what is derived; whether it does is tried before it counts."""
+        if self._make is None:
+            self._make = make
+
+    def can_go(self, array: Array) -> bool:
+        """True when `array`, the tensor's, has much memory that nothing else seems to have, and can be made anew."""
+        make = self._make
+        if make is None or not MIN_BYTES <= array.nbytes <= MAX_BYTES or self._returns > self.most_returns:
+            return False
+        owner = array.base
+        if not isinstance(owner, np.ndarray) or not owner.flags.c_contiguous or sys.getrefcount(owner) > _REFERENCES:
+            return False
+        if not self._returns and not _gives(make, array):
+            self._make = None
+        return self._make is not None
+
+    def made_anew(self) -> Array:
+        """The values, in new memory."""
+        assert self._make is not None
+        array = self._make()
+        self._returns += 1
+        return array
+
+
+_REFERENCES = 4
+"""To the memory of a tensor: from its array, its buffer, and two from within `can_go`."""
+
+
+def _gives(make: Callable[[], Array], array: Array) -> bool:
+    """True when `make` gives the bytes of `array`; False also where there is no memory for them, or no way."""
+    try:
+        made = make()
+    except DagexecError:
+        return False
+    return made.shape == array.shape and made.dtype == array.dtype and np.array_equal(_words(made), _words(array))
+
+
+def _words(array: Array) -> Array:
+    """The bytes, eight at a time where they divide so."""
+    return array.reshape(-1).view(np.uint64 if array.nbytes % 8 == 0 else np.uint8)
