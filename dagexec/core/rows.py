@@ -188,15 +188,24 @@ def _growing(asked: RowsCall, output: int) -> Rows | None:
     return None
 
 
-def image_rows(asked: RowsCall) -> list[Rows | None]:
-    """Images on axis 0 of input 0 and of the operands of post-ops, which are behind filter and bias."""
-    rows = asked.only(0, *range(3, len(asked.rows)))
-    if rows.axis != 0:
-        raise asked.mixes(rows.axis)
-    for index in range(3, len(asked.rows)):
-        if asked.rows[index] is not None and asked.rank(index) != len(asked.outputs[0].shape):
-            raise asked.mixes(len(asked.outputs[0].shape) - asked.rank(index))
-    return asked.all_outputs(rows)
+def images(first_operand: Callable[[OperatorCall], int]) -> RowsRule:
+    """Images on axis 0 of input 0 and of the operands of post-ops, from that number of input on."""
+
+    def rule(asked: RowsCall) -> list[Rows | None]:
+        operands = range(first_operand(asked.call), len(asked.rows))
+        rows = asked.only(0, *operands)
+        if rows.axis != 0:
+            raise asked.mixes(rows.axis)
+        for index in operands:
+            if asked.rows[index] is not None and asked.rank(index) != len(asked.outputs[0].shape):
+                raise asked.mixes(len(asked.outputs[0].shape) - asked.rank(index))
+        return asked.all_outputs(rows)
+
+    return rule
+
+
+image_rows = images(lambda _call: 3)
+"""Images on axis 0 of input 0 and of the operands of post-ops, which are behind filter and bias."""
 
 
 def keeps_axes(asked: RowsCall) -> list[Rows | None]:

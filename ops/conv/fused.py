@@ -13,6 +13,7 @@ import numpy as np
 
 from dagexec.core.gradient import not_differentiable
 from dagexec.core.operator import Step, in_sequence
+from dagexec.core.rows import images
 from dagexec.core.schema import UNBOUNDED, Cost, OperatorCall, OpSchema, TensorType
 from dagexec.core.traits import ImageRole
 from dagexec.errors import ArgumentError
@@ -102,6 +103,7 @@ FUSED_CONV = OpSchema(
     cost=_cost,
     image_role=ImageRole.CONVOLUTION,
     has_weights=True,
+    rows=images(first_operand),
 )
 
 register_engines(FUSED_CONV, FusedConvolution)

@@ -121,6 +121,7 @@ def convolutions(order: str) -> Iterator[Case]:
     x, w = images(16, 14, 14, order=order), filters(32, 16, 3, 3, order=order)
     y = images(32, 14, 14, order=order)
     yield case("FusedConv", x, w, constant(32), y, kernel=3, pad=1, order=order, bias=1, post_ops=["relu", "add:3"])
+    yield case("FusedConv", x, w, y, kernel=3, pad=1, order=order, post_ops=["add:2"])
     yield case("ConvTranspose", images(16, 7, 7, order=order), filters(16, 8, 4, 4, order=order), kernel=4, stride=2,
                order=order)  # fmt: skip
 
