@@ -127,20 +127,26 @@ class _Follower:
         schema = schema_of(definition.type)
         label = operator_label(definition, index, self._net)
         rows = [self._rows.get(name) for name in definition.input]
-        asks = is_asked or schema.from_types is not None
+        asks = is_asked or schema.from_types is not None or all(map(_is_known, self._inputs(definition)))
         outputs = self._probed(definition, is_asked=asks)
         counted = self._is_counted(definition, schema, outputs, rows)
         found: Sequence[Rows | None] = [None] * len(outputs)
         if not counted and (any(rows) or any(map(_grows, outputs)) or self._reads_count(definition)):
-            found = self._passed_on(definition, schema, label, outputs, rows)
+            try:
+                found = self._passed_on(definition, schema, label, outputs, rows)
+            except RowsError:
+                if not all(map(_is_known, outputs)):
+                    raise
+                counted = True  # it follows from the number of examples alone: the numbers of the rows, say
         if schema.effects or not (schema.reproducible or schema.is_view(definition)):
             raise RowsError(f"{label}: does not give the same in every run, so rows depend on their batch")
+        picks = is_asked or schema.from_types is not None or (schema.moves_elements and schema.formula is None)
         for name, made, own in zip(definition.output, outputs, found, strict=True):
             self._known[name] = made
             self._forget(name)
             if own is not None:
                 self._rows[name] = own
-            if own is None and (counted or any(rows)) and not _is_constant(made):
+            if own is None and (counted or any(rows)) and not (picks and _is_constant(made)):
                 self._counted.add(name)  # a shape, say
 
     def _inputs(self, definition: OperatorDef) -> list[Probed]:
@@ -188,7 +194,8 @@ class _Follower:
         counted = [place for place, name in enumerate(definition.input) if name in self._counted]
         growing = [_growing_axes(blob) for blob in outputs]
         results = partial(self._results, definition, label)
-        asked = RowsCall(call, first[len(inputs) :], rows, counted, growing, _EXAMPLES[0], results)
+        known = [blob.contents for blob in inputs]
+        asked = RowsCall(call, first[len(inputs) :], rows, counted, growing, _EXAMPLES[0], _EXAMPLES, known, results)
         found = rule(asked)
         for name, blob, own in zip(definition.output, outputs, found, strict=True):
             _check_sizes(label, name, blob, own)
@@ -259,6 +266,11 @@ def _grows(blob: Probed) -> bool:
 def _growing_axes(blob: Probed) -> tuple[int, ...]:
     sizes = zip(*_shapes(blob), strict=False)
     return tuple(axis for axis, found in enumerate(sizes) if len(set(found)) > 1)
+
+
+def _is_known(blob: Probed) -> bool:
+    """True when the content is known for every number of examples."""
+    return all(content is not None for content in blob.contents)
 
 
 def _is_constant(blob: Probed) -> bool:

@@ -9,9 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from dagexec.core.schema import OperatorCall, RowsCall, RowsRule
 from dagexec.core.traits import Rows
+
+Array = npt.NDArray[Any]
 
 AxesReader = Callable[[OperatorCall], Collection[int]]
 
@@ -173,6 +179,7 @@ def made_from_sizes(asked: RowsCall) -> list[Rows | None]:
 
 def stretched(asked: RowsCall) -> list[Rows | None]:
     """Input 0 is broadcast to a shape: it has rows, or they are on the axis that grows."""
+    asked.require_uncounted(1)
     rows = asked.rows[0]
     if rows is None:
         return [_growing(asked, 0)]
@@ -213,10 +220,48 @@ def keeps_axes(asked: RowsCall) -> list[Rows | None]:
     return asked.all_outputs(asked.only(0))
 
 
+def own_places(asked: RowsCall, rows: Rows, places: Sequence[Array], shared: Sequence[Array] = ()) -> Rows:
+    """The axis of `places` on which examples name entries of their own on the axis of `rows`.
+
+    So masks are read that number their rows, as `mask[row, word]`. `places`, and `shared`, which must be the same for
+    each example, are what they are for each of the numbers of examples. Raises RowsError where examples name others'.
+    """
+    for axis in range(places[0].ndim):
+        own = [_of_examples(one, axis, number, rows.each) for one, number in zip(places, asked.numbers, strict=True)]
+        others = [_of_examples(one, axis, number, 0) for one, number in zip(shared, asked.numbers, strict=False)]
+        inside = all(one is not None and ((one >= 0) & (one < rows.each)).all() for one in own)
+        if inside and rows.before == 1 and own[0] is not None and _are_alike(own) and _are_alike(others):
+            return Rows(axis, own[0].shape[axis + 1])
+    raise asked.mixes(rows.axis)
+
+
+def _of_examples(array: Array, axis: int, number: int, each: int) -> Array | None:
+    """`array` less `each` for every example before, with the examples, neighbors on `axis`, on a first axis.
+
+    None where they do not divide it.
+    """
+    if array.shape[axis] % number:
+        return None
+    split = array.reshape(*array.shape[:axis], number, -1, *array.shape[axis + 1 :])
+    before: Array = np.arange(number).reshape(-1, *[1] * (split.ndim - 1)) * each
+    return np.moveaxis(split, axis, 0) - before
+
+
+def _are_alike(arrays: Sequence[Array | None]) -> bool:
+    """True when all examples of all arrays are known and the same."""
+    known = [array for array in arrays if array is not None]
+    alike = all(np.array_equal(example, known[0][0]) for array in known for example in array)
+    return alike and len(known) == len(arrays)
+
+
 def gathered(axis: Callable[[OperatorCall], int]) -> RowsRule:
     """Slices of input 0 along `axis(call)`, whose place the axes of the indices, input 1, take."""
 
     def rule(asked: RowsCall) -> list[Rows | None]:
+        own = asked.rows[0]
+        if own is not None and 1 in asked.counted and own.axis == axis(asked.call):
+            found = own_places(asked, own, asked.known_contents(1))
+            return asked.all_outputs(found.at(found.axis + own.axis))
         rows, at = asked.only(*((0,) if asked.rows[0] is not None else (1,))), axis(asked.call)
         if asked.rows[0] is None:
             return asked.all_outputs(rows.at(rows.axis + at))

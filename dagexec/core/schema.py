@@ -165,6 +165,7 @@ class RowsCall:
         rows: those of the inputs; None for an input that all examples share.
         counted: inputs whose contents depend on the number of examples, such as a shape.
         growing: by output, the axes whose sizes depend on the number of examples.
+        contents: by input, what it holds for each of `numbers` of examples; None where that is not known.
         results: the rows of what the net in an argument results in, from those of what it is given besides what it
             captures. Raises RowsError where they are not apart in the net.
     """
@@ -175,6 +176,8 @@ class RowsCall:
     counted: Collection[int]
     growing: Sequence[Collection[int]]
     examples: int
+    numbers: Sequence[int]
+    contents: Sequence[Sequence[npt.NDArray[Any] | None]]
     results: Callable[[str, Sequence[Rows | None]], Sequence[Rows | None]]
 
     def refuse(self, problem: str) -> RowsError:
@@ -216,6 +219,13 @@ class RowsCall:
             named = ", ".join(f"{self.call.definition.input[index]!r}: {one}" for index, one in rows.items())
             raise self.refuse(f"the rows of its inputs are on different axes ({named})")
         return found.pop()
+
+    def known_contents(self, index: int) -> list[npt.NDArray[Any]]:
+        """What input `index` holds for each of the numbers of examples. Raises RowsError where that is not known."""
+        found = [one for one in self.contents[index] if one is not None]
+        if len(found) != len(self.numbers):
+            raise self.refuse(f"input {self.call.definition.input[index]!r} depends on the number of rows")
+        return found
 
     def rank(self, index: int) -> int:
         """The number of axes of input `index`."""

@@ -11,6 +11,7 @@ from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_o
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
+from dagexec.core.rows import own_places
 from dagexec.core.schema import OperatorCall, OpSchema, RowsCall, TensorType, first_to_first
 from dagexec.core.traits import Rows
 from dagexec.ops.base.blocks import Array
@@ -41,8 +42,16 @@ def infer_gather_nd(call: OperatorCall) -> list[TensorType]:
 
 
 def _picked_rows(asked: RowsCall) -> list[Rows | None]:
-    """On one of the leading axes that DATA and INDICES share, or on an axis of vectors of indices into shared DATA."""
-    rows, batch = asked.only(0, 1), asked.call.arguments.int("batch_dims", 0)
+    """On one of the leading axes that DATA and INDICES share, or on an axis of vectors of indices into shared DATA.
+
+    Or INDICES have the numbers of the rows, and each row names its own.
+    """
+    batch, own = asked.call.arguments.int("batch_dims", 0), asked.rows[0]
+    if own is not None and 1 in asked.counted and not batch and own.axis < asked.call.inputs[1].shape[-1]:
+        indices = asked.known_contents(1)
+        shared = [np.delete(one, own.axis, -1) for one in indices]
+        return [own_places(asked, own, [one[..., own.axis] for one in indices], shared)]
+    rows = asked.only(0, 1)
     if asked.rows[0] is None:
         inside = batch <= rows.axis < asked.rank(1) - 1
     else:

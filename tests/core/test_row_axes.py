@@ -66,6 +66,36 @@ def assert_apart(model: Model, feeds: Mapping[str, Array], axes: Mapping[str, in
     return found
 
 
+def _flat(x: str, y: str) -> list[OperatorDef]:
+    return [op("Reshape", [x], [y, f"shape of {x}"], shape=[-1])]
+
+
+NUMBERS = [
+    op("Shape", ["x"], ["n"], axes=[0]),
+    op("Squeeze", ["n"], ["count"], dims=[0]),
+    op("Range", ["zero", "count", "one"], ["numbers"]),
+    op("ExpandDims", ["numbers"], ["row"], dims=[1]),
+]
+"""The numbers of the rows, an axis of N and one of 1."""
+
+FLAT_PLACES = [*NUMBERS, op("Mul", ["row", "four"], ["first"]), op("Add", ["first", "words"], ["places"])]
+"""Of elements of rows of four in x without axes: row * 4 + word."""
+
+PAIRS = [
+    *NUMBERS,
+    op("Expand", ["row", "pairs"], ["rows"]),
+    op("Mul", ["row", "zero"], ["none"]),
+    op("Add", ["none", "words"], ["columns"]),
+    op("Concat", ["rows", "columns"], ["indices", "sizes"], axis=2, add_axis=1),
+]
+"""Indices [row, word] of elements of x."""
+
+CONSTANTS = {
+    "zero": np.array(0), "one": np.array(1), "four": np.array(4), "words": np.array([[3, 0]]),
+    "pairs": np.array([1, 2]),
+}  # fmt: skip
+
+
 NETS: Mapping[str, tuple[Sequence[OperatorDef], tuple[int, ...], Mapping[str, Array], Rows | None]] = {
     "a layer and an activation": (
         [op("FC", ["x", "w", "b"], ["y"]), op("Relu", ["y"], ["y"])],
@@ -141,6 +171,13 @@ NETS: Mapping[str, tuple[Sequence[OperatorDef], tuple[int, ...], Mapping[str, Ar
         ],
         (EXAMPLES, 2, 6, 6), {}, Rows(0),
     ),
+    "words of its own that each row names by places in all": (
+        [*FLAT_PLACES, *_flat("x", "flat"), op("Gather", ["flat", "places"], ["y"])],
+        (EXAMPLES, 4), CONSTANTS, Rows(0),
+    ),
+    "words of its own that each row names by row and column": (
+        [*PAIRS, op("GatherND", ["x", "indices"], ["y"])], (EXAMPLES, 4), CONSTANTS, Rows(0),
+    ),
     "what does not depend on rows": (
         [op("Relu", ["x"], ["z"]), op("Relu", ["w"], ["y"])], (EXAMPLES, 4), {"w": normal(3, 6)}, None,
     ),
@@ -153,10 +190,6 @@ def test_rows_are_where_they_are_found(name: str) -> None:
     x = np.abs(normal(*shape)) if name == "an embedding" else normal(*shape)
     found = assert_apart(model_of(operators, ["y"], **parameters), {"x": x.clip(-2.5, 2.5)})
     assert found.outputs.get("y") == expected
-
-
-def _flat(x: str, y: str) -> list[OperatorDef]:
-    return [op("Reshape", [x], [y, f"shape of {x}"], shape=[-1])]
 
 
 KEPT = _flat("x", "r")
@@ -257,6 +290,20 @@ MIXED: Mapping[str, tuple[Sequence[OperatorDef], str]] = {
     "random numbers": (
         [op("UniformFill", [], ["u"], shape=[4]), op("Mul", ["x", "u"], ["y"])], "the same in every run",
     ),
+    "the first row for all": (
+        [*NUMBERS, op("Mul", ["row", "zero"], ["first"]), op("Gather", ["x", "first"], ["y"])], "works along axis 0",
+    ),
+    "words of the next row": (
+        [*FLAT_PLACES, *_flat("x", "z"), op("Add", ["places", "four"], ["next"]), op("Gather", ["z", "next"], ["y"])],
+        "works along axis 0",
+    ),
+    "rows and columns in the wrong order": (
+        [*PAIRS[:-1], op("Concat", ["columns", "rows"], ["indices", "sizes"], axis=2, add_axis=1),
+         op("GatherND", ["x", "indices"], ["y"])], "works along axis 0",
+    ),
+    "the numbers of the rows": (
+        [*NUMBERS, op("Cast", ["row"], ["f"], to="float"), op("Add", ["x", "f"], ["y"])], "'f' depends on the number",
+    ),
     "a shape for one batch": ([op("Reshape", ["x"], ["y", "o"], shape=[2, 4])], "shapes are not known"),
 }  # fmt: skip
 
@@ -270,6 +317,7 @@ def test_rows_that_are_not_apart_are_refused(name: str) -> None:
                 operators,
                 ["y"],
                 s=normal(4),
+                **CONSTANTS,
                 ones=np.ones(4, np.int64),
                 boxes=normal(3, 5),
                 yes=np.array(True),
