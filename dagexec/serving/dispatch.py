@@ -216,9 +216,10 @@ class Dispatcher:
             self._timer_due = None
 
     def end_inline(self, request: Request, error: BaseException | None = None) -> bool:
-        """The inline run of `request`, if it has one, is over. True when a worker has to `hand_on` its replica.
+        """The inline run of `request`, if it has one, is over. True when its replica is to be handed on: `hand_on`.
 
-        Called again after an interrupt, it does what is left to do.
+        False as well when its thread keeps it; then `take_back` is to be called in a moment. Called again after an
+        interrupt, it does what is left to do.
         """
         if request.replica is None:
             return False
@@ -226,14 +227,23 @@ class Dispatcher:
             request.replica.unbind()
         outcome, now = "completed" if error is None else outcome_name(error), self._now()
         if self._metrics is not None and not request.over:
-            self._metrics.record(error, 0.0, now - request.begun)
+            self._metrics.record(error, request.begun - request.created, now - request.begun)
             if self.state.joins:
                 self._metrics.record_batch(request.rows)
         with self._lock:
-            return not self.state.leave_inline(request, outcome, now, bool(self._when_empty))
+            may_keep = bool(self.state.queue.waiting) and not is_interruptible()
+            return not self.state.leave_inline(request, outcome, now, bool(self._when_empty), may_keep)
+
+    def take_back(self, now: float | None = None) -> list[Request]:
+        """Threads that keep replicas have had time to call, by the clock or at `now`. Who has those of who did not."""
+        with self._lock:
+            return self.state.take_back(self._now() if now is None else now)
 
     def hand_on(self, request: Request) -> None:
-        """On a worker: the replica of an inline run that is over goes to the request that has it next, `following`."""
+        """The replica of an inline run that is over goes to the request that has it next, `following`.
+
+        On a thread that nobody interrupts.
+        """
         with self._lock:
             if request.replica is None:
                 return

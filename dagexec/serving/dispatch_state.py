@@ -29,6 +29,7 @@ from dagexec.errors import ClosedError, DagexecError, QueueFullError
 from dagexec.options import CompileOptions
 from dagexec.serving.batch_queue import BatchQueue
 from dagexec.serving.batching import Batch
+from dagexec.serving.keeping import KeptReplicas
 from dagexec.serving.requests import Request, RequestQueue, outcome_name
 from dagexec.serving.statistics import OUTCOMES, TIMES_KEPT
 from dagexec.serving.waiting import MAX_QUEUED
@@ -50,6 +51,7 @@ class DispatchState:
         replicas: all of them.
         lone: the one for requests that come one at a time, if there is one.
         idle: those that serve nobody, the one whose turn it is first.
+        kept: those that serve nobody and that threads keep for their next call.
         queue: admitted requests.
         awaiting_admission: those that wait until there is room in the queue.
         pinned: those that wait for a certain replica.
@@ -95,6 +97,7 @@ class DispatchState:
         self.queue = self._new_queue()
         self.awaiting_admission, self.pinned, self.again = RequestQueue(), RequestQueue(), RequestQueue()
         self.running: dict[object, Request] = {}
+        self.kept = KeptReplicas()
 
     def _new_queue(self) -> RequestQueue:
         return BatchQueue(self._options.max_batch, self._options.max_wait) if self.joins else RequestQueue()
@@ -120,6 +123,12 @@ class DispatchState:
             self._count_arrival(self.lone)
         if self.joins:
             self._has_company()
+        if request.caller:
+            self.kept.came(request.caller, now)
+            kept = self.kept.by_thread.pop(request.caller, None)
+            if kept is not None:
+                self.assign(kept, request, now)
+                return request
         limit = self._options.max_queued
         if self.idle and (request.group is None or limit == 0) and not self._waits_for_turns(request):
             self.assign(self.idle[0], request, now)
@@ -188,30 +197,37 @@ class DispatchState:
 
         False also for a thread that is in a run here, as an operator's is, or whose last one is still to be handed on.
         """
-        if self.shut or caller in self.running or self.queue.waiting:
+        keeper = caller in self.kept.by_thread
+        if self.shut or caller in self.running or (self.queue.waiting and not keeper):
             return False
         if self.joins and self._has_company():
             return False
         if self.lone is not None:
             self._count_arrival(self.lone)
-        if not self.idle:
+        if not (keeper or self.idle):
             return False
-        replica = self.idle[0]
+        replica = self.kept.by_thread[caller] if keeper else self.idle[0]
         known = replica.io_binding
         if known is not binding and (known is None or known.signature != binding.signature):
             return False
         request.caller = caller  # calls nothing from here on
         request.replica = replica
-        request.begun = self.last_begun = now
+        request.created = request.begun = self.last_begun = now
         self.running[caller] = request
         self.begun[replica.number] += 1
         if self.joins:
             self.batch_sizes[request.rows] += 1
-        del self.idle[0]
+        if keeper:
+            del self.kept.by_thread[caller]
+            self.kept.came(caller, now)
+        else:
+            del self.idle[0]
         return True
 
-    def leave_inline(self, request: Request, outcome: str, now: float, waited_for: bool) -> bool:
-        """The inline run of `request` is over. True when its replica is idle now: nothing waits for it.
+    def leave_inline(
+        self, request: Request, outcome: str, now: float, waited_for: bool, may_keep: bool = False
+    ) -> bool:
+        """The inline run of `request` is over. True when its replica is idle now, or kept by its thread if it may.
 
         It may be told again after an interrupt.
         """
@@ -220,8 +236,11 @@ class DispatchState:
             request.steps = None
             self.outcomes[outcome] += 1
             if outcome == "completed":
-                self.times.append((0.0, now - request.begun))
+                self.times.append((request.begun - request.created, now - request.begun))
         if waited_for or self.queue.waiting or self.awaiting_admission.waiting or self.pinned.waiting:
+            if may_keep and not waited_for and request.replica is not None and self._keeps(request, now):
+                del self.running[request.caller]
+                request.replica = None
             return request.replica is None
         if request.replica is not None:
             del self.running[request.caller]
@@ -231,6 +250,19 @@ class DispatchState:
                 self.idle += (request.replica,)
             request.replica = None
         return True
+
+    def _keeps(self, request: Request, now: float) -> bool:
+        """True when the thread whose inline run is over keeps its replica, while others, no more urgent, wait."""
+        replica, first = request.replica, self.queue.head()
+        if replica is None or replica is self.lone or first is None or first.priority > request.priority:
+            return False
+        nobody_else = not (self.pinned.waiting or self.shut or self.joins)
+        return nobody_else and self.kept.leave(request.caller, replica, request.begun, now)
+
+    def take_back(self, now: float) -> list[Request]:
+        """Threads that keep replicas have had time to call. Who gets those of threads that did not."""
+        following = [self._give(replica, now) for replica in self.kept.take_back(now)]
+        return [request for request in following if request is not None]
 
     def assign(self, replica: Replica, request: Request, now: float) -> None:
         """`replica` serves `request` from `now` on; the caller takes it from the idle ones. Calls nothing."""
@@ -288,7 +320,7 @@ class DispatchState:
 
     def _count_arrival(self, lone: Replica) -> None:
         """A request comes: `lone` is set aside if another is running, and goes first after enough that were alone."""
-        if self.running or self.queue.waiting:
+        if self.running or self.queue.waiting or self.kept.by_thread:
             self._crowd = ALONE_AGAIN
             if lone in self.idle:
                 self._is_aside = True

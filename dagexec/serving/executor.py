@@ -138,7 +138,7 @@ class Executor(Closing):
         self._pooled = PooledRuns(self._dispatcher, self._pool, self.num_workers, RowBlocks(self.model, options))
         self._growth: Growth | None = None
         if may_grow(options, self._replicas):
-            self._growth = Growth(self._dispatcher, self._replicas, place, self._pooled.serve_on_worker)
+            self._growth = Growth(self._dispatcher, self._replicas, place, self._pooled.serve)
         self.graph = self._replicas.graph
         self._inline: InlineRuns | None = None
         teams = options.operator_threads > 1
@@ -230,6 +230,10 @@ class Executor(Closing):
                 results = self._inline.run(given, names, out)
                 if results is not None:
                     return results
+                if (fitting := self._inline.fitting(given)) is not None:
+                    wait = ThreadWait()
+                    request = Request(fitting, names, out, priority=priority, notify=wait.notify)
+                    return self._inline.run_when_free(request, wait, partial(self._grow, of_thread=True))
             wait = self._new_wait()
             return self._served(self._request(given, names, out, timeout, priority, trace, wait), wait)
         except ShapeError as error:
@@ -404,8 +408,8 @@ class Executor(Closing):
         """The outputs of `request`, which is cancelled at its deadline."""
         try:
             self._pooled.submit(request, start_here=True)
-            if self._growth is not None and request.queue is not None:
-                self._growth.consider(of_thread=True)
+            if request.queue is not None:
+                self._grow(of_thread=True)
             in_time = wait.wait(waiting_time(request.seconds_left(self._now())))
             if not in_time and self._cancel(request, timed_out(self.model.name, request)):
                 wait.wait()
@@ -420,8 +424,8 @@ class Executor(Closing):
         """Like `_served`, for a task."""
         try:
             self._pooled.submit(request, start_here=False)
-            if self._growth is not None and request.queue is not None:
-                self._growth.consider(of_thread=False)
+            if request.queue is not None:
+                self._grow(of_thread=False)
             in_time = await wait.wait(request.seconds_left(self._now()))
         except GeneratorExit:  # the coroutine was dropped: nothing can wait any more
             self._cancel(request, self._cancelled("the awaiting coroutine was dropped"))
@@ -434,6 +438,11 @@ class Executor(Closing):
         if not in_time and self._cancel(request, timed_out(self.model.name, request)):
             await wait.wait_out()
         return request.outcome()
+
+    def _grow(self, *, of_thread: bool) -> None:
+        """A request, of a thread or a task, waits: have one more replica made, if that is the executor's to decide."""
+        if self._growth is not None:
+            self._growth.consider(of_thread=of_thread)
 
     def _as_given(self, error: ShapeError, feeds: Feeds) -> ShapeError:
         """The error, in the words of the model as it was given where inference finds one there for these feeds."""

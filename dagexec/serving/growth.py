@@ -4,8 +4,8 @@ A lone request is served fastest by a net whose operators share all cores; sever
 thread each, where nobody waits for a team. So the executor begins with one net for lone requests, and makes the others
 when requests come side by side for the first time (`dispatch_state` says who gets which). Results have the same bytes.
 
-A run so short that handing it to a worker costs more than the run is for the thread that asks: there are replicas for
-many callers then.
+The threads that ask compute with these replicas, one after another. Where runs are short there are two replicas a core:
+a core is idle for as long as a short run takes between one thread and the next that is woken.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ from dagexec.serving.requests import Request
 
 logger = logging.getLogger("dagexec")
 
-SHORT_SECONDS = 1e-3
-"""Estimated seconds up to which a run is for its caller's thread."""
 
-MOST_FOR_SHORT = 64
+SHORT_SECONDS = 1e-3
+"""Estimated seconds of a run that is short."""
 
 
 def may_grow(options: CompileOptions, replicas: Replicas) -> bool:
@@ -94,13 +93,13 @@ class Growth:
     def _most(self, of_thread: bool) -> int:
         binding = self._first.io_binding
         short = of_thread and binding is not None and binding.estimated_seconds <= SHORT_SECONDS
-        return (MOST_FOR_SHORT if short else available_cores()) + self._for_lone_runs
+        return (1 + short) * available_cores() + self._for_lone_runs
 
     def _grow(self) -> None:
         """On a worker: make one more, and give it to who waits."""
         following: Request | None = None
         try:
-            replica = self._replicas.make(one_thread=self._for_lone_runs, portions=MOST_FOR_SHORT)
+            replica = self._replicas.make(one_thread=self._for_lone_runs, portions=self._most(of_thread=True))
             following = self._add(replica)
         except DagexecError as error:
             self._give_up(error)

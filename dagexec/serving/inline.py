@@ -13,22 +13,25 @@ only the thread that calls first runs what it asks for.
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 
 from dagexec.binding.io_binding import Array, Outputs, arrays_like
 from dagexec.binding.replicas import Replica
 from dagexec.core.feeds import Feeds
 from dagexec.core.purity import is_known
+from dagexec.errors import RunCancelledError
 from dagexec.platform import teams
 from dagexec.platform.blocking import working_for
 from dagexec.platform.shutdown import hold_daemon
-from dagexec.platform.threads import ThreadsEndedError, threads
+from dagexec.platform.threads import ThreadsEndedError, ThreadWait, threads
 from dagexec.scheduler.plan.culprit import NameStep
 from dagexec.scheduler.run.inline import InlineSteps, run_inline
 from dagexec.serving.batching import Batching
 from dagexec.serving.dispatch import Dispatcher
+from dagexec.serving.dispatch_state import DispatchState
 from dagexec.serving.pooled import PooledRuns
 from dagexec.serving.requests import Request, timed_out
 from dagexec.serving.waiting import EventLoop
@@ -54,6 +57,8 @@ class InlineRuns:
         self._in_sequence = in_sequence
         self._teams = teams
         self._now = threads().monotonic
+        self._may_wait = False
+        self._asked_of = 0  # replicas, when that was found out
         self._caller: int | None = None  # the one that has a team
         self._in_teams: set[int] = set()  # threads whose last run was of a net whose operators have teams
 
@@ -68,7 +73,10 @@ class InlineRuns:
         try:
             binding = self._idle[0].io_binding
         except IndexError:
-            return None
+            kept = self._dispatcher.state.kept.by_thread.get(threading.get_ident())
+            if kept is None:
+                return None
+            binding = kept.io_binding
         if binding is None or not (self._in_sequence or binding.in_sequence) or feeds.__class__ is not dict:
             return None
         if self._teams and not self._has_team():
@@ -85,38 +93,95 @@ class InlineRuns:
                 return None
             request.rows = self._batching.rows(feeds)
         try:
-            if not dispatcher.admit_inline(request, binding):
-                return None
-            replica = request.replica
-            assert replica is not None
-            if replica.net.has_teams is not (request.caller in self._in_teams):
-                self._change_team(request.caller)
-            known = replica.io_binding
-            if known is None or not known.take_in(arrays, names, out):
-                replica.feed(feeds, names, out)
-                known = replica.io_binding
-                assert known is not None
-            request.steps = known.steps
-            if request.cancelled is None:
-                run = _run_stoppable if replica.net.has_bodies else run_inline
-                replica.arithmetic.run(run, replica.net.name, known.steps, known.name_step)
-            if request.cancelled is not None:
-                raise request.cancelled
-            if timeout is not None and self._now() > request.deadline:
-                raise timed_out(dispatcher.name, request)
-            outputs = known.fetch(names, out)
-            if known.copied != names:
-                known.unbind()
-            if dispatcher.end_inline(request):
-                self._pooled.hand_on(request)
-            return outputs
+            return self._computed(request, arrays) if dispatcher.admit_inline(request, binding) else None
         except ThreadsEndedError:
             raise
         except BaseException as error:
-            if dispatcher.end_inline(request, error):
-                self._pooled.hand_on(request)
-            hold_daemon()
+            self._leave(request, error)
             raise
+
+    def fitting(self, feeds: Feeds) -> dict[str, Array] | None:
+        """`feeds`, where this thread may wait for a replica and compute with it, whichever it is given; else None.
+
+        They are arrays like those that one of the replicas was fed with last, which had been checked.
+        """
+        state = self._dispatcher.state
+        if len(state.replicas) != self._asked_of:
+            self._asked_of = len(state.replicas)
+            self._may_wait = self._batching is None and not self._teams and self._are_for_one_thread(state)
+        if not self._may_wait or feeds.__class__ is not dict or self._pooled.is_worker():
+            return None
+        for replica in state.replicas:
+            binding = replica.io_binding
+            if binding is not None and (arrays := arrays_like(binding.signature, feeds)) is not None:
+                return dict(zip(binding.fed, arrays, strict=True))
+        return None
+
+    def _are_for_one_thread(self, state: DispatchState) -> bool:
+        """True when the runs of all replicas that are given to who waits use a single thread each."""
+        nets = [one.net for one in state.replicas if one is not state.lone]
+        return not any(net.has_teams for net in nets) and (self._in_sequence or all(net.in_list_order for net in nets))
+
+    def run_when_free(self, request: Request, wait: ThreadWait, when_queued: Callable[[], object]) -> Outputs:
+        """The outputs of `request`, which has been checked: in this thread, as soon as it is given a replica.
+
+        `wait` is notified then. `when_queued` is called first if there is none yet. Raises what `Executor.run` does.
+        """
+        request.caller = threading.get_ident()
+        try:
+            served = self._dispatcher.admit(request)
+            if served is not request:
+                self._pooled.see_to(request, served)
+                when_queued()
+                wait.wait()
+            if request.over:
+                return request.outcome()
+            return self._computed(request, None)
+        except ThreadsEndedError:
+            raise
+        except BaseException as error:
+            if request.queue is not None:
+                self._dispatcher.cancel(request, RunCancelledError("the calling thread was interrupted"))
+            self._leave(request, error)
+            raise
+
+    def _computed(self, request: Request, arrays: Sequence[Array] | None) -> Outputs:
+        """The outputs of `request`, which has a replica. `arrays` are its feeds, if they are those of the signature."""
+        replica = request.replica
+        assert replica is not None
+        names, out = request.names, request.out
+        if replica.net.has_teams is not (request.caller in self._in_teams):
+            self._change_team(request.caller)
+        known = replica.io_binding
+        if arrays is None or known is None or not known.take_in(arrays, names, out):
+            replica.feed(request.feeds, names, out)
+            known = replica.io_binding
+            assert known is not None
+        request.steps = known.steps
+        if request.cancelled is None:
+            run = _run_stoppable if replica.net.has_bodies else run_inline
+            replica.arithmetic.run(run, replica.net.name, known.steps, known.name_step)
+        if request.cancelled is not None:
+            raise request.cancelled
+        if request.timeout != math.inf and self._now() > request.deadline:
+            raise timed_out(self._dispatcher.name, request)
+        outputs = known.fetch(names, out)
+        if known.copied != names:
+            known.unbind()
+        dispatcher = self._dispatcher
+        if dispatcher.end_inline(request):
+            self._pooled.hand_on(request)
+        elif dispatcher.state.kept.by_thread:
+            self._pooled.watch_kept()
+        return outputs
+
+    def _leave(self, request: Request, error: BaseException) -> None:
+        """The inline run of `request`, if it has one, is over with `error`."""
+        if self._dispatcher.end_inline(request, error):
+            self._pooled.hand_on(request)
+        elif self._dispatcher.state.kept.by_thread:
+            self._pooled.watch_kept()
+        hold_daemon()
 
     def run_in_turn(
         self,

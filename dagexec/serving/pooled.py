@@ -6,6 +6,7 @@ The last worker to leave a run fetches, and continues with the request that has 
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 from functools import partial
 
@@ -16,6 +17,7 @@ from dagexec.scheduler.run.inline import run_inline
 from dagexec.scheduler.run.pool import WorkerPool
 from dagexec.scheduler.run.run import task
 from dagexec.serving.dispatch import Dispatcher
+from dagexec.serving.keeping import KEPT_SECONDS
 from dagexec.serving.requests import Request
 from dagexec.serving.row_blocks import RowBlocks
 
@@ -30,6 +32,7 @@ class PooledRuns:
         self._pool = pool
         self._width = width
         self._joins = dispatcher.state.joins
+        self._watches = False  # there will be a look at the replicas that threads keep
 
     def submit(self, request: Request, *, start_here: bool) -> None:
         """Take a request on; with `start_here` the calling thread feeds the replica, if one is free.
@@ -40,12 +43,8 @@ class PooledRuns:
             served = self._dispatcher.admit(request)
             if served is request and start_here:
                 self._serve(request)
-            elif served is not None:
-                self.serve_on_worker(served)
-            elif self._joins and request.queue is not None:
-                self._see_to_waiting()
-            elif request.queue is not None and self._dispatcher.state.idle and not self._dispatcher.have_turns():
-                self.give_up_turns()
+            else:
+                self.see_to(request, served)
         except (ClosedError, QueueFullError):
             raise
         except BaseException as error:  # KeyboardInterrupt, perhaps before anything could be done with the replica
@@ -55,6 +54,15 @@ class PooledRuns:
             elif batch is not None and batch.replica is not None and not batch.fed and batch.run is None:
                 self.serve_on_worker(batch)  # for the other members; this one leaves it
             raise
+
+    def see_to(self, request: Request, served: Request | None) -> None:
+        """`request` came: have `served`, who has a replica since, served, or else who need not wait any more."""
+        if served is not None:
+            self.serve(served)
+        elif self._joins and request.queue is not None:
+            self._see_to_waiting()
+        elif request.queue is not None and self._dispatcher.state.idle and not self._dispatcher.have_turns():
+            self.give_up_turns()
 
     def start_waiting(self) -> None:
         """Have everybody served who need not wait for others any more, now and when their time comes."""
@@ -88,11 +96,13 @@ class PooledRuns:
                 self._pool.submit(task(name, self.give_up_turns, share=self._dispatcher.share))
             return
         for request in self._dispatcher.give_up_turns():
-            self.serve_on_worker(request)
+            self.serve(request)
 
     def end_early(self, request: Request, error: BaseException) -> None:
         """`error` came to the thread that was about to run `request` itself, unless that is over."""
-        if not request.over and request.replica is not None and request.run is None:
+        if request.caller:
+            request.notify()
+        elif not request.over and request.replica is not None and request.run is None:
             self._end(request, None, error)
 
     def run_here(self, request: Request) -> None:
@@ -122,16 +132,50 @@ class PooledRuns:
         if self._dispatcher.came(due):
             self.start_waiting()
 
+    def is_worker(self) -> bool:
+        """True on a worker of the pool."""
+        return self._pool.is_worker()
+
     def hand_on(self, request: Request) -> None:
-        """The inline run of `request` is over: have its replica given to the next one, and that served, by a worker."""
+        """The inline run of `request` is over: have its replica given to the next one, and that served.
+
+        A worker gives it, in place of a thread that Ctrl-C may interrupt.
+        """
 
         def hand_on() -> None:
             self._dispatcher.hand_on(request)
             self.start_waiting()
             self._pass_on(request)
 
+        if not is_interruptible():
+            hand_on()
+            return
         name = f"handing on a replica of {self._dispatcher.name}"
         self._pool.submit(task(name, hand_on, share=self._dispatcher.share))
+
+    def watch_kept(self) -> None:
+        """Threads keep replicas: have them taken back in a moment from those that do not call again."""
+        if self._watches:
+            return
+        self._watches = True
+        try:
+            threads().call_briefly(KEPT_SECONDS, self._take_back)
+        except RuntimeError:  # the system starts no more threads
+            self._take_back(math.inf)
+
+    def _take_back(self, now: float | None = None) -> None:
+        self._watches = False
+        for request in self._dispatcher.take_back(now):
+            self.serve(request)
+        if self._dispatcher.state.kept.by_thread:
+            self.watch_kept()
+
+    def serve(self, request: Request) -> None:
+        """Have `request`, which was given a replica, served: by the thread that waits to do so, or by a worker."""
+        if request.caller:
+            request.notify()
+        else:
+            self.serve_on_worker(request)
 
     def serve_on_worker(self, request: Request) -> None:
         """Have a worker feed the replica that `request` was given, and start its run."""
@@ -157,7 +201,7 @@ class PooledRuns:
         """
         while self._ended_early(request):
             following = request.following
-            if following is None or not self._pool.is_worker():
+            if following is None or following.caller or not self._pool.is_worker():
                 self._pass_on(request)
                 return
             request.following = None
@@ -259,12 +303,13 @@ class PooledRuns:
             self._pass_on(request)
 
     def _pass_on(self, ended: Request) -> None:
-        """Serve the request after `ended`, if any, on a worker: no caller's thread feeds and prepares for another."""
-        if ended.following is not None:
-            if self._pool.is_worker():
-                self._serve(ended.following)
+        """Have the request after `ended`, if any, served: no caller's thread feeds and prepares for another."""
+        following = ended.following
+        if following is not None:
+            if not following.caller and self._pool.is_worker():
+                self._serve(following)
             else:
-                self.serve_on_worker(ended.following)
+                self.serve(following)
             ended.following = None
 
 

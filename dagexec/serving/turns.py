@@ -93,7 +93,7 @@ class Turns:
                     self._inline.choose_team(replica)
                     self._pooled.run_here(request)
                 else:
-                    self._pooled.serve_on_worker(request)
+                    self._pooled.serve(request)
             except BaseException as error:  # Ctrl-C
                 self._pooled.end_early(request, error)
                 raise
