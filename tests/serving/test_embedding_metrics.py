@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import json
+import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -17,6 +20,8 @@ import dagexec
 from dagexec.errors import ClosedError, DagexecError, FeedError, OperatorError, QueueFullError, RunTimeoutError
 from dagexec.serving.metrics import BATCH_BOUNDARIES, BOUNDARIES
 from tests.held import PATIENCE, Held, doubled_model, rows
+
+ROOT = Path(__file__).parents[2]
 
 
 class Collected:
@@ -151,6 +156,65 @@ def test_all_of_it_adds_up(collected: Collected) -> None:
         else:
             assert isinstance(metric.data, Sum)
             assert metric.data.is_monotonic == (name == "dagexec.requests")
+
+
+_CHILD = """
+import sys
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+import dagexec
+from tests.held import PATIENCE, doubled_model, rows
+
+reader = InMemoryMetricReader()
+meter = MeterProvider([reader]).get_meter("child")
+with dagexec.compile(doubled_model(), metrics=meter, max_batch=4, warm_start={"x": (2, 3)}) as executor:
+    for count in map(int, sys.argv[1:]):
+        executor.run({"x": rows(1, count)}, timeout=PATIENCE)
+    print(reader.get_metrics_data().to_json(indent=None))
+"""
+
+
+@pytest.mark.slow
+def test_what_two_processes_report_adds_up_to_what_one_would() -> None:
+    def reported(*counts: int) -> dict[str, Any]:
+        call = [sys.executable, "-c", _CHILD, *map(str, counts)]
+        data = json.loads(subprocess.run(call, capture_output=True, text=True, check=True, cwd=ROOT).stdout)
+        [scope] = data["resource_metrics"][0]["scope_metrics"]
+        return {metric["name"]: metric["data"]["data_points"] for metric in scope["metrics"]}
+
+    first, second, both = reported(2, 3), reported(2, 2, 4), reported(2, 3, 2, 2, 4)
+    for name, points in both.items():
+        assert len(points) == len(first[name]) == len(second[name]) == 1, name
+        [one], [other], [total] = first[name], second[name], points
+        assert one["attributes"] == other["attributes"] == total["attributes"]
+        if name == "dagexec.requests":
+            assert (one["value"], other["value"], total["value"]) == (2, 3, 5)
+        elif name == "dagexec.arena.usage":
+            assert one["value"] > 0
+            assert other["value"] > 0
+        else:
+            assert one["explicit_bounds"] == other["explicit_bounds"] == total["explicit_bounds"]
+            assert one["count"] + other["count"] == total["count"] == 5
+    [sizes], [rest], [whole] = (found["dagexec.batch.size"] for found in (first, second, both))
+    added = [a + b for a, b in zip(sizes["bucket_counts"], rest["bucket_counts"], strict=True)]
+    assert added == whole["bucket_counts"]
+    assert sizes["sum"] + rest["sum"] == whole["sum"] == 13
+
+
+def test_arenas_of_executors_on_one_pool_are_reported_and_given_back(collected: Collected) -> None:
+    def usage() -> int:
+        [point] = collected.instruments()["dagexec.arena.usage"].data.data_points
+        return int(point.value)
+
+    with (
+        dagexec.Pool(1) as pool,
+        dagexec.compile(doubled_model(), pool=pool, metrics=collected.meter) as first,
+        dagexec.compile(doubled_model(), pool=pool, metrics=collected.meter) as second,
+    ):
+        first.run({"x": rows(1)})
+        alone = usage()
+        second.run({"x": rows(1)})
+        assert usage() == 2 * alone > 0
 
 
 def test_arenas_of_all_executors_of_a_meter_are_added_and_forgotten_with_them(collected: Collected) -> None:
