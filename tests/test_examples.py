@@ -13,7 +13,7 @@ EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
 SAYS = {
     "run_a_model": "softmax: float32 (1, 1000",
     "compare_runtimes": "same bytes: True",
-    "embed_in_asyncio": "16 results",
+    "embed_in_asyncio": "as expected, cancelled: True\n{",
     "http_service": "1 run cancelled, no run left behind\ndrained and closed",
     "write_an_operator": "[ 5. 13. 17.]",
     "draw_a_net": "operators in",

@@ -107,22 +107,20 @@ def test_a_large_input_is_read_where_it_is_and_its_result_written_where_it_is_re
             assert addresses.written[-1] == address(result)
 
 
-def test_tasks_get_their_results_without_copies_too(addresses: Addresses) -> None:
-    async def main() -> None:
-        async with prepared(model_of(*MOVING), replicas=2, num_workers=2) as executor:
-            out = [numbers(0) for _ in range(20)]
+@pytest.mark.anyio
+async def test_tasks_get_their_results_without_copies_too(addresses: Addresses) -> None:
+    out = [numbers(0) for _ in range(20)]
 
-            async def one(value: int) -> None:
-                results = await executor.run_async({"x": numbers(value)}, out={"y": out[value]})
-                assert results["y"] is out[value]
+    async def one(value: int) -> None:
+        results = await executor.run_async({"x": numbers(value)}, out={"y": out[value]})
+        assert results["y"] is out[value]
 
-            async with anyio.create_task_group() as tasks:
-                for value in range(20):
-                    tasks.start_soon(one, value)
-            for value, array in enumerate(out):
-                np.testing.assert_array_equal(array, numbers(2 * value))
-
-    anyio.run(main)
+    async with prepared(model_of(*MOVING), replicas=2, num_workers=2) as executor:
+        async with anyio.create_task_group() as tasks:
+            for value in range(20):
+                tasks.start_soon(one, value)
+        for value, array in enumerate(out):
+            np.testing.assert_array_equal(array, numbers(2 * value))
     assert len(set(addresses.written)) >= 20
 
 
@@ -447,18 +445,16 @@ SHARED = np.zeros((4, 3), np.float32)
     ],
 )
 @pytest.mark.parametrize("device", ["cpu", "sim:0"])
-def test_an_array_that_a_result_cannot_be_written_to_is_refused(
+@pytest.mark.asyncio
+async def test_an_array_that_a_result_cannot_be_written_to_is_refused(
     out: dict[str, np.ndarray], message: str, device: str
 ) -> None:
-    async def as_a_task() -> None:
-        with pytest.raises(FeedError, match=message):
-            await executor.run_async({"x": FED}, outputs=["y", "h"], out=out)
-
     with dagexec.compile(doubled_model(), optimize=False, num_workers=1, device=device) as executor:
         for _ in range(2):
             with pytest.raises(FeedError, match=message):
                 executor.run({"x": FED}, outputs=["y", "h"], out=out)
-            anyio.run(as_a_task)
+            with pytest.raises(FeedError, match=message):
+                await executor.run_async({"x": FED}, outputs=["y", "h"], out=out)
             np.testing.assert_array_equal(executor.run({"x": FED})["y"], rows(2))
     assert FED.tolist() == rows(1).tolist()
 
@@ -519,18 +515,15 @@ WAYS_TO_SHOW: dict[str, Callable[[np.ndarray], object]] = {
 
 
 @pytest.mark.parametrize("way", WAYS_TO_SHOW)
-def test_memory_that_an_input_shows_in_any_way_is_not_written_to(way: str) -> None:
+@pytest.mark.asyncio
+async def test_memory_that_an_input_shows_in_any_way_is_not_written_to(way: str) -> None:
     array = rows(1)
     fed = WAYS_TO_SHOW[way](array)
-
-    async def as_a_task() -> None:
-        with pytest.raises(FeedError, match=r"out\['y'\] has memory in common with input 'x'"):
-            await executor.run_async({"x": fed}, out={"y": array[::-1]})
-
     with dagexec.compile(doubled_model(), num_workers=1) as executor:
         with pytest.raises(FeedError, match=r"out\['y'\] has memory in common with input 'x'"):
             executor.run({"x": fed}, out={"y": array})
-        anyio.run(as_a_task)
+        with pytest.raises(FeedError, match=r"out\['y'\] has memory in common with input 'x'"):
+            await executor.run_async({"x": fed}, out={"y": array[::-1]})
         assert array.tolist() == rows(1).tolist()
         place = rows(0)
         assert executor.run({"x": fed}, out={"y": place})["y"] is place

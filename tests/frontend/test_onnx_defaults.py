@@ -154,15 +154,13 @@ def test_after_close_nothing_is_compiled_for_runs_that_override() -> None:
             executor.run(feeds)
 
 
-def test_executors_end_however_they_are_ended() -> None:
-    async def ends() -> None:
-        first, second = dagexec.compile(gemm()), dagexec.compile(gemm())
-        async with first:
-            await first.run_async({"x": X, "weight": OTHER})
-        await second.run_async({"x": X, "weight": OTHER})
-        assert await second.drain_async(60)
-
-    asyncio.run(ends())
+@pytest.mark.anyio
+async def test_executors_end_however_they_are_ended() -> None:
+    first, second = await dagexec.compile_async(gemm()), dagexec.compile(gemm())
+    async with first:
+        await first.run_async({"x": X, "weight": OTHER})
+    await second.run_async({"x": X, "weight": OTHER})
+    assert await second.drain_async(60)
     third = dagexec.compile(gemm())
     third.warm_up({"x": X, "weight": OTHER})
     assert third.drain(60)
