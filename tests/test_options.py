@@ -66,7 +66,7 @@ def test_a_keyword_that_is_no_option_is_refused() -> None:
         ({"dtype": "float16"}, SettingError, "dtype 'float16' is for cuda:N"),
         ({"layout": "NCHW16c", "device": "sim:0"}, SettingError, "layout is one of NHWC, NCHW on sim:0"),
         ({"nan": "some"}, SettingError, "nan is one of kept, any, not 'some'"),
-        ({"preparation_bytes": -1}, SettingError, "preparation_bytes must be 0 or more, not -1"),
+        ({"preparation_bytes": -1}, SettingError, "preparation_bytes must be 0 or more, or None, not -1"),
         ({"max_queued": -1}, SettingError, "max_queued must be 0 or more, or None, not -1"),
     ],
 )

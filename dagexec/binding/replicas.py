@@ -36,6 +36,7 @@ from dagexec.scheduler.nets.options import RunOptions
 from dagexec.scheduler.nets.simple import SimpleNet
 from dagexec.scheduler.plan.copies import insert_copies, names_devices
 from dagexec.scheduler.plan.preparation import Preparation
+from dagexec.scheduler.plan.preparation_cache import MOST_BYTES
 from dagexec.scheduler.run.pool import WorkerPool
 
 _LITTLE = 4 << 20
@@ -231,7 +232,8 @@ def build_replicas(
 
     def build(one_thread: bool, portions: int) -> tuple[Workspace, BaseNet]:
         workspace = _child(parameters, inputs, written)
-        own = options if portions == 1 else replace(options, preparation_bytes=options.preparation_bytes // portions)
+        whole = MOST_BYTES if options.preparation_bytes is None else options.preparation_bytes
+        own = options if portions == 1 else replace(options, preparation_bytes=whole // portions)
         if not one_thread:
             return workspace, _make_net(own, net_def, workspace, pool, graph, constants, keep)
         net = SimpleNet(net_def, workspace, graph=graph, constants=constants, keep=keep, options=own)

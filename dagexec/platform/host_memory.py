@@ -99,6 +99,15 @@ def _address_space() -> Iterator[Limit]:
     yield Limit(max(0, limit - used), f"the address space of this process (limit {limit:,})", committed=False)
 
 
+def resident_bytes() -> int | None:
+    """What this process has in memory; None where that is not known."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * mmap.PAGESIZE
+    except (OSError, ValueError, IndexError):
+        return None
+
+
 def address_space_is_limited() -> bool:
     """True when addresses cost something, even those of memory that is never touched."""
     return any(True for _ in _address_space())

@@ -386,7 +386,7 @@ class OneDNNOperator(Operator):
             return array, nothing_to_do
         constant = self.input(index).constant
         if constant is None:
-            packed = self.scratch((target.nbytes,), "u1")
+            packed = self.working_memory(target.nbytes)
             return packed, self.reorder(source, target, array, packed).step
         forms = constant.derived("onednn", PackedForms)
         packed = forms.get(source, target, lambda: self.reordered(source, target, array))

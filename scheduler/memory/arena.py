@@ -8,7 +8,7 @@ where those are used up, into further blocks.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -53,7 +53,7 @@ class Arena:
         self.working: list[WorkingMemory] = []
         self._given = np.zeros((0, 4), np.int64)
         self._noted = 0  # rows of these
-        self._reserved: defaultdict[int, deque[WorkingMemory]] = defaultdict(deque)
+        self._reserved: defaultdict[int, list[WorkingMemory]] = defaultdict(list)  # the next one last
         self._runtime = runtime
         self._memory = memory
         self._lifetimes = lifetimes
@@ -64,7 +64,7 @@ class Arena:
         self._add_block(extent)
         self._grow(0, extent, "the arena of a memory plan")
         for given in () if before is None else before.working:
-            self._reserved[given.operator].append(given)
+            self._reserved[given.operator].insert(0, given)
             self._search_beside(given)
 
     @property
@@ -103,8 +103,13 @@ class Arena:
 
     def _take_reserved(self, operator: int, size: int) -> tuple[int, int] | None:
         """The place that the operator's next piece has in the placement before, if it is large enough."""
-        found = self._reserved[operator].popleft() if self._reserved.get(operator) else None
-        return None if found is None or aligned(found.nbytes) < size else (found.block, found.offset)
+        left = self._reserved.get(operator)
+        if not left:
+            return None
+        found = left.pop()
+        if not left:
+            del self._reserved[operator]
+        return None if aligned(found.nbytes) < size else (found.block, found.offset)
 
     def _search_beside(self, given: WorkingMemory) -> None:
         """Have `_gap` go round what is given."""

@@ -31,7 +31,8 @@ class RunOptions:
         streams_per_worker: streams of each device on which a worker launches what one replica computes.
         stream_priority: "normal", or "high" for streams that a device prefers where several have work.
         preparation_bytes: the most bytes that a replica keeps for input shapes beside those of its latest run, so that
-            they need not be prepared for again when they come back; an estimate (docs/memory.md). 0 keeps none.
+            they need not be prepared for again when they come back; an estimate (docs/memory.md). 0 keeps none. None: a
+            tenth of what the process has in memory when they do, of 4 to 64 MiB.
         capture: on a device, record the second run for each shape, all its streams and events, and replay it from then
             on at the cost of one launch (docs/cuda.md); for net type `async_dag`, which it chooses by default.
     """
@@ -43,7 +44,7 @@ class RunOptions:
     device: str | None = None
     streams_per_worker: int = 1
     stream_priority: str = "normal"
-    preparation_bytes: int = 64 << 20
+    preparation_bytes: int | None = None
     capture: bool = False
 
     def __post_init__(self) -> None:
@@ -61,8 +62,9 @@ class RunOptions:
                 raise SettingError(f"at most {MAX_WORKERS} {what}s are made, not {count}")
         if not isinstance(self.streams_per_worker, Integral) or self.streams_per_worker < 1:
             raise SettingError(f"at least 1 stream per worker is needed, found {self.streams_per_worker}")
-        if not isinstance(self.preparation_bytes, Integral) or self.preparation_bytes < 0:
-            raise SettingError(f"preparation_bytes must be 0 or more, not {self.preparation_bytes!r:.80}")
+        kept = self.preparation_bytes
+        if kept is not None and (not isinstance(kept, Integral) or kept < 0):
+            raise SettingError(f"preparation_bytes must be 0 or more, or None, not {kept!r:.80}")
         if self.stream_priority not in STREAM_PRIORITIES:
             raise SettingError(f"stream_priority is 'normal' or 'high', not {self.stream_priority!r}")
         if self.capture and self.default_device == CPU:

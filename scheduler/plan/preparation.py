@@ -211,8 +211,8 @@ def _outputs(operators: Sequence[Operator]) -> Iterator[Blob]:
     return (blob for operator in operators for blob in operator.output_blobs)
 
 
-_STEP_BYTES = 6 << 10
-"""What Python takes for a prepared operator: arrays, steps, places in plans. By tracemalloc it was 4 to 10 KiB."""
+_STEP_BYTES = 4 << 10
+"""What Python takes for a prepared operator: arrays, steps, places in plans. By tracemalloc it was 3 to 4 KiB."""
 
 _UNKNOWN_SECONDS = 10e-6  # priority of an operator whose shapes are not known
 

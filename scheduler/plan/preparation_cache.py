@@ -6,7 +6,8 @@ memory plan places. The arena is one for all (`dagexec.scheduler.memory.arena_me
 The budget is used only as far as it helps. A few preparations are kept at first; sizes of those given up are remembered
 (as the ghost lists of ARC do: Megiddo, Modha, "ARC: a self-tuning, low overhead replacement cache", FAST 2003), and
 when shapes come back whose preparation more bytes would have kept, so many are taken from then on. A thousand shapes
-in turn, of which none could be kept until it comes back, leave it at that.
+in turn, of which none could be kept until it comes back, leave it at that. Nor is more taken than a tenth of what the
+process has in memory, unless its owner says how much.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
+from dagexec.platform.host_memory import resident_bytes
 from dagexec.scheduler.plan.preparation import Preparation
 
 Signature = tuple[object, ...]
@@ -48,6 +50,11 @@ class PreparationStatistics:
 LIMIT_AT_FIRST = 4 << 20
 """Bytes for preparations until shapes come back for which that is too little."""
 
+MOST_BYTES = 64 << 20
+"""The budget where none is given."""
+
+_PART = 10  # of the memory of the process, where no budget is given
+
 KEPT_AT_LEAST = 4
 """Preparations that the budget alone limits. A run may be made up of several (`dagexec.serving.row_blocks`)."""
 
@@ -55,9 +62,11 @@ KEPT_AT_LEAST = 4
 class PreparationCache:
     """Preparations by signature. The least recently used are given up when they take more than a limit of bytes."""
 
-    def __init__(self, budget_bytes: int) -> None:
-        self._budget = budget_bytes
-        self._limit = min(budget_bytes, LIMIT_AT_FIRST)
+    def __init__(self, budget_bytes: int | None) -> None:
+        """With None, the budget is `MOST_BYTES`, or as much less as would be a tenth of the process."""
+        self._is_given = budget_bytes is not None
+        self._budget = MOST_BYTES if budget_bytes is None else budget_bytes
+        self._limit = min(self._budget, LIMIT_AT_FIRST)
         self._kept: OrderedDict[Signature, Preparation] = OrderedDict()
         self._given_up: OrderedDict[Signature, int] = OrderedDict()  # bytes; the latest last
         self._nbytes = self._given_up_nbytes = 0
@@ -82,7 +91,8 @@ class PreparationCache:
             needed += self._given_up[other]
             if other == signature:
                 break
-        if needed <= self._budget:
+        resident = None if self._is_given else resident_bytes()
+        if needed <= (self._budget if resident is None else min(self._budget, resident // _PART)):
             self._limit = max(self._limit, needed)
         self._given_up_nbytes -= self._given_up.pop(signature)
 

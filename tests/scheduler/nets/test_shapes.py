@@ -297,3 +297,13 @@ def test_operators_of_one_form_are_asked_once_for_the_types_of_their_outputs(mon
         assert len(asked) == 4
         np.testing.assert_array_equal(workspace.fetch_blob("b"), np.full((3, 4), 16))
         np.testing.assert_array_equal(workspace.fetch_blob("e"), np.full((4, 4), 16))
+
+
+def test_without_a_budget_a_limit_grows_to_a_tenth_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preparation_cache, "LIMIT_AT_FIRST", 400)
+    monkeypatch.setattr(preparation_cache, "resident_bytes", lambda: 20_000)
+    assert in_turn(PreparationCache(None), 20, 3, 100) == [0, 4, 20]
+    assert in_turn(PreparationCache(None), 40, 3, 100)[2] < 40
+    assert in_turn(PreparationCache(6400), 40, 3, 100)[2] == 40
+    monkeypatch.setattr(preparation_cache, "resident_bytes", lambda: None)
+    assert in_turn(PreparationCache(None), 40, 3, 100)[2] == 40
