@@ -131,12 +131,13 @@ def pairs(*operators: tuple[str, list[str], list[str], dict[str, object]]) -> li
         pairs(("Softmax", ["x"], ["y"], {"axis": 1}), ("Softmax", ["x"], ["z"], {"axis": 0})),
         pairs(("Mul", ["x", "x"], ["y"], {}), ("Mul", ["x", "w"], ["z"], {})),
         pairs(("Mul", ["x", "w"], ["y"], {}), ("Mul", ["x", "v"], ["z"], {})),
-        pairs(("MatMul", ["x", "w"], ["y"], {}), ("MatMul", ["x", "w"], ["z"], {"trans_a": 1})),
+        pairs(("BatchMatMul", ["s", "t"], ["y"], {}), ("BatchMatMul", ["s", "t"], ["z"], {"trans_a": 1})),
     ],
     ids=["arguments", "one blob twice", "shapes", "a flag"],
 )
 def test_operators_that_differ_in_more_do_not_share(asked: Counter[str], operators: list[OperatorDef]) -> None:
     feeds = {"x": normal(1, 16, 16), "w": normal(2, 16, 16), "v": normal(3, 1, 16)}
+    feeds |= {"s": normal(4, 3, 16, 16), "t": normal(5, 3, 16, 16)}
     with net(operators, feeds) as both:
         both.run()
         assert asked.total() == 2
