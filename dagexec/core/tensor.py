@@ -111,6 +111,7 @@ class Tensor:
                 storage = self._storage
                 assert storage is not None
                 storage.buffer = constant.made_anew().reshape(-1).view(np.uint8)
+                self._address = None
                 found = self._array = self._constant_array(storage)
         return found
 
@@ -122,9 +123,10 @@ class Tensor:
     @property
     def address(self) -> int:
         """Where `array`, in memory that the host reaches, begins."""
-        if self._address is None:
-            self._address = int(self.runtime.host_view(self.array).ctypes.data)
-        return self._address
+        address = self._address
+        if address is None:
+            address = self._address = int(self.runtime.host_view(self.array).ctypes.data)
+        return address
 
     @property
     def is_view(self) -> bool:
@@ -287,7 +289,7 @@ class Tensor:
             owner = owner_of(array)
             start = array.ctypes.data - owner.ctypes.data
             seen, owners = weakref.ref(array), weakref.ref(owner)
-            self._array = None
+            self._array = self._address = None
             storage.buffer = np.empty(0, np.uint8)
             del array, owner
             kept = owners()

@@ -46,6 +46,14 @@ def test_values_go_and_come_back() -> None:
     assert tensor.array is tensor.current_array()
 
 
+def test_the_address_is_that_of_the_values_that_came_back() -> None:
+    tensor = frozen()
+    assert tensor.address == tensor.array.ctypes.data
+    assert tensor.let_go()
+    taken = values()  # what was there may be elsewhere now
+    assert tensor.address == tensor.array.ctypes.data != taken.ctypes.data
+
+
 @pytest.mark.parametrize("held", [lambda one: one.array, lambda one: one.array.T, lambda one: view(one)])
 def test_values_stay_as_they_are_while_somebody_has_them(held: Callable[[Tensor], object]) -> None:
     tensor = frozen()
