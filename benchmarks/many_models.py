@@ -1,17 +1,19 @@
 """Many models in one process: threads, memory, time to compile, and runs of all in turn, beside onnxruntime.
 
-    python benchmarks/many_models.py [--models 1000] [--rounds 3] [--json benchmarks/results/many_models.json]
+    python benchmarks/many_models.py [--models 1000] [--rounds 3] [--batch 1] [--peers dagexec ...]
+        [--json benchmarks/results/many_models.json]
 
-Each model is a LeNet with weights of its own, in a file of its own. A contender has a process of its own: it runs one
-model many times, makes all models, runs each for the first time, and then all in turn. dagexec looks up choices that
-were measured before; onnxruntime's sessions share the process's thread pool and allocator. Reported are, per model,
-processor time and resident memory to make it and to run it first; threads; and the time of a run in turn beside that of
-one model run alone.
+Each model is a LeNet with weights of its own, in a file of its own, for so many images, or any number of them. A
+contender has a process of its own: it makes all models, runs each for the first time, and then, in each round, one
+model many times and all in turn. dagexec looks up choices that were measured before; onnxruntime's sessions share the
+process's thread pool and allocator. Reported are, per model, processor time and resident memory to make it and to run
+it first; threads; and the time of a run in turn beside that of one model run alone.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import statistics
@@ -33,15 +35,15 @@ from onnx_export import to_onnx
 Array = npt.NDArray[Any]
 Run = Callable[[Array], object]
 
-_ALONE = 3000  # runs of one model
+_ALONE = 1000  # runs of one model in each round
 
 
-def lenets(folder: Path, count: int) -> tuple[str, list[int]]:
-    """Files of `count` LeNets; the name and shape of their input."""
+def lenets(folder: Path, count: int, batch: int | None = None) -> tuple[str, list[int]]:
+    """Files of `count` LeNets, for `batch` images or any number; the name and shape of their input."""
     from dagexec import zoo
     from dagexec.binding.parameters import initialized
 
-    model = initialized(zoo.build("lenet"))
+    model = initialized(zoo.build("lenet") if batch is None else zoo.build("lenet", batch))
     generator = np.random.default_rng(0)
     for number in range(count):
         parameters = {
@@ -92,7 +94,18 @@ def _by_onnxruntime(name: str) -> Callable[[str], Run]:
     return made
 
 
-PEERS = {"dagexec": _by_dagexec, "onnxruntime": _by_onnxruntime}
+def _by_openvino(name: str) -> Callable[[str], Run]:
+    core = importlib.import_module("openvino").Core()  # it has no types
+    settings = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": len(os.sched_getaffinity(0))}
+
+    def made(path: str) -> Run:
+        request = core.compile_model(path, "CPU", settings).create_infer_request()
+        return lambda array: request.infer({name: array})
+
+    return made
+
+
+PEERS = {"dagexec": _by_dagexec, "onnxruntime": _by_onnxruntime, "openvino": _by_openvino}
 
 
 def _times(runs: Sequence[Run], array: Array) -> list[float]:
@@ -114,13 +127,16 @@ def measure(peer: str, folder: Path, models: int, rounds: int, name: str, shape:
     array = np.random.default_rng(1).standard_normal(shape, np.float32)
     first = made(str(folder / "0.onnx"))
     _times([first] * (_ALONE // 10), array)
-    alone = _times([first] * _ALONE, array)
     marks = [(time.process_time(), _resident())]
     runs = [made(str(folder / f"{number}.onnx")) for number in range(models)]
     marks.append((time.process_time(), _resident()))
     _times(runs, array)
     marks.append((time.process_time(), _resident()))
-    in_turn = _times(list(runs) * rounds, array)
+    alone: list[float] = []
+    in_turn: list[float] = []
+    for _ in range(rounds):  # what else the machine does is in both
+        alone += _times([first] * _ALONE, array)
+        in_turn += _times(runs, array)
     (began, empty), (compiled, idle), (ran, full) = marks
     return {
         "make_ms": 1e3 * (compiled - began) / models,
@@ -148,12 +164,14 @@ def _tune(path: Path, seconds: float, choices: Path) -> None:
     subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"DAGEXEC_CHOICES": str(choices)})
 
 
-def compare(peers: Sequence[str], models: int, rounds: int, seconds: float) -> list[dict[str, object]]:
+def compare(
+    peers: Sequence[str], models: int, rounds: int, seconds: float, batch: int | None = None
+) -> list[dict[str, object]]:
     """A row for each contender, each in a process of its own."""
     rows: list[dict[str, object]] = []
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        name, shape = lenets(folder, models)
+        name, shape = lenets(folder, models, batch)
         if seconds:
             _tune(folder / "0.onnx", seconds, folder / "choices.json")
         for peer in peers:
@@ -168,7 +186,9 @@ def compare(peers: Sequence[str], models: int, rounds: int, seconds: float) -> l
                 "--rounds",
                 str(rounds),
             ]
-            rows.append({"peer": peer, "models": models, **_in_a_process(given, folder / "choices.json")})
+            rows.append(
+                {"peer": peer, "models": models, "batch": batch, **_in_a_process(given, folder / "choices.json")}
+            )
             print(json.dumps(rows[-1]), flush=True)
     return rows
 
@@ -179,6 +199,7 @@ def main() -> None:
     parser.add_argument("--peers", nargs="+", choices=list(PEERS), default=list(PEERS))
     parser.add_argument("--models", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--batch", type=int, help="images of every run; without it any number, which is one here")
     parser.add_argument("--tuning-seconds", type=float, default=5.0)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--child", nargs=4, metavar=("PEER", "FOLDER", "INPUT", "SHAPE"), help=argparse.SUPPRESS)
@@ -188,7 +209,7 @@ def main() -> None:
         found = measure(peer, Path(folder), arguments.models, arguments.rounds, name, json.loads(shape))
         print(json.dumps(found))
         return
-    rows = compare(arguments.peers, arguments.models, arguments.rounds, arguments.tuning_seconds)
+    rows = compare(arguments.peers, arguments.models, arguments.rounds, arguments.tuning_seconds, arguments.batch)
     if arguments.json is not None:
         write_report(arguments.json, rows=rows)
 
