@@ -307,3 +307,35 @@ def test_without_a_budget_a_limit_grows_to_a_tenth_of_the_process(monkeypatch: p
     assert in_turn(PreparationCache(6400), 40, 3, 100)[2] == 40
     monkeypatch.setattr(preparation_cache, "resident_bytes", lambda: None)
     assert in_turn(PreparationCache(None), 40, 3, 100)[2] == 40
+
+
+@pytest.mark.slow
+def test_every_length_gives_the_bytes_that_a_fresh_executor_gives() -> None:
+    """Two layers of an encoder, in which the second follows the first, with lengths in an order by chance."""
+    rng = np.random.default_rng(0)
+    parameters: dict[str, Any] = {}
+    operators = []
+    x = "x"
+    for layer in "ab":
+        for name, shape in (("w", (64, 64)), ("b", (64,)), ("u", (64, 64)), ("c", (64,)), ("scale", (64,))):
+            parameters[name + layer] = rng.standard_normal(shape, np.float32) / 8
+        operators += [
+            operator_def("FC", [x, "w" + layer, "b" + layer], ["k" + layer], axis=2),
+            operator_def("BatchMatMul", [x, "k" + layer], ["s" + layer], trans_b=1),
+            operator_def("Softmax", ["s" + layer], ["p" + layer], axis=2),
+            operator_def("BatchMatMul", ["p" + layer, "k" + layer], ["m" + layer]),
+            operator_def("FC", ["m" + layer, "u" + layer, "c" + layer], ["f" + layer], axis=2),
+            operator_def("Gelu", ["f" + layer], ["g" + layer]),
+            operator_def("Add", ["g" + layer, x], ["r" + layer]),
+        ]
+        x = "r" + layer
+    net = NetDef(name="encoder", op=operators, external_input=["x"], external_output=[x])
+    model = Model(
+        "encoder", net, parameters=parameters, inputs={"x": InputInfo(dtypes.FLOAT32, (None, None, 64))}, outputs=(x,)
+    )
+    shapes = [(2, 9), (1, 33), (2, 1), (1, 9), (3, 17), (2, 9), (1, 2), (3, 33), (1, 33)]
+    with dagexec.compile(model) as executor:
+        for shape in shapes:
+            feeds = {"x": rng.standard_normal((*shape, 64), np.float32)}
+            with dagexec.compile(model) as fresh:
+                assert executor.run(feeds)[x].tobytes() == fresh.run(feeds)[x].tobytes(), shape
