@@ -103,7 +103,8 @@ class CompileOptions(RunOptions):
         max_queued: maximum number of requests that wait for a replica; None for no limit.
         when_full: what a call does when the queue is full: "wait" for admission, or "reject" with QueueFullError.
         max_batch: the most rows of one run: requests that wait are joined along the batch axis, and their results split
-            again; 1 joins none. A request may have several rows, and no more than these.
+            again; 1 joins none. A request may have several rows, and no more than these. With `batch_invariant=False`
+            the last places of a result may depend on who else was in the batch.
         max_wait: seconds that a request waits at most, while a replica is idle, for others to join it; none while
             requests come one at a time.
         batch_axes: the axis of each input that has one for rows; by default axis 0 wherever its size is free.

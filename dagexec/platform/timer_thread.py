@@ -13,6 +13,9 @@ from dagexec.platform.forking import reset_after_fork
 
 logger = logging.getLogger("dagexec")
 
+THREAD_NAME = "dagexec-timer"
+"""Of the thread, which stays for as long as the process does."""
+
 
 class TimedCall:
     """A call to be made later."""
@@ -68,7 +71,7 @@ class TimerThread:
         return call
 
     def _start(self) -> None:
-        thread = threading.Thread(target=self._make_calls, name="dagexec-timer", daemon=True)
+        thread = threading.Thread(target=self._make_calls, name=THREAD_NAME, daemon=True)
         thread.start()
         self._thread = thread
 

@@ -14,8 +14,10 @@ from typing import Literal, get_args
 
 from dagexec.binding.io_binding import MIN_BYTES_BOUND
 from dagexec.core.device import CPU, Device
+from dagexec.errors import RowsError, SettingError
 from dagexec.options import CompileOptions, WhenFull
 from dagexec.scheduler.nets.options import NET_TYPES
+from dagexec.serving.batch_axes import BatchAxes
 from dagexec.stress.nets import RandomNet, RandomNetOptions, random_net
 from dagexec.stress.operators import Failure
 
@@ -149,6 +151,7 @@ class Case:
         parts += [f"{len(caller.rows)} callers ({caller.backend})" for caller in self.callers]
         parts += [f"{self.repeats} runs alone"] * bool(self.repeats)
         parts += [f"{options.when_full} at {options.max_queued} queued"] * (options.max_queued is not None)
+        parts += [f"up to {options.max_batch} rows joined"] * (options.max_batch > 1)
         parts += ["warmed up"] * self.warm
         parts += [self.compiling] * (self.compiling != "as given")
         parts += [f"{self.closing} under way"] * (self.closing is not None)
@@ -188,7 +191,9 @@ def make_case(seed: int, device: str | None = None, net_type: str | None = None)
         fixed_net_type=net_type,
         device=str(place),
         devices=devices,
-        options=replace(options, max_queued=max_queued, when_full=when_full),
+        options=_joining(
+            random.Random(f"{seed} joining"), net, replace(options, max_queued=max_queued, when_full=when_full)
+        ),
         executors=executors,
         repeats=repeats,
         warm=source.random() < 0.3,
@@ -198,6 +203,19 @@ def make_case(seed: int, device: str | None = None, net_type: str | None = None)
         compiling=compiling.choices(_COMPILINGS, (3, 3, 2))[0],
         least_bytes_moved=compiling.choice((1, 100, MIN_BYTES_BOUND)),
     )
+
+
+def _joining(source: random.Random, net: RandomNet, options: CompileOptions) -> CompileOptions:
+    """`options`, with requests joined in half of the cases in which the rows of `net` are apart."""
+    most = max(net.batches) + source.randint(1, 4)
+    joining = replace(options, max_batch=most, max_wait=source.choice((0.0, 0.002)))
+    if source.random() < 0.5:
+        return options
+    try:
+        BatchAxes(net.model(), joining)
+    except (RowsError, SettingError):
+        return options
+    return joining
 
 
 def case_seeds(seed: int) -> random.Random:

@@ -15,6 +15,7 @@ from dagexec.core.runtime import DeviceRuntime, runtime_of
 from dagexec.devices.cuda.runtime import CudaRuntime
 from dagexec.devices.sim import Fault, sim_runtime, simulated
 from dagexec.platform.threads import new_gate, threads
+from dagexec.platform.timer_thread import THREAD_NAME
 from dagexec.stress.case import CaseSimSettings, DeviceFault
 from dagexec.stress.nets import LIBRARY_STATES
 
@@ -41,8 +42,11 @@ class HeldResources:
         )
 
     def leaked_since(self, before: HeldResources) -> list[str]:
-        """What is held now and was not `before`. The threads that drive a device's streams are the device's own."""
-        started = sorted(thread.name for thread in self.threads - before.threads)
+        """What is held now and was not `before`.
+
+        The threads that drive a device's streams are the device's own, and the one of timers the process's.
+        """
+        started = sorted(thread.name for thread in self.threads - before.threads if thread.name != THREAD_NAME)
         found = [f"thread {name!r} is still there" for name in started if name.startswith(("dagexec", "stress"))]
         for what, now, then in (
             ("streams leased", self.leased, before.leased),

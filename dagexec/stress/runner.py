@@ -184,6 +184,7 @@ class _CaseRun:
         self.tally[f"streams: {options.streams_per_worker}"] = 1
         self.tally[f"replicas: {options.first_replicas}"] = 1
         self.tally[f"executors: {case.executors}"] = 1
+        self.tally["cases whose requests are joined"] = int(options.max_batch > 1)
         if case.sim is not None:
             self.tally[f"driver: {case.sim.driver}"] = 1
             self.tally["cases with a memory limit"] = int(self._limited)
