@@ -1,8 +1,8 @@
 """Products with constant float32 weights in panels: Y = X W + b, by the kernels of `panel_kernels`.
 
-Of 64 x 384 by 384 x 1536 on one core of an AMD EPYC (Zen 4), on which 118 GFLOP/s are possible, they reach 101 with
-AVX2 and 112 with AVX-512; those of oneDNN that give a row the same bytes in all batches reach 90, on one thread only,
-and 102.
+Of 64 x 1536 by 1536 x 384 on one core of an AMD EPYC (Zen 4), on which 118 GFLOP/s are possible, they reach 100 with
+AVX2 and 106 with AVX-512, beside other processes; those of oneDNN that give a row the same bytes in all batches 88
+(with AVX2 on one thread, where sums are long) and 93.
 
 W is kept as panels of two or three vectors of columns (the last may have fewer), each with its rows one after another.
 A panel is read from memory once, for a chunk of rows of X that stays in the second cache. A thread takes some panels,
@@ -27,6 +27,9 @@ from dagexec.ops.onednn.team import team_step
 MIN_WEIGHTS = 1 << 14
 """Elements of W: with fewer, calls count, of which the library needs one."""
 
+_FAR = 1024
+"""Elements of X's rows that make lines of all rows contend for the same places of the first cache; see MAX_ROWS."""
+
 _CHUNK = 1 << 19
 """Bytes of X whose products with a panel follow each other."""
 
@@ -41,6 +44,7 @@ def is_for_panels(library: Library, weights: Array) -> bool:
         and weights.dtype == np.float32
         and units % library.isa.lanes == inner % STEP == 0
         and weights.size >= MIN_WEIGHTS
+        and (library.isa.lanes == 8 or inner % _FAR != 0)
     )
 
 
