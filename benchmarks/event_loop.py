@@ -1,11 +1,11 @@
 """What `run_async` adds to `run` in a task of asyncio, and how long the event loop goes without a turn meanwhile.
 
-    python benchmarks/event_loop.py [--model zoo:lenet] [--calls 2000] [--callers 64] [--json FILE]
+    python benchmarks/event_loop.py [--model zoo:lenet] [--calls 2000] [--callers 64] [--timeout SECONDS] [--json FILE]
 
 The first figure is a median over calls that alternate: warm `run_async` less warm `run`, target 60 us. The gaps are
 those of a task that sleeps for 0.5 ms at a time, beyond these: while the callers each call again at once, and while
 the model is compiled by `compile_async`; target 5 ms. Processor time of the loop's thread for each request is beside
-them, as gaps are longer on a machine that others use.
+them, as gaps are longer on a machine that others use, and the requests that the callers have served in a second.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ async def beside(work: Awaitable[object]) -> list[float]:
     return sorted(gaps, reverse=True)
 
 
-async def added(executor: dagexec.Executor, calls: int) -> dict[str, float]:
+async def added(executor: dagexec.Executor, calls: int, timeout: float | None) -> dict[str, float]:
     """Medians in microseconds, and the mean processor time of the loop's thread."""
     feeds = random_feeds(executor.model, seed=0)
     alone, awaited, computed = [], [], []
@@ -53,7 +53,7 @@ async def added(executor: dagexec.Executor, calls: int) -> dict[str, float]:
         executor.run(feeds)
         alone.append(time.perf_counter() - start)
         begun, start = time.thread_time(), time.perf_counter()
-        await executor.run_async(feeds)
+        await executor.run_async(feeds, timeout=timeout)
         awaited.append(time.perf_counter() - start)
         computed.append(time.thread_time() - begun)
     run, run_async = statistics.median(alone) * 1e6, statistics.median(awaited) * 1e6
@@ -61,24 +61,25 @@ async def added(executor: dagexec.Executor, calls: int) -> dict[str, float]:
     return {"run": run, "run_async": run_async, "added": run_async - run, "loop's thread": loop}
 
 
-async def crowd(executor: dagexec.Executor, callers: int, calls: int) -> float:
-    """Processor time of the loop's thread for each request, in microseconds."""
+async def crowd(executor: dagexec.Executor, callers: int, calls: int, timeout: float | None) -> tuple[float, float]:
+    """Processor time of the loop's thread for each request, in microseconds; and requests per second."""
     feeds = random_feeds(executor.model, seed=0)
 
     async def caller() -> None:
         for _ in range(calls // callers):
-            await executor.run_async(feeds)
+            await executor.run_async(feeds, timeout=timeout)
 
-    begun = time.thread_time()
+    begun, start = time.thread_time(), time.perf_counter()
     await asyncio.gather(*(caller() for _ in range(callers)))
-    return (time.thread_time() - begun) / calls * 1e6
+    served = calls // callers * callers
+    return (time.thread_time() - begun) / served * 1e6, served / (time.perf_counter() - start)
 
 
 async def measure(options: argparse.Namespace) -> dict[str, object]:
     """All figures for one model."""
     async with dagexec.compile_async(options.model, warm_start=True) as executor:
-        cost = await added(executor, options.calls)
-        crowded = asyncio.ensure_future(crowd(executor, options.callers, options.calls))
+        cost = await added(executor, options.calls, options.timeout)
+        crowded = asyncio.ensure_future(crowd(executor, options.callers, options.calls, options.timeout))
         busy = await beside(crowded)
 
     async def compiling() -> None:
@@ -89,7 +90,8 @@ async def measure(options: argparse.Namespace) -> dict[str, object]:
     return {
         "microseconds": cost,
         "callers": options.callers,
-        "processor microseconds a request": crowded.result(),
+        "processor microseconds a request": crowded.result()[0],
+        "requests per second": crowded.result()[1],
         "longest gaps under callers, ms": [gap * 1e3 for gap in busy[:5]],
         "longest gaps while compiling, ms": [gap * 1e3 for gap in compiled[:5]],
     }
@@ -101,6 +103,7 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=2000)
     parser.add_argument("--callers", type=int, default=64)
     parser.add_argument("--tuning", type=float, default=0.0)
+    parser.add_argument("--timeout", type=float)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     found = asyncio.run(measure(options))
