@@ -78,6 +78,28 @@ def test_an_inline_run_keeps_its_replica_for_a_worker_to_hand_on_while_somebody_
     assert state.outcomes["completed"] == 1
 
 
+@pytest.mark.parametrize(("priority", "back", "used", "keeps"), [
+    (0, 0.0, 0.0, True), (1, 0.0, 0.0, False), (0, 1.0, 0.0, False), (0, 0.0, 1.0, False),
+])  # fmt: skip
+def test_a_thread_keeps_its_replica_if_it_calls_at_once_for_a_moment_unless_somebody_more_urgent_waits(
+    priority: int, back: float, used: float, keeps: bool
+) -> None:
+    state = DispatchState("net", replicas(1), CompileOptions())
+    binding = state.replicas[0].io_binding
+    first, again, other, waits = request(), request(), request(), request(priority=priority)
+    again.caller = 7
+    assert binding is not None
+    state.arrive_inline(first, binding, 7, 0.0)
+    state.arrive(other, 0.0)
+    assert not state.leave_inline(first, "completed", 0.0, waited_for=False, may_keep=True)
+    assert state.release(first, 0.0) is other
+    state.arrive(again, back)  # so long after its last run
+    assert state.release(other, 2.0) is again
+    state.arrive(waits, 2.0)
+    assert state.leave_inline(again, "completed", 2.0 + used, waited_for=False, may_keep=True) is keeps
+    assert list(state.kept.by_thread) == [7] * keeps
+
+
 def test_nobody_comes_in_once_it_is_shut() -> None:
     state = DispatchState("net", replicas(1), CompileOptions())
     binding = state.replicas[0].io_binding
