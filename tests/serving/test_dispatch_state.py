@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dagexec.errors import ClosedError, QueueFullError, RunCancelledError
 from dagexec.options import CompileOptions
-from dagexec.serving.dispatch_state import ALONE_AGAIN, DispatchState
+from dagexec.serving.dispatch_state import ALONE_AGAIN, MAX_IN_TURN, MAX_QUEUED, DispatchState
 from dagexec.serving.requests import Request
 
 
@@ -53,6 +53,27 @@ def test_a_full_queue_refuses_with_its_numbers_where_it_was_told_to() -> None:
     with pytest.raises(QueueFullError, match=r"1 run\(s\) in flight on 1 replica\(s\), 0 queued, limit 0"):
         state.arrive(request(), 0.0)
     assert state.outcomes["rejected"] == 1
+
+
+def test_whether_runs_are_short_is_known_of_all_replicas_from_one() -> None:
+    """Of those with the same sizes, and of no replica whose runs are long now."""
+
+    def measured(shortest: float, now: float, signature: tuple[int, ...] = ()) -> Any:
+        return SimpleNamespace(signature=signature, shortest=shortest, seconds_at_best=now)
+
+    state = DispatchState("net", replicas(2), CompileOptions())
+    first, second = state.replicas
+    in_a_crowd = 2 * MAX_IN_TURN
+    for binding, expected in (
+        (measured(MAX_IN_TURN, MAX_IN_TURN), True),
+        (measured(in_a_crowd, in_a_crowd), False),
+        (measured(MAX_IN_TURN, MAX_IN_TURN, (1,)), False),
+        (None, False),
+    ):
+        first.io_binding, second.io_binding = binding, measured(in_a_crowd, MAX_QUEUED)
+        assert state.is_short(second) is expected
+    first.io_binding, second.io_binding = measured(MAX_IN_TURN, MAX_IN_TURN), measured(in_a_crowd, 2 * MAX_QUEUED)
+    assert not state.is_short(second)
 
 
 def test_a_pinned_request_waits_for_its_replica_and_goes_before_the_queue() -> None:
