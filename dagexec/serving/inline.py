@@ -107,8 +107,9 @@ class InlineRuns:
         """
         state = self._dispatcher.state
         if len(state.replicas) != self._asked_of:
-            self._asked_of = len(state.replicas)
+            count = len(state.replicas)
             self._may_wait = self._batching is None and not self._teams and self._are_for_one_thread(state)
+            self._asked_of = count  # last: Ctrl-C may come before
         if not self._may_wait or feeds.__class__ is not dict or self._pooled.is_worker():
             return None
         for replica in state.replicas:

@@ -135,6 +135,8 @@ def test_ctrl_c_at_any_point_of_a_wait_leaves_the_replica_to_others(held: Held) 
 
         interrupted = InterruptedAtPoints("dagexec/")
         interrupted(run)
+        assert executor._inline is not None
+        assert executor._inline.fitting({"x": rows(1)}) is not None  # it still knows that threads may wait
 
 
 def test_a_thread_that_calls_again_at_once_keeps_its_replica_and_gives_it_up_when_it_does_not(
