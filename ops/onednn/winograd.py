@@ -58,6 +58,7 @@ from dagexec.ops.onednn.winograd_tiling import OUTPUTS, TAPS, Layer, Tiling
 
 _PRODUCT = "brgconv_1x1"  # the library's other implementations are slow in so many groups
 _DIRECT = 1  # dnnl_alg_kind_t
+_TRANSFORMED = 2048  # filters of one channel that are transformed at once: they stay in a cache
 
 
 def finish(
@@ -183,10 +184,22 @@ def _transformed(tiling: Tiling, problem: Problem, array: Array, wanted: Descrip
         reorder(library, 1, label, problem.tensors[WEIGHTS][0], layout, array, plain, aligned_empty).run_once()
     except UnsupportedFeatureError:  # the library has no such copy
         np.copyto(values.reshape(array.shape), array)
-    matrix = kronecker([tiling.filter.filter] * 2, np.float32)
-    transformed = matrix @ values.reshape(-1, TAPS * TAPS).T  # t * t, M * C/G
+    transformed = _at_places(kronecker([tiling.filter.filter] * 2, np.float32), values.reshape(-1, TAPS * TAPS))
     source = Descriptor.of(library, transformed.reshape(tiling.filter_shape), FLOAT32)
     packed = packed_memory.take(wanted.nbytes)
     reorder(library, 1, label, source, wanted, transformed, packed, aligned_empty).run_once()
     packed.flags.writeable = False
     return packed
+
+
+def _at_places(matrix: Array, filters: Array) -> Array:
+    """`matrix` [t * t, taps] times each row of `filters` [M * C/G, taps]: [t * t, M * C/G].
+
+    Not by a BLAS, whose sums depend on the threads that it has at the moment: batches may have the filter in layouts of
+    their own, which are made at different times and must hold the same bytes.
+    """
+    found = np.empty((len(matrix), len(filters)), np.float32)
+    for start in range(0, len(filters), _TRANSFORMED):
+        part = slice(start, start + _TRANSFORMED)
+        np.einsum("pt,tf->pf", matrix, np.ascontiguousarray(filters[part].T), out=found[:, part])
+    return found

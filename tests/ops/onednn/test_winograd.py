@@ -17,6 +17,7 @@ from dagexec.ops.onednn.implementation import rule
 from dagexec.ops.onednn.problem import COMPOSED, Candidate, Problem
 from dagexec.ops.onednn.team import can_run, team_step
 from dagexec.ops.onednn.winograd_kernels import ADD_OTHER, CLIP, RELU, Epilogue, line_kernel
+from dagexec.scheduler.nets.options import RunOptions
 from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.onednn.test_conv import SQUARE, Layer, from_order, net_of, to_order
 from tests.ops.windows import Array, Geometry
@@ -168,6 +169,17 @@ def test_bytes_do_not_depend_on_threads_or_on_the_batch(
     for image in range(3):
         monkeypatch.setattr(Layer, "fed", lambda *_, image=image: [x[image : image + 1], *others])
         assert run(single).tobytes() == whole[image].tobytes(), image
+
+
+def test_the_filter_has_the_same_bytes_with_any_threads_of_a_blas(chosen: Chosen) -> None:
+    """OpenBLAS for Haswell, as on processors with AVX2 alone, gives a product of this size other bytes on two."""
+    found = []
+    for threads in (1, 2):
+        workspace, net = net_of(Layer(window(8, 8), channels=128, filters=32), "NHWC", constant=True)
+        with SimpleNet(net, workspace, options=RunOptions(intra_op_threads=threads)) as running:
+            running.run()
+        found.append(workspace.fetch_blob("y").tobytes())
+    assert found[0] == found[1]
 
 
 def test_what_is_no_number_stays_none(chosen: Chosen) -> None:
