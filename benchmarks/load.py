@@ -99,8 +99,14 @@ def _arguments() -> argparse.Namespace:
 
 
 def measure(name: str, callers: Sequence[int], effort: Effort, columns: Sequence[str]) -> dict[str, Any]:
-    """Rates and latencies of one model by contender, and dagexec's in proportion to the best peer's of each round."""
+    """Rates and latencies of one model by contender, and dagexec's in proportion to the best peer's of each round.
+
+    Before it measures, each contender is called by all callers for the time of two rounds: dagexec makes replicas for
+    them then, OpenVINO threads.
+    """
     with _contenders(name, columns) as contenders:
+        for contender in contenders.values():
+            contender.closed_loop(max(callers), 2 * effort.seconds)
         rates: dict[int, dict[str, list[float]]] = {}
         for count in callers:
             rates[count] = {column: [] for column in contenders}

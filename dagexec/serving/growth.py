@@ -4,8 +4,8 @@ A lone request is served fastest by a net whose operators share all cores; sever
 thread each, where nobody waits for a team. So the executor begins with one net for lone requests, and makes the others
 when requests come side by side for the first time (`dispatch_state` says who gets which). Results have the same bytes.
 
-The threads that ask compute with these replicas, one after another. Where runs are short there are two replicas a core:
-a core is idle for as long as a short run takes between one thread and the next that is woken.
+The threads that ask compute with these replicas. Where runs are short, there comes to be one for each of them: to put
+a thread to sleep and wake another takes as long as the run. Until it is made, a thread waits for one of the others.
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ logger = logging.getLogger("dagexec")
 
 SHORT_SECONDS = 1e-3
 """Estimated seconds of a run that is short."""
+
+MOST_FOR_SHORT = 64
+"""How many replicas there may be for short runs of threads."""
 
 
 def may_grow(options: CompileOptions, replicas: Replicas) -> bool:
@@ -93,7 +96,7 @@ class Growth:
     def _most(self, of_thread: bool) -> int:
         binding = self._first.io_binding
         short = of_thread and binding is not None and binding.estimated_seconds <= SHORT_SECONDS
-        return (1 + short) * available_cores() + self._for_lone_runs
+        return (MOST_FOR_SHORT if short else available_cores()) + self._for_lone_runs
 
     def _grow(self) -> None:
         """On a worker: make one more, and give it to who waits."""

@@ -42,7 +42,7 @@ def test_a_request_that_would_wait_has_a_replica_made_which_serves_it(held: Held
         assert 2 <= statistics.replicas <= 5
 
 
-def test_tasks_have_no_more_replicas_than_cores_and_threads_have_two_a_core_for_short_runs(
+def test_tasks_have_no_more_replicas_than_cores_and_threads_may_have_many_for_short_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with dagexec.compile(doubled_model("Relu")) as executor:
@@ -51,7 +51,7 @@ def test_tasks_have_no_more_replicas_than_cores_and_threads_have_two_a_core_for_
         executor.run({"x": rows(1)})
         alone = int(executor.net().uses_several_threads)
         assert found._most(of_thread=False) == 2 + alone
-        assert found._most(of_thread=True) == 4 + alone
+        assert found._most(of_thread=True) == growth.MOST_FOR_SHORT + alone
         monkeypatch.setattr(growth, "SHORT_SECONDS", 0.0)
         assert found._most(of_thread=True) == 2 + alone
         made = executor._replicas.make(portions=4)
