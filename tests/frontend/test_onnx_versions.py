@@ -146,6 +146,8 @@ def test_the_first_operator_sets_broadcast_only_where_they_say_so() -> None:
         ("ir_version", 1 << 40, "IR version 1099511627776; expected at most 14"),
         ("ir_version", -1, "IR version -1; expected at most 14"),
         ("opset", 12, "operator set 'ai.onnx' is imported in two versions"),
+        ("domain", 1 << 31, "operator set 'other' has no version 2147483648"),
+        ("domain", -1, "operator set 'other' has no version -1"),
         ("input", 0, "input 'x' is given twice"),
     ],
 )
@@ -153,12 +155,22 @@ def test_what_contradicts_itself_is_refused(field: str, value: int, message: str
     model = model_of(helper.make_node("Relu", ["x"], ["y"]))
     if field == "opset":
         model.opset_import.append(helper.make_opsetid("ai.onnx", value))
+    elif field == "domain":
+        model.opset_import.append(helper.make_opsetid("other", value))
     elif field == "input":
         model.graph.input.append(model.graph.input[0])
     else:
         setattr(model, field, value)
     with pytest.raises(ModelFormatError, match=message):
         from_model_proto(model)
+
+
+def test_a_domain_that_is_not_text_is_refused() -> None:
+    model = model_of(helper.make_node("Relu", ["x"], ["y"]))
+    model.opset_import.append(helper.make_opsetid("other", 1))
+    damaged = onnx.ModelProto.FromString(model.SerializeToString().replace(b"other", b"ot\xffer"))
+    with pytest.raises(ModelFormatError, match="UTF-8"):
+        from_model_proto(damaged)
 
 
 RELU = (helper.make_node("Relu", ["x"], ["r"]), helper.make_node("Neg", ["r"], ["y"]))

@@ -38,6 +38,9 @@ from dagexec.frontend.onnx.node import (
 from dagexec.frontend.onnx.refusal import Refusals
 from dagexec.frontend.onnx.scoping import check_origins, own_names, reads, renamed, sorted_nodes, subgraphs
 
+_MAX_VERSION = 2**31 - 1
+"""Of an operator set, that the onnx package can check nodes of."""
+
 
 class GraphConversion:
     """A model's graph on its way through, with the graphs inside its nodes: what is known, and what nodes became.
@@ -249,10 +252,16 @@ def _without_subgraphs(proto: onnx.NodeProto) -> onnx.NodeProto:
 
 
 def opset_versions(imports: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:
-    """Operator set versions by domain, the default one as ''. Raises ModelFormatError for two of one domain."""
+    """Operator set versions by domain, the default one as ''. Raises ModelFormatError for two of one domain, and others
+    that no operator set has.
+    """
     opsets: dict[str, int] = {}
     for entry in imports:
+        if not isinstance(entry.domain, str):
+            raise ModelFormatError("the name of an operator set's domain is not UTF-8 text")
         domain = standard_domain(entry.domain)
+        if not 0 <= entry.version <= _MAX_VERSION:
+            raise ModelFormatError(f"operator set {domain or 'ai.onnx'!r} has no version {entry.version}")
         if opsets.setdefault(domain, entry.version) != entry.version:
             raise ModelFormatError(f"operator set {domain or 'ai.onnx'!r} is imported in two versions")
     version = opsets.get("")
