@@ -24,6 +24,7 @@ FROZEN_BY_PYTHON = 1000
 _lock = threading.Lock()
 _resting = [0]  # how many ask for it
 _made_old = {"collections": 0, "objects": 0}  # of everything so far; since the last one
+_freezes = [False]  # whether the application was seen to freeze objects
 
 
 @contextmanager
@@ -51,14 +52,20 @@ def garbage_collection_paused() -> Iterator[None]:
 
 
 def _make_all_old() -> None:
-    """Have only a collection of everything go through what there is now; unless the application froze some of it."""
+    """Have only a collection of everything go through what there is; unless the application froze some of it once."""
     collections = gc.get_stats()[-1]["collections"]
     if collections != _made_old["collections"]:
         _made_old.update(collections=collections, objects=0)
-    if _made_old["objects"] < MAX_MADE_OLD and gc.get_freeze_count() <= FROZEN_BY_PYTHON:
+    if _made_old["objects"] < MAX_MADE_OLD and not _application_freezes():
         _made_old["objects"] += gc.get_count()[0]
         gc.freeze()
         gc.unfreeze()
+
+
+def _application_freezes() -> bool:
+    """Whether it did once: to count what is frozen takes 10 ms where it is much."""
+    _freezes[0] = _freezes[0] or gc.get_freeze_count() > FROZEN_BY_PYTHON
+    return _freezes[0]
 
 
 def _forked() -> None:
