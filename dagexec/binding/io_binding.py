@@ -20,7 +20,7 @@ from dagexec.core.blob import Blob
 from dagexec.core.operator import Rebind, nothing_to_do
 from dagexec.core.tensor import Tensor, binding_epoch
 from dagexec.errors import FeedError, ResourceError
-from dagexec.ops.onednn.native import join
+from dagexec.ops.kernels.native import join
 from dagexec.platform.host_memory import check_fits
 from dagexec.scheduler.nets.net import BaseNet
 from dagexec.scheduler.plan.preparation import Preparation

@@ -17,12 +17,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 from dagexec.errors import DagexecError, DeviceError, ResourceError, UnsupportedFeatureError
-from dagexec.ops.onednn import machine_code
+from dagexec.ops.kernels import machine_code
+from dagexec.ops.kernels.machine import Machine
+from dagexec.ops.kernels.team import Team
 from dagexec.platform import teams
 from dagexec.platform.extras import install_command
 from dagexec.platform.forking import ProcessLock, without_fork
@@ -133,6 +135,7 @@ int omp_get_thread_num(void);
 int omp_get_num_threads(void);
 void GOMP_parallel(void (*function)(void *), void *data, unsigned threads, unsigned flags);
 """
+_TEAM_FUNCTIONS = "GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads"
 _PAUSE_SOFT = 1
 
 _SUCCESS, _OUT_OF_MEMORY, _INVALID_ARGUMENTS, _UNIMPLEMENTED, _LAST_IMPLEMENTATION, _RUNTIME_ERROR = range(6)
@@ -168,6 +171,19 @@ class Library:
     engine: Any
     openmp: Any
     team: float = math.inf
+
+    @cached_property
+    def machine(self) -> Machine:
+        """What kernels of our own run on beside it: the instruction set that it may use, and its threads."""
+        return Machine(self.isa.lanes if self.isa.name != "AVX" else 1, self._threads())
+
+    def _threads(self) -> Team | None:
+        """The threads of its runtime, for kernels; None where they cannot be called."""
+        try:
+            functions = [getattr(self.openmp, name) for name in _TEAM_FUNCTIONS]
+        except AttributeError:
+            return None
+        return Team(*(int(self.ffi.cast("uintptr_t", function)) for function in functions))
 
     def described(self) -> str:
         """Version and instruction set, for keys of choices and for reports."""

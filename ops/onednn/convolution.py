@@ -15,6 +15,7 @@ from dagexec.ops.base.geometry import Axis
 from dagexec.ops.base.layout import NHWC, image_order
 from dagexec.ops.conv.convolution import SPATIAL_AXES, Convolution, conv_window
 from dagexec.ops.conv.fused import FUSED_CONV, FusedConvolution, first_operand, output_order
+from dagexec.ops.kernels.winograd_kernels import LANES
 from dagexec.ops.onednn.accuracy import require_accurate
 from dagexec.ops.onednn.convolution_family import (
     CONVOLUTION,
@@ -41,7 +42,6 @@ from dagexec.ops.onednn.primitive import (
 )
 from dagexec.ops.onednn.problem import DIRECT, WINOGRAD, Candidate
 from dagexec.ops.onednn.winograd import candidates, finish
-from dagexec.ops.onednn.winograd_kernels import LANES
 from dagexec.ops.onednn.winograd_tiling import TAPS, Layer
 
 

@@ -17,8 +17,8 @@ from dagexec.core.operator import Prepared, Step, in_sequence, nothing_to_do
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.base.geometry import Axis, tap_count
 from dagexec.ops.base.layout import BLOCKS, NCHW, NHWC, logical_shape
+from dagexec.ops.kernels.alone import one_thread
 from dagexec.ops.onednn import widened
-from dagexec.ops.onednn.alone import one_thread
 from dagexec.ops.onednn.image_by_image import image_by_image
 from dagexec.ops.onednn.implementation import choose_implementation
 from dagexec.ops.onednn.operator import OneDNNOperator

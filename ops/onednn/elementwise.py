@@ -4,7 +4,7 @@ A chain is one primitive: an eltwise one for a single function, otherwise a bina
 1) whose post-ops are the other links; of more than 32 links it takes several. Small chains cost little more than their
 first link: of 64 elements on one core, 0.8 us for one function and 1.9 us for 31, where NumPy takes 0.4 us a link and
 more. A lone sum of two tensors of one shape costs 0.9 us and NumPy's 0.4, but 0.5 in a row of native calls
-(`dagexec.ops.onednn.native`), which a step by NumPy would interrupt; from some thousands of elements on they are even.
+(`dagexec.ops.kernels.native`), which a step by NumPy would interrupt; from some thousands of elements on they are even.
 
 oneDNN's max, min, clip, relu and the like may give a number for NaN; see `keeping_nan`.
 """
@@ -28,8 +28,8 @@ from dagexec.ops.activation.post_ops import SUM, PostOp, parse_post_op, read_pos
 from dagexec.ops.base.broadcasting import operand_views
 from dagexec.ops.base.layout import BLOCKS, NCHW
 from dagexec.ops.elementwise import fused as fused_elementwise
+from dagexec.ops.kernels.function_kernels import GELU, gelu_step
 from dagexec.ops.onednn.accuracy import is_coarse, require_accurate
-from dagexec.ops.onednn.function_kernels import GELU, gelu_step
 from dagexec.ops.onednn.operator import OneDNNOperator
 from dagexec.ops.onednn.post_ops import BINARY, ELTWISE, append_post_ops, drops_nan, operand_descriptor
 from dagexec.ops.onednn.primitive import (
@@ -129,7 +129,7 @@ class Chain(OneDNNOperator):
             if number < adds:  # the output is still to be added
                 target = self.scratch(y.shape, y.dtype) if number == 0 else source
             if group[0].kind == GELU and is_coarse(self.onednn, group[0]):
-                kernel = gelu_step(self.onednn, self.threads, source, target, self.label)
+                kernel = gelu_step(self.onednn.machine, self.threads, source, target, self.label)
             else:
                 kernel = None
             if kernel is None:

@@ -7,7 +7,7 @@ from itertools import groupby
 
 from dagexec.core.operator import Step, in_sequence
 from dagexec.ops.activation.post_ops import PostOp, post_op_passes
-from dagexec.ops.onednn.function_kernels import GELU, gelu_step
+from dagexec.ops.kernels.function_kernels import GELU, gelu_step
 from dagexec.ops.onednn.operator import OneDNNOperator
 from dagexec.ops.onednn.primitive import Array
 
@@ -20,7 +20,7 @@ def finishing_step(owner: OneDNNOperator, post_ops: Sequence[PostOp], y: Array, 
     steps: list[Step] = []
     for is_gelu, group in groupby(post_ops, lambda one: one.kind == GELU):
         links = list(group)
-        kernel = gelu_step(owner.onednn, owner.threads, y, y, owner.label) if is_gelu else None
+        kernel = gelu_step(owner.onednn.machine, owner.threads, y, y, owner.label) if is_gelu else None
         own = {one.input: operands[one.input] for one in links if one.input >= 0}
         steps += [kernel] * len(links) if kernel is not None else [post_op_passes(owner, links, y, y, own)]
     return in_sequence(steps)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from dagexec.core.operator import Step, nothing_to_do
-from dagexec.ops.onednn.native import join
+from dagexec.ops.kernels.native import join
 from dagexec.ops.onednn.primitive import Array, Descriptor, Rebindable
 from dagexec.ops.onednn.problem import Assembled, Candidate, Compute, Memory, Pack, Problem, assemble
 

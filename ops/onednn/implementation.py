@@ -13,7 +13,7 @@ from math import prod
 from dagexec.core.choices import choices, choose, measuring
 from dagexec.core.dtypes import FLOAT32
 from dagexec.errors import UnsupportedFeatureError
-from dagexec.ops.onednn.alone import NoSingleThreadError, is_alone, one_thread
+from dagexec.ops.kernels.alone import NoSingleThreadError, is_alone, one_thread
 from dagexec.ops.onednn.measuring import fastest, is_reproducible
 from dagexec.ops.onednn.primitive import WEIGHTS
 from dagexec.ops.onednn.problem import ALONE, NEWEST, WINOGRAD, Candidate, Problem

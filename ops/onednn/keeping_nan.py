@@ -1,6 +1,6 @@
 """NaN stays NaN in operators that oneDNN computes with maxima, minima and comparisons, which give a number for it.
 
-The processor says after a step whether one of them has met a NaN (`dagexec.ops.onednn.invalid_operations`). Then, and
+The processor says after a step whether one of them has met a NaN (`dagexec.ops.kernels.invalid_operations`). Then, and
 only then, the default engine computes the operator again, and rows of the results in which that finds a NaN that is
 missing, or misses one, are taken from it. So finite values cost nothing, and a row's bytes do not depend on those
 beside it.
@@ -22,11 +22,10 @@ import numpy as np
 from dagexec.core.operator import Operator, Prepared, Rebind, Step, parts_of
 from dagexec.core.tensor import Tensor
 from dagexec.ops.base.blocks import Array
+from dagexec.ops.kernels.invalid_operations import Watch, can_be_seen
+from dagexec.ops.kernels.native import NativeCall, native_call
 from dagexec.ops.onednn.binding import Library
-from dagexec.ops.onednn.invalid_operations import Watch, can_be_seen
-from dagexec.ops.onednn.native import NativeCall, native_call
 from dagexec.ops.onednn.nchw_fallback import nchw_fallback, require_clear
-from dagexec.ops.onednn.team import parallel_function
 
 logger = logging.getLogger("dagexec")
 
@@ -35,7 +34,7 @@ _LATER: Array = np.empty(0, np.uint8)
 
 def is_seen(library: Library, threads: int) -> bool:
     """True where the work of `library` with so many threads is done by threads whose flags can be looked at."""
-    return library.openmp is not None and can_be_seen() and (threads == 1 or parallel_function(library) is not None)
+    return library.openmp is not None and can_be_seen() and (threads == 1 or library.machine.team is not None)
 
 
 def keeping_nan(operator: Operator, prepared: Prepared, library: Library, threads: int) -> Prepared:
@@ -46,7 +45,7 @@ def keeping_nan(operator: Operator, prepared: Prepared, library: Library, thread
     if not any(_is_float(operator.y(index)) for index in range(len(operator.output_blobs))):
         return prepared
     again = Recomputation(operator)
-    watch = Watch(parallel_function(library) if threads > 1 else None)
+    watch = Watch(library.machine.team if threads > 1 else None)
     alone = native_call(prepared.step)
     if alone is not None:
         return again.behind(prepared, watch.guarded(alone, _threads_of(alone, threads), again.run))
@@ -70,7 +69,7 @@ def keeping_nan_in_place(
     Where that was finite, each NaN of the result comes from the other summand, which is computed again without it.
     """
     again = Recomputation(operator)
-    watch = Watch(parallel_function(library) if threads > 1 else None)
+    watch = Watch(library.machine.team if threads > 1 else None)
     watched = _watched(prepared.step, watch, threads)
     result = operator.y(0)
     flat = result.reshape(-1)

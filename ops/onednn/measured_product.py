@@ -20,7 +20,7 @@ import numpy as np
 from dagexec.core.dtypes import from_numpy
 from dagexec.core.operator import Step
 from dagexec.errors import UnsupportedFeatureError
-from dagexec.ops.onednn.alone import NoSingleThreadError, is_alone, one_thread
+from dagexec.ops.kernels.alone import NoSingleThreadError, is_alone, one_thread
 from dagexec.ops.onednn.implementation import choose_implementation, for_one_thread, rule
 from dagexec.ops.onednn.operator import OneDNNOperator
 from dagexec.ops.onednn.primitive import BIAS, DST, SRC, WEIGHTS, Array, Descriptor, PrimitiveDescriptor, describe

@@ -17,12 +17,11 @@ from itertools import pairwise
 import numpy as np
 
 from dagexec.core.operator import Step
+from dagexec.ops.kernels.panel_kernels import FETCHED_LINES, LINE, MAX_ROWS, STEP, VECTORS, panel_kernel
+from dagexec.ops.kernels.team import team_step
 from dagexec.ops.onednn.binding import Library
-from dagexec.ops.onednn.function_kernels import is_available
 from dagexec.ops.onednn.packing import packed_memory
-from dagexec.ops.onednn.panel_kernels import FETCHED_LINES, LINE, MAX_ROWS, STEP, VECTORS, panel_kernel
 from dagexec.ops.onednn.primitive import Array
-from dagexec.ops.onednn.team import team_step
 
 MIN_WEIGHTS = 1 << 14
 """Elements of W: with fewer, calls count, of which the library needs one."""
@@ -40,7 +39,7 @@ def is_for_panels(library: Library, weights: Array) -> bool:
     """True for weights [units, inner] whose sizes are whole vectors and passes, where the kernels can run."""
     units, inner = weights.shape
     return (
-        is_available(library)
+        library.machine.can_run
         and weights.dtype == np.float32
         and units % library.isa.lanes == inner % STEP == 0
         and weights.size >= MIN_WEIGHTS
@@ -95,7 +94,7 @@ def product_step(
     tables = [list(product.calls(panels, blocks)) for panels, blocks in product.parts(threads)]
     if any(kernel == 0 for table in tables for kernel, *_ in table):
         return None
-    return team_step(library, threads, tables, product, label)
+    return team_step(library.machine.team, threads, tables, product, label)
 
 
 class _Product:

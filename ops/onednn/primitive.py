@@ -16,9 +16,9 @@ import numpy.typing as npt
 from dagexec.core.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT8, INT32, UINT8, TypeMeta
 from dagexec.errors import DagexecError, UnsupportedFeatureError
 from dagexec.ops.base.layout import NCHW, NCHW8C, NCHW16C, NHWC
-from dagexec.ops.onednn.alone import NoSingleThreadError, is_alone
+from dagexec.ops.kernels.alone import NoSingleThreadError, is_alone
+from dagexec.ops.kernels.native import NativeCall
 from dagexec.ops.onednn.binding import Library
-from dagexec.ops.onednn.native import NativeCall
 from dagexec.platform.host_memory import aligned_bytes
 
 Array = npt.NDArray[Any]

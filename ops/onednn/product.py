@@ -19,9 +19,9 @@ from dagexec.core.registry import operator
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.activation.post_ops import SUM, PostOp, read_post_ops
 from dagexec.ops.base.layout import NCHW
+from dagexec.ops.kernels.function_kernels import GELU
 from dagexec.ops.onednn.accuracy import require_accurate
 from dagexec.ops.onednn.finishing import finishing_step
-from dagexec.ops.onednn.function_kernels import GELU
 from dagexec.ops.onednn.measured_product import INNER_PRODUCT, MeasuredProduct, WeightedProduct
 from dagexec.ops.onednn.packing import offer_unpacking
 from dagexec.ops.onednn.panel_product import in_panels, is_for_panels, out_of_panels, product_step

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from dagexec.core.choices import choices
 from dagexec.core.operator import Prepared, Rebind, Step, in_sequence, parts_of
-from dagexec.ops.onednn.alone import is_alone
-from dagexec.ops.onednn.native import Remake, remade
+from dagexec.ops.kernels.alone import is_alone
+from dagexec.ops.kernels.native import Remake, remade
 from dagexec.ops.onednn.packing import PackedForms
 from dagexec.ops.onednn.primitive import (
     ArgumentRebind,

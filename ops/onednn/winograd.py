@@ -29,9 +29,10 @@ from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.activation.post_ops import SUM, PostOp
 from dagexec.ops.base.layout import NHWC
 from dagexec.ops.conv.toom_cook import kronecker
-from dagexec.ops.onednn import winograd_kernels as kernels
+from dagexec.ops.kernels import winograd_kernels as kernels
+from dagexec.ops.kernels.native import join
+from dagexec.ops.kernels.team import team_step
 from dagexec.ops.onednn.binding import Library
-from dagexec.ops.onednn.native import join
 from dagexec.ops.onednn.operator import reorder
 from dagexec.ops.onednn.packing import packed_memory
 from dagexec.ops.onednn.primitive import (
@@ -52,7 +53,6 @@ from dagexec.ops.onednn.primitive import (
     describe,
 )
 from dagexec.ops.onednn.problem import COMPOSED, Assembled, Candidate, Memory, Pack, Problem
-from dagexec.ops.onednn.team import can_run, team_step
 from dagexec.ops.onednn.winograd_tables import Tables
 from dagexec.ops.onednn.winograd_tiling import OUTPUTS, TAPS, Layer, Tiling
 
@@ -91,8 +91,8 @@ def _is_alike(operand: Array, shape: tuple[int, ...]) -> bool:
 
 
 def is_available(library: Library) -> bool:
-    """True where the processor has AVX2 and FMA, within what the library is limited to, and memory may be executed."""
-    return can_run() and library.isa.lanes >= kernels.LANES and library.isa.name != "AVX"
+    """True where the kernels run: on AVX2 with FMA, within what the library is limited to."""
+    return library.machine.can_run
 
 
 def candidates(library: Library, label: str, layer: Layer, limit: int, cold: bool, threads: int) -> Iterator[Candidate]:
@@ -159,7 +159,11 @@ def _assemble(
     tables = Tables(tiling, arrays, v, z, strips)
     steps: list[Step] = []
     team = partial(
-        team_step, problem.library, tiling.threads, keeps=(tables, v, z, strips, dict(arrays)), label=problem.label
+        team_step,
+        problem.library.machine.team,
+        tiling.threads,
+        keeps=(tables, v, z, strips, dict(arrays)),
+        label=problem.label,
     )
     for block in tiling.blocks:
         parts = _parts(block, len(strips))

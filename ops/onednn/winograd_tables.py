@@ -17,11 +17,11 @@ import numpy.typing as npt
 
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.conv.toom_cook import Matrix
-from dagexec.ops.onednn import winograd_kernels as kernels
-from dagexec.ops.onednn.native import table_code
+from dagexec.ops.kernels import winograd_kernels as kernels
+from dagexec.ops.kernels.native import table_code
+from dagexec.ops.kernels.team import native_rows
 from dagexec.ops.onednn.primitive import BIAS as BIAS_ARGUMENT
 from dagexec.ops.onednn.primitive import DST, SRC, Array, aligned_empty
-from dagexec.ops.onednn.team import native_rows
 from dagexec.ops.onednn.winograd_tiling import TAPS, Tiling
 
 Integers = npt.NDArray[np.int64]

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from dagexec.ops.conv.toom_cook import MinimalFilter, minimal_filter
+from dagexec.ops.kernels.winograd_kernels import Epilogue
 from dagexec.ops.onednn.primitive import PrimitiveDescriptor
-from dagexec.ops.onednn.winograd_kernels import Epilogue
 from dagexec.platform.processor import core_cache
 
 TAPS = 3

@@ -25,7 +25,7 @@ from dagexec.core.choices import Choices, choose, measuring
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.tensor import Tensor
 from dagexec.errors import ClosedError, DagexecError, QueueClosedError
-from dagexec.ops.onednn import native
+from dagexec.ops.kernels import native
 from dagexec.ops.onednn.binding import library, usable_threads
 from dagexec.ops.onednn.packing import packed_memory
 from dagexec.ops.storage.tensor_input import _Prefetch

@@ -14,7 +14,7 @@ import pytest
 import dagexec
 from dagexec.core.operator import Operator
 from dagexec.errors import ClosedError
-from dagexec.ops.onednn.machine_code import is_supported
+from dagexec.ops.kernels.machine_code import is_supported
 from dagexec.platform import shutdown
 from dagexec.platform.deadline import Deadline
 from tests.forked import PATIENCE, in_child
@@ -50,8 +50,8 @@ begun.wait()
 
 JOINED = """
 import ctypes, sys, threading, time
-from dagexec.ops.onednn import machine_code  # a module that others hold is emptied
-from dagexec.ops.onednn.native import NativeCall, declare, join
+from dagexec.ops.kernels import machine_code  # a module that others hold is emptied
+from dagexec.ops.kernels.native import NativeCall, declare, join
 
 libc = ctypes.CDLL(None)
 sleep = ctypes.cast(libc.usleep, ctypes.c_void_p).value

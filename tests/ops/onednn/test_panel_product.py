@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from dagexec.ops.onednn.binding import library, require_library
-from dagexec.ops.onednn.function_kernels import is_available
 from dagexec.ops.onednn.panel_product import in_panels, is_for_panels, product_step
 from tests.ops.onednn.engine import normal
 from tests.ops.running import Array
 
 pytestmark = pytest.mark.skipif(
-    (found := library()) is None or not is_available(found), reason="no oneDNN, no AVX2, or memory may not be executed"
+    (found := library()) is None or not found.machine.can_run,
+    reason="no oneDNN, no AVX2, or memory may not be executed",
 )
 
 SIZES = [(1, 128, 128), (3, 516, 32), (6, 384, 176), (29, 100, 240), (64, 384, 384), (131, 1024, 16), (300, 400, 48)]

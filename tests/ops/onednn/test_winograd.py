@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 from dataclasses import replace
 
@@ -10,13 +9,10 @@ import numpy as np
 import pytest
 
 from dagexec.core.arguments import ArgumentValue
-from dagexec.ops.conv.toom_cook import Matrix, minimal_filter
-from dagexec.ops.onednn import convolution_family, winograd, winograd_kernels, winograd_tiling
-from dagexec.ops.onednn.binding import library, require_library
+from dagexec.ops.onednn import convolution_family, winograd_tiling
+from dagexec.ops.onednn.binding import library
 from dagexec.ops.onednn.implementation import rule
 from dagexec.ops.onednn.problem import COMPOSED, Candidate, Problem
-from dagexec.ops.onednn.team import can_run, team_step
-from dagexec.ops.onednn.winograd_kernels import ADD_OTHER, CLIP, RELU, Epilogue, line_kernel
 from dagexec.scheduler.nets.options import RunOptions
 from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.onednn.test_conv import SQUARE, Layer, from_order, net_of, to_order
@@ -24,7 +20,7 @@ from tests.ops.windows import Array, Geometry
 
 _found = library()
 pytestmark = pytest.mark.skipif(
-    _found is None or _found.isa.lanes < 8 or _found.isa.name == "AVX" or not can_run(),
+    _found is None or not _found.machine.can_run,
     reason="it needs oneDNN, AVX2 with FMA, and memory that may be executable",
 )
 
@@ -221,7 +217,7 @@ def test_it_is_offered_for_constant_dense_filters_of_3x3_with_whole_vectors() ->
 
 
 def test_without_machine_code_it_is_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(winograd, "can_run", lambda: False)
+    monkeypatch.setattr("dagexec.ops.kernels.machine.can_run", lambda: False)
     assert not offered(Layer(SQUARE))
 
 
@@ -230,48 +226,6 @@ def test_the_rule_takes_it_for_layers_with_many_channels_only(chosen: Chosen) ->
         run(Layer(window(size, size), channels, filters=max(16, channels), batch=1))
         name = rule(chosen.problems.pop()).name
         assert name.startswith(COMPOSED) == expected, (channels, size, name)
-
-
-@pytest.mark.parametrize(
-    "matrix",
-    [minimal_filter(2, 3).data, minimal_filter(4, 3).data, minimal_filter(2, 3).output, minimal_filter(4, 3).output],
-)
-@pytest.mark.parametrize(
-    "finish", [None, Epilogue(), Epilogue(True, ((ADD_OTHER, 0, 0), (CLIP, -1, 0.5))), Epilogue(False, ((RELU, 0, 0),))]
-)
-def test_a_kernel_is_its_matrix(matrix: Matrix, finish: Epilogue | None) -> None:
-    matrix = matrix if finish is None else matrix[:3]
-    rng = np.random.default_rng(0)
-    read = rng.standard_normal((len(matrix[0]), 3, 40), np.float32)
-    written = np.full((len(matrix) + 1, 3, 40), 7, np.float32)
-    other, bias = rng.standard_normal((len(matrix), 3, 40), np.float32), rng.standard_normal(40, np.float32)
-    lines = np.zeros(winograd_kernels.FIELDS, np.int64)
-    lines[: len(read)] = [line.ctypes.data for line in read]
-    lines[winograd_kernels.WRITTEN :][: len(matrix)] = [line.ctypes.data for line in written[:-1]]
-    lines[winograd_kernels.INNER :] = 160, 3, 160, 160, bias.ctypes.data, other.ctypes.data - written.ctypes.data
-    kernel = line_kernel(matrix, finish)
-    assert kernel is not None
-    assert ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(kernel)(lines.ctypes.data) == 0
-    expected = np.tensordot(np.array(matrix, float), read.astype(float), 1)
-    if finish is not None and finish.bias:
-        expected = np.clip(expected + bias + other, -1, 0.5)
-    elif finish is not None and finish.post_ops:
-        expected = np.maximum(expected, 0)
-    assert np.abs(written[:-1] - expected).max() < 5e-6
-    assert (written[-1] == 7).all(), "no line but its own is written"
-
-
-@pytest.mark.parametrize("threads", [1, 2, 3, 8])
-def test_a_team_runs_every_table(threads: int) -> None:
-    """As many tables as threads or not: each fills its part."""
-    memset = ctypes.cast(ctypes.CDLL(None).memset, ctypes.c_void_p).value
-    assert memset is not None
-    memory = np.zeros(60, np.uint8)
-    tables = [
-        [(memset, memory.ctypes.data + 10 * part + half, part + half + 1, 5, 0) for half in (0, 5)] for part in range(6)
-    ]
-    team_step(require_library("test"), threads, [*tables, []], memory, "test")()
-    assert memory.tolist() == [part + half + 1 for part in range(6) for half in (0, 5) for _ in range(5)]
 
 
 def kept_bytes(batch: int) -> int:

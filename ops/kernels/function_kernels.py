@@ -1,4 +1,4 @@
-"""Functions of single elements that oneDNN computes too coarsely or not at all, as machine code for AVX2 with FMA.
+"""Functions of single elements as machine code for AVX2 with FMA.
 
 The exact GELU is max(x, 0) - |x|/2 * erfc(|x|/sqrt(2)), with erfc(m) = exp(-m q(m)) and the polynomial q of
 `ops/base/error_function.py`, as NumPy's engine has it (Hendrycks and Gimpel 2016, arXiv:1606.08415). The power is
@@ -16,10 +16,11 @@ from functools import lru_cache, partial
 from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 
 from dagexec.core.operator import Step
 from dagexec.ops.base.error_function import LIMIT, log_erfc_coefficients
-from dagexec.ops.onednn.assembler import (
+from dagexec.ops.kernels.assembler import (
     ADD_INTEGERS,
     FMA,
     HORNER,
@@ -36,11 +37,12 @@ from dagexec.ops.onednn.assembler import (
     SUBTRACT_PRODUCT,
     Assembler,
 )
-from dagexec.ops.onednn.binding import Library
-from dagexec.ops.onednn.machine_code import executable
-from dagexec.ops.onednn.native import declare_remade
-from dagexec.ops.onednn.primitive import Array
-from dagexec.ops.onednn.team import can_run, team_step
+from dagexec.ops.kernels.machine import Machine
+from dagexec.ops.kernels.machine_code import executable
+from dagexec.ops.kernels.native import declare_remade
+from dagexec.ops.kernels.team import team_step
+
+Array = npt.NDArray[np.float32]
 
 GELU = "gelu_erf"
 """The post-op that there is a kernel for."""
@@ -56,31 +58,26 @@ _MASKS = np.repeat(np.array([-1, 0], np.int32), LANES)
 """From element LANES - n on, a mask of n elements."""
 
 
-def is_available(library: Library) -> bool:
-    """True where the processor has AVX2 and FMA, within what the library is limited to, and memory may be executed."""
-    return can_run() and library.isa.lanes >= LANES and library.isa.name != "AVX"
-
-
-def gelu_step(library: Library, threads: int, x: Array, y: Array, label: str) -> Step | None:
+def gelu_step(machine: Machine, threads: int, x: Array, y: Array, label: str) -> Step | None:
     """The step that leaves the exact GELU of float32 `x` in `y`, which may be `x`; both are packed.
 
     None where the kernels cannot run, or the arrays are not of that kind.
     """
-    if not is_available(library) or not all(_is_plain(array) for array in (x, y)):
+    if not machine.can_run or not all(_is_plain(array) for array in (x, y)):
         return None
     kernels = _gelu(_TOGETHER, False), _gelu(1, False), _gelu(1, True)
     if None in kernels:
         return None
 
     def make(x: Array, y: Array, label: str) -> Step:
-        return _on(kernels, library, threads, x, y, label)
+        return _on(kernels, machine, threads, x, y, label)
 
     step = make(x, y, label)
     declare_remade(step, make, (x, y))
     return step
 
 
-def _on(kernels: Sequence[int | None], library: Library, threads: int, x: Array, y: Array, label: str) -> Step:
+def _on(kernels: Sequence[int | None], machine: Machine, threads: int, x: Array, y: Array, label: str) -> Step:
     """The step of kernels for many vectors at once, one at a time, and less than one."""
     source, target = x.ctypes.data, y.ctypes.data
 
@@ -98,7 +95,7 @@ def _on(kernels: Sequence[int | None], library: Library, threads: int, x: Array,
 
     ends = [x.size * number // threads // LANES * LANES for number in range(threads)] + [x.size]
     tables = [calls(start, stop) for start, stop in pairwise(ends)]
-    return team_step(library, threads, tables, (x, y), label)
+    return team_step(machine.team, threads, tables, (x, y), label)
 
 
 def _is_plain(array: Array) -> bool:

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
-from dagexec.ops.conv.toom_cook import Matrix
-from dagexec.ops.onednn.assembler import (
+from dagexec.ops.kernels.assembler import (
     ADD,
     FMA,
     MAX,
@@ -39,7 +38,7 @@ from dagexec.ops.onednn.assembler import (
     SUB,
     Assembler,
 )
-from dagexec.ops.onednn.machine_code import executable
+from dagexec.ops.kernels.machine_code import executable
 
 LANES = 8
 """Float32 numbers in a vector: lines are whole vectors."""
@@ -77,6 +76,8 @@ class Epilogue:
     bias: bool = False
     post_ops: tuple[tuple[str, float, float], ...] = ()
 
+
+Matrix = tuple[tuple[Fraction, ...], ...]
 
 _Term = tuple[Fraction, int]
 """A coefficient and the vector that it multiplies."""

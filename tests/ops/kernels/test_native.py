@@ -12,8 +12,8 @@ from functools import partial
 import pytest
 
 from dagexec.core.operator import Step, nothing_to_do
-from dagexec.ops.onednn import native
-from dagexec.ops.onednn.native import NativeCall, declare, join, native_call
+from dagexec.ops.kernels import native
+from dagexec.ops.kernels.native import NativeCall, declare, join, native_call
 
 JOINS = sys.platform == "linux" and platform.machine() == "x86_64"
 needs_joining = pytest.mark.skipif(not JOINS, reason="calls are joined on x86-64 Linux")
@@ -145,7 +145,7 @@ def test_steps_stay_as_they_are_where_calls_cannot_be_joined(monkeypatch: pytest
 def test_an_environment_variable_turns_joining_off(value: str, count: int) -> None:
     program = "\n".join(
         (
-            "from tests.ops.onednn.test_native import Calls, joined",
+            "from tests.ops.kernels.test_native import Calls, joined",
             "calls = Calls()",
             "print(len(joined([calls.step(1), calls.step(2)])))",
         )

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from dagexec.errors import DagexecError
-from dagexec.ops.onednn.invalid_operations import Watch, can_be_seen
-from dagexec.ops.onednn.machine_code import executable
-from dagexec.ops.onednn.native import NativeCall, join, native_call
+from dagexec.ops.kernels.invalid_operations import Watch, can_be_seen
+from dagexec.ops.kernels.machine_code import executable
+from dagexec.ops.kernels.native import NativeCall, join, native_call
 
 pytestmark = pytest.mark.skipif(not can_be_seen(), reason="no machine code runs here")
 

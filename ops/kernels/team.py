@@ -1,4 +1,6 @@
-"""Tables of native calls run by the threads of oneDNN's own OpenMP team, one table a thread.
+"""Tables of native calls run by the threads of an OpenMP team, one table a thread.
+
+The runtime is the one that a library brought into the process, so that its primitives and our kernels share threads.
 
 A few bytes of machine code take the place of what a compiler makes of `omp parallel for`: thread i of n runs tables i,
 i + n and so on, so that every table runs whatever the number of threads that the runtime grants.
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -15,10 +18,9 @@ import numpy.typing as npt
 
 from dagexec.core.operator import Step
 from dagexec.errors import DagexecError
-from dagexec.ops.onednn.alone import is_alone
-from dagexec.ops.onednn.binding import Library
-from dagexec.ops.onednn.machine_code import executable
-from dagexec.ops.onednn.native import NativeCall, declare, table_code
+from dagexec.ops.kernels.alone import is_alone
+from dagexec.ops.kernels.machine_code import executable
+from dagexec.ops.kernels.native import NativeCall, declare, table_code
 
 Table = npt.ArrayLike
 """Calls, [calls, 5]: a function and its arguments each, whose result does not count."""
@@ -37,27 +39,35 @@ _CODE = bytes.fromhex(
 )
 
 
-_Team = tuple[int, int, int, int]
-"""The addresses of `GOMP_parallel`, `omp_get_thread_num`, `omp_get_num_threads` and the code."""
+@dataclass(frozen=True)
+class Team:
+    """The threads of an OpenMP runtime, by the addresses of functions.
 
-_FUNCTIONS = "GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads"
+    Attributes:
+        parallel: `GOMP_parallel`, by which a function is called by every thread of a team.
+        thread_number: `omp_get_thread_num`.
+        thread_count: `omp_get_num_threads`.
+    """
+
+    parallel: int
+    thread_number: int
+    thread_count: int
 
 
-def team_step(library: Library, threads: int, tables: Sequence[Table], keeps: object, label: str) -> Step:
-    """The step that runs all tables, each in order, on so many threads of the library's team, or on the caller's.
+def team_step(team: Team | None, threads: int, tables: Sequence[Table], keeps: object, label: str) -> Step:
+    """The step that runs all tables, each in order, on so many threads of the team, or on the caller's.
 
     `keeps` lives as long as the step. Call it only where `can_run`.
     """
     if is_alone():
         threads = 1
     made = [native_rows(calls) for table in tables if len(calls := np.asarray(table, np.int64))]
-    team = _team(library) if threads > 1 and len(made) > 1 else None
-    if team is None:
+    code = _code()
+    if team is None or code is None or threads == 1 or len(made) == 1:
         return _step(np.concatenate(made), keeps, label)
-    parallel, thread_number, thread_count, code = team
     ends = [number for table in made for number in (table.ctypes.data, len(table))]
-    data = np.array([thread_number, thread_count, table_code() or 0, len(made), *ends], np.uint64)
-    call = np.array([(parallel, code, data.ctypes.data, min(threads, len(made)), 0, 0)], np.uint64)
+    data = np.array([team.thread_number, team.thread_count, table_code() or 0, len(made), *ends], np.uint64)
+    call = np.array([(team.parallel, code, data.ctypes.data, min(threads, len(made)), 0, 0)], np.uint64)
     return _step(call, (made, data, keeps), label)
 
 
@@ -88,34 +98,6 @@ def _step(table: npt.NDArray[np.uint64], keeps: object, label: str) -> Step:
 
     declare(step, NativeCall(run, (address, rows, 0, 0), None, failure, (table, keeps)))
     return step
-
-
-_teams: dict[int, _Team | None] = {}
-
-
-def _team(library: Library) -> _Team | None:
-    """What is called for the team of `library`; None without."""
-    if id(library) not in _teams:
-        _teams[id(library)] = _find_team(library)
-    return _teams[id(library)]
-
-
-def _find_team(library: Library) -> _Team | None:
-    code = _code()
-    if library.openmp is None or code is None:
-        return None
-    try:
-        functions = [getattr(library.openmp, name) for name in _FUNCTIONS]
-    except AttributeError:
-        return None
-    parallel, number, count = (int(library.ffi.cast("uintptr_t", function)) for function in functions)
-    return parallel, number, count, code
-
-
-def parallel_function(library: Library) -> int | None:
-    """The address of `GOMP_parallel`, by which a function is called by every thread of the team; None without."""
-    team = _team(library)
-    return None if team is None else team[0]
 
 
 @cache

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.operator import Step
-from dagexec.ops.onednn.machine_code import executable
+from dagexec.ops.kernels.machine_code import executable
 from dagexec.platform.forking import ProcessLock
 
 Array = npt.NDArray[Any]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from dagexec.ops.onednn.assembler import (
+from dagexec.ops.kernels.assembler import (
     ADD,
     FMA,
     R8,
@@ -29,7 +29,7 @@ from dagexec.ops.onednn.assembler import (
     RSI,
     Assembler,
 )
-from dagexec.ops.onednn.machine_code import executable
+from dagexec.ops.kernels.machine_code import executable
 
 VECTORS = {8: 3, 16: 2}
 """By lanes, the most vectors in a row of a panel."""

@@ -1,8 +1,8 @@
-"""One thread in place of a team: the primitives of a net that leaves the other cores to other runs.
+"""One thread in place of a team: the kernels and primitives of a net that leaves the other cores to other runs.
 
-Everything is chosen as for the team that the operator was given, then made for the calling thread. The library's
-implementations divide what they compute among threads, not the sums, or are known not to (`implementation`,
-`reproducing`): so an implementation of the same name gives the same bytes.
+Everything is chosen as for the team that the operator was given, then made for the calling thread. Kernels divide what
+they compute among threads, not the sums, and so do a library's implementations, or are known not to
+(`ops/onednn/implementation.py`, `reproducing.py`): so one of the same name gives the same bytes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 
 class NoSingleThreadError(Exception):
-    """The library has the implementation that a team would use, but not for one thread."""
+    """There is the implementation that a team would use, but not for one thread."""
 
 
 class _Here(threading.local):

@@ -7,22 +7,22 @@ import math
 import numpy as np
 import pytest
 
+from dagexec.ops.kernels.function_kernels import gelu_step
 from dagexec.ops.onednn.binding import require_library
-from dagexec.ops.onednn.function_kernels import gelu_step, is_available
 from tests.ops.onednn.engine import needs_onednn, normal, run_onednn
 from tests.ops.running import Array
 
 
 def computed(x: Array, threads: int = 1, *, in_place: bool = False) -> Array:
     """By the kernels, which must leave what is behind the result as it was."""
-    library = require_library("gelu")
-    if not is_available(library):
+    machine = require_library("gelu").machine
+    if not machine.can_run:
         pytest.skip("no AVX2, or memory may not be executed")
     memory = np.full(x.size + 16, 7, np.float32)
     y = memory[: x.size]
     if in_place:
         y[:] = x
-    step = gelu_step(library, threads, y if in_place else x, y, "gelu")
+    step = gelu_step(machine, threads, y if in_place else x, y, "gelu")
     assert step is not None
     step()
     assert (memory[x.size :] == 7).all()

@@ -15,8 +15,9 @@ from functools import cache
 import numpy as np
 
 from dagexec.core.operator import Step
-from dagexec.ops.onednn.machine_code import executable
-from dagexec.ops.onednn.native import NativeCall, declare, table_code
+from dagexec.ops.kernels.machine_code import executable
+from dagexec.ops.kernels.native import NativeCall, declare, table_code
+from dagexec.ops.kernels.team import Team
 
 _CLEAR = bytes.fromhex(
     "f30f1efa"  # endbr64
@@ -61,13 +62,13 @@ class Watch:
         note: 1 when one happened, until it is set to 0.
     """
 
-    def __init__(self, parallel: int | None) -> None:
-        """`parallel` is the address of GOMP_parallel, for calls whose work is done by a team of threads."""
+    def __init__(self, team: Team | None) -> None:
+        """`team` is needed for calls whose work is done by a team of threads."""
         codes = _codes()
         assert codes is not None, "nothing can be seen here"
         self._run, clear, self._code, self._read = codes
         self._clearing: _Row = (clear, 0, 0, 0, 0, _NO_BITS)
-        self._parallel = parallel
+        self._team = team
         self.note = np.zeros(1, np.int32)
 
     def _looking(self, threads: int) -> _Row:
@@ -75,8 +76,8 @@ class Watch:
         place = self.note.ctypes.data
         if threads == 1:
             return self._code, place, 0, 0, 0, _NO_BITS
-        assert self._parallel is not None, "the team cannot be asked"
-        return self._parallel, self._code, place, threads, 0, _NO_BITS
+        assert self._team is not None, "the team cannot be asked"
+        return self._team.parallel, self._code, place, threads, 0, _NO_BITS
 
     def around(self, step: Step, threads: int) -> Step:
         """The step that does `step`, the work of so many threads, and notes what happened."""
