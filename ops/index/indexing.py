@@ -21,7 +21,9 @@ from dagexec.core.rows import apart_from, gathered
 from dagexec.core.schema import OperatorCall, OpSchema, RowsCall, TensorType
 from dagexec.core.shapes import element_count
 from dagexec.core.traits import Rows
+from dagexec.errors import DagexecError
 from dagexec.ops.base.integers import integers_of
+from dagexec.ops.kernels.gather_kernel import gather_step
 from dagexec.ops.shape.reshaping import copy_cost
 
 Array = npt.NDArray[Any]
@@ -67,6 +69,15 @@ def wraps(call: OperatorCall, axis: int) -> bool:
     return call.arguments.bool("wrap_indices", axis == 0)
 
 
+def _failure_of(check: Step, label: str) -> Exception:
+    """What `check` raises."""
+    try:
+        check()
+    except IndexError as error:
+        return error
+    return DagexecError(f"{label}: an index out of range was there, and is no more: somebody writes the indices")
+
+
 class GatherAlongAxis(Operator):
     """Slices of the data along an axis, picked by index."""
 
@@ -75,7 +86,7 @@ class GatherAlongAxis(Operator):
         """The axis of the data that indices count along."""
 
     def prepare(self) -> Step:
-        """A check of the indices, then one `np.take` that need not check them again."""
+        """Machine code; or a check of the indices, then one `np.take` that need not check them again."""
         data, indices, y, call = self.x(0), self.x(1), self.y(0), self.call()
         axis = self.axis()
         size, wrap = data.shape[axis], wraps(call, axis)
@@ -86,6 +97,9 @@ class GatherAlongAxis(Operator):
             return check
         if call.arguments.bool("match_outer"):
             return in_sequence([check, *self._matched(axis, wrap=wrap)])
+        native = gather_step(data, indices, y, axis, wraps=wrap, failure=partial(_failure_of, check, self.label))
+        if native is not None:
+            return native
         wide = indices if indices.dtype == np.int64 else self.scratch(indices.shape, np.int64)
         take = partial(np.take, data, wide, axis=axis, out=y, mode="wrap" if wrap else "clip")
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.core.operator import Step
+from dagexec.core.operator import FAILED_STEP, Step
 from dagexec.ops.kernels.machine_code import executable
 from dagexec.platform.forking import ProcessLock
 
@@ -106,7 +106,7 @@ def join(steps: Sequence[Step], seconds: Sequence[float], longest: float) -> lis
     length = 0.0
 
     def close() -> None:
-        found.append(group[0][0] if len(group) == 1 else _joined(code, [call for _, call in group]))
+        found.append(group[0][0] if len(group) == 1 else _joined(code, group))
         group.clear()
 
     for step, estimate in zip(steps, seconds, strict=True):
@@ -126,17 +126,17 @@ def join(steps: Sequence[Step], seconds: Sequence[float], longest: float) -> lis
 _Code = Callable[[int, int], int]
 
 
-def _joined(code: _Code, calls: Sequence[NativeCall]) -> Step:
+def _joined(code: _Code, group: Sequence[tuple[Step, NativeCall]]) -> Step:
     rows: list[tuple[int, ...]] = []
-    called: list[NativeCall] = []  # for each row
+    called: list[tuple[Step, NativeCall]] = []  # for each row
     before: tuple[int, int] | None = None
-    for call in calls:
+    for one, call in group:
         if call.before is not None and call.before != before:
             rows.append((*call.before, 0, 0, 0, 0))
-            called.append(call)
+            called.append((one, call))
             before = call.before
         rows.append((call.function, *call.arguments, _ALL_BITS))
-        called.append(call)
+        called.append((one, call))
     table = np.array(rows, np.uint64)
     address, count = table.ctypes.data, len(rows)
     kept = (table, called)
@@ -144,10 +144,14 @@ def _joined(code: _Code, calls: Sequence[NativeCall]) -> Step:
     def step() -> None:
         left = code(address, count)
         while left:
-            call = kept[1][count - left]
-            if call.on_failure is None:
-                raise call.failure()
-            call.on_failure()
+            failed, call = kept[1][count - left]
+            try:
+                if call.on_failure is None:
+                    raise call.failure()
+                call.on_failure()
+            except Exception as error:
+                setattr(error, FAILED_STEP, failed)
+                raise
             left -= 1
             left = code(address + _ROW_BYTES * (count - left), left) if left else 0
 

@@ -37,8 +37,10 @@ Array = npt.NDArray[Any]
 
 
 def copy_cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
-    """Bytes moved, and no arithmetic."""
-    return memory_cost(call, outputs, 0.0)
+    """Bytes moved, and no arithmetic: of the first input no more is read than is written."""
+    cost = memory_cost(call, outputs, 0.0)
+    first = call.inputs[0].nbytes if call.inputs else 0
+    return Cost(0, cost.bytes_read - max(0, first - cost.bytes_written), cost.bytes_written)
 
 
 def no_cost(_call: OperatorCall, _outputs: Sequence[TensorType]) -> Cost:

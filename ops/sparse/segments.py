@@ -22,7 +22,7 @@ from dagexec.core.gradient import (
     no_gradient,
     not_differentiable,
 )
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType
+from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType, memory_cost
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.array_function import array_function
 from dagexec.ops.base.blocks import Array, compute_dtype
@@ -94,6 +94,14 @@ def _infer(sparse: bool, weighted: bool) -> Callable[[OperatorCall], list[Tensor
     return infer
 
 
+def _picking_cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
+    """A row is read and summed for each index; what else the table has does not count."""
+    data, indices = call.inputs[0], call.inputs[-2]
+    elements = indices.elements * (data.elements // max(1, data.shape[0]))
+    beside = sum(kind.nbytes for kind in call.inputs[1:])
+    return Cost(elements, elements * data.meta.itemsize + beside, outputs[0].nbytes)
+
+
 def _define(name: str, reduce: Reduce, what: str, *, weighted: bool = False) -> None:
     """Register `Lengths<name>` and `SparseLengths<name>`."""
     for sparse in (False, True):
@@ -106,6 +114,7 @@ def _define(name: str, reduce: Reduce, what: str, *, weighted: bool = False) -> 
             output_names=("Y",),
             args={"grad_on_weights": "1: weights get a gradient; not offered (default 0)"} if weighted else {},
             value_inputs=(len(inputs) - 1,),
+            cost=_picking_cost if sparse else memory_cost,
         )
 
         def compute(call: OperatorCall, data: Array, *others: Array, sparse: bool = sparse) -> Sequence[Array]:

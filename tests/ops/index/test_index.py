@@ -11,8 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagexec import NetDef, Workspace
+import dagexec
+from dagexec import InputInfo, Model, NetDef, Workspace
+from dagexec.core.arguments import Arguments
+from dagexec.core.dtypes import FLOAT32, INT64
+from dagexec.core.registry import schema_of
+from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.errors import DagexecError, OperatorError, ShapeError
+from dagexec.ops.kernels.gather_kernel import gather_step
 from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.running import operator_def, run_operator
 
@@ -229,3 +235,49 @@ def test_the_few_of_a_long_row_are_found_as_by_sorting_all(dtype: Any, largest: 
     expected = np.argsort(keys, axis=1, kind="stable")[:, :30]
     np.testing.assert_array_equal(indices, expected)
     np.testing.assert_array_equal(values, np.take_along_axis(x, expected, axis=1))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int8, np.float64, np.float16], ids=str)
+@pytest.mark.parametrize("row", [1, 2, 3, 16, 600])
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("index", [np.int32, np.int64])
+def test_gather_writes_what_numpy_takes_and_nothing_beside_it(dtype: type, row: int, axis: int, index: type) -> None:
+    random = np.random.default_rng(0)
+    data = random.integers(0, 100, (5, 7, row)[-2 - axis :]).astype(dtype)
+    indices = random.integers(-7, 7, (3, 4)).astype(index)
+    around = np.full(2 * 64 + data.size // 7 * indices.size, 111, dtype)
+    y = around[64:-64].reshape(*data.shape[:axis], 3, 4, row)
+    step = gather_step(data, indices, y, axis, wraps=True, failure=IndexError)
+    if step is None:
+        pytest.skip("machine code does not run here")
+    step()
+    np.testing.assert_array_equal(y, np.take(data, indices, axis))
+    assert (around[:64] == 111).all()
+    assert (around[-64:] == 111).all()
+    y[...] = 55
+    for bad in (7, -8):
+        indices[2, 3] = bad
+        with pytest.raises(IndexError):
+            step()
+    assert (y == 55).all()
+
+
+def test_an_index_out_of_range_names_its_operator_among_lookups_that_are_joined() -> None:
+    net = NetDef(name="n", op=[operator_def("Gather", ["data", name], [f"y_{name}"]) for name in "ijk"])
+    inputs = {name: InputInfo() for name in ("data", "i", "j", "k")}
+    feeds = {"data": numbered((3, 2)), "i": np.array([2, 0]), "j": np.array([1]), "k": np.array([0])}
+    model = Model("n", net, inputs=inputs, outputs=("y_i", "y_j", "y_k"))
+    with dagexec.compile(model, optimize=False, net_type="simple", num_workers=1) as executor:
+        for _ in range(3):
+            assert executor.run(feeds)["y_j"].tolist() == [[2, 3]]
+        with pytest.raises(OperatorError, match=r"Gather 'y_j'.*index 3 at place 0") as caught:
+            executor.run(feeds | {"j": np.array([3])})
+    assert "y_j" in str(caught.value.operator)
+
+
+def test_a_lookup_costs_what_it_reads_and_not_the_table() -> None:
+    definition = operator_def("Gather", ["table", "i"], ["y"])
+    types = TensorType((10**6, 64), FLOAT32), TensorType((2,), INT64)
+    call = OperatorCall(definition, Arguments(definition, "g"), types, (None, None), "g")
+    cost = schema_of("Gather").cost(call, [TensorType((2, 64), FLOAT32)])
+    assert (cost.bytes_read, cost.bytes_written) == (2 * 256 + 2 * 8, 2 * 256)
