@@ -11,23 +11,38 @@ import struct
 RAX, RCX, RDX, RBX, RSP, RBP, RSI, RDI, R8, R9, R10, R11, R12, R13, R14, R15 = range(16)
 """Numbers of the general registers."""
 
-ADD, MUL, SUB, MIN, MAX, XOR = (1, 0, 0x58), (1, 0, 0x59), (1, 0, 0x5C), (1, 0, 0x5D), (1, 0, 0x5F), (1, 0, 0x57)
+ADD, MUL, SUB, MIN, MAX = (1, 0, 0x58), (1, 0, 0x59), (1, 0, 0x5C), (1, 0, 0x5D), (1, 0, 0x5F)
 FMA, SUBTRACT_PRODUCT, HORNER = (2, 1, 0xB8), (2, 1, 0xBC), (2, 1, 0xA8)
-ADD_INTEGERS, LOAD_MASKED = (1, 1, 0xFE), (2, 1, 0x2C)
+DIV, SQRT, SCALE_BY_POWER = (1, 0, 0x5E), (1, 0, 0x51), (2, 1, 0x2C)
+MULTIPLY_ADD, SUBTRACT_FROM, SUBTRACT_SCALED = (2, 1, 0x98), (2, 1, 0xAC), (2, 1, 0x9C)
+ADD_INTEGERS, SUBTRACT_INTEGERS, AND, OR = (1, 1, 0xFE), (1, 1, 0xFA), (1, 1, 0xDB), (1, 1, 0xEB)
+TO_INTEGER, FROM_INTEGER, LOAD_MASKED = (1, 1, 0x5B), (1, 0, 0x5B), (2, 1, 0x2C)
 """Vector instructions of three operands: opcode map, prefix, opcode.
 
 FMA adds the product to the first operand, SUBTRACT_PRODUCT subtracts it; HORNER multiplies the first by the second and
-adds the third. LOAD_MASKED reads the elements of memory whose sign in the second is set, and makes others 0.
+adds the third, MULTIPLY_ADD multiplies the first by the third and adds the second, SUBTRACT_FROM subtracts the product
+of the first two from the third, SUBTRACT_SCALED that of the first and the third from the second. SCALE_BY_POWER, of
+AVX-512, multiplies by a power of 2. LOAD_MASKED reads the elements of memory whose sign in the second is set, and makes
+others 0.
 """
 
-_LOAD, _STORE, _BROADCAST = (1, 0, 0x10), (1, 0, 0x11), (2, 1, 0x18)
-_STORE_MASKED, _TO_INTEGER, _SHIFT, _ROUND = (2, 1, 0x2E), (1, 1, 0x5B), (1, 1, 0x72), (3, 1, 0x08)
+_LOAD, _STORE, _BROADCAST, _STORE_FIRST = (1, 0, 0x10), (1, 0, 0x11), (2, 1, 0x18), (1, 2, 0x11)
+_STORE_MASKED, _SHIFT, _ROUND, _COMPARE = (2, 1, 0x2E), (1, 1, 0x72), (3, 1, 0x08), (1, 0, 0xC2)
+_MOVE, _TO_LOW, _REPEAT_LOW, _REPEAT = (1, 0, 0x28), (1, 1, 0x6E), (2, 1, 0x58), (2, 1, 0x7C)
+_GREATER_INTEGER, _BLEND, _BLEND_MASK = (1, 1, 0x66), (3, 1, 0x4A), (2, 1, 0x65)
+_SHUFFLE, _SWAP_HALVES, _SHUFFLE_QUARTERS = (1, 0, 0xC6), (3, 1, 0x06), (3, 1, 0x43)
 _VECTOR = 32  # bytes
 _SIB, _RIP = 4, 5  # in the place of a register: a base and an index follow; an offset from the next instruction
 _NO_INDEX = 4  # in the place of an index
 _CLEAR = {8: (1, 0, 0x57), 16: (1, 1, 0xEF)}  # by lanes, an exclusive or
 
 Instruction = tuple[int, int, int]
+
+BELOW, NOT_BELOW, ZERO, NOT_ZERO, LESS, NOT_LESS, NOT_GREATER, GREATER = 0x2, 0x3, 0x4, 0x5, 0xC, 0xD, 0xE, 0xF
+"""Conditions of jumps: of numbers without sign, of the last result, of numbers with a sign."""
+
+EQUAL_TO, LESS_THAN, AT_MOST, IS_NAN = 0x00, 0x11, 0x12, 0x03
+"""Comparisons of vectors: equal, less, less or equal (false for NaN), and NaN on one side."""
 
 
 class Assembler:
@@ -40,17 +55,18 @@ class Assembler:
     def __init__(self, lanes: int = 8) -> None:
         self.lanes = lanes
         self._bytes = bytearray(bytes.fromhex("f30f1efa"))  # endbr64
-        self._constants: dict[float, int] = {}
-        self._uses: list[tuple[int, int]] = []
+        self._constants: dict[bytes, int] = {}
+        self._uses: list[tuple[int, int, int]] = []
 
     def code(self) -> bytes:
         """The machine code."""
-        start = -(-len(self._bytes) // _VECTOR) * _VECTOR
+        size = 4 * self.lanes
+        start = -(-len(self._bytes) // size) * size
         whole = bytearray(self._bytes.ljust(start, b"\x90"))
-        for place, number in self._uses:
-            struct.pack_into("<i", whole, place, start + number * _VECTOR - (place + 4))
+        for place, end, number in self._uses:
+            struct.pack_into("<i", whole, place, start + number * size - end)
         for value in self._constants:
-            whole += struct.pack("<8f", *[value] * 8)
+            whole += value
         return bytes(whole)
 
     def here(self) -> int:
@@ -93,9 +109,63 @@ class Assembler:
             [0x48 | (other > RDI) << 2 | (register > RDI), 0x01, 0xC0 | (other & 7) << 3 | register & 7]
         )
 
+    def subtract(self, register: int, other: int) -> None:
+        """register -= other."""
+        self._bytes += bytes(
+            [0x48 | (other > RDI) << 2 | (register > RDI), 0x29, 0xC0 | (other & 7) << 3 | register & 7]
+        )
+
+    def negate(self, register: int) -> None:
+        """register = -register."""
+        self._bytes += bytes([0x48 | (register > RDI), 0xF7, 0xD8 | register & 7])
+
+    def multiply(self, register: int, other: int) -> None:
+        """register *= other."""
+        self._bytes += bytes(
+            [0x48 | (register > RDI) << 2 | (other > RDI), 0x0F, 0xAF, 0xC0 | (register & 7) << 3 | other & 7]
+        )
+
+    def multiply_number(self, register: int, other: int, number: int) -> None:
+        """register = other * number."""
+        self._bytes += bytes(
+            [0x48 | (register > RDI) << 2 | (other > RDI), 0x69, 0xC0 | (register & 7) << 3 | other & 7]
+        ) + struct.pack("<i", number)
+
     def add_number(self, register: int, number: int) -> None:
         """register += number."""
         self._bytes += bytes([0x48 | (register > RDI), 0x81, 0xC0 | register & 7]) + struct.pack("<i", number)
+
+    def and_number(self, register: int, number: int) -> None:
+        """register &= number, which is extended by its sign."""
+        self._bytes += bytes([0x48 | (register > RDI), 0x81, 0xE0 | register & 7]) + struct.pack("<i", number)
+
+    def compare_number(self, register: int, number: int) -> None:
+        """Compare a register with a number."""
+        self._bytes += bytes([0x48 | (register > RDI), 0x81, 0xF8 | register & 7]) + struct.pack("<i", number)
+
+    def set_number(self, register: int, number: int) -> None:
+        """register = number, of 32 bits with a sign."""
+        self._bytes += bytes([0x48 | (register > RDI), 0xC7, 0xC0 | register & 7]) + struct.pack("<i", number)
+
+    def shift_left(self, register: int, bits: int) -> None:
+        """register <<= bits."""
+        self._bytes += bytes([0x48 | (register > RDI), 0xC1, 0xE0 | register & 7, bits])
+
+    def shift_right(self, register: int, bits: int) -> None:
+        """register >>= bits, with its sign."""
+        self._bytes += bytes([0x48 | (register > RDI), 0xC1, 0xF8 | register & 7, bits])
+
+    def load_number(self, register: int, base: int, index: int | None, scale: int = 1, offset: int = 0) -> None:
+        """register = the 64 bits at base + scale * index + offset."""
+        self._general(0x8B, register, base, index, scale, offset)
+
+    def load_short_number(self, register: int, base: int, index: int | None, scale: int = 1, offset: int = 0) -> None:
+        """register = the 32 bits at base + scale * index + offset, with their sign."""
+        self._general(0x63, register, base, index, scale, offset)
+
+    def store_number(self, register: int, base: int, index: int | None, scale: int = 1, offset: int = 0) -> None:
+        """The 64 bits at base + scale * index + offset = register."""
+        self._general(0x89, register, base, index, scale, offset)
 
     def clear(self, register: int) -> None:
         """register = 0."""
@@ -117,19 +187,32 @@ class Assembler:
         """After `count_down`."""
         self._jump(0x85, place)
 
+    def jump_if(self, condition: int, place: int) -> None:
+        """Jump back to a place."""
+        self._jump(0x80 | condition, place)
+
+    def jump_ahead(self, condition: int) -> int:
+        """Jump to where `land` will be called with the number that this returns."""
+        self._jump(0x80 | condition, 0)
+        return len(self._bytes)
+
+    def land(self, jump: int) -> None:
+        """The place where `jump` ends."""
+        struct.pack_into("<i", self._bytes, jump - 4, len(self._bytes) - jump)
+
     def compare(self, register: int, other: int) -> None:
         """Compare a register with another."""
         self._bytes += bytes(
             [0x48 | (other > RDI) << 2 | (register > RDI), 0x39, 0xC0 | (other & 7) << 3 | register & 7]
         )
 
-    def load(self, vector: int, base: int, index: int, offset: int = 0) -> None:
-        """vector = memory at base + index + offset."""
-        self._indexed(_LOAD, vector, 0, base, index, offset)
+    def load(self, vector: int, base: int, index: int | None, offset: int = 0, scale: int = 1) -> None:
+        """vector = memory at base + scale * index + offset."""
+        self._indexed(_LOAD, vector, 0, base, index, offset, scale)
 
-    def store(self, vector: int, base: int, index: int, offset: int = 0) -> None:
-        """memory at base + index + offset = vector."""
-        self._indexed(_STORE, vector, 0, base, index, offset)
+    def store(self, vector: int, base: int, index: int | None, offset: int = 0, scale: int = 1) -> None:
+        """memory at base + scale * index + offset = vector."""
+        self._indexed(_STORE, vector, 0, base, index, offset, scale)
 
     def clear_vector(self, vector: int) -> None:
         """vector = zeros."""
@@ -157,32 +240,107 @@ class Assembler:
         """memory at base + offset = vector."""
         self._indexed(_STORE, vector, 0, base, None, offset)
 
-    def store_masked(self, vector: int, mask: int, base: int, index: int) -> None:
-        """The elements of memory at base + index whose sign in `mask` is set = those of vector."""
-        self._indexed(_STORE_MASKED, vector, mask, base, index)
+    def move_vector(self, vector: int, other: int) -> None:
+        """vector = other."""
+        self.compute(_MOVE, vector, 0, other)
 
-    def round(self, target: int, source: int) -> None:
-        """target = source, rounded to the nearest integer, as float32."""
-        self.compute(_ROUND, target, 0, source)
-        self._bytes.append(8)
+    def store_masked(
+        self, vector: int, mask: int, base: int, index: int | None, scale: int = 1, offset: int = 0
+    ) -> None:
+        """The elements of memory whose sign in the vector `mask` is set = those of vector.
+
+        With AVX-512 those whose bit in opmask register `mask` is set.
+        """
+        if self.lanes == 16:
+            self._indexed(_STORE, vector, 0, base, index, offset, scale, mask=mask)
+        else:
+            self._indexed(_STORE_MASKED, vector, mask, base, index, offset, scale)
+
+    def load_masked(
+        self, vector: int, mask: int, base: int, index: int | None, scale: int = 1, offset: int = 0
+    ) -> None:
+        """The elements of vector that `mask` selects, as in `store_masked`, = those of memory; others = 0."""
+        if self.lanes == 16:
+            self._indexed(_LOAD, vector, 0, base, index, offset, scale, mask=mask, is_zeroed=True)
+        else:
+            self._indexed(LOAD_MASKED, vector, mask, base, index, offset, scale)
+
+    def store_first(self, vector: int, base: int, index: int | None, scale: int = 1, offset: int = 0) -> None:
+        """The number in memory = the first of vector."""
+        self._indexed(_STORE_FIRST, vector, 0, base, index, offset, scale, unit=4)
+
+    def repeat_number(self, vector: int, register: int) -> None:
+        """Every element of vector, as an integer, = the low 32 bits of a general register."""
+        if self.lanes == 16:
+            self.compute(_REPEAT, vector, 0, register)
+            return
+        self.compute(_TO_LOW, vector, 0, register, is_short=True)
+        self.compute(_REPEAT_LOW, vector, 0, vector)
+
+    def first_elements(self, mask: int, counts: int) -> None:
+        """`mask` selects the first elements, as many as every element of `counts`, an integer, says."""
+        values = struct.pack(f"<{self.lanes}i", *range(self.lanes))
+        self._with_bytes(_GREATER_INTEGER, mask, counts, values)
+
+    def compare_vectors(self, mask: int, left: int, right: int, relation: int) -> None:
+        """`mask` selects the elements with left relation right."""
+        self.compute(_COMPARE, mask, left, right, relation)
+
+    def select(self, target: int, mask: int, chosen: int, other: int) -> None:
+        """target = `chosen` where `mask` selects, else `other`."""
+        if self.lanes == 16:
+            self.compute(_BLEND_MASK, target, other, chosen, mask=mask)
+        else:
+            self.compute(_BLEND, target, other, chosen, mask << 4)
+
+    def rotate(self, target: int, source: int, distance: int) -> None:
+        """target = source with its elements exchanged with those `distance` away, a power of 2 below `lanes`."""
+        if distance <= 2:
+            self.compute(_SHUFFLE, target, source, source, 0x4E if distance == 2 else 0xB1)
+        elif self.lanes == 8:
+            self.compute(_SWAP_HALVES, target, source, source, 1)
+        else:
+            self.compute(_SHUFFLE_QUARTERS, target, source, source, 0x4E if distance == 8 else 0xB1)
+
+    def shift_integers(self, target: int, source: int, bits: int) -> None:
+        """target = the integers of source times 2^bits, or without their lowest -bits bits; signs are kept."""
+        self.compute(_SHIFT, 6 if bits >= 0 else 4, target, source, abs(bits))
+
+    def round(self, target: int, source: int, how: int = 8) -> None:
+        """target = source, rounded to an integer, as float32: 8 the nearest, 9 down, 10 up, 11 to zero."""
+        self.compute(_ROUND, target, 0, source, how)
 
     def powers_of_two(self, vector: int) -> None:
         """Whole numbers of float32 become what is added to the bits of a float32 to multiply it by 2 to that power.
 
         NaN becomes 0.
         """
-        self.compute(_TO_INTEGER, vector, 0, vector)
-        self.compute(_SHIFT, 6, vector, vector)
-        self._bytes.append(23)
+        self.compute(TO_INTEGER, vector, 0, vector)
+        self.shift_integers(vector, vector, 23)
 
     def load_constant(self, vector: int, value: float) -> None:
         """Every element of vector = value, in float32."""
         self._with_constant(_BROADCAST, vector, 0, value)
 
-    def compute(self, what: Instruction, target: int, left: int, right: int) -> None:
-        """target = left what right, of vectors; for FMA target += left * right."""
-        self._encode(what, target, left, bool(right & 8), bool(right & 16))
+    def compute(
+        self,
+        what: Instruction,
+        target: int,
+        left: int,
+        right: int,
+        number: int | None = None,
+        *,
+        mask: int = 0,
+        is_short: bool = False,
+    ) -> None:
+        """target = left what right, of vectors; for FMA target += left * right.
+
+        `number` is what follows some instructions; `mask` an opmask register of AVX-512. `is_short` is for vectors of
+        four with AVX2.
+        """
+        self._encode(what, target, left, bool(right & 8), bool(right & 16), mask=mask, is_short=is_short)
         self._bytes.append(0xC0 | (target & 7) << 3 | right & 7)
+        self._number(number)
 
     def compute_memory(self, what: Instruction, target: int, left: int, base: int, index: int, offset: int = 0) -> None:
         """The same with memory at base + index + offset on the right."""
@@ -211,9 +369,12 @@ class Assembler:
         *,
         unit: int = 0,
         is_repeated: bool = False,
+        mask: int = 0,
+        is_zeroed: bool = False,
     ) -> None:
         """An instruction with memory; AVX-512 counts short offsets in units of what is read, a vector by default."""
-        self._encode(what, vector, left, base > RDI, index is not None and index > RDI, is_repeated)
+        index_is_high = index is not None and index > RDI
+        self._encode(what, vector, left, base > RDI, index_is_high, is_repeated, mask=mask, is_zeroed=is_zeroed)
         unit = 1 if self.lanes == 8 else unit or 4 * self.lanes
         is_near = -128 <= offset / unit < 128 and offset % unit == 0
         place = (_NO_INDEX if index is None else index & 7) << 3 | base & 7
@@ -223,11 +384,27 @@ class Assembler:
         self._bytes += struct.pack("<b", offset // unit) if is_near else struct.pack("<i", offset)
 
     def _with_constant(self, what: Instruction, vector: int, left: int, value: float) -> None:
+        bits = struct.pack("<f", value)
+        self._with_bytes(what, vector, left, bits * self.lanes)
+
+    def _with_bytes(self, what: Instruction, vector: int, left: int, value: bytes) -> None:
         number = self._constants.setdefault(value, len(self._constants))
         self._encode(what, vector, left, False, False)
         self._bytes.append((vector & 7) << 3 | _RIP)
-        self._uses.append((len(self._bytes), number))
+        place = len(self._bytes)
         self._bytes += bytes(4)
+        self._uses.append((place, len(self._bytes), number))
+
+    def _number(self, number: int | None) -> None:
+        if number is not None:
+            self._bytes.append(number)
+
+    def _general(self, opcode: int, register: int, base: int, index: int | None, scale: int, offset: int) -> None:
+        """An instruction of a general register and memory."""
+        high = (register > RDI) << 2 | (index is not None and index > RDI) << 1 | (base > RDI)
+        place = (_NO_INDEX if index is None else index & 7) << 3 | base & 7
+        self._bytes += bytes([0x48 | high, opcode, 0x80 | (register & 7) << 3 | _SIB])
+        self._bytes += bytes([(scale.bit_length() - 1) << 6 | place]) + struct.pack("<i", offset)
 
     def _encode(
         self,
@@ -237,13 +414,18 @@ class Assembler:
         base_is_high: bool,
         index_is_high: bool,
         is_repeated: bool = False,
+        *,
+        mask: int = 0,
+        is_zeroed: bool = False,
+        is_short: bool = False,
     ) -> None:
         """The prefix, VEX or EVEX, and the opcode."""
         opcode_map, prefix, opcode = what
         high = (not vector & 8) << 7 | (not index_is_high) << 6 | (not base_is_high) << 5
         if self.lanes == 8:
-            self._bytes += bytes([0xC4, high | opcode_map, (~left & 15) << 3 | 4 | prefix, opcode])
+            size = 0 if is_short else 4
+            self._bytes += bytes([0xC4, high | opcode_map, (~left & 15) << 3 | size | prefix, opcode])
             return
         higher = (not vector & 16) << 4
-        last = 0x40 | is_repeated << 4 | (not left & 16) << 3
+        last = is_zeroed << 7 | 0x40 | is_repeated << 4 | (not left & 16) << 3 | mask
         self._bytes += bytes([0x62, high | higher | opcode_map, (~left & 15) << 3 | 4 | prefix, last, opcode])

@@ -1,0 +1,177 @@
+"""Registers for the values of a kernel: a linear scan over the instructions (Poletto and Sarkar, 1999).
+
+A value has one register from the first instruction that writes it to the last that uses it; what is made before a loop
+and used in it keeps its register to the end of the loop. Nothing is spilled: kernels are made to fit.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from dagexec.errors import DagexecError
+from dagexec.ops.kernels.assembler import (
+    R8,
+    R9,
+    R10,
+    R11,
+    R12,
+    R13,
+    R14,
+    R15,
+    RAX,
+    RBP,
+    RBX,
+    RCX,
+    RDI,
+    RDX,
+    RSI,
+    Assembler,
+)
+
+GENERAL, VECTOR, MASK = "general", "vector", "mask"
+"""Kinds of registers; masks are opmask registers of AVX-512."""
+
+ARGUMENTS = (RDI, RSI, RDX, RCX)
+"""Registers of the arguments of a function."""
+
+PRESERVED = (RBX, RBP, R12, R13, R14, R15)
+"""Registers that a function leaves as they were."""
+
+
+class OutOfRegistersError(DagexecError):
+    """A kernel has more values at once than the processor has registers."""
+
+
+@dataclass(eq=False)
+class Value:
+    """Something in a register.
+
+    Attributes:
+        kind: of the register.
+        fixed: its number, of an argument; None to choose one.
+    """
+
+    kind: str
+    fixed: int | None = None
+
+
+@dataclass(eq=False)
+class Instruction:
+    """What is written for one operation.
+
+    Attributes:
+        emit: writes it, given the assembler and the registers of `written`, if there is one, and of `read`.
+        written: the value that it makes or changes.
+        read: the values that it reads.
+        preferred: those of `read` whose register suits `written`, if they are not used later.
+        is_apart: no register of `read` may be that of `written`.
+        is_move: `written` becomes what the only one of `read` is.
+    """
+
+    emit: Callable[..., None]
+    written: Value | None = None
+    read: Sequence[Value] = ()
+    preferred: Sequence[Value] = ()
+    is_apart: bool = False
+    is_move: bool = False
+
+
+@dataclass
+class Program:
+    """Instructions, and where loops begin and end: the first and the last instruction of each."""
+
+    instructions: list[Instruction] = field(default_factory=list)
+    loops: list[tuple[int, int]] = field(default_factory=list)
+
+    def write(self, code: Assembler) -> None:
+        """Write all of it as a function. Raises OutOfRegistersError."""
+        joined_moves(self.instructions)
+        registers = allocate(self, code.lanes)
+        saved = [register for register in PRESERVED if register in _general(registers)]
+        code.push(*saved)
+        for one in self.instructions:
+            written = [] if one.written is None else [registers[one.written]]
+            one.emit(code, *written, *(registers[value] for value in one.read))
+        code.leave(*saved)
+
+
+def joined_moves(instructions: Sequence[Instruction]) -> list[Instruction]:
+    """The instructions, where what is computed only to be moved at once is computed where it goes.
+
+    Values used outside of them, other than those that are moved to, must not be computed there.
+    """
+    uses = Counter(value for one in instructions for value in (one.written, *one.read))
+    for before, one in pairwise(instructions):
+        if not one.is_move or before.written is not one.read[0] or uses[before.written] != 2:
+            continue
+        if not (before.is_apart and one.written in before.read):
+            before.written, one.written, one.read = one.written, None, ()
+            one.emit, one.is_move = _nothing, False
+    return list(instructions)
+
+
+def _nothing(code: Assembler) -> None:
+    """No instruction."""
+
+
+def _general(registers: Mapping[Value, int]) -> set[int]:
+    """The general registers in use."""
+    return {number for value, number in registers.items() if value.kind == GENERAL}
+
+
+def allocate(program: Program, lanes: int) -> dict[Value, int]:
+    """The register of each value. Raises OutOfRegistersError."""
+    free = {
+        GENERAL: [RAX, R8, R9, R10, R11, RCX, RDX, RSI, RDI, *PRESERVED],
+        VECTOR: list(range(16 if lanes == 8 else 32)),
+        MASK: list(range(1, 8)),
+    }
+    found: dict[Value, int] = {}
+    ends = _ends(program)
+    for value in ends:
+        if value.fixed is not None:
+            found[value] = value.fixed
+            free[value.kind].remove(value.fixed)
+    for place, one in enumerate(program.instructions):
+        dying = [value for value in dict.fromkeys(one.read) if ends[value] == place and value is not one.written]
+        if not one.is_apart:
+            _release(dying, found, free)
+        if one.written is not None and one.written not in found:
+            wish = next((found[value] for value in one.preferred if value in dying and not one.is_apart), None)
+            found[one.written] = _take(free[one.written.kind], wish, one.written.kind, place)
+        if one.is_apart:
+            _release(dying, found, free)
+        if one.written is not None and ends[one.written] == place:
+            _release([one.written], found, free)
+    return found
+
+
+def _take(free: list[int], wish: int | None, kind: str, place: int) -> int:
+    if not free:
+        raise OutOfRegistersError(f"a kernel needs more {kind} registers than there are, at its instruction {place}")
+    number = free[0] if wish is None else wish
+    free.remove(number)
+    return number
+
+
+def _release(values: Sequence[Value], found: Mapping[Value, int], free: Mapping[str, list[int]]) -> None:
+    for value in values:
+        free[value.kind].insert(0, found[value])
+
+
+def _ends(program: Program) -> dict[Value, int]:
+    """The last instruction for which each value has to be kept."""
+    starts: dict[Value, int] = {}
+    ends: dict[Value, int] = {}
+    for place, one in enumerate(program.instructions):
+        for value in (*one.read, *([one.written] if one.written is not None else [])):
+            starts.setdefault(value, -1 if value.fixed is not None else place)
+            ends[value] = place
+    for first, last in sorted(program.loops, key=lambda loop: loop[1]):
+        for value, end in ends.items():
+            if starts[value] < first <= end < last:
+                ends[value] = last
+    return ends
