@@ -25,6 +25,7 @@ from dagexec.compiler.passes.cudnn_engine import CUDNN_ENGINE, CUDNN_STATES
 from dagexec.compiler.passes.engine import ENGINE
 from dagexec.compiler.passes.layout import LAYOUT, layout_pass, layouts
 from dagexec.compiler.passes.low_precision import PRECISION_PASSES, with_integers, with_precision
+from dagexec.compiler.passes.owned_parameters import OwnedParameters
 from dagexec.compiler.passes.rewriting import Pass, PassOutcome, PassReport, check_pass_names, run_passes
 from dagexec.compiler.passes.types import forget_types
 from dagexec.compiler.tuning.bench import Bench, placeholder_inputs, random_inputs
@@ -117,8 +118,10 @@ class Compiled:
     parameters: Workspace | None = None
 
 
-def compile_model(model: Model, options: CompileOptions) -> Compiled:
+def compile_model(model: Model, options: CompileOptions, *, takes_parameters: bool = False) -> Compiled:
     """Rewrite `model`, and choose for it what `options` leave open.
+
+    With `takes_parameters` the model's are gone afterwards, so that no memory is spent on those that passes replace.
 
     Raises ArgumentError for a pass that does not exist, and what the init net, inference and passes raise.
     """
@@ -129,7 +132,7 @@ def compile_model(model: Model, options: CompileOptions) -> Compiled:
     if options.default_device != CPU:
         return _for_device(model, options)
     try:
-        compilation = _Compilation(model, options)
+        compilation = _Compilation(model, options, takes_parameters=takes_parameters)
         if options.calibration_runs or _tuning_seconds(options):  # nets are run, and let go of
             return compilation.result()
         with garbage_collection_paused():
@@ -176,13 +179,18 @@ def _run(model: Model, passes: Sequence[Pass], options: CompileOptions, *, check
 class _Compilation:
     """A model on its way: every stage is timed, and measures only what is not known already."""
 
-    def __init__(self, model: Model, options: CompileOptions) -> None:
+    def __init__(self, model: Model, options: CompileOptions, *, takes_parameters: bool) -> None:
         self._outputs = model.outputs
         self._options = options
         self._seconds: dict[str, float] = {}
         with self._stage("init net"):
             self._model = _with_kept(initialized(model), options)
         self._tuning = _tuning_seconds(options)
+        plain = options.dtype == "float32" and not options.calibration_runs
+        if takes_parameters and plain and not self._tuning:  # models are neither run nor compared
+            self._model = replace(self._model, parameters=OwnedParameters(self._model.parameters))
+            if isinstance(model.parameters, dict):
+                model.parameters.clear()
         self._deadline = Deadline(self._tuning)
         self._inputs = placeholder_inputs(self._model, options.shapes or {})
         self._bench: Bench | None = None

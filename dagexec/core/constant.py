@@ -33,12 +33,13 @@ class Constant:
         most_returns: how often the plain values may come back and go again; below 0 they stay.
     """
 
-    __slots__ = ("_found", "_lock", "_make", "_returns", "most_returns")
+    __slots__ = ("_found", "_is_tried", "_lock", "_make", "_returns", "most_returns")
 
     def __init__(self) -> None:
         self._lock = ProcessLock()
         self._found: dict[Hashable, object] = {}
         self._make: Callable[[], Array] | None = None
+        self._is_tried = False
         self._returns = 0
         self.most_returns = -1
 
@@ -49,10 +50,10 @@ class Constant:
                 self._found[key] = compute()
             return cast(Derived, self._found[key])
 
-    def can_be_made_by(self, make: Callable[[], Array]) -> None:
-        """`make` may give the values in new memory, from what is derived; whether it does is tried before it counts."""
+    def can_be_made_by(self, make: Callable[[], Array], *, surely: bool = False) -> None:
+        """`make` may give the values in new memory, from what is derived; it is tried unless it `surely` does."""
         if self._make is None:
-            self._make = make
+            self._make, self._is_tried = make, surely
 
     def can_go(self, array: Array) -> bool:
         """True when `array`, the tensor's, has much memory that nothing else seems to have, and can be made anew."""
@@ -62,8 +63,9 @@ class Constant:
         owner = array.base
         if not isinstance(owner, np.ndarray) or not owner.flags.c_contiguous or sys.getrefcount(owner) > _REFERENCES:
             return False
-        if not self._returns and not _gives(make, array):
+        if not self._is_tried and not _gives(make, array):
             self._make = None
+        self._is_tried = True
         return self._make is not None
 
     def made_anew(self) -> Array:

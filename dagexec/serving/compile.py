@@ -80,8 +80,9 @@ def _executor(
     _check_kept(loaded, options.keep)
     types = GivenTypes.of(loaded) if options.optimize else None
     axes = BatchAxes(loaded, options) if options.max_batch > 1 else None
-    compiled = compilation.compile_model(loaded, options)
     given = loaded if keeps_parameters else replace(loaded, parameters={})  # frees parameters that passes replaced
+    takes = not keeps_parameters and loaded.overridable is None
+    compiled = compilation.compile_model(loaded, options, takes_parameters=takes)
     kept = replace(compiled.options, calibration=None, progress=None)  # an executor keeps nothing of its caller
     if kept.pool is None and not _may_share_workers(compiled.model, kept):
         kept = replace(kept, pool="own")

@@ -80,10 +80,12 @@ class PackedForms:
         return next((array for one, other, array in self._found if one == source and other == target), None)
 
 
-def offer_unpacking(tensor: Tensor, view: Array, unpack: Callable[[Array], None], label: str) -> None:
+def offer_unpacking(
+    tensor: Tensor, view: Array, unpack: Callable[[Array], None], label: str, *, surely: bool = False
+) -> None:
     """Let the constant `tensor` be made anew: `unpack` writes the values of `view` to an array of the same layout.
 
-    That is done only where `view` is all of the tensor, on the host.
+    That is done only where `view` is all of the tensor, on the host. Unless it `surely` does that, it is tried once.
     """
     constant = tensor.constant
     if constant is None or tensor.device != CPU or not _is_all_of(view, tensor.array):
@@ -96,7 +98,7 @@ def offer_unpacking(tensor: Tensor, view: Array, unpack: Callable[[Array], None]
         unpack(np.ndarray(shape, dtype, found, 0, strides))
         return found.reshape(whole)
 
-    constant.can_be_made_by(make)
+    constant.can_be_made_by(make, surely=surely)
 
 
 def _is_all_of(view: Array, array: Array) -> bool:

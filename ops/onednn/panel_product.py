@@ -32,6 +32,9 @@ _FAR = 1024
 _CHUNK = 1 << 19
 """Bytes of X whose products with a panel follow each other."""
 
+_AT_ONCE = 16
+"""Columns that are packed at a time: as many lines of W stay in the first cache until all of each has been read."""
+
 _Call = tuple[int, int, int, int, int]
 
 
@@ -53,7 +56,10 @@ def in_panels(weights: Array, lanes: int) -> Array:
     packed = packed_memory.take(weights.size * 4).view(np.float32)
     for first, last, columns in _widths(units, lanes):
         panels = packed[first * inner : last * inner].reshape(-1, inner, columns)
-        np.copyto(panels, weights[first:last].reshape(-1, columns, inner).transpose(0, 2, 1))
+        rows = weights[first:last].reshape(-1, columns, inner)
+        for column in range(0, columns, _AT_ONCE):
+            part = slice(column, column + _AT_ONCE)
+            np.copyto(panels[:, :, part], rows[:, part].transpose(0, 2, 1))
     packed.flags.writeable = False
     return packed
 

@@ -127,7 +127,7 @@ class FullyConnected(MeasuredProduct, product.FullyConnected):
         self.answer(lambda: True)
         lanes = self.onednn.isa.lanes
         panels = constant.derived(("panels", lanes, weights.strides), lambda: in_panels(weights, lanes))
-        offer_unpacking(self.input(1), weights, partial(out_of_panels, panels, lanes), self.label)
+        offer_unpacking(self.input(1), weights, partial(out_of_panels, panels, lanes), self.label, surely=True)
         product = product_step(self.onednn, self.threads, x, panels, bias, y, addend, self.label)
         return None if product is None else in_sequence([product, self._finished(later)])
 

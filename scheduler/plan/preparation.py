@@ -93,6 +93,7 @@ class Preparation:
         prepared: list[Prepared] = []
         self.seconds: list[float] = []
         taken = _TakenMemory(inputs)
+        read_last = _read_last(operators, inputs)
         try:
             with naming_failures(graph.name) as under_way:
                 for index, (operator, found) in enumerate(zip(operators, inferred, strict=True)):
@@ -110,6 +111,8 @@ class Preparation:
                     taken.watch(operator)
                     prepared.append(_bound(index, operator, found, as_view, self.memory))
                     self.seconds.append(found.seconds)
+                    for blob in read_last.get(index, ()):
+                        blob.tensor().let_go()
         except (ResourceError, DeadlineExceededError):
             prepared.clear()
             self.memory = None
@@ -138,6 +141,18 @@ class Preparation:
 
     def _steps_of(self, chain: Iterable[int]) -> tuple[Step, ...]:
         return tuple(step for index in chain if (step := self.steps[index]) is not nothing_to_do)
+
+
+def _read_last(operators: Sequence[Operator], inputs: Iterable[Blob]) -> dict[int, list[Blob]]:
+    """The constants among `inputs` that no operator behind the one of that number reads."""
+    constants = {id(blob) for blob in inputs if isinstance(blob.value, Tensor) and blob.value.constant is not None}
+    last: dict[int, tuple[int, Blob]] = {}
+    for index, operator in enumerate(operators):
+        last.update((id(blob), (index, blob)) for blob in operator.input_blobs if id(blob) in constants)
+    found: dict[int, list[Blob]] = {}
+    for index, blob in last.values():
+        found.setdefault(index, []).append(blob)
+    return found
 
 
 class _TakenMemory:

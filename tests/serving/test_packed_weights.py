@@ -14,6 +14,8 @@ from onnx import TensorProto, helper, numpy_helper
 import dagexec
 from dagexec.binding.io_binding import Array
 from dagexec.core.tensor import Tensor
+from dagexec.ops.onednn import product
+from dagexec.ops.onednn.panel_product import in_panels
 from dagexec.serving.executor import Executor
 from tests.ops.onednn.engine import needs_onednn
 
@@ -73,6 +75,21 @@ def test_weights_go_at_the_first_run_and_are_there_for_who_reads_them(path: Call
         for name, array in WEIGHTS.items():
             assert executor.model.parameters[name].tobytes() == array.tobytes()
         assert executor.run(X[:ROWS], outputs=["w", "y"])["w"].tobytes() == WEIGHTS["w"].tobytes()
+
+
+def test_weights_go_one_by_one_while_a_net_is_prepared(
+    path: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+
+    def packed(weights: Array, lanes: int) -> Array:
+        found.append(len(in_memory(executor)))
+        return in_panels(weights, lanes)
+
+    monkeypatch.setattr(product, "in_panels", packed)
+    with dagexec.compile(path()) as executor:
+        check(executor.run(X[:ROWS])["y"], X[:ROWS])
+    assert found in ([1], [])  # of v, whose kernels cannot run everywhere; w is for the library
 
 
 def test_other_shapes_bring_small_weights_back_for_good(path: Callable[..., str]) -> None:

@@ -16,10 +16,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dagexec.compiler.passes.owned_parameters import owned, successors
 from dagexec.compiler.passes.rewriting import Rewritten
 from dagexec.core.arguments import Arguments
 from dagexec.core.device import CPU, Device
 from dagexec.core.model import Model
+from dagexec.core.packed_copy import packed_copy
 from dagexec.core.proto import DeviceOption, NetDef, OperatorDef
 from dagexec.core.schema import operator_label
 
@@ -52,6 +54,7 @@ class Draft:
         self._given = found.given
         self._controls = found.controls
         self._read_early = found.read_early
+        self._left: set[str] = set()  # blobs that an operator no longer reads
         self._taken: set[str] = set()  # every name there is, once a new one has been requested
         self._host_net = _on_host(model.net.device_option) if model.net.HasField("device_option") else True
         self._irregular = found.irregular
@@ -237,8 +240,12 @@ class Draft:
         return name
 
     def add_parameter_named(self, name: str, array: Array) -> None:
-        """A parameter `name`, a blob that no operator writes any more, that holds `array`."""
-        packed = np.array(array, order="C", copy=not array.flags.c_contiguous)
+        """A parameter `name`, a blob that no operator writes any more, that holds `array`.
+
+        Owned parameters that nobody reads any more are let go of.
+        """
+        self._let_go_of_unread()
+        packed = np.asarray(array).view() if array.flags.c_contiguous else _packed(array, name)
         packed.flags.writeable = False
         self.parameters[name] = packed
         self._writers.edit(name)  # that it is given from now on may matter
@@ -251,6 +258,7 @@ class Draft:
         """The edited model with the changes noted; the model itself, when there were none."""
         if not self._changes:
             return Rewritten(self.model)
+        self._let_go_of_unread()
         net = NetDef()
         net.CopyFrom(_without_operators(self.model.net))
         net.op.extend(self._operators[number] for number in self.numbers())
@@ -260,7 +268,21 @@ class Draft:
             gone = {name for name in net.external_input if name not in self.model.inputs} - self._in_use()
             external = [name for name in net.external_input if name not in gone]
             net.external_input[:] = [*external, *added]
-        return Rewritten(replace(self.model, net=net, parameters=self.parameters), tuple(self._changes))
+        parameters = successors(self.model.parameters, self.parameters)
+        return Rewritten(replace(self.model, net=net, parameters=parameters), tuple(self._changes))
+
+    def _let_go_of_unread(self) -> None:
+        """Owned parameters whose readers have been replaced are gone."""
+        before = owned(self.model.parameters)
+        if before is None or not self._left:
+            return
+        init = () if self.model.init_net is None else self.model.init_net.op
+        needed = {*self.outputs, *self._controls, *(name for definition in init for name in definition.input)}
+        for name in self._left - needed:
+            if name in self.parameters and not (self._readers[name] or self._writers[name]):
+                before.let_go(name)
+                del self.parameters[name]
+        self._left.clear()
 
     def _in_use(self) -> set[str]:
         return set(self._readers.names()) | self.outputs | self._controls
@@ -273,6 +295,7 @@ class Draft:
     def _leave(self, number: int) -> None:
         definition = self._operators[number]
         self._readers.leave(number, definition.input)
+        self._left.update(definition.input)
         self._writers.leave(number, definition.output)
         self._forget(number, definition.output)
 
@@ -423,6 +446,10 @@ def _without_operators(net: NetDef) -> NetDef:
         else:
             setattr(bare, one.name, value)
     return bare
+
+
+def _packed(array: Array, name: str) -> Array:
+    return array.copy() if array.dtype.hasobject else packed_copy(array, f"parameter {name!r}")
 
 
 def copied(definition: OperatorDef) -> OperatorDef:

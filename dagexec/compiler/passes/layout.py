@@ -27,6 +27,7 @@ from dagexec.compiler.passes.image_operators import (
 )
 from dagexec.compiler.passes.kernels import Operand, has_kernel
 from dagexec.compiler.passes.operator_traits import min_outputs
+from dagexec.compiler.passes.owned_parameters import successors
 from dagexec.compiler.passes.rewriting import Pass, Rewritten
 from dagexec.compiler.passes.single_assignment import Value, Values, constants_of
 from dagexec.compiler.passes.types import BlobType, infer_types, keep_inference
@@ -441,7 +442,10 @@ def laid_out(model: Model, name: str) -> Rewritten:
     if not layout.operators:
         return Rewritten(model)
     padded = (f"channels padded to blocks of {BLOCKS[order]}",) if source is not model else ()
-    return Rewritten(layout.model, (*padded, *layout.changes()))
+    parameters = successors(model.parameters, dict(layout.model.parameters))
+    found = replace(layout.model, parameters=parameters)
+    keep_inference(layout.model, found, retyped=False)
+    return Rewritten(found, (*padded, *layout.changes()))
 
 
 _DOC = "images in NHWC or in blocks where oneDNN computes, with a Reorder only where two orders meet"

@@ -46,7 +46,7 @@ class LinearLayer:
         """The layer with `affine` after it: each output channel's weights are scaled, and its bias is mapped."""
         factor = self._along_first(affine.factor) if not self.is_transposed else self._per_group(affine.factor)
         bias = affine.shift if self.bias is None else self.bias * affine.factor + affine.shift
-        return self._with(self.weights * factor.astype(self.weights.dtype), bias)
+        return self._with(self._scaled(affine, factor), bias)
 
     def with_input_map(self, affine: Affine) -> LinearLayer:
         """The layer with `affine` before it: weights are scaled by input channel, and W shift joins the bias."""
@@ -56,7 +56,11 @@ class LinearLayer:
             shifted = self.weights * self._per_group(affine.shift)
             moved = shifted.reshape(len(shifted), -1).sum(axis=1)
             bias = moved if bias is None else bias + moved
-        return self._with(self.weights * factor.astype(self.weights.dtype), bias)
+        return self._with(self._scaled(affine, factor), bias)
+
+    def _scaled(self, affine: Affine, factor: Array) -> Array:
+        """The weights times `factor`, that of `affine` along one of their axes; themselves where it is 1."""
+        return self.weights if np.all(affine.factor == 1) else self.weights * factor.astype(self.weights.dtype)
 
     def _with(self, weights: Array, bias: Array | None) -> LinearLayer:
         typed = None if bias is None else np.asarray(bias).astype(weights.dtype)

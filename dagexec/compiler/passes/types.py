@@ -39,6 +39,9 @@ _ODD_SIZES = ((3, 225), (5, 1031))
 
 _MAX_PROBED_ALONE = 16  # inputs
 
+_MIN_WEIGHT_BYTES = 1 << 14
+"""Of so many bytes of floats only the type counts: no shape depends on weights, and nothing keeps them from going."""
+
 
 @dataclass(frozen=True)
 class BlobType:
@@ -124,6 +127,11 @@ class _Inference:
 
     def _parameter(self, name: str, array: Array) -> Probed:
         known = self._parameters.get(name)
+        if array.dtype.kind == "f" and array.nbytes >= _MIN_WEIGHT_BYTES:
+            kind = TensorType(tuple(array.shape), from_numpy(array.dtype))
+            return (
+                known if known is not None and known.types[0] == kind else Probed.of_types((kind,) * len(self.probes))
+            )
         if known is not None and known.contents[0] is array:
             return known
         return Probed.of_constant(array, len(self.probes))
