@@ -17,20 +17,21 @@ DIV, SQRT, SCALE_BY_POWER = (1, 0, 0x5E), (1, 0, 0x51), (2, 1, 0x2C)
 MULTIPLY_ADD, SUBTRACT_FROM, SUBTRACT_SCALED = (2, 1, 0x98), (2, 1, 0xAC), (2, 1, 0x9C)
 ADD_INTEGERS, SUBTRACT_INTEGERS, AND, OR = (1, 1, 0xFE), (1, 1, 0xFA), (1, 1, 0xDB), (1, 1, 0xEB)
 TO_INTEGER, FROM_INTEGER, LOAD_MASKED = (1, 1, 0x5B), (1, 0, 0x5B), (2, 1, 0x2C)
+UNPACK_LOW, UNPACK_HIGH, SHUFFLE, PERMUTE_HALVES = (1, 0, 0x14), (1, 0, 0x15), (1, 0, 0xC6), (3, 1, 0x06)
 """Vector instructions of three operands: opcode map, prefix, opcode.
 
 FMA adds the product to the first operand, SUBTRACT_PRODUCT subtracts it; HORNER multiplies the first by the second and
 adds the third, MULTIPLY_ADD multiplies the first by the third and adds the second, SUBTRACT_FROM subtracts the product
 of the first two from the third, SUBTRACT_SCALED that of the first and the third from the second. SCALE_BY_POWER, of
 AVX-512, multiplies by a power of 2. LOAD_MASKED reads the elements of memory whose sign in the second is set, and makes
-others 0.
+others 0. The last four order the elements of two vectors anew.
 """
 
 _LOAD, _STORE, _BROADCAST, _STORE_FIRST = (1, 0, 0x10), (1, 0, 0x11), (2, 1, 0x18), (1, 2, 0x11)
 _STORE_MASKED, _SHIFT, _ROUND, _COMPARE = (2, 1, 0x2E), (1, 1, 0x72), (3, 1, 0x08), (1, 0, 0xC2)
 _MOVE, _TO_LOW, _REPEAT_LOW, _REPEAT = (1, 0, 0x28), (1, 1, 0x6E), (2, 1, 0x58), (2, 1, 0x7C)
 _GREATER_INTEGER, _BLEND, _BLEND_MASK = (1, 1, 0x66), (3, 1, 0x4A), (2, 1, 0x65)
-_SHUFFLE, _SWAP_HALVES, _SHUFFLE_QUARTERS = (1, 0, 0xC6), (3, 1, 0x06), (3, 1, 0x43)
+_SHUFFLE_QUARTERS = (3, 1, 0x43)
 _VECTOR = 32  # bytes
 _SIB, _RIP = 4, 5  # in the place of a register: a base and an index follow; an offset from the next instruction
 _NO_INDEX = 4  # in the place of an index
@@ -296,9 +297,9 @@ class Assembler:
     def rotate(self, target: int, source: int, distance: int) -> None:
         """target = source with its elements exchanged with those `distance` away, a power of 2 below `lanes`."""
         if distance <= 2:
-            self.compute(_SHUFFLE, target, source, source, 0x4E if distance == 2 else 0xB1)
+            self.compute(SHUFFLE, target, source, source, 0x4E if distance == 2 else 0xB1)
         elif self.lanes == 8:
-            self.compute(_SWAP_HALVES, target, source, source, 1)
+            self.compute(PERMUTE_HALVES, target, source, source, 1)
         else:
             self.compute(_SHUFFLE_QUARTERS, target, source, source, 0x4E if distance == 8 else 0xB1)
 

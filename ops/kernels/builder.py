@@ -259,10 +259,10 @@ class Builder:
         """The low 32 bits of a number as every element, an integer."""
         return self._vector(lambda code, to, register: code.repeat_number(to, register), number)
 
-    def compute(self, what: Instruction, left: Vector, right: Vector | float) -> Vector:
-        """An instruction of two operands."""
+    def compute(self, what: Instruction, left: Vector, right: Vector | float, number: int | None = None) -> Vector:
+        """An instruction of two operands, and a number that some need."""
         if isinstance(right, Vector):
-            return self._vector(lambda code, to, one, other: code.compute(what, to, one, other), left, right)
+            return self._vector(lambda code, to, one, other: code.compute(what, to, one, other, number), left, right)
         return self._vector(lambda code, to, one: code.compute_constant(what, to, one, float(right)), left)
 
     def maximum(self, left: Vector | float, right: Vector) -> Vector:

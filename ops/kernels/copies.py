@@ -1,0 +1,160 @@
+"""Strided copies: what Transpose, Slice, Split, Concat and Expand come to, by the kernels of `copy_kernels`.
+
+Axes that lie in memory alike are joined. Rows that are packed on both sides are copied as vectors; where another axis
+is packed in the source, blocks of 8 x 8 are transposed. Threads share the work; bytes are moved as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise, product
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dagexec.core.operator import Step
+from dagexec.ops.kernels.copy_kernels import ROWS, SIDE, row_kernel, transposing_kernel
+from dagexec.ops.kernels.machine import Machine
+from dagexec.ops.kernels.native import declare_remade
+from dagexec.ops.kernels.team import team_step
+
+Array = npt.NDArray[Any]
+
+_Call = tuple[int, int, int, int, int]
+
+BYTES = 4
+_MOST_CALLS = 1 << 12
+"""Of a step: a table takes 48 bytes for each."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of a copy: its size, and the bytes from an element to the next in the source and in the target."""
+
+    size: int
+    source: int
+    target: int
+
+
+def copy_step(machine: Machine, threads: int, pairs: Sequence[tuple[Array, Array]], label: str) -> Step | None:
+    """The step that copies the first array of each pair, of any strides, to the second, of the same shape and type.
+
+    None where the kernels do not serve: other processors, objects, and elements of less than four bytes whose rows are
+    no words. The arrays must not overlap.
+    """
+    plans = [_planned(machine, *pair) for pair in pairs]
+    if not pairs or any(plan is None for plan in plans):
+        return None
+
+    def make(*arrays_and_label: Any) -> Step:
+        *arrays, label = arrays_and_label
+        tables: list[list[_Call]] = [[] for _ in range(threads)]
+        kept: list[Array] = []
+        for plan, source, target in zip(plans, arrays[::2], arrays[1::2], strict=True):
+            assert plan is not None
+            plan.share(source.ctypes.data, target.ctypes.data, tables, kept)
+        return team_step(machine.team, threads, tables, (kept, arrays), label)
+
+    arrays = [array for pair in pairs for array in pair]
+    step = make(*arrays, label)
+    declare_remade(step, make, arrays)
+    return step
+
+
+def joined_axes(shape: Sequence[int], source: Sequence[int], target: Sequence[int]) -> list[Axis]:
+    """The axes of a copy, as few as do, the one with the least target stride last."""
+    axes = [Axis(*one) for one in zip(shape, source, target, strict=True) if one[0] != 1]
+    found: list[Axis] = []
+    for axis in sorted(axes, key=lambda axis: -axis.target):
+        before = found[-1] if found else None
+        if before is not None and (before.source, before.target) == (axis.size * axis.source, axis.size * axis.target):
+            found[-1] = replace(axis, size=before.size * axis.size)
+        else:
+            found.append(axis)
+    return found
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """A kernel and what it is called for.
+
+    Attributes:
+        kernel: its address.
+        fields: its numbers.
+        outer: the axes over which it is called.
+        counted: the place of a number that counts steps along `inner`, which threads may divide.
+        inner: these steps; one where there is nothing to divide.
+    """
+
+    kernel: int
+    fields: tuple[int, ...]
+    outer: tuple[Axis, ...]
+    counted: int = 0
+    inner: Axis = Axis(1, 0, 0)
+
+    def share(self, source: int, target: int, tables: Sequence[list[_Call]], kept: list[Array]) -> None:
+        """Add its calls to the tables, a table a thread, and to `kept` the numbers that they read."""
+        calls = list(self._calls(source, target, len(tables), kept))
+        for number, table in enumerate(tables):
+            table += calls[len(calls) * number // len(tables) : len(calls) * (number + 1) // len(tables)]
+
+    def _calls(self, source: int, target: int, threads: int, kept: list[Array]) -> Iterator[_Call]:
+        """All of its calls."""
+        parts = min(self.inner.size, 1 if math.prod(axis.size for axis in self.outer) >= threads else threads)
+        ends = [self.inner.size * number // parts for number in range(parts + 1)]
+        for start, stop in pairwise(ends):
+            fields = np.array(self.fields, np.int64)
+            if self.inner.size > 1:
+                fields[self.counted] = stop - start
+            kept.append(fields)
+            for places in product(*(range(axis.size) for axis in self.outer)):
+                steps = [(start, self.inner), *zip(places, self.outer, strict=True)]
+                read = source + sum(place * axis.source for place, axis in steps)
+                write = target + sum(place * axis.target for place, axis in steps)
+                yield self.kernel, read, write, fields.ctypes.data, 0
+
+
+def _planned(machine: Machine, source: Array, target: Array) -> _Plan | None:
+    is_same_type = source.dtype == target.dtype and not source.dtype.hasobject
+    if not machine.can_run or not is_same_type or not target.size or min((1, *target.strides)) < 0:
+        return None
+    axes = _words(source, target)
+    if axes is None:
+        return None
+    plan = _rows(machine, axes) if axes[-1].source in (0, BYTES) else _turned(axes)
+    return plan if plan is not None and math.prod(axis.size for axis in plan.outer) <= _MOST_CALLS else None
+
+
+def _words(source: Array, target: Array) -> list[Axis] | None:
+    """The axes of a copy of words of BYTES, the last of which is packed in the target; None where there are none."""
+    shape = (*target.shape, target.itemsize)
+    *outer, last = joined_axes(shape, (*source.strides, 1), (*target.strides, 1)) or [Axis(1, 1, 1)]
+    if (last.source, last.target) != (1, 1) or last.size % BYTES:
+        return None
+    if any(stride % BYTES for axis in outer for stride in (axis.source, axis.target)):
+        return None
+    if last.size == BYTES and outer and outer[-1].target == BYTES:
+        return outer
+    return [*outer, Axis(last.size // BYTES, BYTES, BYTES)]
+
+
+def _rows(machine: Machine, axes: list[Axis]) -> _Plan | None:
+    """Packed rows, or rows of one number each: the longest other axis is the kernel's."""
+    *outer, last = axes
+    kernel = row_kernel(machine.lanes, last.source == 0)
+    inner = max(outer, key=lambda axis: axis.size, default=Axis(1, 0, 0))
+    rest = tuple(axis for axis in outer if axis is not inner)
+    fields = last.size, inner.size, inner.source, inner.target
+    return None if kernel is None else _Plan(kernel, fields, rest, ROWS, inner)
+
+
+def _turned(axes: list[Axis]) -> _Plan | None:
+    """Blocks of the last axis and of that which is packed in the source, or of single elements."""
+    *outer, down = axes
+    across = next((axis for axis in outer if axis.source == BYTES), Axis(1, BYTES, BYTES))
+    kernel = transposing_kernel(down.size % SIDE, across.size % SIDE)
+    fields = down.source, across.target, down.size // SIDE, across.size // SIDE
+    return None if kernel is None else _Plan(kernel, fields, tuple(axis for axis in outer if axis is not across))

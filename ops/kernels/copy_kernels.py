@@ -1,0 +1,142 @@
+"""Copies between arrays of other strides, as machine code: rows, repeated numbers, and blocks that are transposed.
+
+A kernel is called with the addresses of what is read and written, and of `FIELDS` that say how far. Elements have four
+bytes, or are moved as if they had.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from dagexec.ops.kernels.assembler import (
+    GREATER,
+    LESS,
+    PERMUTE_HALVES,
+    SHUFFLE,
+    UNPACK_HIGH,
+    UNPACK_LOW,
+)
+from dagexec.ops.kernels.builder import BYTES, Builder, Scalar, Vector
+
+COUNT, ROWS, SOURCE_ROW, TARGET_ROW = range(4)
+"""Places of the 64-bit numbers of `row_kernel`: elements in a row, rows, and bytes from one to the next."""
+
+SOURCE_STRIDE, TARGET_STRIDE, DOWN_BLOCKS, ACROSS_BLOCKS = range(4)
+"""Those of `transposing_kernel`: bytes from row to row where it reads and where it writes, and whole blocks: of rows
+that are read, and of their columns."""
+
+SIDE = 8
+"""Rows and columns of a block."""
+
+
+@lru_cache
+def row_kernel(lanes: int, is_repeated: bool) -> int | None:
+    """The address of a function of source, target and fields that copies rows; None where it cannot run.
+
+    With `is_repeated` one number fills each row. What is written must not be read.
+    """
+    build = Builder(lanes)
+    source, target, fields = build.arguments(3)
+    count = build.number(fields, 8 * COUNT)
+    rest = count & (lanes - 1)
+    bulk = (count - rest) << 2
+    with build.repeat(build.number(fields, 8 * ROWS)):
+        _copy_row(build, source, target, count, bulk, rest, is_repeated)
+        source.set(source + build.number(fields, 8 * SOURCE_ROW))
+        target.set(target + build.number(fields, 8 * TARGET_ROW))
+    return build.function()
+
+
+def _copy_row(
+    build: Builder, source: Scalar, target: Scalar, count: Scalar, bulk: Scalar, rest: Scalar, is_repeated: bool
+) -> None:
+    """Whole vectors; what is left over is the last vector of the row, or a part of one where there are no others."""
+
+    def read(place: Scalar) -> Vector:
+        return build.broadcast(source) if is_repeated else build.load(source, place)
+
+    with build.range(bulk, build.lanes * BYTES) as place:
+        build.store(read(place), target, place)
+    with build.when(rest, GREATER, 0):
+        with build.when(count, GREATER, build.lanes):
+            last = (count - build.lanes) << 2
+            build.store(read(last), target, last)
+        with build.when(count, LESS, build.lanes):
+            mask = build.first(rest)
+            value = build.broadcast(source) if is_repeated else build.load(source, mask=mask)
+            build.store(value, target, mask=mask)
+
+
+@lru_cache(maxsize=64)
+def transposing_kernel(down_rest: int, across_rest: int) -> int | None:
+    """The address of a function of source, target and fields that transposes a matrix of so many blocks and the rest.
+
+    Rows are read, and written as columns. `down_rest` and `across_rest` are the rows and the columns that fill no
+    block; None where it cannot run.
+    """
+    return _transposing(down_rest, across_rest).function()
+
+
+def _transposing(down_rest: int, across_rest: int) -> Builder:
+    build = Builder(SIDE)
+    source, target, fields = build.arguments(3)
+    read, write = build.numbers(fields, 2)
+    with build.repeat(build.number(fields, 8 * DOWN_BLOCKS)):
+        _blocks(build, source, target, read, write, fields, SIDE, across_rest)
+        source.set(source + (read << 3))
+        target.set(target + SIDE * BYTES)
+    if down_rest:
+        _blocks(build, source, target, read, write, fields, down_rest, across_rest)
+    return build
+
+
+def _blocks(
+    build: Builder,
+    source: Scalar,
+    target: Scalar,
+    read: Scalar,
+    write: Scalar,
+    fields: Scalar,
+    rows: int,
+    across_rest: int,
+) -> None:
+    """All blocks of up to SIDE rows."""
+    reading, writing = build.copied(source), build.copied(target)
+    with build.repeat(build.number(fields, 8 * ACROSS_BLOCKS)):
+        _block(build, reading, writing, read, write, rows, SIDE)
+        reading.set(reading + SIDE * BYTES)
+        writing.set(writing + (write << 3))
+    if across_rest:
+        _block(build, reading, writing, read, write, rows, across_rest)
+
+
+def _block(
+    build: Builder, source: Scalar, target: Scalar, read: Scalar, write: Scalar, rows: int, columns: int
+) -> None:
+    """`rows` x `columns` elements, at most a block."""
+    across = None if columns == SIDE else build.first(build.zero() + columns)
+    values: list[Vector] = []
+    for number in range(rows):
+        values.append(build.load(source, mask=across))
+        if number + 1 < rows:
+            source = source + read
+    values += [build.constant(0.0)] * (SIDE - rows)
+    down = None if rows == SIDE else build.first(build.zero() + rows)
+    turned = _turned(build, values)
+    for number in range(columns):
+        build.store(turned[number], target, mask=down)
+        if number + 1 < columns:
+            target = target + write
+
+
+def _turned(build: Builder, rows: list[Vector]) -> list[Vector]:
+    """Eight vectors of eight as the columns of a matrix."""
+    pairs: list[Vector] = []
+    for one, other in zip(rows[::2], rows[1::2], strict=True):
+        pairs += [build.compute(UNPACK_LOW, one, other), build.compute(UNPACK_HIGH, one, other)]
+    fours: list[Vector] = []
+    for place in (0, 1, 4, 5):
+        one, other = pairs[place], pairs[place + 2]
+        fours += [build.compute(SHUFFLE, one, other, 0x44), build.compute(SHUFFLE, one, other, 0xEE)]
+    halves = list(zip(fours[:4], fours[4:], strict=True))
+    return [build.compute(PERMUTE_HALVES, *pair, half) for half in (0x20, 0x31) for pair in halves]

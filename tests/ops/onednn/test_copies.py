@@ -1,0 +1,71 @@
+"""Operators that move elements, by kernels: NumPy's bytes, for every type, and nothing from what NumPy serves."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from dagexec.core.arguments import ArgumentValue
+from tests.ops.kernels.running import needs_kernels
+from tests.ops.onednn.engine import run_fallback, run_onednn
+from tests.ops.running import Array, run_operator
+
+pytestmark = needs_kernels
+
+CASES: dict[str, tuple[str, tuple[int, ...], int, dict[str, ArgumentValue]]] = {
+    "heads": ("Transpose", (2, 9, 3, 32), 1, {"axes": [0, 2, 1, 3]}),
+    "keys": ("Transpose", (2, 9, 3, 32), 1, {"axes": [0, 2, 3, 1]}),
+    "channels last": ("NCHW2NHWC", (2, 5, 4, 6), 1, {}),
+    "channels first": ("NHWC2NCHW", (2, 4, 6, 5), 1, {}),
+    "slice": ("Slice", (4, 6, 8), 1, {"starts": [1, 0, 4], "ends": [3, -1, -1]}),
+    "backwards": ("Slice", (4, 8), 1, {"starts": [3, 7], "ends": [-9, 2], "steps": [-1, -2], "onnx_style": 1}),
+    "split": ("Split", (3, 12, 4), 3, {"axis": 1}),
+    "split of columns": ("Split", (3, 12), 3, {"axis": 1}),
+    "expand": ("Expand", (3, 1, 4), 1, {"shape": [2, 3, 5, 4]}),
+    "expanded rows": ("Expand", (3, 1), 1, {"shape": [3, 20]}),
+    "tile": ("Tile", (3, 4), 1, {"tiles": 3, "axis": 1}),
+    "tile of all axes": ("TileAxes", (3, 4), 1, {"repeats": [2, 3]}),
+}
+
+
+def values(shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
+    return np.random.default_rng(0).integers(-99, 99, shape).astype(dtype)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("dtype", [np.float32, np.int64])
+@pytest.mark.parametrize("name", CASES)
+def test_elements_are_moved_as_by_numpy(name: str, dtype: npt.DTypeLike, threads: int) -> None:
+    op_type, shape, outputs, arguments = CASES[name]
+    x = values(shape, dtype)
+    found = run_onednn(op_type, [x], outputs, threads=threads, **arguments)
+    for one, expected in zip(found, run_operator(op_type, [x], outputs, **arguments), strict=True):
+        assert one.dtype == expected.dtype
+        np.testing.assert_array_equal(one, expected)
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_concat_copies_its_parts(axis: int) -> None:
+    parts = [values((2, 3, 4), np.float32), values((2, 3, 4), np.float32) + 1]
+    found, sizes = run_onednn("Concat", list(parts), 2, axis=axis)
+    np.testing.assert_array_equal(found, np.concatenate(parts, axis))
+    assert sizes.tolist() == [part.shape[axis] for part in parts]
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.bool_, np.float16, ml_dtypes.bfloat16])
+def test_narrow_elements_are_copied_in_rows_of_words(dtype: npt.DTypeLike) -> None:
+    x = values((3, 5, 8), dtype)
+    (found,) = run_onednn("Transpose", [x], axes=[1, 0, 2])
+    np.testing.assert_array_equal(found, x.transpose(1, 0, 2))
+    (found,), reason = run_fallback("Transpose", [x], axes=[2, 1, 0])
+    np.testing.assert_array_equal(found, x.transpose(2, 1, 0))
+    assert "no kernel for these copies" in reason
+
+
+def test_strings_and_nothing_are_left_to_numpy() -> None:
+    (found,), _ = run_fallback("Transpose", [np.array([[b"one", b"two"], [b"three", b"four"]], object)])
+    assert found.tolist() == [[b"one", b"three"], [b"two", b"four"]]
+    (found,) = run_onednn("Transpose", [np.zeros((3, 0), np.float32)])
+    assert found.shape == (0, 3)
