@@ -343,7 +343,9 @@ class Assembler:
         self._bytes.append(0xC0 | (target & 7) << 3 | right & 7)
         self._number(number)
 
-    def compute_memory(self, what: Instruction, target: int, left: int, base: int, index: int, offset: int = 0) -> None:
+    def compute_memory(
+        self, what: Instruction, target: int, left: int, base: int, index: int | None, offset: int = 0
+    ) -> None:
         """The same with memory at base + index + offset on the right."""
         self._indexed(what, target, left, base, index, offset)
 

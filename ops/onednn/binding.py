@@ -133,9 +133,10 @@ int omp_get_dynamic(void);
 int omp_pause_resource_all(int kind);
 int omp_get_thread_num(void);
 int omp_get_num_threads(void);
+void GOMP_barrier(void);
 void GOMP_parallel(void (*function)(void *), void *data, unsigned threads, unsigned flags);
 """
-_TEAM_FUNCTIONS = "GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads"
+_TEAM_FUNCTIONS = "GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads", "GOMP_barrier"
 _PAUSE_SOFT = 1
 
 _SUCCESS, _OUT_OF_MEMORY, _INVALID_ARGUMENTS, _UNIMPLEMENTED, _LAST_IMPLEMENTATION, _RUNTIME_ERROR = range(6)

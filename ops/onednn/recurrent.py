@@ -1,8 +1,11 @@
-"""LSTM by oneDNN, in one or both directions."""
+"""Recurrent layers on machine code of our own; without it an LSTM is a primitive of oneDNN's."""
 
 from __future__ import annotations
 
+import math
+from abc import abstractmethod
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 
@@ -11,7 +14,10 @@ from dagexec.core.operator import Step, in_sequence, nothing_to_do
 from dagexec.core.registry import operator
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.base.layout import NCHW
+from dagexec.ops.kernels.gate_kernels import FUNCTIONS
+from dagexec.ops.kernels.team import phased_step
 from dagexec.ops.onednn.operator import OneDNNOperator
+from dagexec.ops.onednn.packing import offer_unpacking
 from dagexec.ops.onednn.primitive import (
     BIAS,
     DST,
@@ -27,8 +33,19 @@ from dagexec.ops.onednn.primitive import (
     Array,
     Descriptor,
 )
-from dagexec.ops.recurrent import lstm
-from dagexec.ops.recurrent.layer import Recurrence, read_recurrence
+from dagexec.ops.onednn.recurrent_layer import (
+    GRU_FORM,
+    LINEAR_GRU_FORM,
+    LSTM_FORM,
+    RNN_FORM,
+    Arrays,
+    Form,
+    Layer,
+    Variation,
+)
+from dagexec.ops.onednn.recurrent_tables import Tables
+from dagexec.ops.recurrent import gru, lstm, variants
+from dagexec.ops.recurrent.layer import Recurrence, RecurrentKind, read_recurrence, shortest_length
 from dagexec.ops.recurrent.lstm import LSTM_KIND
 
 GATES = LSTM_KIND.gates
@@ -37,14 +54,188 @@ _GATE_ORDER = (0, 2, 3, 1)
 """oneDNN's gates are input, forget, cell, output: these of ONNX's."""
 
 
-@operator(lstm.LSTM.schema, engine="ONEDNN")
-class LSTM(OneDNNOperator, lstm.LSTM):
-    """One primitive for all steps and directions; constant weights are turned and packed once."""
+class RecurrentLayer(OneDNNOperator):
+    """Base: a layer on kernels of our own, where they serve.
+
+    Attributes:
+        kind: what kind of layer it is.
+    """
 
     metas = (FLOAT32,)
+    kind: ClassVar[RecurrentKind]
+
+    @abstractmethod
+    def form(self) -> Form:
+        """How the kind is computed."""
 
     def prepare_primitive(self) -> Step:
-        """The primitive; of two directions, whose results oneDNN puts side by side, a copy into Y's order."""
+        """The kernels. Raises UnsupportedFeatureError where they do not serve."""
+        peepholes = self.arguments.bool("peepholes")
+        sizes = read_recurrence(self.call(), self.kind, behind=int(peepholes))
+        if 0 in (sizes.steps, sizes.batch, sizes.features, sizes.hidden):
+            raise UnsupportedFeatureError(f"{self.label}: there is nothing to compute")
+        variation = self._variation(sizes)
+        machine = self.onednn.machine
+        if not machine.can_run or not {name for names in variation.functions for name in names} <= set(FUNCTIONS):
+            raise UnsupportedFeatureError(f"{self.label}: there are no kernels for it")
+        self.answer(lambda: True)
+        layer = Layer(sizes, self.form(), variation, machine.lanes)
+        packed, pack = self._packed(layer)
+        arrays, read = self._arrays(layer)
+        tables = Tables(layer, arrays, packed)
+        step = phased_step(
+            machine.team, self.threads, tables.phases(self.threads), (tables, arrays, packed), self.label
+        )
+        return in_sequence([read, pack, step, *self._saved(layer, arrays)])
+
+    def _variation(self, sizes: Recurrence) -> Variation:
+        names = self.arguments.strings("activations") or [*self.kind.functions] * sizes.directions
+        known = {name.lower(): name for name in FUNCTIONS}
+        functions = [known.get(name.lower(), name) for name in names]
+        count = len(self.kind.functions)
+        return Variation(
+            tuple(tuple(functions[number * count : (number + 1) * count]) for number in range(sizes.directions)),
+            self.arguments.float("clip", 0.0),
+            self.arguments.bool("input_forget"),
+            self.arguments.bool("peepholes"),
+            sizes.lengths is not None,
+            len(self.output_blobs) > self.kind.results,
+        )
+
+    def _packed(self, layer: Layer) -> tuple[list[Array], Step]:
+        """The weights of the products, and the step that packs those that are fed."""
+        sizes = layer.sizes
+        w, r, bias = self.x(1), self.x(2), None if sizes.bias is None else self.x(sizes.bias)
+        numbers = [1, 2] if sizes.bias is None else [1, 2, sizes.bias]
+        constants = [self.input(number).constant for number in numbers]
+        if None in constants:
+            packed = layer.room(lambda shape: self.scratch(shape, np.float32))
+            return packed, partial(layer.pack, w, r, bias, packed)
+        first = constants[0]
+        assert first is not None
+        key = ("recurrent", layer.form, layer.lanes, *map(id, constants[1:]))
+        packed, _ = first.derived(key, lambda: (layer.packed(w, r, bias), constants))
+        offer_unpacking(self.input(1), w, partial(layer.unpack_input, packed), self.label)
+        offer_unpacking(self.input(2), r, partial(layer.unpack_state, packed), self.label)
+        return packed, nothing_to_do
+
+    def _arrays(self, layer: Layer) -> tuple[Arrays, Step]:
+        """What the layer reads and writes, and the step that reads the lengths of sequences."""
+        sizes = layer.sizes
+        state = (sizes.directions, sizes.batch, sizes.hidden)
+        states, outputs = len(self.kind.states), len(self.output_blobs)
+        first = [self.x(sizes.state + index) for index in range(states)] if sizes.state is not None else []
+        if not first:
+            first = [self.scratch(state, np.float32)] * states
+            first[0].fill(0)
+        saves = layer.variation.saves
+        running, read = self._running(sizes)
+        arrays = Arrays(
+            self.x(0),
+            self.y(0),
+            self._work(layer.sums_shape),
+            first,
+            [self.y(1 + index) if 1 + index < outputs else None for index in range(states)],
+            self._work((3, *state)),
+            running,
+            self.x(sizes.inputs) if layer.variation.peepholes else None,
+            self.y(outputs - 1) if saves and states > 1 else None,
+            self.y(outputs - 1) if saves and layer.form is GRU_FORM else None,
+        )
+        return arrays, read
+
+    def _work(self, shape: tuple[int, ...]) -> Array:
+        return self.working_memory(math.prod(shape) * np.dtype(np.float32).itemsize).view(np.float32).reshape(shape)
+
+    def _running(self, sizes: Recurrence) -> tuple[Array | None, Step]:
+        """By step and sequence 1, or 0 behind its end; and the step that finds out. None without lengths."""
+        if sizes.lengths is None:
+            return None, nothing_to_do
+        running = self.scratch((sizes.steps, sizes.batch), np.float32)
+        lengths, numbers, label = self.x(sizes.lengths), np.arange(sizes.steps).reshape(-1, 1), self.label
+
+        def read() -> None:
+            shortest_length(lengths, sizes.steps, label)
+            np.less(numbers, lengths, out=running, casting="unsafe")
+
+        return running, read
+
+    def _saved(self, layer: Layer, arrays: Arrays) -> list[Step]:
+        """The copies of what the gradient reads."""
+        if not layer.variation.saves:
+            return []
+        sizes, sums = layer.sizes, arrays.sums
+        gates = self.y(self.kind.results).reshape(*sums.shape[:3], self.kind.gates, sizes.hidden)
+        steps: list[Step] = [partial(np.copyto, gates, sums[:, :, :, : self.kind.gates, : sizes.hidden])]
+        if arrays.cells is not None:
+            last = [0 if is_reversed else sizes.steps - 1 for is_reversed in sizes.reversed]
+            steps += [
+                partial(np.copyto, self.y(2)[number], arrays.cells[place, number]) for number, place in enumerate(last)
+            ]
+        elif arrays.resets is None:
+            steps.append(partial(np.copyto, self.y(3), sums[:, :, :, -1, : sizes.hidden].swapaxes(1, 2)))
+        return steps
+
+
+@operator(gru.GRU.schema, engine="ONEDNN")
+class GRU(RecurrentLayer, gru.GRU):
+    """Gated recurrent units."""
+
+    kind = gru.GRU_KIND
+
+    def form(self) -> Form:
+        """By where the reset gate is."""
+        return LINEAR_GRU_FORM if self.arguments.bool("linear_before_reset") else GRU_FORM
+
+
+@operator(variants.GeneralGRU.schema, engine="ONEDNN")
+class GeneralGRU(RecurrentLayer, variants.GeneralGRU):
+    """Gated recurrent units with other functions."""
+
+    def form(self) -> Form:
+        """By where the reset gate is."""
+        return LINEAR_GRU_FORM if self.arguments.bool("linear_before_reset") else GRU_FORM
+
+
+@operator(variants.RNN.schema, engine="ONEDNN")
+class RNN(RecurrentLayer, variants.RNN):
+    """A simple recurrent layer."""
+
+    def form(self) -> Form:
+        """The only one."""
+        return RNN_FORM
+
+
+@operator(variants.GeneralLSTM.schema, engine="ONEDNN")
+class GeneralLSTM(RecurrentLayer, variants.GeneralLSTM):
+    """Long short-term memory with other functions, peepholes or coupled gates."""
+
+    def form(self) -> Form:
+        """The only one."""
+        return LSTM_FORM
+
+
+@operator(lstm.LSTM.schema, engine="ONEDNN")
+class LSTM(RecurrentLayer, lstm.LSTM):
+    """Long short-term memory."""
+
+    kind = LSTM_KIND
+
+    def form(self) -> Form:
+        """The only one."""
+        return LSTM_FORM
+
+    def prepare_primitive(self) -> Step:
+        """The kernels, or where they do not run the library's primitive."""
+        if self.onednn.machine.can_run:
+            return super().prepare_primitive()
+        return self.library_primitive()
+
+    def library_primitive(self) -> Step:
+        """One primitive for all steps and directions; of two, which it puts side by side, a copy into Y's order.
+
+        Constant weights are turned and packed once.
+        """
         sizes = read_recurrence(self.call(), LSTM_KIND)
         if 0 in (sizes.steps, sizes.batch, sizes.features, sizes.hidden):
             raise UnsupportedFeatureError(f"{self.label}: there is nothing to compute")

@@ -29,7 +29,14 @@ from dagexec.ops.recurrent.layer import (
     recurrent_rows,
 )
 
-GRU_KIND = RecurrentKind("GRU", gates=3, sigmoids=2, states=("h",), saved=(("gates", 3), ("reset", 0)))
+GRU_KIND = RecurrentKind(
+    "GRU",
+    gates=3,
+    sigmoids=2,
+    functions=("Sigmoid", "Tanh"),
+    states=("h",),
+    saved=(("gates", 3), ("reset", 0)),
+)
 GRU_ARGS = LAYER_ARGS | {
     "linear_before_reset": "1: the reset gate multiplies what R makes of H; else H itself (default 0)"
 }

@@ -40,6 +40,7 @@ class RecurrentKind:
         type: of the operator.
         gates: how many sums a state element has.
         sigmoids: how many of them, the first ones, go through a sigmoid; the others through tanh.
+        functions: the names of its activations in a direction, in ONNX's order.
         states: the names of the arrays that are the state.
         saved: the outputs behind Y and the last states, which the gradient reads, and how often each has the size of
             the state: steps x batch x directions x so many hidden; 0 for the shape of Y.
@@ -48,6 +49,7 @@ class RecurrentKind:
     type: str
     gates: int
     sigmoids: int
+    functions: tuple[str, ...]
     states: tuple[str, ...]
     saved: tuple[tuple[str, int], ...]
 

@@ -30,7 +30,14 @@ from dagexec.ops.recurrent.layer import (
     recurrent_rows,
 )
 
-LSTM_KIND = RecurrentKind("LSTM", gates=4, sigmoids=3, states=("h", "c"), saved=(("gates", 4), ("cells", 0)))
+LSTM_KIND = RecurrentKind(
+    "LSTM",
+    gates=4,
+    sigmoids=3,
+    functions=("Sigmoid", "Tanh", "Tanh"),
+    states=("h", "c"),
+    saved=(("gates", 4), ("cells", 0)),
+)
 
 
 def infer_lstm(call: OperatorCall) -> list[TensorType]:

@@ -142,7 +142,7 @@ def _apply(compute: Callable[[Array, float, float], None], alpha: float, beta: f
     compute(x, alpha, beta)
 
 
-RNN_KIND = RecurrentKind("RNN", gates=1, sigmoids=0, states=("h",), saved=())
+RNN_KIND = RecurrentKind("RNN", gates=1, sigmoids=0, functions=("Tanh",), states=("h",), saved=())
 
 ARGS = LAYER_ARGS | {
     "activations": f"the functions of each direction, of {', '.join(ACTIVATIONS)} (default: those of the formula)",
@@ -152,7 +152,7 @@ ARGS = LAYER_ARGS | {
 }
 
 
-def infer_variant(call: OperatorCall, kind: RecurrentKind, functions: Sequence[str]) -> list[TensorType]:
+def infer_variant(call: OperatorCall, kind: RecurrentKind) -> list[TensorType]:
     """Y of all steps and the last states."""
     peepholes = int(call.arguments.bool("peepholes"))
     sizes = read_recurrence(call, kind, behind=peepholes)
@@ -164,7 +164,7 @@ def infer_variant(call: OperatorCall, kind: RecurrentKind, functions: Sequence[s
         raise ArgumentError(f"{call.label}: argument 'clip' must not be negative")
     for name in ("linear_before_reset", "input_forget"):
         call.arguments.bool(name)
-    read_activations(call, functions, sizes.directions)
+    read_activations(call, kind.functions, sizes.directions)
     state = TensorType((sizes.directions, sizes.batch, sizes.hidden), meta)
     sequence = TensorType((sizes.steps, *state.shape), meta)
     return [sequence, *[state] * len(kind.states)][: len(call.definition.output)]
@@ -194,11 +194,9 @@ class Variant(ArrayOperator):
 
     Attributes:
         kind: what kind of layer it is.
-        functions: the names of its activations.
     """
 
     kind: ClassVar[RecurrentKind]
-    functions: ClassVar[tuple[str, ...]]
 
     @abstractmethod
     def advance(self, direction: Direction, sums: Array, states: list[Array]) -> list[Array]:
@@ -209,7 +207,7 @@ class Variant(ArrayOperator):
         call = self.call()
         peepholes = call.arguments.bool("peepholes")
         sizes = read_recurrence(call, self.kind, behind=int(peepholes))
-        functions = read_activations(call, self.functions, sizes.directions)
+        functions = read_activations(call, self.kind.functions, sizes.directions)
         clip = self._clip(call)
 
         def step() -> None:
@@ -280,7 +278,7 @@ def _gates(sums: Array, count: int) -> list[Array]:
         "RNN",
         inputs=(3, 6),
         outputs=(1, 2),
-        infer=partial(infer_variant, kind=RNN_KIND, functions=("Tanh",)),
+        infer=partial(infer_variant, kind=RNN_KIND),
         doc="For each step t of X: Y[t] = H = f(X[t] W^T + H R^T + biases), f being tanh. X is steps x batch x "
         "features, Y steps x directions x batch x hidden. Behind the end of a sequence Y is 0 and its state stays. "
         "Elman, 1990. (dagexec's own, for ONNX.)",
@@ -294,7 +292,7 @@ def _gates(sums: Array, count: int) -> list[Array]:
 class RNN(Variant):
     """A simple recurrent layer."""
 
-    kind, functions = RNN_KIND, ("Tanh",)
+    kind = RNN_KIND
 
     def advance(self, direction: Direction, sums: Array, states: list[Array]) -> list[Array]:
         """f of the sums."""
@@ -315,7 +313,7 @@ def _general_lstm_cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cos
         "GeneralLSTM",
         inputs=(3, 8),
         outputs=(1, 3),
-        infer=partial(infer_variant, kind=LSTM_KIND, functions=("Sigmoid", "Tanh", "Tanh")),
+        infer=partial(infer_variant, kind=LSTM_KIND),
         doc="LSTM with functions f, g, h and peepholes p: i = f(i + p_i C), forget likewise; C = forget C + i g(cell); "
         "o = f(o + p_o C); Y[t] = H = o h(C). With input_forget=1, forget = 1 - i. See LSTM for the rest. "
         "(dagexec's own, for ONNX.)",
@@ -329,7 +327,7 @@ def _general_lstm_cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cos
 class GeneralLSTM(Variant):
     """Long short-term memory with other functions, peepholes or coupled gates."""
 
-    kind, functions = LSTM_KIND, ("Sigmoid", "Tanh", "Tanh")
+    kind = LSTM_KIND
 
     def advance(self, direction: Direction, sums: Array, states: list[Array]) -> list[Array]:
         """The gates, the cell, the hidden state."""
@@ -367,7 +365,7 @@ class GeneralLSTM(Variant):
         "GeneralGRU",
         inputs=(3, 6),
         outputs=(1, 2),
-        infer=partial(infer_variant, kind=GRU_KIND, functions=("Sigmoid", "Tanh")),
+        infer=partial(infer_variant, kind=GRU_KIND),
         doc="GRU with functions f and g for sigmoid and tanh, and clipped sums. See GRU for the rest. (dagexec's own, "
         "for ONNX.)",
         input_names=GRU_KIND.input_names(),
@@ -380,7 +378,7 @@ class GeneralLSTM(Variant):
 class GeneralGRU(Variant):
     """Gated recurrent units with other functions."""
 
-    kind, functions = GRU_KIND, ("Sigmoid", "Tanh")
+    kind = GRU_KIND
 
     def advance(self, direction: Direction, sums: Array, states: list[Array]) -> list[Array]:
         """Update and reset gates, the candidate, the mix."""
