@@ -7,6 +7,7 @@ memory is addressed as a register plus a register and a number, relative to a re
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 
 RAX, RCX, RDX, RBX, RSP, RBP, RSI, RDI, R8, R9, R10, R11, R12, R13, R14, R15 = range(16)
 """Numbers of the general registers."""
@@ -18,20 +19,21 @@ MULTIPLY_ADD, SUBTRACT_FROM, SUBTRACT_SCALED = (2, 1, 0x98), (2, 1, 0xAC), (2, 1
 ADD_INTEGERS, SUBTRACT_INTEGERS, AND, OR = (1, 1, 0xFE), (1, 1, 0xFA), (1, 1, 0xDB), (1, 1, 0xEB)
 TO_INTEGER, FROM_INTEGER, LOAD_MASKED = (1, 1, 0x5B), (1, 0, 0x5B), (2, 1, 0x2C)
 UNPACK_LOW, UNPACK_HIGH, SHUFFLE, PERMUTE_HALVES = (1, 0, 0x14), (1, 0, 0x15), (1, 0, 0xC6), (3, 1, 0x06)
+PERMUTE = (2, 1, 0x16)
 """Vector instructions of three operands: opcode map, prefix, opcode.
 
 FMA adds the product to the first operand, SUBTRACT_PRODUCT subtracts it; HORNER multiplies the first by the second and
 adds the third, MULTIPLY_ADD multiplies the first by the third and adds the second, SUBTRACT_FROM subtracts the product
 of the first two from the third, SUBTRACT_SCALED that of the first and the third from the second. SCALE_BY_POWER, of
 AVX-512, multiplies by a power of 2. LOAD_MASKED reads the elements of memory whose sign in the second is set, and makes
-others 0. The last four order the elements of two vectors anew.
+others 0. UNPACK_LOW to PERMUTE_HALVES order the elements of two vectors anew, PERMUTE those of one as another says.
 """
 
 _LOAD, _STORE, _BROADCAST, _STORE_FIRST = (1, 0, 0x10), (1, 0, 0x11), (2, 1, 0x18), (1, 2, 0x11)
 _STORE_MASKED, _SHIFT, _ROUND, _COMPARE = (2, 1, 0x2E), (1, 1, 0x72), (3, 1, 0x08), (1, 0, 0xC2)
 _MOVE, _TO_LOW, _REPEAT_LOW, _REPEAT = (1, 0, 0x28), (1, 1, 0x6E), (2, 1, 0x58), (2, 1, 0x7C)
 _GREATER_INTEGER, _BLEND, _BLEND_MASK = (1, 1, 0x66), (3, 1, 0x4A), (2, 1, 0x65)
-_SHUFFLE_QUARTERS = (3, 1, 0x43)
+_SHUFFLE_QUARTERS, _PERMUTE_FOURS = (3, 1, 0x43), (3, 1, 0x04)
 _VECTOR = 32  # bytes
 _SIB, _RIP = 4, 5  # in the place of a register: a base and an index follow; an offset from the next instruction
 _NO_INDEX = 4  # in the place of an index
@@ -319,6 +321,10 @@ class Assembler:
         self.compute(TO_INTEGER, vector, 0, vector)
         self.shift_integers(vector, vector, 23)
 
+    def load_numbers(self, vector: int, values: Sequence[int]) -> None:
+        """vector = integers, one for each element."""
+        self._with_bytes(_LOAD, vector, 0, struct.pack(f"<{self.lanes}i", *values))
+
     def load_constant(self, vector: int, value: float) -> None:
         """Every element of vector = value, in float32."""
         self._with_constant(_BROADCAST, vector, 0, value)
@@ -348,6 +354,11 @@ class Assembler:
     ) -> None:
         """The same with memory at base + index + offset on the right."""
         self._indexed(what, target, left, base, index, offset)
+
+    def repeat_within(self, vector: int, base: int, offset: int, elements: Sequence[int]) -> None:
+        """Each four of vector = these four `elements` of the same four in memory at base + offset."""
+        self._indexed(_PERMUTE_FOURS, vector, 0, base, None, offset)
+        self._bytes.append(sum(element << 2 * place for place, element in enumerate(elements)))
 
     def compute_constant(self, what: Instruction, target: int, left: int, value: float) -> None:
         """The same with a constant on the right."""

@@ -152,11 +152,12 @@ class Builder:
 
     Attributes:
         lanes: float32 numbers in a vector: 8 for AVX2 with FMA, 16 for AVX-512.
+        program: its instructions.
     """
 
     def __init__(self, lanes: int) -> None:
         self.lanes = lanes
-        self._program = Program()
+        self.program = Program()
 
     # The function
 
@@ -167,7 +168,7 @@ class Builder:
     def code(self) -> bytes:
         """The machine code. Raises OutOfRegistersError."""
         code = Assembler(self.lanes)
-        self._program.write(code)
+        self.program.write(code)
         return code.code()
 
     def fits(self) -> bool:
@@ -385,7 +386,7 @@ class Builder:
 
     def _mixed(self, bodies: Sequence[Callable[[], None]]) -> None:
         """The instructions of all `bodies`, which have no loops if they are several, in turns."""
-        program, loops = self._program, len(self._program.loops)
+        program, loops = self.program, len(self.program.loops)
         start = len(program.instructions)
         parts = []
         for body in bodies:
@@ -475,16 +476,16 @@ class Builder:
 
     def assign(self, target: Value, source: Value, move: Callable[[Assembler, int, int], None]) -> None:
         """`target` is `source` from here on."""
-        self._program.instructions.append(Written(move, target, (source,), (source,), is_move=True))
+        self.program.instructions.append(Written(move, target, (source,), (source,), is_move=True))
 
     # What appends instructions
 
     def _do(self, emit: Callable[..., None], *read: Value) -> None:
-        self._program.instructions.append(Written(emit, None, read))
+        self.program.instructions.append(Written(emit, None, read))
 
     def _made(self, value: _Made, emit: Callable[..., None], read: tuple[Value, ...]) -> _Made:
         preferred = [one for one in read if one.kind == value.kind]
-        self._program.instructions.append(Written(emit, value, read, preferred))
+        self.program.instructions.append(Written(emit, value, read, preferred))
         return value
 
     def _vector(self, emit: Callable[..., None], *read: Value) -> Vector:
@@ -553,7 +554,7 @@ class Builder:
         """What is inside is done again where the function that this gives, called at its end, compares so."""
         places: list[int] = []
         self._do(lambda code: places.append(code.here()))
-        first = len(self._program.instructions) - 1
+        first = len(self.program.instructions) - 1
 
         def again(condition: int, left: Scalar, right: Scalar | int) -> None:
             def emit(code: Assembler, *at: int) -> None:
@@ -563,7 +564,20 @@ class Builder:
             self._do(emit, left, *_scalars(right))
 
         yield again
-        self._program.loops.append((first, len(self._program.instructions) - 1))
+        self.program.loops.append((first, len(self.program.instructions) - 1))
+
+
+def write_within(
+    code: Assembler, vector: int, free: Sequence[int], function: Callable[[Builder, Vector], Vector]
+) -> None:
+    """Write into other code: the register `vector` becomes `function` of itself; `free` are others to be used.
+
+    Raises OutOfRegistersError.
+    """
+    build = Builder(code.lanes)
+    value = Vector(build, VECTOR, vector)
+    value.set(function(build, value))
+    build.program.write_within(code, [vector, *free])
 
 
 def fitting(write: Callable[[int], Builder], most: int = 4) -> Builder:

@@ -28,6 +28,7 @@ _LEAST, _MOST, _LEAST_NORMAL = -104.0, 89.0, -87.33
 _FRACTION_BITS, _ONE_EXPONENT = 23, 127
 _ROOT_BITS = 0x3F3504F3  # of the square root of 1/2
 _TINY = 2.0**-126
+_MOST_POWER = 125.9  # of 2: it and its inverse are normal numbers
 
 
 def horner(build: Builder, x: Vector, coefficients: Sequence[float]) -> Vector:
@@ -95,6 +96,25 @@ def swish(build: Builder, x: Vector, alpha: float = 1.0) -> Vector:
         return x * 0.5
     bounded = build.maximum(_LEAST / alpha, x) if alpha > 0 else build.minimum(_LEAST / alpha, x)
     return bounded * sigmoid(build, bounded * alpha if alpha != 1 else bounded)
+
+
+def near_swish(build: Builder, x: Vector, alpha: float = 1.0) -> Vector:
+    """As `swish`, with an error of 1e-7 of the greater of 1 and |x|, in two thirds of the instructions."""
+    if alpha == 0:
+        return x * 0.5
+    end = -_MOST_POWER * _LN2 / alpha
+    bounded = build.maximum(end, x) if alpha > 0 else build.minimum(end, x)
+    return bounded / _one_and_decay(build, bounded, alpha)
+
+
+def near_sigmoid(build: Builder, x: Vector) -> Vector:
+    """As `sigmoid`, with an error of 1e-7, in two thirds of the instructions."""
+    return 1.0 / _one_and_decay(build, build.maximum(-_MOST_POWER * _LN2, x), 1.0)
+
+
+def _one_and_decay(build: Builder, x: Vector, alpha: float) -> Vector:
+    """1 + e^(-alpha x), at most 2^126: the relative error of the power is 6e-8 |alpha x|."""
+    return _power_of_two(build, build.maximum(-_MOST_POWER, x * (-alpha * _LOG2E))) + 1.0
 
 
 def erf(build: Builder, x: Vector) -> Vector:

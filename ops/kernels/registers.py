@@ -89,13 +89,30 @@ class Program:
     def write(self, code: Assembler) -> None:
         """Write all of it as a function. Raises OutOfRegistersError."""
         joined_moves(self.instructions)
-        registers = allocate(self, code.lanes)
+        registers = allocate(self, _all(code.lanes))
         saved = [register for register in PRESERVED if register in _general(registers)]
         code.push(*saved)
+        self._emit(code, registers)
+        code.leave(*saved)
+
+    def write_within(self, code: Assembler, vectors: Sequence[int]) -> None:
+        """Write it into other code, which leaves it these vectors and all masks. Raises OutOfRegistersError."""
+        joined_moves(self.instructions)
+        self._emit(code, allocate(self, {**_all(code.lanes), GENERAL: [], VECTOR: list(vectors)}))
+
+    def _emit(self, code: Assembler, registers: Mapping[Value, int]) -> None:
         for one in self.instructions:
             written = [] if one.written is None else [registers[one.written]]
             one.emit(code, *written, *(registers[value] for value in one.read))
-        code.leave(*saved)
+
+
+def _all(lanes: int) -> dict[str, list[int]]:
+    """The registers that there are, by kind, those first that are to be taken first."""
+    return {
+        GENERAL: [RAX, R8, R9, R10, R11, RCX, RDX, RSI, RDI, *PRESERVED],
+        VECTOR: list(range(16 if lanes == 8 else 32)),
+        MASK: list(range(1, 8)),
+    }
 
 
 def joined_moves(instructions: Sequence[Instruction]) -> list[Instruction]:
@@ -122,13 +139,8 @@ def _general(registers: Mapping[Value, int]) -> set[int]:
     return {number for value, number in registers.items() if value.kind == GENERAL}
 
 
-def allocate(program: Program, lanes: int) -> dict[Value, int]:
-    """The register of each value. Raises OutOfRegistersError."""
-    free = {
-        GENERAL: [RAX, R8, R9, R10, R11, RCX, RDX, RSI, RDI, *PRESERVED],
-        VECTOR: list(range(16 if lanes == 8 else 32)),
-        MASK: list(range(1, 8)),
-    }
+def allocate(program: Program, free: Mapping[str, list[int]]) -> dict[Value, int]:
+    """The register of each value, out of those that are `free`, by kind. Raises OutOfRegistersError."""
     found: dict[Value, int] = {}
     ends = _ends(program)
     for value in ends:

@@ -12,6 +12,7 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -107,6 +108,12 @@ def phased_step(team: Team | None, threads: int, phases: Sequence[Sequence[Table
     data = np.array([*functions, *counts, *ends], np.uint64)
     call = np.array([(team.parallel, code, data.ctypes.data, min(threads, counts[1]), 0, 0)], np.uint64)
     return _step(call, (made, data, keeps), label)
+
+
+def shares(count: int, threads: int) -> list[range]:
+    """About equal parts of range(count), those that are empty left out."""
+    ends = [count * number // threads for number in range(threads + 1)]
+    return [range(start, stop) for start, stop in pairwise(ends) if start < stop]
 
 
 def native_rows(calls: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import chain
 
 from dagexec.core.dtypes import FLOAT32
 from dagexec.core.operator import Prepared, Step, in_sequence
@@ -16,9 +17,11 @@ from dagexec.ops.base.layout import NHWC, image_order
 from dagexec.ops.conv.convolution import SPATIAL_AXES, Convolution, conv_window
 from dagexec.ops.conv.fused import FUSED_CONV, FusedConvolution, first_operand, output_order
 from dagexec.ops.kernels.winograd_kernels import LANES
+from dagexec.ops.onednn import direct
 from dagexec.ops.onednn.accuracy import require_accurate
 from dagexec.ops.onednn.convolution_family import (
     CONVOLUTION,
+    Composed,
     Computation,
     ConvolutionFamily,
     grouped,
@@ -40,7 +43,7 @@ from dagexec.ops.onednn.primitive import (
     Array,
     Descriptor,
 )
-from dagexec.ops.onednn.problem import DIRECT, WINOGRAD, Candidate
+from dagexec.ops.onednn.problem import DIRECT, WINOGRAD
 from dagexec.ops.onednn.winograd import candidates, finish
 from dagexec.ops.onednn.winograd_tiling import TAPS, Layer
 
@@ -133,23 +136,41 @@ class ForwardConvolution(ConvolutionFamily):
         post_ops: Sequence[PostOp],
         operands: Mapping[int, Array],
         shape: tuple[int, ...],
-    ) -> Callable[[int], Iterable[Candidate]] | None:
-        """The candidates of `winograd`, for a number of threads; None where it does not compute this.
+    ) -> Composed | None:
+        """The candidates of `direct` and `winograd`, for a number of threads; None where neither computes this.
 
         `operands` are what post-ops read, by input number, for a result of `shape`.
         """
+        if orders != (NHWC, NHWC) or not self.is_constant(1) or self.input(0).meta is not FLOAT32:
+            return None
+        found = [self._by_sums(axes, post_ops, operands, shape), self._by_winograd(axes, post_ops, operands, shape)]
+        offered = [one for one in found if one is not None]
+        return (lambda threads: chain.from_iterable(one(threads) for one in offered)) if offered else None
+
+    def _by_sums(
+        self, axes: Sequence[Axis], post_ops: Sequence[PostOp], operands: Mapping[int, Array], shape: tuple[int, ...]
+    ) -> Composed | None:
+        """Those of `direct`, as in `composed`."""
+        found, groups = direct.finish(post_ops, operands, shape), self.arguments.int("group", 1)
+        if found is None or len(axes) > 2:
+            return None
+        *above, columns = axes
+        rows = above[0] if above else Axis(1, 1, 1, 1, 0, 0, 1)
+        channels = self.x(0).shape[-1], shape[-1]
+        layer = direct.Layer(shape[0], *channels, groups, rows, columns, self.has_bias(self.call()), *found)
+        return partial(direct.candidates, self.onednn, layer)
+
+    def _by_winograd(
+        self, axes: Sequence[Axis], post_ops: Sequence[PostOp], operands: Mapping[int, Array], shape: tuple[int, ...]
+    ) -> Composed | None:
+        """Those of `winograd`, as in `composed`."""
         filters, channels = self.y(0).shape[-1], self.x(0).shape[-1]
         plain = all((axis.kernel, axis.stride, axis.dilation) == (TAPS, 1, 1) for axis in axes) and len(axes) == 2
-        if not plain or orders != (NHWC, NHWC) or not self.is_constant(1):
+        if not plain:
             return None
         found = finish(post_ops, operands, shape, has_bias=self.has_bias(self.call()))
         groups = self.arguments.int("group", 1)
-        if (
-            found is None
-            or self.input(0).meta is not FLOAT32
-            or filters // groups % LANES
-            or channels // groups % LANES
-        ):
+        if found is None or filters // groups % LANES or channels // groups % LANES:
             return None
         (height, width), heads = (axis.size for axis in axes), (axes[0].head, axes[1].head)
         result = axes[0].out, axes[1].out

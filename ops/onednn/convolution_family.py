@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 
 import numpy as np
 
@@ -48,6 +49,9 @@ Image = tuple[Array, str]
 Operands = Mapping[int, tuple[Descriptor, Array]]
 """Further arguments of an execution, as they are: by number, layout and array."""
 
+Composed = Callable[[int], Iterable[Candidate]]
+"""Gives candidates for a number of threads."""
+
 Request = Callable[[str, Mapping[int, Descriptor]], Sequence[object]]
 """What the library is asked with after the engine, for an algorithm and the layouts of the arguments."""
 
@@ -73,6 +77,11 @@ def grouped(weights: Array, group: int, channels_last: bool) -> Array:
     """A view of the filter as M, C/G, kernel, or with groups as G, M/G, C/G, kernel."""
     logical = np.moveaxis(weights, -1, 1) if channels_last else weights
     return logical if group == 1 else logical.reshape(group, len(weights) // group, *logical.shape[1:])
+
+
+def _all_of(first: Composed | None, second: Composed) -> Composed:
+    """The candidates of both."""
+    return second if first is None else lambda threads: chain(first(threads), second(threads))
 
 
 def _is_for_winograd(axes: Sequence[Axis], weights: Array) -> bool:
@@ -126,7 +135,7 @@ class Computation:
     attributes: Hashable | None = None
     own_layouts: bool = True
     algorithms: tuple[str, ...] = (DIRECT, WINOGRAD)
-    composed: Callable[[int], Iterable[Candidate]] | None = None
+    composed: Composed | None = None
 
     @property
     def batch(self) -> int:
@@ -286,7 +295,7 @@ class ConvolutionFamily(OneDNNOperator):
         groups = len(weights) if weights.ndim == len(axes) + 3 else 1
         composed = asked.composed
         if groups > 1 and meta is FLOAT32 and WEIGHTS in constant and widened.pays(weights.shape):
-            composed = partial(widened.candidates, ask_wide, weights.shape)
+            composed = _all_of(composed, partial(widened.candidates, ask_wide, weights.shape))
         layouts = tuple((number, descriptor.key) for number, descriptor in tensors.items())
         key = None if asked.attributes is None else (asked.attributes, layouts, window, filters in constant)
 

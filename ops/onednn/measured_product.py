@@ -114,12 +114,10 @@ class MeasuredProduct(OneDNNOperator):
     def _undivided(self, product: WeightedProduct, whole: Problem, chosen: Candidate) -> Candidate:
         """`chosen`, with one thread where it reads what is fed, or transposed, and more would give other bytes."""
         source = product.arrays[SRC]
-        if chosen.description.threads == 1 or (product.constant and source.strides[0] >= source.strides[1]):
+        if chosen.primitive.threads == 1 or (product.constant and source.strides[0] >= source.strides[1]):
             return chosen
         alone = whole.named(chosen.name + ALONE, 1)
-        if alone is None or self.is_reproducible(
-            chosen.description, alone.description, product.arrays, product.further
-        ):
+        if alone is None or self.is_reproducible(chosen.primitive, alone.primitive, product.arrays, product.further):
             return chosen
         return alone
 

@@ -86,6 +86,7 @@ class _Trial:
     """A candidate on tensors of its own."""
 
     candidate: Candidate
+    threads: int
     assembled: Assembled
     result: Array
     first: float
@@ -100,7 +101,7 @@ class _Trial:
             bound = self.assembled.bound
             bound.move(WEIGHTS, self.elsewhere.place(bound.nbytes(WEIGHTS)))
         steps = self.assembled.steps
-        alone = self.candidate.description.threads == 1
+        alone = self.threads == 1
         begun, start = time.thread_time(), time.perf_counter()
         for step in steps:
             step()
@@ -207,7 +208,7 @@ def _make(problem: Problem, candidate: Candidate, arrays: dict[int, Array], seco
         pool = _pool(problem.tensors[WEIGHTS][1])
         if assembled.bound.nbytes(WEIGHTS) <= pool.nbytes:  # larger ones drive themselves out of the cache
             elsewhere = pool
-    return _Trial(candidate, assembled, result.copy(), took, [], elsewhere)
+    return _Trial(candidate, candidate.threads(problem), assembled, result.copy(), took, [], elsewhere)
 
 
 def _assembled(problem: Problem, candidate: Candidate, arrays: dict[int, Array]) -> tuple[Assembled, Array]:
@@ -220,7 +221,7 @@ def _assembled(problem: Problem, candidate: Candidate, arrays: dict[int, Array])
         if compute is not None:
             return compute(), nothing_to_do
         packed = aligned_empty(target.nbytes)
-        ask = (problem.library, candidate.description.threads, problem.label)
+        ask = (problem.library, candidate.threads(problem), problem.label)
         try:
             step: Step = reorder(*ask, source, target, array, packed, aligned_empty).step
         except UnsupportedFeatureError:

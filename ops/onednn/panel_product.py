@@ -12,13 +12,12 @@ or some blocks of rows; an element's bytes depend on neither.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
 
 import numpy as np
 
 from dagexec.core.operator import Step
 from dagexec.ops.kernels.panel_kernels import FETCHED_LINES, LINE, MAX_ROWS, STEP, VECTORS, panel_kernel
-from dagexec.ops.kernels.team import team_step
+from dagexec.ops.kernels.team import shares, team_step
 from dagexec.ops.onednn.binding import Library
 from dagexec.ops.onednn.packing import packed_memory
 from dagexec.ops.onednn.primitive import Array
@@ -124,10 +123,10 @@ class _Product:
         panels = -(-self._units // self._width)
         blocks = -(-self._rows // self._block)
         if -(-panels // threads) * blocks <= -(-blocks // threads) * panels:
-            return [(part, range(self._rows)) for part in _shares(panels, threads)]
+            return [(part, range(self._rows)) for part in shares(panels, threads)]
         return [
             (range(panels), range(part.start * self._block, min(part.stop * self._block, self._rows)))
-            for part in _shares(blocks, threads)
+            for part in shares(blocks, threads)
         ]
 
     def calls(self, panels: range, rows: range) -> Iterator[_Call]:
@@ -172,9 +171,3 @@ def _ahead(nbytes: int, passes: int) -> int:
     """Bytes to go on in the next panel, of `nbytes`, in each pass over this one; 0 where that leaves out lines."""
     step = -(-nbytes // max(1, passes))
     return step if step <= LINE * FETCHED_LINES else 0
-
-
-def _shares(count: int, threads: int) -> list[range]:
-    """About equal parts of range(count), those that are empty left out."""
-    ends = [count * number // threads for number in range(threads + 1)]
-    return [range(start, stop) for start, stop in pairwise(ends) if start < stop]

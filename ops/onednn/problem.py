@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Protocol
 
+import numpy as np
+
 from dagexec.core.dtypes import TypeMeta
 from dagexec.core.operator import Step, nothing_to_do
 from dagexec.errors import UnsupportedFeatureError
@@ -27,6 +29,7 @@ from dagexec.ops.onednn.primitive import (
     Descriptor,
     PrimitiveDescriptor,
     Rebindable,
+    aligned_empty,
 )
 
 DIRECT, WINOGRAD = "direct", "winograd"
@@ -215,17 +218,27 @@ class Candidate:
 
     Attributes:
         name: for choices and messages.
-        description: the primitive.
+        description: the primitive; None where there is none.
         assemble: how its steps are made, where the primitive is only a part of them.
         seconds: the estimate for one run on one core, where `implementation` has none for it.
         products: by how many times its products are more than those of the problem, where they are not those.
     """
 
     name: str
-    description: PrimitiveDescriptor
+    description: PrimitiveDescriptor | None
     assemble: Assemble | None = None
     seconds: float | None = None
     products: int = 0
+
+    @property
+    def primitive(self) -> PrimitiveDescriptor:
+        """The primitive, of one that has one."""
+        assert self.description is not None, f"{self.name} has no primitive"
+        return self.description
+
+    def threads(self, problem: Problem) -> int:
+        """Those that it gets for a problem."""
+        return problem.threads if self.description is None else self.description.threads
 
     @property
     def is_composed(self) -> bool:
@@ -240,12 +253,12 @@ class Candidate:
     @property
     def is_reference(self) -> bool:
         """True for the library's plain loops, which are slow."""
-        return self.description.is_reference
+        return self.description is not None and self.description.is_reference
 
     @property
     def is_general(self) -> bool:
         """True for those that are not made for the geometry: plain loops, and matrix products on unrolled windows."""
-        return self.is_reference or "gemm" in self.description.name.replace("brgemm", "")
+        return self.is_reference or "gemm" in self._name_in_library.replace("brgemm", "")
 
     @property
     def is_batch_invariant(self) -> bool:
@@ -256,13 +269,42 @@ class Candidate:
         channels by the number of tiles, and `jit_1x1` cuts them by what there is for each thread. Found by runs of 1 to
         64 rows or images on 1 to 16 threads, with AVX2 and AVX-512 (docs/onednn.md).
         """
-        return not self.is_general and not any(part in self.description.name for part in ("wino", "jit_1x1"))
+        return not self.is_general and not any(part in self._name_in_library for part in ("wino", "jit_1x1"))
+
+    @property
+    def _name_in_library(self) -> str:
+        """The name of the primitive, empty where there is none."""
+        return "" if self.description is None else self.description.name
 
     @property
     def generation(self) -> int:
         """How new the instructions are that it needs: older ones are not faster where channels fill vectors of 16."""
-        isa = self.description.name.rpartition(":")[2]
+        isa = self.name.rpartition(":")[2]
         return next((number for number, name in _GENERATIONS if isa.startswith(name)), 0)
+
+
+def in_plain_order(problem: Problem, filters: Array) -> Array:
+    """The numbers of a float32 filter in the order M, C/G, kernel, one after another."""
+    layout, given = problem.plain[WEIGHTS], problem.tensors[WEIGHTS][0]
+    plain = aligned_empty(layout.nbytes)
+    values: Array = plain.view(np.float32)
+    try:
+        reorder(problem.library, 1, problem.label, given, layout, filters, plain, aligned_empty).run_once()
+    except UnsupportedFeatureError:  # the library has no such copy
+        np.copyto(values.reshape(filters.shape), filters)
+    return values
+
+
+class StillArguments:
+    """Arguments that stay where they are."""
+
+    def move(self, number: int, array: Array) -> None:
+        """Nobody asks for it: no argument is `direct`, and weights are not measured from elsewhere."""
+        raise AssertionError(f"argument {number} cannot move")
+
+    def nbytes(self, number: int) -> int:
+        """More than could move."""
+        return 1 << 62
 
 
 @dataclass(frozen=True)
@@ -292,7 +334,7 @@ def assemble(
     """The candidate on `arrays`, by argument number."""
     if candidate.assemble is not None:
         return candidate.assemble(problem, arrays, memory, pack)
-    description, layouts = candidate.description, problem.layouts(candidate.name)
+    description, layouts = candidate.primitive, problem.layouts(candidate.name)
     before: list[Step] = []
     after: list[Step] = []
     arguments: dict[int, tuple[Descriptor, Array]] = {}

@@ -67,7 +67,7 @@ def _assemble(
 ) -> Assembled:
     library, (given, meta) = problem.library, problem.tensors[WEIGHTS]
     layout = Descriptor.of_order(library, shape, meta, NCHW)
-    if candidate.description.wants(EXEC_ARG_MD, WEIGHTS, layout):
+    if candidate.primitive.wants(EXEC_ARG_MD, WEIGHTS, layout):
         raise UnsupportedFeatureError(f"{problem.label}: {candidate.name} reads unconverted filters")
     wide = replace(problem, tensors={**problem.tensors, WEIGHTS: (layout, meta)}, composed=None)
 

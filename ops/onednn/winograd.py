@@ -52,7 +52,7 @@ from dagexec.ops.onednn.primitive import (
     aligned_empty,
     describe,
 )
-from dagexec.ops.onednn.problem import COMPOSED, Assembled, Candidate, Memory, Pack, Problem
+from dagexec.ops.onednn.problem import COMPOSED, Assembled, Candidate, Memory, Pack, Problem, in_plain_order
 from dagexec.ops.onednn.winograd_tables import Tables
 from dagexec.ops.onednn.winograd_tiling import OUTPUTS, TAPS, Layer, Tiling
 
@@ -182,12 +182,7 @@ def _parts(block: range, count: int) -> list[range]:
 def _transformed(tiling: Tiling, problem: Problem, array: Array, wanted: Descriptor) -> Array:
     """The filter at every place, G w G^T, in the layout of the product."""
     library, label = problem.library, problem.label
-    plain, layout = aligned_empty(problem.plain[WEIGHTS].nbytes), problem.plain[WEIGHTS]
-    values = plain.view(np.float32)
-    try:
-        reorder(library, 1, label, problem.tensors[WEIGHTS][0], layout, array, plain, aligned_empty).run_once()
-    except UnsupportedFeatureError:  # the library has no such copy
-        np.copyto(values.reshape(array.shape), array)
+    values = in_plain_order(problem, array)
     transformed = _at_places(kronecker([tiling.filter.filter] * 2, np.float32), values.reshape(-1, TAPS * TAPS))
     source = Descriptor.of(library, transformed.reshape(tiling.filter_shape), FLOAT32)
     packed = packed_memory.take(wanted.nbytes)

@@ -2,7 +2,7 @@
 
 Measured, the whole net is run in each layout, and the fastest is kept. The rule weighs the work of each kind of
 convolution by what blocks of channels save there, as measured on whole networks: one tap and the
-library's Winograd want blocks, our own Winograd, grouped convolutions and wide windows NHWC.
+library's Winograd want blocks, our own Winograd and grouped convolutions and wide windows NHWC.
 """
 
 from __future__ import annotations
@@ -38,8 +38,11 @@ _FACTORS: Mapping[str, Mapping[str, float]] = {
 }
 """By kind of convolution, the time it takes in blocks over that in NHWC, fitted to twelve networks (docs/tuning.md)."""
 
-_SQUARE_BESIDE_WINOGRAD = {NCHW16C: 1.07, NCHW8C: 1.60}
-"""The same where Winograd's algorithm computes in NHWC, too (`ops/onednn/winograd.py`)."""
+_BESIDE_OWN_KERNELS = {
+    NCHW16C: {SQUARE: 1.07, DEPTHWISE: 1.60, GROUPED: 1.60},
+    NCHW8C: {SQUARE: 1.60, DEPTHWISE: 1.60, GROUPED: 1.60},
+}
+"""The same where machine code of our own computes in NHWC (`ops/onednn/winograd.py`, `ops/onednn/direct.py`)."""
 
 _MIN_FILTERS = 64  # with fewer, Winograd's transforms of the image cost what they save
 
@@ -95,7 +98,7 @@ def _factors(blocked: str) -> Mapping[str, float]:
     found = library()
     if found is None or not is_available(found):
         return _FACTORS[blocked]
-    return {**_FACTORS[blocked], SQUARE: _SQUARE_BESIDE_WINOGRAD[blocked]}
+    return {**_FACTORS[blocked], **_BESIDE_OWN_KERNELS[blocked]}
 
 
 def _convolutions(model: Model, inputs: Mapping[str, Array]) -> Iterator[tuple[str, int]]:

@@ -33,26 +33,29 @@ def convolution(kernel: int = 3, size: int | None = 16, **arguments: int) -> Mod
 def rule(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """The layout of a model where the library has kernels for an order of blocks, or for none."""
 
-    def layout(model: Model, blocks: str | None, own_winograd: bool = True) -> str:
+    def layout(model: Model, blocks: str | None, own_kernels: bool = True) -> str:
         monkeypatch.setattr(layouts, "widest_blocks", lambda: blocks)
         monkeypatch.setattr(layouts, "library", object)  # where there is none, too
-        monkeypatch.setattr(layouts, "is_available", lambda _library: own_winograd)
+        monkeypatch.setattr(layouts, "is_available", lambda _library: own_kernels)
         return layouts.estimated_layout(model, random_inputs(model, {}))
 
     return layout
 
 
 def test_3x3_convolutions_want_the_layout_that_has_winograd_s_algorithm(rule: Callable[..., str]) -> None:
-    assert rule(convolution(), "NCHW16c", own_winograd=False) == "NCHW16c"
+    assert rule(convolution(), "NCHW16c", own_kernels=False) == "NCHW16c"
     for blocks in ("NCHW16c", "NCHW8c", None):
         assert rule(convolution(), blocks) == "NHWC"
 
 
-@pytest.mark.parametrize(
-    ("blocks", "arguments"), [("NCHW16c", {"kernel": 1}), ("NCHW8c", {"kernel": 1}), ("NCHW8c", {"group": 64})]
-)
-def test_one_tap_and_depthwise_want_blocks(rule: Callable[..., str], blocks: str, arguments: dict[str, int]) -> None:
-    assert rule(convolution(**arguments), blocks) == blocks
+@pytest.mark.parametrize("blocks", ["NCHW16c", "NCHW8c"])
+def test_one_tap_wants_blocks(rule: Callable[..., str], blocks: str) -> None:
+    assert rule(convolution(kernel=1), blocks) == blocks
+
+
+def test_depthwise_ones_want_blocks_where_no_kernels_of_our_own_run(rule: Callable[..., str]) -> None:
+    assert rule(convolution(group=64), "NCHW8c", own_kernels=False) == "NCHW8c"
+    assert rule(convolution(group=64), "NCHW8c") == "NHWC"
 
 
 @pytest.mark.parametrize("arguments", [{"stride": 2}, {"kernel": 5}, {"group": 4}, {"group": 64}])
@@ -60,7 +63,7 @@ def test_others_want_nhwc(rule: Callable[..., str], arguments: dict[str, int]) -
     assert rule(convolution(**arguments), "NCHW16c") == "NHWC"
 
 
-@pytest.mark.parametrize(("grouped_stride", "expected"), [(4, "NCHW16c"), (1, "NHWC")])
+@pytest.mark.parametrize(("grouped_stride", "expected"), [(16, "NCHW16c"), (1, "NHWC")])
 def test_the_convolutions_with_the_most_work_decide(
     rule: Callable[..., str], grouped_stride: int, expected: str
 ) -> None:

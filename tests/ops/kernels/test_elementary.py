@@ -43,6 +43,14 @@ FUNCTIONS: dict[str, tuple[Callable[[Builder, Vector], Vector], Callable[[Double
     "sigmoid": (elementary.sigmoid, sigmoid, 2.4e-7, 0),
     "swish": (elementary.swish, lambda x: x * sigmoid(x), 3e-7, NORMAL),
     "swish -1.7": (lambda build, x: elementary.swish(build, x, -1.7), lambda x: x * sigmoid(-1.7 * x), 2e-5, NORMAL),
+    "near sigmoid": (elementary.near_sigmoid, sigmoid, 0, 1.5e-7),
+    "near swish": (elementary.near_swish, lambda x: x * sigmoid(x), 2e-7, 1.2e-7),
+    "near swish -1.7": (
+        lambda build, x: elementary.near_swish(build, x, -1.7),
+        lambda x: x * sigmoid(-1.7 * x),
+        2e-7,
+        1.2e-7,
+    ),
     "erf": (elementary.erf, erf, 4.5e-7, 0),
     "gelu": (elementary.gelu, lambda x: x / 2 * (1 + erf(x * math.sqrt(0.5))), 1.2e-7, 1e-7),
     "tanh gelu": (
@@ -76,6 +84,8 @@ FUNCTIONS: dict[str, tuple[Callable[[Builder, Vector], Vector], Callable[[Double
 LIMITS = {
     "swish": (math.inf, -0.0),
     "swish -1.7": (-0.0, -math.inf),
+    "near swish": (math.inf, -0.0),
+    "near swish -1.7": (-0.0, -math.inf),
     "gelu": (math.inf, 0.0),
     "tanh gelu": (math.inf, 0.0),
     "mish": (math.inf, 0.0),

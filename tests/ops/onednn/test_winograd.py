@@ -72,7 +72,7 @@ def run(layer: Layer, operand: Array | None = None, runs: int = 1, **arguments: 
 
 
 def offered(layer: Layer, **arguments: ArgumentValue) -> list[str]:
-    """Names of the candidates that are more than a primitive."""
+    """Names of the candidates that are Winograd's algorithm."""
     put: list[Problem] = []
 
     def first(problem: Problem, **_: object) -> Candidate:
@@ -82,7 +82,7 @@ def offered(layer: Layer, **arguments: ArgumentValue) -> list[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(convolution_family, "choose_implementation", first)
         run(layer, **arguments)
-    return [one.name for one in put[0].candidates() if one.name.startswith(COMPOSED)]
+    return [one.name for one in put[0].candidates() if one.name.startswith(f"{COMPOSED}winograd")]
 
 
 def error(y: Array, exact: Array, scale: Array | None = None) -> float:

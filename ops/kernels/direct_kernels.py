@@ -1,0 +1,276 @@
+"""Convolutions of few channels a group by sums over taps, as machine code for AVX2 with FMA or for AVX-512.
+
+A kernel computes a row of a result N, H, W, C, vector of channels by vector. Of each vector it goes along the columns
+in blocks whose sums stay in registers; a row of taps is read once for a block, and each pixel once for all columns of
+the block that it is a tap of (Zhang et al., "High performance zero-memory overhead direct convolutions", 2018). Taps
+on columns outside of the image have no code; rows outside of it are left out by whoever calls.
+
+An element is one chain of fused products and sums, from the bias on: rows of taps from top to bottom, in each channel
+by channel, and taps from left to right. So its bytes depend neither on the columns beside it nor on where they are cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby
+
+from dagexec.ops.kernels.assembler import (
+    ADD,
+    FMA,
+    PERMUTE,
+    R8,
+    R9,
+    R10,
+    R11,
+    R12,
+    R13,
+    R14,
+    R15,
+    RAX,
+    RBP,
+    RBX,
+    RCX,
+    RDI,
+    RDX,
+    RSI,
+    ZERO,
+    Assembler,
+)
+from dagexec.ops.kernels.machine_code import executable
+from dagexec.ops.kernels.post_ops import TEMPORARIES, PostOp, write_post_op
+
+ROWS, ROW_BYTES, VECTORS, SOURCE_STEP, BIAS, OTHER = range(6)
+"""Places of the 64-bit numbers that rcx points to: rows of taps, bytes from the image's row of one to that of the next,
+vectors of channels, bytes from the channels read for one to those for the next, the address of the bias, and bytes from
+the result to what is added to it."""
+
+ADD_OTHER = "add"
+"""The post-op that adds a tensor of the shape of the result."""
+
+_FLOAT = 4  # bytes
+_REGISTERS = {8: 16, 16: 32}
+_MOST_TAPS = 7  # of a row, whose weights are in registers together
+_MOST_COLUMNS = {8: 11, 16: 14}
+_QUAD = 4  # elements among which AVX exchanges them without a table
+_SAVED = (RBX, RBP, R12, R13, R14, R15)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a result, and how it is computed.
+
+    Attributes:
+        lanes: float32 numbers in a vector.
+        group: channels of a group that are written: a divisor of `lanes`, or a multiple.
+        read: channels of a group that are read: as many where groups are narrower than a vector, else any number.
+        taps: of a row of the window.
+        stride, dilation, head: of the window along the row; `head` columns of zeros are before the image.
+        columns: of the image.
+        result: columns of the result.
+        channels, filters: of the image, of the result.
+        window: rows of the whole window.
+        has_bias: a number for each channel is added.
+        post_ops: what is done then, in order: those of `post_ops.FUNCTIONS`, and ADD_OTHER.
+    """
+
+    lanes: int
+    group: int
+    read: int
+    taps: int
+    stride: int
+    dilation: int
+    head: int
+    columns: int
+    result: int
+    channels: int
+    filters: int
+    window: int
+    has_bias: bool
+    post_ops: tuple[PostOp, ...]
+
+    @property
+    def chunk(self) -> int:
+        """Taps whose weights are in registers together."""
+        parts = -(-self.taps // _MOST_TAPS)
+        return -(-self.taps // parts)
+
+    @property
+    def tables(self) -> int:
+        """Vectors that say which channels of the image the elements of another are multiplied with."""
+        return self.group if _QUAD < self.group < self.lanes else 0
+
+    @property
+    def block(self) -> int:
+        """Columns of the result whose sums are in registers together: few blocks, and the last one not narrow."""
+        spare = max(self.chunk + 1, TEMPORARIES)
+        most = min(_MOST_COLUMNS[self.lanes], _REGISTERS[self.lanes] - self.tables - spare, self.result)
+        return min(range((most + 1) // 2, most + 1), key=lambda size: (-(-self.result // size), -self.result % size))
+
+    def valid(self, column: int) -> tuple[int, ...]:
+        """The taps of a column of the result that are on the image."""
+        first = column * self.stride - self.head
+        return tuple(tap for tap in range(self.taps) if 0 <= first + tap * self.dilation < self.columns)
+
+    def blocks(self) -> Iterator[tuple[int, Block]]:
+        """The blocks of a row, those that are alike counted."""
+        columns = [self.valid(column) for column in range(self.result)]
+        made = [tuple(columns[start : start + self.block]) for start in range(0, self.result, self.block)]
+        for block, alike in groupby(made):
+            yield len(list(alike)), block
+
+    @property
+    def row_weights(self) -> int:
+        """Bytes of the weights of a row of taps, for a vector."""
+        return self.taps * self.read * self.lanes * _FLOAT
+
+
+Block = tuple[tuple[int, ...], ...]
+"""The taps that are on the image, of each column."""
+
+
+@lru_cache(maxsize=512)
+def row_kernel(row: Row) -> int | None:
+    """The address of a function of image, weights, result and fields; None where it cannot run.
+
+    The image is given where the first row of taps and the first column is, without a head, and the first channel; the
+    weights as [vectors, taps of a column, taps of a row, channels of a group, lanes], from that row of taps on.
+    """
+    return executable(_Writer(row).code())
+
+
+class _Writer:
+    """Writes the code of a row."""
+
+    def __init__(self, row: Row) -> None:
+        self._row = row
+        self._code = Assembler(row.lanes)
+        registers = list(range(_REGISTERS[row.lanes]))
+        self._sums = registers[: row.block]
+        self._tables = registers[len(registers) - row.tables :]
+        self._free = registers[row.block : len(registers) - row.tables]
+
+    def code(self) -> bytes:
+        row, code = self._row, self._code
+        code.push(*_SAVED)
+        for register, field in ((R12, ROW_BYTES), (R13, OTHER), (R14, BIAS), (R15, VECTORS)):
+            code.load_field(register, 8 * field, RCX)
+        for number, table in enumerate(self._tables):
+            code.load_numbers(table, [lane // row.group * row.group + number for lane in range(row.lanes)])
+        vectors = code.here()
+        code.move(R8, RDI)
+        code.add_number(R8, -row.head * row.channels * _FLOAT)
+        code.move(R9, RDX)
+        for count, block in row.blocks():
+            self._blocks(count, block)
+        code.add_field(RDI, 8 * SOURCE_STEP, RCX)
+        for register, nbytes in (
+            (RSI, row.window * row.row_weights),
+            (RDX, row.lanes * _FLOAT),
+            (R14, row.lanes * _FLOAT),
+        ):
+            code.add_number(register, nbytes)
+        code.add_number(R15, -1)
+        code.jump_if_not_zero(vectors)
+        code.leave(*_SAVED)
+        return code.code()
+
+    def _blocks(self, count: int, block: Block) -> None:
+        """So many blocks that are alike; r8 and r9 are where the first begins in image and result."""
+        row, code = self._row, self._code
+        if count > 1:
+            code.set_number(RBX, count)
+        again = code.here()
+        self._start(block)
+        code.move(R10, R8)
+        code.move(R11, RSI)
+        code.load_field(RAX, 8 * ROWS, RCX)
+        code.compare_number(RAX, 0)
+        none = code.jump_ahead(ZERO)
+        rows = code.here()
+        self._row_of_taps(block)
+        code.add(R10, R12)
+        code.add_number(RAX, -1)
+        code.jump_if_not_zero(rows)
+        code.land(none)
+        self._finish(block)
+        code.add_number(R8, len(block) * row.stride * row.channels * _FLOAT)
+        code.add_number(R9, len(block) * row.filters * _FLOAT)
+        if count > 1:
+            code.add_number(RBX, -1)
+            code.jump_if_not_zero(again)
+
+    def _start(self, block: Block) -> None:
+        """The sums begin with the bias, or with 0."""
+        for vector in self._sums[: len(block)]:
+            if self._row.has_bias:
+                self._code.load_at(vector, R14, 0)
+            else:
+                self._code.clear_vector(vector)
+
+    def _row_of_taps(self, block: Block) -> None:
+        """Adds the products of a row of taps, of all channels of a group; r11 goes on to the next row."""
+        row, code = self._row, self._code
+        if row.group < row.lanes:
+            for channel in range(row.group):
+                self._channel(block, channel)
+            code.add_number(R11, row.row_weights)
+            return
+        code.set_number(RBP, row.read)
+        channels = code.here()
+        self._channel(block, 0)
+        code.add_number(R10, _FLOAT)
+        code.add_number(R11, row.lanes * _FLOAT)
+        code.add_number(RBP, -1)
+        code.jump_if_not_zero(channels)
+        code.add_number(R10, -row.read * _FLOAT)
+        code.add_number(R11, row.row_weights - row.read * row.lanes * _FLOAT)
+
+    def _channel(self, block: Block, channel: int) -> None:
+        """Adds the products of a row of taps and one channel of each group."""
+        row, code = self._row, self._code
+        for first in range(0, row.taps, row.chunk):
+            wanted = sorted({tap for taps in block for tap in taps if first <= tap < first + row.chunk})
+            for tap in wanted:
+                code.load_at(self._free[tap - first], R11, (tap * row.read + channel) * row.lanes * _FLOAT)
+            for place, uses in self._pixels(block, wanted):
+                pixel = self._free[row.chunk]
+                self._read(pixel, place * row.channels * _FLOAT, channel)
+                for column, tap in uses:
+                    code.compute(FMA, self._sums[column], pixel, self._free[tap - first])
+
+    def _pixels(self, block: Block, wanted: Sequence[int]) -> Iterator[tuple[int, list[tuple[int, int]]]]:
+        """The columns of the image that are read, in order, and the columns of the block and taps that each is for."""
+        row = self._row
+        uses = [
+            (column * row.stride + tap * row.dilation, (column, tap))
+            for column, taps in enumerate(block)
+            for tap in taps
+            if tap in wanted
+        ]
+        for place, group in groupby(sorted(uses), key=lambda use: use[0]):
+            yield place, [use for _, use in group]
+
+    def _read(self, vector: int, offset: int, channel: int) -> None:
+        """The channel of its group that each element of a vector is multiplied with, at r10 + offset."""
+        group, code = self._row.group, self._code
+        if group == 1:
+            code.load_at(vector, R10, offset)
+        elif group <= _QUAD:
+            code.repeat_within(vector, R10, offset, [place // group * group + channel for place in range(_QUAD)])
+        elif group < self._row.lanes:
+            code.compute_memory(PERMUTE, vector, self._tables[channel], R10, None, offset)
+        else:
+            code.broadcast(vector, R10, None, 1, offset)
+
+    def _finish(self, block: Block) -> None:
+        """Does the post-ops and writes the sums."""
+        code, pixel = self._code, self._row.filters * _FLOAT
+        for column, vector in enumerate(self._sums[: len(block)]):
+            for post_op in self._row.post_ops:
+                if post_op[0] == ADD_OTHER:
+                    code.compute_memory(ADD, vector, vector, R9, R13, column * pixel)
+                else:
+                    write_post_op(code, vector, self._free[:TEMPORARIES], post_op)
+            code.store_at(vector, R9, column * pixel)

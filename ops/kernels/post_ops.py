@@ -1,0 +1,46 @@
+"""Post-ops without another operand, by the names of `ops.activation.post_ops`, for kernels to do to their results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from dagexec.ops.kernels import elementary
+from dagexec.ops.kernels.assembler import Assembler
+from dagexec.ops.kernels.builder import Builder, Vector, write_within
+
+TEMPORARIES = 7
+"""Vectors that they need beside the one that they change."""
+
+PostOp = tuple[str, float, float]
+"""Its kind and two numbers."""
+
+
+def _hard_swish(build: Builder, x: Vector) -> Vector:
+    return x * elementary.hard_sigmoid(build, x, 1 / 6, 0.5)
+
+
+FUNCTIONS: Mapping[str, Callable[[Builder, Vector, float, float], Vector]] = {
+    "relu": lambda build, x, a, b: build.maximum(0.0, x),
+    "leaky_relu": lambda build, x, a, b: elementary.leaky_relu(build, x, a),
+    "clip": lambda build, x, a, b: elementary.clip(build, x, a, b),
+    "sigmoid": lambda build, x, a, b: elementary.near_sigmoid(build, x),
+    "tanh": lambda build, x, a, b: elementary.tanh(build, x),
+    "swish": lambda build, x, a, b: elementary.near_swish(build, x, a),
+    "hardsigmoid": lambda build, x, a, b: elementary.hard_sigmoid(build, x, a, b),
+    "hardswish": lambda build, x, a, b: _hard_swish(build, x),
+    "gelu_erf": lambda build, x, a, b: elementary.gelu(build, x),
+    "gelu_tanh": lambda build, x, a, b: elementary.tanh_gelu(build, x),
+    "mish": lambda build, x, a, b: elementary.mish(build, x),
+}
+"""By kind."""
+
+
+def write_post_op(code: Assembler, vector: int, free: list[int], post_op: PostOp) -> None:
+    """Write it into the code of a kernel, for a register; `free` are others. Raises OutOfRegistersError."""
+    kind, a, b = post_op
+    write_within(code, vector, free, partial(_of_numbers, kind, a, b))
+
+
+def _of_numbers(kind: str, a: float, b: float, build: Builder, x: Vector) -> Vector:
+    return FUNCTIONS[kind](build, x, a, b)
