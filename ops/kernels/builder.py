@@ -377,7 +377,7 @@ class Builder:
         place = self.zero()
         for vectors in dict.fromkeys((together, 1)):
             width = vectors * self.lanes
-            with self.range((count & -width) << 2, width * BYTES, place):
+            with self.range((count - (width - 1)) << 2, width * BYTES, place):
                 places = [place, *(place + number * self.lanes * BYTES for number in range(1, vectors))]
                 self._mixed([partial(body, one, None) for one in places])
         rest = count & (self.lanes - 1)

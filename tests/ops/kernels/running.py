@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from dagexec.ops.kernels.builder import Builder, Mask, Scalar, Vector
+from dagexec.ops.kernels.builder import Builder, Mask, Scalar, Vector, fitting
 from dagexec.ops.onednn.binding import library
 
 Array = npt.NDArray[np.float32]
@@ -33,14 +33,18 @@ def call(build: Builder, *arguments: int) -> None:
 
 def applied(function: Callable[[Builder, Vector], Vector], x: Array, lanes: int, together: int = 1) -> Array:
     """A function of each element by a kernel, which must leave what is behind the result as it was."""
-    build = Builder(lanes)
-    source, target, count = build.arguments(3)
 
-    def body(place: Scalar, mask: Mask | None) -> None:
-        build.store(function(build, build.load(source, place, mask=mask)), target, place, mask=mask)
+    def write(together: int) -> Builder:
+        build = Builder(lanes)
+        source, target, count = build.arguments(3)
 
-    build.each(count, body, together)
+        def body(place: Scalar, mask: Mask | None) -> None:
+            build.store(function(build, build.load(source, place, mask=mask)), target, place, mask=mask)
+
+        build.each(count, body, together)
+        return build
+
     memory = np.full(x.size + 2 * lanes, 7, np.float32)
-    call(build, x.ctypes.data, memory.ctypes.data, x.size)
+    call(fitting(write, together), x.ctypes.data, memory.ctypes.data, x.size)
     assert (memory[x.size :] == 7).all()
     return memory[: x.size]

@@ -76,7 +76,7 @@ def clipped(build: Builder, x: Vector) -> Vector:
 
 
 @each_size
-@pytest.mark.parametrize("together", [1, 2])
+@pytest.mark.parametrize("together", [1, 2, 3])
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_an_operation_is_that_of_numpy(name: str, together: int, lanes: int) -> None:
     kernel, expected = OPERATIONS[name]
