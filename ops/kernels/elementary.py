@@ -185,6 +185,11 @@ def power(build: Builder, x: Vector, exponent: float) -> Vector | None:
     return None if simple is None else simple(build, x)
 
 
+def has_power(exponent: float) -> bool:
+    """True for the exponents that `power` knows."""
+    return exponent in _POWERS
+
+
 _POWERS: dict[float, Callable[[Builder, Vector], Vector]] = {
     -2.0: lambda build, x: 1.0 / (x * x),
     -1.0: lambda build, x: 1.0 / x,

@@ -20,14 +20,16 @@ import numpy as np
 
 from dagexec.core.arguments import Arguments
 from dagexec.core.dtypes import FLOAT32
-from dagexec.core.operator import Step, in_sequence
+from dagexec.core.operator import Prepared, Step, in_sequence
 from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import operator, operator_class, registered_operators, schema_of
 from dagexec.errors import UnsupportedFeatureError
+from dagexec.ops.activation import functions
 from dagexec.ops.activation.post_ops import SUM, PostOp, parse_post_op, read_post_ops
 from dagexec.ops.base.broadcasting import operand_views
-from dagexec.ops.base.layout import BLOCKS, NCHW
+from dagexec.ops.base.layout import BLOCKS, NCHW, channel_axis
 from dagexec.ops.elementwise import fused as fused_elementwise
+from dagexec.ops.kernels.chains import PRELU, chain_step
 from dagexec.ops.kernels.function_kernels import GELU, gelu_step
 from dagexec.ops.onednn.accuracy import is_coarse, require_accurate
 from dagexec.ops.onednn.operator import OneDNNOperator
@@ -111,7 +113,26 @@ class Chain(OneDNNOperator):
     def drops_nan(self) -> bool:
         return drops_nan(self.links()[1])
 
-    def prepare_primitive(self) -> Step:
+    def prepare_primitive(self) -> Step | Prepared:
+        """One primitive; a kernel of our own where it takes several or oneDNN refuses."""
+        try:
+            return self._by_primitives()
+        except UnsupportedFeatureError:
+            step = self._by_kernel()
+            if step is None:
+                raise
+            return step
+
+    def _by_kernel(self) -> Step | None:
+        x, links, operands = self.links()
+        if any(link.kind == SUM for link in links):
+            return None
+        order = list(operands)
+        chain = [(one.kind, one.a, one.b, order.index(one.input) if one.input >= 0 else -1) for one in links]
+        machine, arrays = self.onednn.machine, list(operands.values())
+        return chain_step(machine, self.team, chain, x, self.y(0), arrays, self.label)
+
+    def _by_primitives(self) -> Step | Prepared:
         """As many primitives as the links need, in place after the first."""
         x, links, operands = self.links()
         y = self.y(0)
@@ -123,6 +144,9 @@ class Chain(OneDNNOperator):
         if len(groups) > 1 and any(np.shares_memory(y, operand) for operand in operands.values()):
             raise UnsupportedFeatureError(f"{self.label}: an operand is overwritten before the last post-op reads it")
         adds = next((number for number, group in enumerate(groups) if any(link.kind == SUM for link in group)), 0)
+        kernel = self._by_kernel() if len(groups) > 1 else None
+        if kernel is not None:
+            return kernel
         source, bounds, steps = x, [], []
         for number, group in enumerate(groups):
             target = y
@@ -246,6 +270,24 @@ class BinaryOperator(DeclaredChain):
         if a.shape != y.shape and links[0].kind in ("add", "mul"):
             a, b = b, a
         return a, links, {1: b}
+
+
+@operator(functions.PRelu.schema, engine="ONEDNN")
+class PRelu(OneDNNOperator, functions.PRelu):
+    """Relu with a learned slope for negative values, by a kernel of our own."""
+
+    repeats = True
+    metas = (FLOAT32,)
+
+    def prepare_primitive(self) -> Step:
+        """One chain of one link. Raises UnsupportedFeatureError where there is no kernel."""
+        x, slope, call = self.x(0), self.x(1), self.call()
+        view = slope.reshape(functions.slope_view(x.shape, slope.shape, channel_axis(call), call))
+        chain = [(PRELU, 0.0, 0.0, 0)]
+        step = chain_step(self.onednn.machine, self.team, chain, x, self.y(0), [view], self.label)
+        if step is None:
+            raise UnsupportedFeatureError(f"{self.label}: there is no kernel for these tensors")
+        return step
 
 
 def register_declared(op_type: str) -> None:

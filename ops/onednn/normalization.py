@@ -1,4 +1,5 @@
-"""Normalizations by oneDNN: SpatialBN with given statistics, LRN across channels, LayerNorm.
+"""Normalizations by oneDNN: SpatialBN with given statistics, LRN across channels, LayerNorm. InstanceNorm and GroupNorm
+are kernels of our own.
 
 Of 64 x 56 x 56 in NCHW oneDNN's batch normalization takes 370 us on one core, NumPy's 150, and a product whose post-op
 adds 22; in NHWC batch normalization is faster than that, 31 us against 70.
@@ -17,6 +18,7 @@ from dagexec.core.registry import operator
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.base.blocks import convert
 from dagexec.ops.base.layout import NCHW, NHWC, image_order, logical_shape
+from dagexec.ops.kernels.standardizing import standardizing_step
 from dagexec.ops.normalization import batch_norm, standardization
 from dagexec.ops.normalization import local_response as normalization
 from dagexec.ops.onednn.operator import OneDNNOperator
@@ -185,3 +187,35 @@ class LayerNorm(OneDNNOperator, standardization.LayerNorm):
             steps.append(conversion)
         bound = self.bound(found, arguments)
         return self.rebindable(in_sequence([*steps, bound.step]), bound, {0: SRC}, {0: DST})
+
+
+class _Grouped(OneDNNOperator):
+    """Base of those whose groups are rows of an image in NCHW."""
+
+    metas = (FLOAT32,)
+
+    def prepare_primitive(self) -> Step:
+        """One kernel for all groups. Raises UnsupportedFeatureError for statistics as outputs and for other orders."""
+        assert isinstance(self, standardization.InstanceNorm | standardization.GroupNorm)
+        groups = self.grouping()
+        rank = len(groups.view)
+        if len(self.output_blobs) > 1 or groups.axes != tuple(range(rank - len(groups.axes), rank)):
+            raise UnsupportedFeatureError(f"{self.label}: the kernel normalizes channels in NCHW, and that alone")
+        rows = math.prod(groups.reduced)
+        width = groups.view[-1]
+        x, y = (array.reshape(rows, -1, width) for array in (self.x(0), self.y(0)))
+        numbers = self.x(1), self.x(2), self.arguments.float("epsilon", 1e-5)
+        step = standardizing_step(self.onednn.machine, self.team, x, y, *numbers, self.label)
+        if step is None:
+            raise UnsupportedFeatureError(f"{self.label}: no kernels run here")
+        return step
+
+
+@operator(standardization.InstanceNorm.schema, engine="ONEDNN")
+class InstanceNorm(_Grouped, standardization.InstanceNorm):
+    """Instance normalization."""
+
+
+@operator(standardization.GroupNorm.schema, engine="ONEDNN")
+class GroupNorm(_Grouped, standardization.GroupNorm):
+    """Group normalization."""

@@ -248,3 +248,14 @@ def test_a_run_of_a_chain_allocates_nothing() -> None:
         net.run()
         peak = peak_memory(net.run)
     assert peak < 20_000
+
+
+@needs_onednn
+@pytest.mark.parametrize(
+    ("shape", "slope", "order"), [((2, 3, 5), 3, "NCHW"), ((2, 5, 3), 3, "NHWC"), ((4, 7), 1, "NCHW")]
+)
+def test_prelu_is_that_of_numpy(shape: tuple[int, ...], slope: int, order: str) -> None:
+    x, slopes = normal(0, *shape), normal(1, slope)
+    x.flat[:2] = np.nan, -np.inf
+    (found,) = run_onednn("PRelu", [x, slopes], order=order, lanes=8)
+    np.testing.assert_array_equal(found, run_operator("PRelu", [x, slopes], order=order)[0])

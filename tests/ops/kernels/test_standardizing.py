@@ -1,0 +1,56 @@
+"""Rows normalized by a kernel: against float64, offsets that hide the variance, bytes of a row."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dagexec.ops.kernels.machine import Machine
+from dagexec.ops.kernels.standardizing import standardizing_step
+from dagexec.ops.onednn.binding import require_library
+from tests.ops.kernels.running import Array, each_size, needs_kernels
+
+
+def computed(x: Array, scale: Array, bias: Array, lanes: int, threads: int = 1) -> Array:
+    y = np.full_like(x, 7)
+    machine = Machine(lanes, require_library("norm").machine.team)
+    step = standardizing_step(machine, threads, x, y, scale, bias, 1e-3, "norm")
+    assert step is not None
+    step()
+    return y
+
+
+def parameters(size: int) -> tuple[Array, Array]:
+    rng = np.random.default_rng(9)
+    return rng.standard_normal(size).astype(np.float32), rng.standard_normal(size).astype(np.float32)
+
+
+@each_size
+@pytest.mark.parametrize("shape", [(1, 1, 1), (4, 3, 7), (6, 1, 1030), (2, 5, 700), (4, 2, 2048)])
+def test_a_row_has_the_mean_and_the_variance_of_its_scale_and_bias(shape: tuple[int, int, int], lanes: int) -> None:
+    groups = 2 if shape[0] % 2 == 0 else 1
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32) + np.float32(30)
+    scale, bias = parameters(groups * shape[1])
+    wide = x.astype(np.float64)
+    mean, variance = wide.mean((1, 2), keepdims=True), wide.var((1, 2), keepdims=True)
+    factor, shift = (np.resize(one, (shape[0], shape[1]))[:, :, None] for one in (scale, bias))
+    expected = (wide - mean) / np.sqrt(variance + 1e-3) * factor + shift
+    whole = computed(x, scale, bias, lanes)
+    np.testing.assert_allclose(whole, expected, rtol=2e-5, atol=2e-5)
+    for threads in (2, 3):
+        assert computed(x, scale, bias, lanes, threads).tobytes() == whole.tobytes()
+    assert computed(x[:groups], scale, bias, lanes).tobytes() == whole[:groups].tobytes()
+
+
+@needs_kernels
+def test_what_is_not_a_number_stays_in_its_row_and_other_types_are_left_to_others() -> None:
+    x = np.ones((3, 1, 40), np.float32)
+    x[1, 0, 3], x[2, 0, 4] = np.nan, np.inf
+    found = computed(x, np.ones(1, np.float32), np.ones(1, np.float32), 8)
+    assert np.isfinite(found[0]).all()
+    assert np.isnan(found[1:]).all()
+    ones = np.ones(1, np.float32)
+    machine = require_library("norm").machine
+    assert standardizing_step(machine, 1, x.astype(float), x.astype(float), ones, ones, 1e-3, "norm") is None
+    assert standardizing_step(machine, 1, x[:, :, ::2], x[:, :, ::2], ones, ones, 1e-3, "norm") is None
+    assert standardizing_step(Machine(4), 1, x, x, ones, ones, 1e-3, "norm") is None
