@@ -15,6 +15,8 @@ COMPILER = Path(dagexec.__file__).parent / "compiler"
 
 PATTERNS = {
     "passes/activation_patterns.py": "what a pattern is made of and what it becomes",
+    "passes/attention.py": "how attention is spelled, factors, sums and choices in between",
+    "passes/axes.py": "what moves or repeats elements without being a view",
     "passes/constant_folding.py": "Shape, Size and Reshape, each folded in its own way",
     "passes/inner_products.py": "products, each rewritten to an FC in its own way",
 }

@@ -319,6 +319,9 @@ def attention() -> Iterator[Case]:
     yield case("Attention", q, q, q, batch(1, 16, 16), mask=1)
     yield case("Attention", q, q, q, constant(16, 18), batch(4, 2, 32), batch(4, 2, 32), outputs=3, mask=1, cache=1)
     yield case("Attention", q, q, q, batch(draw=integers(1, 17)), lengths=1)
+    yield case("FusedAttention", q, q, q, batch(1, 16, 16), bias=1)
+    lying, order = batch(16, 4, 32), [0, 2, 1, 3]
+    yield case("FusedAttention", lying, lying, lying, q_axes=order, k_axes=order, v_axes=order, y_axes=order)
 
 
 def images_in_parts() -> Iterator[Case]:

@@ -1,0 +1,364 @@
+"""The parts of attention as machine code: keys transposed, products of strided matrices, the softmax of rows.
+
+A product's element is one chain of fused products and sums in the order of the inner axis, a row's softmax goes over
+the row alone, eight numbers at a time: no byte depends on the other rows, nor on where a kernel is called.
+
+The exponential is 2^n 2^f with whole n and |f| <= 1/2: n goes to the exponent's bits, 2^f is a polynomial with the
+constant term 1, so that 2^-127, the least that is computed, has no bit set and is zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from dagexec.ops.kernels.assembler import (
+    ADD,
+    ADD_INTEGERS,
+    FMA,
+    HORNER,
+    LOAD_MASKED,
+    MAX,
+    MUL,
+    R8,
+    R9,
+    R10,
+    R11,
+    R12,
+    R13,
+    R14,
+    R15,
+    RAX,
+    RBP,
+    RBX,
+    RCX,
+    RDI,
+    RDX,
+    RSI,
+    SUB,
+    Assembler,
+    Instruction,
+)
+from dagexec.ops.kernels.machine_code import executable
+
+GROUP = 8
+"""Keys that are transposed together, and elements of each."""
+
+_AND, _AND_NOT, _OR, _DIVIDE = (1, 0, 0x54), (1, 0, 0x55), (1, 0, 0x56), (1, 0, 0x5E)
+_LOW_PAIRS, _HIGH_PAIRS, _SHUFFLE = (1, 0, 0x14), (1, 0, 0x15), (1, 0, 0xC6)
+_HALVES, _IN_HALVES = (3, 1, 0x06), (3, 1, 0x04)
+
+_SAVED = (RBX, RBP, R12, R13, R14, R15)
+_VECTOR = 32  # bytes
+_STEP = 4  # elements of the inner axis in a pass of the loop
+_ROWS_OF_BASE = 5
+
+
+# --- keys, transposed
+
+PACK_GROUPS, PACK_TILES, KEY_ROW, GROUP_BYTES, PACKED_ROW = range(5)
+"""Places of the fields of `transpose_kernel`: how many groups of keys, and of elements of each; bytes of a row of keys,
+of a group of them, and of a row of packed keys."""
+
+
+@lru_cache(maxsize=1)
+def transpose_kernel() -> int | None:
+    """The address of a function of keys, packed keys, nothing and fields; None where it cannot run.
+
+    Row n of the keys becomes column n of the packed ones.
+    """
+    code = Assembler()
+    code.push(*_SAVED)
+    for register, field in ((R8, KEY_ROW), (R12, PACKED_ROW), (R13, PACK_GROUPS)):
+        code.load_field(register, 8 * field, RCX)
+    group = code.here()
+    pairs = (R10, R11, RBP, RBX)
+    code.move(pairs[0], RDI)
+    for register, before in zip(pairs[1:], pairs, strict=False):
+        code.move(register, before)
+        code.add(register, R8)
+        code.add(register, R8)
+    code.load_field(R14, 8 * PACK_TILES, RCX)
+    code.move(RDX, RSI)
+    tile = code.here()
+    rows = list(range(8))
+    for number, register in enumerate(pairs):
+        code.load_at(rows[2 * number], register, 0)
+        code.compute_memory((1, 0, 0x10), rows[2 * number + 1], 0, register, R8)
+    for row in _transposed(code, rows, list(range(8, 16))):
+        code.store_at(row, RDX, 0)
+        code.add(RDX, R12)
+    for register in pairs:
+        code.add_number(register, _VECTOR)
+    code.add_number(R14, -1)
+    code.jump_if_not_zero(tile)
+    code.add_number(RSI, _VECTOR)
+    code.add_field(RDI, 8 * GROUP_BYTES, RCX)
+    code.add_number(R13, -1)
+    code.jump_if_not_zero(group)
+    code.leave(*_SAVED)
+    return executable(code.code())
+
+
+def _transposed(code: Assembler, rows: list[int], free: list[int]) -> list[int]:
+    """The vectors that hold the columns of eight rows of eight."""
+    for number in range(0, 8, 2):
+        code.compute(_LOW_PAIRS, free[number], rows[number], rows[number + 1])
+        code.compute(_HIGH_PAIRS, free[number + 1], rows[number], rows[number + 1])
+    for half in (0, 4):
+        for number, (left, right) in enumerate(((0, 2), (1, 3))):
+            for place, choice in enumerate((0x44, 0xEE)):
+                target = rows[half + 2 * number + place]
+                code.compute(_SHUFFLE, target, free[half + left], free[half + right], choice)
+    for number in range(4):
+        for place, choice in ((number, 0x20), (number + 4, 0x31)):
+            code.compute(_HALVES, free[place], rows[number], rows[number + 4], choice)
+    return free
+
+
+# --- products
+
+(
+    PANELS,
+    BLOCKS,
+    X_ROW,
+    X_3_ROWS,
+    X_5_ROWS,
+    X_BLOCK,
+    W_ROW,
+    W_PANEL,
+    Y_ROW,
+    Y_PANEL,
+    WHOLE,
+) = range(11)
+"""Places of the fields of `product_kernel`: how many panels of columns, and of blocks of rows; bytes of rows of X, W
+and Y, of blocks and panels; and of the elements of a row of X that passes of the inner loop read."""
+
+
+def most_rows(lanes: int) -> int:
+    """The most rows of a block."""
+    return 8 if lanes == 16 else 4
+
+
+def most_vectors(rows: int, lanes: int) -> int:
+    """The most vectors in a row of a panel, for blocks of so many rows."""
+    if lanes == 16:
+        return 8 if rows == 1 else 4 if rows < 5 else 2
+    return (6, 4, 3, 3)[rows - 1]
+
+
+@lru_cache(maxsize=512)
+def product_kernel(rows: int, vectors: int, lanes: int, has_passes: bool, rest: int) -> int | None:
+    """The address of a function of X, W, Y and fields, Y = X W, for blocks of `rows` and panels of `vectors`.
+
+    Rows of all three may be any distance apart. The inner axis has passes of _STEP elements and `rest` more.
+    """
+    code = Assembler(lanes)
+    code.push(*_SAVED)
+    for register, field in ((R8, X_ROW), (R9, X_3_ROWS), (R12, W_ROW), (R13, Y_ROW), (RBX, PANELS)):
+        code.load_field(register, 8 * field, RCX)
+    panel = code.here()
+    code.load_field(RAX, 8 * BLOCKS, RCX)
+    code.save(RAX)
+    code.move(R14, RDI)
+    code.move(R15, RDX)
+    block = code.here()
+    code.move(R10, R14)
+    code.load_field(R11, 8 * X_5_ROWS, RCX)
+    code.add(R11, R14)
+    code.move(RAX, RSI)
+    sums = [[row * vectors + number for number in range(vectors)] for row in range(rows)]
+    for vector in range(rows * vectors):
+        code.clear_vector(vector)
+    if has_passes:
+        code.load_field(RBP, 8 * WHOLE, RCX)
+        code.add(RBP, R14)
+        inner = code.here()
+        _multiply(code, sums, _STEP)
+        for base in (R10, R11):
+            code.add_number(base, 4 * _STEP)
+        code.compare(R10, RBP)
+        code.jump_if_below(inner)
+    _multiply(code, sums, rest)
+    for targets in sums:
+        for number, vector in enumerate(targets):
+            code.store_at(vector, R15, number * 4 * lanes)
+        code.add(R15, R13)
+    code.add_field(R14, 8 * X_BLOCK, RCX)
+    code.count_down()
+    code.jump_if_not_zero(block)
+    code.add_field(RSI, 8 * W_PANEL, RCX)
+    code.add_field(RDX, 8 * Y_PANEL, RCX)
+    code.add_number(RBX, -1)
+    code.jump_if_not_zero(panel)
+    code.leave(*_SAVED)
+    return executable(code.code())
+
+
+def _multiply(code: Assembler, sums: list[list[int]], steps: int) -> None:
+    """Adds to the sums the products of so many columns of X and rows of W."""
+    vectors, free = len(sums[0]), sum(map(len, sums))
+    weights = range(free, free + vectors)
+    for step in range(steps):
+        for number, vector in enumerate(weights):
+            code.load_at(vector, RAX, number * 4 * code.lanes)
+        for row, targets in enumerate(sums):
+            base = (R10, R11)[row // _ROWS_OF_BASE]
+            index, scale = ((None, 1), (R8, 1), (R8, 2), (R9, 1), (R8, 4))[row % _ROWS_OF_BASE]
+            if code.lanes == 16:
+                for target, weight in zip(targets, weights, strict=True):
+                    code.compute_broadcast(FMA, target, weight, base, index, scale, 4 * step)
+                continue
+            code.broadcast(free + vectors, base, index, scale, 4 * step)
+            for target, weight in zip(targets, weights, strict=True):
+                code.compute(FMA, target, weight, free + vectors)
+        code.add(RAX, R12)
+
+
+# --- softmax
+
+ROWS, SCORE_ROW, MAIN, BIAS_ROW, MASK_ROW, NUMBERS = range(6)
+"""Places of the fields of `softmax_kernel`: how many rows; bytes of rows, and of what passes of the loop do of each;
+and the address of NUMBERS: a mask of the elements of the last vector, zeros there and minus infinity behind, a vector
+each, then the scale, and what hidden scores become."""
+
+_TOGETHER = 4
+_LOW, _MOST, _TOTAL = 12, 13, 14
+_DEGREE = 6
+
+
+def tail_numbers(keys: int, scale: float, hidden: float) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+    """What NUMBERS leads to."""
+    inside = np.arange(GROUP) < (keys - 1) % GROUP + 1
+    found = np.zeros(2 * GROUP + 2, np.float32)
+    found[:GROUP].view(np.int32)[inside] = -1
+    found[GROUP : 2 * GROUP][~inside] = -np.inf
+    found[2 * GROUP :] = scale, hidden
+    return found
+
+
+@lru_cache(maxsize=256)
+def softmax_kernel(
+    has_passes: bool, rest: int, has_tail: bool, has_bias: bool, has_mask: bool, nan_to_zero: bool
+) -> int | None:
+    """The address of a function of scores, bias, mask and fields, which makes weights of scores, row by row.
+
+    A row is passes of _TOGETHER vectors, `rest` more, and with `has_tail` a part of one; its memory has room for that.
+    A mask has all bits set where a score stays.
+    """
+    code = Assembler()
+    code.push(*_SAVED)
+    fields = ((R8, MAIN), (R9, SCORE_ROW), (R10, BIAS_ROW), (R11, MASK_ROW), (R12, NUMBERS), (R13, ROWS))
+    for register, field in fields:
+        code.load_field(register, 8 * field, RCX)
+
+    def over_row(body: Callable[[Sequence[int], bool], None]) -> None:
+        code.clear(RAX)
+        if has_passes:
+            loop = code.here()
+            body(range(_TOGETHER), False)
+            code.add_number(RAX, _TOGETHER * _VECTOR)
+            code.compare(RAX, R8)
+            code.jump_if_below(loop)
+        if rest:
+            body(range(rest), False)
+            code.add_number(RAX, rest * _VECTOR)
+        if has_tail:
+            body(range(1), True)
+
+    def load(what: Instruction | None, target: int, left: int, base: int, place: int, is_tail: bool) -> None:
+        """target = memory, or left what memory; zeros behind the end of a row."""
+        if not is_tail:
+            code.compute_memory(what or (1, 0, 0x10), target, left, base, RAX, place * _VECTOR)
+            return
+        code.load_at(15, R12, 0)
+        code.compute_memory(LOAD_MASKED, 15, 15, base, RAX)
+        if what is None:
+            code.compute(_OR, target, 15, 15)
+        else:
+            code.compute(what, target, left, 15)
+
+    def scale(places: Sequence[int], is_tail: bool) -> None:
+        for place in places:
+            load(None, place, 0, RDI, place, is_tail)
+            code.broadcast(11, R12, None, 1, 2 * _VECTOR)
+            code.compute(MUL, place, place, 11)
+            if has_mask:
+                code.broadcast(11, R12, None, 1, 2 * _VECTOR + 4)
+                load(None, 10, 0, RDX, place, is_tail)
+                code.compute(_AND, place, place, 10)
+                code.compute(_AND_NOT, 10, 10, 11)
+                code.compute(_OR, place, place, 10)
+            if has_bias:
+                load(ADD, place, place, RSI, place, is_tail)
+            if is_tail:
+                code.compute_memory(ADD, place, place, R12, RBX, _VECTOR)
+            code.compute(MAX, _MOST, _MOST, place)
+            code.store(place, RDI, RAX, place * _VECTOR)
+
+    def exponentiate(places: Sequence[int], _is_tail: bool) -> None:
+        chains = [(place, place + 4, place + 8) for place in places]
+        for place, (x, _, p) in enumerate(chains):
+            code.load(x, RDI, RAX, place * _VECTOR)
+            code.compute(SUB, x, x, _MOST)
+            code.compute_constant(MUL, x, x, 1 / math.log(2))
+            code.compute(MAX, x, _LOW, x)  # on the right: what is no number stays none
+            code.load_constant(p, coefficients[0])
+        for x, n, _ in chains:
+            code.round(n, x)
+            code.compute(SUB, x, x, n)
+        for value in coefficients[1:]:
+            for x, _, p in chains:
+                code.compute_constant(HORNER, p, x, value)
+        for place, (_, n, p) in enumerate(chains):
+            code.powers_of_two(n)
+            code.compute(ADD_INTEGERS, p, p, n)
+            code.compute(ADD, _TOTAL, _TOTAL, p)
+            code.store(p, RDI, RAX, place * _VECTOR)
+
+    def divide(places: Sequence[int], _is_tail: bool) -> None:
+        for place in places:
+            code.load(place, RDI, RAX, place * _VECTOR)
+            code.compute(MUL, place, place, _TOTAL)
+            if nan_to_zero:
+                code.compute(MAX, place, place, 15)
+            code.store(place, RDI, RAX, place * _VECTOR)
+
+    coefficients = _powers_of_two()
+    code.clear(RBX)
+    code.load_constant(_LOW, -127.0)
+    row = code.here()
+    code.load_constant(_MOST, -math.inf)
+    over_row(scale)
+    _across(code, MAX, _MOST)
+    code.clear_vector(_TOTAL)
+    over_row(exponentiate)
+    _across(code, ADD, _TOTAL)
+    code.load_constant(11, 1.0)
+    code.compute(_DIVIDE, _TOTAL, 11, _TOTAL)
+    code.clear_vector(15)
+    over_row(divide)
+    for register, other in ((RDI, R9), (RSI, R10), (RDX, R11)):
+        code.add(register, other)
+    code.add_number(R13, -1)
+    code.jump_if_not_zero(row)
+    code.leave(*_SAVED)
+    return executable(code.code())
+
+
+def _across(code: Assembler, what: Instruction, vector: int) -> None:
+    """Every element of a vector becomes what `what` makes of all of them, in a fixed order."""
+    for instruction, choice in ((_HALVES, 0x01), (_IN_HALVES, 0x4E), (_IN_HALVES, 0xB1)):
+        code.compute(instruction, 11, vector if instruction is _HALVES else 0, vector, choice)
+        code.compute(what, vector, vector, 11)
+
+
+def _powers_of_two() -> list[float]:
+    """Coefficients of 2^f for |f| <= 1/2, highest power first, the last one 1. Relative error 1e-8."""
+    nodes = np.polynomial.chebyshev.chebpts1(_DEGREE) / 2
+    values = np.expm1(nodes * math.log(2)) / nodes
+    series = np.polynomial.Chebyshev.fit(nodes, values, _DEGREE - 1, [-0.5, 0.5])
+    return [*(float(value) for value in series.convert(kind=np.polynomial.Polynomial).coef[::-1]), 1.0]
