@@ -4,6 +4,11 @@ libgomp lets an idle team spin, to be there for the next operator, while all tea
 beyond that they sleep, and each operator waits some 50 us until the system has woken its team. So no more threads than
 need it keep a team: who is idle releases its own when another thread has one.
 
+Where an idle thread of a team sleeps it has to be woken for the next operator, and some kernels put it on the core of
+its waker then, although another core is idle: from time to time wherever other processes compute a little, and for
+many milliseconds, in which the team computes on one core. So its other threads are kept off the core of the thread
+whose team it is (`keep_off`).
+
 A team does not survive a fork: in the child, the thread that forked would wait for it forever. So it releases its
 team before, and parent and child make one of their own when they next need one.
 """
@@ -15,10 +20,12 @@ import threading
 from collections.abc import Callable
 
 Wake = Callable[[], object]
+Restrict = Callable[[int, set[int]], object]
 
 _lock = threading.Lock()
 _owners: dict[int, Wake | None] = {}  # by thread
 _releases: list[Callable[[], object] | None] = []
+_restricts: list[Restrict] = []
 _parted = False  # the thread that is about to fork has let go of its team
 _stranded = False
 
@@ -26,6 +33,38 @@ _stranded = False
 def on_release(release: Callable[[], object] | None) -> None:
     """Have `release` called by a thread that is to let go of its team; None: it cannot."""
     _releases.append(release)
+
+
+def on_restrict(restrict: Restrict) -> None:
+    """Have `restrict` called by a thread whose team's other threads are to compute on other cores.
+
+    It is told of how many threads the team is, and the cores.
+    """
+    _restricts.append(restrict)
+
+
+class _Here(threading.local):
+    """What the team of a thread was told last: off which core, and how many threads it had."""
+
+    core = -1
+    threads = 0
+
+
+_here = _Here()
+
+
+def keep_off(core: int, threads: int) -> None:
+    """Have the other threads of the calling thread's team, `threads` with it, compute elsewhere than on `core`.
+
+    Nothing is done where it was told so before, and where that leaves fewer cores than other threads.
+    """
+    if (core == _here.core and threads <= _here.threads) or _stranded:
+        return
+    _here.core, _here.threads = core, threads
+    others = os.sched_getaffinity(0) - {core}
+    if len(others) >= threads - 1:
+        for restrict in _restricts:
+            restrict(threads, others)
 
 
 def stranded() -> bool:
@@ -64,6 +103,7 @@ def leave_to_others() -> None:
 
 def leave() -> None:
     """The calling thread releases its team, if it has one."""
+    _here.core = -1
     _owners.pop(threading.get_ident(), None)  # one step, as whoever holds the lock may be about to fork
     if _stranded:
         return  # there is no team to wait for

@@ -28,6 +28,7 @@ from dagexec.platform.blocking import working_for
 from dagexec.platform.shutdown import hold_daemon
 from dagexec.platform.threads import ThreadsEndedError, ThreadWait, threads
 from dagexec.scheduler.plan.culprit import NameStep
+from dagexec.scheduler.run.affinity import current_core
 from dagexec.scheduler.run.inline import InlineSteps, run_inline
 from dagexec.serving.batching import Batching
 from dagexec.serving.dispatch import Dispatcher
@@ -153,6 +154,8 @@ class InlineRuns:
         names, out = request.names, request.out
         if replica.net.has_teams is not (request.caller in self._in_teams):
             self._change_team(request.caller)
+        if replica.net.has_teams and current_core is not None:
+            teams.keep_off(current_core(), replica.net.team_threads)
         known = replica.io_binding
         if arrays is None or known is None or not known.take_in(arrays, names, out):
             replica.feed(request.feeds, names, out)

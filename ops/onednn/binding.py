@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from dagexec.errors import DagexecError, DeviceError, ResourceError, Unsupported
 from dagexec.ops.kernels import machine_code
 from dagexec.ops.kernels.machine import Machine
 from dagexec.ops.kernels.team import Team
+from dagexec.ops.kernels.team_cores import restrict_others
 from dagexec.platform import teams
 from dagexec.platform.extras import install_command
 from dagexec.platform.forking import ProcessLock, without_fork
@@ -338,6 +339,9 @@ def load(path: str) -> Library:
         _try_generating(loaded)
     except DagexecError as error:
         raise DeviceError(f"{path}: {error}") from None
+    team = loaded.machine.team
+    if team is not None:
+        teams.on_restrict(partial(restrict_others, team))
     return loaded
 
 

@@ -57,6 +57,7 @@ class BaseNet(ABC, Closing):
         operators: the operator objects, in list order.
         workspace: where the blobs are.
         has_teams: operators may use several threads each.
+        team_threads: how many at most.
         has_bodies: some operator runs nets.
         arena_memory: what its memory plans lie in.
         streams: those it has leased, of the devices that its operators run on.
@@ -111,7 +112,8 @@ class BaseNet(ABC, Closing):
         self._closed = False
         self._inherited = False
         self._runner: threading.Thread | None = None
-        self.has_teams = any(_most_threads(operator) > 1 for operator in self.operators)
+        self.team_threads = max(map(_most_threads, self.operators), default=1)
+        self.has_teams = self.team_threads > 1
         self.on_host = all(self.graph.device(index) == CPU for index in range(len(self.graph)))
         self.streams = NetStreams(
             definition.name, options.streams_per_worker, Priority[options.stream_priority.upper()]
@@ -159,7 +161,7 @@ class BaseNet(ABC, Closing):
         """Have every operator use one thread; the bytes are those that a team gives. To be called before any run."""
         for operator in self.operators:
             operator.use_one_thread()
-        self.has_teams = False
+        self.has_teams, self.team_threads = False, 1
 
     def close(self) -> None:
         """Release threads and streams; a closed net does not run again. Idempotent.

@@ -56,3 +56,22 @@ def test_a_thread_that_ended_has_no_team(released: list[int]) -> None:
 def test_leaving_is_for_any_thread(released: list[int]) -> None:
     teams.leave()
     assert released == [threading.get_ident()]
+
+
+def test_a_team_is_kept_off_the_core_of_its_thread_and_told_only_what_is_new(
+    released: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[int, set[int]]] = []
+    monkeypatch.setattr(teams, "_restricts", [lambda *what: told.append(what)])
+    monkeypatch.setattr(teams, "_here", teams._Here())
+    monkeypatch.setattr(teams.os, "sched_getaffinity", lambda _thread: {0, 1, 2, 5}, raising=False)
+    teams.keep_off(1, 2)
+    teams.keep_off(1, 2)
+    assert told == [(2, {0, 2, 5})]
+    teams.keep_off(1, 3)
+    teams.keep_off(5, 2)
+    assert told[1:] == [(3, {0, 2, 5}), (2, {0, 1, 2})]
+    teams.leave()
+    teams.keep_off(5, 4)
+    teams.keep_off(5, 5)  # four others, and three cores
+    assert told[3:] == [(4, {0, 1, 2})]
