@@ -12,7 +12,7 @@ PYTHON_TESTS := tests/core tests/devices tests/platform tests/scheduler tests/co
 # Tests start very many processes of Python, and rewrite four hundred files of asserts: what is compiled is kept.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: compare test test-all test-matrix test-python stress lint proto benchmark benchmark-cnn benchmark-cnn-avx2 benchmark-onnx benchmark-cuda fuzz fuzz-operators mutants cuda-check clean
+.PHONY: compare test test-all test-matrix test-python stress lint proto benchmark benchmark-cnn benchmark-cnn-avx2 benchmark-models benchmark-onnx benchmark-cuda fuzz fuzz-operators mutants cuda-check clean
 
 compare: $(VENV)/.installed
 	$(BIN)/dagexec compare zoo:googlenet
@@ -76,6 +76,20 @@ benchmark-cnn: $(VENV)/.installed-bench
 # The same as on a processor with AVX2 and no AVX-512; docs/benchmarks.md has a part for each.
 benchmark-cnn-avx2: $(VENV)/.installed-bench
 	ONEDNN_MAX_CPU_ISA=AVX2 OPENBLAS_CORETYPE=Haswell $(BIN)/python benchmarks/cnn.py --write-docs --batch 1
+
+# Forty models of six families, which are made first, in float32, on both kinds of processors: some three hours; and in
+# bfloat16 and int8, where the processor computes in them. Ended and begun again, it goes on where it was.
+MODELS = $(BIN)/python benchmarks/models.py
+NARROW = ONEDNN_MAX_CPU_ISA=AVX2 OPENBLAS_CORETYPE=Haswell
+benchmark-models: $(VENV)/.installed-bench-models
+	$(MODELS) --make
+	$(MODELS)
+	$(NARROW) $(MODELS)
+	$(MODELS) --batch 1 --threads 1 --torch --tuning 10
+	$(MODELS) --batch 1 --threads 1 --precision bfloat16 int8
+	$(MODELS) --first-results
+	$(MODELS) --profile
+	$(NARROW) $(MODELS) --profile --write-docs
 
 # Files of exporters and packages, which are made first, in half an hour; docs/onnx-models.md
 benchmark-onnx: $(VENV)/.installed-bench-models

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import pickle
 import statistics
@@ -10,11 +11,14 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import IO, Any
 
 import numpy.typing as npt
-from cnn_peers import LOADERS, Loaded, Task, Turn
+from cnn_peers import LOADERS, Loaded, Memory, Task, Turn
 from load_generators import ClosedLoop, Latencies, closed_loop, open_loop
+
+_PACKAGES = ("dagexec", "onnxruntime", "openvino", "torch")
 
 
 class _Child:
@@ -23,12 +27,17 @@ class _Child:
     def __init__(self) -> None:
         self._loaded: Loaded | None = None
 
-    def load(self, peer: str, task: Task, options: Mapping[str, Any]) -> Mapping[str, Any]:
+    def load(self, peer: str, task: Task, options: Mapping[str, Any]) -> tuple[Mapping[str, Any], float]:
+        """What was chosen, and the seconds from the import of the peer's package to the end of the first run."""
+        if peer in _PACKAGES:
+            importlib.import_module(peer)
+        start = time.perf_counter()
         self._loaded = LOADERS[peer](task, options)
         self._loaded.run()
+        seconds = time.perf_counter() - start
         gc.collect()
         gc.disable()
-        return self._loaded.chosen
+        return self._loaded.chosen, seconds
 
     def turn(self, seconds: float, least_runs: int) -> Turn:
         assert self._loaded is not None
@@ -45,9 +54,13 @@ class _Child:
             times.append(clock() - start)
         return Turn(statistics.median(times), min(times), len(times))
 
-    def output(self) -> npt.NDArray[Any]:
+    def outputs(self) -> list[npt.NDArray[Any]]:
         assert self._loaded is not None
-        return self._loaded.output()
+        return self._loaded.outputs()
+
+    def memory(self) -> Memory:
+        status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+        return Memory(*(int(status[name].split()[0]) / 1024 for name in ("VmRSS", "VmHWM")))
 
     def serve(self, callers: int, seconds: float) -> float:
         assert self._loaded is not None

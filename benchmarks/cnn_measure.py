@@ -171,7 +171,7 @@ def latency(load: Workload, file: Path, threads: int, effort: Effort, absent: Ab
             if column in absent.reasons:
                 continue
             try:
-                contenders[column], tried[column] = stack.enter_context(_best(column, task, options, effort))
+                contenders[column], tried[column] = stack.enter_context(best(column, task, options, effort))
             except AbsentError as error:
                 absent.note(column, str(error))
             except ContenderError as error:
@@ -180,9 +180,9 @@ def latency(load: Workload, file: Path, threads: int, effort: Effort, absent: Ab
                 print(f"{load.name}: {error}; left out of this row")
         differences = compare_outputs(contenders, task)
         product = stack.enter_context(Contender("matrix product", task, {"size": MATRIX_SIZE}))
-        rounds, disturbance = _rounds(contenders | {"matrix product": product}, effort)
+        turns_of, disturbance = rounds(contenders | {"matrix product": product}, effort)
     gflop = flops(load.model, load.feeds) / 1e9
-    product_rate = 2e-9 * MATRIX_SIZE**3 / statistics.median(turn.median for turn in rounds.pop("matrix product"))
+    product_rate = 2e-9 * MATRIX_SIZE**3 / statistics.median(turn.median for turn in turns_of.pop("matrix product"))
     times = {
         column: Time(
             1e3 * statistics.median(turn.median for turn in turns),
@@ -193,9 +193,9 @@ def latency(load: Workload, file: Path, threads: int, effort: Effort, absent: Ab
             differences[column],
             contenders[column].chosen,
         )
-        for column, turns in rounds.items()
+        for column, turns in turns_of.items()
     }
-    ratios = {column: _paired(rounds[OURS], turns) for column, turns in rounds.items() if column != OURS}
+    ratios = {column: paired(turns_of[OURS], turns) for column, turns in turns_of.items() if column != OURS}
     return Latency(load.name, load.batch, threads, times, ratios, gflop, 1e3 * gflop / product_rate, disturbance)
 
 
@@ -257,7 +257,7 @@ def _peer(column: str) -> str:
 
 
 @contextmanager
-def _best(
+def best(
     column: str, task: Task, options: Sequence[Options], effort: Effort
 ) -> Iterator[tuple[Contender, Mapping[str, float]]]:
     """The contender with the fastest of these settings, and the milliseconds of each; the others are ended."""
@@ -285,14 +285,14 @@ def _text(options: Options) -> str:
 def compare_outputs(contenders: Mapping[str, Contender], task: Task) -> dict[str, float]:
     """How far each contender's result is from onnxruntime's, or without it from that of dagexec's plain engines."""
     if "onnxruntime" in contenders:
-        reference = contenders["onnxruntime"].output()
+        reference = contenders["onnxruntime"].outputs()[0]
     else:
         with Contender(OURS, task, {"optimize": False}) as plain:
-            reference = plain.output()
+            reference = plain.outputs()[0]
     largest = float(np.abs(reference).max())
     differences = {}
     for column, contender in contenders.items():
-        output = contender.output()
+        output = contender.outputs()[0]
         if output.shape != reference.shape:
             raise ContenderError(f"{column}: shape {output.shape}, expected {reference.shape}")
         differences[column] = float(np.abs(output - reference).max()) / largest
@@ -304,19 +304,19 @@ def compare_outputs(contenders: Mapping[str, Contender], task: Task) -> dict[str
     return differences
 
 
-def _rounds(contenders: Mapping[str, Contender], effort: Effort) -> tuple[dict[str, list[Turn]], float]:
+def rounds(contenders: Mapping[str, Contender], effort: Effort) -> tuple[dict[str, list[Turn]], float]:
     """The turns of every contender, and the largest share of a turn that another one computed."""
-    rounds: dict[str, list[Turn]] = {column: [] for column in contenders}
+    turns: dict[str, list[Turn]] = {column: [] for column in contenders}
     disturbance = 0.0
     for _ in range(effort.rounds):
         for column, contender in contenders.items():
             others = [other for other in contenders.values() if other is not contender]
             before = wait_until_asleep(others)
-            rounds[column].append(contender.turn(effort.turn_seconds))
+            turns[column].append(contender.turn(effort.turn_seconds))
             spent = _processor_seconds(others) - before
-            last = rounds[column][-1]
+            last = turns[column][-1]
             disturbance = max(disturbance, spent / max(effort.turn_seconds, last.median * last.runs))
-    return rounds, disturbance
+    return turns, disturbance
 
 
 def wait_until_asleep(contenders: Sequence[Contender], most_seconds: float = 2.0) -> float:
@@ -334,5 +334,11 @@ def _processor_seconds(contenders: Sequence[Contender]) -> float:
     return sum(contender.processor_seconds() for contender in contenders)
 
 
-def _paired(ours: Sequence[Turn], theirs: Sequence[Turn]) -> float:
+def paired(ours: Sequence[Turn], theirs: Sequence[Turn]) -> float:
+    """The median over the rounds of our time over theirs."""
     return statistics.median(a.median / b.median for a, b in zip(ours, theirs, strict=True))
+
+
+def better_ratio(row: Mapping[str, Any]) -> float | None:
+    """Ours over the better of onnxruntime and OpenVINO: the greater ratio. None when neither was measured."""
+    return max((row["ratios"][peer] for peer in PEERS if peer in row["ratios"]), default=None)

@@ -15,7 +15,7 @@ from typing import Any
 
 import matplotlib
 import matplotlib.pyplot as plt
-from cnn_measure import CALLERS, MATRIX_SIZE, OURS, PEERS, TOLERANCE
+from cnn_measure import CALLERS, MATRIX_SIZE, OURS, PEERS, TOLERANCE, better_ratio
 from cnn_models import NAMES, TINY_NAMES
 from environment import LIMITS
 
@@ -50,12 +50,6 @@ _NARROW = (Target(batch=1, threads=2, mean=0.90, worst=1.05), Target(batch=1, th
 THROUGHPUT_TARGET = 1.15
 TINY_TARGET = 1.0
 RESNET50_BATCH_8_TARGET = 0.80
-
-
-def better_ratio(row: Row) -> float | None:
-    """Ours over the better of onnxruntime and OpenVINO: the greater ratio. None when neither was measured."""
-    ratios = [row["ratios"][peer] for peer in PEERS if peer in row["ratios"]]
-    return max(ratios) if ratios else None
 
 
 def better_rate_ratio(row: Row) -> float | None:

@@ -1,7 +1,8 @@
-"""dagexec and its peers behind one face: what a contender process of `cnn.py` loads and runs.
+"""dagexec and its peers behind one face: what a contender process of `cnn.py` or `models.py` loads and runs.
 
 A peer that is not installed raises ImportError when it is loaded. Every peer gets its fastest way to be called: arrays
-for input and output that are bound once, where it has such a way. All compute in float32.
+for input and output that are bound once, where it has such a way. All know the sizes of the inputs before they load,
+and compute in float32 unless their options say otherwise.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import importlib
 import os
 import shutil
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -25,11 +27,23 @@ Options = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Task:
-    """What to load: the model's file, the arrays of a run, and how many threads may compute."""
+    """What to load, and the process for it.
+
+    Attributes:
+        model: its file.
+        feeds: the arrays of a run.
+        threads: how many may compute.
+        sizes: of the axes that the file only names, by their names.
+        python: the interpreter of the process.
+        environment: variables of the process beside those of this one.
+    """
 
     model: Path
     feeds: dict[str, Array]
     threads: int
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    python: str = sys.executable
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -38,14 +52,14 @@ class Loaded:
 
     Attributes:
         run: one inference, from the fed arrays to arrays of results.
-        output: the first result of the last run.
+        outputs: the results of the last run.
         serve: answers requests from a number of callers for so many seconds; returns inferences a second.
         request: one inference with results of its own, for any number of threads at once.
         chosen: what the contender chose itself, for the record.
     """
 
     run: Callable[[], object]
-    output: Callable[[], Array]
+    outputs: Callable[[], list[Array]]
     serve: Callable[[int, float], float] | None = None
     request: Callable[[], object] | None = None
     chosen: Mapping[str, Any] = field(default_factory=dict)
@@ -60,6 +74,14 @@ class Turn:
     runs: int
 
 
+@dataclass(frozen=True)
+class Memory:
+    """What a process has in memory, in MiB: now, and at most since it started."""
+
+    resident: float
+    peak: float
+
+
 Loader = Callable[[Task, Options], Loaded]
 
 
@@ -67,9 +89,9 @@ def load_dagexec(task: Task, options: Options) -> Loaded:
     """`dagexec.compile` as it is; options are its keyword arguments."""
     import dagexec
 
-    executor = dagexec.compile(task.model, **options)
-    [blob] = executor.outputs
-    out = {blob: executor.run(task.feeds)[blob].copy()}
+    shapes = {name: array.shape for name, array in task.feeds.items()}
+    executor = dagexec.compile(task.model, **{"shapes": shapes, **options})
+    out = {name: array.copy() for name, array in executor.run(task.feeds).items()}
     chosen = {
         name: getattr(executor, name)
         for name in ("net_type", "num_workers", "intra_op_threads")
@@ -77,7 +99,7 @@ def load_dagexec(task: Task, options: Options) -> Loaded:
     }
     return Loaded(
         lambda: executor.run(task.feeds, out=out),
-        lambda: out[blob],
+        lambda: list(out.values()),
         lambda callers, seconds: from_threads(lambda: executor.run(task.feeds), callers, seconds),
         lambda: executor.run(task.feeds),
         chosen,
@@ -96,18 +118,21 @@ def load_onnxruntime(task: Task, options: Options) -> Loaded:
     settings.inter_op_num_threads = options.get("inter", 1)
     for pool in ("intra_op", "inter_op"):
         settings.add_session_config_entry(f"session.{pool}.allow_spinning", str(int(options.get("spin", True))))
+    for axis, size in task.sizes.items():
+        settings.add_free_dimension_override_by_name(axis, size)
     session = ort.InferenceSession(str(task.model), settings, providers=["CPUExecutionProvider"])
-    output = session.get_outputs()[0].name
-    result = session.run([output], task.feeds)[0]
+    names = [output.name for output in session.get_outputs()]
+    results = session.run(names, task.feeds)
     binding = session.io_binding()
     for name, array in task.feeds.items():
         binding.bind_cpu_input(name, array)
-    binding.bind_output(output, "cpu", 0, np.float32, result.shape, result.ctypes.data)
+    for name, result in zip(names, results, strict=True):
+        binding.bind_output(name, "cpu", 0, result.dtype, result.shape, result.ctypes.data)
     return Loaded(
         lambda: session.run_with_iobinding(binding),
-        lambda: result,
-        lambda callers, seconds: from_threads(lambda: session.run([output], task.feeds), callers, seconds),
-        lambda: session.run([output], task.feeds),
+        lambda: results,
+        lambda callers, seconds: from_threads(lambda: session.run(names, task.feeds), callers, seconds),
+        lambda: session.run(names, task.feeds),
     )
 
 
@@ -116,11 +141,14 @@ def load_openvino(task: Task, options: Options) -> Loaded:
     openvino = importlib.import_module("openvino")
     properties = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": task.threads} | dict(options)
     core = openvino.Core()
-    compiled = core.compile_model(core.read_model(task.model), "CPU", properties)
+    model = core.read_model(task.model)
+    if model.is_dynamic():
+        model.reshape({name: list(array.shape) for name, array in task.feeds.items()})
+    compiled = core.compile_model(model, "CPU", properties)
     request = compiled.create_infer_request()
     for name, array in task.feeds.items():
         request.set_tensor(name, openvino.Tensor(array, shared_memory=True))
-    result = request.get_output_tensor(0).data
+    results = [request.get_output_tensor(number).data for number in range(len(compiled.outputs))]
 
     def serve(callers: int, seconds: float) -> float:
         queue = openvino.AsyncInferQueue(compiled, callers)
@@ -146,7 +174,7 @@ def load_openvino(task: Task, options: Options) -> Loaded:
 
     chosen = {name: str(compiled.get_property(name)) for name in ("NUM_STREAMS", "INFERENCE_NUM_THREADS")}
     chosen["instructions"] = _openvino_instructions(compiled)
-    return Loaded(request.infer, lambda: result, serve, ask, chosen)
+    return Loaded(request.infer, lambda: results, serve, ask, chosen)
 
 
 def _openvino_instructions(compiled: Any) -> str:
@@ -160,9 +188,11 @@ def load_torch(task: Task, options: Options) -> Loaded:
     torch = importlib.import_module("torch")
     if options.get("inductor") and not any(map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++"))):
         raise ImportError("it needs a C++ compiler, and there is none")
+    torch.set_num_threads(task.threads)
+    if "net" in options:
+        return _torch_net(torch, importlib.import_module("families").net_named(options["net"]), task, options)
     onnx = importlib.import_module("onnx")
     interpreter = importlib.import_module("onnx_in_torch")
-    torch.set_num_threads(task.threads)
     module = interpreter.OnnxModule(onnx.load(task.model)).eval()
     images = [torch.from_numpy(task.feeds[name]) for name in module.input_names]
     if options.get("channels_last"):
@@ -172,6 +202,23 @@ def load_torch(task: Task, options: Options) -> Loaded:
         images = [
             image.contiguous(memory_format=torch.channels_last) if image.dim() == 4 else image for image in images
         ]
+    return _torch_loaded(torch, module, images, options)
+
+
+def _torch_net(torch: Any, net: Any, task: Task, options: Options) -> Loaded:
+    """The module from which a model of `families` was exported. Raises ImportError for one that is no such module."""
+    if not hasattr(net, "exported"):
+        raise ImportError(f"{net.name} comes as a file, without a module of PyTorch")
+    module, precision = net.exported().module(), getattr(torch, options.get("precision", "float32"))
+    inputs = [torch.from_numpy(task.feeds[name]) for name in net.inputs(1)]
+    if options.get("channels_last"):
+        module = module.to(memory_format=torch.channels_last)
+    inputs = [tensor.to(precision) if tensor.is_floating_point() else tensor for tensor in inputs]
+    return _torch_loaded(torch, module.to(precision), inputs, options)
+
+
+def _torch_loaded(torch: Any, module: Any, inputs: list[Any], options: Options) -> Loaded:
+    """The module, run once; with `inductor`, compiled."""
     if options.get("inductor"):
         config: Any = importlib.import_module("torch._inductor.config")
         config.freezing = True
@@ -180,10 +227,11 @@ def load_torch(task: Task, options: Options) -> Loaded:
 
     def run() -> None:
         with torch.inference_mode():
-            last[:] = [module(*images)]
+            found = module(*inputs)
+            last[:] = [found] if torch.is_tensor(found) else list(found)
 
     run()
-    return Loaded(run, lambda: last[0].numpy())
+    return Loaded(run, lambda: [found.float().numpy() for found in last])
 
 
 def load_matrix_product(task: Task, options: Options) -> Loaded:
@@ -192,7 +240,7 @@ def load_matrix_product(task: Task, options: Options) -> Loaded:
     random = np.random.default_rng(0)
     a, b = (random.standard_normal((size, size), np.float32) for _ in range(2))
     out = np.empty((size, size), np.float32)
-    return Loaded(lambda: np.matmul(a, b, out=out), lambda: out)
+    return Loaded(lambda: np.matmul(a, b, out=out), lambda: [out])
 
 
 def from_threads(run: Callable[[], object], callers: int, seconds: float) -> float:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import pickle
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
-from cnn_peers import Task, Turn
+from cnn_peers import Memory, Task, Turn
 from load_generators import ClosedLoop, Latencies
 
 _PROGRAM = Path(__file__).parent / "cnn_child.py"
@@ -42,14 +41,17 @@ class Contender:
         """
         self.peer = peer
         self.options = dict(options)
-        environment = os.environ | {name: str(task.threads) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+        threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(task.threads))
+        environment = os.environ | threads | dict(task.environment)
         with only_cores(task.threads):
             self._process = subprocess.Popen(
-                [sys.executable, os.fspath(_PROGRAM)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+                [task.python, os.fspath(_PROGRAM)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
             )
         try:
             start = time.perf_counter()
-            self.chosen: Mapping[str, Any] = self._ask("load", peer, task, self.options)
+            self.chosen: Mapping[str, Any]
+            self.compile_seconds: float
+            self.chosen, self.compile_seconds = self._ask("load", peer, task, self.options)
             self.load_seconds = time.perf_counter() - start
         except BaseException:
             self.close()
@@ -66,10 +68,15 @@ class Contender:
         turn: Turn = self._ask("turn", seconds, least_runs)
         return turn
 
-    def output(self) -> npt.NDArray[Any]:
-        """The first result of the last run."""
-        array: npt.NDArray[Any] = self._ask("output")
-        return array
+    def outputs(self) -> list[npt.NDArray[Any]]:
+        """The results of the last run."""
+        arrays: list[npt.NDArray[Any]] = self._ask("outputs")
+        return arrays
+
+    def memory(self) -> Memory:
+        """What the process has in memory."""
+        memory: Memory = self._ask("memory")
+        return memory
 
     def serve(self, callers: int, seconds: float) -> float:
         """Inferences a second with so many concurrent requests."""

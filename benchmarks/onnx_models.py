@@ -16,25 +16,22 @@ import argparse
 import contextlib
 import importlib
 import json
-import logging
-import multiprocessing
 import os
 import select
 import subprocess
 import sys
 import time
-import traceback
-import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from cnn_process import only_cores
 from environment import describe
 from model_files import FAMILIES
-from model_files.recipe import Recipe, stored_names
+from model_files.recipe import make_files, matches, stored_names
 from onnx_model_page import write_page
+from record import read_record, source_commit, write_record
 
 from dagexec.platform.processor import available_cores
 
@@ -51,13 +48,13 @@ def main() -> None:
     if options.make:
         make(options.folder, options.patterns)
         return
-    names = [name for name in stored_names(options.folder) if _matches(name, options.patterns)]
+    names = [name for name in stored_names(options.folder) if matches(name, options.patterns)]
     if not names:
         raise SystemExit(f"{options.folder} has no such models; --make writes them")
     if options.check:
         check(options.folder, names)
         return
-    reports: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    reports = read_record(RESULTS)
     measure(options, names, reports)
     if options.write_docs:
         write_page(reports, ROOT / "docs")
@@ -65,7 +62,7 @@ def main() -> None:
 
 def measure(options: argparse.Namespace, names: Sequence[str], reports: dict[str, Any]) -> None:
     """Add the models' rows to the report of this machine's instruction set, writing it after each."""
-    environment, commit = describe(), _commit()
+    environment, commit = describe(), source_commit()
     report = reports.setdefault(str(environment["instruction set"]), {"rows": {}})
     report["environment"] = environment
     end = time.monotonic() + options.seconds
@@ -77,51 +74,14 @@ def measure(options: argparse.Namespace, names: Sequence[str], reports: dict[str
         for name, row in answers(options.folder, left, threads, _TIMED_SECONDS, seconds):
             rows[name] = row | {"commit": commit}
             report["rows"][str(threads)] = dict(sorted(rows.items()))
-            _write(reports)
+            write_record(RESULTS, reports)
             _print(name, row)
 
 
-def _commit() -> str | None:
-    """The last commit that changed what is measured; None where there is no repository or it is changed."""
-    sources = ("dagexec", "ops", "scheduler")
-    git = ["git", "-C", os.fspath(ROOT)]
-    found = subprocess.run([*git, "log", "-1", "--format=%h", "--", *sources], capture_output=True, text=True)
-    changed = subprocess.run([*git, "status", "--porcelain", "--", *sources], capture_output=True, text=True)
-    return None if found.returncode or changed.stdout else found.stdout.strip() or None
-
-
-def _write(reports: Mapping[str, Any]) -> None:
-    """Replace the record at once: whoever ends the process leaves a whole one."""
-    fresh = RESULTS.with_suffix(".part")
-    fresh.write_text(json.dumps(reports, indent=1) + "\n")
-    fresh.replace(RESULTS)
-
-
 def make(folder: Path, patterns: Sequence[str]) -> None:
-    """Write the files that are not there yet, each in a process of its own; what cannot be exported is said."""
+    """Write the files that are not there yet; what cannot be exported is said."""
     for family in FAMILIES:
-        for recipe in importlib.import_module(f"model_files.{family}").recipes():
-            if recipe.name in stored_names(folder) or not _matches(recipe.name, patterns):
-                continue
-            process = multiprocessing.get_context("fork").Process(target=_make_quietly, args=(recipe, folder))
-            process.start()
-            process.join()
-            print(f"{recipe.name}: {'made' if process.exitcode == 0 else 'was not exported'}", flush=True)
-
-
-def _make_quietly(recipe: Recipe, folder: Path) -> None:
-    """What exporters print goes into a file."""
-    (folder / recipe.name).parent.mkdir(exist_ok=True)
-    log = os.open(folder / f"{recipe.name}.log", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
-    try:
-        recipe.make(folder)
-    except Exception:
-        traceback.print_exc()
-        raise SystemExit(1) from None
+        make_files(importlib.import_module(f"model_files.{family}").recipes(), folder, patterns)
 
 
 def check(folder: Path, names: Sequence[str]) -> None:
@@ -182,10 +142,6 @@ def _ask(child: subprocess.Popen[str], name: str) -> dict[str, Any]:
         return {"verdict": "crashed", "detail": ended}
     row: dict[str, Any] = json.loads(line)
     return row
-
-
-def _matches(name: str, patterns: Sequence[str]) -> bool:
-    return not patterns or any(pattern in name for pattern in patterns)
 
 
 def _print(name: str, row: dict[str, Any]) -> None:

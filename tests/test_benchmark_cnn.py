@@ -114,8 +114,8 @@ def test_a_result_that_differs_stops_the_run(benchmark_modules: None) -> None:
         def __init__(self, *values: float) -> None:
             self._values = np.array(values, np.float32)
 
-        def output(self) -> np.ndarray:
-            return self._values
+        def outputs(self) -> list[np.ndarray]:
+            return [self._values]
 
     right, near, wrong = Fixed(1, 2), Fixed(1.001, 2), Fixed(1, 2.01)
     task: Any = None

@@ -118,7 +118,7 @@ def test_rows_of_the_same_commit_are_not_measured_again(monkeypatch: pytest.Monk
         yield from ((name, {"verdict": "equal"}) for name in names)
 
     monkeypatch.setattr(benchmark, "answers", answers)
-    monkeypatch.setattr(benchmark, "_commit", lambda: "new")
+    monkeypatch.setattr(benchmark, "source_commit", lambda: "new")
     monkeypatch.setattr(benchmark, "RESULTS", tmp_path / "rows.json")
     options = Namespace(folder=tmp_path, threads=[1, 2], seconds=60.0, again=False)
     reports: dict[str, Any] = {}

@@ -29,10 +29,10 @@ def recipes() -> list[Recipe]:
     """They read the files that they are derived from, which have to be made before."""
     made: dict[str, tuple[str, Callable[[Path, Path], None]]] = {}
     for source in _IMAGES:
-        made[f"{source}.qdq"] = source, partial(_static, quantization.QuantFormat.QDQ)
-        made[f"{source}.qoperator"] = source, partial(_static, quantization.QuantFormat.QOperator)
+        made[f"{source}.qdq"] = source, partial(static, quantization.QuantFormat.QDQ)
+        made[f"{source}.qoperator"] = source, partial(static, quantization.QuantFormat.QOperator)
     for source in (*_IMAGES, *_LANGUAGE):
-        made[f"{source}.dynamic_int8"] = source, _dynamic
+        made[f"{source}.dynamic_int8"] = source, dynamic
     for source in ("vision/resnet18.older.dynamic", "language/bert.older.dynamic"):
         made[f"{source}.float16"] = source, _half
     for source, kind in (("language/bert.older.dynamic", "bert"), ("language/gpt2.older.dynamic", "gpt2")):
@@ -58,7 +58,8 @@ class _Calibration(quantization.CalibrationDataReader):  # type: ignore[misc, un
         return next(self._feeds, None)
 
 
-def _static(layout: Any, model: Path, file: Path) -> None:
+def static(layout: Any, model: Path, file: Path) -> None:
+    """8-bit integers by ranges from the feeds that are stored beside the model."""
     calibration = _Calibration(model)
     with tempfile.TemporaryDirectory() as folder:
         inferred = os.path.join(folder, "inferred.onnx")
@@ -66,8 +67,14 @@ def _static(layout: Any, model: Path, file: Path) -> None:
         quantization.quantize_static(inferred, os.fspath(file), calibration, quant_format=layout)
 
 
-def _dynamic(model: Path, file: Path) -> None:
-    quantization.quantize_dynamic(os.fspath(model), os.fspath(file), weight_type=quantization.QuantType.QUInt8)
+def dynamic(model: Path, file: Path, operators: Sequence[str] = ()) -> None:
+    """8-bit weights, of these operators or of all that can have them; ranges of other inputs are taken in each run."""
+    quantization.quantize_dynamic(
+        os.fspath(model),
+        os.fspath(file),
+        op_types_to_quantize=list(operators) or None,
+        weight_type=quantization.QuantType.QUInt8,
+    )
 
 
 def _half(model: Path, file: Path) -> None:

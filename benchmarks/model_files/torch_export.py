@@ -47,15 +47,19 @@ class Exported:
     def recipes(self, family: str, name: str) -> list[Recipe]:
         """One for each exporter and kind of axes."""
         return [
-            Recipe(f"{family}/{name}.{exporter}.{axes}", partial(self._write, exporter, axes))
+            Recipe(f"{family}/{name}.{exporter}.{axes}", partial(self.write, exporter, axes))
             for exporter in self.exporters
             for axes in ((STATIC, DYNAMIC) if self.dynamic else (STATIC,))
         ]
 
-    def _write(self, exporter: str, axes: str, file: Path) -> list[Feeds]:
+    def module(self) -> Any:
+        """What is exported: a module whose inputs are the tensors of a run, with the same weights in every process."""
         torch.manual_seed(0)
-        called = _Called(self.build().eval(), self.call)
-        runs = self.runs()
+        return _Called(self.build().eval(), self.call)
+
+    def write(self, exporter: str, axes: str, file: Path) -> list[Feeds]:
+        """Write the model to `file`; returns the inputs of the runs, of one run with static axes."""
+        called, runs = self.module(), self.runs()
         names, inputs = list(runs[0]), tuple(runs[0].values())
         dynamic = self.dynamic if axes == DYNAMIC else {}
         write = _write_older if exporter == OLDER else _write_newer
