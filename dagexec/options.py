@@ -33,6 +33,7 @@ logger = logging.getLogger("dagexec")
 Precision = Literal["float32", "bfloat16", "float16", "int8"]
 Nan = Literal["kept", "any"]
 WhenFull = Literal["wait", "reject"]
+Islands = Literal["none", "auto", "onnxruntime", "openvino"]
 Shapes = Mapping[str, Sequence[int]]
 
 
@@ -89,6 +90,10 @@ class CompileOptions(RunOptions):
             their own streams, which bounds the memory of their workspaces (docs/cudnn.md).
         operator_arguments: arguments for every operator that supports them and does not set them already:
             `{"shared_buffer": 1}` lets all convolutions share a buffer, `{"exhaustive_search": 1}` measures algorithms.
+        islands: whether sessions of onnxruntime or OpenVINO compute parts of the net, on cpu (docs/islands.md). "auto":
+            where measuring finds them faster, and tests that they keep what `nan` and `batch_invariant` promise; so
+            not without time to measure, or an earlier measurement. A runtime's name: that one computes all that it
+            can and that passes the tests, faster or not. "none": own kernels only.
         progress: called in the thread that compiles with a short description of each stage of compilation, which is
             also logged at level DEBUG for "dagexec".
 
@@ -129,6 +134,7 @@ class CompileOptions(RunOptions):
     tuning_seconds: float | None = None
     library_states: bool = False
     operator_arguments: Mapping[str, ArgumentValue] | None = None
+    islands: Islands = "none"
     progress: Callable[[str], object] | None = field(default=None, compare=False)
 
     foreign: bool = True
@@ -154,6 +160,8 @@ class CompileOptions(RunOptions):
             raise SettingError(f"dtype is one of {', '.join(get_args(Precision))}, not {self.dtype!r}")
         if self.nan not in get_args(Nan):
             raise SettingError(f"nan is one of {', '.join(get_args(Nan))}, not {self.nan!r}")
+        if self.islands not in get_args(Islands):
+            raise SettingError(f"islands is one of {', '.join(get_args(Islands))}, not {self.islands!r}")
         if self.dtype == "float16" and device == CPU:
             raise SettingError("dtype 'float16' is for cuda:N: processors compute in it no faster; try 'bfloat16'")
         layouts = LAYOUTS if device == CPU else (NHWC, NCHW)

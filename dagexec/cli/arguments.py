@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -38,6 +38,14 @@ TuningSecondsOption = Annotated[
         min=0,
         help="Time limit for measuring layouts, kernels and schedules; 0 uses rules. "
         "Default: $DAGEXEC_TUNING_SECONDS, or 0.",
+    ),
+]
+IslandsOption = Annotated[
+    Literal["none", "auto", "onnxruntime", "openvino"],
+    typer.Option(
+        "--islands",
+        help="Parts of the net that other runtimes compute: none, those measured to be faster (auto), or all that "
+        "one can.",
     ),
 ]
 NetTypeOption = Annotated[str | None, typer.Option("--net-type", help="simple, dag or async_dag. Default: automatic.")]

@@ -71,6 +71,6 @@ def _names(found: object) -> list[str]:
 
 
 def choices_in_words(compiled: Compiled) -> list[str]:
-    """Layout and schedule, a line each."""
+    """Islands, layout and schedule, a line each."""
     lines = [] if compiled.report is None else compiled.report.lines()
-    return [line for line in lines if line.startswith(("layout: ", "schedule: ", "  "))]
+    return [line for line in lines if line.startswith(("islands: ", "layout: ", "schedule: ", "  "))]

@@ -23,6 +23,7 @@ from dagexec.analysis.what_if import LAUNCH_SECONDS
 from dagexec.cli.arguments import (
     ChoicesOption,
     IntraOpThreadsOption,
+    IslandsOption,
     NetTypeOption,
     NumWorkersOption,
     OptimizeOption,
@@ -58,6 +59,7 @@ def run_command(
     intra_op_threads: IntraOpThreadsOption = None,
     optimize: OptimizeOption = True,
     tuning_seconds: TuningSecondsOption = None,
+    islands: IslandsOption = "none",
     device: Annotated[
         str | None,
         typer.Option("--device", help="cpu, sim:N or cuda:N. Default: the devices that the net names, or else cpu."),
@@ -93,6 +95,7 @@ def run_command(
                     loaded,
                     optimize=optimize,
                     tuning_seconds=tuning_seconds,
+                    islands=islands,
                     net_type=net_type,
                     num_workers=num_workers,
                     intra_op_threads=intra_op_threads,

@@ -13,7 +13,14 @@ from rich.console import Console
 
 from dagexec.analysis.comparison import random_feeds
 from dagexec.binding.io_binding import Array
-from dagexec.cli.arguments import ChoicesOption, IntraOpThreadsOption, NetTypeOption, NumWorkersOption, kept_choices
+from dagexec.cli.arguments import (
+    ChoicesOption,
+    IntraOpThreadsOption,
+    IslandsOption,
+    NetTypeOption,
+    NumWorkersOption,
+    kept_choices,
+)
 from dagexec.cli.compiled import choices_in_words
 from dagexec.cli.feeds import AllowIoOption, JsonOption, ModelArgument, ShapeOption, read_model, with_shapes
 from dagexec.cli.json_output import print_json
@@ -35,6 +42,7 @@ def tune_command(
     net_type: NetTypeOption = None,
     num_workers: NumWorkersOption = None,
     intra_op_threads: IntraOpThreadsOption = None,
+    islands: IslandsOption = "none",
     choices: ChoicesOption = None,
     allow_io: AllowIoOption = False,
     as_json: JsonOption = False,
@@ -45,6 +53,7 @@ def tune_command(
         net_type=net_type,
         num_workers=num_workers,
         intra_op_threads=intra_op_threads,
+        islands=islands,
         shapes=shapes,
         tuning_seconds=0,
     )

@@ -377,6 +377,7 @@ class OpSchema:
         rows: on which axes its outputs have the rows of its inputs (`dagexec.core.rows`), each of which follows from
             the same row of the inputs alone; None for an output that no row has a part in. None: nothing is known.
         foreign: another runtime computes it, for the reasons in its argument `reasons`.
+        takes_threads: it computes with as many threads as its argument says, whatever its engine is called.
         crossing: which devices it reads and writes, if not its own alone.
     """
 
@@ -424,6 +425,7 @@ class OpSchema:
     is_quantized: bool = False
     rows: RowsRule | None = None
     foreign: bool = False
+    takes_threads: bool = False
     crossing: Crossing | None = None
 
     def __post_init__(self) -> None:

@@ -5,6 +5,6 @@ operators follow from what their schema says (`OpSchema.onnx`), and `onnx_operat
 have functions for those that take more than other names.
 """
 
-from dagexec.export.onnx_model import save_onnx, to_onnx
+from dagexec.export.onnx_model import operators_without_counterpart, save_onnx, to_onnx
 
-__all__ = ["save_onnx", "to_onnx"]
+__all__ = ["operators_without_counterpart", "save_onnx", "to_onnx"]

@@ -67,6 +67,13 @@ def to_onnx(model: Model, *, shapes: Shapes | None = None) -> onnx.ModelProto:
     return _Export(given, inputs).proto()
 
 
+def operators_without_counterpart(model: Model) -> dict[int, str]:
+    """By their places in the net, the operators of a model without init net that ONNX cannot say, and why."""
+    export = _Export(model, {name: _with_shape(info, info.shape) for name, info in model.inputs.items()})
+    reasons = {index: export.add(definition) for index, definition in enumerate(model.net.op)}
+    return {index: reason for index, reason in reasons.items() if reason is not None}
+
+
 def _with_shape(info: InputInfo, shape: Sequence[int | None] | None) -> InputInfo:
     return InputInfo(info.dtype or FLOAT32, info.shape if shape is None else tuple(shape))
 
@@ -100,7 +107,10 @@ class _Export:
     def proto(self) -> onnx.ModelProto:
         """The message. Raises UnsupportedOperatorError."""
         for definition in self.model.net.op:
-            self._add(definition)
+            reason = self.add(definition)
+            if reason is not None:
+                name = definition.name or self.names[definition.output[0]]
+                self.unsupported.setdefault(f"{definition.type}: {reason}", []).append(name)
         if self.unsupported:
             raise UnsupportedOperatorError(_refusal(self.model.name, self.unsupported))
         proto = self._assembled()
@@ -112,7 +122,9 @@ class _Export:
             raise UnsupportedOperatorError(f"model {self.model.name!r} cannot be written as ONNX: {error}") from None
         return proto
 
-    def _add(self, definition: OperatorDef) -> None:
+    def add(self, definition: OperatorDef) -> str | None:
+        """Add the nodes of the next operator; gives the reason where there are none."""
+        refused = None
         schema = schema_of(definition.type)
         arguments = Arguments(definition, definition.type)
         calls = [self._call(definition, arguments, types) for types in self.probes]
@@ -126,13 +138,14 @@ class _Export:
             exporter_of(schema)(operation)
             operation.check_all_read()
         except CannotExportError as reason:
-            self.unsupported.setdefault(f"{definition.type}: {reason}", []).append(definition.name or outputs[0])
+            refused = str(reason)
         for types, call in zip(self.probes, calls, strict=True):
             found: Sequence[TensorType | None] = [None] * len(outputs)
             if call is not None and schema.infer is not None and schema.can_infer(definition):
                 with suppress(DagexecError):  # of sizes that are made up, or values that only a run computes
                     found = schema.infer(call)
             types.update(zip(definition.output, found, strict=False))
+        return refused
 
     def _call(
         self, definition: OperatorDef, arguments: Arguments, types: Mapping[str, TensorType | None]

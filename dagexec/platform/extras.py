@@ -27,6 +27,7 @@ REQUIREMENTS = {
         "nvidia-nccl-cu13>=2.26",
     ),
     "onnxruntime": ("onnxruntime>=1.20",),
+    "openvino": ("openvino>=2025.0",),
     "plot": ("matplotlib>=3.8",),
     "mpi": ("mpi4py>=4", "openmpi>=5"),
     "telemetry": ("opentelemetry-api>=1.30",),

@@ -54,7 +54,7 @@ def may_grow(options: CompileOptions, replicas: Replicas) -> bool:
 
 def _is_pure(schema: OpSchema) -> bool:
     touched = schema.effects or schema.does_io != IO.NONE or schema.handles or schema.mutates
-    return schema.reproducible and not touched and not schema.foreign
+    return schema.reproducible and not touched
 
 
 class Growth:

@@ -1,15 +1,20 @@
-"""Sessions of other runtimes: an ONNX message made ready to run by onnxruntime or `onnx.reference`.
+"""Sessions of other runtimes: an ONNX message made ready to run by onnxruntime, OpenVINO or `onnx.reference`.
 
-`message` checks messages and completes them with types, `opening` chooses the runtime and shares sessions. What a
-session is to a net is an operator, in `dagexec.ops.foreign`.
+`message` checks messages and completes them with types, `opening` chooses the runtime of nodes that dagexec has no
+operator for and shares sessions. `island` and the modules of its runtimes are for parts of nets that dagexec could
+compute itself. What a session is to a net is an operator, in `dagexec.ops.foreign`.
 """
 
+from dagexec.sessions.island import BoundIsland, IslandModel, IslandRuntime, IslandSession, installed_runtimes
 from dagexec.sessions.kernels import has_kernel
 from dagexec.sessions.message import check_for_inference, complete, infer_types, parse, tensor_type, type_of_value
 from dagexec.sessions.opening import open_session
+from dagexec.sessions.opening_islands import open_island
+from dagexec.sessions.seal import is_sealed, seal_of
 from dagexec.sessions.session import Session
 
 __all__ = [
-    "Session", "check_for_inference", "complete", "has_kernel", "infer_types", "open_session", "parse", "tensor_type",
-    "type_of_value",
+    "BoundIsland", "IslandModel", "IslandRuntime", "IslandSession", "Session", "check_for_inference", "complete",
+    "has_kernel", "infer_types", "installed_runtimes", "is_sealed", "open_island", "open_session", "parse", "seal_of",
+    "tensor_type", "type_of_value",
 ]  # fmt: skip

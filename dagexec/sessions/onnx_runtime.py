@@ -48,7 +48,7 @@ class OnnxRuntimeSession(Session):
         check_for_onnxruntime(model)
         with without_fork():
             self._session = onnxruntime.InferenceSession(
-                model.SerializeToString(), _options(threads), providers=["CPUExecutionProvider"]
+                model.SerializeToString(), session_options(threads), providers=["CPUExecutionProvider"]
             )
         kinds = [value.type for value in (*self._session.get_inputs(), *self._session.get_outputs())]
         if narrow := [kind for kind in kinds if any(f"({meta.name})" in kind for meta in _PACKED)]:
@@ -62,7 +62,7 @@ class OnnxRuntimeSession(Session):
         binding = self._session.io_binding()
         for name, value in zip(self.inputs, values, strict=True):
             assert isinstance(value, np.ndarray)
-            binding.bind_ortvalue_input(name, _shared(value))
+            binding.bind_ortvalue_input(name, shared_value(value))
         for name in self.outputs:
             binding.bind_output(name)
         self._run_bound(binding)
@@ -71,9 +71,9 @@ class OnnxRuntimeSession(Session):
     def bound(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Callable[[], object]:
         binding = self._session.io_binding()
         for name, array in zip(self.inputs, inputs, strict=True):
-            binding.bind_ortvalue_input(name, _shared(array))
+            binding.bind_ortvalue_input(name, shared_value(array))
         for name, array in zip(self.outputs, outputs, strict=True):
-            binding.bind_ortvalue_output(name, _shared(array))
+            binding.bind_ortvalue_output(name, shared_value(array))
         return partial(self._run_bound, binding)
 
     def _run_bound(self, binding: Any) -> None:
@@ -81,7 +81,8 @@ class OnnxRuntimeSession(Session):
             self._session.run_with_iobinding(binding)
 
 
-def _options(threads: int) -> Any:
+def session_options(threads: int) -> Any:
+    """Options of a session on so many threads, none of which waits for work busily."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
@@ -103,7 +104,7 @@ def limit_memory() -> None:
     onnxruntime.create_and_register_allocator(place, onnxruntime.OrtArenaCfg(settings))
 
 
-def _shared(array: Array) -> Any:
+def shared_value(array: Array) -> Any:
     """The array as onnxruntime's value, on the same memory."""
     number = dtypes.from_numpy(array.dtype).onnx
     return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, number)

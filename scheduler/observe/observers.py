@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from dagexec.core.conversion import Conversion, ConvertedStep
 from dagexec.core.graph import Graph
 from dagexec.core.operator import Operator, Prepared, Step
+from dagexec.core.profiled import Profiled, ProfiledStep
 from dagexec.platform.threads import threads
 from dagexec.scheduler.plan.culprit import stand_for
 from dagexec.scheduler.plan.dynamic import CheckedStep
@@ -78,7 +79,7 @@ class Observer:
         end: int,
         error: BaseException | None,
     ) -> None:
-        """`operator`, which is under way, runs nets, and `worker` is done with an operator of one, named `inner`."""
+        """`operator`, which is under way, did its part `inner`: an operator of a net that it runs, or of an island."""
 
     def operator_stopped(
         self, run: ObservedRun, operator: int, worker: str, start: int, end: int, error: BaseException | None
@@ -278,12 +279,13 @@ def _unsettled(count: int, prepared: Sequence[Prepared]) -> tuple[int, ...]:
 class _ObservedOperator:
     """The step of an operator, with what is told of it."""
 
-    __slots__ = ("_run", "_step", "index")
+    __slots__ = ("_profiled", "_run", "_step", "index")
 
     def __init__(self, run: ObservedRun, index: int, step: Step) -> None:
         self._run = run
         self.index = index
         self._step = step
+        self._profiled = _profiling(step, run.observer)
 
     def __call__(self) -> None:
         """Run or launch the operator once."""
@@ -296,8 +298,13 @@ class _ObservedOperator:
             current = step.current() if isinstance(step, CheckedStep) else step
             if isinstance(current, ConvertedStep):
                 self._convert(worker, current.before)
-                current.step()
+                if self._profiled is None:
+                    current.step()
+                else:
+                    self._profile(worker, self._profiled)
                 self._convert(worker, current.after)
+            elif self._profiled is not None:
+                self._profile(worker, self._profiled)
             elif run.graph.schemas[index].sub_nets:
                 with telling_of_bodies(partial(run.observer.inner_stopped, run, index)):
                     current()
@@ -309,11 +316,29 @@ class _ObservedOperator:
         finally:
             run.observer.operator_stopped(run, index, worker, start, _now(), error)
 
+    def _profile(self, worker: str, profiled: Profiled) -> None:
+        for part in profiled():
+            self._run.observer.inner_stopped(self._run, self.index, part.label, worker, part.start, part.end, None)
+
     def _convert(self, worker: str, conversions: Sequence[Conversion]) -> None:
         for conversion in conversions:
             start = _now()
             conversion.copy()
             self._run.observer.converted(self._run, self.index, worker, conversion, start, _now())
+
+
+def _profiling(step: Step, observer: Observer) -> Profiled | None:
+    """What runs a step that can tell of its parts, if the observer wants to hear of them."""
+    inner = step.step if isinstance(step, ConvertedStep) else step
+    if not isinstance(inner, ProfiledStep) or not _hears_of_parts(observer):
+        return None
+    return inner.profiling()
+
+
+def _hears_of_parts(observer: Observer) -> bool:
+    if isinstance(observer, ObserverGroup):
+        return any(map(_hears_of_parts, observer.observers))
+    return type(observer).inner_stopped is not Observer.inner_stopped
 
 
 class _ObservedChain:

@@ -34,7 +34,7 @@ class TracedRun:
 class Span:
     """One execution of an operator by a worker, or of a `conversion` for it; on a device the launch of the operator.
 
-    With `inner`, of an operator of that label in a net that the operator runs.
+    With `inner`, of an operator of that label in a net that the operator runs, or in the session of an island.
 
     Times are nanoseconds of `time.perf_counter_ns`; `run` is the place of the run in `Trace.runs`. `error` is the name
     of what the operator raised.

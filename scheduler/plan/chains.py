@@ -2,7 +2,8 @@
 
 The rules are Caffe2's, on an exact transitive reduction. An operator joins the chain of its parent when the edge
 between them is the only one into it and the only one out of the parent, both are on one device, and it has at most
-one child itself: an operator with several children is a chain of its own.
+one child itself: an operator with several children is a chain of its own. So is one that another runtime computes, as
+that may take long, and a run is stopped between chains.
 
 A chain costs no parallelism: whatever depends on one of its operators depends on the last one anyway.
 """
@@ -42,4 +43,6 @@ def _joins_parent(graph: Graph, index: int) -> bool:
     if len(parents) != 1 or len(graph.reduced_children[index]) > 1:
         return False
     parent = parents[0]
+    if graph.schemas[index].foreign or graph.schemas[parent].foreign:
+        return False
     return len(graph.reduced_children[parent]) == 1 and graph.device(parent) == graph.device(index)

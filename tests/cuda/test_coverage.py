@@ -54,6 +54,7 @@ HOST = {
     "SequenceInsert": CONTROL,
     "SequenceLength": CONTROL,
     "SplitToSequence": CONTROL,
+    "Island": "sessions of other runtimes are opened on the processor",
     "OnnxSession": "sessions of other runtimes are opened on the processor",
     "DynamicQuantLSTM": "of dynamically quantized ONNX files, which are for processors",
     "GivenTensorStringFill": "strings are not tensors of a device",

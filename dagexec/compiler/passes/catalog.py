@@ -28,12 +28,17 @@ from dagexec.compiler.passes import (
 )
 from dagexec.compiler.passes.rewriting import Pass
 
-SIMPLIFYING: tuple[Pass, ...] = (
+BEFORE_ISLANDS: tuple[Pass, ...] = (
     assignment.PASS,
     constant_folding.PASS,
     identities.PASS,
     dead_code.PASS,
     common_subexpressions.PASS,
+)
+"""Those of the first that leave operators as they are, for runtimes that have their own fusions."""
+
+SIMPLIFYING: tuple[Pass, ...] = (
+    *BEFORE_ISLANDS,
     attention.PASS,
     inner_products.PASS,
     global_pooling.PASS,

@@ -30,6 +30,7 @@ from dagexec.core.graph import Graph, build_graph
 from dagexec.core.inference import infer_net
 from dagexec.core.model import Model
 from dagexec.core.proto import NetDef
+from dagexec.core.registry import schema_of
 from dagexec.core.schema import TensorType
 from dagexec.errors import DagexecError
 from dagexec.ops.onednn.binding import library, usable_threads
@@ -224,7 +225,7 @@ def _throughput(graph: Graph, constraints: ScheduleConstraints) -> Schedule:
 
 
 def _threads_of(graph: Graph, index: int, threads: int) -> int:
-    return threads if graph.operators[index].engine == "ONEDNN" else 1
+    return threads if graph.operators[index].engine == "ONEDNN" or graph.schemas[index].takes_threads else 1
 
 
 def _widths(constraints: ScheduleConstraints) -> tuple[int, ...]:
@@ -286,8 +287,9 @@ def _measured_times(model: Model, widths: Sequence[int], measures: Measures, sec
 
 
 def with_threads(model: Model, threads: int) -> Model:
-    """`model` with so many threads for every operator that oneDNN computes."""
-    schedule = Schedule("", "", 1, tuple(threads if one.engine == "ONEDNN" else 1 for one in model.net.op))
+    """`model` with so many threads for every operator that can have several."""
+    wide = [one.engine == "ONEDNN" or schema_of(one.type).takes_threads for one in model.net.op]
+    schedule = Schedule("", "", 1, tuple(threads if several else 1 for several in wide))
     return schedule.applied(model)
 
 

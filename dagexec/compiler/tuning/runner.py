@@ -108,6 +108,11 @@ class Runner:
         """Feed the inputs and run the net once."""
         self._fed(inputs).net.run()
 
+    def results(self, inputs: Mapping[str, Array]) -> list[Array]:
+        """The model's outputs of a run, as copies."""
+        self.run(inputs)
+        return [self._fed(inputs).workspace.fetch_blob(name).copy() for name in self.trial.model.outputs]
+
     def prepare(self, inputs: Mapping[str, Array]) -> None:
         """Feed the inputs and have the operators choose how to compute."""
         self._fed(inputs).net.prepared()

@@ -1,0 +1,190 @@
+"""Island: a connected part of a net in a session of onnxruntime or OpenVINO, in place of operators of dagexec.
+
+It has what they say of themselves: the types of its outputs are inferred by the operators that it stands for, which it
+has as a net. Constants are inputs, so they are in memory once for all who read them. Only the compiler makes islands,
+which a seal shows: what a model file says is one is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, cast
+
+from dagexec import sessions
+from dagexec.core.arguments import Arguments
+from dagexec.core.dtypes import from_numpy
+from dagexec.core.gradient import no_gradient
+from dagexec.core.inference import infer_listed
+from dagexec.core.operator import Operator, Prepared
+from dagexec.core.profiled import ProfiledStep, StepPart
+from dagexec.core.proto import NetDef, OperatorDef
+from dagexec.core.registry import operator
+from dagexec.core.schema import UNBOUNDED, Cost, OperatorCall, OpSchema, TensorType
+from dagexec.core.workspace import Workspace
+from dagexec.errors import ModelFormatError
+from dagexec.ops.base.blocks import Array
+from dagexec.platform.forking import reset_after_fork
+from dagexec.platform.lazy import LazyModule
+
+if not TYPE_CHECKING:
+    numpy_helper = LazyModule("onnx.numpy_helper")
+else:
+    import onnx
+    from onnx import numpy_helper
+
+
+def _net(arguments: Arguments) -> NetDef:
+    return arguments.net("net") or NetDef()
+
+
+def _content(arguments: Arguments) -> bytes:
+    raw = arguments.raw("model")
+    return b"" if raw is None else raw.s
+
+
+@lru_cache(maxsize=64)
+def _parsed(content: bytes, label: str) -> onnx.ModelProto:
+    return sessions.parse(content, label)
+
+
+@lru_cache(maxsize=64)
+def _small_constants(content: bytes, label: str) -> Mapping[str, Array]:
+    """The constants that the message itself has, by the names of the blobs."""
+    found = _parsed(content, label).graph.initializer
+    return {tensor.name: numpy_helper.to_array(tensor) for tensor in found}
+
+
+def check_sealed(arguments: Arguments, label: str) -> None:
+    """Raise ModelFormatError for an island that the compiler of this process has not made."""
+    net = _net(arguments).SerializeToString(deterministic=True)
+    if not sessions.is_sealed(arguments.string("seal", ""), _content(arguments), net):
+        raise ModelFormatError(f"{label}: islands are made by dagexec.compile, and not read from models")
+
+
+def _inferred(call: OperatorCall) -> tuple[Sequence[TensorType], Cost]:
+    """The types of the outputs and the work of the operators that the island stands for."""
+    small = _small_constants(_content(call.arguments), call.label)
+    types = {name: TensorType(array.shape, from_numpy(array.dtype)) for name, array in small.items()}
+    types |= dict(zip(call.definition.input, call.inputs, strict=True))
+    found = infer_listed(call.label, _net(call.arguments).op, types, small)
+    outputs = [kind for name in call.definition.output if (kind := found.blobs.get(name)) is not None]
+    if len(outputs) < len(call.definition.output):
+        raise call.fail("the types of its outputs do not follow from those of its inputs")
+    return outputs, _sum([cost for cost in found.costs if cost is not None])
+
+
+def _sum(costs: Sequence[Cost]) -> Cost:
+    return Cost(*(sum(getattr(cost, name) for cost in costs) for name in ("flops", "bytes_read", "bytes_written")))
+
+
+def infer_island(call: OperatorCall) -> Sequence[TensorType]:
+    """The types of what the operators write that others read."""
+    return call.once(_inferred)[0]
+
+
+def island_cost(call: OperatorCall, _outputs: Sequence[TensorType]) -> Cost:
+    """What the operators cost together."""
+    return call.once(_inferred)[1]
+
+
+@operator(
+    OpSchema(
+        "Island",
+        inputs=(0, UNBOUNDED),
+        outputs=(1, UNBOUNDED),
+        infer=infer_island,
+        cost=island_cost,
+        doc="Operators of a net, computed by a session of onnxruntime or OpenVINO. `dagexec.compile` makes it.",
+        args={
+            "runtime": "onnxruntime or openvino",
+            "version": "of the runtime",
+            "model": "the operators as a serialized ModelProto; its inputs and outputs are the operator's, in order",
+            "net": "the operators that it stands for",
+            "constants": "how many of the last inputs never change",
+            "reasons": "why the runtime computes them",
+            "seal": "shows that the compiler made it",
+        },
+        required_args=("runtime", "model", "net", "seal"),
+        foreign=True,
+        takes_threads=True,
+    )
+)
+class Island(Operator):
+    """A part of a net in a session of another runtime."""
+
+    def __init__(self, definition: OperatorDef, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
+        """Raises ModelFormatError for one that the compiler did not make, and MissingBlobError."""
+        super().__init__(definition, workspace, index=index, net=net)
+        check_sealed(self.arguments, self.label)
+        self._threads = max(self.arguments.int(name, 1) for name in ("threads", "max_threads"))
+        self._session: sessions.IslandSession | None = None
+        reset_after_fork(self, Island._forget_session)
+
+    def use_one_thread(self) -> None:
+        self._threads, self._session = 1, None
+
+    def _forget_session(self) -> None:
+        """In a child: the session is of the parent."""
+        self._session = None
+
+    def prepare(self) -> Prepared:
+        """A run of the session, with inputs and outputs bound to it."""
+        count = len(self.input_blobs) - self.arguments.int("constants", 0)
+        inputs = [self.x(index) for index in range(count)]
+        bound = _BoundStep(self._open, inputs, [self.y(index) for index in range(len(self.output_blobs))])
+        return Prepared(
+            ProfiledStep(bound, bound.profiling),
+            {index: partial(bound.set_input, index) for index in range(count)},
+            {index: partial(bound.set_output, index) for index in range(len(self.output_blobs))},
+        )
+
+    def _open(self) -> sessions.IslandSession:
+        if self._session is None:
+            count = self.arguments.int("constants", 0)
+            first = len(self.input_blobs) - count
+            names = self.definition.input[first:]
+            constants = {name: self.x(first + place) for place, name in enumerate(names)}
+            message = _parsed(_content(self.arguments), self.label)
+            model = sessions.IslandModel(message, constants, self._threads)
+            runtime = cast(sessions.IslandRuntime, self.arguments.string("runtime", ""))
+            self._session = sessions.open_island(runtime, model, self.label, self.definition.output)
+        return self._session
+
+
+class _BoundStep:
+    """The step of an island. In a child made by `os.fork` it is bound anew, to a session of the child's own."""
+
+    def __init__(
+        self, open_session: Callable[[], sessions.IslandSession], inputs: list[Array], outputs: list[Array]
+    ) -> None:
+        self._open = open_session
+        self._inputs, self._outputs = inputs, outputs
+        self._bound: sessions.BoundIsland | None = open_session().bound(inputs, outputs)
+        reset_after_fork(self, _BoundStep._forget)
+
+    def __call__(self) -> None:
+        bound = self._bound
+        if bound is None:
+            bound = self._bound = self._open().bound(self._inputs, self._outputs)
+        bound()
+
+    def set_input(self, index: int, array: Array) -> None:
+        self._inputs[index] = array
+        if self._bound is not None:
+            self._bound.set_input(index, array)
+
+    def set_output(self, index: int, array: Array) -> None:
+        self._outputs[index] = array
+        if self._bound is not None:
+            self._bound.set_output(index, array)
+
+    def profiling(self) -> Callable[[], Sequence[StepPart]]:
+        """See `ProfiledStep`."""
+        return self._open().bound(self._inputs, self._outputs).profiling()
+
+    def _forget(self) -> None:
+        self._bound = None
+
+
+no_gradient("Island")

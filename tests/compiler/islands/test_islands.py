@@ -1,0 +1,381 @@
+"""Islands: what compilation puts in them, and that executors with islands behave as executors do."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+
+import dagexec
+from dagexec import sessions
+from dagexec.compiler.compilation import compile_model
+from dagexec.compiler.islands.regions import find_regions
+from dagexec.core.arguments import Arguments
+from dagexec.core.choices import choices
+from dagexec.core.dtypes import FLOAT32
+from dagexec.core.model import InputInfo, Model
+from dagexec.core.proto import NetDef
+from dagexec.errors import ModelFormatError, OperatorError, UnsupportedOperatorError
+from dagexec.options import CompileOptions
+from dagexec.scheduler.hazards import check_net
+from dagexec.scheduler.observe.trace import Trace
+from dagexec.sessions import onnx_runtime_island, opening_islands, openvino
+from tests.compiler.islands.nets import NETS, RUNTIMES, Array, attention, convolutions, fed, needs
+from tests.forked import in_child
+from tests.held import Held
+from tests.nets import temporary_operator
+from tests.ops.running import operator_def
+
+ANY: dict[str, Any] = {"nan": "any", "batch_invariant": False}
+"""Options that promise nothing an island would have to be tested for."""
+
+
+@pytest.fixture(params=RUNTIMES)
+def runtime(request: pytest.FixtureRequest) -> str:
+    """Each of the runtimes that are installed."""
+    needs(request.param)
+    return str(request.param)
+
+
+def operators(model: Model, **options: Any) -> list[str]:
+    return [one.type for one in compile_model(model, CompileOptions(**options)).model.net.op]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NETS)
+def test_a_whole_net_is_one_operator_with_the_results_of_onnxruntime(runtime: str, name: str) -> None:
+    make, shape = NETS[name]
+    proto = make()
+    model = dagexec.load_model(proto)
+    assert operators(model, islands=runtime, **ANY) == ["Island"]
+    session = onnxruntime.InferenceSession(proto.SerializeToString())
+    with dagexec.compile(model, islands=runtime, **ANY) as executor, dagexec.compile(model) as own:
+        for sizes in (shape, (1, *shape[1:]), (3, *shape[1:]), shape):
+            feeds = fed(*sizes)
+            [found], [expected] = executor.run(feeds).values(), session.run(None, feeds)
+            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(found, next(iter(own.run(feeds).values())), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_texts_of_other_lengths_are_computed_by_the_same_island(runtime: str) -> None:
+    proto = attention()
+    session = onnxruntime.InferenceSession(proto.SerializeToString())
+    with dagexec.compile(proto, islands=runtime, **ANY) as executor:
+        for length in (5, 9, 1, 9):
+            feeds = fed(2, length, 32)
+            np.testing.assert_allclose(
+                next(iter(executor.run(feeds).values())), session.run(None, feeds)[0], rtol=1e-5, atol=1e-5
+            )
+
+
+@pytest.mark.usefixtures("held")
+def test_what_onnx_cannot_say_stays_between_islands() -> None:
+    """A branch around it is in an island of its own, and no region is left and entered again."""
+    model = with_held()
+    regions = find_regions(model)
+    assert [[model.net.op[index].output[0] for index in one.operators] for one in regions] == [["a", "b"], ["d", "e"]]
+
+
+def with_held() -> Model:
+    """b = Relu(x w); c = Held(b), which nobody else can compute; e = Relu(b w + c)."""
+    net = NetDef(
+        name="held",
+        op=[
+            operator_def("MatMul", ["x", "w"], ["a"]), operator_def("Relu", ["a"], ["b"]),
+            operator_def("Held", ["b"], ["c"]),
+            operator_def("Add", ["b", "c"], ["d"]), operator_def("MatMul", ["d", "w"], ["e"]),
+        ],
+    )  # fmt: skip
+    weights = np.random.default_rng(0).standard_normal((40, 40)).astype(np.float32)
+    return Model("held", net, None, {"w": weights}, {"x": InputInfo(FLOAT32, (2, 40))}, ("e",))
+
+
+@pytest.fixture
+def held() -> Iterator[Held]:
+    found = Held()
+    with temporary_operator("Held", found, row_by_row=True):
+        yield found
+
+
+def test_a_run_is_cancelled_between_two_islands(runtime: str, held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+    for module, name in ((onnx_runtime_island, "_Bound"), (openvino, "_Bound")):
+        kind = getattr(module, name)
+        call = kind.__call__
+        monkeypatch.setattr(kind, "__call__", lambda self, call=call: (ran.append("island"), call(self)))
+    with dagexec.compile(with_held(), islands=runtime, net_type="dag", num_workers=1, **ANY) as executor:
+
+        async def cancelled() -> None:
+            task = asyncio.create_task(executor.run_async({"x": np.ones((2, 40), np.float32)}))
+            await asyncio.to_thread(held.inside.acquire)
+            task.cancel()
+            await asyncio.sleep(0)  # the task takes note
+            held.go_on.release()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+        asyncio.run(cancelled())
+    assert ran == ["island"]
+
+
+def test_operators_of_an_application_are_not_run_to_test_islands(held: Held, caplog: pytest.LogCaptureFixture) -> None:
+    assert operators(with_held(), islands="onnxruntime") == operators(with_held())
+    assert "cannot be tested" in caplog.text
+    assert held.seen == []
+
+
+def test_constants_are_handed_over_where_they_lie_and_small_ones_in_the_message(runtime: str) -> None:
+    model = dagexec.load_model(attention())
+    compiled = compile_model(model, CompileOptions(islands=runtime, **ANY))
+    [island] = compiled.model.net.op
+    constants = island.input[1:]
+    assert {compiled.model.parameters[name].shape for name in constants} == {(32, 64), (64, 32)}
+    assert all(compiled.model.parameters[name] is not None for name in constants)
+    assert Arguments(island, "").int("constants", 0) == len(constants)
+    addresses = {array.ctypes.data for array in model.parameters.values()}
+    assert {compiled.model.parameters[name].ctypes.data for name in constants} <= addresses
+
+
+def test_a_session_has_no_more_threads_than_its_operator() -> None:
+    [island] = compile_model(dagexec.load_model(attention()), CompileOptions(islands="onnxruntime", **ANY)).model.net.op
+    message = sessions.parse(next(one.s for one in island.arg if one.name == "model"), "attention")
+    names, random = island.input[1:], np.random.default_rng(0)
+    shapes = {value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in message.graph.input}
+    constants = {name: random.standard_normal(shapes[name]).astype(np.float32) for name in names}
+    kept = []
+    for threads in (1, 3):
+        before = len(os.listdir("/proc/self/task"))
+        kept.append(sessions.open_island("onnxruntime", sessions.IslandModel(message, constants, threads), "it", ["y"]))
+        assert len(os.listdir("/proc/self/task")) - before <= threads - 1
+
+
+def test_openvino_is_given_the_threads_of_its_operator() -> None:
+    needs("openvino")
+    [island] = compile_model(dagexec.load_model(convolutions()), CompileOptions(islands="openvino", **ANY)).model.net.op
+    message = sessions.parse(next(one.s for one in island.arg if one.name == "model"), "convolutions")
+    random, values = np.random.default_rng(0), {value.name: value for value in message.graph.input}
+    constants = {
+        name: random.standard_normal([dim.dim_value for dim in values[name].type.tensor_type.shape.dim]).astype("f4")
+        for name in island.input[1:]
+    }
+    session = openvino.OpenVinoIsland(sessions.IslandModel(message, constants, 2))
+    compiled = session.compiled([(1, 3, 12, 12)])
+    assert (compiled.get_property("INFERENCE_NUM_THREADS"), compiled.get_property("NUM_STREAMS")) == (2, 1)
+
+
+def test_accesses_of_a_net_with_islands_are_proven_to_be_ordered(runtime: str) -> None:
+    with dagexec.compile(convolutions(), islands=runtime, net_type="dag", **ANY) as executor:
+        executor.run(fed(2, 3, 12, 12))
+        proof = check_net(executor.net())
+    assert proof.holds
+
+
+def test_a_trace_has_the_profile_of_an_island_as_spans_within_its_own(runtime: str) -> None:
+    feeds = fed(2, 3, 12, 12)
+    with dagexec.compile(convolutions(), islands=runtime, num_workers=1, **ANY) as executor:
+        plain = executor.run(feeds)
+        traces = [Trace(), Trace()]
+        results = [executor.run(feeds, trace=trace) for trace in traces]
+    for trace, result in zip(traces, results, strict=True):
+        [whole] = [span for span in trace.spans if span.is_whole]
+        parts = [span for span in trace.spans if span.inner is not None]
+        assert any(re.search(f"{runtime} (Fused)?Conv", part.inner or "") for part in parts)
+        assert all(whole.start <= part.start <= part.end <= whole.end for part in parts)
+        assert [array.tobytes() for array in result.values()] == [array.tobytes() for array in plain.values()]
+
+
+def test_an_executor_reads_and_writes_the_arrays_of_its_caller(runtime: str) -> None:
+    with dagexec.compile(convolutions(), islands=runtime, num_workers=1, **ANY) as executor:
+        [expected] = executor.run(fed(2, 3, 12, 12)).values()
+        [name] = executor.model.outputs
+        out = {name: np.zeros((2, 10), np.float32)}
+        for _ in range(2):
+            out[name][...] = 0
+            assert executor.run(fed(2, 3, 12, 12), out=out)[name] is out[name]
+            assert out[name].tobytes() == expected.tobytes()
+
+
+def test_replicas_run_at_once_and_agree(runtime: str) -> None:
+    feeds = fed(2, 3, 12, 12)
+    with dagexec.compile(convolutions(), islands=runtime, replicas=2, **ANY) as executor, ThreadPoolExecutor(3) as pool:
+        results = [next(iter(one.values())) for one in pool.map(executor.run, [feeds] * 6)]
+    assert {array.tobytes() for array in results} == {results[0].tobytes()}
+
+
+def test_a_child_has_sessions_of_its_own() -> None:
+    feeds = fed(2, 3, 12, 12)
+    with dagexec.compile(convolutions(), islands="onnxruntime", intra_op_threads=2, num_workers=1, **ANY) as executor:
+        [expected] = executor.run(feeds).values()
+
+        def run() -> bytes:
+            executor.reopen()
+            [found] = executor.run(feeds).values()
+            return found.tobytes()
+
+        assert in_child(run) == expected.tobytes()
+
+
+def test_a_child_is_told_that_openvino_stayed_in_the_parent() -> None:
+    needs("openvino")
+    with dagexec.compile(convolutions(), islands="openvino", num_workers=1, **ANY) as executor:
+        executor.run(fed(2, 3, 12, 12))
+
+        def run() -> None:
+            executor.reopen()
+            executor.run(fed(2, 3, 12, 12))
+
+        assert "OpenVINO was in use when the process was forked" in in_child(run)
+
+
+# --- promises
+
+
+def test_promises_that_a_runtime_keeps_let_its_islands_in() -> None:
+    assert operators(dagexec.load_model(attention()), islands="onnxruntime", shapes={"x": (2, 5, 32)}) == ["Island"]
+
+
+def add_for_batch(outputs: list[Array], threads: int) -> None:
+    outputs[0] += np.float32(1e-3) * outputs[0].shape[0]
+
+
+def add_for_threads(outputs: list[Array], threads: int) -> None:
+    outputs[0] += np.float32(1e-3) * threads
+
+
+def drop_nan(outputs: list[Array], threads: int) -> None:
+    np.nan_to_num(outputs[0], copy=False)
+
+
+@pytest.mark.parametrize(
+    ("breaks", "reason", "free"),
+    [
+        (add_for_batch, "rows of its results depend on their batch", {"batch_invariant": False}),
+        (add_for_threads, "depend on the number of threads", {"batch_invariant": False}),
+        (drop_nan, "turns NaN into numbers", {"nan": "any"}),
+    ],
+)
+def test_islands_that_break_a_promise_are_left_out_unless_nobody_asks_for_it(
+    breaks: Callable[[list[Array], int], None],
+    reason: str,
+    free: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    kind = onnx_runtime_island._Bound
+    call = kind.__call__
+
+    def broken(self: Any) -> None:
+        call(self)
+        breaks(self._outputs, self._owner._model.threads)
+
+    monkeypatch.setattr(kind, "__call__", broken)
+    model = dagexec.load_model(convolutions())
+    options = {"islands": "onnxruntime", "shapes": {"x": (2, 3, 12, 12)}, "intra_op_threads": 2}
+    assert "Island" not in operators(model, **options)
+    assert reason in caplog.text
+    assert operators(model, **options, **free) == ["Island"]
+
+
+def test_rows_of_a_fixed_batch_are_tested_by_changing_their_places(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    kind = onnx_runtime_island._Bound
+    call = kind.__call__
+
+    def broken(self: Any) -> None:
+        call(self)
+        self._outputs[0][0] += np.float32(1e-3)
+
+    monkeypatch.setattr(kind, "__call__", broken)
+    model = dagexec.load_model(convolutions())
+    fixed = replace(model, inputs={"x": replace(model.inputs["x"], shape=(2, 3, 12, 12))})
+    assert "Island" not in operators(fixed, islands="onnxruntime")
+    assert "depend on their batch" in caplog.text
+
+
+# --- choosing
+
+
+@pytest.fixture
+def no_choices(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.setenv("DAGEXEC_CHOICES", str(tmp_path / "choices.json"))
+    choices.forget()
+    yield
+    choices.forget()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_choices")
+@pytest.mark.parametrize(("slow", "expected"), [("own", "Island"), ("islands", None)])
+def test_the_faster_is_taken_and_remembered(slow: str, expected: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dagexec.compiler.islands import comparing
+
+    def seconds(_bench: object, trials: list[Any], _limit: float) -> list[float]:
+        with_islands = [any(op.type == "Island" for op in trial.model.net.op) for trial in trials]
+        return [2.0 if one == (slow == "islands") else 1.0 for one in with_islands]
+
+    monkeypatch.setattr(comparing.Bench, "run_seconds", seconds)
+    model = dagexec.load_model(convolutions())
+    options = {"islands": "auto", "tuning_seconds": 20.0, "num_workers": 1, "intra_op_threads": 1, **ANY}
+    assert ("Island" in operators(model, **options)) == (expected is not None)
+    report = compile_model(model, CompileOptions(**{**options, "tuning_seconds": 0})).report
+    assert report is not None
+    assert any("(known)" in line for line in report.islands)
+
+
+@pytest.mark.usefixtures("no_choices")
+def test_nothing_is_taken_that_was_not_measured() -> None:
+    assert "Island" not in operators(dagexec.load_model(convolutions()), islands="auto", tuning_seconds=0)
+
+
+# --- failures
+
+
+def test_an_island_in_a_model_file_is_refused() -> None:
+    compiled = compile_model(dagexec.load_model(convolutions()), CompileOptions(islands="onnxruntime", **ANY)).model
+    [island] = compiled.net.op
+    next(one for one in island.arg if one.name == "model").s += b" "
+    with pytest.raises(ModelFormatError, match=r"Island .*are made by dagexec.compile"), dagexec.compile(compiled):
+        pass
+
+
+def test_what_a_runtime_cannot_compile_names_net_operator_and_blob(
+    runtime: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_model: object) -> None:
+        raise RuntimeError("it does not like it")
+
+    monkeypatch.setitem(opening_islands._MAKERS, runtime, fail)
+    with dagexec.compile(convolutions(), islands=runtime, **ANY) as executor:
+        [blob] = executor.model.outputs
+        expected = rf"Island .* of net 'net'.*{runtime} cannot compute '{blob}'.*it does not like it"
+        with pytest.raises(UnsupportedOperatorError, match=expected):
+            executor.run(fed(1, 3, 12, 12))
+
+
+def test_a_run_that_fails_names_net_and_operator_and_the_next_one_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = onnx_runtime_island._Bound
+    call = kind.__call__
+    failing = [True]
+
+    def fails(self: Any) -> None:
+        if failing.pop():
+            raise RuntimeError("out of luck")
+        call(self)
+
+    monkeypatch.setattr(kind, "__call__", fails)
+    with dagexec.compile(convolutions(), islands="onnxruntime", **ANY) as executor:
+        with pytest.raises(OperatorError, match=r"Island .* of net 'net'.*out of luck"):
+            executor.run(fed(1, 3, 12, 12))
+        failing.append(False)
+        executor.run(fed(1, 3, 12, 12))
