@@ -24,10 +24,8 @@ from itertools import zip_longest
 from typing import TypeVar
 
 from dagexec.ops.kernels.assembler import (
-    ADD,
     ADD_INTEGERS,
     AND,
-    DIV,
     EQUAL_TO,
     FMA,
     FROM_INTEGER,
@@ -38,12 +36,10 @@ from dagexec.ops.kernels.assembler import (
     LESS_THAN,
     MAX,
     MIN,
-    MUL,
     MULTIPLY_ADD,
     OR,
     SCALE_BY_POWER,
     SQRT,
-    SUB,
     SUBTRACT_FROM,
     SUBTRACT_INTEGERS,
     SUBTRACT_PRODUCT,
@@ -64,87 +60,26 @@ from dagexec.ops.kernels.registers import (
     joined_moves,
 )
 from dagexec.ops.kernels.registers import Instruction as Written
+from dagexec.ops.kernels.values import Mask, Scalar, Vector
+
+__all__ = [
+    "BYTES",
+    "DOWN",
+    "NEAREST",
+    "TO_ZERO",
+    "UP",
+    "Builder",
+    "Mask",
+    "Scalar",
+    "Vector",
+    "fitting",
+    "write_within",
+]
 
 NEAREST, DOWN, UP, TO_ZERO = 8, 9, 10, 11
 """How `round` does it; no exception is raised for what is not exact."""
 
 BYTES = 4  # of a float32 number
-
-
-class _Of(Value):
-    """A value of a builder."""
-
-    def __init__(self, build: Builder, kind: str, fixed: int | None = None) -> None:
-        super().__init__(kind, fixed)
-        self.build = build
-
-
-class Vector(_Of):
-    """Float32 numbers, or 32-bit integers where a method says so."""
-
-    def __add__(self, other: Vector | float) -> Vector:
-        return self.build.compute(ADD, self, other)
-
-    def __radd__(self, other: float) -> Vector:
-        return self.build.compute(ADD, self, other)
-
-    def __sub__(self, other: Vector | float) -> Vector:
-        return self.build.compute(SUB, self, other)
-
-    def __rsub__(self, other: float) -> Vector:
-        return self.build.compute(SUB, self.build.constant(other), self)
-
-    def __mul__(self, other: Vector | float) -> Vector:
-        return self.build.compute(MUL, self, other)
-
-    def __rmul__(self, other: float) -> Vector:
-        return self.build.compute(MUL, self, other)
-
-    def __truediv__(self, other: Vector | float) -> Vector:
-        return self.build.compute(DIV, self, other)
-
-    def __rtruediv__(self, other: float) -> Vector:
-        return self.build.compute(DIV, self.build.constant(other), self)
-
-    def set(self, other: Vector) -> None:
-        """This value is `other` from here on."""
-        self.build.assign(self, other, lambda code, to, source: code.move_vector(to, source))
-
-
-class Mask(_Of):
-    """Elements of a vector that are selected."""
-
-
-class Scalar(_Of):
-    """A number or an address of 64 bits."""
-
-    def __add__(self, other: Scalar | int) -> Scalar:
-        if isinstance(other, int):
-            return self.build.changed(self, lambda code, to: code.add_number(to, other))
-        return self.build.joined(self, other, Assembler.add)
-
-    def __sub__(self, other: Scalar | int) -> Scalar:
-        if isinstance(other, int):
-            return self + -other
-        return self.build.difference(self, other)
-
-    def __mul__(self, other: Scalar | int) -> Scalar:
-        if isinstance(other, int):
-            return self.build.changed(self, lambda code, to: code.multiply_number(to, to, other))
-        return self.build.joined(self, other, Assembler.multiply)
-
-    def __and__(self, bits: int) -> Scalar:
-        return self.build.changed(self, lambda code, to: code.and_number(to, bits))
-
-    def __lshift__(self, bits: int) -> Scalar:
-        return self.build.changed(self, lambda code, to: code.shift_left(to, bits))
-
-    def __rshift__(self, bits: int) -> Scalar:
-        return self.build.changed(self, lambda code, to: code.shift_right(to, bits))
-
-    def set(self, other: Scalar) -> None:
-        """This value is `other` from here on."""
-        self.build.assign(self, other, lambda code, to, source: code.move(to, source))
 
 
 class Builder:
@@ -158,6 +93,7 @@ class Builder:
     def __init__(self, lanes: int) -> None:
         self.lanes = lanes
         self.program = Program()
+        self._code: bytes | None = None
 
     # The function
 
@@ -166,10 +102,12 @@ class Builder:
         return [Scalar(self, GENERAL, register) for register in ARGUMENTS[:count]]
 
     def code(self) -> bytes:
-        """The machine code. Raises OutOfRegistersError."""
-        code = Assembler(self.lanes)
-        self.program.write(code)
-        return code.code()
+        """The machine code, after which nothing is added. Raises OutOfRegistersError."""
+        if self._code is None:
+            code = Assembler(self.lanes)
+            self.program.write(code)
+            self._code = code.code()
+        return self._code
 
     def fits(self) -> bool:
         """True when there are registers for all values."""
