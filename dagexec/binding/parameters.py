@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.device import CPU
@@ -76,6 +77,15 @@ class Parameters(Mapping[str, Array]):
         tensors = {name: self._workspace.get_blob(name).get(Tensor) for name in self._names}
         arrays = {name: tensor.current_array() for name, tensor in tensors.items()}
         return {name: array for name, array in arrays.items() if array is not None}
+
+    def outlines(self) -> dict[str, Array]:
+        """All of them; those that are in memory in another form only have their shapes and types, and zeros."""
+        found: dict[str, Array] = {}
+        for name in self._names:
+            tensor = self._workspace.get_blob(name).get(Tensor)
+            array = tensor.current_array()
+            found[name] = np.broadcast_to(np.zeros((), tensor.meta.numpy), tensor.shape) if array is None else array
+        return found
 
     def __getitem__(self, name: str) -> Array:
         if name not in self._names:

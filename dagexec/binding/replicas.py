@@ -39,11 +39,8 @@ from dagexec.scheduler.plan.preparation import Preparation
 from dagexec.scheduler.plan.preparation_cache import MOST_BYTES
 from dagexec.scheduler.run.pool import WorkerPool
 
-_LITTLE = 4 << 20
-"""Bytes of constants that take no time to speak of to be made anew."""
-
-_MOST_REPLICAS = 8
-"""That are prepared one after the other with constants that come and go."""
+_MOST_RETURNS, _MOST_RETURNS_FOR_SHAPES = 8, 2
+"""How often packed constants come back and go again: for replicas of a net with fixed shapes, and for other shapes."""
 
 
 class Replica:
@@ -253,16 +250,16 @@ def build_replicas(
 def _freeze(parameters: Workspace, names: Iterable[str], *, has_fixed_shapes: bool) -> None:
     """Make the tensors called `names` constants, of which those that are packed need not stay in memory as they are.
 
-    With fixed shapes each replica asks for them once, when it is prepared. For other shapes it may ask at any run, so
-    that only little may go, and comes back for good.
+    With fixed shapes each replica asks for them once, when it is prepared. For other shapes it may ask at any run:
+    after a few they come back for good.
     """
+    most_returns = _MOST_RETURNS if has_fixed_shapes else _MOST_RETURNS_FOR_SHAPES
     values = (parameters.get_blob(name).value for name in names)
     tensors = [value for value in values if isinstance(value, Tensor) and not value.is_view]
-    is_little = sum(tensor.nbytes for tensor in tensors) <= _LITTLE
     for tensor in tensors:
         tensor.freeze()
         if tensor.constant is not None:
-            tensor.constant.most_returns = _MOST_REPLICAS if has_fixed_shapes else 0 if is_little else -1
+            tensor.constant.most_returns = most_returns
 
 
 def _has_fixed_shapes(model: Model) -> bool:

@@ -7,6 +7,7 @@ returns is an ordinary model, and a report of what was done to it.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import logging
 import math
@@ -47,7 +48,6 @@ from dagexec.core.choices import choices
 from dagexec.core.device import CPU
 from dagexec.core.model import Model
 from dagexec.core.purity import is_known
-from dagexec.core.workspace import Workspace
 from dagexec.errors import DeadlineExceededError, ResourceError, SettingError
 from dagexec.ops.base.layout import LAYOUTS, NCHW
 from dagexec.ops.onednn.binding import library
@@ -117,13 +117,11 @@ class Compiled:
     Attributes:
         options: how; net type and workers are no longer open.
         report: what was done to the model; None when nothing was.
-        parameters: a workspace with the model's parameters and what measuring derived from them; None: there is none.
     """
 
     model: Model
     options: CompileOptions
     report: CompilationReport | None = None
-    parameters: Workspace | None = None
 
 
 def compile_model(model: Model, options: CompileOptions, *, takes_parameters: bool = False) -> Compiled:
@@ -153,7 +151,10 @@ def compile_model(model: Model, options: CompileOptions, *, takes_parameters: bo
 def _on_own_kernels(model: Model, options: CompileOptions, *, takes_parameters: bool = False) -> Compiled:
     compilation = _Compilation(model, options, takes_parameters=takes_parameters)
     if options.calibration_runs or _tuning_seconds(options):  # nets are run, and let go of
-        return compilation.result()
+        found = compilation.result()
+        del compilation
+        gc.collect()  # the nets, with packed weights, are parts of circles
+        return found
     with garbage_collection_paused():
         return compilation.result()
 
@@ -236,7 +237,6 @@ class _Compilation:
             replace(schedule.applied(late.model), outputs=self._outputs),
             with_schedule(self._options, schedule),
             report,
-            None if self._bench is None else self._bench.parameters(late.model),
         )
 
     @contextmanager

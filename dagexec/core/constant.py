@@ -20,7 +20,7 @@ Derived = TypeVar("Derived")
 Array = npt.NDArray[Any]
 
 MIN_BYTES, MAX_BYTES = 1 << 16, 1 << 26
-"""Smaller and larger constants stay: of one that may go a copy is made, to see that it can come back."""
+"""Smaller constants stay, and larger ones where a copy has to be made to see that they can come back."""
 
 letting_go = ProcessLock()
 """Held while the values of a constant go or come back."""
@@ -33,7 +33,7 @@ class Constant:
         most_returns: how often the plain values may come back and go again; below 0 they stay.
     """
 
-    __slots__ = ("_found", "_is_tried", "_lock", "_make", "_returns", "most_returns")
+    __slots__ = ("__weakref__", "_found", "_is_tried", "_lock", "_make", "_returns", "most_returns")
 
     def __init__(self) -> None:
         self._lock = ProcessLock()
@@ -58,7 +58,8 @@ class Constant:
     def can_go(self, array: Array) -> bool:
         """True when `array`, the tensor's, has much memory that nothing else seems to have, and can be made anew."""
         make = self._make
-        if make is None or not MIN_BYTES <= array.nbytes <= MAX_BYTES or self._returns > self.most_returns:
+        most = array.nbytes if self._is_tried else MAX_BYTES
+        if make is None or not MIN_BYTES <= array.nbytes <= most or self._returns > self.most_returns:
             return False
         owner = array.base
         if not isinstance(owner, np.ndarray) or not owner.flags.c_contiguous or sys.getrefcount(owner) > _REFERENCES:

@@ -349,7 +349,10 @@ class Operator(ABC):
         if index in self.schema.handles:
             self.handle(index, object)
             return NO_TENSOR
-        return TensorType(tuple(self.x(index).shape), self.input(index).meta)
+        tensor = self.input(index)
+        if tensor.is_empty:
+            raise MissingBlobError(f"{self.label}: input blob {self.input_blobs[index].name!r} is empty")
+        return TensorType(tensor.shape, tensor.meta)
 
     def check_input_devices(self) -> None:
         """Raise DeviceError, or MissingBlobError, unless every input is a tensor where this operator works."""

@@ -96,6 +96,11 @@ class Tensor:
         return self._array is None and self._constant is None
 
     @property
+    def is_elsewhere(self) -> bool:
+        """True of a constant whose values are in memory only as something that was made of them (see `let_go`)."""
+        return self._array is None and self._constant is not None
+
+    @property
     def array(self) -> npt.NDArray[Any]:
         """The array over this tensor's storage; writing to it changes every tensor that shares the storage."""
         return self._found() if self._array is None else self._array

@@ -42,12 +42,6 @@ class BatchAxes:
         kept = {*model.parameters, *(name for definition in made for name in definition.output)}
         if not kept.isdisjoint(name for definition in model.net.op for name in definition.output):
             raise SettingError(f"net {model.name!r}: max_batch is for nets that do not update their parameters")
-        found, types, is_open = _found(model, options.batch_axes, options.shapes or {})
-        self.inputs = {name: rows.axis for name, rows in found.inputs.items()}
-        self.found = None if is_open else found
-        self.padding: Padding | None = None
-        if options.batch_padding is not None:
-            self.padding = Padding(model, options.batch_padding, types, self.inputs)
         parameters = model.parameters.items()
         self._large = {
             name: TensorType(tuple(array.shape), from_numpy(array.dtype))
@@ -55,6 +49,12 @@ class BatchAxes:
             if array.size > _MAX_ELEMENTS
         }
         self._model = replace(model, parameters={n: array for n, array in parameters if n not in self._large})
+        found, types, is_open = _found(self._model, self._large, options.batch_axes, options.shapes or {})
+        self.inputs = {name: rows.axis for name, rows in found.inputs.items()}
+        self.found = None if is_open else found
+        self.padding: Padding | None = None
+        if options.batch_padding is not None:
+            self.padding = Padding(model, options.batch_padding, types, self.inputs)
 
     def of(self, types: Mapping[str, TensorType]) -> RowAxes:
         """Where blobs have rows in runs of inputs of these types, with any number of rows. Raises RowsError."""
@@ -62,7 +62,7 @@ class BatchAxes:
 
 
 def _found(
-    model: Model, axes: Mapping[str, int] | None, shapes: Shapes
+    model: Model, large: Mapping[str, TensorType], axes: Mapping[str, int] | None, shapes: Shapes
 ) -> tuple[RowAxes, Mapping[str, TensorType], bool]:
     """The rows at compile, of inputs of which types, and whether the model leaves sizes open besides their number."""
     inputs = {name: model.inputs[name] for name in sorted(model.needed_inputs())}
@@ -78,7 +78,7 @@ def _found(
     for size in _OPEN_SIZES if is_open else _OPEN_SIZES[:1]:
         types = {name: _type(info, shapes.get(name), size) for name, info in inputs.items()}
         try:
-            return _joinable(model.name, find_row_axes(model, types, chosen)), types, is_open
+            return _joinable(model.name, find_row_axes(model, {**large, **types}, chosen)), types, is_open
         except RowsError as error:
             refused.append(error)
     refused[0].add_note("max_batch joins requests only where rows are shown to be apart")

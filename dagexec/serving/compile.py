@@ -87,8 +87,8 @@ def _executor(
     if kept.pool is None and not _may_share_workers(compiled.model, kept):
         kept = replace(kept, pool="own")
     if overridable is None:
-        return Executor(compiled.model, kept, given, compiled.parameters, place, types, axes)
-    return OverridableExecutor(compiled.model, kept, given, compiled.parameters, types, overridable, _executor, axes)
+        return Executor(compiled.model, kept, given, place, types, axes)
+    return OverridableExecutor(compiled.model, kept, given, types, overridable, _executor, axes)
 
 
 def _with_workers(options: CompileOptions) -> CompileOptions:

@@ -71,7 +71,6 @@ class Executor(Closing):
         model: Model,
         options: CompileOptions,
         given: Model | None = None,
-        parameters: Workspace | None = None,
         place: Place | None = None,
         given_types: GivenTypes | None = None,
         batch_axes: BatchAxes | None = None,
@@ -79,8 +78,8 @@ class Executor(Closing):
         """Called by `compile`. `given` is the model before it was rewritten, or None if it was not.
 
         `given_types` are for errors in its words, `batch_axes` those along which requests are joined.
-        `options` determine the number of workers and the net type. `parameters` holds the model's parameters and what
-        has been derived from them, or None if nothing has. `place` has the workers; with None the options decide.
+        `options` determine the number of workers and the net type. `place` has the workers; with None the options
+        decide.
         Raises what `warm_up` raises, if `options` request it, and ClosedError when their pool is closed.
         """
         assert options.net_type is not None
@@ -102,7 +101,7 @@ class Executor(Closing):
         self._parameter_memory: HeldMemory | None = None  # made when it is first asked for
         self._given = {name for operator in self._source.net.op for name in operator.output}
         self._now = threads().monotonic
-        self._open(parameters, place or self._new_place())
+        self._open(None, place or self._new_place())
         if options.warm_start is not False:
             try:
                 self._warm_up_with_zeros(None if options.warm_start is True else options.warm_start)

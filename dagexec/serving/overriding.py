@@ -16,7 +16,6 @@ import numpy.typing as npt
 from dagexec.binding.io_binding import Array, Outputs
 from dagexec.core.feeds import Feeds
 from dagexec.core.model import InputInfo, Model, Overridable
-from dagexec.core.workspace import Workspace
 from dagexec.errors import ClosedError, DagexecError
 from dagexec.options import CompileOptions
 from dagexec.platform.forking import reset_after_fork
@@ -46,7 +45,6 @@ class OverridableExecutor(Executor):
         model: Model,
         options: CompileOptions,
         given: Model | None,
-        parameters: Workspace | None,
         given_types: GivenTypes | None,
         overridable: Overridable,
         build: Build,
@@ -59,7 +57,7 @@ class OverridableExecutor(Executor):
         self._compiling = threading.Lock()
         self._is_open = True
         reset_after_fork(self, OverridableExecutor._renew_lock)
-        super().__init__(model, options, given, parameters, given_types=given_types, batch_axes=batch_axes)
+        super().__init__(model, options, given, given_types=given_types, batch_axes=batch_axes)
 
     @property
     def overridable(self) -> Mapping[str, InputInfo]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dagexec.binding.io_binding import Array, Outputs, arrays_like, check_result, new_result
+from dagexec.binding.parameters import Parameters
 from dagexec.binding.replicas import Replica
 from dagexec.core.arguments import Arguments
 from dagexec.core.dtypes import from_numpy
@@ -122,7 +123,9 @@ class _Later:
         model, self._model = self._model, None
         if model is not None and all(Arguments(one, one.type).bool("batch_invariant", True) for one in model.net.op):
             with suppress(RowsError, SettingError):
-                self._made = BatchAxes(model, self._options)
+                known = model.parameters
+                outlines = known.outlines() if isinstance(known, Parameters) else known
+                self._made = BatchAxes(replace(model, parameters=outlines), self._options)
         return self._made
 
 

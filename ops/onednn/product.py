@@ -54,14 +54,14 @@ class FullyConnected(MeasuredProduct, product.FullyConnected):
 
     def prepare_primitive(self) -> Step:
         (rows, inner), w_matrix, _ = product.fc_matrices(self.call(), self.transposed)
-        x, w = self.x(0).reshape(rows, inner), self.x(1).reshape(w_matrix)
-        weights = w.T if self.transposed else w
-        y = self.y(0).reshape(rows, len(weights))
+        x, y = self.x(0).reshape(rows, inner), self.y(0).reshape(rows, w_matrix[1 if self.transposed else 0])
         if 0 in (inner, y.size):
             raise UnsupportedFeatureError(f"{self.label}: there is nothing to multiply")
-        own = self._in_panels(x, weights, y)
+        own = self._in_panels(x, w_matrix, y)
         if own is not None:
             return own
+        w = self.x(1).reshape(w_matrix)
+        weights = w.T if self.transposed else w
         post_ops, later = self.split_post_ops(read_post_ops(self.call()))
         require_accurate(self.onednn, post_ops, self.label)
         attributes = self.attributes()
@@ -108,16 +108,20 @@ class FullyConnected(MeasuredProduct, product.FullyConnected):
         step = in_sequence([pack, bound.step, self._finished(later)])
         return self.rebindable(step, bound, offered, {0: DST}) if is_moved and not later else step
 
-    def _in_panels(self, x: Array, weights: Array, y: Array) -> Step | None:
-        """The step by kernels of our own, behind which an exact GELU may follow; None where they are not for it."""
+    def _in_panels(self, x: Array, w_matrix: tuple[int, int], y: Array) -> Step | None:
+        """The step by kernels of our own, behind which an exact GELU may follow; None where they are not for it.
+
+        The plain weights, as a matrix of shape `w_matrix`, need not be in memory once they are in panels.
+        """
         constant, bias, post_ops = self.input(1).constant, self.x(2), read_post_ops(self.call())
+        outline = np.broadcast_to(np.zeros((), self.input(1).meta.numpy), (y.shape[1], x.shape[1]))
         adds = [one for one in post_ops[:1] if one.kind in (SUM, "add")]
         later = post_ops[len(adds) :]
         addend = self.x(adds[0].input) if adds else None
         plain = (x, y, bias) if addend is None else (x, y, bias, addend)
         if (
             constant is None
-            or not is_for_panels(self.onednn, weights)
+            or not is_for_panels(self.onednn, outline)
             or any(one.kind != GELU for one in later)
             or (addend is not None and addend.shape != self.y(0).shape)
             or not all(array.dtype == np.float32 and array.flags.c_contiguous for array in plain)
@@ -126,10 +130,17 @@ class FullyConnected(MeasuredProduct, product.FullyConnected):
             return None
         self.answer(lambda: True)
         lanes = self.onednn.isa.lanes
-        panels = constant.derived(("panels", lanes, weights.strides), lambda: in_panels(weights, lanes))
-        offer_unpacking(self.input(1), weights, partial(out_of_panels, panels, lanes), self.label, surely=True)
+        panels = constant.derived(("panels", lanes, w_matrix, self.transposed), lambda: self._packed(w_matrix, lanes))
         product = product_step(self.onednn, self.threads, x, panels, bias, y, addend, self.label)
         return None if product is None else in_sequence([product, self._finished(later)])
+
+    def _packed(self, w_matrix: tuple[int, int], lanes: int) -> Array:
+        """The weights in panels, from which they can be made anew."""
+        w = self.x(1).reshape(w_matrix)
+        weights = w.T if self.transposed else w
+        panels = in_panels(weights, lanes)
+        offer_unpacking(self.input(1), weights, partial(out_of_panels, panels, lanes), self.label, surely=True)
+        return panels
 
     def drops_nan(self) -> bool:
         """Where post-ops of the primitive do."""

@@ -10,14 +10,18 @@ that looks at values, nor one that keeps memory of its own.
 
 from __future__ import annotations
 
+import operator as operators
 import weakref
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from dagexec.core.choices import choices
 from dagexec.core.operator import Prepared, Rebind, Step, in_sequence, parts_of
+from dagexec.core.tensor import Tensor
 from dagexec.ops.kernels.alone import is_alone
 from dagexec.ops.kernels.native import Remake, remade
 from dagexec.ops.onednn.packing import PackedForms
@@ -88,24 +92,48 @@ class Recipe:
     keeps_nan: bool
     names_for_all: Mapping[str, str]
 
+    def places(self) -> Iterator[int]:
+        """The numbers of the tensors, and pieces of working memory, that the steps have as they are."""
+        for call in self.calls:
+            if isinstance(call, _Remaking):
+                yield from call.places
+            else:
+                yield from (place for _, place in call.arguments if isinstance(place, int))
+
 
 _recipes: weakref.WeakValueDictionary[Hashable, Recipe] = weakref.WeakValueDictionary()
 
 
 @dataclass(frozen=True, slots=True)
 class Tensors:
-    """The arrays of an operator's inputs and outputs, where they begin, and which of them are constants."""
+    """The arrays of an operator's inputs and outputs, where they begin, and which of them are constants.
+
+    Attributes:
+        absent: the inputs whose plain values are not in memory. Their arrays have strides of 0 and no memory.
+    """
 
     arrays: tuple[Array, ...]
     addresses: tuple[int, ...]
     constant: tuple[bool, ...]
+    absent: frozenset[int] = frozenset()
+
+    @property
+    def layouts(self) -> tuple[tuple[object, ...], ...]:
+        """Shape, strides and dtype of each."""
+        return tuple(
+            (array.shape, _packed_strides(array) if number in self.absent else array.strides, array.dtype)
+            for number, array in enumerate(self.arrays)
+        )
 
 
-def tensors_of(operator: OneDNNOperator) -> Tensors:
-    """Those of `operator`, which is being prepared."""
+def tensors_of(operator: OneDNNOperator, *, present: bool = False) -> Tensors:
+    """Those of `operator`, which is being prepared. Constants that are elsewhere packed come back if `present`."""
     inputs, outputs = range(len(operator.input_blobs)), range(len(operator.output_blobs))
     tensors = [*map(operator.input, inputs), *map(operator.output, outputs)]
     constant = tuple([tensor.constant is not None for tensor in tensors[: len(inputs)]])
+    absent = () if present else [number for number, one in enumerate(tensors) if one.is_elsewhere]
+    if absent and all(tensor.is_packed for tensor in tensors):
+        return _with_absent(operator, tensors, constant, frozenset(absent))
     if all(tensor.is_packed for tensor in tensors):
         view = operator.runtime.host_view
         arrays = tuple([view(tensor.array) for tensor in tensors])
@@ -114,11 +142,30 @@ def tensors_of(operator: OneDNNOperator) -> Tensors:
     return Tensors(arrays, tuple(map(_address, arrays)), constant)
 
 
+def _with_absent(
+    operator: OneDNNOperator, tensors: Sequence[Tensor], constant: tuple[bool, ...], absent: frozenset[int]
+) -> Tensors:
+    """As `tensors_of`; what is absent lies where nothing else does."""
+    view = operator.runtime.host_view
+    arrays = tuple(
+        np.broadcast_to(np.zeros((), one.meta.numpy), one.shape) if number in absent else view(one.array)
+        for number, one in enumerate(tensors)
+    )
+    addresses = tuple(-(number + 1) << 44 if number in absent else one.address for number, one in enumerate(tensors))
+    return Tensors(arrays, addresses, constant, absent)
+
+
+def _packed_strides(array: Array) -> tuple[int, ...]:
+    """The strides, in bytes, of a packed array of its shape."""
+    steps = accumulate(reversed(array.shape[1:]), operators.mul, initial=array.itemsize)
+    return tuple(steps)[::-1] if array.ndim else ()
+
+
 def recipe_key(operator: OneDNNOperator, tensors: Tensors) -> Hashable | None:
     """All that decides how `operator` is prepared; None where tensors overlap."""
     if _overlap(operator, tensors):
         return None
-    layouts = tuple([(array.shape, array.strides, array.dtype) for array in tensors.arrays])
+    layouts = tensors.layouts
     names = frozenset(operator.names_for_all.items())
     return operator.common_form, layouts, tensors.constant, operator.most_threads, is_alone(), names, choices.generation
 
@@ -206,6 +253,8 @@ def follow_recipe(recipe: Recipe, operator: OneDNNOperator, tensors: Tensors) ->
     }
     if None in packed.values():
         return None
+    if not tensors.absent.isdisjoint(recipe.places()):
+        tensors = tensors_of(operator, present=True)
     working = [operator.working_memory(nbytes) for nbytes in recipe.working]
     arrays = (*tensors.arrays, *working)
     addresses = (*tensors.addresses, *map(_address, working))
