@@ -12,6 +12,9 @@ from collections.abc import Sequence
 RAX, RCX, RDX, RBX, RSP, RBP, RSI, RDI, R8, R9, R10, R11, R12, R13, R14, R15 = range(16)
 """Numbers of the general registers."""
 
+REGISTERS = {8: 16, 16: 32}
+"""Of vectors, by lanes."""
+
 ADD, MUL, SUB, MIN, MAX = (1, 0, 0x58), (1, 0, 0x59), (1, 0, 0x5C), (1, 0, 0x5D), (1, 0, 0x5F)
 FMA, SUBTRACT_PRODUCT, HORNER = (2, 1, 0xB8), (2, 1, 0xBC), (2, 1, 0xA8)
 DIV, SQRT, SCALE_BY_POWER = (1, 0, 0x5E), (1, 0, 0x51), (2, 1, 0x2C)

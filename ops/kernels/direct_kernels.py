@@ -34,6 +34,7 @@ from dagexec.ops.kernels.assembler import (
     RCX,
     RDI,
     RDX,
+    REGISTERS,
     RSI,
     ZERO,
     Assembler,
@@ -50,7 +51,6 @@ ADD_OTHER = "add"
 """The post-op that adds a tensor of the shape of the result."""
 
 _FLOAT = 4  # bytes
-_REGISTERS = {8: 16, 16: 32}
 _MOST_TAPS = 7  # of a row, whose weights are in registers together
 _MOST_COLUMNS = {8: 11, 16: 14}
 _QUAD = 4  # elements among which AVX exchanges them without a table
@@ -105,7 +105,7 @@ class Row:
     def block(self) -> int:
         """Columns of the result whose sums are in registers together: few blocks, and the last one not narrow."""
         spare = max(self.chunk + 1, TEMPORARIES)
-        most = min(_MOST_COLUMNS[self.lanes], _REGISTERS[self.lanes] - self.tables - spare, self.result)
+        most = min(_MOST_COLUMNS[self.lanes], REGISTERS[self.lanes] - self.tables - spare, self.result)
         return min(range((most + 1) // 2, most + 1), key=lambda size: (-(-self.result // size), -self.result % size))
 
     def valid(self, column: int) -> tuple[int, ...]:
@@ -146,7 +146,7 @@ class _Writer:
     def __init__(self, row: Row) -> None:
         self._row = row
         self._code = Assembler(row.lanes)
-        registers = list(range(_REGISTERS[row.lanes]))
+        registers = list(range(REGISTERS[row.lanes]))
         self._sums = registers[: row.block]
         self._tables = registers[len(registers) - row.tables :]
         self._free = registers[row.block : len(registers) - row.tables]

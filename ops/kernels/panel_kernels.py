@@ -26,10 +26,12 @@ from dagexec.ops.kernels.assembler import (
     RCX,
     RDI,
     RDX,
+    REGISTERS,
     RSI,
     Assembler,
 )
 from dagexec.ops.kernels.machine_code import executable
+from dagexec.ops.kernels.post_ops import PostOp, write_post_op
 
 VECTORS = {8: 3, 16: 2}
 """By lanes, the most vectors in a row of a panel."""
@@ -56,10 +58,10 @@ _ROWS_OF_BASE = 5
 
 
 @lru_cache(maxsize=256)
-def panel_kernel(rows: int, vectors: int, lanes: int, adds: bool) -> int | None:
+def panel_kernel(rows: int, vectors: int, lanes: int, adds: bool, post_ops: tuple[PostOp, ...] = ()) -> int | None:
     """The address of a function of X, panel, Y and fields, for blocks of `rows`; None where it cannot run.
 
-    With `adds` a tensor of the shape of Y is added, which may be Y itself.
+    With `adds` a tensor of the shape of Y is added, which may be Y itself; `post_ops` come then.
     """
     code = Assembler(lanes)
     code.push(*_SAVED)
@@ -90,7 +92,10 @@ def panel_kernel(rows: int, vectors: int, lanes: int, adds: bool) -> int | None:
         code.add_number(register, nbytes)
     code.compare(RAX, RBP)
     code.jump_if_below(inner)
+    code.move(RAX, RDX)
     _write(code, sums, adds)
+    if post_ops:
+        _finish(code, rows, vectors, post_ops)
     code.add_field(RDI, 8 * SOURCE_BLOCK, RCX)
     code.count_down()
     code.jump_if_not_zero(block)
@@ -134,3 +139,15 @@ def _write(code: Assembler, sums: list[list[int]], adds: bool) -> None:
                 code.compute_memory(ADD, vector, vector, RDX, R13, number * nbytes)
             code.store_at(vector, RDX, number * nbytes)
         code.add(RDX, R12)
+
+
+def _finish(code: Assembler, rows: int, vectors: int, post_ops: tuple[PostOp, ...]) -> None:
+    """Does post-ops to rows that were just written, from rax on: before that their sums took too many registers."""
+    free = list(range(1, REGISTERS[code.lanes]))
+    for _ in range(rows):
+        for number in range(vectors):
+            code.load_at(0, RAX, number * 4 * code.lanes)
+            for post_op in post_ops:
+                write_post_op(code, 0, free, post_op)
+            code.store_at(0, RAX, number * 4 * code.lanes)
+        code.add(RAX, R12)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import lru_cache, partial
 
 from dagexec.ops.kernels import elementary
 from dagexec.ops.kernels.assembler import Assembler
-from dagexec.ops.kernels.builder import Builder, Vector, write_within
+from dagexec.ops.kernels.builder import Builder, Mask, Scalar, Vector, fitting, write_within
 
 TEMPORARIES = 7
 """Vectors that they need beside the one that they change."""
@@ -44,3 +44,24 @@ def write_post_op(code: Assembler, vector: int, free: list[int], post_op: PostOp
 
 def _of_numbers(kind: str, a: float, b: float, build: Builder, x: Vector) -> Vector:
     return FUNCTIONS[kind](build, x, a, b)
+
+
+@lru_cache(maxsize=64)
+def post_op_kernel(post_ops: tuple[PostOp, ...], lanes: int) -> int | None:
+    """The address of a function of an array and its number of elements, which does them in place; None where it cannot
+    run."""
+    return fitting(partial(_on_array, post_ops, lanes)).function()
+
+
+def _on_array(post_ops: tuple[PostOp, ...], lanes: int, together: int) -> Builder:
+    build = Builder(lanes)
+    array, count = build.arguments(2)
+
+    def body(place: Scalar, mask: Mask | None) -> None:
+        value = build.load(array, place, mask=mask)
+        for kind, a, b in post_ops:
+            value = FUNCTIONS[kind](build, value, a, b)
+        build.store(value, array, place, mask=mask)
+
+    build.each(count, body, together)
+    return build

@@ -27,6 +27,7 @@ from dagexec.ops.kernels.assembler import (
     RCX,
     RDI,
     RDX,
+    REGISTERS,
     RSI,
     Assembler,
 )
@@ -110,7 +111,7 @@ def _all(lanes: int) -> dict[str, list[int]]:
     """The registers that there are, by kind, those first that are to be taken first."""
     return {
         GENERAL: [RAX, R8, R9, R10, R11, RCX, RDX, RSI, RDI, *PRESERVED],
-        VECTOR: list(range(16 if lanes == 8 else 32)),
+        VECTOR: list(range(REGISTERS[lanes])),
         MASK: list(range(1, 8)),
     }
 

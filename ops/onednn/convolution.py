@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import chain
@@ -17,7 +18,7 @@ from dagexec.ops.base.layout import NHWC, image_order
 from dagexec.ops.conv.convolution import SPATIAL_AXES, Convolution, conv_window
 from dagexec.ops.conv.fused import FUSED_CONV, FusedConvolution, first_operand, output_order
 from dagexec.ops.kernels.winograd_kernels import LANES
-from dagexec.ops.onednn import direct
+from dagexec.ops.onednn import direct, pointwise
 from dagexec.ops.onednn.accuracy import require_accurate
 from dagexec.ops.onednn.convolution_family import (
     CONVOLUTION,
@@ -137,13 +138,14 @@ class ForwardConvolution(ConvolutionFamily):
         operands: Mapping[int, Array],
         shape: tuple[int, ...],
     ) -> Composed | None:
-        """The candidates of `direct` and `winograd`, for a number of threads; None where neither computes this.
+        """The candidates of `direct`, `pointwise` and `winograd`, for a number of threads; None where there are none.
 
         `operands` are what post-ops read, by input number, for a result of `shape`.
         """
         if orders != (NHWC, NHWC) or not self.is_constant(1) or self.input(0).meta is not FLOAT32:
             return None
-        found = [self._by_sums(axes, post_ops, operands, shape), self._by_winograd(axes, post_ops, operands, shape)]
+        ways = self._by_sums, self._by_product, self._by_winograd
+        found = [way(axes, post_ops, operands, shape) for way in ways]
         offered = [one for one in found if one is not None]
         return (lambda threads: chain.from_iterable(one(threads) for one in offered)) if offered else None
 
@@ -160,6 +162,18 @@ class ForwardConvolution(ConvolutionFamily):
         layer = direct.Layer(shape[0], *channels, groups, rows, columns, self.has_bias(self.call()), *found)
         return partial(direct.candidates, self.onednn, layer)
 
+    def _by_product(
+        self, axes: Sequence[Axis], post_ops: Sequence[PostOp], operands: Mapping[int, Array], shape: tuple[int, ...]
+    ) -> Composed | None:
+        """Those of `pointwise`, as in `composed`."""
+        found = pointwise.finish(post_ops, operands, shape)
+        plain = all((axis.kernel, axis.stride, axis.out) == (1, 1, axis.size) and not axis.head for axis in axes)
+        if found is None or not plain or self.arguments.int("group", 1) > 1:
+            return None
+        rows, has_bias = math.prod(shape[:-1]), self.has_bias(self.call())
+        layer = pointwise.Layer(rows, self.x(0).shape[-1], shape[-1], has_bias, *found)
+        return partial(pointwise.candidates, self.onednn, layer)
+
     def _by_winograd(
         self, axes: Sequence[Axis], post_ops: Sequence[PostOp], operands: Mapping[int, Array], shape: tuple[int, ...]
     ) -> Composed | None:
@@ -174,7 +188,9 @@ class ForwardConvolution(ConvolutionFamily):
             return None
         (height, width), heads = (axis.size for axis in axes), (axes[0].head, axes[1].head)
         result = axes[0].out, axes[1].out
-        layer = Layer(shape[0], height, width, channels, filters, groups, heads, result, *found)
+        layer = Layer(
+            shape[0], height, width, channels, filters, groups, heads, result, *found, self.onednn.machine.lanes
+        )
         return partial(candidates, self.onednn, self.label, layer, self.scratchpad_limit, self.weights_are_cold)
 
     def post_ops(self, call: OperatorCall) -> tuple[PostOp, ...]:

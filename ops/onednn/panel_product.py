@@ -17,6 +17,7 @@ import numpy as np
 
 from dagexec.core.operator import Step
 from dagexec.ops.kernels.panel_kernels import FETCHED_LINES, LINE, MAX_ROWS, STEP, VECTORS, panel_kernel
+from dagexec.ops.kernels.post_ops import PostOp
 from dagexec.ops.kernels.team import shares, team_step
 from dagexec.ops.onednn.binding import Library
 from dagexec.ops.onednn.packing import packed_memory
@@ -39,14 +40,15 @@ _Call = tuple[int, int, int, int, int]
 
 def is_for_panels(library: Library, weights: Array) -> bool:
     """True for weights [units, inner] whose sizes are whole vectors and passes, where the kernels can run."""
+    if weights.dtype != np.float32 or weights.size < MIN_WEIGHTS or not library.machine.can_run:
+        return False
     units, inner = weights.shape
-    return (
-        library.machine.can_run
-        and weights.dtype == np.float32
-        and units % library.isa.lanes == inner % STEP == 0
-        and weights.size >= MIN_WEIGHTS
-        and (library.isa.lanes == 8 or inner % _FAR != 0)
-    )
+    return fits_panels(units, inner, library.isa.lanes)
+
+
+def fits_panels(units: int, inner: int, lanes: int) -> bool:
+    """True for whole vectors and passes."""
+    return units % lanes == inner % STEP == 0 and (lanes == 8 or inner % _FAR != 0)
 
 
 def in_panels(weights: Array, lanes: int) -> Array:
@@ -90,12 +92,14 @@ def product_step(
     y: Array,
     addend: Array | None,
     label: str,
+    lanes: int,
+    post_ops: tuple[PostOp, ...] = (),
 ) -> Step | None:
-    """The step Y = X W + b, plus `addend`, which has the shape of `y` and may be `y`. All are packed.
+    """The step Y = X W + b, plus `addend`, which has the shape of `y` and may be `y`, and post-ops. All are packed.
 
     None where the kernels cannot run.
     """
-    product = _Product(library.isa.lanes, x, panels, bias, y, addend)
+    product = _Product(lanes, x, panels, bias, y, addend, post_ops)
     tables = [list(product.calls(panels, blocks)) for panels, blocks in product.parts(threads)]
     if any(kernel == 0 for table in tables for kernel, *_ in table):
         return None
@@ -105,7 +109,17 @@ def product_step(
 class _Product:
     """The calls of kernels for one product; it holds what they read."""
 
-    def __init__(self, lanes: int, x: Array, panels: Array, bias: Array, y: Array, addend: Array | None) -> None:
+    def __init__(
+        self,
+        lanes: int,
+        x: Array,
+        panels: Array,
+        bias: Array,
+        y: Array,
+        addend: Array | None,
+        post_ops: tuple[PostOp, ...],
+    ) -> None:
+        self._post_ops = post_ops
         (rows, inner), units = x.shape, y.shape[1]
         self.arrays = (x, panels, bias, y, addend)
         self._lanes, self._rows, self._inner, self._units = lanes, rows, inner, units
@@ -155,7 +169,7 @@ class _Product:
         """The kernel, 0 where it cannot run, and the address of its fields."""
         key = block, count, vectors, first
         if key not in self._known:
-            kernel = panel_kernel(block, vectors, self._lanes, self.arrays[4] is not None)
+            kernel = panel_kernel(block, vectors, self._lanes, self.arrays[4] is not None, self._post_ops)
             row = 4 * self._inner
             panel = row * vectors * self._lanes
             numbers = (count, panel, row, 3 * row, 5 * row, block * row, 4 * self._units)

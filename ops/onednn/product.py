@@ -19,7 +19,7 @@ from dagexec.core.registry import operator
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.activation.post_ops import SUM, PostOp, read_post_ops
 from dagexec.ops.base.layout import NCHW
-from dagexec.ops.kernels.function_kernels import GELU
+from dagexec.ops.kernels.post_ops import FUNCTIONS
 from dagexec.ops.onednn.accuracy import require_accurate
 from dagexec.ops.onednn.finishing import finishing_step
 from dagexec.ops.onednn.measured_product import INNER_PRODUCT, MeasuredProduct, WeightedProduct
@@ -109,7 +109,7 @@ class FullyConnected(MeasuredProduct, product.FullyConnected):
         return self.rebindable(step, bound, offered, {0: DST}) if is_moved and not later else step
 
     def _in_panels(self, x: Array, w_matrix: tuple[int, int], y: Array) -> Step | None:
-        """The step by kernels of our own, behind which an exact GELU may follow; None where they are not for it.
+        """The step by kernels of our own; None where they are not for it.
 
         The plain weights, as a matrix of shape `w_matrix`, need not be in memory once they are in panels.
         """
@@ -122,7 +122,7 @@ class FullyConnected(MeasuredProduct, product.FullyConnected):
         if (
             constant is None
             or not is_for_panels(self.onednn, outline)
-            or any(one.kind != GELU for one in later)
+            or any(one.kind not in FUNCTIONS for one in later)
             or (addend is not None and addend.shape != self.y(0).shape)
             or not all(array.dtype == np.float32 and array.flags.c_contiguous for array in plain)
             or np.shares_memory(x, y)
@@ -130,9 +130,9 @@ class FullyConnected(MeasuredProduct, product.FullyConnected):
             return None
         self.answer(lambda: True)
         lanes = self.onednn.isa.lanes
+        own = tuple((one.kind, one.a, one.b) for one in later)
         panels = constant.derived(("panels", lanes, w_matrix, self.transposed), lambda: self._packed(w_matrix, lanes))
-        product = product_step(self.onednn, self.threads, x, panels, bias, y, addend, self.label)
-        return None if product is None else in_sequence([product, self._finished(later)])
+        return product_step(self.onednn, self.threads, x, panels, bias, y, addend, self.label, lanes, own)
 
     def _packed(self, w_matrix: tuple[int, int], lanes: int) -> Array:
         """The weights in panels, from which they can be made anew."""

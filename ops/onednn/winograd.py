@@ -31,6 +31,8 @@ from dagexec.ops.base.layout import NHWC
 from dagexec.ops.conv.toom_cook import kronecker
 from dagexec.ops.kernels import winograd_kernels as kernels
 from dagexec.ops.kernels.native import join
+from dagexec.ops.kernels.post_ops import FUNCTIONS
+from dagexec.ops.kernels.post_ops import PostOp as LaterPostOp
 from dagexec.ops.kernels.team import team_step
 from dagexec.ops.onednn.binding import Library
 from dagexec.ops.onednn.operator import reorder
@@ -63,15 +65,21 @@ _TRANSFORMED = 2048  # filters of one channel that are transformed at once: they
 
 def finish(
     post_ops: Sequence[PostOp], operands: Mapping[int, Array], shape: tuple[int, ...], *, has_bias: bool
-) -> tuple[kernels.Epilogue, int] | None:
-    """How a layer with these post-ops ends, and the argument that is added to the result; None where it cannot.
+) -> tuple[kernels.Epilogue, int, tuple[LaterPostOp, ...]] | None:
+    """How a layer with these post-ops ends, the argument that is added to the result, and post-ops behind that.
 
-    `operands` are the arrays that post-ops read, by input number, and `shape` is that of the result.
+    None where it cannot. `operands` are the arrays that post-ops read, by input number, and `shape` is that of the
+    result.
     """
     found: list[tuple[str, float, float]] = []
+    later: list[LaterPostOp] = []
     other = 0
     for place, one in enumerate(post_ops):
-        if one.kind in (kernels.RELU, kernels.CLIP):
+        if one.kind in FUNCTIONS and (later or one.kind not in (kernels.RELU, kernels.CLIP)):
+            later.append((one.kind, one.a, one.b))
+        elif later:
+            return None
+        elif one.kind in (kernels.RELU, kernels.CLIP):
             found.append((one.kind, one.a, one.b))
         elif one.kind == SUM and not other:
             other = DST
@@ -83,7 +91,7 @@ def finish(
             return None
     if sum(kind != kernels.ADD_OTHER for kind, _, _ in found) > kernels.MAX_LIMITS:
         return None
-    return kernels.Epilogue(has_bias, tuple(found)), other
+    return kernels.Epilogue(has_bias, tuple(found)), other, tuple(later)
 
 
 def _is_alike(operand: Array, shape: tuple[int, ...]) -> bool:

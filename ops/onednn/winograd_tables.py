@@ -19,6 +19,7 @@ from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.conv.toom_cook import Matrix
 from dagexec.ops.kernels import winograd_kernels as kernels
 from dagexec.ops.kernels.native import table_code
+from dagexec.ops.kernels.post_ops import post_op_kernel
 from dagexec.ops.kernels.team import native_rows
 from dagexec.ops.onednn.primitive import BIAS as BIAS_ARGUMENT
 from dagexec.ops.onednn.primitive import DST, SRC, Array, aligned_empty
@@ -91,8 +92,17 @@ class Tables:
         table = self._table(calls, _require(kernels.line_kernel(tiling.filter.output)))
         table[:, 0] = self._last_kernels(np.minimum(tiling.outputs, height - top))
         places = range(rows.start - first, rows.stop - first)
-        self._calls += 2 * len(rows)
-        return np.stack((self._calls_of("z", places, strip), table), axis=1).reshape(-1, _CALL)
+        steps = [self._calls_of("z", places, strip), table]
+        if layer.later:
+            steps.append(self._later(written[:, 0], np.minimum(tiling.outputs, height - top) * width * layer.filters))
+        self._calls += len(steps) * len(rows)
+        return np.stack(steps, axis=1).reshape(-1, _CALL)
+
+    def _later(self, written: Integers, elements: Integers) -> Integers:
+        """The calls that do the last post-ops to so many elements of the result from these addresses on."""
+        kernel = _require(post_op_kernel(self._tiling.layer.later, self._tiling.layer.lanes))
+        zeros = np.zeros_like(written)
+        return np.stack((zeros + kernel, written, elements, zeros, zeros), axis=1)
 
     def _calls_of(self, what: str, places: range, strip: int) -> Integers:
         """For each of these rows of a block, the call of the table that it has in common with other blocks."""

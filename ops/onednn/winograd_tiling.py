@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from dagexec.ops.conv.toom_cook import MinimalFilter, minimal_filter
+from dagexec.ops.kernels.post_ops import PostOp
 from dagexec.ops.kernels.winograd_kernels import Epilogue
 from dagexec.ops.onednn.primitive import PrimitiveDescriptor
 from dagexec.platform.processor import core_cache
@@ -32,6 +33,8 @@ class Layer:
         result: H and W of the result.
         finish: bias and post-ops.
         other: the argument that is added to the result, 0 for none; DST for what it held before.
+        later: post-ops behind those of `finish`, done to each row of tiles that was written.
+        lanes: of the vectors that do them.
     """
 
     batch: int
@@ -44,6 +47,8 @@ class Layer:
     result: tuple[int, int]
     finish: Epilogue
     other: int = 0
+    later: tuple[PostOp, ...] = ()
+    lanes: int = 8
 
 
 @dataclass(frozen=True)

@@ -325,6 +325,7 @@ def permutation(call: OperatorCall) -> tuple[int, ...]:
         output_names=("Y",),
         args={"axes": "a permutation of X's axes (default: reversed)"},
         cost=copy_cost,
+        image_role=ImageRole.TURNING,
         onnx=(OnnxName("Transpose", 25, {"perm": "axes"}),),
         rows=permuted(permutation),
         moves_elements=True,

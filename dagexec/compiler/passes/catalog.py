@@ -52,8 +52,8 @@ SIMPLIFYING: tuple[Pass, ...] = (
 )
 """What makes the net smaller, whatever computes it."""
 
-FINISHING: tuple[Pass, ...] = (zero_copy.PASS, in_place.PASS, dead_code.PASS)
-"""What comes after engines and layouts are chosen."""
+FINISHING: tuple[Pass, ...] = (identities.PASS, zero_copy.PASS, in_place.PASS, dead_code.PASS)
+"""What comes after engines and layouts are chosen, by which some permutations change nothing any more."""
 
 GRAPH_PASSES: tuple[Pass, ...] = (*SIMPLIFYING, *FINISHING)
 """Both."""

@@ -7,7 +7,7 @@ size may be free. The `layout` pass decides with that who works in which order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.compiler.passes.operator_traits import is_in_training
+from dagexec.compiler.passes.types import BlobType
 from dagexec.core.arguments import Arguments, ArgumentValue, make_argument
 from dagexec.core.dtypes import FLOAT32, INT64
 from dagexec.core.proto import OperatorDef
@@ -28,6 +29,7 @@ from dagexec.ops.shape.slicing import slice_ranges
 
 Array = npt.NDArray[Any]
 
+_FEWEST_AXES = 3  # of an image
 _MAX_CHANNELS_READ_PLAIN = 4  # an image with colors: oneDNN has kernels that read it in NCHW and write blocks
 
 
@@ -94,7 +96,10 @@ def in_order(array: Array, rank: int, order: str) -> Array:
 
 
 def describe(
-    definition: OperatorDef, images: Mapping[str, Image | None], parameters: Mapping[str, Array]
+    definition: OperatorDef,
+    images: Mapping[str, Image | None],
+    parameters: Mapping[str, Array],
+    types: Mapping[str, BlobType],
 ) -> Role | None:
     """The role of an operator in NCHW on `images`; None where it has none, or is in another order already."""
     role = schema_of(definition.type).image_role
@@ -105,6 +110,8 @@ def describe(
     arguments = Arguments(definition, definition.type)
     if arguments.string("order", NCHW).upper() != NCHW or "output_order" in arguments:
         return None
+    if role is ImageRole.TURNING:
+        return _turning(arguments.ints("axes"), images.get(definition.input[0]), types.get(definition.input[0]))
     if role is not ImageRole.ELEMENTWISE and definition.input and images.get(definition.input[0]) == ONE_NUMBER:
         return None
     return _RULES[role](definition, arguments, images, parameters)
@@ -439,6 +446,21 @@ def _reduced(
         return {"axes": list(range(first, first + image.axes))}
 
     return Role({0: image}, {0: image}, arguments=changed)
+
+
+def _turning(axes: Sequence[int], image: Image | None, kind: BlobType | None) -> Role | None:
+    """A permutation to N, spatial, C, of an image, or from there, which gives one: in NHWC it changes nothing."""
+    rank = len(axes)
+    spatial = tuple(range(1, rank - 1))
+    nothing: Mapping[str, ArgumentValue | None] = {"axes": list(range(rank))}
+    if rank < _FEWEST_AXES:
+        return None
+    if tuple(axes) == (0, *range(2, rank), 1) and image is not None and image.axes == len(spatial):
+        return Role({0: image}, {}, arguments=lambda order: nothing, blocked=_never)
+    channels = kind.shape[-1] if kind is not None and kind.rank == rank else None
+    if tuple(axes) == (0, rank - 1, *spatial) and channels:
+        return Role({}, {0: Image(len(spatial), channels)}, arguments=lambda order: nothing, blocked=_never)
+    return None
 
 
 Rule = Callable[[OperatorDef, Arguments, Mapping[str, Image | None], Mapping[str, Array]], Role | None]

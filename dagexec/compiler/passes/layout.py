@@ -252,7 +252,7 @@ def _roles(model: Model) -> list[Role | None]:
     images |= {name: ONE_NUMBER for name in model.inputs if _is_one_number(types.get(name))}
     roles: list[Role | None] = []
     for definition in model.net.op:
-        role = describe(definition, images, constants)
+        role = describe(definition, images, constants, types)
         if role is not None and any(definition.input[position] in constants for position in role.inputs):
             role = None  # a constant comes in the order it has: only values of the net are turned
         roles.append(role)

@@ -120,7 +120,7 @@ def test_a_net_of_branches_has_reorders_at_its_ends_only(name: str) -> None:
 
 def test_an_operator_that_cannot_go_along_is_fed_nchw_by_one_reorder_for_all_its_readers() -> None:
     drawing = towers()
-    drawing.add("Transpose", ["relu1"], "turned", engine="", axes=[0, 2, 3, 1])
+    drawing.add("Transpose", ["relu1"], "turned", engine="", axes=[0, 2, 1, 3])
     drawing.add("FlattenToVec", ["relu1"], "flat", engine="")
     changed = check_same(drawing.model("softmax", "turned", "flat"), "NHWC")
     assert reorders(changed).count(("relu1", "NHWC", "NCHW")) == 1
@@ -443,6 +443,33 @@ def test_the_pass_says_what_it_did() -> None:
     assert assign_layout(towers().model("softmax"), "NHWC").reorders == 2
 
 
+@pytest.mark.parametrize("name", ORDERS)
+@pytest.mark.parametrize("shape", [(2, 3, 12, 12), (2, 3, None, None)])
+def test_permutations_to_channels_last_and_back_change_nothing_in_nhwc(
+    name: str, shape: tuple[int | None, ...]
+) -> None:
+    drawing = Drawing(shape)
+    x = drawing.conv("x", "conv1", 3, 16)
+    x = drawing.add("Transpose", [x], "last", engine="", axes=[0, 2, 3, 1])
+    x = drawing.add("Softmax", [x], "softmax", engine="", axis=3, single_axis=1)
+    x = drawing.add("Transpose", [x], "back", engine="", axes=[0, 3, 1, 2])
+    x = drawing.conv(x, "conv2", 16, 16, group=16)
+    drawing.add("Sum", [x, "conv1"], "y")
+    changed = check_same(drawing.model("y"), name, np.random.default_rng(2).standard_normal((2, 3, 12, 12), np.float32))
+    axes = [list(one.arg[0].ints) for one in changed.net.op if one.type == "Transpose"]
+    if name == "NHWC":
+        assert axes == [[0, 1, 2, 3]] * 2
+        assert [blob for blob, _, _ in reorders(changed)] == ["x", "y/NHWC"]
+
+
+def test_a_permutation_of_what_has_an_order_already_stays() -> None:
+    drawing = Drawing()
+    last = drawing.add("Transpose", ["x"], "last", engine="", axes=[0, 2, 3, 1])
+    drawing.add("Relu", [last], "y")
+    changed = check_same(drawing.model("y"), "NHWC")
+    assert list(changed.net.op[0].arg[0].ints) == [0, 2, 3, 1]
+
+
 def test_values_of_a_blob_are_told_apart() -> None:
     drawing = Drawing()
     drawing.add("Relu", ["x"], "a")
@@ -465,7 +492,9 @@ def drawings(draw: st.DrawFn) -> Model:
         name = f"b{number}"
         source = draw(st.sampled_from(list(images)))
         channels, size = images[source]
-        kind = draw(st.sampled_from(("conv", "conv", "conv", "depthwise", "pool", "relu", "sum", "concat", "turn")))
+        kind = draw(
+            st.sampled_from(("conv", "conv", "conv", "depthwise", "pool", "relu", "sum", "concat", "turn", "last"))
+        )
         partners = [other for other, known in images.items() if known[1] == size]
         if kind == "conv":
             outer = draw(st.sampled_from((8, 16, 24, 32)))
@@ -488,6 +517,10 @@ def drawings(draw: st.DrawFn) -> Model:
             other = draw(st.sampled_from(partners))
             drawing.add("Concat", [source, other], name, axis=1)
             images[name] = (channels + images[other][0], size)
+        elif kind == "last":
+            drawing.add("Transpose", [source], f"{name} last", engine="", axes=[0, 2, 3, 1])
+            drawing.add("Transpose", [f"{name} last"], name, engine="", axes=[0, 3, 1, 2])
+            images[name] = (channels, size)
         else:
             drawing.add("Transpose", [source], name, engine="", axes=[0, 1, 3, 2])
             images[name] = (channels, size)

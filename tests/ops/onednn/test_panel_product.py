@@ -28,7 +28,7 @@ def computed(x: Array, weights: Array, bias: Array, threads: int = 1, addend: Ar
     if addend is not None:
         y[:] = addend
     panels = in_panels(weights, onednn.isa.lanes)
-    step = product_step(onednn, threads, x, panels, bias, y, None if addend is None else y, "product")
+    step = product_step(onednn, threads, x, panels, bias, y, None if addend is None else y, "product", onednn.isa.lanes)
     assert step is not None
     step()
     assert (memory[:32] == 7).all()

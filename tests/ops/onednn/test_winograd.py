@@ -15,6 +15,7 @@ from dagexec.ops.onednn.implementation import rule
 from dagexec.ops.onednn.problem import COMPOSED, Candidate, Problem
 from dagexec.scheduler.nets.options import RunOptions
 from dagexec.scheduler.nets.simple import SimpleNet
+from tests.ops.activation.test_post_ops import FORMULAS
 from tests.ops.onednn.test_conv import SQUARE, Layer, from_order, net_of, to_order
 from tests.ops.windows import Array, Geometry
 
@@ -128,6 +129,17 @@ def test_post_ops(chosen: Chosen, post_ops: tuple[str, ...], formula: object) ->
     assert error(run(layer, post_ops=post_ops), formula(layer.exact()), layer.exact()) < 2e-6
 
 
+@pytest.mark.parametrize("outputs", [2, 4])
+@pytest.mark.parametrize("text", ["swish:1.0", "tanh", "gelu_erf", "hardswish", "leaky_relu:0.1"])
+def test_activations_of_more_than_a_limit(chosen: Chosen, text: str, outputs: int) -> None:
+    chosen.outputs = outputs
+    layer = Layer(window(9, 7))
+    exact = layer.exact()
+    assert error(run(layer, post_ops=(text,)), FORMULAS[text](exact), exact) < 2e-6
+    assert error(run(layer, post_ops=("relu", text)), FORMULAS[text](np.maximum(exact, 0)), exact) < 2e-6
+    assert run(layer, threads=2, post_ops=(text,)).tobytes() == run(layer, post_ops=(text,)).tobytes()
+
+
 @pytest.mark.parametrize("last", [(), ("relu",)])
 def test_another_tensor_is_added_before_or_after_the_activation(chosen: Chosen, last: tuple[str, ...]) -> None:
     layer = Layer(window(9, 7))
@@ -211,7 +223,7 @@ def test_it_is_offered_for_constant_dense_filters_of_3x3_with_whole_vectors() ->
     assert not offered(replace(layer, group=16)), "depthwise"
     assert not offered(replace(layer, geometry=replace(SQUARE, stride=(2, 2))))
     assert not offered(replace(layer, geometry=replace(SQUARE, dilation=(2, 2))))
-    assert not offered(layer, post_ops=("swish:1.0",))
+    assert not offered(layer, post_ops=("abs",))
     assert not offered(layer, post_ops=("relu", "clip:0.0:1.0", "relu"))
     assert not offered(layer, ws_nbytes_limit=1000)
 
