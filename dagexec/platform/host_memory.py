@@ -242,6 +242,18 @@ def decommit(owner: Array, nbytes: int) -> None:
         _committed_memory.remove(owner)
 
 
+def give_back_free_memory() -> bool:
+    """Have the C library give memory that is free back to the system, which it keeps between what is in use.
+
+    It takes under a millisecond for every 10 MB that it gives back, and 20 us where there is nothing. False where the
+    library has no such function.
+    """
+    if _malloc_trim is None:
+        return False
+    _malloc_trim(0)
+    return True
+
+
 def _of_c_library(name: str, *arguments: Any) -> Any:
     """A function of the C library of Linux; None where there is none."""
     if sys.platform != "linux":
@@ -255,6 +267,7 @@ def _of_c_library(name: str, *arguments: Any) -> Any:
 
 
 _mincore = _of_c_library("mincore", ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+_malloc_trim = _of_c_library("malloc_trim", ctypes.c_size_t)
 _madvise = _of_c_library("madvise", ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 

@@ -16,6 +16,7 @@ from dagexec.core.runtime import runtime_of
 from dagexec.errors import FeedError, SettingError, UnsupportedOperatorError
 from dagexec.options import CompileOptions, with_keywords_of
 from dagexec.platform.deadline import check_stop
+from dagexec.platform.host_memory import give_back_free_memory
 from dagexec.platform.lazy import LazyModule
 from dagexec.platform.processor import available_cores
 from dagexec.platform.threads import threads
@@ -83,6 +84,7 @@ def _executor(
     given = loaded if keeps_parameters else replace(loaded, parameters={})  # frees parameters that passes replaced
     takes = not keeps_parameters and loaded.overridable is None
     compiled = compilation.compile_model(loaded, options, takes_parameters=takes)
+    give_back_free_memory()
     kept = replace(compiled.options, calibration=None, progress=None)  # an executor keeps nothing of its caller
     if kept.pool is None and not _may_share_workers(compiled.model, kept):
         kept = replace(kept, pool="own")

@@ -29,6 +29,7 @@ from dagexec.platform.closing import Closing
 from dagexec.platform.deadline import Deadline
 from dagexec.platform.forking import reset_after_fork
 from dagexec.platform.garbage_collection import garbage_collection_paused
+from dagexec.platform.host_memory import give_back_free_memory
 from dagexec.platform.shutdown import hold_daemon, stop_at_exit
 from dagexec.platform.threads import acquire, threads
 from dagexec.scheduler.memory import ArenaMemory
@@ -358,13 +359,16 @@ class BaseNet(ABC, Closing):
     def _new_preparation(self) -> Preparation:
         """Prepare; where memory does not suffice, once more without what is kept for other shapes.
 
-        Nor is that kept when a larger arena takes the place of the one that it lies in.
+        Nor is that kept when a larger arena takes the place of the one that it lies in. What was free for a moment while
+        weights were packed for the first shapes is given back.
         """
-        replaced = self.arena_memory.replaced
+        replaced, is_first = self.arena_memory.replaced, self._current is None
         preparation = self._attempted_preparation()
         for blob in self._inputs:
             if isinstance(blob.value, Tensor):
                 blob.value.let_go()
+        if is_first:
+            give_back_free_memory()
         if self.arena_memory.replaced != replaced:
             self._forget_preparations()
         return preparation
