@@ -359,8 +359,8 @@ class BaseNet(ABC, Closing):
     def _new_preparation(self) -> Preparation:
         """Prepare; where memory does not suffice, once more without what is kept for other shapes.
 
-        Nor is that kept when a larger arena takes the place of the one that it lies in. What was free for a moment while
-        weights were packed for the first shapes is given back.
+        Nor is that kept when a larger arena takes the place of the one that it lies in. What was free for a moment
+        while weights were packed for the first shapes is given back.
         """
         replaced, is_first = self.arena_memory.replaced, self._current is None
         preparation = self._attempted_preparation()
