@@ -24,10 +24,7 @@ def dagexec_step(model: str, batch: int, threads: int) -> tuple[Callable[[], flo
     Channels come last.
     """
     from dagexec import Workspace, zoo
-    from dagexec.compiler.passes.engine import assign_engine
-    from dagexec.core.model import Model
     from dagexec.training.optimizer import SGD
-    from dagexec.training.split_gradients import split_gradients
 
     helper = zoo.build_training(model, batch, image_size=IMAGE_SIZES[model], order="NHWC")
     helper.add_gradient_operators(["loss"])
@@ -39,11 +36,7 @@ def dagexec_step(model: str, batch: int, threads: int) -> tuple[Callable[[], flo
     classes = helper.parameters["pred_w"][0]
     workspace.feed_blob("data", rng.standard_normal(shape, np.float32))
     workspace.feed_blob("label", rng.integers(0, classes, batch).astype(np.int32))
-    net = workspace.create_net(
-        split_gradients(assign_engine(Model(helper.name, helper.net, inputs=helper.inputs)).model.net),
-        "simple" if threads == 1 else "dag",
-        threads,
-    )
+    net = helper.create_net(workspace, "simple" if threads == 1 else "dag", threads)
 
     def step() -> float:
         net.run()

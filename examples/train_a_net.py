@@ -38,7 +38,7 @@ workspace = Workspace()
 helper.create(workspace)  # fills the parameters
 for name, shape in (("data", (BATCH, 2)), ("label", (BATCH,))):
     workspace.feed_blob(name, np.zeros(shape, np.int32 if name == "label" else np.float32))
-net = workspace.create_net(helper.net, "dag", num_workers=2)
+net = helper.create_net(workspace, "dag", num_workers=2)
 for step in range(STEPS):
     batch = rng.integers(0, 800, BATCH)
     workspace.feed_blob("data", points[batch])

@@ -7,10 +7,23 @@ from dagexec.core.device import CPU, Device
 from dagexec.core.proto import NetDef
 from dagexec.core.registry import registered_engines
 from dagexec.ops.onednn.binding import library
+from dagexec.training.split_gradients import split_gradients
 
 ONEDNN = "ONEDNN"
 BATCH_INVARIANT = "batch_invariant"
 """The argument by which a row's bytes may depend on its batch; nets for inference do not take it over."""
+
+
+def training_form(net: NetDef) -> NetDef:
+    """The net of a training step in the form that is fastest here; `net` itself stays as it is.
+
+    Operators of the host that name no engine name oneDNN's where it computes them; a batch is computed as a whole;
+    gradients are in two operators where a layer before waits for one of them.
+    """
+    found = split_gradients(net)
+    name_engines(found)
+    use_whole_batches(found)
+    return found
 
 
 def name_engines(net: NetDef, device: Device = CPU) -> None:

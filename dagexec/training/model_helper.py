@@ -19,9 +19,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dagexec.core.gradient import Gradient
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.proto import NetDef
-from dagexec.core.workspace import Workspace
+from dagexec.core.workspace import Net, Workspace
 from dagexec.errors import GradientError, SchemaError
+from dagexec.platform.processor import available_cores
 from dagexec.training.backward import add_gradient_operators
+from dagexec.training.engines import training_form
 from dagexec.training.layers.dense import DenseLayers
 from dagexec.training.layers.loss import LossLayers
 from dagexec.training.layers.normalization import NormalizationLayers
@@ -98,6 +100,13 @@ class ModelHelper(WindowLayers, DenseLayers, NormalizationLayers, RecurrentLayer
     def create(self, workspace: Workspace) -> None:
         """Run the init net in `workspace`: every parameter and all state start again."""
         workspace.run_net_once(self.init_net)
+
+    def create_net(self, workspace: Workspace, net_type: str = "dag", num_workers: int | None = None) -> Net:
+        """Make the net of a step in `workspace`, in the form that is fastest here (`training_form`).
+
+        `num_workers` defaults to the cores, of which `simple` uses one. Raises what `Workspace.create_net` raises.
+        """
+        return workspace.create_net(training_form(self.net), net_type, num_workers or available_cores())
 
     def model(self, outputs: Sequence[str]) -> Model:
         """The model built so far, with these outputs. Later changes to the helper do not reach it.

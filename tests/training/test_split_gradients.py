@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dagexec import NetDef, Workspace
+from dagexec import NetDef, OperatorDef, Workspace
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.dtypes import INT32
+from dagexec.ops.onednn.binding import library
+from dagexec.scheduler.nets.net import BaseNet
 from dagexec.scheduler.nets.simple import SimpleNet
 from dagexec.training.model_helper import ModelHelper
 from dagexec.training.optimizer import SGD
@@ -100,3 +102,36 @@ def test_the_layer_before_waits_for_no_gradient_of_weights() -> None:
                 todo.append(parent)
     assert place["second_grad"] in needed
     assert not needed & {place["second_w_grad"], place["pred_w_grad"]}
+
+
+def _three_steps(*, in_fastest_form: bool) -> tuple[float, list[OperatorDef]]:
+    """The loss of the third step of a small net, and the operators that computed it."""
+    helper = ModelHelper("tiny", seed=1, training=True)
+    helper.add_input("x", (8, 3, 6, 6))
+    helper.add_input("label", (8,), INT32)
+    hidden = helper.relu(helper.conv("x", "first", 3, 4, kernel=3), "active")
+    hidden = helper.conv(hidden, "second", 4, 4, kernel=3)
+    _, loss = helper.softmax_with_loss(helper.fc(hidden, "scores", 16, 5), "label")
+    helper.add_gradient_operators([loss])
+    SGD(0.1).add_updates(helper)
+    workspace, rng = Workspace(), np.random.default_rng(0)
+    helper.create(workspace)
+    workspace.feed_blob("x", rng.standard_normal((8, 3, 6, 6), np.float32))
+    workspace.feed_blob("label", rng.integers(0, 5, 8).astype(np.int32))
+    made = helper.create_net(workspace, "dag", 2) if in_fastest_form else workspace.create_net(helper.net, "simple")
+    assert isinstance(made, BaseNet)
+    with made:
+        for _ in range(3):
+            made.run()
+        return float(workspace.fetch_blob(loss)), list(made.graph.operators)
+
+
+def test_a_helper_makes_its_net_in_the_fastest_form_and_that_learns_the_same() -> None:
+    loss, operators = _three_steps(in_fastest_form=True)
+    expected, plain = _three_steps(in_fastest_form=False)
+    assert loss == pytest.approx(expected, rel=1e-5)
+    gradients = [one for one in operators if one.type == "ConvGradient"]
+    assert [len(one.output) for one in gradients] == [1, 2, 2]  # no gradient of the images is wanted
+    engine = "" if library() is None else "ONEDNN"
+    assert {one.engine for one in gradients} == {engine}
+    assert not any(one.engine for one in plain)
