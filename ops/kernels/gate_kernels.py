@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from dagexec.ops.kernels.builder import BYTES, Builder, Mask, Scalar, Vector
-from dagexec.ops.kernels.elementary import clip, sigmoid, tanh
+from dagexec.ops.kernels.elementary import clip, elu, hard_sigmoid, leaky_relu, sigmoid, softplus, tanh
 
 SUMS, CELL_BEFORE, CELL, OUTPUT, STATE_BEFORE, STATE, RUNNING, PEEPHOLES, RESET = (
     "sums",
@@ -32,10 +32,21 @@ SUMS, CELL_BEFORE, CELL, OUTPUT, STATE_BEFORE, STATE, RUNNING, PEEPHOLES, RESET 
 `RESET` is what the reset gate makes of the state, or with a linear product what it multiplies.
 """
 
-FUNCTIONS: Mapping[str, Callable[[Builder, Vector], Vector]] = {
-    "Sigmoid": sigmoid,
-    "Tanh": tanh,
-    "Relu": lambda build, x: build.maximum(0.0, x),
+Function = tuple[str, float, float]
+"""One of FUNCTIONS, with ONNX's alpha and beta; 0 for one that it has not."""
+
+FUNCTIONS: Mapping[str, Callable[[Builder, Vector, float, float], Vector]] = {
+    "Sigmoid": lambda build, x, alpha, beta: sigmoid(build, x),
+    "Tanh": lambda build, x, alpha, beta: tanh(build, x),
+    "Relu": lambda build, x, alpha, beta: build.maximum(0.0, x),
+    "Affine": lambda build, x, alpha, beta: x * alpha + beta,
+    "LeakyRelu": lambda build, x, alpha, beta: leaky_relu(build, x, alpha),
+    "ThresholdedRelu": lambda build, x, alpha, beta: build.select(build.less(x, alpha), 0.0, x),
+    "ScaledTanh": lambda build, x, alpha, beta: tanh(build, x * beta) * alpha,
+    "HardSigmoid": hard_sigmoid,
+    "Elu": lambda build, x, alpha, beta: elu(build, x, alpha),
+    "Softsign": lambda build, x, alpha, beta: x / (build.absolute(x) + 1.0),
+    "Softplus": lambda build, x, alpha, beta: softplus(build, x),
 }
 
 _FIELDS = 2  # rows and units, before the addresses
@@ -47,7 +58,7 @@ class GateKernel:
 
     Attributes:
         program: the name of what it does, in `_PROGRAMS`.
-        functions: names of FUNCTIONS, in ONNX's order.
+        functions: in ONNX's order.
         lanes: float32 numbers in a vector.
         slot: bytes from a gate's sums to those of the next.
         sums_row: bytes from the sums of a row to those of the next.
@@ -61,7 +72,7 @@ class GateKernel:
     """
 
     program: str
-    functions: tuple[str, ...]
+    functions: tuple[Function, ...]
     lanes: int
     slot: int
     sums_row: int
@@ -135,7 +146,8 @@ class _Place:
 
     def function(self, number: int, x: Vector) -> Vector:
         """Function `number` of x."""
-        return FUNCTIONS[self.kernel.functions[number]](self.build, x)
+        name, alpha, beta = self.kernel.functions[number]
+        return FUNCTIONS[name](self.build, x, alpha, beta)
 
     def gate(self, number: int, sums: Vector) -> Vector:
         """Function `number` of sums, cut off before."""

@@ -47,6 +47,7 @@ from dagexec.ops.onednn.recurrent_tables import Tables
 from dagexec.ops.recurrent import gru, lstm, variants
 from dagexec.ops.recurrent.layer import Recurrence, RecurrentKind, read_recurrence, shortest_length
 from dagexec.ops.recurrent.lstm import LSTM_KIND
+from dagexec.ops.recurrent.variants import read_activations
 
 GATES = LSTM_KIND.gates
 _FORWARD, _REVERSE, _BOTH = 1, 2, 3
@@ -76,7 +77,7 @@ class RecurrentLayer(OneDNNOperator):
             raise UnsupportedFeatureError(f"{self.label}: there is nothing to compute")
         variation = self._variation(sizes)
         machine = self.onednn.machine
-        if not machine.can_run or not {name for names in variation.functions for name in names} <= set(FUNCTIONS):
+        if not machine.can_run or any(name not in FUNCTIONS for names in variation.functions for name, *_ in names):
             raise UnsupportedFeatureError(f"{self.label}: there are no kernels for it")
         self.answer(lambda: True)
         layer = Layer(sizes, self.form(), variation, machine.lanes)
@@ -89,12 +90,9 @@ class RecurrentLayer(OneDNNOperator):
         return in_sequence([read, pack, step, *self._saved(layer, arrays)])
 
     def _variation(self, sizes: Recurrence) -> Variation:
-        names = self.arguments.strings("activations") or [*self.kind.functions] * sizes.directions
-        known = {name.lower(): name for name in FUNCTIONS}
-        functions = [known.get(name.lower(), name) for name in names]
-        count = len(self.kind.functions)
+        functions = read_activations(self.call(), self.kind.functions, sizes.directions)
         return Variation(
-            tuple(tuple(functions[number * count : (number + 1) * count]) for number in range(sizes.directions)),
+            tuple(tuple(of_direction) for of_direction in functions),
             self.arguments.float("clip", 0.0),
             self.arguments.bool("input_forget"),
             self.arguments.bool("peepholes"),

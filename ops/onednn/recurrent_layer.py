@@ -22,6 +22,7 @@ from dagexec.ops.kernels.gate_kernels import (
     RESET,
     RNN,
     STATE_BEFORE,
+    Function,
     GateKernel,
 )
 from dagexec.ops.kernels.gate_product import GateProduct, Slot
@@ -81,10 +82,10 @@ class Variation:
     """What may differ between layers of a form; see `GateKernel`.
 
     Attributes:
-        functions: the names of each direction's.
+        functions: those of each direction.
     """
 
-    functions: tuple[tuple[str, ...], ...]
+    functions: tuple[tuple[Function, ...], ...]
     clip: float = 0.0
     coupled: bool = False
     peepholes: bool = False

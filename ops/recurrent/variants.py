@@ -113,10 +113,14 @@ ACTIVATIONS = {
     "Softsign": Activation(_softsign),
     "Softplus": Activation(_softplus),
 }
-_BY_NAME = {name.lower(): one for name, one in ACTIVATIONS.items()}
+_BY_NAME = {name.lower(): name for name in ACTIVATIONS}
 
 
-def read_activations(call: OperatorCall, defaults: Sequence[str], directions: int) -> list[list[Function]]:
+Named = tuple[str, float, float]
+"""One of ACTIVATIONS, alpha and beta; 0 for one that it has not."""
+
+
+def read_activations(call: OperatorCall, defaults: Sequence[str], directions: int) -> list[list[Named]]:
     """The functions of each direction. The numbers in `activation_alpha` go to those that have an alpha, in order.
 
     Raises ArgumentError for an unknown function, or another number than a direction has of each.
@@ -126,20 +130,23 @@ def read_activations(call: OperatorCall, defaults: Sequence[str], directions: in
         expected = len(defaults) * directions
         raise ArgumentError(f"{call.label}: {expected} 'activations' are needed, found {names}")
     alphas, betas = (iter(call.arguments.floats(f"activation_{name}")) for name in ("alpha", "beta"))
-    functions: list[Function] = []
+    functions: list[Named] = []
     for name in names:
-        found = _BY_NAME.get(name.lower())
-        if found is None:
+        known = _BY_NAME.get(name.lower())
+        if known is None:
             raise ArgumentError(f"{call.label}: activation {name!r} is none of {', '.join(ACTIVATIONS)}")
+        found = ACTIVATIONS[known]
         alpha = 0.0 if found.alpha is None else next(alphas, found.alpha)
         beta = 0.0 if found.beta is None else next(betas, found.beta)
-        functions.append(partial(_apply, found.compute, alpha, beta))
+        functions.append((known, alpha, beta))
     width = len(defaults)
     return [functions[start : start + width] for start in range(0, len(functions), width)]
 
 
-def _apply(compute: Callable[[Array, float, float], None], alpha: float, beta: float, x: Array) -> None:
-    compute(x, alpha, beta)
+def _function(named: Named) -> Function:
+    name, alpha, beta = named
+    compute = ACTIVATIONS[name].compute
+    return lambda x: compute(x, alpha, beta)
 
 
 RNN_KIND = RecurrentKind("RNN", gates=1, sigmoids=0, functions=("Tanh",), states=("h",), saved=())
@@ -207,7 +214,8 @@ class Variant(ArrayOperator):
         call = self.call()
         peepholes = call.arguments.bool("peepholes")
         sizes = read_recurrence(call, self.kind, behind=int(peepholes))
-        functions = read_activations(call, self.kind.functions, sizes.directions)
+        named = read_activations(call, self.kind.functions, sizes.directions)
+        functions = [[_function(one) for one in names] for names in named]
         clip = self._clip(call)
 
         def step() -> None:

@@ -39,7 +39,7 @@ def computed(lanes: int, function: str, x: Array, clip: float = 0.0) -> Array:
     padded = -(-len(x) // 8) * 8
     sums, y = np.zeros(padded, np.float32), np.full(padded, 7, np.float32)
     sums[: len(x)] = x
-    kernel = GateKernel(RNN, (function,), lanes, 4 * padded, 4 * padded, 4 * len(x), clip)
+    kernel = GateKernel(RNN, ((function, 0.0, 0.0),), lanes, 4 * padded, 4 * padded, 4 * len(x), clip)
     fields = np.array(kernel.fields(1, len(x), {SUMS: sums.ctypes.data, OUTPUT: y.ctypes.data}), np.int64)
     address = kernel.function()
     assert address

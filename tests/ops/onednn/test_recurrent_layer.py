@@ -65,9 +65,11 @@ def test_variants_are_as_the_default_engine_has_them(op_type: str, arguments: di
 def test_threads_change_no_byte(kind: Layer, batch: int, direction: str) -> None:
     """They share directions, then rows, or of one row units, where they wait for each other."""
     layer = replace(kind, steps=5, batch=batch, features=20, hidden=200, direction=direction)
-    alone = run(layer)
+    inputs = layer.inputs()
+    inputs[2] /= 8  # with larger weights small errors grow from step to step, and engines differ
+    alone = run(layer, inputs=inputs)
     for threads in (2, 3, 8):
-        assert same(run(layer, threads), alone)
+        assert same(run(layer, threads, inputs), alone)
 
 
 @pytest.mark.parametrize("kind", KINDS)
