@@ -61,6 +61,12 @@ class Measures(Protocol):
     def run_seconds(self, trials: Sequence[Trial], seconds: float) -> list[float]:
         """The time of a run of each trial, measured within about `seconds`; infinity for one that cannot run."""
 
+    def run_rounds(self, trials: Sequence[Trial], seconds: float) -> list[list[float]]:
+        """The times of runs of each trial, those at the same place one after another; none for one that cannot run.
+
+        There are fewer of what was far behind.
+        """
+
     def operator_seconds(self, models: Sequence[Model], seconds: float) -> list[list[float]]:
         """The time of each operator of each model."""
 
@@ -153,6 +159,10 @@ class Bench:
 
         Infinity where it cannot run, where the first run was far behind the best, and where there was no time for it.
         """
+        return [undisturbed(row) if row else float("inf") for row in self.run_rounds(trials, seconds)]
+
+    def run_rounds(self, trials: Sequence[Trial], seconds: float) -> list[list[float]]:
+        """See `Measures.run_rounds`. The first run of each counts where there is no other."""
         self._survey([trial.model for trial in trials])
         with ExitStack() as stack:
             ready: dict[int, Runner] = {}
@@ -164,7 +174,7 @@ class Bench:
                 if took is not None:
                     ready[number], times[number] = runner, [took]
             self._interleave(ready, times, seconds)
-        return [_undisturbed(times[number]) if number in times else float("inf") for number in range(len(trials))]
+        return [row[1:] or row for row in (times.get(number, []) for number in range(len(trials)))]
 
     def operator_seconds(self, models: Sequence[Model], seconds: float) -> list[list[float]]:
         """The time of each operator, run one after another in this thread; see `Stopwatch` for a busy machine.
@@ -197,7 +207,7 @@ class Bench:
             raise DeadlineExceededError(f"net {models[0].name!r}: not enough time to measure its operators")
         never = [[float("inf")]]
         return [
-            [_undisturbed(row) for row in times.get(number, never * len(model.net.op))]
+            [undisturbed(row) for row in times.get(number, never * len(model.net.op))]
             for number, model in enumerate(models)
         ]
 
@@ -235,7 +245,7 @@ class Bench:
                 _run_at_once(crowd, pool)
                 if number:  # the first to run finds nothing in the caches
                     times.append(time.perf_counter() - start)
-        return max(1.0, _undisturbed(together) / _undisturbed(alone)) if together else _UNMEASURED_SLOWDOWN
+        return max(1.0, undisturbed(together) / undisturbed(alone)) if together else _UNMEASURED_SLOWDOWN
 
     def _rounds(self, seconds: float, longest: float = 0.0) -> Iterator[int]:
         """Numbers of rounds, for as long as it is worth to go on, and the `longest` so far fits before the deadline."""
@@ -323,7 +333,7 @@ def _run_at_once(members: Sequence[Replica], pool: WorkerPool) -> None:
         gate.acquire()
 
 
-def _undisturbed(times: Sequence[float]) -> float:
+def undisturbed(times: Sequence[float]) -> float:
     """The mean of the fastest quarter."""
     count = (len(times) + 3) // 4
     return sum(sorted(times)[:count]) / count

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TypeVar
 
-from dagexec.compiler.tuning.bench import Array, Measures
+from dagexec.compiler.tuning.bench import Array, Measures, undisturbed
 from dagexec.compiler.tuning.runner import Trial
 from dagexec.compiler.tuning.schedule import (
     ESTIMATED_PRICES,
@@ -45,6 +45,7 @@ logger = logging.getLogger("dagexec")
 Options = TypeVar("Options", bound=RunOptions)
 
 _MEASURED_CANDIDATES = 3
+_SIGNIFICANT = 1.645  # standard deviations that chance exceeds in one case of twenty
 _WORTH_RUNNING, _WORTH_RUNNING_SECONDS = 1.35, 300e-6  # times the best prediction, and beyond it
 _TEAM_SECONDS = 3e-6  # what several threads cost a primitive, where nothing is measured
 _WAKE_TEAM_SECONDS = 50e-6  # what they cost the first of a run, as they sleep
@@ -180,16 +181,40 @@ def _fastest(
     if len(tried) == 1:
         return Choice(predicted[0].schedule, tuple(predicted))
     trials = [Trial(one.schedule.applied(model), with_schedule(constraints.options, one.schedule)) for one in tried]
-    found = measures.run_seconds(trials, seconds)
+    rounds = measures.run_rounds(trials, seconds)
+    found = [undisturbed(times) if times else math.inf for times in rounds]
     rows = [CandidateTimes(one.schedule, one.predicted, time) for one, time in zip(tried, found, strict=True)]
     for row, time in zip(rows, found, strict=True):
         logger.info(
             "net %r: %s on %d worker(s): predicted %.3f ms, measured %.3f ms",
             model.name, row.schedule.kind, row.schedule.workers, row.predicted * 1e3, time * 1e3,
         )  # fmt: skip
-    priced = [time * MEASURED_PRICES.get(row.schedule.kind, 1.0) for row, time in zip(rows, found, strict=True)]
-    best = priced.index(min(priced))
+    best = fastest_round([row.schedule.kind for row in rows], rounds)
     return Choice(rows[best].schedule, (*rows, *(one for one in predicted if one not in tried)))
+
+
+def fastest_round(kinds: Sequence[str], rounds: Sequence[Sequence[float]]) -> int:
+    """The place of the schedule to keep, of these kinds, from the times of interleaved runs; the first if none was run.
+
+    Those whose threads wait least for each other are looked at first. Another has to be faster by more than its price,
+    and in so many pairs of runs as would be by chance in one case of twenty (a sign test): the fastest quarter of its
+    runs may be faster although most are slower.
+    """
+    prices = [MEASURED_PRICES.get(kind, 1.0) for kind in kinds]
+    run = sorted((place for place, times in enumerate(rounds) if times), key=prices.__getitem__)
+    best = run[0] if run else 0
+    for place in run[1:]:
+        more = prices[place] / prices[best]
+        gained = sum(after * more < before for before, after in zip(rounds[best], rounds[place], strict=False))
+        needed = _pairs_needed(min(len(rounds[best]), len(rounds[place])))
+        if gained >= needed and undisturbed(rounds[place]) * more < undisturbed(rounds[best]):
+            best = place
+    return best
+
+
+def _pairs_needed(pairs: int) -> int:
+    """In how many of so many pairs the second must be faster: by the normal distribution, in all of up to four."""
+    return min(pairs, math.ceil(pairs / 2 + _SIGNIFICANT * math.sqrt(pairs) / 2))
 
 
 def with_schedule(options: Options, schedule: Schedule) -> Options:

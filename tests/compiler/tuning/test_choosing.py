@@ -7,7 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dagexec.compiler.tuning.choosing import ScheduleConstraints, choose_schedule, from_text, to_text
+from dagexec.compiler.tuning.choosing import (
+    ScheduleConstraints,
+    choose_schedule,
+    fastest_round,
+    from_text,
+    to_text,
+)
 from dagexec.compiler.tuning.layouts import fastest_layout
 from dagexec.compiler.tuning.runner import Trial
 from dagexec.compiler.tuning.schedule import Schedule
@@ -37,6 +43,9 @@ class Invented:
         self.asked += trials
         return [self.runs[trial.options.net_type, trial.options.num_workers] for trial in trials]
 
+    def run_rounds(self, trials: Sequence[Trial], seconds: float) -> list[list[float]]:
+        return [[one] * 9 if math.isfinite(one) else [] for one in self.run_seconds(trials, seconds)]
+
     def operator_seconds(self, models: Sequence[Model], seconds: float) -> list[list[float]]:
         return [self.operators[max(_threads(model))] for model in models]
 
@@ -64,6 +73,29 @@ def test_several_workers_are_kept_only_where_they_gain_more_than_times_vary() ->
     measures = Invented({1: [1 * MS] * 4, 2: [1 * MS] * 4}, {("simple", 1): 2.0 * MS, ("dag", 2): 1.95 * MS})
     choice = choose_schedule(model_of(*FORK), ScheduleConstraints(2), measures, 1.0, None)
     assert (choice.considered[0].schedule.kind, choice.schedule.kind) == ("side by side", "on one thread")
+
+
+ALONE, TOGETHER = "on one thread", "side by side"
+
+
+@pytest.mark.parametrize(
+    ("alone", "together", "kept"),
+    [
+        ([10.0] * 16, [5.0] * 4 + [20.0] * 12, ALONE),  # its fastest quarter is faster
+        ([10.0] * 16, [5.0] * 13 + [20.0] * 3, TOGETHER),
+        ([10.0] * 16, [5.0] * 11 + [20.0] * 5, ALONE),  # as in 1 case of 10 by chance
+        ([10.0] * 16, [9.8] * 16, ALONE),
+        ([10.0, 10.0], [5.0, 5.0], TOGETHER),
+        ([], [5.0], TOGETHER),
+        ([10.0] * 16, [5.0], TOGETHER),
+        ([10.0] * 16, [], ALONE),
+    ],
+)
+def test_a_schedule_is_kept_only_where_most_pairs_of_runs_say_that_it_is_faster(
+    alone: list[float], together: list[float], kept: str
+) -> None:
+    kinds = (TOGETHER, ALONE)
+    assert kinds[fastest_round(kinds, (together, alone))] == kept
 
 
 def test_a_net_of_small_operators_is_run_on_one_thread_whatever_is_predicted() -> None:

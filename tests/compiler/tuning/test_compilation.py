@@ -95,6 +95,9 @@ class Invented:
         self.trials += trials
         return [self.runs.get(_order(trial.model), self.runs.get(trial.options.net_type, 1.0)) for trial in trials]
 
+    def run_rounds(self, trials: Sequence[Trial], seconds: float) -> list[list[float]]:
+        return [[one] * 9 for one in self.run_seconds(trials, seconds)]
+
     def operator_seconds(self, models: Sequence[Model], seconds: float) -> list[list[float]]:
         return [[self.operators[_most_threads(model)]] * len(model.net.op) for model in models]
 
