@@ -21,6 +21,8 @@ from dagexec.options import CompileOptions
 PRECISIONS = ("float32", "bfloat16", "int8")
 TUNED, ISLANDS = "dagexec tuned", "dagexec with islands"
 CALIBRATED = "dagexec calibrated"
+EXACT = "exact"
+"""No contender: onnxruntime in float32, whose results those in 8-bit integers are compared with."""
 TORCH = {"torch eager": False, "torch compiled": True}
 """Columns of PyTorch, and whether they compile."""
 _ISLANDS_OPTION = "islands"
@@ -86,6 +88,7 @@ def columns(folder: Path, case: Case, feeds: Feeds, *, torch: str = "", tuning: 
     if case.precision == "int8":
         calibrated = {**plain, "dtype": "int8", "calibration": [dict(feeds)]}
         found[CALIBRATED] = Column(replace(ours, model=source), (calibrated,))
+        found[EXACT] = Column(replace(task, model=source), ({},))
     peers = settings(case.threads, torch=False)
     found["onnxruntime"] = Column(task, peers["onnxruntime"])
     hint = {"INFERENCE_PRECISION_HINT": "bf16"} if case.precision == "bfloat16" else {}

@@ -18,11 +18,13 @@ import numpy.typing as npt
 from cnn_measure import OURS, Effort, best, paired, rounds
 from cnn_peers import Turn
 from cnn_process import AbsentError, Contender, ContenderError
-from model_contenders import CALIBRATED, ISLANDS, TUNED, Case, Column
+from model_contenders import CALIBRATED, EXACT, ISLANDS, TUNED, Case, Column
 
 REFERENCE = "onnxruntime"
 TOLERANCES = {"float32": 1e-3, "bfloat16": 0.05, "int8": 0.05}
 """Of the range of an output's numbers, or where they are one, of that number."""
+_MORE = 1.5
+"""Times the reference's own distance from what is exact: rounding to 8 bits moves results of random weights far."""
 _KINDS = {TUNED: OURS, ISLANDS: OURS, CALIBRATED: OURS, "torch eager": "torch", "torch compiled": "torch"}
 """Columns that are not named after their contender."""
 
@@ -39,6 +41,8 @@ def measured(case: Case, columns: Mapping[str, Column], effort: Effort) -> dict[
         entries: dict[str, Entry] = {}
         running: dict[str, Contender] = {}
         for name, column in columns.items():
+            if name == EXACT:
+                continue
             try:
                 running[name], tried = stack.enter_context(best(_peer(name), column.task, column.settings, effort))
                 entries[name] = {"tried": tried} if len(tried) > 1 else {}
@@ -48,7 +52,8 @@ def measured(case: Case, columns: Mapping[str, Column], effort: Effort) -> dict[
                 entries[name] = {"failed": str(error)[:400]}
         if REFERENCE not in running:
             raise ContenderError(f"{case.name}: no results to compare with: {entries[REFERENCE]}")
-        for name, verdict in verdicts(running, TOLERANCES[case.precision]).items():
+        exact = _outputs(columns[EXACT]) if EXACT in columns else None
+        for name, verdict in verdicts(running, TOLERANCES[case.precision], exact).items():
             entries[name] |= verdict
             if "refused" in verdict:
                 running.pop(name).close()
@@ -65,6 +70,11 @@ def _peer(column: str) -> str:
     return _KINDS.get(column, column)
 
 
+def _outputs(column: Column) -> list[Array]:
+    with Contender(REFERENCE, column.task, column.settings[0]) as contender:
+        return contender.outputs()
+
+
 def _entry(contender: Contender, turns: Sequence[Turn]) -> Entry:
     memory = contender.memory()
     chosen = {"chosen": contender.chosen} if contender.chosen else {}
@@ -79,20 +89,26 @@ def _entry(contender: Contender, turns: Sequence[Turn]) -> Entry:
     }
 
 
-def verdicts(running: Mapping[str, Any], tolerance: float) -> dict[str, Entry]:
-    """For each contender how far its results are from the reference's, or with "refused", that they are too far."""
-    expected = running[REFERENCE].outputs()
+def verdicts(running: Mapping[str, Any], tolerance: float, exact: Sequence[Array] | None = None) -> dict[str, Entry]:
+    """For each contender how far its results are from the reference's, or with "refused", that they are too far.
+
+    With `exact` they are compared with these, and the reference's own distance, and half of it, is allowed, too.
+    """
+    expected = running[REFERENCE].outputs() if exact is None else exact
     found: dict[str, Entry] = {}
+    distances: dict[str, float] = {}
     for name, contender in running.items():
         outputs = contender.outputs()
-        if [output.shape for output in outputs] != [output.shape for output in expected]:
+        if [output.shape for output in outputs] == [array.shape for array in expected]:
+            distances[name] = float(np.max([0.0, *map(_difference, outputs, expected)]))  # NaN, where there is one
+        else:
             shapes = ", ".join(str(output.shape) for output in outputs)
             found[name] = {"refused": f"shapes {shapes}, where {REFERENCE}'s differ"}
-            continue
-        difference = np.max([0.0, *map(_difference, outputs, expected)])  # NaN, where there is one
-        entry = found[name] = Entry(difference=float(f"{difference:.3g}"))
-        if not difference <= tolerance:
-            entry["refused"] = f"a result is off by {difference:.2g} of the range, more than {tolerance:g}"
+    limit = max(tolerance, _MORE * distances[REFERENCE])
+    for name, distance in distances.items():
+        found[name] = Entry(difference=float(f"{distance:.3g}"))
+        if not distance <= limit:
+            found[name]["refused"] = f"a result is off by {distance:.2g} of the range, more than {limit:.2g}"
     return found
 
 

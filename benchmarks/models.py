@@ -32,7 +32,7 @@ from cnn_measure import OURS, Effort
 from cnn_process import ContenderError
 from environment import describe
 from families import BATCHES, FAMILIES
-from model_contenders import PRECISIONS, Case, Column, columns, quantized_file
+from model_contenders import EXACT, PRECISIONS, Case, Column, columns, quantized_file
 from model_files.recipe import Feeds, feeds_file, make_files, matches, model_file, stored_feeds, stored_names
 from model_measure import first_results, measured
 from model_profile import profile, worst
@@ -115,7 +115,7 @@ def left_cases(
     def is_done(case: Case) -> bool:
         found = row(case)
         of_now = bool(found) and (options.any_commit or (commit is not None and found.get("commit") == commit))
-        return of_now and not options.again and not _columns(options, case).keys() - found["contenders"].keys()
+        return of_now and not options.again and not _contenders(options, case) - found["contenders"].keys()
 
     return sorted((case for case in cases if not is_done(case)), key=lambda case: bool(row(case)))
 
@@ -123,9 +123,9 @@ def left_cases(
 def _lacking(row: Row, wanted: Mapping[str, Column], commit: str | None) -> Mapping[str, Column]:
     """What is to be measured: all columns, or where the row is of this commit, those that are not there beside dagexec
     and the reference."""
-    if not row or row.get("commit") != commit or not wanted.keys() - row["contenders"].keys():
+    if not row or row.get("commit") != commit or not wanted.keys() - {EXACT} - row["contenders"].keys():
         return wanted
-    always = (OURS, "onnxruntime")
+    always = (OURS, "onnxruntime", EXACT)
     return {name: column for name, column in wanted.items() if name in always or name not in row["contenders"]}
 
 
@@ -188,6 +188,10 @@ def _cases(options: argparse.Namespace, names: Sequence[str]) -> list[Case]:
 def _columns(options: argparse.Namespace, case: Case) -> dict[str, Column]:
     feeds = _feeds(options.folder, case.name, case.batch)
     return columns(options.folder, case, feeds, torch=options.torch, tuning=options.tuning)
+
+
+def _contenders(options: argparse.Namespace, case: Case) -> set[str]:
+    return _columns(options, case).keys() - {EXACT}
 
 
 def _feeds(folder: Path, name: str, batch: int) -> Feeds:

@@ -59,6 +59,13 @@ def test_a_result_that_is_not_the_reference_s_is_refused(
     assert refused in verdict["refused"] if refused else "refused" not in verdict
 
 
+def test_integers_may_be_as_far_from_exact_results_as_the_reference_s_and_half_more(measuring: ModuleType) -> None:
+    running = {"onnxruntime": Fixed([1.0, 2.2]), "near": Fixed([1.0, 1.71]), "far": Fixed([1.0, 2.31])}
+    found = measuring.verdicts(running, 0.05, [np.array([1.0, 2.0], np.float32)])
+    assert "refused" not in found["onnxruntime"] | found["near"]
+    assert found["far"]["refused"] == "a result is off by 0.31 of the range, more than 0.3"
+
+
 def test_a_refused_contender_has_no_turn_and_no_time(measuring: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     contexts = import_module("contextlib")
     wrong = Fixed([1.0, 3.0])
