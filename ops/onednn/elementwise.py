@@ -28,6 +28,7 @@ from dagexec.ops.activation import functions
 from dagexec.ops.activation.post_ops import SUM, PostOp, parse_post_op, read_post_ops
 from dagexec.ops.base.broadcasting import operand_views
 from dagexec.ops.base.layout import BLOCKS, NCHW, channel_axis
+from dagexec.ops.elementwise import arithmetic
 from dagexec.ops.elementwise import fused as fused_elementwise
 from dagexec.ops.kernels.chains import PRELU, chain_step
 from dagexec.ops.kernels.function_kernels import GELU, gelu_step
@@ -287,6 +288,24 @@ class PRelu(OneDNNOperator, functions.PRelu):
         step = chain_step(self.onednn.machine, self.team, chain, x, self.y(0), [view], self.label)
         if step is None:
             raise UnsupportedFeatureError(f"{self.label}: there is no kernel for these tensors")
+        return step
+
+
+@operator(arithmetic.Pow.schema, engine="ONEDNN")
+class Pow(OneDNNOperator, arithmetic.Pow):
+    """Powers that are products and roots, by a kernel of our own."""
+
+    metas = (FLOAT32,)
+
+    def prepare_primitive(self) -> Step:
+        """One chain of one link. Raises UnsupportedFeatureError for an exponent that a run decides, and for others."""
+        exponents = self.x(1) if len(self.input_blobs) == 2 else np.asarray(self.arguments.float("exponent", 1.0))
+        if exponents.size != 1 or (len(self.input_blobs) == 2 and self.input(1).constant is None):
+            raise UnsupportedFeatureError(f"{self.label}: the kernel takes one constant exponent")
+        chain = [("pow", 1.0, float(exponents.reshape(())), -1)]
+        step = chain_step(self.onednn.machine, self.team, chain, self.x(0), self.y(0), (), self.label)
+        if step is None:
+            raise UnsupportedFeatureError(f"{self.label}: there is no kernel for this power")
         return step
 
 

@@ -259,3 +259,19 @@ def test_prelu_is_that_of_numpy(shape: tuple[int, ...], slope: int, order: str) 
     x.flat[:2] = np.nan, -np.inf
     (found,) = run_onednn("PRelu", [x, slopes], order=order, lanes=8)
     np.testing.assert_array_equal(found, run_operator("PRelu", [x, slopes], order=order)[0])
+
+
+@needs_onednn
+@pytest.mark.parametrize("exponent", [-2.0, -1.0, -0.5, 0.5, 1.0, 2.0, 3.0, 4.0])
+def test_powers_that_are_products_and_roots_are_those_of_numpy(exponent: float) -> None:
+    x = np.abs(normal(0, 3, 13)) + np.float32(0.1)
+    (found,) = run_onednn("Pow", [x], exponent=exponent, lanes=8)
+    np.testing.assert_allclose(found, x.astype(np.float64) ** exponent, rtol=3e-7)
+
+
+@needs_onednn
+def test_other_powers_are_left_to_numpy() -> None:
+    x = np.abs(normal(0, 3, 13))
+    for inputs, arguments in (([x], {"exponent": 1.7}), ([x, np.float32(2)], {}), ([x, x], {})):
+        (found,), _ = run_fallback("Pow", list(inputs), **arguments)
+        np.testing.assert_allclose(found, x.astype(np.float64) ** (inputs[1] if len(inputs) > 1 else 1.7), rtol=1e-6)
