@@ -27,7 +27,9 @@ MIN_WEIGHTS = 1 << 14
 """Elements of W: with fewer, calls count, of which the library needs one."""
 
 _FAR = 1024
-"""Elements of X's rows that make lines of all rows contend for the same places of the first cache; see MAX_ROWS."""
+"""Elements of X's rows that make lines of all rows contend for the same places of the first cache; see MAX_ROWS. Of
+those rows a block has one less, which leaves a place for the panel: 128 x 3072 x 768 runs at 109 GFLOP/s in place of
+101 with AVX-512."""
 
 _CHUNK = 1 << 19
 """Bytes of X whose products with a panel follow each other."""
@@ -48,7 +50,7 @@ def is_for_panels(library: Library, weights: Array) -> bool:
 
 def fits_panels(units: int, inner: int, lanes: int) -> bool:
     """True for whole vectors and passes."""
-    return units % lanes == inner % STEP == 0 and (lanes == 8 or inner % _FAR != 0)
+    return units % lanes == inner % STEP == 0
 
 
 def in_panels(weights: Array, lanes: int) -> Array:
@@ -124,7 +126,8 @@ class _Product:
         self.arrays = (x, panels, bias, y, addend)
         self._lanes, self._rows, self._inner, self._units = lanes, rows, inner, units
         self._width = lanes * VECTORS[lanes]
-        count = -(-rows // MAX_ROWS[lanes])
+        most = MAX_ROWS[lanes] - (inner % _FAR == 0 and lanes > 8)
+        count = -(-rows // most)
         self._block = -(-rows // count)
         self._x, self._panels, self._y = (array.ctypes.data for array in (x, panels, y))
         self._bias = bias.ctypes.data - self._y
