@@ -208,9 +208,15 @@ def test_the_part_counts_families_and_leaves_the_rest_of_the_page(tmp_path: Path
     assert "| recurrent/c | 4.00 | 2.00 | refused |  |  |  |" in text
     assert "| encoder/b | 4.00 | Conv (ONEDNN) | 3 | 62% | 40.0 | 2.0 |" in text
     assert "1.50, 0.50" in text
+    assert "islands" not in text.partition("| family |")[2]
+    rows["encoder/b"][way]["contenders"]["dagexec with islands"] = {"ms": 2.5, "peak_mib": 120}
+    rows["encoder/b"][way]["ratios"]["dagexec with islands"] = 1.6
+    with_islands = page.part({"AVX2": report})
+    assert "| all, with islands | | | **1.25** |  |" in with_islands
+    assert "| encoder/b | 4.00 | 2.00 | 4.00 | 2.50 | **2.00** | **1.25** | 90 | 0.90 |" in with_islands
     assert "**not** limited" in text
     assert "- recurrent/c, dagexec refused: a result is off by 1 of the range" in text
-    document = tmp_path / "benchmarks.md"
+    text, document = with_islands, tmp_path / "benchmarks.md"
     document.write_text("# Benchmarks\n\nabove\n\n# Whole networks on the processor\n\nbelow\n")
     page.write_part({"AVX2": report}, document)
     page.write_part({"AVX2": report}, document)
