@@ -84,11 +84,15 @@ class Assembler:
         for register in registers:
             self._bytes += bytes([0x41] if register > RDI else []) + bytes([0x50 | register & 7])
 
+    def pop(self, *pushed: int) -> None:
+        """Restore what was pushed last, in that order."""
+        for register in reversed(pushed):
+            self._bytes += bytes([0x41] if register > RDI else []) + bytes([0x58 | register & 7])
+
     def leave(self, *pushed: int) -> None:
         """Restore what was pushed, and return 0."""
         self._bytes += bytes.fromhex("c5f877 31c0")  # vzeroupper; xor eax, eax
-        for register in reversed(pushed):
-            self._bytes += bytes([0x41] if register > RDI else []) + bytes([0x58 | register & 7])
+        self.pop(*pushed)
         self._bytes += b"\xc3"
 
     def load_field(self, register: int, offset: int, base: int = RDI) -> None:

@@ -1,9 +1,9 @@
 """Convolutions of few channels a group by sums over taps, as machine code for AVX2 with FMA or for AVX-512.
 
-A kernel computes a row of a result N, H, W, C, vector of channels by vector. Of each vector it goes along the columns
-in blocks whose sums stay in registers; a row of taps is read once for a block, and each pixel once for all columns of
-the block that it is a tap of (Zhang et al., "High performance zero-memory overhead direct convolutions", 2018). Taps
-on columns outside of the image have no code; rows outside of it are left out by whoever calls.
+A kernel computes a row of a result N, H, W, C in blocks of columns whose sums stay in registers: all blocks of a vector
+of channels one after another, or of wide rows all vectors of a block. A row of taps is read once for a block, and each
+pixel once for all columns of the block that it is a tap of (Zhang et al., "High performance zero-memory overhead direct
+convolutions", 2018). Taps on columns outside of the image have no code; rows outside of it are left to whoever calls.
 
 An element is one chain of fused products and sums, from the bias on: rows of taps from top to bottom, in each channel
 by channel, and taps from left to right. So its bytes depend neither on the columns beside it nor on where they are cut.
@@ -11,17 +11,15 @@ by channel, and taps from left to right. So its bytes depend neither on the colu
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import groupby
 
 from dagexec.ops.kernels.assembler import (
     ADD,
     FMA,
     PERMUTE,
-    R8,
-    R9,
     R10,
     R11,
     R12,
@@ -53,6 +51,7 @@ ADD_OTHER = "add"
 _FLOAT = 4  # bytes
 _MOST_TAPS = 7  # of a row, whose weights are in registers together
 _MOST_COLUMNS = {8: 11, 16: 14}
+_LINE, _FIRST_CACHE = 64, 48 << 10  # bytes
 _QUAD = 4  # elements among which AVX exchanges them without a table
 _SAVED = (RBX, RBP, R12, R13, R14, R15)
 
@@ -121,6 +120,11 @@ class Row:
             yield len(list(alike)), block
 
     @property
+    def is_wide(self) -> bool:
+        """True where a vector of all columns takes more than the first cache: 400 x 256 took twice as long."""
+        return (self.window * self.columns + self.result) * _LINE > _FIRST_CACHE
+
+    @property
     def row_weights(self) -> int:
         """Bytes of the weights of a row of taps, for a vector."""
         return self.taps * self.read * self.lanes * _FLOAT
@@ -158,12 +162,19 @@ class _Writer:
             code.load_field(register, 8 * field, RCX)
         for number, table in enumerate(self._tables):
             code.load_numbers(table, [lane // row.group * row.group + number for lane in range(row.lanes)])
+        code.add_number(RDI, -row.head * row.channels * _FLOAT)
+        if row.is_wide:
+            self._blocks(self._vectors_of)
+        else:
+            self._vectors(self._columns)
+        code.leave(*_SAVED)
+        return code.code()
+
+    def _vectors(self, write: Callable[[], None]) -> None:
+        """What `write` writes for all vectors, in a loop: rdi, rsi, rdx and r14 go on to the next."""
+        row, code = self._row, self._code
         vectors = code.here()
-        code.move(R8, RDI)
-        code.add_number(R8, -row.head * row.channels * _FLOAT)
-        code.move(R9, RDX)
-        for count, block in row.blocks():
-            self._blocks(count, block)
+        write()
         code.add_field(RDI, 8 * SOURCE_STEP, RCX)
         for register, nbytes in (
             (RSI, row.window * row.row_weights),
@@ -173,17 +184,39 @@ class _Writer:
             code.add_number(register, nbytes)
         code.add_number(R15, -1)
         code.jump_if_not_zero(vectors)
-        code.leave(*_SAVED)
-        return code.code()
 
-    def _blocks(self, count: int, block: Block) -> None:
-        """So many blocks that are alike; r8 and r9 are where the first begins in image and result."""
+    def _columns(self) -> None:
+        """All blocks of a vector."""
+        self._code.push(RDI, RDX)
+        self._blocks(self._block)
+        self._code.pop(RDI, RDX)
+
+    def _vectors_of(self, block: Block) -> None:
+        """All vectors of a block."""
+        kept = RDI, RSI, RDX, R14, R15
+        self._code.push(*kept)
+        self._vectors(partial(self._block, block))
+        self._code.pop(*kept)
+
+    def _blocks(self, write: Callable[[Block], None]) -> None:
+        """What `write` writes for each block of a row: rdi and rdx are where it begins in image and result."""
         row, code = self._row, self._code
-        if count > 1:
-            code.set_number(RBX, count)
-        again = code.here()
+        for count, block in row.blocks():
+            if count > 1:
+                code.set_number(RBX, count)
+            again = code.here()
+            write(block)
+            code.add_number(RDI, len(block) * row.stride * row.channels * _FLOAT)
+            code.add_number(RDX, len(block) * row.filters * _FLOAT)
+            if count > 1:
+                code.add_number(RBX, -1)
+                code.jump_if_not_zero(again)
+
+    def _block(self, block: Block) -> None:
+        """A block of a vector."""
+        code = self._code
         self._start(block)
-        code.move(R10, R8)
+        code.move(R10, RDI)
         code.move(R11, RSI)
         code.load_field(RAX, 8 * ROWS, RCX)
         code.compare_number(RAX, 0)
@@ -195,11 +228,6 @@ class _Writer:
         code.jump_if_not_zero(rows)
         code.land(none)
         self._finish(block)
-        code.add_number(R8, len(block) * row.stride * row.channels * _FLOAT)
-        code.add_number(R9, len(block) * row.filters * _FLOAT)
-        if count > 1:
-            code.add_number(RBX, -1)
-            code.jump_if_not_zero(again)
 
     def _start(self, block: Block) -> None:
         """The sums begin with the bias, or with 0."""
@@ -270,7 +298,7 @@ class _Writer:
         for column, vector in enumerate(self._sums[: len(block)]):
             for post_op in self._row.post_ops:
                 if post_op[0] == ADD_OTHER:
-                    code.compute_memory(ADD, vector, vector, R9, R13, column * pixel)
+                    code.compute_memory(ADD, vector, vector, RDX, R13, column * pixel)
                 else:
                     write_post_op(code, vector, self._free[:TEMPORARIES], post_op)
-            code.store_at(vector, R9, column * pixel)
+            code.store_at(vector, RDX, column * pixel)

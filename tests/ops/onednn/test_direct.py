@@ -43,6 +43,7 @@ GEOMETRIES = {
     "padding beyond the window": Geometry((4, 5), (2, 2), (1, 1), (1, 1), (3, 3, 3, 3)),
     "one pixel": Geometry((1, 1), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
     "one tap": Geometry((5, 13), (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)),
+    "one long axis": Geometry((421,), (3,), (1,), (4,), (8, 0)),
     "one axis": Geometry((57,), (3,), (1,), (4,), (8, 0)),
 }
 GROUPS = {  # channels, filters, groups
