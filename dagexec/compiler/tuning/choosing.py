@@ -24,6 +24,7 @@ from dagexec.compiler.tuning.schedule import (
     by_work,
     candidates,
     for_throughput,
+    predicted_seconds,
 )
 from dagexec.core.dtypes import from_numpy
 from dagexec.core.graph import Graph, build_graph
@@ -106,7 +107,8 @@ def choose_schedule(
     if measures is None:
         return _by_estimates(model, graph, constraints, inputs)
     if measures.quiet():
-        choice = _by_measurement(model, graph, constraints, measures, seconds)
+        by_rule = _by_estimates(model, graph, constraints, inputs).schedule
+        choice = _by_measurement(model, graph, constraints, measures, seconds, by_rule)
         if measures.quiet():
             return choice
     return _by_prediction(model, graph, constraints, measures, seconds)
@@ -151,24 +153,34 @@ def _by_prediction(
 
 
 def _by_measurement(
-    model: Model, graph: Graph, constraints: ScheduleConstraints, measures: Measures, seconds: float
+    model: Model,
+    graph: Graph,
+    constraints: ScheduleConstraints,
+    measures: Measures,
+    seconds: float,
+    by_rule: Schedule,
 ) -> Choice:
-    """From the times of operators and of whole runs."""
+    """From the times of operators and of whole runs, among them those of the schedule that would be chosen by rule."""
     times = _measured_times(model, _widths(constraints), measures, seconds * 0.3)
     slowdown = measures.slowdown(model, constraints.cores, seconds * 0.1) if constraints.cores > 1 else 1.0
     costs = measures.scheduling_costs(build_plan(graph, times[min(times)]))
-    predicted = _candidate_times(_schedule_problem(graph, constraints, times, costs, slowdown, MEASURED_PRICES))
-    return _fastest(model, constraints, predicted, measures, seconds * 0.6)
+    problem = _schedule_problem(graph, constraints, times, costs, slowdown, MEASURED_PRICES)
+    predicted = _candidate_times(problem)
+    known = {(one.schedule.workers, one.schedule.threads, one.schedule.order) for one in predicted}
+    is_new = not by_rule.by_work and (by_rule.workers, by_rule.threads, by_rule.order) not in known
+    also = [CandidateTimes(by_rule, predicted_seconds(problem, by_rule))] if is_new else []
+    return _fastest(model, constraints, predicted, also, measures, seconds * 0.6)
 
 
 def _fastest(
     model: Model,
     constraints: ScheduleConstraints,
     predicted: Sequence[CandidateTimes],
+    also: Sequence[CandidateTimes],
     measures: Measures,
     seconds: float,
 ) -> Choice:
-    """The fastest of the candidates that are predicted to be best, by measurement; there may be one only.
+    """The fastest of the candidates that are predicted to be best, and of `also`, by measurement; there may be one.
 
     What one worker runs is among them wherever it may be fastest: how long others wait is hard to predict.
     """
@@ -178,6 +190,7 @@ def _fastest(
         for place, one in enumerate(predicted)
         if one.predicted <= limit and (place < _MEASURED_CANDIDATES or one.schedule.workers == 1)
     ]
+    tried += also
     if len(tried) == 1:
         return Choice(predicted[0].schedule, tuple(predicted))
     trials = [Trial(one.schedule.applied(model), with_schedule(constraints.options, one.schedule)) for one in tried]

@@ -7,7 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from dagexec.compiler.tuning import choosing
 from dagexec.compiler.tuning.choosing import (
+    Choice,
     ScheduleConstraints,
     choose_schedule,
     fastest_round,
@@ -73,6 +75,16 @@ def test_several_workers_are_kept_only_where_they_gain_more_than_times_vary() ->
     measures = Invented({1: [1 * MS] * 4, 2: [1 * MS] * 4}, {("simple", 1): 2.0 * MS, ("dag", 2): 1.95 * MS})
     choice = choose_schedule(model_of(*FORK), ScheduleConstraints(2), measures, 1.0, None)
     assert (choice.considered[0].schedule.kind, choice.schedule.kind) == ("side by side", "on one thread")
+
+
+def test_what_rules_would_choose_is_run_although_its_operators_seemed_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    rule = Schedule("one after another", "simple", 1, (2,) * 4)
+    monkeypatch.setattr(choosing, "_by_estimates", lambda *_given: Choice(rule))
+    measures = Invented({1: [1 * MS] * 4, 2: [3 * MS] * 4}, {})
+    measures.run_seconds = lambda trials, seconds: [  # type: ignore[method-assign]
+        (1 if max(_threads(trial.model)) == 2 else 4) * MS for trial in trials
+    ]
+    assert choose_schedule(model_of(*FORK), ScheduleConstraints(2), measures, 1.0, None).schedule == rule
 
 
 ALONE, TOGETHER = "on one thread", "side by side"
