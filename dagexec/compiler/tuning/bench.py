@@ -316,7 +316,9 @@ class Bench:
         for count in self._rounds(seconds):
             if count and len(running) > 1:
                 best = min(min(times[number]) for number in running)
-                limit = best * (_HOPELESS if count < _MIN_ROUNDS else _OUT_OF_THE_RUNNING)
+                limit = best * _OUT_OF_THE_RUNNING
+                if count < _MIN_ROUNDS:
+                    limit = best * _HOPELESS + _HOPELESS_SECONDS
                 running = {number: runner for number, runner in running.items() if min(times[number]) <= limit}
             for number, runner in running.items():
                 if self._deadline.left() < min(times[number]):

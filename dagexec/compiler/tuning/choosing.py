@@ -108,6 +108,8 @@ def choose_schedule(
         return _by_estimates(model, graph, constraints, inputs)
     if measures.quiet():
         by_rule = _by_estimates(model, graph, constraints, inputs).schedule
+        if by_rule.by_work:  # what is measured is for these shapes
+            by_rule = replace(by_rule, kind="one after another", by_work=False)
         choice = _by_measurement(model, graph, constraints, measures, seconds, by_rule)
         if measures.quiet():
             return choice
@@ -167,7 +169,7 @@ def _by_measurement(
     problem = _schedule_problem(graph, constraints, times, costs, slowdown, MEASURED_PRICES)
     predicted = _candidate_times(problem)
     known = {(one.schedule.workers, one.schedule.threads, one.schedule.order) for one in predicted}
-    is_new = not by_rule.by_work and (by_rule.workers, by_rule.threads, by_rule.order) not in known
+    is_new = (by_rule.workers, by_rule.threads, by_rule.order) not in known
     also = [CandidateTimes(by_rule, predicted_seconds(problem, by_rule))] if is_new else []
     return _fastest(model, constraints, predicted, also, measures, seconds * 0.6)
 
@@ -209,12 +211,13 @@ def _fastest(
 def fastest_round(kinds: Sequence[str], rounds: Sequence[Sequence[float]]) -> int:
     """The place of the schedule to keep, of these kinds, from the times of interleaved runs; the first if none was run.
 
-    Those whose threads wait least for each other are looked at first. Another has to be faster by more than its price,
-    and in so many pairs of runs as would be by chance in one case of twenty (a sign test): the fastest quarter of its
-    runs may be faster although most are slower.
+    What was given up, and has fewer runs, is out. Those whose threads wait least for each other are looked at first.
+    Another has to be faster by more than its price, and in so many pairs of runs as would be by chance in one case of
+    twenty (a sign test): the fastest quarter of its runs may be faster although most are slower.
     """
     prices = [MEASURED_PRICES.get(kind, 1.0) for kind in kinds]
-    run = sorted((place for place, times in enumerate(rounds) if times), key=prices.__getitem__)
+    most = max(map(len, rounds))
+    run = sorted((place for place, times in enumerate(rounds) if times and len(times) == most), key=prices.__getitem__)
     best = run[0] if run else 0
     for place in run[1:]:
         more = prices[place] / prices[best]

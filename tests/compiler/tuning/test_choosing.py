@@ -99,7 +99,8 @@ ALONE, TOGETHER = "on one thread", "side by side"
         ([10.0] * 16, [9.8] * 16, ALONE),
         ([10.0, 10.0], [5.0, 5.0], TOGETHER),
         ([], [5.0], TOGETHER),
-        ([10.0] * 16, [5.0], TOGETHER),
+        ([10.0] * 3, [5.0] * 16, TOGETHER),  # given up
+        ([10.0] * 16, [15.0, 5.0, 15.0], ALONE),
         ([10.0] * 16, [], ALONE),
     ],
 )
