@@ -8,6 +8,7 @@ computed twice, or have rows that nobody asked for. So numbers become known wher
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Collection, Hashable, Mapping
 
@@ -38,16 +39,17 @@ def cover(rows: int, sizes: Collection[int], overhead: float) -> list[int] | Non
     best, price = None, MAX_PRICE * (rows + overhead)
     taken: list[int] = []
     left, spent = rows, 0.0
-    for size in (rows + 1, *sorted(sizes, reverse=True)):  # of the first, which nobody has, none is taken
+    ascending = sorted(sizes)
+    for size in (rows + 1, *reversed(ascending)):  # of the first, which nobody has, none is taken
         fitting = min(left // size, MAX_BLOCKS - len(taken))
         taken += [size] * fitting
         spent += fitting * (size + overhead)
         left -= fitting * size
         if not left:
             return taken if spent <= price else best
-        last = min((one for one in sizes if one >= left), default=None)
-        if last is not None and len(taken) < MAX_BLOCKS and spent + last + overhead <= price:
-            best, price = [*taken, last], spent + last + overhead
+        place = bisect_left(ascending, left)
+        if place < len(ascending) and len(taken) < MAX_BLOCKS and spent + ascending[place] + overhead <= price:
+            best, price = [*taken, ascending[place]], spent + ascending[place] + overhead
     return best
 
 

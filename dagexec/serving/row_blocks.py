@@ -29,6 +29,12 @@ from dagexec.serving.requests import Request
 _MAX_SHOWN = 1024
 """Kinds of inputs of which is remembered whether their rows are apart."""
 
+_MANY = 8
+"""So many known numbers of rows, and it is found out whether rows are apart, as else to look for blocks is in vain."""
+
+_UNKNOWN = object()
+"""In the place of what is remembered, where nothing is."""
+
 
 class RowBlocks:
     """What is known of the rows of one model. Nothing is asked before it matters: a second number of rows comes."""
@@ -55,8 +61,13 @@ class RowBlocks:
         if not rows:
             return None
         kind = tuple((name, array.dtype.str, self._others(name, array.shape)) for name, array in request.feeds.items())
-        sizes = replica.block_sizes.blocks(kind, rows, self._ready(replica, kind))
-        shown = None if sizes is None else self._shown_for(request.feeds, kind)
+        if self._shown.get(kind, _UNKNOWN) is None:
+            return None
+        ready = self._ready(replica, kind)
+        sizes = replica.block_sizes.blocks(kind, rows, ready)
+        if sizes is None and len(ready) < _MANY:
+            return None
+        shown = self._shown_for(request.feeds, kind)
         results = None if shown is None else self._results(request, shown)
         if sizes is None or results is None:
             return None
@@ -88,18 +99,21 @@ class RowBlocks:
 
     def _shown_for(self, feeds: Mapping[str, Array], kind: Hashable) -> RowAxes | None:
         """What is shown for inputs of this kind; None where rows are not apart, or nothing is known."""
-        batch_axes = self._batch_axes.made()
-        if batch_axes is None or batch_axes.found is not None:
-            return None if batch_axes is None else batch_axes.found
         if kind not in self._shown:
             if len(self._shown) >= _MAX_SHOWN:
                 self._shown = {}
-            types = {name: TensorType(array.shape, from_numpy(array.dtype)) for name, array in feeds.items()}
-            try:
-                self._shown[kind] = batch_axes.of(types)
-            except RowsError:
-                self._shown[kind] = None
-        return self._shown.get(kind)
+            self._shown[kind] = self._find_shown(feeds)
+        return self._shown[kind]
+
+    def _find_shown(self, feeds: Mapping[str, Array]) -> RowAxes | None:
+        batch_axes = self._batch_axes.made()
+        if batch_axes is None or batch_axes.found is not None:
+            return None if batch_axes is None else batch_axes.found
+        types = {name: TensorType(array.shape, from_numpy(array.dtype)) for name, array in feeds.items()}
+        try:
+            return batch_axes.of(types)
+        except RowsError:
+            return None
 
     def _results(self, request: Request, shown: RowAxes) -> dict[str, Rows | None] | None:
         """Where the results have rows; None when one cannot be put together."""

@@ -8,6 +8,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import dagexec
+from dagexec.binding.block_sizes import BlockSizes
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 FEATURES, HIDDEN = 10, 24
@@ -43,3 +44,20 @@ def test_a_sequence_in_pieces_gives_the_bytes_of_the_whole(op_type: str, pieces:
     assert np.concatenate(outputs).tobytes() == whole["y"].tobytes()
     for name, array in state.items():
         assert array.tobytes() == whole[f"last_{name}"].tobytes()
+
+
+def test_lengths_that_are_no_rows_are_not_made_up_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To look for blocks among the lengths of a stream would be in vain: after some, nobody does."""
+    asked: list[int] = []
+    blocks = BlockSizes.blocks
+
+    def counted(self: BlockSizes, kind: object, rows: int, ready: dict[int, float]) -> list[int] | None:
+        asked.append(rows)
+        return blocks(self, kind, rows, ready)
+
+    monkeypatch.setattr(BlockSizes, "blocks", counted)
+    state = {"h": np.zeros((1, 1, HIDDEN), np.float32)}
+    with dagexec.compile(streaming_model("GRU")) as executor:
+        for steps in range(1, 31):
+            executor.run({"x": np.zeros((steps, 1, FEATURES), np.float32), **state})
+    assert 0 < len(asked) < 20
