@@ -21,6 +21,7 @@ from dagexec.binding.parameters import initialized
 from dagexec.core import dtypes
 from dagexec.core.arguments import Arguments
 from dagexec.core.dtypes import FLOAT32, from_numpy
+from dagexec.core.inference import infer_listed
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import schema_of
@@ -90,6 +91,16 @@ class _Export:
         self.read = {name for operator in model.net.op for name in operator.input} | set(model.outputs)
         self.probes = [self._types(*sizes) for sizes in _PROBES]
         self.unsupported: dict[str, list[str]] = {}
+        self._inferred = [self._outputs(types) for types in self.probes]
+        self._count = 0  # of operators that were added
+
+    def _outputs(self, types: Mapping[str, TensorType | None]) -> Sequence[Sequence[TensorType | None]]:
+        """Types of the outputs of each operator; none where sizes that are made up do not fit together."""
+        known = {name: kind for name, kind in types.items() if kind is not None}
+        try:
+            return infer_listed(self.model.name, self.model.net.op, known, self.model.parameters).outputs
+        except DagexecError:
+            return ()
 
     def _types(self, first: int, other: int) -> dict[str, TensorType | None]:
         """Types of inputs whose open axes have these sizes, and of parameters."""
@@ -139,9 +150,10 @@ class _Export:
             operation.check_all_read()
         except CannotExportError as reason:
             refused = str(reason)
-        for types, call in zip(self.probes, calls, strict=True):
-            found: Sequence[TensorType | None] = [None] * len(outputs)
-            if call is not None and schema.infer is not None and schema.can_infer(definition):
+        index, self._count = self._count, self._count + 1
+        for types, call, inferred in zip(self.probes, calls, self._inferred, strict=True):
+            found: Sequence[TensorType | None] = inferred[index] if inferred else [None] * len(outputs)
+            if not inferred and call is not None and schema.infer is not None and schema.can_infer(definition):
                 with suppress(DagexecError):  # of sizes that are made up, or values that only a run computes
                     found = schema.infer(call)
             types.update(zip(definition.output, found, strict=False))

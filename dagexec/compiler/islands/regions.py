@@ -9,19 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy.typing as npt
 
 from dagexec.compiler.passes.types import BlobType, infer_types
 from dagexec.core.arguments import make_argument
 from dagexec.core.device import CPU, Device
 from dagexec.core.graph import Graph, build_graph
+from dagexec.core.inference import infer_listed
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.operator_def import op
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.purity import is_known, is_pure
 from dagexec.core.registry import schema_of
+from dagexec.core.schema import TensorType
 from dagexec.errors import UnsupportedOperatorError
 from dagexec.export import operators_without_counterpart, to_onnx
 from dagexec.sessions import IslandRuntime, seal_of
+
+Array = npt.NDArray[Any]
 
 _MOST_IN_MESSAGE = 4096  # bytes of a constant; larger ones are handed over where they lie
 _KINDS = "fiub"  # of element types that NumPy and both runtimes have in memory alike
@@ -156,7 +163,7 @@ def _island(
     version: str,
     reason: str,
 ) -> OperatorDef | None:
-    """The operator in place of a region; None where the onnx package refuses what was made of it."""
+    """The operator in place of a region; None where it cannot be inferred, or the onnx package refuses it."""
     operators = [model.net.op[index] for index in region.operators]
     written = {name for definition in operators for name in definition.output}
     read = list(dict.fromkeys(name for definition in operators for name in definition.input if name not in written))
@@ -170,6 +177,8 @@ def _island(
     ]
     net = NetDef(name=model.net.name, op=operators)
     inputs = {name: InputInfo(types[name].meta, types[name].shape) for name in (*fed, *large)}
+    if not _can_be_inferred(operators, types, [*fed, *large], small, outputs):
+        return None
     try:
         message = to_onnx(Model(model.name, net, None, small, inputs, tuple(outputs)))
     except UnsupportedOperatorError:
@@ -184,6 +193,19 @@ def _island(
     )  # fmt: skip
     made.arg.append(make_argument("net", net))
     return made
+
+
+def _can_be_inferred(
+    operators: Sequence[OperatorDef],
+    types: Mapping[str, BlobType],
+    inputs: Sequence[str],
+    values: Mapping[str, Array],
+    outputs: Sequence[str],
+) -> bool:
+    """False where a shape depends on the content of an input: an island is told no more of them than their types."""
+    known = {name: TensorType(types[name].shapes[0], types[name].meta) for name in (*inputs, *values)}
+    found = infer_listed("island", operators, known, values).blobs
+    return all(found.get(name) is not None for name in outputs)
 
 
 def _keeps_names(message: object, inputs: Sequence[str], outputs: Sequence[str]) -> bool:

@@ -71,6 +71,15 @@ def attention() -> onnx.ModelProto:
     return graph.model(["n", "length", 32], graph.add("MatMul", wide, graph.weight(64, 32)))
 
 
+def reshaping() -> onnx.ModelProto:
+    """Rows reshaped as their number asks for, normalized by channels, and back."""
+    graph = _Graph()
+    rows = graph.add("Slice", graph.add("Shape", "x"), graph.integers(0), graph.integers(1))
+    wide = graph.add("Reshape", "x", graph.add("Concat", rows, graph.integers(2, -1), axis=0))
+    normal = graph.add("InstanceNormalization", wide, graph.weight(2), graph.weight(2))
+    return graph.model(["n", 4, 6], graph.add("Reshape", normal, graph.add("Shape", "x")))
+
+
 NETS = {"convolutions": (convolutions, (2, 3, 12, 12)), "attention": (attention, (2, 5, 32))}
 
 

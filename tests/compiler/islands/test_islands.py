@@ -29,7 +29,7 @@ from dagexec.options import CompileOptions
 from dagexec.scheduler.hazards import check_net
 from dagexec.scheduler.observe.trace import Trace
 from dagexec.sessions import onnx_runtime_island, opening_islands, openvino
-from tests.compiler.islands.nets import NETS, RUNTIMES, Array, attention, convolutions, fed, needs
+from tests.compiler.islands.nets import NETS, RUNTIMES, Array, attention, convolutions, fed, needs, reshaping
 from tests.forked import in_child
 from tests.held import Held
 from tests.nets import temporary_operator
@@ -98,6 +98,20 @@ def with_held() -> Model:
     )  # fmt: skip
     weights = np.random.default_rng(0).standard_normal((40, 40)).astype(np.float32)
     return Model("held", net, None, {"w": weights}, {"x": InputInfo(FLOAT32, (2, 40))}, ("e",))
+
+
+def test_what_reads_a_shape_that_others_compute_is_in_no_island() -> None:
+    """Its outputs' types do not follow from the types of its inputs."""
+    net = NetDef(
+        name="shaped",
+        op=[
+            operator_def("Shape", ["x"], ["s"]), operator_def("Reshape", ["x", "s"], ["r"]),
+            operator_def("Relu", ["r"], ["y"]),
+        ],
+    )  # fmt: skip
+    net.op[0].control_input.append("x")  # which no island has
+    model = Model("shaped", net, None, {}, {"x": InputInfo(FLOAT32, (2, 3))}, ("y",))
+    assert "Island" not in operators(model, islands="onnxruntime", **ANY)
 
 
 @pytest.fixture
@@ -171,6 +185,18 @@ def test_openvino_is_given_the_threads_of_its_operator() -> None:
     session = openvino.OpenVinoIsland(sessions.IslandModel(message, constants, 2))
     compiled = session.compiled([(1, 3, 12, 12)])
     assert (compiled.get_property("INFERENCE_NUM_THREADS"), compiled.get_property("NUM_STREAMS")) == (2, 1)
+
+
+def test_shapes_that_follow_from_shapes_are_known_within_an_island(runtime: str) -> None:
+    proto = reshaping()
+    assert operators(dagexec.load_model(proto), islands=runtime, without_passes={"constant-folding"}, **ANY) == [
+        "Island"
+    ]
+    session = onnxruntime.InferenceSession(proto.SerializeToString())
+    with dagexec.compile(proto, islands=runtime, **ANY) as executor:
+        for rows in (1, 3):
+            [found], [expected] = executor.run(fed(rows, 4, 6)).values(), session.run(None, fed(rows, 4, 6))
+            np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 def test_accesses_of_a_net_with_islands_are_proven_to_be_ordered(runtime: str) -> None:
