@@ -23,6 +23,7 @@ from dagexec.compiler.passes import (
     identities,
     in_place,
     inner_products,
+    leading_axes,
     residual_fusion,
     zero_copy,
 )
@@ -41,6 +42,7 @@ SIMPLIFYING: tuple[Pass, ...] = (
     *BEFORE_ISLANDS,
     attention.PASS,
     inner_products.PASS,
+    leading_axes.PASS,
     global_pooling.PASS,
     before_concat.PASS,
     activation_patterns.PASS,
