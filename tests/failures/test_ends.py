@@ -158,7 +158,7 @@ def test_ctrl_c_in_the_caller_stops_its_run_only(place: Place, acts: Acts) -> No
 
             interrupting = threads.submit(interrupt)
             with pytest.raises(KeyboardInterrupt):
-                executor.run(feed(LEFT))
+                executor.run(feed(LEFT), timeout=PATIENCE)
             interrupting.result(PATIENCE)
             assert [type(reason) for reason in reasons] == [RunCancelledError]
             assert acts.behind[LEFT] <= place.finishes_what_is_launched
