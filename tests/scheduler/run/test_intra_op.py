@@ -7,6 +7,13 @@ import pytest
 from dagexec.scheduler.run import intra_op
 
 
+@pytest.fixture(autouse=True)
+def no_other_demands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nets of other tests that wait for the garbage collector demand nothing meanwhile."""
+    monkeypatch.setattr(intra_op, "_demands", {})
+    monkeypatch.setattr(intra_op, "_before", [])
+
+
 def blas_threads() -> set[int]:
     controllers = intra_op.ThreadpoolController().select(user_api="blas").lib_controllers
     return {controller.num_threads for controller in controllers}
