@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -226,20 +227,21 @@ def test_two_threads_that_measure_at_once_end_with_one_choice(monkeypatch: pytes
     choices.forget()
 
 
-def test_measuring_runs_each_candidate_and_drops_the_slow_ones() -> None:
+def test_measuring_runs_each_candidate_and_drops_the_slow_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = {"quick": 0, "as quick": 0, "slow": 0}
-    many = np.zeros(1 << 22)
+    now = 0.0
 
-    def count(name: str, rounds: int) -> Step:
+    def lasting(name: str, seconds: float) -> Step:
         def step() -> None:
+            nonlocal now
             runs[name] += 1
-            for _ in range(rounds):
-                many.sum()
+            now += seconds
 
         return step
 
-    times = search.measure({"quick": count("quick", 1), "slow": count("slow", 30), "as quick": count("as quick", 1)})
-    assert times["quick"] < times["slow"]
+    monkeypatch.setattr(search, "time", SimpleNamespace(perf_counter=lambda: now))
+    steps = {"quick": lasting("quick", 0.002), "slow": lasting("slow", 0.03), "as quick": lasting("as quick", 0.003)}
+    assert search.measure(steps) == pytest.approx({"quick": 0.002, "slow": 0.03, "as quick": 0.003})
     assert runs["slow"] == 2
     assert runs["quick"] == runs["as quick"] > 5
 
