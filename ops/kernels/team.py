@@ -21,6 +21,7 @@ from dagexec.core.operator import Step
 from dagexec.errors import DagexecError
 from dagexec.ops.kernels.alone import is_alone
 from dagexec.ops.kernels.machine_code import executable
+from dagexec.ops.kernels.moving import declare_tables
 from dagexec.ops.kernels.native import NativeCall, declare, table_code
 
 Table = npt.ArrayLike
@@ -86,11 +87,12 @@ def team_step(team: Team | None, threads: int, tables: Sequence[Table], keeps: o
     made = [native_rows(calls) for table in tables if len(calls := np.asarray(table, np.int64))]
     code = _code()
     if team is None or code is None or threads == 1 or len(made) == 1:
-        return _step(np.concatenate(made), keeps, label)
+        whole = np.concatenate(made)
+        return _declared(_step(whole, keeps, label), [whole])
     ends = [number for table in made for number in (table.ctypes.data, len(table))]
     data = np.array([team.thread_number, team.thread_count, table_code() or 0, len(made), *ends], np.uint64)
     call = np.array([(team.parallel, code, data.ctypes.data, min(threads, len(made)), 0, 0)], np.uint64)
-    return _step(call, (made, data, keeps), label)
+    return _declared(_step(call, (made, data, keeps), label), made)
 
 
 def phased_step(team: Team | None, threads: int, phases: Sequence[Sequence[Table]], keeps: object, label: str) -> Step:
@@ -142,6 +144,11 @@ def _step(table: npt.NDArray[np.uint64], keeps: object, label: str) -> Step:
         return DagexecError(f"{label}: a table of native calls did not end")
 
     declare(step, NativeCall(run, (address, rows, 0, 0), None, failure, (table, keeps)))
+    return step
+
+
+def _declared(step: Step, tables: Sequence[npt.NDArray[np.uint64]]) -> Step:
+    declare_tables(step, tables)
     return step
 
 

@@ -41,6 +41,8 @@ _Call = tuple[int, int, int, int, int]
 class FusedAttention(OneDNNOperator, fused.FusedAttention):
     """Attention in float32, whose elements are neighbors and whole vectors."""
 
+    moved_inputs = 3  # a mask may be laid out anew before the calls
+
     def prepare_primitive(self) -> Step:
         """Calls of kernels; before them mask and bias are laid out as those read them."""
         sizes = read_fused_attention(self.call())

@@ -17,6 +17,7 @@ import numpy as np
 from dagexec.core.dtypes import HELD_TYPES, TypeMeta
 from dagexec.core.operator import Operator, Prepared, Step, nothing_to_do, parts_of
 from dagexec.core.registry import operator
+from dagexec.core.schema import UNBOUNDED
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.base.blocks import Array
 from dagexec.ops.kernels.copies import copy_step
@@ -29,6 +30,7 @@ class Moving(OneDNNOperator):
 
     reads_strided = writes_strided = False
     repeats = True
+    moved_inputs = UNBOUNDED
     metas: ClassVar[Collection[TypeMeta]] = HELD_TYPES
 
     def needs_onednn(self) -> bool:

@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from dagexec.core.choices import seconds_left
 from dagexec.core.dtypes import BFLOAT16, FLOAT16, FLOAT32, TypeMeta, from_numpy
-from dagexec.core.operator import Operator, Prepared, Step, nothing_to_do
+from dagexec.core.operator import Operator, Prepared, Rebind, Step, nothing_to_do
 from dagexec.core.proto import OperatorDef
 from dagexec.core.schema import TensorType
 from dagexec.errors import ArgumentError, UnsupportedFeatureError
 from dagexec.ops.activation.post_ops import SUM, PostOp
 from dagexec.ops.base.layout import ORDERS, blocked_orders, logical_shape
 from dagexec.ops.kernels.alone import NoSingleThreadError, is_alone, one_thread
+from dagexec.ops.kernels.moving import TableRebind, table_rebind
 from dagexec.ops.onednn.accuracy import is_coarse
 from dagexec.ops.onednn.binding import Library, require_library, usable_threads
 from dagexec.ops.onednn.keeping_nan import is_seen, keeping_nan, scanning
@@ -105,6 +106,8 @@ class OneDNNOperator(Operator):
         metas: element types of input 0 that go to oneDNN; the default engine computes others.
         repeats: how it is prepared follows from its definition, and the layouts of its tensors, so that operators for
             which these are the same share a `Recipe`.
+        moved_inputs: the most inputs, from the first on, that nothing but arguments of native calls leads to, so that
+            the step can be pointed at a caller's arrays; and likewise all outputs. 0 where that is not so.
     """
 
     reads_strided: ClassVar[bool] = False
@@ -112,6 +115,7 @@ class OneDNNOperator(Operator):
     orders: ClassVar[tuple[str, ...]] = ORDERS
     metas: ClassVar[Collection[TypeMeta]] = COMPUTED_TYPES
     repeats: ClassVar[bool] = False
+    moved_inputs: ClassVar[int] = 0
 
     def __init__(self, definition: OperatorDef, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
         """Raises UnsupportedFeatureError without oneDNN, and ArgumentError for `threads` below 1."""
@@ -136,10 +140,23 @@ class OneDNNOperator(Operator):
         if self._is_alone:
             try:
                 with one_thread():
-                    return self._prepare()
+                    return self._movable(self._prepare())
             except NoSingleThreadError as reason:
                 logger.info("%s: it has a team in every run: %s", self.label, reason)
-        return self._prepare()
+        return self._movable(self._prepare())
+
+    def _movable(self, step: Step) -> Step:
+        """`step`, where a caller's arrays may take the place of inputs and outputs that native calls alone touch."""
+        names = self.definition.input
+        if not self.moved_inputs or not set(names).isdisjoint(self.definition.output):
+            return step
+        prepared = step if isinstance(step, Prepared) else Prepared(step)
+        if prepared.input_rebinds or prepared.output_rebinds or prepared.inputs_in_place or prepared.outputs_in_place:
+            return step
+        fed = [index for index in range(min(self.moved_inputs, len(names))) if self.input(index).constant is None]
+        inputs = {index: table_rebind(prepared.step, self.x(index)) for index in fed}
+        outputs = {index: table_rebind(prepared.step, self.y(index)) for index in range(len(self.definition.output))}
+        return replace(prepared, input_rebinds=_offered(inputs), output_rebinds=_offered(outputs))
 
     def _prepare(self) -> Step:
         followed = self._followed()
@@ -433,3 +450,7 @@ def reorder(
     if found.scratchpad_bytes:
         arguments[SCRATCHPAD] = (found.descriptor(SCRATCHPAD_MD), memory(found.scratchpad_bytes))
     return found.create().bind(arguments, label)
+
+
+def _offered(rebinds: Mapping[int, TableRebind | None]) -> dict[int, Rebind]:
+    return {index: rebind for index, rebind in rebinds.items() if rebind is not None}
