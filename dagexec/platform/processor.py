@@ -24,6 +24,7 @@ from dagexec.platform.cgroups import control_groups
 _FLOAT32_BITS = 32
 _DEFAULT_CACHE = 32 << 20
 _DEFAULT_CORE_CACHE = 1 << 20
+_DEFAULT_WAYS = 8
 _UNITS = {"K": 10, "M": 20, "G": 30}
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
@@ -144,6 +145,18 @@ def last_level_cache() -> int:
 def core_cache() -> int:
     """Bytes of a core's second-level cache, as far as the system tells; 1 MiB otherwise."""
     return next((size for level, size in _caches() if level == 2), _DEFAULT_CORE_CACHE)
+
+
+@cache
+def nearest_cache_ways() -> int:
+    """Places that a line of memory may have in a core's first-level cache, as far as the system tells; 8 otherwise."""
+    for folder in sorted(_CACHES.glob("index*")):
+        try:
+            if int((folder / "level").read_text()) == 1 and (folder / "type").read_text().strip() == "Data":
+                return int((folder / "ways_of_associativity").read_text()) or _DEFAULT_WAYS
+        except (OSError, ValueError):
+            continue
+    return _DEFAULT_WAYS
 
 
 def _caches() -> Iterator[tuple[int, int]]:

@@ -232,12 +232,6 @@ class Assembler:
         """Every element of vector = that in memory at base + scale * index + offset."""
         self._indexed(_BROADCAST, vector, 0, base, index, offset, scale, unit=4)
 
-    def compute_broadcast(
-        self, what: Instruction, target: int, left: int, base: int, index: int | None, scale: int = 1, offset: int = 0
-    ) -> None:
-        """As `compute`, with one number in memory, which is every element, on the right; for vectors of 16 alone."""
-        self._indexed(what, target, left, base, index, offset, scale, unit=4, is_repeated=True)
-
     def fetch(self, register: int, offset: int) -> None:
         """Have the processor bring memory at register + offset to the second cache; any address will do."""
         self._bytes += bytes([0x40 | (register > RDI), 0x0F, 0x18, 0x40 | 2 << 3 | register & 7, offset])
@@ -389,13 +383,12 @@ class Assembler:
         scale: int = 1,
         *,
         unit: int = 0,
-        is_repeated: bool = False,
         mask: int = 0,
         is_zeroed: bool = False,
     ) -> None:
         """An instruction with memory; AVX-512 counts short offsets in units of what is read, a vector by default."""
         index_is_high = index is not None and index > RDI
-        self._encode(what, vector, left, base > RDI, index_is_high, is_repeated, mask=mask, is_zeroed=is_zeroed)
+        self._encode(what, vector, left, base > RDI, index_is_high, mask=mask, is_zeroed=is_zeroed)
         unit = 1 if self.lanes == 8 else unit or 4 * self.lanes
         is_near = -128 <= offset / unit < 128 and offset % unit == 0
         place = (_NO_INDEX if index is None else index & 7) << 3 | base & 7
@@ -434,7 +427,6 @@ class Assembler:
         left: int,
         base_is_high: bool,
         index_is_high: bool,
-        is_repeated: bool = False,
         *,
         mask: int = 0,
         is_zeroed: bool = False,
@@ -448,5 +440,5 @@ class Assembler:
             self._bytes += bytes([0xC4, high | opcode_map, (~left & 15) << 3 | size | prefix, opcode])
             return
         higher = (not vector & 16) << 4
-        last = is_zeroed << 7 | 0x40 | is_repeated << 4 | (not left & 16) << 3 | mask
+        last = is_zeroed << 7 | 0x40 | (not left & 16) << 3 | mask
         self._bytes += bytes([0x62, high | higher | opcode_map, (~left & 15) << 3 | 4 | prefix, last, opcode])

@@ -208,10 +208,6 @@ def _multiply(code: Assembler, sums: list[list[int]], steps: int) -> None:
         for row, targets in enumerate(sums):
             base = (R10, R11)[row // _ROWS_OF_BASE]
             index, scale = ((None, 1), (R8, 1), (R8, 2), (R9, 1), (R8, 4))[row % _ROWS_OF_BASE]
-            if code.lanes == 16:
-                for target, weight in zip(targets, weights, strict=True):
-                    code.compute_broadcast(FMA, target, weight, base, index, scale, 4 * step)
-                continue
             code.broadcast(free + vectors, base, index, scale, 4 * step)
             for target, weight in zip(targets, weights, strict=True):
                 code.compute(FMA, target, weight, free + vectors)

@@ -122,6 +122,19 @@ def test_caches_are_told_by_the_system_or_assumed(monkeypatch: pytest.MonkeyPatc
     assert processor.core_cache.__wrapped__() == 512 << 10
 
 
+def test_ways_of_the_cache_for_data_are_told_by_the_system_or_assumed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(processor, "_CACHES", tmp_path)
+    assert processor.nearest_cache_ways.__wrapped__() == 8
+    kinds = [("1", "Instruction", "16"), ("1", "Data", "unknown"), ("1", "Data", "12"), ("2", "Unified", "4")]
+    for index, (level, kind, ways) in enumerate(kinds):
+        (tmp_path / f"index{index}").mkdir()
+        for name, text in (("level", level), ("type", kind), ("ways_of_associativity", ways)):
+            (tmp_path / f"index{index}" / name).write_text(f"{text}\n")
+    assert processor.nearest_cache_ways.__wrapped__() == 12
+
+
 @pytest.mark.parametrize(
     ("cpuinfo", "name"),
     [

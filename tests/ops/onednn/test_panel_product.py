@@ -67,11 +67,19 @@ def test_a_row_has_the_same_bytes_in_every_batch(threads: int) -> None:
 
 
 def test_rows_are_summed_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dagexec.ops.onednn.panel_product._CHUNK", 1)
+    monkeypatch.setattr("dagexec.ops.onednn.panel_product.core_cache", lambda: 1)
     x, weights, bias = normal(1, 31, 384), normal(2, 48, 384), normal(3, 48)
     chunked = computed(x, weights, bias)
     monkeypatch.undo()
     assert chunked.tobytes() == computed(x, weights, bias).tobytes()
+
+
+@pytest.mark.parametrize("ways", [8, 12])
+def test_blocks_of_rows_that_contend_for_a_cache_change_no_bytes(monkeypatch: pytest.MonkeyPatch, ways: int) -> None:
+    x, weights, bias = normal(1, 31, 1024), normal(2, 48, 1024), normal(3, 48)
+    alone = [computed(row[None], weights, bias).tobytes() for row in x]
+    monkeypatch.setattr("dagexec.ops.onednn.panel_product.nearest_cache_ways", lambda: ways)
+    assert [row.tobytes() for row in computed(x, weights, bias)] == alone
 
 
 def test_what_is_not_finite_stays_in_its_row_and_column() -> None:
