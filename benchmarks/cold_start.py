@@ -62,7 +62,8 @@ class Clock:
 def run_dagexec(source: str) -> tuple[Clock, dict[str, float], list[Array]]:
     """The times, those of the stages of compilation, and the outputs."""
     import dagexec
-    from dagexec.compiler.compilation import CompilationReport, compile_model
+    from dagexec.compiler.compilation import compile_model
+    from dagexec.compiler.compiled import CompilationReport
     from dagexec.ops.onednn.binding import library
     from dagexec.serving.model_source import load_model
 

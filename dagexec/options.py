@@ -91,9 +91,9 @@ class CompileOptions(RunOptions):
         operator_arguments: arguments for every operator that supports them and does not set them already:
             `{"shared_buffer": 1}` lets all convolutions share a buffer, `{"exhaustive_search": 1}` measures algorithms.
         islands: whether sessions of onnxruntime or OpenVINO compute parts of the net, on cpu (docs/islands.md). "auto":
-            where measuring finds them faster, and tests that they keep what `nan` and `batch_invariant` promise; so
-            not without time to measure, or an earlier measurement. A runtime's name: that one computes all that it
-            can and that passes the tests, faster or not. "none": own kernels only.
+            where measuring finds them faster, and tests that they keep what `nan` and `batch_invariant` promise; in
+            short runs where there are neither `tuning_seconds` nor an earlier measurement. A runtime's name: that one
+            computes all that it can and that passes the tests, faster or not. "none": own kernels only.
         progress: called in the thread that compiles with a short description of each stage of compilation, which is
             also logged at level DEBUG for "dagexec".
 

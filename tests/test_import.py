@@ -97,6 +97,16 @@ def test_what_was_left_out_is_there_when_it_is_asked_for(statements: str, module
 
 
 @pytest.mark.slow
+def test_compiling_and_running_on_own_kernels_imports_no_other_runtime() -> None:
+    code = """import dagexec, numpy
+with dagexec.compile("zoo:lenet") as executor:
+    executor.run({"data": numpy.zeros((1, 1, 28, 28), "float32")})
+"""
+    modules = imported_by(code)
+    assert "dagexec.compiler.compilation" in modules
+    assert [name for name in ("onnxruntime", "openvino", "dagexec.compiler.islands") if name in modules] == []
+
+
 def test_a_lazy_module_is_imported_by_the_first_attribute_that_is_asked_of_it() -> None:
     code = "from dagexec.platform.lazy import LazyModule\nfound = LazyModule('colorsys')\n"
     assert "colorsys" not in imported_by(code)

@@ -8,7 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from dagexec.cli.progress import progress_line
-from dagexec.compiler.compilation import Compiled, compile_model
+from dagexec.compiler.compilation import compile_model
+from dagexec.compiler.compiled import Compiled
 from dagexec.core.arguments import Arguments
 from dagexec.core.model import Model
 from dagexec.core.runtime import runtime_of

@@ -13,26 +13,24 @@ import logging
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import get_args
+from dataclasses import replace
 
 from dagexec.binding.parameters import initialized
-from dagexec.compiler.islands.comparing import fastest, variants
-from dagexec.compiler.islands.guarantees import Guarantees, promises
+from dagexec.compiler.compiled import CompilationReport, Compiled
 from dagexec.compiler.passes.any_nan import ANY_NAN
 from dagexec.compiler.passes.batch_variance import BATCH_VARIANCE
 from dagexec.compiler.passes.bodies import PASS as BODIES
-from dagexec.compiler.passes.catalog import BEFORE_ISLANDS, FINISHING, SIMPLIFYING
+from dagexec.compiler.passes.catalog import FINISHING, SIMPLIFYING
 from dagexec.compiler.passes.cudnn_engine import CUDNN_ENGINE, CUDNN_STATES
 from dagexec.compiler.passes.engine import ENGINE
 from dagexec.compiler.passes.layout import LAYOUT, layout_pass, layouts
 from dagexec.compiler.passes.low_precision import PRECISION_PASSES, with_integers, with_precision
 from dagexec.compiler.passes.owned_parameters import OwnedParameters
-from dagexec.compiler.passes.rewriting import Pass, PassOutcome, PassReport, check_pass_names, run_passes
+from dagexec.compiler.passes.rewriting import Pass, PassReport, check_pass_names, run_passes
 from dagexec.compiler.passes.types import forget_types
-from dagexec.compiler.tuning.bench import Array, Bench, placeholder_inputs, random_inputs
+from dagexec.compiler.tuning.bench import Bench, placeholder_inputs, random_inputs
 from dagexec.compiler.tuning.choosing import (
     Choice,
     ScheduleConstraints,
@@ -55,7 +53,6 @@ from dagexec.options import CompileOptions
 from dagexec.platform import processor, teams
 from dagexec.platform.deadline import Deadline, check_stop
 from dagexec.platform.garbage_collection import garbage_collection_paused
-from dagexec.sessions import IslandRuntime, installed_runtimes
 
 logger = logging.getLogger("dagexec")
 
@@ -64,64 +61,7 @@ PASSES: tuple[Pass, ...] = (*with_integers(SIMPLIFYING), ENGINE, BODIES, LAYOUT,
 
 _SMALL = 16  # operators
 
-_ISLANDS_SHARE = 0.4  # of the seconds for tuning, where there are islands to measure
 _LAYOUT_SHARE, _SEARCH_SHARE, _SCHEDULE_SHARE = 0.2, 0.5, 0.3  # of the seconds for tuning
-
-
-@dataclass(frozen=True)
-class CompilationReport:
-    """What was done to a model.
-
-    Attributes:
-        passes: what each pass changed, in order.
-        layout: of images, one of `ops.layout.LAYOUTS`.
-        schedule: how the net runs, and what it was chosen from; None where nothing was chosen.
-        origin: of layout and schedule: "measured", "known" from an earlier measurement, or "estimated" by rules.
-        seconds: what each stage of compilation took.
-        islands: how islands were judged, a line each.
-    """
-
-    passes: tuple[PassOutcome, ...]
-    layout: str
-    schedule: Choice | None
-    origin: str
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    islands: tuple[str, ...] = ()
-
-    def lines(self) -> list[str]:
-        """The report in words."""
-        found = [f"{outcome.name}: {change}" for outcome in self.passes for change in outcome.changes]
-        found += [f"islands: {line}" for line in self.islands]
-        if self.schedule is None:
-            return found
-        chosen = self.schedule.schedule
-        wide = sum(threads > 1 for threads in chosen.threads)
-        found.append(f"layout: {self.layout} ({self.origin})")
-        ran = any(row.measured is not None for row in self.schedule.considered)
-        origin = "predicted" if self.origin == "measured" and not ran else self.origin
-        found.append(
-            f"schedule: {chosen.kind} ({origin}), net type {chosen.net_type}, {chosen.workers} worker(s), "
-            f"{wide} of {len(chosen.threads)} operators on several threads"
-        )
-        for row in self.schedule.considered:
-            measured = "" if row.measured is None else f", measured {row.measured * 1e3:.3f} ms"
-            found.append(f"  {row.schedule.kind}: predicted {row.predicted * 1e3:.3f} ms{measured}")
-        found.append("seconds: " + ", ".join(f"{name} {seconds:.3f}" for name, seconds in self.seconds.items()))
-        return found
-
-
-@dataclass(frozen=True)
-class Compiled:
-    """A model as it is going to run.
-
-    Attributes:
-        options: how; net type and workers are no longer open.
-        report: what was done to the model; None when nothing was.
-    """
-
-    model: Model
-    options: CompileOptions
-    report: CompilationReport | None = None
 
 
 def compile_model(model: Model, options: CompileOptions, *, takes_parameters: bool = False) -> Compiled:
@@ -139,13 +79,22 @@ def compile_model(model: Model, options: CompileOptions, *, takes_parameters: bo
         return _for_device(model, options)
     try:
         if options.islands != "none" and options.dtype == "float32":
-            return _Islands(model, options).result()
+            return _with_islands(model, options)
         return _on_own_kernels(model, options, takes_parameters=takes_parameters)
     except MemoryError as error:
         raise ResourceError(f"net {model.name!r}: compilation: the system is out of memory: {error}") from error
     finally:
         forget_types()
         teams.leave()
+
+
+def _with_islands(model: Model, options: CompileOptions) -> Compiled:
+    from dagexec.compiler.islands.choice import IslandsChoice  # nobody else pays for the import
+
+    given, plain = initialized(model), replace(options, islands="none")
+    key = _Compilation(given, plain, takes_parameters=False).key
+    seconds = _tuning_seconds(options)
+    return IslandsChoice(given, _with_kept(given, options), options, seconds, _on_own_kernels, key).result()
 
 
 def _on_own_kernels(model: Model, options: CompileOptions, *, takes_parameters: bool = False) -> Compiled:
@@ -370,116 +319,6 @@ class _Compilation:
         cores = processor.available_cores()
         net = f"{model.name} {digest.hexdigest()[:32]}"
         return f"{what} | {processor.processor_key()} | {cores} cores | onednn {kernels} | {net}"
-
-
-class _Islands:
-    """The choice between own kernels and islands for a model."""
-
-    def __init__(self, model: Model, options: CompileOptions) -> None:
-        self._model = initialized(model)
-        self._options = options
-        self._plain = replace(options, islands="none")
-        self._tuning = _tuning_seconds(options)
-        self._deadline = Deadline(self._tuning)
-        self._said: list[str] = []
-
-    def result(self) -> Compiled:
-        """The model as it is going to run: as asked for, as known, as measured, or on own kernels."""
-        options = self._options
-        runtimes = get_args(IslandRuntime) if options.islands == "auto" else (options.islands,)
-        kept = _with_kept(self._model, options)
-        source = run_passes(kept, self._without(BEFORE_ISLANDS)).model
-        found = {one.runtime: one.model for one in variants(source, runtimes)}
-        if not found:
-            return self._own("nothing can be computed in islands", self._plain)
-        if options.islands != "auto":
-            return self._forced(*found.items())
-        key = _Compilation(self._model, self._plain, takes_parameters=False).key(
-            "islands", source, (sorted(found), *self._asked())
-        )
-        known = choices.find(key)
-        if known in found:
-            self._said.append(f"{known} (known)")
-            return self._compiled(found[known], self._plain)
-        inputs = None if known is not None or not self._tuning else self._test_inputs()
-        if inputs is None:
-            return self._own("own kernels" + (" (known)" if known else ": nothing is measured"), self._plain)
-        return self._measured(found, inputs, key)
-
-    def _asked(self) -> tuple[object, ...]:
-        options = self._options
-        counts = (options.first_replicas, options.net_type, options.num_workers, options.intra_op_threads)
-        return (installed_runtimes(), options.batch_invariant, options.nan, *counts)
-
-    def _without(self, passes: Sequence[Pass]) -> list[Pass]:
-        return [one for one in passes if one.name not in self._options.without_passes]
-
-    def _own(self, why: str, options: CompileOptions) -> Compiled:
-        self._said.append(why)
-        return self._with_report(_on_own_kernels(self._model, options))
-
-    def _compiled(self, model: Model, options: CompileOptions) -> Compiled:
-        return self._with_report(_on_own_kernels(replace(model, outputs=self._model.outputs), options))
-
-    def _with_report(self, compiled: Compiled) -> Compiled:
-        assert compiled.report is not None
-        return replace(compiled, report=replace(compiled.report, islands=tuple(self._said)))
-
-    def _forced(self, candidate: tuple[str, Model]) -> Compiled:
-        """All that the runtime can compute, if it keeps what is promised."""
-        name, model = candidate
-        problem = self._problem(model)
-        if problem is None:
-            self._said.append(name)
-            return self._compiled(model, self._plain)
-        logger.warning("net %r: %s computes nothing of it: %s (docs/islands.md)", self._model.name, name, problem)
-        return self._own(f"{name} is left out: {problem}", self._plain)
-
-    def _problem(self, model: Model) -> str | None:
-        """Why islands that nobody measures may not be taken, None when they may."""
-        if not promises(self._options):
-            return None
-        inputs = self._test_inputs()
-        if inputs is None:
-            return "its results cannot be tested on inputs that are made up"
-        plain = replace(self._plain, tuning_seconds=0)
-        own, made = (_on_own_kernels(replace(one, outputs=self._model.outputs), plain) for one in (self._model, model))
-        return self._guarantees(own, inputs, Deadline(math.inf)).broken(_trial(made), self._cores())
-
-    def _test_inputs(self) -> dict[str, Array] | None:
-        """Inputs for runs that nobody asked for; None where their shapes are open, or operators may do more."""
-        if not all(map(is_known, self._model.net.op)):
-            return None
-        return random_inputs(self._model, self._options.shapes or {})
-
-    def _measured(self, found: Mapping[IslandRuntime, Model], inputs: Mapping[str, Array], key: str) -> Compiled:
-        """The fastest of all, within what is left of the time for tuning."""
-        share = self._tuning * _ISLANDS_SHARE
-        own = _on_own_kernels(self._model, replace(self._plain, tuning_seconds=self._tuning - share))
-        each = replace(self._plain, tuning_seconds=share / 4 / len(found))
-        made: dict[str, Compiled] = {}
-        for name, model in found.items():
-            if self._deadline.is_over:
-                break
-            made[name] = _on_own_kernels(replace(model, outputs=self._model.outputs), each)
-        bench = Bench(inputs, 0.0, self._deadline)
-        trials = {name: _trial(one) for name, one in made.items()}
-        guarantees = self._guarantees(own, inputs, self._deadline)
-        best = fastest(_trial(own), trials, bench, share / 2, guarantees, self._cores(), self._said.append)
-        if not self._deadline.is_over:
-            best = choices.keep(key, best or "own")
-            choices.flush()
-        return self._with_report(own if best is None or best not in made else made[best])
-
-    def _guarantees(self, own: Compiled, inputs: Mapping[str, Array], deadline: Deadline) -> Guarantees:
-        return Guarantees(self._model, _trial(own), inputs, self._options, deadline)
-
-    def _cores(self) -> int:
-        return self._options.intra_op_threads or processor.available_cores()
-
-
-def _trial(compiled: Compiled) -> Trial:
-    return Trial(compiled.model, compiled.options)
 
 
 def _tuning_seconds(options: CompileOptions) -> float:

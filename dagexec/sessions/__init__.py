@@ -5,7 +5,7 @@ operator for and shares sessions. `island` and the modules of its runtimes are f
 compute itself. What a session is to a net is an operator, in `dagexec.ops.foreign`.
 """
 
-from dagexec.sessions.island import BoundIsland, IslandModel, IslandRuntime, IslandSession, installed_runtimes
+from dagexec.sessions.island import BoundIsland, IslandModel, IslandRuntime, IslandSession, usable_runtimes
 from dagexec.sessions.kernels import has_kernel
 from dagexec.sessions.message import check_for_inference, complete, infer_types, parse, tensor_type, type_of_value
 from dagexec.sessions.opening import open_session
@@ -15,6 +15,6 @@ from dagexec.sessions.session import Session
 
 __all__ = [
     "BoundIsland", "IslandModel", "IslandRuntime", "IslandSession", "Session", "check_for_inference", "complete",
-    "has_kernel", "infer_types", "installed_runtimes", "is_sealed", "open_island", "open_session", "parse", "seal_of",
-    "tensor_type", "type_of_value",
+    "has_kernel", "infer_types", "is_sealed", "open_island", "open_session", "parse", "seal_of", "tensor_type",
+    "type_of_value", "usable_runtimes",
 ]  # fmt: skip

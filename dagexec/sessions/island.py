@@ -10,14 +10,14 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy.typing as npt
 
 from dagexec.core.profiled import Profiled
-from dagexec.platform.forking import reset_after_fork
+from dagexec.platform.forking import reset_after_fork, without_fork
 from dagexec.platform.lazy import LazyModule
 
 if not TYPE_CHECKING:
@@ -30,6 +30,8 @@ else:
 Array = npt.NDArray[Any]
 
 IslandRuntime = Literal["onnxruntime", "openvino"]
+
+_MAX_REASON = 500  # characters
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,14 +102,27 @@ def leave_behind(kept: object) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
 
-def installed_runtimes() -> dict[IslandRuntime, str]:
-    """The versions of the runtimes that are installed. None of them is imported."""
+def usable_runtimes(
+    wanted: Iterable[IslandRuntime],
+) -> tuple[dict[IslandRuntime, str], dict[IslandRuntime, str]]:
+    """The versions of those of the wanted runtimes that are installed and can be imported, which they are by that.
+
+    Also why others that are installed cannot be imported.
+    """
     found: dict[IslandRuntime, str] = {}
-    names: tuple[IslandRuntime, ...] = ("onnxruntime", "openvino")
-    for name in names:
-        if importlib.util.find_spec(name) is not None:
-            try:
-                found[name] = metadata.version(name)
-            except metadata.PackageNotFoundError:  # built from source, or a variant of another name
-                found[name] = "unknown"
-    return found
+    broken: dict[IslandRuntime, str] = {}
+    for name in wanted:
+        if importlib.util.find_spec(name) is None:
+            continue
+        try:
+            with without_fork():
+                importlib.import_module(name)
+        except Exception as error:  # a library that is missing, or of another version
+            reason = " ".join(str(error).split())[:_MAX_REASON]
+            broken[name] = f"it is installed, but not as a whole: {type(error).__name__}: {reason}"
+            continue
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:  # built from source, or a variant of another name
+            found[name] = "unknown"
+    return found, broken

@@ -7,7 +7,7 @@ back: operators of one level that are connected are a region.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -42,22 +42,68 @@ class Region:
     operators: tuple[int, ...]
 
 
-def find_regions(model: Model, within: Collection[int] | None = None) -> list[Region]:
-    """The largest regions of operators that ONNX can say, of those in `within`; none for a net that writes twice.
+@dataclass(frozen=True)
+class IslandSource:
+    """A net that islands are made from, with arrays as parameters and no init net.
 
-    The model has parameters that are arrays, and no init net. Lone operators without weights are left out.
+    Attributes:
+        model: the net.
+        graph: what its operators read of each other.
+        types: of its blobs.
+        able: whether ONNX can say an operator that only computes, by its place.
+    """
+
+    model: Model
+    graph: Graph
+    types: Mapping[str, BlobType]
+    able: Sequence[bool]
+
+    def regions(self, start: int = 0, stop: int | None = None) -> list[Region]:
+        """The largest regions of the operators from `start` to `stop` in the list.
+
+        Lone operators without weights are left out.
+        """
+        places = range(len(self.graph))[start:stop]
+        able = [index in places and can for index, can in enumerate(self.able)]
+        rows = _components(self.graph, _levels(self.graph, able), able)
+        return [Region(row) for row in rows if _is_worth_it(self.graph, row)]
+
+
+def island_source(model: Model, shapes: Mapping[str, Sequence[int]]) -> IslandSource:
+    """What there is to know of `model`, for inputs of any shape or, where that tells too little, of those `shapes`.
+
+    Of a net that writes a blob twice nothing can be in an island.
     """
     graph = build_graph(model.net, {*model.parameters, *model.inputs}.__contains__)
-    if _writes_twice(model):
-        return []
+    types = _types(model, shapes)
+    refused = range(len(graph)) if _writes_twice(model) else operators_without_counterpart(model)
+    able = [index not in refused and _fits(definition, model, types) for index, definition in enumerate(model.net.op)]
+    return IslandSource(model, graph, types, able)
+
+
+def _types(model: Model, shapes: Mapping[str, Sequence[int]]) -> Mapping[str, BlobType]:
+    """Types of the blobs; where sizes of inputs have to agree, or follow from their content, those of `shapes`.
+
+    Such types have only those sizes fixed that are the same for all inputs.
+    """
     types = infer_types(model)
-    refused = operators_without_counterpart(model)
-    able = [
-        index not in refused and (within is None or index in within) and _fits(definition, model, types)
-        for index, definition in enumerate(model.net.op)
-    ]
-    rows = _components(graph, _levels(graph, able), able)
-    return [Region(row) for row in rows if _is_worth_it(graph, row)]
+    written = [name for definition in model.net.op for name in definition.output if name]
+    if all(name in types for name in written):
+        return types
+    inputs = {
+        name: replace(info, shape=tuple(shapes[name])) if name in shapes else info
+        for name, info in model.inputs.items()
+    }
+    found = infer_types(replace(model, inputs=inputs))
+    if not found.keys() > types.keys():
+        return types
+    return {name: _of_any_size(kind, types.get(name)) for name, kind in found.items()}
+
+
+def _of_any_size(kind: BlobType, known: BlobType | None) -> BlobType:
+    fixed = (None,) * kind.rank if known is None or known.rank != kind.rank else known.shape
+    first = kind.shapes[0]
+    return BlobType(kind.meta, (first, tuple(size + (other is None) for size, other in zip(first, fixed, strict=True))))
 
 
 def _writes_twice(model: Model) -> bool:
@@ -108,32 +154,33 @@ def _components(graph: Graph, levels: Sequence[int], able: Sequence[bool]) -> li
     return [tuple(row) for row in rows.values()]
 
 
-def with_islands(model: Model, regions: Sequence[Region], runtime: IslandRuntime, version: str, reason: str) -> Model:
-    """`model` with an island of `runtime` in place of each region; those that cannot be written as ONNX stay.
+def with_islands(
+    source: IslandSource, placed: Sequence[tuple[Region, IslandRuntime]], versions: Mapping[IslandRuntime, str]
+) -> Model:
+    """The model with an island in place of each region; those that cannot be written as ONNX stay.
 
     Its operators may be listed in another order.
     """
-    types = infer_types(model)
+    model = source.model
     islands: dict[int, OperatorDef] = {}
     place: dict[int, int] = {}
-    for region in regions:
-        made = _island(model, region, types, runtime, version, reason)
+    for region, runtime in placed:
+        made = _island(source, region, runtime, versions[runtime])
         if made is not None:
             islands[region.operators[0]] = made
             place |= dict.fromkeys(region.operators, region.operators[0])
     net = NetDef()
     net.CopyFrom(model.net)
     del net.op[:]
-    for index in _contracted_order(model, place):
+    for index in _contracted_order(source.graph, place):
         net.op.append(islands[index] if index in islands else model.net.op[index])
     read = {name for definition in net.op for name in definition.input} | set(model.outputs)
     parameters = {name: array for name, array in model.parameters.items() if name in read or name in model.inputs}
     return replace(model, net=net, parameters=parameters) if islands else model
 
 
-def _contracted_order(model: Model, place: Mapping[int, int]) -> list[int]:
+def _contracted_order(graph: Graph, place: Mapping[int, int]) -> list[int]:
     """An order of the operators in which each region is where its first operator stands for it."""
-    graph = build_graph(model.net, {*model.parameters, *model.inputs}.__contains__)
     parents: dict[int, set[int]] = {}
     for index in range(len(graph)):
         own = place.get(index, index)
@@ -155,15 +202,9 @@ def _contracted_order(model: Model, place: Mapping[int, int]) -> list[int]:
     return order
 
 
-def _island(
-    model: Model,
-    region: Region,
-    types: Mapping[str, BlobType],
-    runtime: IslandRuntime,
-    version: str,
-    reason: str,
-) -> OperatorDef | None:
+def _island(source: IslandSource, region: Region, runtime: IslandRuntime, version: str) -> OperatorDef | None:
     """The operator in place of a region; None where it cannot be inferred, or the onnx package refuses it."""
+    model, types = source.model, source.types
     operators = [model.net.op[index] for index in region.operators]
     written = {name for definition in operators for name in definition.output}
     read = list(dict.fromkeys(name for definition in operators for name in definition.input if name not in written))
@@ -189,7 +230,7 @@ def _island(
     made = op(
         "Island", [*fed, *large], outputs, name=_name(operators), runtime=runtime, version=version, model=content,
         constants=len(large), seal=seal_of(content, arguments),
-        reasons=[f"{one.type} {one.name or one.output[0]!r}: {reason}" for one in operators],
+        reasons=[f"{one.type} {one.name or one.output[0]!r}: {runtime} computes it in an island" for one in operators],
     )  # fmt: skip
     made.arg.append(make_argument("net", net))
     return made

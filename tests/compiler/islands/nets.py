@@ -14,6 +14,9 @@ Array = npt.NDArray[Any]
 
 RUNTIMES = ("onnxruntime", "openvino")
 
+ANY: dict[str, Any] = {"nan": "any", "batch_invariant": False}
+"""Options that promise nothing an island would have to be tested for."""
+
 
 def needs(runtime: str) -> None:
     """Skip the test where the runtime is not installed."""

@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,9 +17,8 @@ import pytest
 import dagexec
 from dagexec import sessions
 from dagexec.compiler.compilation import compile_model
-from dagexec.compiler.islands.regions import find_regions
+from dagexec.compiler.islands.regions import island_source
 from dagexec.core.arguments import Arguments
-from dagexec.core.choices import choices
 from dagexec.core.dtypes import FLOAT32
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.proto import NetDef
@@ -29,14 +27,11 @@ from dagexec.options import CompileOptions
 from dagexec.scheduler.hazards import check_net
 from dagexec.scheduler.observe.trace import Trace
 from dagexec.sessions import onnx_runtime_island, opening_islands, openvino
-from tests.compiler.islands.nets import NETS, RUNTIMES, Array, attention, convolutions, fed, needs, reshaping
+from tests.compiler.islands.nets import ANY, NETS, RUNTIMES, Array, attention, convolutions, fed, needs, reshaping
 from tests.forked import in_child
 from tests.held import Held
 from tests.nets import temporary_operator
 from tests.ops.running import operator_def
-
-ANY: dict[str, Any] = {"nan": "any", "batch_invariant": False}
-"""Options that promise nothing an island would have to be tested for."""
 
 
 @pytest.fixture(params=RUNTIMES)
@@ -82,7 +77,7 @@ def test_texts_of_other_lengths_are_computed_by_the_same_island(runtime: str) ->
 def test_what_onnx_cannot_say_stays_between_islands() -> None:
     """A branch around it is in an island of its own, and no region is left and entered again."""
     model = with_held()
-    regions = find_regions(model)
+    regions = island_source(model, {}).regions()
     assert [[model.net.op[index].output[0] for index in one.operators] for one in regions] == [["a", "b"], ["d", "e"]]
 
 
@@ -327,41 +322,6 @@ def test_rows_of_a_fixed_batch_are_tested_by_changing_their_places(
     fixed = replace(model, inputs={"x": replace(model.inputs["x"], shape=(2, 3, 12, 12))})
     assert "Island" not in operators(fixed, islands="onnxruntime")
     assert "depend on their batch" in caplog.text
-
-
-# --- choosing
-
-
-@pytest.fixture
-def no_choices(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    monkeypatch.setenv("DAGEXEC_CHOICES", str(tmp_path / "choices.json"))
-    choices.forget()
-    yield
-    choices.forget()
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("no_choices")
-@pytest.mark.parametrize(("slow", "expected"), [("own", "Island"), ("islands", None)])
-def test_the_faster_is_taken_and_remembered(slow: str, expected: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dagexec.compiler.islands import comparing
-
-    def seconds(_bench: object, trials: list[Any], _limit: float) -> list[float]:
-        with_islands = [any(op.type == "Island" for op in trial.model.net.op) for trial in trials]
-        return [2.0 if one == (slow == "islands") else 1.0 for one in with_islands]
-
-    monkeypatch.setattr(comparing.Bench, "run_seconds", seconds)
-    model = dagexec.load_model(convolutions())
-    options = {"islands": "auto", "tuning_seconds": 20.0, "num_workers": 1, "intra_op_threads": 1, **ANY}
-    assert ("Island" in operators(model, **options)) == (expected is not None)
-    report = compile_model(model, CompileOptions(**{**options, "tuning_seconds": 0})).report
-    assert report is not None
-    assert any("(known)" in line for line in report.islands)
-
-
-@pytest.mark.usefixtures("no_choices")
-def test_nothing_is_taken_that_was_not_measured() -> None:
-    assert "Island" not in operators(dagexec.load_model(convolutions()), islands="auto", tuning_seconds=0)
 
 
 # --- failures
