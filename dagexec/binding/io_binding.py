@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.blob import Blob
-from dagexec.core.operator import Rebind, nothing_to_do
+from dagexec.core.operator import Rebind
 from dagexec.core.tensor import Tensor, binding_epoch
 from dagexec.errors import FeedError, ResourceError
 from dagexec.ops.kernels.native import join
@@ -301,7 +301,7 @@ def arrays_like(signature: Signature | None, feeds: Mapping[str, npt.ArrayLike])
 
 def _steps(preparation: Preparation) -> InlineSteps:
     """The steps in list order, small native calls made one step."""
-    rows = [row for row in zip(preparation.steps, preparation.seconds, strict=True) if row[0] is not nothing_to_do]
+    rows = preparation.timed_steps
     return InlineSteps(join([step for step, _ in rows], [seconds for _, seconds in rows], MAX_JOINED_SECONDS))
 
 

@@ -11,13 +11,15 @@ How a body runs is the scheduler's business: it registers the net type `body` (`
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Protocol, cast
 
 from dagexec.core.blob import Blob
-from dagexec.core.operator import Operator
+from dagexec.core.operator import Operator, Step
 from dagexec.core.proto import NetDef, OperatorDef
+from dagexec.core.schema import TensorType
 from dagexec.core.workspace import Workspace
 from dagexec.errors import DagexecError, OperatorError, RunCancelledError, RunTimeoutError, SchemaError
 
@@ -42,6 +44,35 @@ class Body(Protocol):
 
     def close(self) -> None:
         """Release threads and memory."""
+
+    def infer(self, known: Mapping[int, TensorType], results: Sequence[Blob]) -> InferredBody | None:
+        """What `results` will be when blobs, by their ids, have the types `known`; None where only a run can tell."""
+
+    def settle(self) -> SettledBody:
+        """Prepare for the shapes that blobs have now, where `infer` found that nothing else matters."""
+
+
+InferredBody = tuple[tuple[TensorType, ...], float]
+"""The types of results, and the seconds that an execution is estimated to take."""
+
+
+@dataclass(frozen=True)
+class SettledBody:
+    """A body prepared for shapes that stay.
+
+    Attributes:
+        execute: executes it once.
+        parts: its steps, for who would rather call them one after another; empty where it executes chains side by side.
+        name_part: how errors name one of them.
+        blobs: those that it writes, which have to hold what they hold now when it is executed.
+        nbytes: an estimate of its memory.
+    """
+
+    execute: Step
+    parts: tuple[Step, ...]
+    name_part: Callable[[Step], str]
+    blobs: tuple[Blob, ...]
+    nbytes: int
 
 
 class OperatorWithBodies(Operator):
@@ -90,6 +121,13 @@ class OperatorWithBodies(Operator):
                 raise SchemaError(
                     f"{self.label}: {argument} writes {min(written)!r}, an input, which a body leaves as it is"
                 )
+
+    def infer_by_bodies(self, types: Sequence[TensorType]) -> InferredBody | None:
+        """For inputs of these `types`, the output types and estimated seconds, where shapes decide what is executed.
+
+        The inputs whose values decide have them. None where only a run can tell.
+        """
+        return None
 
     def expect(self, argument: str, given: int, results: int) -> None:
         """Raise SchemaError unless a body takes and gives so many values."""

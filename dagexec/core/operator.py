@@ -12,7 +12,7 @@ import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -93,6 +93,9 @@ class Prepared:
         shared_buffer: the buffer whose memory it takes while it runs; None when it has its own.
         is_settled: the outputs have their values already, for every run, and nothing writes them any more.
         keeps: whatever has to live as long as this.
+        parts: steps that do what `step` does when they are called one after another; empty where it has none.
+        name_part: how errors name one of them.
+        blobs: those of nets inside that have to hold what they hold now when the step is called.
     """
 
     step: Step
@@ -105,6 +108,9 @@ class Prepared:
     shared_buffer: SharedBuffer | None = None
     is_settled: bool = False
     keeps: object = None
+    parts: tuple[Step, ...] = ()
+    name_part: Callable[[Step], str] | None = None
+    blobs: tuple[Blob, ...] = ()
 
     def __call__(self) -> None:
         """Run the step."""
@@ -120,14 +126,21 @@ class _Preparing:
         old_shape: that of input 0 before the outputs were sized, () when there is none.
         given: what it has given.
         kept_bytes: what `Operator.keeps` was told.
+        is_inferred: the outputs' types were known before.
         packed_inputs, packed_outputs: arrays in place of strided tensors, by the id of the tensor.
     """
 
-    __slots__ = ("call", "given", "kept_bytes", "memory", "old_shape", "packed_inputs", "packed_outputs")
+    __slots__ = ("call", "given", "is_inferred", "kept_bytes", "memory", "old_shape", "packed_inputs", "packed_outputs")
 
     def __init__(
-        self, memory: MemorySource | None, old_shape: tuple[int, ...], call: OperatorCall | None = None
+        self,
+        memory: MemorySource | None,
+        old_shape: tuple[int, ...],
+        call: OperatorCall | None = None,
+        *,
+        is_inferred: bool = True,
     ) -> None:
+        self.is_inferred = is_inferred
         self.memory = memory
         self.call = call
         self.old_shape = old_shape
@@ -285,6 +298,11 @@ class Operator(ABC):
         return tensor.shape if isinstance(tensor, Tensor) else ()
 
     @property
+    def is_inferred(self) -> bool:
+        """True while `prepare` is called for outputs whose types were known before the run, and are sized."""
+        return self._preparing is not None and self._preparing.is_inferred
+
+    @property
     def given_memory(self) -> Sequence[Array]:
         """The working memory that it was given so far, while `prepare` is called."""
         return () if self._preparing is None else self._preparing.given
@@ -392,7 +410,9 @@ class Operator(ABC):
         share which never run at the same time; without it the step has its own.
         The step converts strided tensors for an operator that works on packed ones. Call `check_output_layouts` first.
         """
-        preparing = self._preparing = _Preparing(memory, self.old_shape, None if self._is_in_place else call)
+        preparing = self._preparing = _Preparing(
+            memory, self.old_shape, None if self._is_in_place else call, is_inferred=types is not None
+        )
         try:
             resized = [] if types is None else self._size_outputs(types, as_view, placed)
             before = [] if self.reads_strided else self._pack_inputs(preparing)
@@ -403,23 +423,12 @@ class Operator(ABC):
         prepared = made if isinstance(made, Prepared) else Prepared(made, shared_buffer=self.shared_buffer)
         if prepared.step is nothing_to_do and not after:
             before = []
-        step = prepared.step
         if resized or before or after:
-            step = ConvertedStep((*resized, *before), step, tuple(after))
+            step = ConvertedStep((*resized, *before), prepared.step, tuple(after))
+            prepared = replace(prepared, step=step, parts=())
         elif not preparing.given and not preparing.kept_bytes:
             return prepared
-        return Prepared(
-            step,
-            prepared.input_rebinds,
-            prepared.output_rebinds,
-            prepared.inputs_in_place,
-            prepared.outputs_in_place,
-            tuple(preparing.given),
-            prepared.nbytes + preparing.kept_bytes,
-            prepared.shared_buffer,
-            prepared.is_settled,
-            prepared.keeps,
-        )
+        return replace(prepared, working_memory=tuple(preparing.given), nbytes=prepared.nbytes + preparing.kept_bytes)
 
     @cached_property
     def _is_in_place(self) -> bool:

@@ -339,6 +339,8 @@ class OpSchema:
         cost: estimated work; by default one operation an output element.
         value_inputs: inputs whose values, not just shapes, decide the output shapes.
         values_read_if: an argument that must be true for that; without a name, it is always so.
+        decided_by: inputs whose values decide what its nets do; where they follow from shapes, the operator itself
+            finds its output types while a net is prepared, from those that its nets give.
         inferred_if: an argument without which only a run can tell the output types; without a name, `infer` always can.
         from_types: the outputs of an operator that reads no elements, only what type its inputs have.
         view: output 0 holds input 0's elements unchanged, so it may share the storage.
@@ -398,6 +400,7 @@ class OpSchema:
     cost: CostFunction = memory_cost
     value_inputs: tuple[int, ...] = ()
     values_read_if: str = ""
+    decided_by: tuple[int, ...] = ()
     inferred_if: str = ""
     from_types: ShapeFunction | None = None
     view: bool = False

@@ -33,14 +33,18 @@ _KEPT = 1 << 11  # results
 _Value = tuple[str, tuple[int, ...], bytes]  # dtype, shape and elements
 
 
-def asked_operators(definitions: Sequence[OperatorDef], schemas: Sequence[OpSchema]) -> frozenset[int]:
-    """The operators on whose results the output shapes of others depend."""
+def asked_operators(
+    definitions: Sequence[OperatorDef], schemas: Sequence[OpSchema], *, decide: bool = False
+) -> frozenset[int]:
+    """The operators on whose results the output shapes of others depend, or if they `decide` what nets inside do."""
     found: set[int] = set()
     names: set[str] = set()
     for index in reversed(range(len(definitions))):
         definition, schema = definitions[index], schemas[index]
         if schema.value_inputs:
             names.update(definition.input[i] for i in schema.values_read(definition))
+        if decide:
+            names.update(definition.input[i] for i in schema.decided_by)
         if names and not names.isdisjoint(definition.output):
             found.add(index)
             if schema.from_types is None:

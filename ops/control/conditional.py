@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 
-from dagexec.core.blob import assign
-from dagexec.core.body import OperatorWithBodies
+import numpy as np
+
+from dagexec.core.blob import assign, tensor_in
+from dagexec.core.body import InferredBody, OperatorWithBodies
+from dagexec.core.dtypes import STRING
 from dagexec.core.gradient import no_gradient
-from dagexec.core.operator import Operator, Step
+from dagexec.core.operator import Operator, Prepared, Step
 from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import operator
-from dagexec.core.schema import UNBOUNDED, BodyCall, BodyTypes, OpSchema, RowsCall
+from dagexec.core.schema import UNBOUNDED, BodyCall, BodyTypes, OpSchema, RowsCall, TensorType
+from dagexec.core.tensor import Storage, Tensor
 from dagexec.core.traits import Rows
 from dagexec.core.workspace import Workspace
 from dagexec.errors import ShapeError
+from dagexec.ops.base.blocks import Array
 
 CAPTURED = "names in the nets of the last inputs, which these read from outside"
 
@@ -51,6 +58,7 @@ def _rows(asked: RowsCall) -> Sequence[Rows | None]:
         inputs=(1, UNBOUNDED),
         outputs=(0, UNBOUNDED),
         infer=None,
+        decided_by=(0,),
         on_host=True,
         doc="Runs then_net if the condition, one bool, is true, else else_net. The outputs are what that net results "
         "in; types and shapes may differ between the two.",
@@ -75,16 +83,80 @@ class If(OperatorWithBodies):
         for argument in self.bodies:
             self.expect(argument, 0, len(self.output_blobs))
 
+    def infer_by_bodies(self, types: Sequence[TensorType]) -> InferredBody | None:
+        """What the net results in that the condition chooses."""
+        captured = self.input_blobs[1:]
+        chosen = self._chosen()
+        return self.bodies[chosen].infer(dict(zip(map(id, captured), types[1:], strict=True)), self.results[chosen])
+
     def prepare(self) -> Step:
-        """Choose, execute, copy."""
-        return self._execute
+        """Choose, execute, copy; where shapes decide, the chosen net's own steps."""
+        return self._settled() if self.is_inferred else self._execute
+
+    def _chosen(self) -> str:
+        return "then_net" if truth_of(self, 0) else "else_net"
+
+    def _settled(self) -> Prepared:
+        """The steps of the chosen net, which write its results where the outputs are, as far as they can."""
+        chosen = self._chosen()
+        outside = set(map(id, self.input_blobs))
+        inside = [
+            (tensor_in(target), tensor_in(source))
+            for target, source in zip(self.output_blobs, self.results[chosen], strict=True)
+            if id(source) not in outside
+        ]
+        with _placed(inside):
+            body = self.bodies[chosen].settle()
+            pairs = [
+                (tensor_in(target).array, tensor_in(source).array)
+                for target, source in zip(self.output_blobs, self.results[chosen], strict=True)
+            ]
+        copies = tuple(partial(np.copyto, target, source) for target, source in pairs if target is not source)
+        place = f"{self.label}, {chosen}"
+
+        def step() -> None:
+            with self.naming(chosen):
+                body.execute()
+            for copy in copies:
+                copy()
+
+        def name_part(part: Step) -> str:
+            return place if part in copies else f"{place}: {body.name_part(part)}"
+
+        parts: tuple[Step, ...] = (*body.parts, *copies) if body.parts else ()
+        return Prepared(step, nbytes=body.nbytes, keeps=body, parts=parts, name_part=name_part, blobs=body.blobs)
 
     def _execute(self) -> None:
-        chosen = "then_net" if truth_of(self, 0) else "else_net"
+        chosen = self._chosen()
         with self.naming(chosen):
             self.bodies[chosen]()
         for target, source in zip(self.output_blobs, self.results[chosen], strict=True):
             assign(target, source)
+
+
+@contextmanager
+def _placed(pairs: Iterable[tuple[Tensor, Tensor]]) -> Iterator[None]:
+    """Within it, results may be prepared in the memory of packed outputs; `pairs` are of an output and a result.
+
+    Afterwards that memory is not theirs to write in another preparation.
+    """
+    placed: list[tuple[Tensor, Array]] = []
+    for output, result in pairs:
+        array = output.array
+        if result.constant is None and output.is_packed and output.meta is not STRING:
+            result.rebind(array, _memory_of(array, writable=True))
+            placed.append((result, array))
+    try:
+        yield
+    finally:
+        for result, array in placed:
+            if result.current_array() is array:
+                result.rebind(array, _memory_of(array, writable=False))
+
+
+def _memory_of(array: Array, *, writable: bool) -> Storage:
+    buffer = array.reshape(-1).view(np.uint8)
+    return Storage(buffer, buffer.size, writable)
 
 
 no_gradient("If")

@@ -8,12 +8,15 @@ more than it takes to hand them out, they are a run of their own, which the work
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import ClassVar, Self
 
+from dagexec.core.blob import Blob
+from dagexec.core.body import InferredBody, SettledBody
 from dagexec.core.operator import Step, nothing_to_do
 from dagexec.core.proto import NetDef
+from dagexec.core.schema import TensorType
 from dagexec.core.tensor import Tensor, binding_epoch
 from dagexec.core.workspace import Workspace
 from dagexec.errors import DeviceError
@@ -21,6 +24,7 @@ from dagexec.platform.blocking import check_stopped, work
 from dagexec.scheduler.nets.net import BaseNet
 from dagexec.scheduler.observe.observers import ObservedRun, Observer, Tell, observed_in_body, telling
 from dagexec.scheduler.plan.culprit import NameStep, label_of
+from dagexec.scheduler.plan.inference import inferred_and_settled
 from dagexec.scheduler.plan.preparation import Preparation
 from dagexec.scheduler.run.inline import failure_inline
 from dagexec.scheduler.run.run import ChainSteps, Helping, Run
@@ -66,9 +70,13 @@ class BodyNet(BaseNet):
 
     def __call__(self) -> None:
         """Execute once, for the outer operator, on its thread."""
-        preparation, tell = self._current, telling.tell
+        preparation = self._current
         if preparation is None or not preparation.bindings.in_place():
             preparation = self.prepared()  # also for any shapes: there is no current one then
+        self._execute_prepared(preparation)
+
+    def _execute_prepared(self, preparation: Preparation) -> None:
+        tell = telling.tell
         if self._judged is not preparation:
             self._judge(preparation)
         if self._may_share:
@@ -109,10 +117,35 @@ class BodyNet(BaseNet):
         self._misses += 1
         return super()._new_preparation()
 
+    def infer(self, known: Mapping[int, TensorType], results: Sequence[Blob]) -> InferredBody | None:
+        """The types of `results`, and the estimated seconds; None where the run decides them."""
+        dynamic, inferred = inferred_and_settled(
+            self.operators, self.graph, self._constants, in_one_plan=True, known=known
+        )
+        if dynamic:
+            return None
+        types = dict(known)
+        seconds = 0.0
+        for operator, found in zip(self.operators, inferred, strict=True):
+            assert found is not None
+            types.update(zip(map(id, operator.output_blobs), found.types, strict=True))
+            seconds += found.seconds
+        return tuple(types.get(id(blob)) or _type_of(blob) for blob in results), seconds
+
+    def settle(self) -> SettledBody:
+        """Prepare for the shapes the blobs have now; the caller keeps that, this net does not."""
+        preparation = super()._new_preparation()
+        return SettledBody(
+            execute=partial(self._execute_prepared, preparation),
+            parts=() if _saves_side_by_side(preparation) else preparation.in_order,
+            name_part=partial(preparation.name_step, None),
+            blobs=preparation.written,
+            nbytes=preparation.nbytes,
+        )
+
     def _judge(self, preparation: Preparation) -> None:
         """Note whether chains of these steps side by side would save enough."""
-        plan = preparation.plan
-        self._may_share = len(plan.chains) > 1 and plan.work - plan.critical_path > MIN_SECONDS_SAVED
+        self._may_share = _saves_side_by_side(preparation)
         self._judged = preparation
 
     def _observed_steps(self, preparation: Preparation, tell: Tell) -> list[Step]:
@@ -168,6 +201,16 @@ class BodyNet(BaseNet):
     def _execute(self, preparation: Preparation, timeout: float | None, trace: Observer | None) -> None:
         """As the outer operator executes it."""
         self()
+
+
+def _saves_side_by_side(preparation: Preparation) -> bool:
+    plan = preparation.plan
+    return len(plan.chains) > 1 and plan.work - plan.critical_path > MIN_SECONDS_SAVED
+
+
+def _type_of(blob: Blob) -> TensorType:
+    tensor = blob.tensor()
+    return TensorType(tensor.shape, tensor.meta)
 
 
 def _is_constant(workspace: Workspace, name: str) -> bool:

@@ -57,7 +57,7 @@ def dynamic_operators(graph: Graph, constants: frozenset[str]) -> frozenset[int]
 
 
 def _find_dependence(graph: Graph, constants: frozenset[str], unsettled: frozenset[int]) -> Dependence:
-    asked = asked_operators(graph.operators, graph.schemas)
+    asked = asked_operators(graph.operators, graph.schemas, decide=True)
     blobs = _Blobs(graph)
     dynamic: set[int] = set()
     shared: set[str] = set()  # blobs with a dynamic writer
@@ -68,9 +68,10 @@ def _find_dependence(graph: Graph, constants: frozenset[str], unsettled: frozens
         values: set[str] = set()  # the blobs that settled operators write
         for index, (definition, schema) in enumerate(zip(graph.operators, graph.schemas, strict=True)):
             inputs, outputs = tuple(definition.input), tuple(definition.output)
-            read = (inputs[i] for i in schema.values_read(definition)) if schema.value_inputs else ()
+            read = [inputs[i] for i in schema.decided_by]
+            read += (inputs[i] for i in schema.values_read(definition)) if schema.value_inputs else ()
             if (
-                not schema.can_infer(definition)
+                not (schema.can_infer(definition) or (schema.decided_by and index not in unsettled))
                 or any(name not in constants and name not in values for name in read)
                 or not unknown.isdisjoint(inputs)
                 or not shared.isdisjoint(outputs)
@@ -85,7 +86,7 @@ def _find_dependence(graph: Graph, constants: frozenset[str], unsettled: frozens
                 (index in asked or not values.isdisjoint(inputs))
                 and all(name in values or name in constants for name in inputs)
             )
-            if follows and index not in unsettled and blobs.may_be_settled(index):
+            if follows and not schema.sub_nets and index not in unsettled and blobs.may_be_settled(index):
                 settled.add(index)
                 values.update(outputs)
         if found == dynamic:

@@ -5,10 +5,11 @@ Layers of a net repeat: operators of one form, with inputs of the same types, ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from dagexec.core.blob import Blob
+from dagexec.core.body import OperatorWithBodies
 from dagexec.core.form import Form
 from dagexec.core.graph import Graph
 from dagexec.core.operator import Operator
@@ -25,16 +26,22 @@ _Types = tuple[TensorType, ...]
 
 
 def inferred_and_settled(
-    operators: Sequence[Operator], graph: Graph, constants: frozenset[str], *, in_one_plan: bool
+    operators: Sequence[Operator],
+    graph: Graph,
+    constants: frozenset[str],
+    *,
+    in_one_plan: bool,
+    known: Mapping[int, TensorType] | None = None,
 ) -> tuple[frozenset[int], list[Inferred | None]]:
     """The dynamic operators, and what inference finds for the others, of which the settled ones are computed.
 
+    `known` are types that blobs, by their ids, will have when the net runs, where they have others now.
     Raises ResourceError for outputs that do not fit in memory, together unless they are `in_one_plan` to share it.
     """
     unsettled: frozenset[int] = frozenset()
     while True:
         depends = dependence(graph, constants, unsettled)
-        inferred = _Inference(operators, graph, depends, in_one_plan=in_one_plan).run()
+        inferred = _Inference(operators, graph, depends, known or {}, in_one_plan=in_one_plan).run()
         if len(inferred) == len(graph):
             return depends.dynamic, inferred
         unsettled |= {len(inferred)}
@@ -51,13 +58,21 @@ class _Answer(NamedTuple):
 class _Inference:
     """The state of it."""
 
-    def __init__(self, operators: Sequence[Operator], graph: Graph, depends: Dependence, *, in_one_plan: bool) -> None:
+    def __init__(
+        self,
+        operators: Sequence[Operator],
+        graph: Graph,
+        depends: Dependence,
+        known: Mapping[int, TensorType],
+        *,
+        in_one_plan: bool,
+    ) -> None:
         self._operators = operators
         self._graph = graph
         self._depends = depends
         self._in_one_plan = in_one_plan
         self._settling = Settling(graph, operators, depends)
-        self._known: dict[int, TensorType] = {}  # by the id of a blob
+        self._known = dict(known)  # by the id of a blob
         self._answers: dict[tuple[Form, _Types], _Answer] = {}
         self._nbytes = 0
 
@@ -84,6 +99,8 @@ class _Inference:
         known = self._known
         given = [known.get(id(blob)) or operator.input_type(i) for i, blob in enumerate(operator.input_blobs)]
         call = operator.call(given)
+        if operator.schema.infer is None:
+            return self._by_bodies(operator, call)
         key = (operator.common_form, call.inputs) if _is_told_by_form(operator) else None
         answer = None if key is None else self._answers.get(key)
         types = _types_of(operator, call) if answer is None else answer.types
@@ -101,6 +118,17 @@ class _Inference:
         if not (index in self._graph.views and _is_packed(operator.input_blobs[0])):
             self._check_memory(operator, answer)
         return Inferred(call, types, answer.seconds)
+
+    def _by_bodies(self, operator: Operator, call: OperatorCall) -> Inferred | None:
+        """An operator whose nets tell its output types; None where these follow from more than shapes."""
+        assert isinstance(operator, OperatorWithBodies)
+        found = operator.infer_by_bodies(call.inputs)
+        if found is None:
+            return None
+        types, seconds = found
+        self._known.update(zip(map(id, operator.output_blobs), types, strict=True))
+        self._check_memory(operator, _Answer(types, sum(kind.nbytes for kind in types), seconds))
+        return Inferred(call, types, seconds)
 
     def _check_memory(self, operator: Operator, answer: _Answer) -> None:
         """Raise ResourceError when the outputs do not fit, unless they are placed with others."""

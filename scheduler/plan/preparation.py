@@ -9,7 +9,7 @@ shapes depend on a value computed by the run, and every operator after it, gets 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -44,11 +44,13 @@ class Preparation:
         seconds: the time each operator is estimated to take.
         chain_steps: the steps of each chain of the plan, those with nothing to do left out.
         in_order: all steps in list order, those with nothing to do left out.
+        timed_steps: likewise, those with parts replaced by these, with the seconds that each is estimated to take.
         name_step: how errors name the operator of a step.
         nbytes: an estimate of what the preparation has to itself, beside arenas: steps, what they keep, and the outputs
             that no plan places, if they got memory for it.
         bindings: where the tensors are that the steps read and write: the blobs that exist before the net runs and that
-            it reads, and every output with static shape.
+            it reads, and those in `written`.
+        written: every output with static shape, and those of nets inside that are prepared with this one.
     """
 
     def __init__(
@@ -123,14 +125,28 @@ class Preparation:
         self.plan: Plan = _planned(running, self.settled, self.seconds)
         self.chain_steps = [self._steps_of(chain) for chain in self.plan.chains]
         self.in_order = self._steps_of(range(len(self.steps)))
-        self.name_step: NameStep = partial(label_of, self.plan, self.steps)
-        self.bindings = Bindings(inputs, _static_outputs(operators, dynamic))
-        self.nbytes = self._own_bytes(before)
+        self.timed_steps = [
+            (part, seconds / len(parts))
+            for one, seconds in zip(self.prepared, self.seconds, strict=True)
+            if (parts := _parts(one))
+            for part in parts
+        ]
+        owners = {id(part): one for one in self.prepared for part in one.parts}
+        self.name_step: NameStep = partial(_label, self.plan, self.steps, owners)
+        own = _static_outputs(operators, dynamic)
+        self.written = (*own, *(blob for one in self.prepared for blob in one.blobs))
+        self.bindings = Bindings(inputs, self.written)
+        self.nbytes = self._own_bytes(operators, before)
 
-    def _own_bytes(self, before: Collection[int]) -> int:
+    def _own_bytes(self, operators: Sequence[Operator], before: Collection[int]) -> int:
         """See `nbytes`; `before` are the ids of the storages that outputs had."""
+        own = set(map(id, _outputs(operators)))
         planned = set() if self.memory is None else self.memory.storage_ids
-        storages = {id(binding.storage): binding.storage for binding in self.bindings.outputs if not binding.is_view}
+        storages = {
+            id(binding.storage): binding.storage
+            for binding in self.bindings.outputs
+            if not binding.is_view and id(binding.blob) in own
+        }
         new = [storage for key, storage in storages.items() if key not in before and key not in planned]
         steps = [one for one in self.prepared if one.step is not nothing_to_do]
         return (
@@ -140,7 +156,20 @@ class Preparation:
         )
 
     def _steps_of(self, chain: Iterable[int]) -> tuple[Step, ...]:
-        return tuple(step for index in chain if (step := self.steps[index]) is not nothing_to_do)
+        return tuple(part for index in chain for part in _parts(self.prepared[index]))
+
+
+def _label(plan: Plan, steps: Sequence[Step], owners: Mapping[int, Prepared], chain: int | None, step: Step) -> str:
+    """As `label_of`; of a part, by its id in `owners`, what its operator says."""
+    owner = owners.get(id(step))
+    if owner is not None and owner.name_part is not None:
+        return owner.name_part(step)
+    return label_of(plan, steps, chain, step)
+
+
+def _parts(prepared: Prepared) -> tuple[Step, ...]:
+    """The steps that a run calls for an operator."""
+    return prepared.parts or (() if prepared.step is nothing_to_do else (prepared.step,))
 
 
 def _read_last(operators: Sequence[Operator], inputs: Iterable[Blob]) -> dict[int, list[Blob]]:
