@@ -203,7 +203,7 @@ def _normalize_pieces(draft: Draft, number: int, source: int) -> None:
 def _joins_channels(draft: Draft, number: int, source: int, layers: Sequence[LinearLayer]) -> bool:
     """True when Concat `source` joins the channels that normalization `number` and the layers before mean."""
     result = layers[0].result
-    if any(layer.result.axis != result.axis or layer.result.rank != result.rank for layer in layers):
+    if result.rank < 2 or any((layer.result.axis, layer.result.rank) != (result.axis, result.rank) for layer in layers):
         return False
     arguments = draft.arguments(source)
     last = result.rank - 1

@@ -17,6 +17,9 @@ from dagexec.compiler.passes.types import BlobType, infer_types
 from dagexec.core.model import Model
 from dagexec.core.operator_def import op
 
+LAST = -1
+"""The axis that is summed over where the number of axes is not known: the leading ones are joined in a run."""
+
 _PRODUCTS = frozenset({"Gemm", "MatMul", "BatchMatMul", "FCTransposed"})
 
 
@@ -52,10 +55,10 @@ def _rewrite(draft: Draft, number: int, types: Mapping[str, BlobType]) -> None:
         bias = np.zeros(len(weights), matrix.dtype)
         if definition.type == "BatchMatMul":
             kind = types.get(definition.input[0])
-            axis = -1 if kind is None else kind.rank - 1
+            axis = LAST if kind is None else kind.rank - 1
         elif len(definition.input) == 3 or arguments.int("axis_a", 1) != 1 or arguments.int("axis_b", 1) != 1:
             return
-    if bias is None or axis < 1:
+    if bias is None or axis == 0:
         return
     name = definition.input[1]
     inputs = [

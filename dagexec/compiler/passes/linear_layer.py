@@ -105,7 +105,11 @@ def _fully_connected(
     number: int, _kind: LayerKind, weights: Array, bias: Array | None, arguments: Arguments
 ) -> LinearLayer | None:
     axis = arguments.int("axis", 1)
-    if weights.ndim != 2 or axis < 1 or arguments.int("axis_w", 1) != 1:
+    if axis == -1:  # after axes whose number is not known, so that constants have one axis
+        axis = 0
+    elif axis < 1:
+        return None
+    if weights.ndim != 2 or arguments.int("axis_w", 1) != 1:
         return None
     units, inner = weights.shape
     source, result = (Channels(count, axis, axis + 1, weights.dtype) for count in (inner, units))

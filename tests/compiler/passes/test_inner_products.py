@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from dagexec.compiler.passes import batch_norm_folding
 from dagexec.compiler.passes.inner_products import PASS
+from dagexec.compiler.passes.types import infer_types
+from dagexec.core.model import Model
 from dagexec.core.proto import OperatorDef
-from tests.compiler.passes.models import Array, model_of, normal, op, rewritten, unchanged
+from tests.compiler.passes.models import Array, model_of, normal, op, rewritten, types_of, unchanged
 
 MATRICES = {"x": (3, 5)}
 PRODUCTS = [
@@ -47,6 +50,34 @@ def test_weights_that_are_rows_of_units_already_are_used_as_they_are() -> None:
 def test_a_product_of_a_stack_keeps_its_leading_axes() -> None:
     model = model_of([op("BatchMatMul", ["x", "w"], ["y"], broadcast=1)], inputs={"x": (None, 3, 5)}, **weights())
     assert rewritten(PASS, model)[0].startswith("FC x ")
+
+
+def of_unknown_rank() -> Model:
+    """A product of what has a shape only where two free sizes agree, and then a constant."""
+    operators = [
+        op("Transpose", ["past"], ["rows"], axes=[1, 0]),
+        op("Concat", ["rows", "x"], ["joined"], axis=1),
+        op("BatchMatMul", ["joined", "w"], ["product"], broadcast=1),
+        op("Add", ["product", "c"], ["y"]),
+    ]
+    return model_of(operators, inputs={"past": (3, None), "x": (None, 2)}, **weights())
+
+
+def test_a_product_of_any_number_of_axes_joins_the_leading_ones_in_a_run() -> None:
+    assert "joined" not in infer_types(of_unknown_rank())
+    assert rewritten(PASS, of_unknown_rank())[2].startswith("FC joined ")
+
+
+def test_a_constant_behind_it_is_its_bias() -> None:
+    layer = PASS.apply(of_unknown_rank()).model
+    assert types_of(layer) == ["Transpose", "Concat", "FC", "Add"]
+    assert [one.split()[0] for one in rewritten(batch_norm_folding.PASS, layer)][1:] == ["Concat", "FC"]
+
+
+def test_a_constant_of_more_axes_stays_behind_it() -> None:
+    model = of_unknown_rank()
+    model.parameters["c"] = normal(1, 2, 4)
+    assert unchanged(batch_norm_folding.PASS, PASS.apply(model).model)
 
 
 @pytest.mark.parametrize(
