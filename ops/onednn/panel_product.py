@@ -12,6 +12,7 @@ or some blocks of rows; an element's bytes depend on neither.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 
 import numpy as np
 
@@ -101,7 +102,8 @@ def product_step(
 ) -> Step | None:
     """The step Y = X W + b, plus `addend`, which has the shape of `y` and may be `y`, and post-ops. All are packed.
 
-    None where the kernels cannot run.
+    `x` and `y` may also be [lines, rows, columns], and then lines of `y` may lie apart, without an addend. None where
+    the kernels cannot run.
     """
     product = _Product(lanes, x, panels, bias, y, addend, post_ops)
     tables = [list(product.calls(panels, blocks)) for panels, blocks in product.parts(threads)]
@@ -124,15 +126,17 @@ class _Product:
         post_ops: tuple[PostOp, ...],
     ) -> None:
         self._post_ops = post_ops
-        (rows, inner), units = x.shape, y.shape[1]
+        *lines, self._line, inner = x.shape
+        rows, units = self._line * prod(lines), y.shape[-1]
+        self._line_bytes = y.strides[0] if lines else 0
         self.arrays = (x, panels, bias, y, addend)
         self._lanes, self._rows, self._inner, self._units = lanes, rows, inner, units
         self._width = lanes * VECTORS[lanes]
         most = MAX_ROWS[lanes] - (inner % _FAR == 0 and MAX_ROWS[lanes] >= nearest_cache_ways())
-        count = -(-rows // most)
-        self._block = -(-rows // count)
+        count = -(-self._line // most)
+        self._block = -(-self._line // count)
         self._x, self._panels, self._y = (array.ctypes.data for array in (x, panels, y))
-        self._bias = bias.ctypes.data - self._y
+        self._bias = bias.ctypes.data
         self._addend = 0 if addend is None else addend.ctypes.data - self._y
         self._kept: list[Array] = []
         self._known: dict[tuple[int, int, int, int], tuple[int, int]] = {}
@@ -153,21 +157,34 @@ class _Product:
         chunk = max(1, core_cache() // _PART // (4 * self._inner * self._block)) * self._block
         self._rows_of_panel = min(chunk, len(rows))
         for first in range(rows.start, rows.stop, chunk):
-            last = min(first + chunk, rows.stop)
-            whole = (last - first) // self._block
+            pieces = list(self._pieces(first, min(first + chunk, rows.stop)))
             for panel in panels:
-                yield from self._columns(panel, first, self._block, whole)
-                yield from self._columns(panel, first + whole * self._block, (last - first) % self._block, 1)
+                for piece in pieces:
+                    yield from self._columns(panel, *piece)
+
+    def _pieces(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
+        """What is one call each: the first row, rows of a block, and blocks, which are within a line."""
+        while first < last:
+            end = min(last, (first // self._line + 1) * self._line)
+            whole, rest = divmod(end - first, self._block)
+            if whole:
+                yield first, self._block, whole
+            if rest:
+                yield end - rest, rest, 1
+            first = end
+
+    def _place(self, row: int) -> int:
+        """The address of a row of Y."""
+        line, within = divmod(row, self._line)
+        return self._y + line * self._line_bytes + within * 4 * self._units
 
     def _columns(self, panel: int, first: int, block: int, count: int) -> Iterator[_Call]:
         """One panel, and `count` blocks of rows from `first` on."""
-        if not block or not count:
-            return
         column = panel * self._width
         vectors = min(self._width, self._units - column) // self._lanes
         kernel, fields = self._kernel(block, count, vectors, first)
         source = self._x + 4 * first * self._inner
-        target = self._y + 4 * (first * self._units + column)
+        target = self._place(first) + 4 * column
         yield kernel, source, self._panels + 4 * column * self._inner, target, fields
 
     def _kernel(self, block: int, count: int, vectors: int, first: int) -> tuple[int, int]:
@@ -178,7 +195,7 @@ class _Product:
             row = 4 * self._inner
             panel = row * vectors * self._lanes
             numbers = (count, panel, row, 3 * row, 5 * row, block * row, 4 * self._units)
-            bias = self._bias - 4 * first * self._units
+            bias = self._bias - self._place(first)
             ahead = _ahead(panel, self._rows_of_panel // block * (self._inner // STEP))
             fields = np.array((*numbers, bias, self._addend, ahead), np.int64)
             self._kept.append(fields)

@@ -7,7 +7,9 @@ input is that convolution of dY.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
+from dagexec.core.dtypes import FLOAT32
 from dagexec.core.operator import Step, in_sequence
 from dagexec.core.registry import operator, schema_of
 from dagexec.errors import UnsupportedFeatureError
@@ -19,6 +21,7 @@ from dagexec.ops.conv.gradient_outputs import FILTER, INPUT, wanted_gradients
 from dagexec.ops.conv.transposed import TransposedConvolution, TransposedConvolutionGradient, transposed_window
 from dagexec.ops.onednn.convolution_family import (
     CONVOLUTION,
+    Composed,
     Computation,
     ConvolutionFamily,
     grouped,
@@ -27,6 +30,7 @@ from dagexec.ops.onednn.convolution_family import (
 from dagexec.ops.onednn.gradient import GradientFamily
 from dagexec.ops.onednn.primitive import BIAS, DST, FORWARD_INFERENCE, SRC, WEIGHTS, Array, Descriptor
 from dagexec.ops.onednn.problem import ALONE, DIRECT, Candidate, Problem
+from dagexec.ops.onednn.transposed_product import Layer, candidates, is_side_by_side
 
 _DECONVOLUTION_DIRECT = 0xA
 
@@ -57,10 +61,23 @@ class DeconvolutionOperator(ConvolutionFamily, TransposedConvolution):
         def computation(chosen: slice) -> Computation:
             images = {SRC: (x[chosen], order), DST: (y[chosen], order)}
             asked = ("deconvolution_forward", request, axes, images, parameters, inputs, DST)
-            return Computation(*asked, algorithms=(DIRECT,))
+            return Computation(*asked, algorithms=(DIRECT,), composed=self._composed(axes, order, y[chosen].shape))
 
         assembled = self.convolution(computation(slice(None)), lambda image: computation(slice(image, image + 1)))
         return self.offered(in_sequence(assembled.steps), assembled, inputs, {DST: 0})
+
+    def _composed(self, axes: Sequence[Axis], order: str, shape: tuple[int, ...]) -> Composed | None:
+        """The candidates of `transposed_product` for a result of `shape`; None where there are none."""
+        has_bias = len(self.call().inputs) == 3
+        parameters = (1, 2) if has_bias else (1,)
+        constant = all(self.is_constant(number) for number in parameters)
+        if not constant or order != NHWC or self.input(0).meta is not FLOAT32 or not is_side_by_side(axes):
+            return None
+        if self.call().arguments.int("group", 1) > 1:
+            return None
+        (height, width), (rows, columns) = (axis.out for axis in axes), (axis.kernel for axis in axes)
+        layer = Layer(shape[0], height, width, self.x(0).shape[-1], shape[-1], rows, columns, has_bias)
+        return partial(candidates, self.onednn, layer)
 
     def implementation(self, problem: Problem) -> Candidate:
         """As in the base; `brgconv`, where it computes this, adds up in another order for other numbers of threads."""
