@@ -1,6 +1,6 @@
 """One contender of `train.py` in a process of its own: builds a training step, and runs it as often as it is told.
 
-    python benchmarks/train_child.py dagexec|torch|torch-channels-last MODEL BATCH THREADS
+    python benchmarks/train_child.py dagexec|dagexec-channels-last|torch|torch-channels-last MODEL BATCH THREADS
 
 Each line on standard input is a number of steps; the answer is a JSON line of their seconds. The process sleeps in
 between, so that only one contender computes at a time.
@@ -15,27 +15,17 @@ from collections.abc import Callable
 
 import numpy as np
 
-IMAGE_SIZES = {"lenet": None, "resnet50": 64}
+def dagexec_step(model: str, batch: int, threads: int, order: str) -> tuple[Callable[[], float], int]:
+    """A callable that trains one step on random data and returns the loss, and the number of parameters."""
+    from train_models import build
 
+    from dagexec import Workspace
 
-def dagexec_step(model: str, batch: int, threads: int) -> tuple[Callable[[], float], int]:
-    """A callable that trains one step on random data and returns the loss, and the number of parameters.
-
-    Channels come last.
-    """
-    from dagexec import Workspace, zoo
-    from dagexec.training.optimizer import SGD
-
-    helper = zoo.build_training(model, batch, image_size=IMAGE_SIZES[model], order="NHWC")
-    helper.add_gradient_operators(["loss"])
-    SGD(0.001, momentum=0.9).add_updates(helper)
+    helper, feeds = build(model, batch, order)
     workspace = Workspace()
     helper.create(workspace)
-    rng = np.random.default_rng(0)
-    shape = [size or 0 for size in helper.inputs["data"].shape or ()]
-    classes = helper.parameters["pred_w"][0]
-    workspace.feed_blob("data", rng.standard_normal(shape, np.float32))
-    workspace.feed_blob("label", rng.integers(0, classes, batch).astype(np.int32))
+    for name, array in feeds.items():
+        workspace.feed_blob(name, array)
     net = helper.create_net(workspace, "simple" if threads == 1 else "dag", threads)
 
     def step() -> float:
@@ -51,12 +41,12 @@ def main() -> None:
         from train_torch import torch_step
 
         try:
-            step, parameters = torch_step(model, batch, threads, channels_last=engine != "torch")
+            step, parameters = torch_step(model, batch, threads, channels_last=engine.endswith("channels-last"))
         except ImportError:
             print(json.dumps({"absent": engine}), flush=True)
             return
     else:
-        step, parameters = dagexec_step(model, batch, threads)
+        step, parameters = dagexec_step(model, batch, threads, "NHWC" if engine.endswith("channels-last") else "NCHW")
     losses = [step() for _ in range(3)]
     print(json.dumps({"parameters": parameters, "losses": losses}), flush=True)
     for line in sys.stdin:
