@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+
 def dagexec_step(model: str, batch: int, threads: int, order: str) -> tuple[Callable[[], float], int]:
     """A callable that trains one step on random data and returns the loss, and the number of parameters."""
     from train_models import build

@@ -53,8 +53,8 @@ def build(model: str, batch: int, order: str) -> tuple[ModelHelper, Feeds]:
         helper = _lstm(batch) if model == "lstm" else _transformer(batch)
         helper.add_gradient_operators(["loss"])
         Adam(0.001).add_updates(helper)
-        shape = (batch, sizes.steps)
-        return helper, {name: rng.integers(0, sizes.words, shape).astype(np.int32) for name in helper.inputs}
+        texts = (batch, sizes.steps)
+        return helper, {name: rng.integers(0, sizes.words, texts).astype(np.int32) for name in helper.inputs}
     if model == "resnet18":
         helper = _resnet18(batch, order)
     else:

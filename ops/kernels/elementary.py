@@ -142,6 +142,22 @@ def tanh_gelu(build: Builder, x: Vector) -> Vector:
     return bounded * sigmoid(build, factor * near)
 
 
+def gelu_slope(build: Builder, x: Vector) -> Vector:
+    """The derivative of `gelu`, P(Z < x) + x e^(-x^2/2) / sqrt(2 pi): 3e-7."""
+    near = clip(build, x, -15.0, 15.0)  # further away it is 0 and 1
+    density = decay(build, near * near * -0.5) * near
+    return build.fma(density, (2 * math.pi) ** -0.5, build.fma(erf(build, near * math.sqrt(0.5)), 0.5, 0.5))
+
+
+def tanh_gelu_slope(build: Builder, x: Vector) -> Vector:
+    """The derivative of `tanh_gelu`, s + x s (1 - s) u' with s the sigmoid of u = 2 sqrt(2/pi) (x + 0.044715 x^3)."""
+    near = clip(build, x, -8.5, 8.5)
+    slope, square = 2 * math.sqrt(2 / math.pi), near * near
+    s = sigmoid(build, build.fma(square, build.constant(slope * 0.044715), slope) * near)
+    inner = build.fma(square, build.constant(3 * slope * 0.044715), slope) * near
+    return build.fma(s * (1.0 - s), inner, s)
+
+
 def softplus(build: Builder, x: Vector) -> Vector:
     """ln(1 + e^x) = max(x, 0) + ln(1 + e^-|x|). 3 ulp."""
     small = decay(build, 0.0 - build.absolute(x))

@@ -28,7 +28,7 @@ from dagexec.ops.activation import functions
 from dagexec.ops.activation.post_ops import SUM, PostOp, parse_post_op, read_post_ops
 from dagexec.ops.base.broadcasting import operand_views
 from dagexec.ops.base.layout import BLOCKS, NCHW, channel_axis
-from dagexec.ops.elementwise import arithmetic
+from dagexec.ops.elementwise import arithmetic, unary
 from dagexec.ops.elementwise import fused as fused_elementwise
 from dagexec.ops.kernels.chains import PRELU, chain_step
 from dagexec.ops.kernels.function_kernels import GELU, gelu_step
@@ -306,6 +306,22 @@ class Pow(OneDNNOperator, arithmetic.Pow):
         step = chain_step(self.onednn.machine, self.team, chain, self.x(0), self.y(0), (), self.label)
         if step is None:
             raise UnsupportedFeatureError(f"{self.label}: there is no kernel for this power")
+        return step
+
+
+@operator(unary.Scale.schema, engine="ONEDNN")
+class Scale(OneDNNOperator, unary.Scale):
+    """A multiple, by a kernel of our own."""
+
+    metas = (FLOAT32,)
+
+    def prepare_primitive(self) -> Step:
+        """One chain of one link."""
+        factor = np.full((), self.constant("scale"), np.float32)
+        chain = [("mul", 0.0, 0.0, 0)]
+        step = chain_step(self.onednn.machine, self.team, chain, self.x(0), self.y(0), [factor], self.label)
+        if step is None:
+            raise UnsupportedFeatureError(f"{self.label}: there is no kernel for these tensors")
         return step
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.arguments import Arguments
-from dagexec.ops.optimize.update import DenseUpdate, Parts, Piece, Rule, update_operator
+from dagexec.ops.optimize.update import Array, DenseUpdate, Parts, Piece, Rule, update_operator
 
 _BETAS = (("beta1", 0.9), ("beta2", 0.999))
 
@@ -39,6 +39,15 @@ class AdamRule(Rule):
         self._decay = self.argument("decoupled_weight_decay", 0.0, 0, math.inf)
         self._kept = self.number(1.0)
         self._correction = self.number(1.0)
+
+    @property
+    def numbers(self) -> tuple[Array, ...]:
+        """beta1, 1 - beta1, beta2, 1 - beta2, epsilon, c, rate, and the factor of the parameter, as `begin` sets them.
+
+        An array of no axes each.
+        """
+        moments = (self._beta1, self._rest1, self._beta2, self._rest2)
+        return (*moments, self._epsilon, self._correction, self.rate, self._kept)
 
     def begin(self, rate: float, iteration: int) -> None:
         """The correction of the moments' bias."""

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.arguments import Arguments
-from dagexec.ops.optimize.update import DenseUpdate, Parts, Piece, Rule, update_operator
+from dagexec.ops.optimize.update import Array, DenseUpdate, Parts, Piece, Rule, update_operator
 
 MOMENTUM_ARGS = {
     "momentum": "factor of the momentum from step to step (default 0)",
@@ -20,6 +20,9 @@ class MomentumRule(Rule):
     """m' = rate * g + momentum * m; the step is m', with Nesterov (1 + momentum) * m' - momentum * m.
 
     The step goes to the extra output and is taken off the parameter. Sutskever et al., 2013, give Nesterov's form.
+
+    Attributes:
+        nesterov: it looks ahead.
     """
 
     def __init__(self, arguments: Arguments, dtype: npt.DTypeLike, label: str) -> None:
@@ -27,13 +30,18 @@ class MomentumRule(Rule):
         super().__init__(arguments, dtype, label)
         momentum = self.argument("momentum", 0.0, 0.0, math.inf, open_ends="high")
         self._momentum, self._ahead = self.number(momentum), self.number(1.0 + momentum)
-        self._nesterov = arguments.bool("nesterov")
+        self.nesterov = arguments.bool("nesterov")
+
+    @property
+    def numbers(self) -> tuple[Array, ...]:
+        """The rate, the factor of the momentum and 1 + that, an array of no axes each."""
+        return self.rate, self._momentum, self._ahead
 
     def apply(self, piece: Piece) -> None:
         """The formulas of the class."""
         (momentum,), (step,) = piece.state, piece.extras
         assert step is not None
-        if self._nesterov:
+        if self.nesterov:
             (kept,) = piece.scratch
             np.multiply(momentum, self._momentum, out=kept)
             np.multiply(piece.grad, self.rate, out=momentum)
