@@ -30,6 +30,7 @@ else:
 Array = npt.NDArray[Any]
 
 IslandRuntime = Literal["onnxruntime", "openvino"]
+Shapes = tuple[tuple[int, ...], ...]
 
 _MAX_REASON = 500  # characters
 
@@ -42,11 +43,14 @@ class IslandModel:
         message: the operators, checked; its inputs are those of a run and then the constants.
         constants: the values of the last inputs, by name.
         threads: how many threads a run may use, the one that calls among them.
+        specialized: whether the first shapes get a session of their own where one could serve all: it may be faster,
+            and results of other shapes may have other last bits.
     """
 
     message: onnx.ModelProto
     constants: Mapping[str, Array]
     threads: int
+    specialized: bool = False
 
     @property
     def inputs(self) -> list[onnx.ValueInfoProto]:

@@ -1,4 +1,8 @@
-"""Islands that onnxruntime computes. One session serves all shapes, and any number of threads at once."""
+"""Islands that onnxruntime computes: one session for all shapes, or one of its own for the first shapes.
+
+Known sizes let it fold what computes with them, but choose other kernels as well. A session serves any number of
+threads at once.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dagexec.core.profiled import Profiled, StepPart
-from dagexec.platform.forking import without_fork
+from dagexec.platform.forking import ProcessLock, without_fork
 from dagexec.platform.lazy import LazyModule
-from dagexec.sessions.island import Array, BoundIsland, IslandModel, IslandSession
+from dagexec.sessions.island import Array, BoundIsland, IslandModel, IslandSession, Shapes
 from dagexec.sessions.onnx_runtime import limit_memory, session_options, shared_value
 from dagexec.sessions.unsafe_nodes import check_for_onnxruntime
 
@@ -38,36 +42,54 @@ class OnnxRuntimeIsland(IslandSession):
         limit_memory()
         check_for_onnxruntime(model.message)
         self._model = model
-        self._content = _with_initializers(model)
         self.inputs = [value.name for value in model.inputs]
         self.outputs = [value.name for value in model.message.graph.output]
         self._values = [shared_value(array) for array in model.constants.values()]
-        self.session = self._new_session(session_options(model.threads))
+        self._first: Shapes | None = None
+        self._sessions: dict[Shapes | None, Any] = {}
+        self._turn = ProcessLock()
 
     def bound(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> BoundIsland:
-        return _Bound(self, inputs, outputs)
+        with self._turn.own:
+            shapes: Shapes | None = tuple(array.shape for array in inputs)
+            if self._first is None:
+                self._first = shapes
+            if not self._model.specialized or shapes != self._first:
+                shapes = None
+            session = self._sessions.get(shapes)
+            if session is None:
+                session = self._sessions[shapes] = self._new_session(shapes, session_options(self._model.threads))
+        return _Bound(self, session, shapes, inputs, outputs)
 
-    def profiling_session(self, folder: str) -> Any:
+    def profiling_session(self, shapes: Shapes | None, folder: str) -> Any:
         """A session that writes its profile to a file in `folder` when it is told to end it."""
         options = session_options(self._model.threads)
         options.enable_profiling = True
         options.profile_file_prefix = f"{folder}/profile"
-        return self._new_session(options)
+        return self._new_session(shapes, options)
 
-    def _new_session(self, options: Any) -> Any:
+    def _new_session(self, shapes: Shapes | None, options: Any) -> Any:
+        """A session for inputs of these shapes; None: of any that the message allows."""
         if self._values:
             options.add_external_initializers(list(self._model.constants), self._values)
+        content = _with_initializers(self._model, shapes)
         with without_fork():
-            return onnxruntime.InferenceSession(self._content, options, providers=["CPUExecutionProvider"])
+            return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
 
 class _Bound(BoundIsland):
-    def __init__(self, owner: OnnxRuntimeIsland, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    def __init__(
+        self,
+        owner: OnnxRuntimeIsland,
+        session: Any,
+        shapes: Shapes | None,
+        inputs: Sequence[Array],
+        outputs: Sequence[Array],
+    ) -> None:
         super().__init__()
-        self._owner = owner
+        self._owner, self._session, self._shapes = owner, session, shapes
         self._inputs, self._outputs = list(inputs), list(outputs)
-        self._session = owner.session
-        self._binding = self._bound_to(owner.session)
+        self._binding = self._bound_to(session)
 
     def __call__(self) -> None:
         with without_fork():
@@ -91,7 +113,7 @@ class _Bound(BoundIsland):
 
     def profiling(self) -> Profiled:
         folder = tempfile.TemporaryDirectory(prefix="dagexec-profile-")
-        return partial(self._profiled, folder, self._owner.profiling_session(folder.name))
+        return partial(self._profiled, folder, self._owner.profiling_session(self._shapes, folder.name))
 
     def _profiled(self, folder: tempfile.TemporaryDirectory[str], session: Any) -> Sequence[StepPart]:
         binding = self._bound_to(session)
@@ -102,14 +124,17 @@ class _Bound(BoundIsland):
             return list(_parts(Path(session.end_profiling()), start))
 
 
-def _with_initializers(model: IslandModel) -> bytes:
-    """The message with its constants as initializers whose data it does not have."""
+def _with_initializers(model: IslandModel, shapes: Shapes | None) -> bytes:
+    """The message with its constants as initializers whose data it does not have, and inputs of these shapes."""
     message = onnx.ModelProto()
     message.CopyFrom(model.message)
     inputs = [value for value in message.graph.input if value.name not in model.constants]
     for value in message.graph.input:
         if value.name in model.constants:
             message.graph.initializer.append(_without_data(value, model.constants[value.name]))
+    for value, shape in zip(inputs, shapes or (), strict=shapes is not None):
+        for dim, size in zip(value.type.tensor_type.shape.dim, shape, strict=True):
+            dim.dim_value = size
     del message.graph.input[:]
     message.graph.input.extend(inputs)
     content: bytes = message.SerializeToString()

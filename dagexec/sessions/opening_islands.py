@@ -16,7 +16,7 @@ from dagexec.sessions.island import IslandModel, IslandRuntime, IslandSession
 from dagexec.sessions.onnx_runtime_island import OnnxRuntimeIsland
 from dagexec.sessions.openvino import OpenVinoIsland
 
-_Key = tuple[bytes, tuple[int, ...], int, int]
+_Key = tuple[bytes, tuple[int, ...], int, bool, int]
 
 _MAKERS: dict[IslandRuntime, Callable[[IslandModel], IslandSession]] = {
     "onnxruntime": OnnxRuntimeIsland,
@@ -36,7 +36,13 @@ def open_island(runtime: IslandRuntime, model: IslandModel, owner: str, blobs: S
     if runtime != "onnxruntime":
         return _made(runtime, model, owner, blobs)
     addresses = tuple(array.ctypes.data for array in model.constants.values())
-    key = (model.message.SerializeToString(deterministic=True), addresses, model.threads, os.getpid())
+    key = (
+        model.message.SerializeToString(deterministic=True),
+        addresses,
+        model.threads,
+        model.specialized,
+        os.getpid(),
+    )
     with _turn.own:
         session = _opened.get(key)
         if session is None:

@@ -19,7 +19,8 @@ import numpy as np
 from dagexec.core.profiled import Profiled, StepPart
 from dagexec.platform.forking import without_fork
 from dagexec.platform.lazy import LazyModule
-from dagexec.sessions.island import Array, BoundIsland, IslandModel, IslandSession, leave_behind
+from dagexec.sessions.island import Array, BoundIsland, IslandModel, IslandSession, Shapes, leave_behind
+from dagexec.sessions.openvino_trial import may_crash, survive
 
 if not TYPE_CHECKING:
     openvino = LazyModule("openvino")
@@ -43,18 +44,19 @@ class OpenVinoIsland(IslandSession):
         self._given = model
         with without_fork():
             self._model = _read(model)
-        self._static_shapes: list[tuple[int, ...]] | None = None
+        self._static_shapes: Shapes | None = None
         self._dynamic: Any = None
 
     def bound(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> BoundIsland:
-        shapes = [array.shape for array in inputs]
+        shapes = tuple(array.shape for array in inputs)
         if self._static_shapes is None:
             self._static_shapes = shapes
-        if self._static_shapes == shapes:
-            return _Bound(self, shapes, inputs, outputs)
-        return _Bound(self, None, inputs, outputs)
+        is_static = self._static_shapes == shapes
+        if may_crash():
+            survive(self._given, shapes, is_static=is_static)
+        return _Bound(self, shapes if is_static else None, inputs, outputs)
 
-    def compiled(self, shapes: Sequence[tuple[int, ...]] | None, *, profile: bool = False) -> Any:
+    def compiled(self, shapes: Shapes | None, *, profile: bool = False) -> Any:
         """The model compiled for these shapes; None: for any."""
         if shapes is None and not profile and self._dynamic is not None:
             return self._dynamic
@@ -72,7 +74,7 @@ class _Bound(BoundIsland):
     def __init__(
         self,
         owner: OpenVinoIsland,
-        shapes: Sequence[tuple[int, ...]] | None,
+        shapes: Shapes | None,
         inputs: Sequence[Array],
         outputs: Sequence[Array],
     ) -> None:

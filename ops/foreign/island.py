@@ -3,16 +3,23 @@
 It has what they say of themselves: the types of its outputs are inferred by the operators that it stands for, which it
 has as a net. Constants are inputs, so they are in memory once for all who read them. Only the compiler makes islands,
 which a seal shows: what a model file says is one is refused.
+
+What the runtime refuses, when it is opened or in a run, the operators of that net compute instead (`falls_back`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, cast
 
+import numpy as np
+
 from dagexec import sessions
 from dagexec.core.arguments import Arguments
+from dagexec.core.body import NET_TYPE, Body
 from dagexec.core.dtypes import from_numpy
 from dagexec.core.gradient import no_gradient
 from dagexec.core.inference import infer_listed
@@ -32,6 +39,9 @@ if not TYPE_CHECKING:
 else:
     import onnx
     from onnx import numpy_helper
+
+
+logger = logging.getLogger("dagexec")
 
 
 def _net(arguments: Arguments) -> NetDef:
@@ -102,6 +112,8 @@ def island_cost(call: OperatorCall, _outputs: Sequence[TensorType]) -> Cost:
             "model": "the operators as a serialized ModelProto; its inputs and outputs are the operator's, in order",
             "net": "the operators that it stands for",
             "constants": "how many of the last inputs never change",
+            "specialized": "1 for a session for the first shapes of inputs, where the runtime can serve any with one",
+            "falls_back": "1 to have the net compute what the runtime refuses",
             "reasons": "why the runtime computes them",
             "seal": "shows that the compiler made it",
         },
@@ -132,7 +144,9 @@ class Island(Operator):
         """A run of the session, with inputs and outputs bound to it."""
         count = len(self.input_blobs) - self.arguments.int("constants", 0)
         inputs = [self.x(index) for index in range(count)]
-        bound = _BoundStep(self._open, inputs, [self.y(index) for index in range(len(self.output_blobs))])
+        outputs = [self.y(index) for index in range(len(self.output_blobs))]
+        refused = self._fall_back if self.arguments.int("falls_back", 0) else None
+        bound = _BoundStep(self._open, inputs, outputs, refused)
         return Prepared(
             ProfiledStep(bound, bound.profiling),
             {index: partial(bound.set_input, index) for index in range(count)},
@@ -146,28 +160,87 @@ class Island(Operator):
             names = self.definition.input[first:]
             constants = {name: self.x(first + place) for place, name in enumerate(names)}
             message = _parsed(_content(self.arguments), self.label)
-            model = sessions.IslandModel(message, constants, self._threads)
+            specialized = self.arguments.int("specialized", 0) > 0
+            model = sessions.IslandModel(message, constants, self._threads, specialized)
             runtime = cast(sessions.IslandRuntime, self.arguments.string("runtime", ""))
             self._session = sessions.open_island(runtime, model, self.label, self.definition.output)
         return self._session
+
+    def _fall_back(self, error: Exception) -> _OwnKernels:
+        """The operators that the island stands for, after an `error` of the runtime, which is logged."""
+        runtime = self.arguments.string("runtime", "")
+        logger.warning(
+            "%s: %s does not compute it, the operators in its place do, slowly: %s: %s",
+            self.label, runtime, type(error).__name__, error,
+        )  # fmt: skip
+        message = _parsed(_content(self.arguments), self.label)
+        count = len(self.input_blobs) - self.arguments.int("constants", 0)
+        names = [value.name for value in message.graph.input]
+        inside = Workspace()
+        for name, blob in zip(names[count:], self.input_blobs[count:], strict=True):
+            inside.link_blob(name, blob)
+        for name, array in _small_constants(_content(self.arguments), self.label).items():
+            inside.feed_blob(name, array)
+        return _OwnKernels(inside, _net(self.arguments), names[:count], [value.name for value in message.graph.output])
+
+
+class _OwnKernels:
+    """The operators that an island stands for, as a net in a workspace that has the constants."""
+
+    def __init__(self, workspace: Workspace, net: NetDef, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+        definition = NetDef()
+        definition.CopyFrom(net)
+        definition.external_output[:] = outputs
+        for name in inputs:
+            workspace.create_local_blob(name)
+        self._workspace, self._inputs, self._outputs = workspace, inputs, outputs
+        self._body = cast(Body, workspace.build_net(definition, NET_TYPE))
+
+    def __call__(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        for name, array in zip(self._inputs, inputs, strict=True):
+            self._workspace.feed_blob(name, array)
+        self._body()
+        for name, array in zip(self._outputs, outputs, strict=True):
+            np.copyto(array, self._workspace.fetch_blob(name))
 
 
 class _BoundStep:
     """The step of an island. In a child made by `os.fork` it is bound anew, to a session of the child's own."""
 
     def __init__(
-        self, open_session: Callable[[], sessions.IslandSession], inputs: list[Array], outputs: list[Array]
+        self,
+        open_session: Callable[[], sessions.IslandSession],
+        inputs: list[Array],
+        outputs: list[Array],
+        refused: Callable[[Exception], _OwnKernels] | None,
     ) -> None:
+        """What `refused` makes of an error of the runtime computes from then on; without it the error is raised."""
         self._open = open_session
         self._inputs, self._outputs = inputs, outputs
-        self._bound: sessions.BoundIsland | None = open_session().bound(inputs, outputs)
+        self._refused = refused
+        self._own: _OwnKernels | None = None
+        self._bound: sessions.BoundIsland | None = None
+        with self._falling_back():
+            self._bound = open_session().bound(inputs, outputs)
         reset_after_fork(self, _BoundStep._forget)
 
     def __call__(self) -> None:
-        bound = self._bound
-        if bound is None:
-            bound = self._bound = self._open().bound(self._inputs, self._outputs)
-        bound()
+        if self._own is None:
+            with self._falling_back():
+                if self._bound is None:
+                    self._bound = self._open().bound(self._inputs, self._outputs)
+                self._bound()
+        if self._own is not None:
+            self._own(self._inputs, self._outputs)
+
+    @contextmanager
+    def _falling_back(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # each runtime has its own
+            if self._refused is None:
+                raise
+            self._own, self._bound = self._refused(error), None
 
     def set_input(self, index: int, array: Array) -> None:
         self._inputs[index] = array
@@ -181,7 +254,14 @@ class _BoundStep:
 
     def profiling(self) -> Callable[[], Sequence[StepPart]]:
         """See `ProfiledStep`."""
-        return self._open().bound(self._inputs, self._outputs).profiling()
+        if self._own is None:
+            with self._falling_back():
+                return self._open().bound(self._inputs, self._outputs).profiling()
+        return self._run_unprofiled
+
+    def _run_unprofiled(self) -> Sequence[StepPart]:
+        self()
+        return ()
 
     def _forget(self) -> None:
         self._bound = None

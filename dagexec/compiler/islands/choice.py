@@ -20,7 +20,7 @@ from dagexec.compiler.islands import mixing
 from dagexec.compiler.islands.comparing import Candidate, fastest
 from dagexec.compiler.islands.guarantees import Guarantees, promises
 from dagexec.compiler.islands.plans import Plan, PlanPart, plan_from_text, plan_text, whole_plan, with_plan
-from dagexec.compiler.islands.regions import IslandSource, island_source
+from dagexec.compiler.islands.regions import IslandSource, falling_back, island_source
 from dagexec.compiler.passes.catalog import BEFORE_ISLANDS
 from dagexec.compiler.passes.rewriting import run_passes
 from dagexec.compiler.tuning.bench import Bench, random_inputs
@@ -66,7 +66,8 @@ class IslandsChoice:
         passes = [one for one in BEFORE_ISLANDS if one.name not in options.without_passes]
         source = run_passes(kept, passes).model if self._versions else kept
         inputs = random_inputs(source, options.shapes or {}) if self._versions else None
-        self._source: IslandSource = island_source(source, {name: one.shape for name, one in (inputs or {}).items()})
+        shapes = {name: one.shape for name, one in (inputs or {}).items()}
+        self._source: IslandSource = replace(island_source(source, shapes), specialized=not options.batch_invariant)
 
     def _runtimes(self) -> dict[IslandRuntime, str]:
         """The versions of the runtimes that may be used."""
@@ -123,7 +124,8 @@ class IslandsChoice:
 
     def _with_report(self, compiled: Compiled) -> Compiled:
         assert compiled.report is not None
-        return replace(compiled, report=replace(compiled.report, islands=tuple(self._said)))
+        report = replace(compiled.report, islands=tuple(self._said))
+        return replace(compiled, model=falling_back(compiled.model), report=report)
 
     def _forced(self, text: str, model: Model) -> Compiled:
         """All that the runtime can compute, if it keeps what is promised."""

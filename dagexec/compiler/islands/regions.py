@@ -51,12 +51,14 @@ class IslandSource:
         graph: what its operators read of each other.
         types: of its blobs.
         able: whether ONNX can say an operator that only computes, by its place.
+        specialized: whether a session for the first shapes alone may give a row other last bits than one for any.
     """
 
     model: Model
     graph: Graph
     types: Mapping[str, BlobType]
     able: Sequence[bool]
+    specialized: bool = False
 
     def regions(self, start: int = 0, stop: int | None = None) -> list[Region]:
         """The largest regions of the operators from `start` to `stop` in the list.
@@ -179,6 +181,19 @@ def with_islands(
     return replace(model, net=net, parameters=parameters) if islands else model
 
 
+def falling_back(model: Model) -> Model:
+    """The model whose islands compute what their runtimes refuse by the operators that they stand for.
+
+    While candidates are measured they do not, as one that its runtime refuses is none.
+    """
+    net = NetDef()
+    net.CopyFrom(model.net)
+    islands = [definition for definition in net.op if definition.type == "Island"]
+    for definition in islands:
+        definition.arg.append(make_argument("falls_back", 1))
+    return replace(model, net=net) if islands else model
+
+
 def _contracted_order(graph: Graph, place: Mapping[int, int]) -> list[int]:
     """An order of the operators in which each region is where its first operator stands for it."""
     parents: dict[int, set[int]] = {}
@@ -229,7 +244,7 @@ def _island(source: IslandSource, region: Region, runtime: IslandRuntime, versio
     content, arguments = message.SerializeToString(), net.SerializeToString(deterministic=True)
     made = op(
         "Island", [*fed, *large], outputs, name=_name(operators), runtime=runtime, version=version, model=content,
-        constants=len(large), seal=seal_of(content, arguments),
+        constants=len(large), specialized=source.specialized, seal=seal_of(content, arguments),
         reasons=[f"{one.type} {one.name or one.output[0]!r}: {runtime} computes it in an island" for one in operators],
     )  # fmt: skip
     made.arg.append(make_argument("net", net))

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 
@@ -22,11 +23,11 @@ from dagexec.core.arguments import Arguments
 from dagexec.core.dtypes import FLOAT32
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.proto import NetDef
-from dagexec.errors import ModelFormatError, OperatorError, UnsupportedOperatorError
+from dagexec.errors import ModelFormatError
 from dagexec.options import CompileOptions
 from dagexec.scheduler.hazards import check_net
 from dagexec.scheduler.observe.trace import Trace
-from dagexec.sessions import onnx_runtime_island, opening_islands, openvino
+from dagexec.sessions import onnx_runtime_island, opening_islands, openvino, openvino_trial
 from tests.compiler.islands.nets import ANY, NETS, RUNTIMES, Array, attention, convolutions, fed, needs, reshaping
 from tests.forked import in_child
 from tests.held import Held
@@ -246,14 +247,17 @@ def test_a_child_has_sessions_of_its_own() -> None:
         assert in_child(run) == expected.tobytes()
 
 
-def test_a_child_is_told_that_openvino_stayed_in_the_parent() -> None:
+def test_in_a_child_own_kernels_compute_what_openvino_did_in_the_parent(caplog: pytest.LogCaptureFixture) -> None:
     needs("openvino")
+    feeds = fed(2, 3, 12, 12)
     with dagexec.compile(convolutions(), islands="openvino", num_workers=1, **ANY) as executor:
-        executor.run(fed(2, 3, 12, 12))
+        [expected] = executor.run(feeds).values()
 
-        def run() -> None:
+        def run() -> str:
             executor.reopen()
-            executor.run(fed(2, 3, 12, 12))
+            [found] = executor.run(feeds).values()
+            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+            return caplog.text
 
         assert "OpenVINO was in use when the process was forked" in in_child(run)
 
@@ -335,33 +339,95 @@ def test_an_island_in_a_model_file_is_refused() -> None:
         pass
 
 
-def test_what_a_runtime_cannot_compile_names_net_operator_and_blob(
-    runtime: str, monkeypatch: pytest.MonkeyPatch
+def test_own_kernels_compute_what_a_runtime_cannot_open(
+    runtime: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    proto = convolutions()
+
     def fail(_model: object) -> None:
         raise RuntimeError("it does not like it")
 
     monkeypatch.setitem(opening_islands._MAKERS, runtime, fail)
-    with dagexec.compile(convolutions(), islands=runtime, **ANY) as executor:
+    with dagexec.compile(proto, islands=runtime, **ANY) as executor:
+        check_against_onnxruntime(executor, proto, 1, 2)
         [blob] = executor.model.outputs
-        expected = rf"Island .* of net 'net'.*{runtime} cannot compute '{blob}'.*it does not like it"
-        with pytest.raises(UnsupportedOperatorError, match=expected):
-            executor.run(fed(1, 3, 12, 12))
+    assert re.search(rf"Island .* of net 'net'.*{runtime} cannot compute '{blob}'.*it does not like it", caplog.text)
 
 
-def test_a_run_that_fails_names_net_and_operator_and_the_next_one_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    kind = onnx_runtime_island._Bound
+def check_against_onnxruntime(executor: dagexec.Executor, proto: onnx.ModelProto, *batches: int) -> None:
+    session = onnxruntime.InferenceSession(proto.SerializeToString())
+    for count in batches:
+        feeds = fed(count, 3, 12, 12)
+        [found], [expected] = executor.run(feeds).values(), session.run(None, feeds)
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_own_kernels_compute_the_shapes_that_a_runtime_refuses_in_a_run(
+    runtime: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    kind = {"onnxruntime": onnx_runtime_island, "openvino": openvino}[runtime]._Bound
     call = kind.__call__
-    failing = [True]
+    ran: list[int] = []
 
     def fails(self: Any) -> None:
-        if failing.pop():
+        if len(self._inputs[0]) == 3:
             raise RuntimeError("out of luck")
+        ran.append(len(self._inputs[0]))
         call(self)
 
     monkeypatch.setattr(kind, "__call__", fails)
-    with dagexec.compile(convolutions(), islands="onnxruntime", **ANY) as executor:
-        with pytest.raises(OperatorError, match=r"Island .* of net 'net'.*out of luck"):
-            executor.run(fed(1, 3, 12, 12))
-        failing.append(False)
-        executor.run(fed(1, 3, 12, 12))
+    proto = convolutions()
+    with dagexec.compile(proto, islands=runtime, num_workers=1, **ANY) as executor:
+        check_against_onnxruntime(executor, proto, 1, 3, 3, 1)
+        with_arrays = {name: np.zeros((3, 10), np.float32) for name in executor.model.outputs}
+        executor.run(fed(3, 3, 12, 12), out=with_arrays)
+        [expected] = executor.run(fed(3, 3, 12, 12)).values()
+        assert next(iter(with_arrays.values())).tobytes() == expected.tobytes()
+        trace = Trace()
+        executor.run(fed(3, 3, 12, 12), trace=trace)
+    assert set(ran) == {1}
+    assert re.search(r"Island .* of net 'net'.*out of luck", caplog.text)
+
+
+def test_a_candidate_that_its_runtime_refuses_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_model: object) -> None:
+        raise RuntimeError("it does not like it")
+
+    monkeypatch.setitem(opening_islands._MAKERS, "onnxruntime", fail)
+    assert "Island" not in operators(dagexec.load_model(convolutions()), islands="onnxruntime")
+
+
+# --- trials in a process of their own
+
+
+def given_model(threads: int = 1) -> sessions.IslandModel:
+    """The island of the net of convolutions, as a session gets it."""
+    model = compile_model(dagexec.load_model(convolutions()), CompileOptions(islands="openvino", **ANY)).model
+    [island] = model.net.op
+    message = sessions.parse(next(one.s for one in island.arg if one.name == "model"), "convolutions")
+    constants = {name: model.parameters[name] for name in island.input if name in model.parameters}
+    return sessions.IslandModel(message, constants, threads)
+
+
+@pytest.mark.slow
+def test_with_a_limited_instruction_set_openvino_is_tried_in_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    needs("openvino")
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    monkeypatch.setattr(openvino_trial, "_survived", {})
+    openvino_trial.survive(given_model(), ((2, 3, 12, 12),), is_static=True)
+    with pytest.raises(RuntimeError, match=r"status 1.*shape"):
+        openvino_trial.survive(given_model(), ((2, 3, 12),), is_static=True)
+
+
+@pytest.mark.parametrize("isa", ["AVX2", "DEFAULT"])
+def test_own_kernels_compute_what_ends_that_process(
+    isa: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    needs("openvino")
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", isa)
+    monkeypatch.setattr(openvino_trial, "_survived", {})
+    monkeypatch.setattr(openvino_trial, "_COMMAND", ["-c", "import os; os.kill(os.getpid(), 11)"])
+    proto = convolutions()
+    with dagexec.compile(proto, islands="openvino", num_workers=1, **ANY) as executor:
+        check_against_onnxruntime(executor, proto, 1, 2)
+    assert ("ended a process of its own (signal 11)" in caplog.text) == (isa == "AVX2")
