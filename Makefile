@@ -123,6 +123,10 @@ cuda-check: $(CUDA_VENV)/.installed
 proto: $(VENV)/.installed-dev
 	cd dagexec/core/proto && ../../../$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. dagexec.proto
 
+# What cffi makes of the declarations of oneDNN's functions.
+cffi: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.ops.onednn.declarations
+
 clean:
 	rm -rf $(VENV) $(CUDA_VENV) .venv-of-* dist build
 

@@ -8,7 +8,6 @@ returns is an ordinary model, and a report of what was done to it.
 from __future__ import annotations
 
 import gc
-import hashlib
 import logging
 import math
 import os
@@ -16,6 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from dagexec.binding.parameters import initialized
 from dagexec.compiler.compiled import CompilationReport, Compiled
@@ -53,6 +53,12 @@ from dagexec.options import CompileOptions
 from dagexec.platform import processor, teams
 from dagexec.platform.deadline import Deadline, check_stop
 from dagexec.platform.garbage_collection import garbage_collection_paused
+from dagexec.platform.lazy import LazyModule
+
+if not TYPE_CHECKING:
+    hashlib = LazyModule("hashlib")
+else:
+    import hashlib
 
 logger = logging.getLogger("dagexec")
 
@@ -210,8 +216,7 @@ class _Compilation:
             return self._options.layout
         alone = self._options.first_replicas == 1
         threads = self._options.intra_op_threads or (processor.available_cores() if alone else 1)
-        key = self.key("layout", model, threads)
-        known = choices.find(key)
+        known = self._known("layout", model, threads)
         if known in LAYOUTS:
             return known
         bench = self._measures()
@@ -243,7 +248,7 @@ class _Compilation:
             found = fastest(1)  # on one thread its processor time counts, whoever uses the machine
         layout = self._layout_by_rule(model) if found is None else found
         if found is not None and not self._deadline.is_over:  # else some may not have been tried
-            layout = choices.keep(key, found)
+            layout = choices.keep(self.key("layout", model, threads), found)
         bench.keep_only(self._late(model, after, layout).model)
         return layout
 
@@ -255,8 +260,7 @@ class _Compilation:
         constraints = ScheduleConstraints(processor.available_cores(), options)
         replicas = options.first_replicas
         asked = (constraints.cores, replicas, options.net_type, options.num_workers, options.intra_op_threads)
-        key = self.key("schedule", model, asked)
-        known = choices.find(key) if options.first_replicas == 1 else None
+        known = self._known("schedule", model, asked) if options.first_replicas == 1 else None
         schedule = None if known is None else from_text(known, model.net)
         if schedule is not None:
             return Choice(schedule)
@@ -277,7 +281,7 @@ class _Compilation:
                 bench = None
             else:
                 if options.first_replicas == 1:
-                    choices.keep(key, to_text(choice.schedule))
+                    choices.keep(self.key("schedule", model, asked), to_text(choice.schedule))
                     choices.flush()
         if bench is None:
             choice = choose_schedule(model, constraints, None, 0.0, self._inputs)
@@ -307,6 +311,10 @@ class _Compilation:
     def _left(self) -> float:
         """What is left of the seconds for tuning."""
         return max(0.0, self._deadline.left())
+
+    def _known(self, what: str, model: Model, asked: object) -> str | None:
+        """What was chosen before under `key`."""
+        return None if choices.is_empty() else choices.find(self.key(what, model, asked))
 
     def key(self, what: str, model: Model, asked: object) -> str:
         """What a choice depends on: the net with its constants' shapes, the sizes, the machine, and what was asked."""

@@ -57,6 +57,12 @@ class Choices:
             self._read_cache()
             return self._known.get(key)
 
+    def is_empty(self) -> bool:
+        """True when nothing was chosen: then no key needs to be made, which takes a digest of a whole net."""
+        with self._lock.own:
+            self._read_cache()
+            return not (self._known or self._given)
+
     def near(self, key: str) -> str | None:
         """What was chosen under a key with another batch, the nearest; None where `key` does not end with a batch."""
         family, found, batch = key.rpartition(_BATCH)

@@ -14,6 +14,7 @@ from dagexec.core.operator_arguments import with_arguments
 from dagexec.core.purity import only_computes
 from dagexec.core.runtime import runtime_of
 from dagexec.errors import FeedError, SettingError, UnsupportedOperatorError
+from dagexec.ops.onednn.binding import library
 from dagexec.options import CompileOptions, with_keywords_of
 from dagexec.platform.deadline import check_stop
 from dagexec.platform.host_memory import give_back_free_memory
@@ -56,6 +57,8 @@ def compile(model: ModelSource, options: CompileOptions) -> Executor:
     if options.replicas is None and any((options.net_type, options.num_workers, options.intra_op_threads)):
         options = replace(options, replicas=1)
     options = _with_workers(options)
+    if options.optimize:
+        library()  # first, as it takes most memory for a moment
     loaded = _load(model, options)
     check_stop()
     if options.telemetry is not False:

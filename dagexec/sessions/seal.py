@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import secrets
+import os
+from typing import TYPE_CHECKING
 
-_SECRET = secrets.token_bytes(32)
+from dagexec.platform.lazy import LazyModule
+
+if not TYPE_CHECKING:
+    hashlib = LazyModule("hashlib")  # it loads OpenSSL, 4 MB
+    hmac = LazyModule("hmac")
+else:
+    import hashlib
+    import hmac
+
+_SECRET = os.urandom(32)
 
 
 def seal_of(*contents: bytes) -> str:

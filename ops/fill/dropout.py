@@ -8,11 +8,10 @@ would have drawn. Without it the operator's own generator, made from the seed, c
 
 from __future__ import annotations
 
-import hashlib
-import secrets
+import os
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,6 +25,12 @@ from dagexec.core.traits import ImageRole
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.blocks import BLOCK, Array, Scratch, block_indices, compute_dtype, convert, is_narrow
 from dagexec.ops.base.pieces import is_same_memory
+from dagexec.platform.lazy import LazyModule
+
+if not TYPE_CHECKING:
+    hashlib = LazyModule("hashlib")
+else:
+    import hashlib
 
 _WORDS = 1 << 32  # values of a random word of 32 bits
 _DRAWN = 1 << 14  # elements of a mask that are drawn at a time, an even number: 64 KiB of random words
@@ -120,7 +125,7 @@ class Dropout(Operator):
             generator = self.random.bit_generator
             return lambda: generator.random_raw
         option = self.definition.device_option
-        seed = option.random_seed if option.HasField("random_seed") else secrets.randbits(64)
+        seed = option.random_seed if option.HasField("random_seed") else int.from_bytes(os.urandom(8), "little")
         key = philox_key(seed, self.arguments.string("drawn_as", self.definition.output[0]))
         iteration = self.x(1).reshape(-1)
 

@@ -18,6 +18,7 @@ from dagexec.errors import DagexecError, DeviceError, ResourceError, Unsupported
 from dagexec.ops.onednn import binding
 from dagexec.ops.onednn.binding import Library, library, load, require_library
 from dagexec.ops.onednn.convolution_family import ConvolutionFamily
+from tests.ops.onednn import declarations
 from tests.ops.onednn.test_conv import SQUARE, Layer
 from tests.ops.running import run_operator
 
@@ -116,10 +117,17 @@ FAKES = {
 def test_a_library_that_does_not_do_is_refused_with_the_reason(
     monkeypatch: pytest.MonkeyPatch, fake: Any, message: str
 ) -> None:
-    ffi = SimpleNamespace(dlopen=lambda _path: fake, new=lambda _kind: [None])
+    ffi = SimpleNamespace(dlopen=lambda _path: fake, new=lambda _kind: [None], error=AttributeError)
     monkeypatch.setattr(binding, "_ffi", lambda: ffi)
     with pytest.raises(DeviceError, match=f"some/path: .*{message}"):
         load("some/path")
+
+
+def test_what_cffi_made_of_the_declarations_is_what_it_makes_of_them_now(tmp_path: Path) -> None:
+    pytest.importorskip("cffi")
+    declarations.write(tmp_path)
+    written = (declarations.FOLDER / declarations.MODULE).read_text()
+    assert (tmp_path / declarations.MODULE).read_text() == written
 
 
 def test_without_cffi_the_reason_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
