@@ -356,6 +356,23 @@ class Assembler:
         """The same with memory at base + index + offset on the right."""
         self._indexed(what, target, left, base, index, offset)
 
+    def access(
+        self,
+        what: Instruction,
+        vector: int,
+        base: int,
+        *,
+        number: int | None = None,
+        mask: int = 0,
+        is_short: bool = False,
+    ) -> None:
+        """An instruction that reads elements of another size at `base`, or writes them.
+
+        `number`, `mask` and `is_short` are as in `compute`.
+        """
+        self._indexed(what, vector, 0, base, None, mask=mask, is_short=is_short)
+        self._number(number)
+
     def repeat_within(self, vector: int, base: int, offset: int, elements: Sequence[int]) -> None:
         """Each four of vector = these four `elements` of the same four in memory at base + offset."""
         self._indexed(_PERMUTE_FOURS, vector, 0, base, None, offset)
@@ -385,10 +402,11 @@ class Assembler:
         unit: int = 0,
         mask: int = 0,
         is_zeroed: bool = False,
+        is_short: bool = False,
     ) -> None:
         """An instruction with memory; AVX-512 counts short offsets in units of what is read, a vector by default."""
         index_is_high = index is not None and index > RDI
-        self._encode(what, vector, left, base > RDI, index_is_high, mask=mask, is_zeroed=is_zeroed)
+        self._encode(what, vector, left, base > RDI, index_is_high, mask=mask, is_zeroed=is_zeroed, is_short=is_short)
         unit = 1 if self.lanes == 8 else unit or 4 * self.lanes
         is_near = -128 <= offset / unit < 128 and offset % unit == 0
         place = (_NO_INDEX if index is None else index & 7) << 3 | base & 7

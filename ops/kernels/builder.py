@@ -173,6 +173,27 @@ class Builder:
 
         self._do(emit, value, *_given(mask), base, *_given(index))
 
+    def load_by(self, what: Instruction, base: Scalar) -> Vector:
+        """The vector that an instruction makes of elements of another size at `base`."""
+        return self._vector(lambda code, to, base: code.access(what, to, base), base)
+
+    def store_by(
+        self,
+        what: Instruction,
+        value: Vector,
+        base: Scalar,
+        *,
+        number: int | None = None,
+        mask: Mask | None = None,
+        is_short: bool = False,
+    ) -> None:
+        """Write elements of another size to `base`, with AVX-512 those that `mask` selects."""
+
+        def emit(code: Assembler, vector: int, base: int, *mask: int) -> None:
+            code.access(what, vector, base, number=number, mask=mask[0] if mask else 0, is_short=is_short)
+
+        self._do(emit, value, base, *_given(mask))
+
     def store_first(
         self, value: Vector, base: Scalar, index: Scalar | None = None, offset: int = 0, scale: int = 1
     ) -> None:

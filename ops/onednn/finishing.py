@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 
+import numpy as np
+
 from dagexec.core.operator import Step, in_sequence
 from dagexec.ops.activation.post_ops import PostOp, post_op_passes
+from dagexec.ops.kernels.conversions import convert_step
 from dagexec.ops.kernels.function_kernels import GELU, gelu_step
 from dagexec.ops.onednn.operator import OneDNNOperator
 from dagexec.ops.onednn.primitive import Array
@@ -15,12 +18,27 @@ from dagexec.ops.onednn.primitive import Array
 def finishing_step(owner: OneDNNOperator, post_ops: Sequence[PostOp], y: Array, operands: Mapping[int, Array]) -> Step:
     """The step that does `post_ops` to `y`, in place: the exact GELU by machine code, others by NumPy.
 
-    `operands` are by input number.
+    `operands` are by input number. Code computes in float32, so 16 bits are widened before it and rounded behind it.
     """
     steps: list[Step] = []
     for is_gelu, group in groupby(post_ops, lambda one: one.kind == GELU):
         links = list(group)
-        kernel = gelu_step(owner.onednn.machine, owner.threads, y, y, owner.label) if is_gelu else None
+        kernels = _gelu(owner, y) if is_gelu else None
         own = {one.input: operands[one.input] for one in links if one.input >= 0}
-        steps += [kernel] * len(links) if kernel is not None else [post_op_passes(owner, links, y, y, own)]
+        steps += kernels * len(links) if kernels is not None else [post_op_passes(owner, links, y, y, own)]
     return in_sequence(steps)
+
+
+def _gelu(owner: OneDNNOperator, y: Array) -> list[Step] | None:
+    """Its steps; None where there are no kernels for `y`."""
+    machine, threads, label = owner.onednn.machine, owner.threads, owner.label
+    values = y if y.dtype == np.float32 else owner.scratch(y.shape, np.float32)
+    steps = [gelu_step(machine, threads, values, values, label)]
+    if values is not y:
+        steps = [
+            convert_step(machine, threads, y, values, label),
+            *steps,
+            convert_step(machine, threads, values, y, label),
+        ]
+    found = [step for step in steps if step is not None]
+    return found if len(found) == len(steps) else None

@@ -4,8 +4,8 @@ bfloat16 has float32's range and 8 bits of precision: half the memory, and twice
 processor has AVX512_BF16 or AMX. float16 has 11 bits and ends at 65504; a GPU multiplies both at one rate.
 
 Convolutions and fully connected layers with constant weights get their weights and inputs in it; element-wise
-operators, pooling, and operators that only move elements go along where their input is in it already. Casts stand where
-that begins and ends; inputs and outputs of the model stay as they are.
+operators and pooling go along where an input is in it already, operators that only move elements where all are. Casts
+stand where that begins and ends; inputs and outputs of the model stay as they are.
 """
 
 from __future__ import annotations
@@ -63,7 +63,10 @@ class _Narrowing:
             return list(range(len(definition.input))) if all(constants) and self._are_floats(definition.input) else None
         count = len(definition.input) if schema.narrows else len(moved_inputs(definition) or ())
         names = definition.input[:count]
-        goes_along = any(name in self._narrow for name in names) and self._are_floats(names)
+        # Joined to what would have to be cast first, as new keys to those of the past, nothing is gained
+        enough = any if schema.narrows else all
+        is_narrow = [name in self._narrow for name in names if draft.constant(name) is None]
+        goes_along = bool(is_narrow) and enough(is_narrow) and self._are_floats(names)
         return list(range(count)) if goes_along else None
 
     def _are_floats(self, names: Iterable[str]) -> bool:

@@ -64,6 +64,16 @@ def test_sums_of_both_kinds_are_in_bfloat16() -> None:
     ]  # fmt: skip
 
 
+def test_what_is_joined_to_float32_stays_in_it() -> None:
+    """As the keys of a decoder: those of the past would be cast in every run to be joined to the new ones."""
+    operators = [op("FC", ["x", "w", "b"], ["new"]), op("Concat", ["past", "new"], ["y"], axis=0)]
+    model = model_of(operators, inputs={"x": (1, 8), "past": (50, 4)}, w=normal(4, 8), b=normal(4))
+    assert narrowed(model) == [
+        "Cast x -> x/bfloat16", "FC x/bfloat16 w/bfloat16 b/bfloat16 -> new",
+        "Cast new -> new/float32", "Concat past new/float32 -> y",
+    ]  # fmt: skip
+
+
 def test_what_waits_or_is_no_float32_stays() -> None:
     waits = OperatorDef()
     waits.CopyFrom(CONV)
