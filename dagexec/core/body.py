@@ -19,7 +19,7 @@ from typing import Protocol, cast
 from dagexec.core.blob import Blob
 from dagexec.core.operator import Operator, Step
 from dagexec.core.proto import NetDef, OperatorDef
-from dagexec.core.schema import TensorType
+from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.core.workspace import Workspace
 from dagexec.errors import DagexecError, OperatorError, RunCancelledError, RunTimeoutError, SchemaError
 
@@ -66,6 +66,7 @@ class SettledBody:
         name_part: how errors name one of them.
         blobs: those that it writes, which have to hold what they hold now when it is executed.
         nbytes: an estimate of its memory.
+        in_place: finds out whether the blobs hold what they did, once those in `blobs` were given that again.
     """
 
     execute: Step
@@ -73,6 +74,7 @@ class SettledBody:
     name_part: Callable[[Step], str]
     blobs: tuple[Blob, ...]
     nbytes: int
+    in_place: Callable[[], bool]
 
 
 class OperatorWithBodies(Operator):
@@ -122,10 +124,10 @@ class OperatorWithBodies(Operator):
                     f"{self.label}: {argument} writes {min(written)!r}, an input, which a body leaves as it is"
                 )
 
-    def infer_by_bodies(self, types: Sequence[TensorType]) -> InferredBody | None:
-        """For inputs of these `types`, the output types and estimated seconds, where shapes decide what is executed.
+    def infer_by_bodies(self, call: OperatorCall) -> InferredBody | None:
+        """The output types and estimated seconds; None where only a run can tell them.
 
-        The inputs whose values decide have them. None where only a run can tell.
+        `call.values` has the inputs that decide what is executed, where shapes decide them.
         """
         return None
 

@@ -339,8 +339,8 @@ class OpSchema:
         cost: estimated work; by default one operation an output element.
         value_inputs: inputs whose values, not just shapes, decide the output shapes.
         values_read_if: an argument that must be true for that; without a name, it is always so.
-        decided_by: inputs whose values decide what its nets do; where they follow from shapes, the operator itself
-            finds its output types while a net is prepared, from those that its nets give.
+        decided_by: of an operator whose nets tell its output types while a net is prepared: the inputs whose values
+            decide what its nets do.
         inferred_if: an argument without which only a run can tell the output types; without a name, `infer` always can.
         from_types: the outputs of an operator that reads no elements, only what type its inputs have.
         view: output 0 holds input 0's elements unchanged, so it may share the storage.

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
 from dagexec.core.blob import assign, tensor_in
-from dagexec.core.body import InferredBody, OperatorWithBodies
+from dagexec.core.body import InferredBody, OperatorWithBodies, SettledBody
 from dagexec.core.dtypes import STRING
 from dagexec.core.gradient import no_gradient
 from dagexec.core.operator import Operator, Prepared, Step
 from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import operator
-from dagexec.core.schema import UNBOUNDED, BodyCall, BodyTypes, OpSchema, RowsCall, TensorType
+from dagexec.core.schema import UNBOUNDED, BodyCall, BodyTypes, OperatorCall, OpSchema, RowsCall
 from dagexec.core.tensor import Storage, Tensor
 from dagexec.core.traits import Rows
 from dagexec.core.workspace import Workspace
-from dagexec.errors import ShapeError
+from dagexec.errors import DagexecError, ShapeError
 from dagexec.ops.base.blocks import Array
 
 CAPTURED = "names in the nets of the last inputs, which these read from outside"
@@ -83,22 +84,46 @@ class If(OperatorWithBodies):
         for argument in self.bodies:
             self.expect(argument, 0, len(self.output_blobs))
 
-    def infer_by_bodies(self, types: Sequence[TensorType]) -> InferredBody | None:
-        """What the net results in that the condition chooses."""
-        captured = self.input_blobs[1:]
-        chosen = self._chosen()
-        return self.bodies[chosen].infer(dict(zip(map(id, captured), types[1:], strict=True)), self.results[chosen])
+    def infer_by_bodies(self, call: OperatorCall) -> InferredBody | None:
+        """What the net results in that the condition chooses; where a run chooses, what both result in."""
+        types = dict(zip(map(id, self.input_blobs[1:]), call.inputs[1:], strict=True))
+        if call.values[0] is not None:
+            chosen = self._chosen()
+            return self.bodies[chosen].infer(types, self.results[chosen])
+        try:
+            found = [body.infer(types, self.results[name]) for name, body in self.bodies.items()]
+        except DagexecError:  # of a net that may be there for other shapes
+            return None
+        then, other = found
+        if then is None or other is None or then[0] != other[0]:
+            return None
+        return then[0], max(then[1], other[1])
 
     def prepare(self) -> Step:
         """Choose, execute, copy; where shapes decide, the chosen net's own steps."""
-        return self._settled() if self.is_inferred else self._execute
+        if not self.is_inferred:
+            return self._execute
+        return self._chooser() if self.call().values[0] is None else self._settled(self._chosen()).prepared()
 
     def _chosen(self) -> str:
         return "then_net" if truth_of(self, 0) else "else_net"
 
-    def _settled(self) -> Prepared:
-        """The steps of the chosen net, which write its results where the outputs are, as far as they can."""
-        chosen = self._chosen()
+    def _chooser(self) -> Step:
+        """Executes the chosen net, which is prepared when it is chosen for the first time."""
+        known: dict[str, _Branch] = {}
+
+        def step() -> None:
+            chosen = self._chosen()
+            branch = known.get(chosen)
+            if branch is None or not branch.body.in_place():
+                with self.naming(chosen):
+                    branch = known[chosen] = self._settled(chosen)
+            branch()
+
+        return step
+
+    def _settled(self, chosen: str) -> _Branch:
+        """A net that writes its results where the outputs are, as far as it can."""
         outside = set(map(id, self.input_blobs))
         inside = [
             (tensor_in(target), tensor_in(source))
@@ -112,19 +137,7 @@ class If(OperatorWithBodies):
                 for target, source in zip(self.output_blobs, self.results[chosen], strict=True)
             ]
         copies = tuple(partial(np.copyto, target, source) for target, source in pairs if target is not source)
-        place = f"{self.label}, {chosen}"
-
-        def step() -> None:
-            with self.naming(chosen):
-                body.execute()
-            for copy in copies:
-                copy()
-
-        def name_part(part: Step) -> str:
-            return place if part in copies else f"{place}: {body.name_part(part)}"
-
-        parts: tuple[Step, ...] = (*body.parts, *copies) if body.parts else ()
-        return Prepared(step, nbytes=body.nbytes, keeps=body, parts=parts, name_part=name_part, blobs=body.blobs)
+        return _Branch(self, chosen, body, copies)
 
     def _execute(self) -> None:
         chosen = self._chosen()
@@ -132,6 +145,36 @@ class If(OperatorWithBodies):
             self.bodies[chosen]()
         for target, source in zip(self.output_blobs, self.results[chosen], strict=True):
             assign(target, source)
+
+
+@dataclass(frozen=True, eq=False)
+class _Branch:
+    """A net of an If, prepared for shapes that stay; `copies` bring results that lie elsewhere to the outputs."""
+
+    owner: If
+    name: str
+    body: SettledBody
+    copies: tuple[Step, ...]
+
+    def __call__(self) -> None:
+        """Execute it once."""
+        try:
+            self.body.execute()
+        except BaseException:
+            with self.owner.naming(self.name):
+                raise
+        for copy in self.copies:
+            copy()
+
+    def prepared(self) -> Prepared:
+        """As an operator is prepared that always executes it."""
+        body = self.body
+        parts: tuple[Step, ...] = (*body.parts, *self.copies) if body.parts else ()
+        return Prepared(self, nbytes=body.nbytes, keeps=body, parts=parts, name_part=self._name_part, blobs=body.blobs)
+
+    def _name_part(self, part: Step) -> str:
+        place = f"{self.owner.label}, {self.name}"
+        return place if part in self.copies else f"{place}: {self.body.name_part(part)}"
 
 
 @contextmanager

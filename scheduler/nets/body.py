@@ -134,13 +134,14 @@ class BodyNet(BaseNet):
 
     def settle(self) -> SettledBody:
         """Prepare for the shapes the blobs have now; the caller keeps that, this net does not."""
-        preparation = super()._new_preparation()
+        preparation = self._attempted_preparation()
         return SettledBody(
             execute=partial(self._execute_prepared, preparation),
             parts=() if _saves_side_by_side(preparation) else preparation.in_order,
             name_part=partial(preparation.name_step, None),
             blobs=preparation.written,
             nbytes=preparation.nbytes,
+            in_place=partial(_put_in_place, preparation),
         )
 
     def _judge(self, preparation: Preparation) -> None:
@@ -201,6 +202,10 @@ class BodyNet(BaseNet):
     def _execute(self, preparation: Preparation, timeout: float | None, trace: Observer | None) -> None:
         """As the outer operator executes it."""
         self()
+
+
+def _put_in_place(preparation: Preparation) -> bool:
+    return preparation.bindings.in_place() or preparation.bindings.restore(frozenset())
 
 
 def _saves_side_by_side(preparation: Preparation) -> bool:

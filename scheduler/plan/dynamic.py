@@ -68,8 +68,7 @@ def _find_dependence(graph: Graph, constants: frozenset[str], unsettled: frozens
         values: set[str] = set()  # the blobs that settled operators write
         for index, (definition, schema) in enumerate(zip(graph.operators, graph.schemas, strict=True)):
             inputs, outputs = tuple(definition.input), tuple(definition.output)
-            read = [inputs[i] for i in schema.decided_by]
-            read += (inputs[i] for i in schema.values_read(definition)) if schema.value_inputs else ()
+            read = (inputs[i] for i in schema.values_read(definition)) if schema.value_inputs else ()
             if (
                 not (schema.can_infer(definition) or (schema.decided_by and index not in unsettled))
                 or any(name not in constants and name not in values for name in read)

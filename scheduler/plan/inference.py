@@ -6,6 +6,7 @@ Layers of a net repeat: operators of one form, with inputs of the same types, ar
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from dagexec.core.blob import Blob
@@ -41,7 +42,7 @@ def inferred_and_settled(
     unsettled: frozenset[int] = frozenset()
     while True:
         depends = dependence(graph, constants, unsettled)
-        inferred = _Inference(operators, graph, depends, known or {}, in_one_plan=in_one_plan).run()
+        inferred = _Inference(operators, graph, depends, constants, known or {}, in_one_plan=in_one_plan).run()
         if len(inferred) == len(graph):
             return depends.dynamic, inferred
         unsettled |= {len(inferred)}
@@ -63,6 +64,7 @@ class _Inference:
         operators: Sequence[Operator],
         graph: Graph,
         depends: Dependence,
+        constants: frozenset[str],
         known: Mapping[int, TensorType],
         *,
         in_one_plan: bool,
@@ -72,6 +74,7 @@ class _Inference:
         self._depends = depends
         self._in_one_plan = in_one_plan
         self._settling = Settling(graph, operators, depends)
+        self._values = set(constants)  # blobs whose values are known
         self._known = dict(known)  # by the id of a blob
         self._answers: dict[tuple[Form, _Types], _Answer] = {}
         self._nbytes = 0
@@ -97,6 +100,10 @@ class _Inference:
     def _one(self, index: int, operator: Operator) -> Inferred | None:
         """Operator `index`; None where it cannot be settled though it would have to be."""
         known = self._known
+        if operator.schema.decided_by and not all(
+            id(blob) in known or _has_type(blob) for blob in operator.input_blobs
+        ):
+            return None
         given = [known.get(id(blob)) or operator.input_type(i) for i, blob in enumerate(operator.input_blobs)]
         call = operator.call(given)
         if operator.schema.infer is None:
@@ -107,6 +114,7 @@ class _Inference:
         known.update(zip(map(id, operator.output_blobs), types, strict=True))
         if index in self._depends.settled:
             if self._settling.settle(index, call, types):
+                self._values.update(operator.definition.output)
                 return Inferred(call, types, 0.0, is_settled=True)
             if index in self._depends.asked:
                 return None
@@ -122,7 +130,11 @@ class _Inference:
     def _by_bodies(self, operator: Operator, call: OperatorCall) -> Inferred | None:
         """An operator whose nets tell its output types; None where these follow from more than shapes."""
         assert isinstance(operator, OperatorWithBodies)
-        found = operator.infer_by_bodies(call.inputs)
+        decided_by = operator.schema.decided_by
+        if self._values.issuperset(operator.definition.input[index] for index in decided_by):
+            values = [operator.host_value(index) if index in decided_by else None for index in range(len(call.inputs))]
+            call = replace(call, values=tuple(values))
+        found = operator.infer_by_bodies(call)
         if found is None:
             return None
         types, seconds = found
@@ -152,6 +164,10 @@ def _types_of(operator: Operator, call: OperatorCall) -> _Types:
     if len(types) != len(operator.output_blobs):
         raise ShapeError(f"{operator.label}: inference gave {len(types)} types for its outputs: {types}")
     return types
+
+
+def _has_type(blob: Blob) -> bool:
+    return isinstance(blob.value, Tensor) and not blob.value.is_empty
 
 
 def _is_packed(blob: Blob) -> bool:

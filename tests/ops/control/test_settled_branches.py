@@ -1,4 +1,4 @@
-"""If by a condition that follows from shapes: its net is prepared with the outer one, for each of the shapes."""
+"""If whose results have known types: by a condition that follows from shapes, or with two nets that agree."""
 
 from __future__ import annotations
 
@@ -162,3 +162,49 @@ def test_a_trace_has_spans_for_the_operators_inside() -> None:
         trace = Trace()
         executor.run({"x": X[1]}, trace=trace)
     assert {span.inner.split()[0] for span in trace.spans if span.inner} == {"Add"}
+
+
+def chosen(then: NetDef, other: NetDef, *outputs: str) -> list[Any]:
+    """An If by an input, and an operator behind it."""
+    names = list(then.external_input)
+    choice = op("If", ["yes", *["x"] * len(names)], outputs, then_net=then, else_net=other, captured=names)
+    return [choice, op("Negative", [outputs[0]], ["n"])]
+
+
+def test_where_both_branches_give_one_type_a_run_has_only_to_choose() -> None:
+    then = branch("t", [op("Add", ["v", "v"], ["d"]), op("Relu", ["d"], ["r"])], ["v"], ["r", "d"])
+    other = branch(
+        "e", [op("Squeeze", ["v"], ["s"], dims=[0]), op("ExpandDims", ["s"], ["u"], dims=[0])], ["v"], ["u", "v"]
+    )
+    yes = np.array(True)
+    with executor_of(chosen(then, other, "y", "z"), "n", "z", yes=yes) as executor:
+        for x in [np.float32([[-1, 2]]), np.float32([[3, -4, 5]])] * 2:
+            for condition in (yes, ~yes, ~yes, yes):
+                found = executor.run({"x": x, "yes": condition})
+                n, z = (-np.maximum(2 * x, 0), 2 * x) if condition else (-x, x)
+                np.testing.assert_array_equal(found["n"], n)
+                np.testing.assert_array_equal(found["z"], z)
+        assert not any(isinstance(step, CheckedStep) for step in executor.net().prepared().steps)
+
+
+def test_a_branch_that_does_not_fit_the_shapes_fails_only_when_it_is_chosen() -> None:
+    then = branch("t", [op("Squeeze", ["v"], ["s"], dims=[0])], ["v"], ["s"])
+    other = branch("e", [op("Relu", ["v"], ["r"])], ["v"], ["r"])
+    with executor_of(chosen(then, other, "y"), "n", yes=np.array(True)) as executor:
+        assert executor.run({"x": X[1], "yes": np.array(True)})["n"].tolist() == [1, -3, -5]
+        assert executor.run({"x": X[0], "yes": np.array(False)})["n"].tolist() == [[0], [-2]]
+        with pytest.raises(OperatorError, match=r"then_net: .*Squeeze"):
+            executor.run({"x": X[0], "yes": np.array(True)})
+        assert executor.run({"x": X[0], "yes": np.array(False)})["n"].tolist() == [[0], [-2]]
+
+
+def test_an_error_of_a_branch_that_a_run_chose_says_where_it_was() -> None:
+    def fail(operator: Any) -> None:
+        raise ValueError(f"found {operator.x(0)[0, 0]}")
+
+    then = branch("t", [op("Fails", ["v"], ["d"], name="f")], ["v"], ["d"])
+    other = branch("e", [op("Fails", ["v"], ["d"], name="g")], ["v"], ["d"])
+    with temporary_operator("Fails", fail), executor_of(chosen(then, other, "y"), "n", yes=np.array(True)) as executor:
+        for condition, name in [(True, "then_net: Fails 'f'"), (False, "else_net: Fails 'g'"), (True, "then_net")]:
+            with pytest.raises(OperatorError, match=rf"operator 0\) of net 'outer', {name}.*found 4"):
+                executor.run({"x": X[2], "yes": np.array(condition)})
