@@ -176,7 +176,7 @@ class _Product:
     def _place(self, row: int) -> int:
         """The address of a row of Y."""
         line, within = divmod(row, self._line)
-        return self._y + line * self._line_bytes + within * 4 * self._units
+        return int(self._y + line * self._line_bytes + within * 4 * self._units)
 
     def _columns(self, panel: int, first: int, block: int, count: int) -> Iterator[_Call]:
         """One panel, and `count` blocks of rows from `first` on."""

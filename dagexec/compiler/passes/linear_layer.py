@@ -75,7 +75,9 @@ class LinearLayer:
 
     def _per_group(self, vector: Array) -> Array:
         """A vector over the channels of all groups, for each row of the weights its group's part on `inner_axis`."""
-        rows = np.repeat(vector.reshape(self.group, -1), len(self.weights) // self.group, axis=0)
+        rows = vector.reshape(self.group, -1)
+        if self.group > 1:  # otherwise one row serves all, and none is as large as the weights
+            rows = np.repeat(rows, len(self.weights) // self.group, axis=0)
         shape = [1] * self.weights.ndim
         shape[0], shape[self.inner_axis] = rows.shape
         return rows.reshape(shape)

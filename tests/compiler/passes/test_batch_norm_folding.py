@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
+from dagexec.compiler.passes.affine import Affine, Channels
 from dagexec.compiler.passes.batch_norm_folding import PASS
+from dagexec.compiler.passes.linear_layer import LinearLayer
 from dagexec.core.model import Model
 from dagexec.core.proto import OperatorDef
 from tests.compiler.passes.models import Array, model_of, normal, op, rewritten, unchanged
@@ -198,3 +202,17 @@ def test_weights_that_others_use_too_are_not_changed() -> None:
     operators = [CONVOLUTION, bn("c", "y"), op("Conv", ["x", "w"], ["z"], kernel=3)]
     model = model_of(operators, ["y", "z"], **parameters())
     assert rewritten(PASS, model) == ["Conv x w/1 c/bias -> y", "Conv x w -> z"]
+
+
+def test_scaling_the_inputs_of_a_large_layer_takes_no_more_than_its_new_weights() -> None:
+    weights, factor = normal(2000, 300), normal(300).astype(np.float64)
+    source, result = (Channels(count, 1, 2, weights.dtype) for count in (300, 2000))
+    layer = LinearLayer(0, weights, None, 1, 1, False, False, source, result)
+    tracemalloc.start()
+    try:
+        scaled = layer.with_input_map(Affine(factor, np.zeros(300)))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    np.testing.assert_array_equal(scaled.weights, weights * factor.astype(np.float32))
+    assert peak < 1.2 * weights.nbytes
