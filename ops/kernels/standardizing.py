@@ -1,4 +1,4 @@
-"""Rows normalized by their own mean and variance: instance and group normalization, as machine code.
+"""Rows normalized by their own mean and variance: instance, group and root mean square normalization, as machine code.
 
 Y = (X - mean) / sqrt(variance + epsilon) * scale + bias, where a row is one channel or several, each with a scale and a
 bias. Sums are those of 1024 elements each, in a vector of sums, so that errors grow with the number of these; a row's
@@ -18,7 +18,7 @@ from dagexec.core.operator import Step
 from dagexec.ops.kernels.assembler import GREATER
 from dagexec.ops.kernels.builder import BYTES, Builder, Mask, Scalar, Vector
 from dagexec.ops.kernels.machine import Machine
-from dagexec.ops.kernels.team import team_step
+from dagexec.ops.kernels.team import shares, team_step
 
 Array = npt.NDArray[Any]
 
@@ -79,6 +79,58 @@ def _kernel(lanes: int) -> int | None:
             _scaled(build, (x, y), (mean, inverse * build.broadcast(scale), build.broadcast(bias)), fields)
             scale.set(scale + BYTES)
             bias.set(bias + BYTES)
+    return build.function()
+
+
+_RMS_ROWS, _RMS_WIDTH, _RMS_NUMBERS, _RMS_SCALE = range(4)
+"""Likewise for `_rms_kernel`: the scale has as many elements as a row."""
+
+
+def root_mean_square_step(
+    machine: Machine, threads: int, x: Array, y: Array, scale: Array, epsilon: float, label: str
+) -> Step | None:
+    """The step Y = X / sqrt(mean of X^2 + epsilon) * scale for float32 `x` and `y` [rows, width], `scale` [width].
+
+    None where the kernel cannot run.
+    """
+    arrays = (x, y, scale)
+    if not machine.can_run or any(one.dtype != np.float32 or not one.flags.c_contiguous for one in arrays):
+        return None
+    kernel = _rms_kernel(machine.lanes)
+    rows, width = x.shape
+    if kernel is None or not x.size:
+        return None
+    numbers = np.array([width, epsilon], np.float32)
+    kept: list[Array] = [numbers]
+    tables: list[list[tuple[int, int, int, int, int]]] = []
+    for part in shares(rows, threads):
+        fields = np.array([len(part), width, numbers.ctypes.data, scale.ctypes.data], np.int64)
+        kept.append(fields)
+        offset = part.start * width * BYTES
+        call = kernel, x.ctypes.data + offset, y.ctypes.data + offset, fields.ctypes.data, 0
+        tables.append([call] if part else [])
+    return team_step(machine.team, threads, tables, (kept, arrays), label)
+
+
+@lru_cache
+def _rms_kernel(lanes: int) -> int | None:
+    """The address of a function of x, y and numbers for so many rows; None where it cannot run."""
+    build = Builder(lanes)
+    x, y, fields = build.arguments(3)
+    scale, width = build.number(fields, 8 * _RMS_SCALE), build.number(fields, 8 * _RMS_WIDTH)
+    with build.repeat(build.number(fields, 8 * _RMS_ROWS)):
+        numbers = build.number(fields, 8 * _RMS_NUMBERS)
+        mean = row_sum(build, x, width, _square) / build.broadcast(numbers)
+        inverse = 1.0 / build.square_root(mean + build.broadcast(numbers, offset=BYTES))
+
+        def body(place: Scalar, mask: Mask | None) -> None:
+            value = build.load(x, place, mask=mask) * inverse
+            build.store(value * build.load(scale, place, mask=mask), y, place, mask=mask)
+
+        build.each(width, body)
+        nbytes = width << 2
+        x.set(x + nbytes)
+        y.set(y + nbytes)
     return build.function()
 
 

@@ -19,6 +19,7 @@ PATTERNS = {
     "passes/axes.py": "what moves or repeats elements without being a view",
     "passes/constant_folding.py": "Shape, Size and Reshape, each folded in its own way",
     "passes/inner_products.py": "products, each rewritten to an FC in its own way",
+    "passes/root_mean_square.py": "how a normalization ends, in a product or a quotient",
 }
 """Modules that match operators one by one to rewrite each of them, and what they match."""
 

@@ -25,6 +25,7 @@ from dagexec.compiler.passes import (
     inner_products,
     leading_axes,
     residual_fusion,
+    root_mean_square,
     zero_copy,
 )
 from dagexec.compiler.passes.rewriting import Pass
@@ -43,6 +44,7 @@ SIMPLIFYING: tuple[Pass, ...] = (
     attention.PASS,
     inner_products.PASS,
     leading_axes.PASS,
+    root_mean_square.PASS,
     global_pooling.PASS,
     before_concat.PASS,
     activation_patterns.PASS,

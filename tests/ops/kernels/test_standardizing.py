@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dagexec.ops.kernels.machine import Machine
-from dagexec.ops.kernels.standardizing import standardizing_step
+from dagexec.ops.kernels.standardizing import root_mean_square_step, standardizing_step
 from dagexec.ops.onednn.binding import require_library
 from tests.ops.kernels.running import Array, each_size, needs_kernels
 
@@ -54,3 +54,32 @@ def test_what_is_not_a_number_stays_in_its_row_and_other_types_are_left_to_other
     assert standardizing_step(machine, 1, x.astype(float), x.astype(float), ones, ones, 1e-3, "norm") is None
     assert standardizing_step(machine, 1, x[:, :, ::2], x[:, :, ::2], ones, ones, 1e-3, "norm") is None
     assert standardizing_step(Machine(4), 1, x, x, ones, ones, 1e-3, "norm") is None
+
+
+@each_size
+@pytest.mark.parametrize("shape", [(1, 1), (4, 7), (3, 64), (5, 1030), (2, 4096)])
+def test_a_row_is_divided_by_its_root_mean_square(shape: tuple[int, int], lanes: int) -> None:
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    scale, _ = parameters(shape[1])
+    machine = Machine(lanes, require_library("norm").machine.team)
+
+    def normalized(rows: Array, threads: int = 1) -> Array:
+        memory = np.full(rows.size + 32, 7, np.float32)
+        y = memory[16:-16].reshape(rows.shape)
+        step = root_mean_square_step(machine, threads, rows, y, scale, 1e-2, "norm")
+        assert step is not None
+        step()
+        assert (memory[:16] == 7).all()
+        assert (memory[-16:] == 7).all()
+        return y
+
+    wide = x.astype(np.float64)
+    expected = wide / np.sqrt(np.square(wide).mean(1, keepdims=True) + 1e-2) * scale
+    whole = normalized(x)
+    np.testing.assert_allclose(whole, expected, rtol=1e-6, atol=1e-6)
+    for threads in (2, 3):
+        assert normalized(x, threads).tobytes() == whole.tobytes()
+    assert normalized(x[:1]).tobytes() == whole[:1].tobytes()
+    x[0, 0] = np.nan
+    assert np.isnan(normalized(x)[0]).all()
+    assert normalized(x)[1:].tobytes() == whole[1:].tobytes()

@@ -1,4 +1,4 @@
-"""InstanceNorm and GroupNorm by kernels: NumPy's values; statistics as outputs and other orders are left to NumPy."""
+"""InstanceNorm, GroupNorm, RootMeanSquareNorm by kernels: NumPy's values; what is left to NumPy."""
 
 from __future__ import annotations
 
@@ -30,6 +30,22 @@ def test_it_is_that_of_numpy(name: str, threads: int) -> None:
     np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-6)
     (alone,) = run_onednn(op_type, [inputs[0][:1], *inputs[1:]], **arguments)
     assert alone.tobytes() == found[:1].tobytes(), "a row of a batch"
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("axis", [-1, 1])
+def test_a_root_mean_square_normalization_is_that_of_numpy(axis: int, threads: int) -> None:
+    inputs = [normal(0, 5, 6, 70), normal(1, *(5, 6, 70)[axis:])]
+    (found,) = run_onednn("RootMeanSquareNorm", list(inputs), threads=threads, axis=axis, epsilon=0.1)
+    (expected,) = run_operator("RootMeanSquareNorm", list(inputs), axis=axis, epsilon=0.1)
+    np.testing.assert_allclose(found, expected, rtol=2e-6, atol=1e-6)
+    (alone,) = run_onednn("RootMeanSquareNorm", [inputs[0][:1], inputs[1]], axis=axis, epsilon=0.1)
+    assert alone.tobytes() == found[:1].tobytes(), "a row of a batch"
+
+
+def test_a_scale_of_other_axes_than_those_of_a_mean_is_left_to_numpy() -> None:
+    _, reason = run_fallback("RootMeanSquareNorm", [normal(0, 5, 6, 70), normal(1, 6, 70)])
+    assert "scale of shape" in reason
 
 
 def test_what_it_does_not_serve_is_left_to_numpy() -> None:
