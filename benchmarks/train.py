@@ -2,9 +2,9 @@
 
     python benchmarks/train.py [--seconds 60] [--json benchmarks/results/train.json]
 
-LeNet (batch 64) and ResNet-50 (64x64 images, batch 8), SGD with momentum, channels last, on one core (SimpleNet) and
-two (DAGNet with two workers of one thread), against PyTorch's eager mode with as many threads, where it is installed,
-in each of its memory formats: in turns, each in a process of its own. The ratio is to the faster of these.
+The models of `train_models.py`, images in either order, on one core (SimpleNet) and two (DAGNet with two workers of one
+thread), against PyTorch's eager mode with as many threads, where it is installed, in each of its memory formats: in
+turns, each in a process of its own. The ratios are to the faster of these.
 Then googlenet's training step, one thread an operator: SimpleNet and DAGNet with two workers in turns in one process,
 with the speed-up that list scheduling predicts; target: at least 0.9 of it.
 What of an all-reduce hides behind the backward pass is measured by `data_parallel.py`.
@@ -38,8 +38,8 @@ from dagexec.scheduler.run.overhead import measure_costs, slowdown_up_to
 from dagexec.training.optimizer import SGD
 from dagexec.training.split_gradients import split_gradients
 
-MODELS = (("lenet", 64), ("resnet50", 8))
-ENGINES = ("dagexec", "torch", "torch-channels-last")
+MODELS = (("lenet", 64), ("resnet20", 64), ("resnet18", 8), ("resnet50", 8), ("lstm", 32), ("transformer", 8))
+ENGINES = ("dagexec", "dagexec-channels-last", "torch", "torch-channels-last")
 TURN_SECONDS = 1.5
 
 
@@ -50,7 +50,7 @@ class Contender:
         self.engine = engine
         program = Path(__file__).parent / "train_child.py"
         environment = os.environ | {name: str(threads) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
-        if engine == "dagexec":
+        if engine.startswith("dagexec"):
             environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         cores = sorted(os.sched_getaffinity(0))[:threads]
         self._process = subprocess.Popen(
@@ -118,9 +118,9 @@ def against_torch(model: str, batch: int, threads: int, seconds: float) -> dict[
     row: dict[str, object] = {"model": model, "batch": batch, "threads": threads}
     medians = {contender.engine: statistics.median(contender.seconds) * 1e3 for contender in present}
     row |= {f"{engine}_ms": ms for engine, ms in medians.items()}
-    others = [ms for engine, ms in medians.items() if engine != "dagexec"]
+    others = [ms for engine, ms in medians.items() if engine.startswith("torch")]
     if others:
-        row["ratio"] = medians["dagexec"] / min(others)
+        row |= {f"{engine}_ratio": ms / min(others) for engine, ms in medians.items() if engine.startswith("dagexec")}
     row["steps"] = {contender.engine: len(contender.seconds) for contender in present}
     return row
 
