@@ -20,7 +20,6 @@ from dagexec.core.dtypes import FLOAT32
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.base.geometry import Axis
 from dagexec.ops.kernels.machine import AVX2, AVX512
-from dagexec.ops.kernels.post_ops import PostOp
 from dagexec.ops.onednn.binding import Library
 from dagexec.ops.onednn.panel_product import fits_panels, in_panels, product_step
 from dagexec.ops.onednn.primitive import BIAS, DST, SRC, WEIGHTS, Array, Descriptor
@@ -47,7 +46,6 @@ class Layer:
         filters: M.
         rows, columns: taps of the window.
         has_bias: a number for each filter is added.
-        post_ops: what is done then.
     """
 
     batch: int
@@ -58,7 +56,6 @@ class Layer:
     rows: int
     columns: int
     has_bias: bool
-    post_ops: tuple[PostOp, ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -99,7 +96,7 @@ def _assemble(
     y = arrays[DST].reshape(lines, layer.rows, layer.width, units)
     steps = []
     for row in range(layer.rows):
-        product = (x, panels[row], bias, y[:, row], None, problem.label, lanes, layer.post_ops)
+        product = (x, panels[row], bias, y[:, row], None, problem.label, lanes)
         step = product_step(problem.library, threads, *product)
         if step is None:
             raise UnsupportedFeatureError(f"{problem.label}: no machine code can be written here")
