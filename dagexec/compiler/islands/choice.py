@@ -1,7 +1,8 @@
 """The choice between own kernels and islands for a model: as asked for, as known, or as measured.
 
 What is measured are own kernels, for each runtime a net in which it computes all that it can, and where there is time
-for that, a mixed net (`mixing`). Without time for tuning, short runs decide, and islands have to gain more.
+left, a mixed net (`mixing`) beside the fastest of those. Without time for tuning, short runs decide, and islands have
+to gain more.
 """
 
 from __future__ import annotations
@@ -146,7 +147,8 @@ class IslandsChoice:
             return "its results cannot be tested on inputs that are made up"
         plain = replace(self._plain, tuning_seconds=0)
         own, made = (self._made(one, plain) for one in (self._model, model))
-        return self._guarantees(own, inputs, Deadline(math.inf)).broken(_trial(made), self._cores())
+        guarantees = Guarantees(self._model, _trial(own), inputs, self._options, Deadline(math.inf))
+        return guarantees.broken(_trial(made), self._cores())
 
     def _test_inputs(self) -> dict[str, npt.NDArray[Any]] | None:
         """Inputs for runs that nobody asked for; None where their shapes are open, or operators may do more."""
@@ -164,24 +166,36 @@ class IslandsChoice:
         made: dict[str, Compiled] = {}
         for text, model in found.items():
             if not deadline.is_over:
-                made[text] = self._made(model, each)
-        if self._tuning and not deadline.is_over:
+                is_one = self._cores() == len(model.net.op) == 1  # there is nothing to choose
+                made[text] = self._made(model, replace(each, tuning_seconds=0) if is_one else each)
+        guarantees = Guarantees(self._model, _trial(own), inputs, self._options, deadline)
+        best = self._fastest("own kernels", own, made, guarantees, bench)
+        is_decided = not deadline.is_over
+        if self._tuning and is_decided:
+            base = own if best is None else made[best]
             mixed = self._mixed(own, bench, share / 6)
-            if mixed and plan_text(mixed) not in made:
-                made[plan_text(mixed)] = self._made(self._planned(mixed), each)
-        best = fastest(
-            Candidate("own kernels", _trial(own)),
-            [Candidate(text, _trial(one)) for text, one in made.items()],
-            bench,
-            share / 3 if self._tuning else share / 6,
-            _GAIN if self._tuning else _SHORT_GAIN,
-            lambda trial: self._guarantees(own, inputs, deadline).broken(trial, self._cores()),
-            self._said.append,
-        )
-        if not deadline.is_over:
+            if mixed and plan_text(mixed) not in made and not deadline.is_over:
+                text = plan_text(mixed)
+                made[text] = self._made(self._planned(mixed), each)
+                best = self._fastest(best or "own kernels", base, {text: made[text]}, guarantees, bench) or best
+        if is_decided:
             choices.keep(key, best or plan_text(()))
             choices.flush()
         return self._with_report(own if best is None else made[best])
+
+    def _fastest(
+        self, name: str, base: Compiled, others: Mapping[str, Compiled], guarantees: Guarantees, bench: Bench
+    ) -> str | None:
+        """Which of the others is faster than `base` by enough and keeps what is promised, if any; the fastest."""
+        return fastest(
+            Candidate(name, _trial(base)),
+            [Candidate(text, _trial(one)) for text, one in others.items()],
+            bench,
+            (self._tuning * _SHARE or _SHORT_SECONDS) / 6,
+            _GAIN if self._tuning else _SHORT_GAIN,
+            lambda trial: guarantees.broken(trial, self._cores()),
+            self._said.append,
+        )
 
     def _mixed(self, own: Compiled, bench: Bench, seconds: float) -> Plan:
         """The plan in which each part of the net is computed by who is fastest; empty where that is not known."""
@@ -213,9 +227,6 @@ class IslandsChoice:
         model = self._made(self._planned(tuple(plan)), replace(self._plain, tuning_seconds=0)).model
         [times] = bench.operator_seconds([model], seconds)
         return model, times
-
-    def _guarantees(self, own: Compiled, inputs: Mapping[str, npt.NDArray[Any]], deadline: Deadline) -> Guarantees:
-        return Guarantees(self._model, _trial(own), inputs, self._options, deadline)
 
     def _cores(self) -> int:
         return self._options.intra_op_threads or processor.available_cores()

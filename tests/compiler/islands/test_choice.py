@@ -68,7 +68,7 @@ def test_what_short_runs_decided_is_kept_until_there_is_time_for_tuning(monkeypa
     operators, said = compiled()
     assert "Island" in operators
     assert any("(known)" in line for line in said)
-    assert "Island" not in compiled(tuning_seconds=2.0)[0]
+    assert "Island" not in compiled(tuning_seconds=30.0)[0]
     assert "Island" not in compiled()[0]
 
 
@@ -176,7 +176,7 @@ def test_a_mixed_net_is_a_candidate_that_is_measured_taken_and_remembered(
 
     monkeypatch.setattr(Bench, "operator_seconds", operator_seconds)
     monkeypatch.setattr(Bench, "run_seconds", run_seconds)
-    operators, said = compiled(tuning_seconds=10.0)
+    operators, said = compiled(tuning_seconds=30.0)
     assert "Island" in operators
     assert set(operators) - {"Island"}
     assert any("taken" in line for line in said)
