@@ -1,6 +1,7 @@
 """Conversions between element types by kernels of our own: Cast, CastLike, and DynamicQuantizeLinear.
 
-64 x 384 numbers from float32 to bfloat16 take NumPy's engine 9 us on one core of a Xeon with AVX-512, the kernel 2.
+The 49 casts of MiniLM in bfloat16, of 64 words, took 0.43 ms by NumPy and take 0.16, on one core of a Xeon with AVX-512
+that other work shared.
 """
 
 from __future__ import annotations
