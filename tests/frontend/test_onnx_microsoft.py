@@ -152,6 +152,15 @@ def test_node_computes_what_onnxruntime_does(case: Case) -> None:
         np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.parametrize("case", [case for case in CASES if "Attention" in case.op], ids=str)
+def test_attention_becomes_one_operator_whatever_its_masks(case: Case) -> None:
+    proto, _ = of_microsoft(case)
+    with dagexec.compile(proto) as executor:
+        types = [definition.type for definition in executor.model.net.op]
+    assert types.count("FusedAttention") == 1
+    assert not {"Softmax", "BatchMatMul"}.intersection(types)
+
+
 CACHE = normal(1, 2, 6, 16)
 TOTAL = Const(np.array(7, np.int32))
 BY_ADAPTER = [

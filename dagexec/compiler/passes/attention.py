@@ -340,7 +340,7 @@ def _up_to_product(draft: Draft, name: str) -> list[int]:
         if number is None or number in found:
             continue
         definition = draft[number]
-        if definition.type == _PRODUCT or definition.type == "Where" or as_post_ops(definition) is not None:
+        if definition.type in (_PRODUCT, "Scale", "Where") or as_post_ops(definition) is not None:
             found.append(number)
         if definition.type != _PRODUCT and number in found:
             waiting += definition.input

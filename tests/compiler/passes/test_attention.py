@@ -86,6 +86,14 @@ SPELLINGS = {
         SOFTMAX,
         *END,
     ],
+    "a scale, then a bias": [
+        *KEYS_TURNED,
+        PRODUCT,
+        op("Scale", ["p"], ["p2"], scale=0.5),
+        op("Add", ["p2", "all"], ["s"]),
+        SOFTMAX,
+        *END,
+    ],
     "a choice, then a bias": [
         *KEYS_TURNED,
         PRODUCT,
