@@ -21,6 +21,7 @@ from dagexec.ops.activation.post_ops import SUM, PostOp, read_post_ops
 from dagexec.ops.base.layout import NCHW
 from dagexec.ops.kernels.post_ops import FUNCTIONS
 from dagexec.ops.onednn.accuracy import require_accurate
+from dagexec.ops.onednn.dot_product import can_multiply, dot_step
 from dagexec.ops.onednn.finishing import finishing_step
 from dagexec.ops.onednn.measured_product import INNER_PRODUCT, MeasuredProduct, WeightedProduct
 from dagexec.ops.onednn.packing import offer_unpacking
@@ -57,7 +58,7 @@ class FullyConnected(MeasuredProduct, product.FullyConnected):
         x, y = self.x(0).reshape(rows, inner), self.y(0).reshape(rows, w_matrix[1 if self.transposed else 0])
         if 0 in (inner, y.size):
             raise UnsupportedFeatureError(f"{self.label}: there is nothing to multiply")
-        own = self._in_panels(x, w_matrix, y)
+        own = self._as_they_lie(x, w_matrix, y) or self._in_panels(x, w_matrix, y)
         if own is not None:
             return own
         w = self.x(1).reshape(w_matrix)
@@ -107,6 +108,19 @@ class FullyConnected(MeasuredProduct, product.FullyConnected):
         bound = self.bound(found, arguments)
         step = in_sequence([pack, bound.step, self._finished(later)])
         return self.rebindable(step, bound, offered, {0: DST}) if is_moved and not later else step
+
+    def _as_they_lie(self, x: Array, w_matrix: tuple[int, int], y: Array) -> Step | None:
+        """The step on weights that others read as well, which are not to be in memory twice; None elsewhere."""
+        bias, is_one = self.x(2), self.input(1).meta == FLOAT32
+        if self.input(1).constant is None or not self.arguments.bool("plain_weights") or self.transposed or not is_one:
+            return None
+        arrays = (x, y, bias, self.x(1))
+        if read_post_ops(self.call()) or not all(a.dtype == np.float32 and a.flags.c_contiguous for a in arrays):
+            return None
+        if np.shares_memory(x, y) or not can_multiply(self.onednn, x.shape[1]):
+            return None
+        self.answer(lambda: True)
+        return dot_step(self.onednn, self.threads, x, self.x(1).reshape(w_matrix), bias, y, self.label)
 
     def _in_panels(self, x: Array, w_matrix: tuple[int, int], y: Array) -> Step | None:
         """The step by kernels of our own; None where they are not for it.

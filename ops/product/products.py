@@ -79,6 +79,7 @@ def fc_matrices(call: OperatorCall, transposed: bool) -> tuple[Matrix, Matrix, i
 FC_ARGS = {
     "axis": "first axis of X that is summed over (default 1)",
     "axis_w": "where W is folded to a matrix (default 1)",
+    "plain_weights": "1: other operators read W as well, so that packing it would keep it twice (default 0)",
     "float16_compute": "accepted; 16-bit floats are always computed in float32",
 }
 

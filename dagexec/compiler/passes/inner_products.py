@@ -21,6 +21,10 @@ LAST = -1
 """The axis that is summed over where the number of axes is not known: the leading ones are joined in a run."""
 
 _PRODUCTS = frozenset({"Gemm", "MatMul", "BatchMatMul", "FCTransposed"})
+_LAYERS = _PRODUCTS | {"FC"}
+
+_SHARED_BYTES = 1 << 20
+"""Weights of fewer bytes may be in memory twice."""
 
 
 def apply(model: Model) -> Rewritten:
@@ -61,14 +65,26 @@ def _rewrite(draft: Draft, number: int, types: Mapping[str, BlobType]) -> None:
     if bias is None or axis == 0:
         return
     name = definition.input[1]
-    inputs = [
-        definition.input[0],
-        name if weights is matrix else draft.add_parameter(f"{name}/transposed", weights),
-        draft.add_parameter(f"{definition.output[0]}/bias", bias),
-    ]
+    if weights is not matrix:
+        name = _same_parameter(draft, weights) or draft.add_parameter(f"{name}/transposed", weights)
+    inputs = [definition.input[0], name, draft.add_parameter(f"{definition.output[0]}/bias", bias)]
     draft.changed(f"{draft.label(number)} becomes an FC")
     given = {} if axis == 1 else {"axis": axis}
+    if any(draft[reader].type not in _LAYERS and reader != number for reader in draft.readers(name)):
+        given["plain_weights"] = 1
     draft.replace(number, op("FC", inputs, definition.output, name=definition.name, arg=given))
+
+
+def _same_parameter(draft: Draft, weights: Array) -> str | None:
+    """A parameter that others read and that has the values of `weights`: an embedding, for a model's last layer."""
+    if weights.nbytes < _SHARED_BYTES:
+        return None
+    few = slice(None, None, max(1, len(weights) // 8))
+    for name, array in draft.parameters.items():
+        if array.shape == weights.shape and array.dtype == weights.dtype and draft.readers(name):
+            if np.array_equal(array[few], weights[few]) and np.array_equal(array, weights):
+                return name
+    return None
 
 
 def _gemm_bias(draft: Draft, number: int, units: int, dtype: np.dtype[np.generic]) -> Array | None:

@@ -1,0 +1,124 @@
+"""Products with rows of weights as they lie, as machine code for AVX2 with FMA or for AVX-512: Y = X W^T + b.
+
+Each element is the inner product of a row of X and a row of W: as many chains of fused products and sums as a vector
+has numbers, which are added in a fixed order, and then the bias. Its bytes depend neither on the other rows, nor on
+the other units, nor on where a kernel is called.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from dagexec.ops.kernels.assembler import (
+    ADD,
+    FMA,
+    R8,
+    R9,
+    R10,
+    R11,
+    R12,
+    R13,
+    R14,
+    R15,
+    RAX,
+    RBP,
+    RBX,
+    RCX,
+    RDI,
+    RDX,
+    RSI,
+    Assembler,
+)
+from dagexec.ops.kernels.machine_code import executable
+
+MOST_ROWS = {8: 3, 16: 4}
+"""By lanes, the most rows of X that are multiplied together: with four units their sums take most registers."""
+
+X_ROW, Y_ROW, W_ROW, X_STEP, W_STEP, Y_STEP, BIAS_STEP, INNER, BLOCKS, BIAS = range(10)
+"""Places of the 64-bit numbers that rcx points to: bytes of rows of X, Y and W; by how many bytes X, W, Y and the bias
+go on behind each block; bytes of a row that are multiplied, whole vectors; how many blocks; and bytes from the first
+element of Y to that of the bias."""
+
+_SAVED = (RBX, RBP, R12, R13, R14, R15)
+_FREE = (R8, R9, R10, R11, R12, R13, R14, R15)
+
+
+def units_of_block(rows: int, lanes: int) -> int:
+    """How many units are multiplied together for so many rows: eight rows of W are read at once for a single one."""
+    return 8 if rows == 1 else 6 if lanes == 16 else 4
+
+
+@lru_cache(maxsize=64)
+def dot_kernel(rows: int, units: int, lanes: int) -> int | None:
+    """The address of a function of X, W, Y and fields, for blocks of `rows` by `units`; None where it cannot run.
+
+    Blocks lie one behind another along the rows, or along the units.
+    """
+    code = Assembler(lanes)
+    code.push(*_SAVED)
+    sources = [RDI, *_FREE[: rows - 1]]
+    weights = [RSI, *_FREE[rows - 1 : rows + units - 2]]
+    code.load_field(RBX, 8 * BIAS, RCX)
+    code.add(RBX, RDX)
+    code.load_field(RBP, 8 * INNER, RCX)
+    code.load_field(RAX, 8 * BLOCKS, RCX)
+    code.save(RAX)
+    block = code.here()
+    _follow(code, sources, X_ROW)
+    _follow(code, weights, W_ROW)
+    sums = [[row * units + unit for unit in range(units)] for row in range(rows)]
+    for vector in range(rows * units):
+        code.clear_vector(vector)
+    _multiply(code, sums, sources, weights)
+    spare = rows * units
+    for vector in range(rows * units):
+        _add_up(code, vector, spare)
+    code.move(RAX, RDX)
+    for row in sums:
+        for unit, vector in enumerate(row):
+            code.broadcast(spare, RBX, None, 1, 4 * unit)
+            code.compute(ADD, vector, vector, spare)
+            code.store_first(vector, RAX, None, 1, 4 * unit)
+        code.add_field(RAX, 8 * Y_ROW, RCX)
+    for register, field in ((RDI, X_STEP), (RSI, W_STEP), (RDX, Y_STEP), (RBX, BIAS_STEP)):
+        code.add_field(register, 8 * field, RCX)
+    code.count_down()
+    code.jump_if_not_zero(block)
+    code.leave(*_SAVED)
+    return executable(code.code())
+
+
+def _follow(code: Assembler, rows: list[int], field: int) -> None:
+    """Each register but the first leads to the row behind that of the one before."""
+    for before, register in zip(rows, rows[1:], strict=False):
+        code.move(register, before)
+        code.add_field(register, 8 * field, RCX)
+
+
+def _multiply(code: Assembler, sums: list[list[int]], sources: list[int], weights: list[int]) -> None:
+    """Adds to the sums the products of all vectors of the rows."""
+    first = len(sources) * len(weights)
+    values, weight = range(first, first + len(sources)), first + len(sources)
+    code.clear(RAX)
+    inner = code.here()
+    for value, source in zip(values, sources, strict=True):
+        code.load(value, source, RAX)
+    for unit, register in enumerate(weights):
+        if len(sources) == 1:
+            code.compute_memory(FMA, sums[0][unit], first, register, RAX)
+            continue
+        code.load(weight, register, RAX)
+        for value, row in zip(values, sums, strict=True):
+            code.compute(FMA, row[unit], value, weight)
+    code.add_number(RAX, 4 * code.lanes)
+    code.compare(RAX, RBP)
+    code.jump_if_below(inner)
+
+
+def _add_up(code: Assembler, vector: int, spare: int) -> None:
+    """Every element of a vector becomes the sum of all."""
+    distance = code.lanes // 2
+    while distance:
+        code.rotate(spare, vector, distance)
+        code.compute(ADD, vector, vector, spare)
+        distance //= 2
