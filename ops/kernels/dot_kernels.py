@@ -8,6 +8,7 @@ the other units, nor on where a kernel is called.
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import pairwise
 
 from dagexec.ops.kernels.assembler import (
     ADD,
@@ -90,7 +91,7 @@ def dot_kernel(rows: int, units: int, lanes: int) -> int | None:
 
 def _follow(code: Assembler, rows: list[int], field: int) -> None:
     """Each register but the first leads to the row behind that of the one before."""
-    for before, register in zip(rows, rows[1:], strict=False):
+    for before, register in pairwise(rows):
         code.move(register, before)
         code.add_field(register, 8 * field, RCX)
 

@@ -26,7 +26,9 @@ def can_multiply(library: Library, inner: int) -> bool:
     return library.machine.can_run and inner % library.isa.lanes == 0
 
 
-def dot_step(library: Library, threads: int, x: Array, weights: Array, bias: Array, y: Array, label: str) -> Step | None:
+def dot_step(
+    library: Library, threads: int, x: Array, weights: Array, bias: Array, y: Array, label: str
+) -> Step | None:
     """The step of X [rows, inner], W [units, inner] and b [units], all packed; None where the kernels cannot run."""
     product = _DotProduct(library.isa.lanes, x, weights, bias, y)
     groups = -(-y.shape[1] // _UNITS)

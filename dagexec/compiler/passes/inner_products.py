@@ -81,9 +81,10 @@ def _same_parameter(draft: Draft, weights: Array) -> str | None:
         return None
     few = slice(None, None, max(1, len(weights) // 8))
     for name, array in draft.parameters.items():
-        if array.shape == weights.shape and array.dtype == weights.dtype and draft.readers(name):
-            if np.array_equal(array[few], weights[few]) and np.array_equal(array, weights):
-                return name
+        if (array.shape, array.dtype) != (weights.shape, weights.dtype) or draft.constant(name) is None:
+            continue
+        if draft.readers(name) and np.array_equal(array[few], weights[few]) and np.array_equal(array, weights):
+            return name
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from dagexec.compiler.passes import batch_norm_folding
@@ -9,7 +10,17 @@ from dagexec.compiler.passes.inner_products import PASS
 from dagexec.compiler.passes.types import infer_types
 from dagexec.core.model import Model
 from dagexec.core.proto import OperatorDef
-from tests.compiler.passes.models import Array, model_of, normal, op, rewritten, types_of, unchanged
+from tests.compiler.passes.models import (
+    Array,
+    assert_close,
+    model_of,
+    normal,
+    op,
+    outputs_of,
+    rewritten,
+    types_of,
+    unchanged,
+)
 
 MATRICES = {"x": (3, 5)}
 PRODUCTS = [
@@ -96,3 +107,31 @@ def test_what_is_no_layer_stays(product: OperatorDef) -> None:
 def test_a_matrix_that_is_fed_is_no_constant() -> None:
     fed = {"x": (3, 5), "w": (5, 4)}
     assert unchanged(PASS, model_of([op("MatMul", ["x", "w"], ["y"])], inputs=fed, **weights()))
+
+
+def test_a_last_layer_reads_the_weights_of_an_embedding() -> None:
+    table = normal(600, 512)
+    lookup = op("Gather", ["table", "numbers"], ["x"])
+    model = model_of(
+        [lookup, op("MatMul", ["x", "turned"], ["y"])],
+        inputs={},
+        table=table,
+        turned=np.ascontiguousarray(table.T),
+        numbers=np.arange(3),
+    )
+    result = PASS.apply(model).model
+    layer = result.net.op[1]
+    assert (layer.type, layer.input[1]) == ("FC", "table")
+    assert {argument.name: argument.i for argument in layer.arg} == {"plain_weights": 1}
+    assert_close(outputs_of(result, {}), outputs_of(model, {}))
+
+
+def test_weights_of_the_same_shape_are_no_others() -> None:
+    table = normal(600, 512)
+    turned = table.T.copy()
+    turned[511, 599] += 1
+    lookup = op("Gather", ["table", "numbers"], ["x"])
+    model = model_of(
+        [lookup, op("MatMul", ["x", "turned"], ["y"])], inputs={}, table=table, turned=turned, numbers=np.arange(3)
+    )
+    assert PASS.apply(model).model.net.op[1].input[1] == "turned/transposed"
