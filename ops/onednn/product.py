@@ -117,7 +117,7 @@ class FullyConnected(MeasuredProduct, product.FullyConnected):
         arrays = (x, y, bias, self.x(1))
         if read_post_ops(self.call()) or not all(a.dtype == np.float32 and a.flags.c_contiguous for a in arrays):
             return None
-        if np.shares_memory(x, y) or not can_multiply(self.onednn, x.shape[1]):
+        if np.may_share_memory(x, y) or not can_multiply(self.onednn, x.shape[1]):
             return None
         self.answer(lambda: True)
         return dot_step(self.onednn, self.threads, x, self.x(1).reshape(w_matrix), bias, y, self.label)
@@ -139,7 +139,7 @@ class FullyConnected(MeasuredProduct, product.FullyConnected):
             or any(one.kind not in FUNCTIONS for one in later)
             or (addend is not None and addend.shape != self.y(0).shape)
             or not all(array.dtype == np.float32 and array.flags.c_contiguous for array in plain)
-            or np.shares_memory(x, y)
+            or np.may_share_memory(x, y)
         ):
             return None
         self.answer(lambda: True)
