@@ -29,6 +29,7 @@ Formula = Callable[[Builder, Callable[[int], Vector]], Sequence[Vector]]
 same."""
 
 _MOST_CALLS = 1 << 12
+_MOST_WORK = 1000
 
 
 def formula_step(
@@ -95,7 +96,15 @@ def _is_overwritten(outputs: Sequence[Array], inputs: Sequence[Array]) -> bool:
     """True where elements are written before they are read as those of an array that is not the same, or twice."""
     beside = [(one, other) for number, one in enumerate(outputs) for other in outputs[:number]]
     pairs = [(y, x) for y in outputs for x in inputs if not is_same_memory(y, x)]
-    return any(np.may_share_memory(*pair) for pair in beside + pairs)
+    return any(_overlap(*pair) for pair in beside + pairs)
+
+
+def _overlap(left: Array, right: Array) -> bool:
+    """True where they have an element in common, or where that is hard to say."""
+    try:
+        return np.shares_memory(left, right, max_work=_MOST_WORK)  # type: ignore[arg-type]  # NumPy takes any number
+    except np.exceptions.TooHardError:
+        return True
 
 
 def _joined(

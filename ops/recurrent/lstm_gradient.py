@@ -76,8 +76,9 @@ class LSTMGradient(Operator):
                 total = sums[step]
                 i, o = total[:, :hidden], total[:, hidden : 2 * hidden]
                 forget_and_cell = total[:, 2 * hidden :].reshape(batch, 2, hidden)
-                forget = gates[step, :, 2 * hidden : 3 * hidden]
-                parts.append((step, total, i, o, forget_and_cell, slopes[step - low], forget))
+                forget, slope = gates[step, :, 2 * hidden : 3 * hidden], slopes[step - low]
+                kernel = self.kernel(total, dh, dc, slope, forget, None if dy is None else dy[step])
+                parts.append((step, total, i, o, forget_and_cell, slope, forget, kernel))
             ended = padding.ended[low:high]
             blocks.append((in_sequence(factors), high, sums[low:high], slopes[: high - low], ended, parts))
         dc_twice = dc[:, None, :]
@@ -90,8 +91,12 @@ class LSTMGradient(Operator):
                 if high > padding.full:
                     np.copyto(block, 0, where=ended)
                     np.copyto(block_slopes, 0, where=ended)
-                for step, total, i, o, forget_and_cell, slope, forget in parts:
+                for step, total, i, o, forget_and_cell, slope, forget, kernel in parts:
                     ends = step >= padding.full
+                    if kernel is not None and not ends:
+                        kernel()
+                        np.matmul(total, recurrent, dh)
+                        continue
                     if dy is not None:
                         if ends:
                             np.add(dh, dy[step], dh, where=padding.running[step])
@@ -115,6 +120,13 @@ class LSTMGradient(Operator):
 
         return run
 
+    def kernel(self, total: Array, dh: Array, dc: Array, slope: Array, forget: Array, dy: Array | None) -> Step | None:
+        """One step that no sequence ends before, but for the product; None for NumPy's passes.
+
+        With dh + dy for dH: dC += dH * slope; the factors in `total` times dC, o's times dH; then dC *= forget.
+        """
+        return None
+
     def _factors(
         self, arrays: BackwardArrays, number: int, low: int, high: int, tanhs: Array, slopes: Array
     ) -> list[Step]:
@@ -125,22 +137,8 @@ class LSTMGradient(Operator):
         sizes, hidden = arrays.sizes, arrays.sizes.hidden
         gates, sums = arrays.saved(0)[low:high, :, number], arrays.sums[low:high, :, number]
         cells, first_c = arrays.saved(1)[:, number], arrays.first_states(sizes, number)[1]
-        one = np.asarray(1, arrays.dtype)
-        i, o, _, g = (gates[:, :, gate * hidden : (gate + 1) * hidden] for gate in range(4))
-        of_i, of_o, of_f, of_g = (sums[:, :, gate * hidden : (gate + 1) * hidden] for gate in range(4))
-        passes: list[Step] = [
-            partial(np.subtract, one, gates, sums),
-            partial(np.multiply, sums, gates, sums),
-            partial(np.multiply, of_i, g, of_i),
-            partial(np.square, g, of_g),
-            partial(np.subtract, one, of_g, of_g),
-            partial(np.multiply, of_g, i, of_g),
-            partial(np.tanh, cells[low:high], tanhs),
-            partial(np.multiply, of_o, tanhs, of_o),
-            partial(np.square, tanhs, slopes),
-            partial(np.subtract, one, slopes, slopes),
-            partial(np.multiply, slopes, o, slopes),
-        ]
+        passes = self.derivatives(gates, sums, cells[low:high], tanhs, slopes)
+        of_f = sums[:, :, 2 * hidden : 3 * hidden]
         backwards = sizes.reversed[number]
         start = sizes.steps - 1 if backwards else 0
         if low <= start < high:
@@ -151,6 +149,26 @@ class LSTMGradient(Operator):
         else:
             rest, earlier = of_f[max(low, 1) - low :], cells[max(low, 1) - 1 : high - 1]
         return [*passes, partial(np.multiply, rest, earlier, rest)]
+
+    def derivatives(self, gates: Array, sums: Array, cells: Array, tanhs: Array, slopes: Array) -> list[Step]:
+        """The passes that set `slopes`, and `sums` but for the cell of the step before, a factor of f's."""
+        hidden = slopes.shape[-1]
+        one = np.asarray(1, gates.dtype)
+        i, o, _, g = (gates[:, :, gate * hidden : (gate + 1) * hidden] for gate in range(4))
+        of_i, of_o, _, of_g = (sums[:, :, gate * hidden : (gate + 1) * hidden] for gate in range(4))
+        return [
+            partial(np.subtract, one, gates, sums),
+            partial(np.multiply, sums, gates, sums),
+            partial(np.multiply, of_i, g, of_i),
+            partial(np.square, g, of_g),
+            partial(np.subtract, one, of_g, of_g),
+            partial(np.multiply, of_g, i, of_g),
+            partial(np.tanh, cells, tanhs),
+            partial(np.multiply, of_o, tanhs, of_o),
+            partial(np.square, tanhs, slopes),
+            partial(np.subtract, one, slopes, slopes),
+            partial(np.multiply, slopes, o, slopes),
+        ]
 
     @staticmethod
     def _recurrent_gradient(arrays: BackwardArrays, number: int, earlier: Array) -> list[Step]:
