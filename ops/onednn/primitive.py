@@ -115,6 +115,13 @@ class Descriptor:
         found = _descriptors[id(library), key] = cls(library, handle[0], key)
         return found
 
+    def first(self, shape: Sequence[int]) -> Descriptor:
+        """That of the first elements along each axis of a tensor of this layout, in the same memory."""
+        library, handle = self._library, self._library.ffi.new("h *")
+        ends = library.dims(shape), library.dims([0] * len(shape))
+        library.check(library.lib.dnnl_memory_desc_create_submemory(handle, self.handle, *ends), f"a part {shape}")
+        return Descriptor(library, handle[0])
+
     @property
     def nbytes(self) -> int:
         """Bytes a tensor takes, padding counted."""

@@ -61,6 +61,7 @@ from dagexec.ops.onednn.winograd_tiling import OUTPUTS, TAPS, Layer, Tiling
 _PRODUCT = "brgconv_1x1"  # the library's other implementations are slow in so many groups
 _DIRECT = 1  # dnnl_alg_kind_t
 _TRANSFORMED = 2048  # filters of one channel that are transformed at once: they stay in a cache
+_PIECE = 8 << 20  # bytes of transformed filters that wait for the layout of the product
 
 
 def finish(
@@ -188,25 +189,45 @@ def _parts(block: range, count: int) -> list[range]:
 
 
 def _transformed(tiling: Tiling, problem: Problem, array: Array, wanted: Descriptor) -> Array:
-    """The filter at every place, G w G^T, in the layout of the product."""
+    """The filter at every place, G w G^T, in the layout of the product.
+
+    It is made for a few places at a time, so that beside the result there is only a part of it in another layout.
+    """
     library, label = problem.library, problem.label
-    values = in_plain_order(problem, array)
-    transformed = _at_places(kronecker([tiling.filter.filter] * 2, np.float32), values.reshape(-1, TAPS * TAPS))
-    source = Descriptor.of(library, transformed.reshape(tiling.filter_shape), FLOAT32)
+    matrix = kronecker([tiling.filter.filter] * 2, np.float32)
+    filters = np.ascontiguousarray(in_plain_order(problem, array).reshape(-1, TAPS * TAPS).T)
     packed = packed_memory.take(wanted.nbytes)
-    reorder(library, 1, label, source, wanted, transformed, packed, aligned_empty).run_once()
+    pieces, piece = _pieces(tiling, wanted)
+    rows = len(matrix) // pieces
+    found = np.empty((rows, filters.shape[1]), np.float32)
+    source = Descriptor.of(library, found.reshape(-1, *tiling.filter_shape[1:]), FLOAT32)
+    for number in range(pieces):
+        _at_places(matrix[number * rows : (number + 1) * rows], filters, found)
+        target = packed[number * piece.nbytes : (number + 1) * piece.nbytes]
+        reorder(library, 1, label, source, piece, found, target, aligned_empty).run_once()
     packed.flags.writeable = False
     return packed
 
 
-def _at_places(matrix: Array, filters: Array) -> Array:
-    """`matrix` [t * t, taps] times each row of `filters` [M * C/G, taps]: [t * t, M * C/G].
+def _pieces(tiling: Tiling, wanted: Descriptor) -> tuple[int, Descriptor]:
+    """In how many parts of equal layout, one behind another, the filter of the product is made, and that layout."""
+    groups, *shape = tiling.filter_shape
+    least = -(-wanted.nbytes // _PIECE)
+    for pieces in range(min(least, tiling.places), tiling.places + 1):
+        if tiling.places % pieces == 0:
+            piece = wanted.first([groups // pieces, *shape])
+            if piece.nbytes * pieces == wanted.nbytes:
+                return pieces, piece
+    return 1, wanted
+
+
+def _at_places(matrix: Array, filters: Array, found: Array) -> None:
+    """`matrix` [places, taps] times `filters` [taps, M * C/G] to `found` [places, M * C/G].
 
     Not by a BLAS, whose sums depend on the threads that it has at the moment: batches may have the filter in layouts of
-    their own, which are made at different times and must hold the same bytes.
+    their own, which are made at different times and must hold the same bytes. A row of the product has the same bytes
+    whatever rows are beside it.
     """
-    found = np.empty((len(matrix), len(filters)), np.float32)
-    for start in range(0, len(filters), _TRANSFORMED):
+    for start in range(0, filters.shape[1], _TRANSFORMED):
         part = slice(start, start + _TRANSFORMED)
-        np.einsum("pt,tf->pf", matrix, np.ascontiguousarray(filters[part].T), out=found[:, part])
-    return found
+        np.einsum("pt,tf->pf", matrix, filters[:, part], out=found[:, part])

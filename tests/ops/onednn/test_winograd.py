@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from dagexec.core.arguments import ArgumentValue
-from dagexec.ops.onednn import convolution_family, winograd_tiling
+from dagexec.ops.onednn import convolution_family, winograd, winograd_tiling
 from dagexec.ops.onednn.binding import library
 from dagexec.ops.onednn.implementation import rule
 from dagexec.ops.onednn.problem import COMPOSED, Candidate, Problem
@@ -188,6 +190,58 @@ def test_the_filter_has_the_same_bytes_with_any_threads_of_a_blas(chosen: Chosen
             running.run()
         found.append(workspace.fetch_blob("y").tobytes())
     assert found[0] == found[1]
+
+
+class Transformations:
+    """What the filters became, and by how many bytes memory grew meanwhile."""
+
+    def __init__(self, transformed: Callable[..., Array]) -> None:
+        self._transformed = transformed
+        self.found: list[Array] = []
+        self.peaks: list[int] = []
+
+    def __call__(self, *arguments: object) -> Array:
+        tracemalloc.start()
+        try:
+            self.found.append(self._transformed(*arguments))
+            self.peaks.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+        return self.found[-1]
+
+
+@pytest.fixture
+def transformations(monkeypatch: pytest.MonkeyPatch) -> Transformations:
+    found = Transformations(winograd._transformed)
+    monkeypatch.setattr(winograd, "_transformed", found)
+    return found
+
+
+@pytest.mark.parametrize("outputs", [2, 4])
+@pytest.mark.parametrize(("channels", "filters", "group"), [(48, 96, 1), (48, 96, 3), (16, 512, 1)])
+def test_the_filter_has_the_same_bytes_in_any_pieces(
+    chosen: Chosen,
+    transformations: Transformations,
+    monkeypatch: pytest.MonkeyPatch,
+    outputs: int,
+    channels: int,
+    filters: int,
+    group: int,
+) -> None:
+    chosen.outputs = outputs
+    layer = Layer(window(9, 10), channels, filters, group=group)
+    for piece in (1 << 30, 100_000, 50_000, 1):
+        monkeypatch.setattr(winograd, "_PIECE", piece)
+        assert error(run(layer), layer.exact()) < 2e-6
+    whole, *others = (one.tobytes() for one in transformations.found)
+    assert others == [whole] * 3
+
+
+def test_the_transformed_filter_is_in_memory_once(chosen: Chosen, transformations: Transformations) -> None:
+    """Four times the bytes of the filter; a part of it, and two copies of the filter, are there meanwhile."""
+    run(Layer(window(8, 8), channels=512, filters=512, batch=1))
+    (found,), (peak,) = transformations.found, transformations.peaks
+    assert 36 * 512 * 512 * 4 <= found.nbytes <= peak < 1.6 * found.nbytes
 
 
 def test_what_is_no_number_stays_none(chosen: Chosen) -> None:
