@@ -215,7 +215,7 @@ class Attention(ArrayOperator):
         found = self._memory((most, group, sizes.queries, sizes.value_width), work)
         y = sizes.by_head(outputs[0], sizes.heads)
         present = [self._joined(sizes, inputs, outputs, place, work) for place in (0, 1)]
-        bias_of = _biases(call, sizes, work)
+        bias_of = biases_of(call, sizes, work)
         softmax = _Softmax(call.arguments.float("softcap", 0.0), call.arguments.int("products", RAW))
         shape = (sizes.batch, sizes.heads, sizes.queries)
 
@@ -224,7 +224,7 @@ class Attention(ArrayOperator):
             q = q.reshape(*grouped, *q.shape[2:])
             keys, values = (give() for give in present)
             bias = bias_of(inputs)
-            blind = None if bias is None else np.broadcast_to(_blind(bias), (*shape, 1))
+            blind = None if bias is None else np.broadcast_to(sees_nothing(bias), (*shape, 1))
             bias = None if bias is None else np.broadcast_to(bias, (*shape, sizes.keys))
             for image in range(sizes.batch):
                 for piece in pieces:
@@ -261,12 +261,14 @@ class Attention(ArrayOperator):
         return give
 
 
-def _biases(
+def biases_of(
     call: OperatorCall, sizes: AttentionSizes, work: np.dtype[Any]
 ) -> Callable[[Sequence[Array]], Array | None]:
-    """What gives the sum of all that hides keys: -inf where one is not seen; None where all are."""
-    causal = call.arguments.bool("is_causal")
-    left, right = call.arguments.int("left_window", -1), call.arguments.int("right_window", -1)
+    """What gives, of the inputs, the sum of all that hides keys: -inf where one is not seen; None where all are.
+
+    It broadcasts to batch, heads, queries, keys, and has all keys. With neither mask nor lengths it is always the same.
+    """
+    causal, left, right = _windows(call)
     windowed = causal or left >= 0 or right >= 0
 
     def hidden(offset: Array) -> Array:
@@ -297,6 +299,25 @@ def _biases(
     return biases
 
 
+def bias_shape(call: OperatorCall, sizes: AttentionSizes) -> tuple[int, ...]:
+    """The shape of what `biases_of` gives."""
+    causal, left, right = _windows(call)
+    shapes: list[tuple[int, ...]] = [(sizes.keys,)]
+    if causal or left >= 0 or right >= 0:
+        shapes.append((1, 1, sizes.queries, sizes.keys))
+    if sizes.lengths is not None:
+        shapes.append((sizes.batch, 1, 1, sizes.keys))
+    if sizes.mask is not None:
+        shapes.append((*call.inputs[sizes.mask].shape[:-1], sizes.keys))
+    return np.broadcast_shapes(*shapes)
+
+
+def _windows(call: OperatorCall) -> tuple[bool, int, int]:
+    """`is_causal`, `left_window` and `right_window`."""
+    arguments = call.arguments
+    return arguments.bool("is_causal"), arguments.int("left_window", -1), arguments.int("right_window", -1)
+
+
 def _checked_lengths(lengths: Array, sizes: AttentionSizes, label: str) -> Array:
     if lengths.size and not (lengths.min() >= 0 and lengths.max() <= sizes.keys):
         raise ShapeError(f"{label}: a length must be in [0, {sizes.keys}], found {lengths.min()} to {lengths.max()}")
@@ -313,8 +334,8 @@ def _mask_bias(mask: Array, keys: int, work: np.dtype[Any]) -> Array:
     return np.pad(bias, missing, constant_values=-np.inf) if missing[-1][1] else bias
 
 
-def _blind(bias: Array) -> Array:
-    """Which queries see no key."""
+def sees_nothing(bias: Array) -> Array:
+    """Which queries see no key, by what is added to their scores [..., queries, keys]: [..., queries, 1]."""
     if not bias.shape[-1]:
         return np.zeros((*bias.shape[:-1], 1), np.bool_)
     found: Array = np.isneginf(bias.max(-1, keepdims=True))

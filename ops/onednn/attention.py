@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise, product
 
@@ -18,7 +19,8 @@ import numpy as np
 from dagexec.core.operator import Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.errors import UnsupportedFeatureError
-from dagexec.ops.attention import fused
+from dagexec.ops.attention import attention, fused
+from dagexec.ops.attention.attention import AttentionSizes, read_attention
 from dagexec.ops.attention.fused import FusedSizes, read_fused_attention
 from dagexec.ops.kernels import attention_kernels as kernels
 from dagexec.ops.kernels.attention_kernels import GROUP
@@ -46,53 +48,153 @@ class FusedAttention(OneDNNOperator, fused.FusedAttention):
     def prepare_primitive(self) -> Step:
         """Calls of kernels; before them mask and bias are laid out as those read them."""
         sizes = read_fused_attention(self.call())
-        self._require_kernels(sizes)
+        q, k, v = (sizes.by_head(self.x(index), index) for index in range(3))
+        y = self.y(0).transpose(sizes.y_by_head)
+        _require_kernels(self, (q, k, v), y, sizes.keys)
         self.answer(lambda: True)
-        heads = _Heads(self, sizes)
-        tables = heads.tables(self.threads)
-        if any(call[0] == 0 for table in tables for call in table):
-            raise UnsupportedFeatureError(f"{self.label}: no machine code runs here")
-        computing = team_step(self.onednn.machine.team, self.threads, tables, heads, self.label)
-        return in_sequence([*heads.before, computing])
+        before, arguments = list[Step](), self.arguments
+        mask = self._laid_out(sizes, sizes.mask, np.int32, before, arguments.bool("shown", True))
+        bias = self._laid_out(sizes, sizes.bias, np.float32, before)
+        scale, hidden = arguments.float("scale", 1.0), arguments.float("hidden", -math.inf)
+        scores = _Scores(scale, mask, bias, hidden, arguments.bool("nan_to_zero"))
+        return in_sequence([*before, _computing(self, (q, k, v), y, scores)])
 
-    def _require_kernels(self, sizes: FusedSizes) -> None:
-        """Raises UnsupportedFeatureError for what they do not compute."""
-        arrays = [self.x(index) for index in range(3)]
-        elements = [array.strides[axes[3]] for array, axes in zip(arrays, sizes.axes, strict=True)]
-        if not self.onednn.machine.can_run or any(array.dtype != np.float32 for array in (*arrays, self.y(0))):
-            raise UnsupportedFeatureError(f"{self.label}: there are kernels for float32 with AVX2")
-        if sizes.width % GROUP or sizes.value_width % GROUP or sizes.keys < GROUP or 0 in sizes.scores:
-            raise UnsupportedFeatureError(f"{self.label}: heads of {sizes.width} elements, {sizes.keys} keys")
-        if elements != [_FLOAT] * 3 or self.y(0).strides[sizes.y_axes.index(3)] != _FLOAT:
-            raise UnsupportedFeatureError(f"{self.label}: the elements of a head are no neighbors")
-        if any(stride % _FLOAT for array in arrays for stride in array.strides):
-            raise UnsupportedFeatureError(f"{self.label}: numbers at odd addresses")
+    def _laid_out(
+        self, sizes: FusedSizes, index: int | None, dtype: type, before: list[Step], shown: bool | None = None
+    ) -> Array | None:
+        """An input that broadcasts to the scores, with the keys next to each other; what is `shown` as all bits.
+
+        Steps that lay it out go to `before`.
+        """
+        if index is None:
+            return None
+        array = self.x(index)
+        if dtype is not np.float32 or array.dtype != np.float32 or array.ndim == 0 or array.shape[-1] == 1:
+            shape = (*array.shape[:-1], sizes.keys)
+            laid = self.working_memory(math.prod(shape) * _FLOAT).view(dtype).reshape(shape)
+            show = partial(np.copyto, laid, array, casting="unsafe")
+            before.append(show if shown is None else partial(_show, array, shown, laid))
+            array = laid
+        return np.broadcast_to(array, sizes.scores)
+
+
+@operator(attention.Attention.schema, engine="ONEDNN")
+class Attention(OneDNNOperator, attention.Attention):
+    """ONNX's attention in float32, with caches, and masks of any kind as a bias; without its products as an output."""
+
+    def prepare_primitive(self) -> Step:
+        """The caches and the bias, calls of kernels, zeros for queries that see no key."""
+        call = self.call()
+        sizes = read_attention(call)
+        if call.arguments.float("softcap", 0.0) or len(self.output_blobs) > 3:
+            raise UnsupportedFeatureError(f"{self.label}: kernels neither cap products nor put them out")
+        q, y = (sizes.by_head(array, sizes.heads) for array in (self.x(0), self.y(0)))
+        new = [sizes.by_head(self.x(1 + place), sizes.key_heads) for place in (0, 1)]
+        past = [] if sizes.cache is None else [self.x(sizes.cache + place) for place in (0, 1)]
+        _require_kernels(self, (q, *new, *past), y, sizes.keys)
+        self.answer(lambda: True)
+        before = list[Step]()
+        k, v = (self._with_past(place, new[place], past[place] if past else None, before) for place in (0, 1))
+        bias, after = self._bias(sizes, y, before)
+        scale = call.arguments.float("scale", 1 / math.sqrt(sizes.width))
+        return in_sequence([*before, _computing(self, (q, k, v), y, _Scores(scale, bias=bias)), *after])
+
+    def _with_past(self, place: int, new: Array, past: Array | None, before: list[Step]) -> Array:
+        """Keys (place 0) or values (1) by head, which are put behind those of the cache, and into the output."""
+        present = self.y(1 + place) if len(self.output_blobs) > 1 + place else None
+        if past is None:
+            if present is not None:
+                before.append(partial(np.copyto, present, new))
+            return new
+        if present is None:
+            shape = (*past.shape[:2], past.shape[2] + new.shape[2], past.shape[3])
+            present = self.working_memory(math.prod(shape) * _FLOAT).view(np.float32).reshape(shape)
+        before.append(partial(np.concatenate, (past, new), 2, present))
+        return present
+
+    def _bias(self, sizes: AttentionSizes, y: Array, before: list[Step]) -> tuple[Array | None, list[Step]]:
+        """What is added to the scores, and the steps that clear what comes out for queries that see no key."""
+        call, scores = self.call(), (sizes.batch, sizes.heads, sizes.queries, sizes.keys)
+        inputs = [self.x(index) for index in range(len(call.inputs))]
+        biases = attention.biases_of(call, sizes, np.dtype(np.float32))
+        if sizes.mask is None and sizes.lengths is None:
+            always = biases(inputs)
+            if always is None:
+                return None, []
+            blind = attention.sees_nothing(always)
+            clear: list[Step] = [partial(np.copyto, y, 0, where=blind)] if blind.any() else []
+            return np.broadcast_to(np.ascontiguousarray(always), scores), clear
+        shape = attention.bias_shape(call, sizes)
+        laid = self.working_memory(math.prod(shape) * _FLOAT).view(np.float32).reshape(shape)
+
+        def lay() -> None:
+            np.copyto(laid, biases(inputs))  # type: ignore[arg-type]  # a mask, or lengths: there is one
+
+        before.append(lay)
+        return np.broadcast_to(laid, scores), [lambda: np.copyto(y, 0, where=attention.sees_nothing(laid))]
+
+
+def _require_kernels(owner: OneDNNOperator, operands: Sequence[Array], y: Array, keys: int) -> None:
+    """Raises UnsupportedFeatureError for arrays, by head, that they do not compute."""
+    if not owner.onednn.machine.can_run or any(array.dtype != np.float32 for array in (*operands, y)):
+        raise UnsupportedFeatureError(f"{owner.label}: there are kernels for float32 with AVX2")
+    widths = {array.shape[3] for array in operands}
+    if any(width % GROUP or not width for width in widths) or keys < GROUP or not y.size:
+        raise UnsupportedFeatureError(f"{owner.label}: heads of {sorted(widths)} elements, {keys} keys")
+    if any(array.strides[3] != _FLOAT for array in (*operands, y)):
+        raise UnsupportedFeatureError(f"{owner.label}: the elements of a head are no neighbors")
+    if any(stride % _FLOAT for array in operands for stride in array.strides):
+        raise UnsupportedFeatureError(f"{owner.label}: numbers at odd addresses")
+
+
+def _computing(owner: OneDNNOperator, operands: tuple[Array, Array, Array], y: Array, scores: _Scores) -> Step:
+    """The step that computes Y of Q, K and V, all by head."""
+    heads = _Heads(owner, operands, y, scores)
+    tables = heads.tables(owner.threads)
+    if any(call[0] == 0 for table in tables for call in table):
+        raise UnsupportedFeatureError(f"{owner.label}: no machine code runs here")
+    return team_step(owner.onednn.machine.team, owner.threads, tables, heads, owner.label)
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """What becomes of products before their softmax, and of weights behind it.
+
+    Attributes:
+        scale: a factor.
+        mask: int32, batch x heads x queries x keys, keys next to each other; all bits set where a score stays.
+        bias: float32, likewise; added.
+        hidden: other scores.
+        nan_to_zero: for weights.
+    """
+
+    scale: float
+    mask: Array | None = None
+    bias: Array | None = None
+    hidden: float = -math.inf
+    nan_to_zero: bool = False
 
 
 class _Heads:
-    """The calls of kernels for all heads; it holds what they read. `before` are steps that come first."""
+    """The calls of kernels for all heads; it holds what they read."""
 
-    def __init__(self, owner: FusedAttention, sizes: FusedSizes) -> None:
-        self._sizes = sizes
+    def __init__(self, owner: OneDNNOperator, operands: tuple[Array, Array, Array], y: Array, scores: _Scores) -> None:
         self._owner = owner
-        self.before: list[Step] = []
-        self._kept: list[Array] = []
+        self._q, self._k, self._v = operands
+        self._y = y
+        self._scores = scores
+        self._kept: list[Array] = [array for array in (scores.mask, scores.bias) if array is not None]
         self._known: dict[tuple[int, ...], int] = {}
-        self._q, self._k, self._v = (sizes.by_head(owner.x(index), index) for index in range(3))
-        self._y = owner.y(0).transpose(sizes.y_by_head)
+        self._keys = self._k.shape[2]
+        self._queries, self._width, self._value_width = *self._q.shape[2:], self._v.shape[3]
         machine = owner.onednn.machine
-        self._lanes = machine.lanes if sizes.value_width % machine.lanes == 0 else AVX2
-        self._columns = -(-sizes.keys // self._lanes) * self._lanes
+        self._lanes = machine.lanes if self._value_width % machine.lanes == 0 else AVX2
+        self._columns = -(-self._keys // self._lanes) * self._lanes
         self._row = self._columns + (_LINE if self._columns % _SAME_PLACE == 0 else 0)
         most = kernels.most_rows(self._lanes)
         blocks = max(1, _SCORES // (_FLOAT * self._row * most))
-        self._rows = min(blocks * most, -(-sizes.queries // most) * most)
-        arguments = owner.arguments
-        self._nan_to_zero = arguments.bool("nan_to_zero")
-        self._bias = self._laid_out(sizes.bias, np.float32)
-        self._mask = self._laid_out(sizes.mask, np.int32, arguments.bool("shown", True))
-        scale, hidden = arguments.float("scale", 1.0), arguments.float("hidden", -math.inf)
-        self._numbers = self._keep(kernels.tail_numbers(sizes.keys, scale, hidden))
+        self._rows = min(blocks * most, -(-self._queries // most) * most)
+        self._numbers = self._keep(kernels.tail_numbers(self._keys, scores.scale, scores.hidden))
 
     def _keep(self, array: Array) -> int:
         """The address of an array that is kept."""
@@ -105,31 +207,17 @@ class _Heads:
             self._known[numbers] = self._keep(np.array(numbers, np.int64))
         return self._known[numbers]
 
-    def _laid_out(self, index: int | None, dtype: type, shown: bool | None = None) -> Array | None:
-        """An input that broadcasts to the scores, with the keys next to each other; what is `shown` as all bits."""
-        if index is None:
-            return None
-        array = self._owner.x(index)
-        if dtype is not np.float32 or array.dtype != np.float32 or array.ndim == 0 or array.shape[-1] == 1:
-            shape = (*array.shape[:-1], self._sizes.keys)
-            laid = self._owner.working_memory(math.prod(shape) * _FLOAT).view(dtype).reshape(shape)
-            show = partial(np.copyto, laid, array, casting="unsafe")
-            self.before.append(show if shown is None else partial(_show, array, shown, laid))
-            array = laid
-        return np.broadcast_to(array, self._sizes.scores)
-
     def tables(self, threads: int) -> list[list[_Call]]:
         """The calls of each thread."""
-        sizes = self._sizes
-        starts = range(0, sizes.queries, self._rows)
-        units = list(product(range(sizes.batch), range(sizes.heads), starts))
+        batch, heads = self._y.shape[:2]
+        units = list(product(range(batch), range(heads), range(0, self._queries, self._rows)))
         ends = [len(units) * number // threads for number in range(threads + 1)]
         return [list(self._calls(units[start:stop])) for start, stop in pairwise(ends)]
 
     def _calls(self, units: Sequence[tuple[int, int, int]]) -> Iterator[_Call]:
         """Those for some rows of some heads, with memory of their own."""
-        sizes, group = self._sizes, self._sizes.heads // self._sizes.key_heads
-        packed = self._owner.working_memory(sizes.width * self._row * _FLOAT)
+        group = self._y.shape[1] // self._k.shape[1]
+        packed = self._owner.working_memory(self._width * self._row * _FLOAT)
         scores = self._owner.working_memory(self._rows * self._row * _FLOAT)
         self._kept += packed, scores
         known: tuple[int, int] | None = None
@@ -138,13 +226,13 @@ class _Heads:
             if known != key:
                 yield from self._transposed(self._k[key], packed)
                 known = key
-            rows = slice(start, min(start + self._rows, sizes.queries))
+            rows = slice(start, min(start + self._rows, self._queries))
             part = scores.view(np.float32).reshape(-1, self._row)[: rows.stop - rows.start]
             queries, targets = self._q[image, head, rows], self._y[image, head, rows]
             columns = packed.view(np.float32).reshape(-1, self._row)
             yield from self._products(queries, columns, part, self._columns)
             yield self._softmax(part, image, head, rows)
-            yield from self._products(part[:, : sizes.keys], self._v[key], targets, sizes.value_width)
+            yield from self._products(part[:, : self._keys], self._v[key], targets, self._value_width)
 
     def _transposed(self, keys: Array, packed: Array) -> Iterator[_Call]:
         """Keys [positions, elements] as columns; the last ones together, some of them twice."""
@@ -180,13 +268,13 @@ class _Heads:
             yield kernel, x.ctypes.data, w.ctypes.data + offset, y.ctypes.data + offset, fields
 
     def _softmax(self, scores: Array, image: int, head: int, rows: slice) -> _Call:
-        keys = self._sizes.keys
-        vectors, tail = divmod(keys, GROUP)
-        options = self._bias is not None, self._mask is not None, self._nan_to_zero
+        how = self._scores
+        vectors, tail = divmod(self._keys, GROUP)
+        options = how.bias is not None, how.mask is not None, how.nan_to_zero
         kernel = kernels.softmax_kernel(vectors >= 4, vectors % 4, tail > 0, *options) or 0
         (bias, bias_row), (mask, mask_row) = (
             (0, 0) if array is None else (array[image, head, rows].ctypes.data, array.strides[2])
-            for array in (self._bias, self._mask)
+            for array in (how.bias, how.mask)
         )
         whole = vectors // 4 * 4 * GROUP * _FLOAT
         fields = self._fields(len(scores), scores.strides[0], whole, bias_row, mask_row, self._numbers)

@@ -148,6 +148,14 @@ def test_weights_of_hidden_keys_are_zero_and_no_small_number() -> None:
     assert np.isfinite(y[..., 2:]).all()
 
 
+def test_heads_without_elements_are_for_the_default_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every key counts as much as the others."""
+    monkeypatch.undo()
+    v = normal(3, 1, 2, 9, 8)
+    [y] = run_operator("FusedAttention", [normal(1, 1, 2, 3, 0), normal(2, 1, 2, 9, 0), v], engine="ONEDNN")
+    np.testing.assert_allclose(y, np.broadcast_to(v.mean(2, keepdims=True), y.shape), rtol=1e-6, atol=1e-7)
+
+
 def test_queries_in_several_blocks() -> None:
     """Whose scores are more than are computed at once; keys are no whole vectors."""
     q, k, v = drawn(1, 1, 1, 2000, 25, 8, 8)
