@@ -1,7 +1,7 @@
 """Strided copies: what Transpose, Slice, Split, Concat and Expand come to, by the kernels of `copy_kernels`.
 
 Axes that lie in memory alike are joined. Rows that are packed on both sides are copied as vectors; where another axis
-is packed in the source, blocks of 8 x 8 are transposed. Threads share the work; bytes are moved as they are.
+is packed in the source, squares of 8 x 8 are transposed. Threads share the work; bytes are moved as they are.
 """
 
 from __future__ import annotations
@@ -16,7 +16,15 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.operator import Step
-from dagexec.ops.kernels.copy_kernels import ROWS, SIDE, row_kernel, transposing_kernel
+from dagexec.ops.kernels.copy_kernels import (
+    ACROSS_BLOCKS,
+    DOWN_BLOCKS,
+    HEIGHT,
+    ROWS,
+    SIDE,
+    row_kernel,
+    transposing_kernel,
+)
 from dagexec.ops.kernels.machine import Machine
 from dagexec.ops.kernels.native import declare_remade
 from dagexec.ops.kernels.team import team_step
@@ -83,6 +91,7 @@ class _Plan:
 
     Attributes:
         kernel: its address.
+        whole: that of the one for all parts but the last, which leave nothing over.
         fields: its numbers.
         outer: the axes over which it is called.
         counted: the place of a number that counts steps along `inner`, which threads may divide.
@@ -90,6 +99,7 @@ class _Plan:
     """
 
     kernel: int
+    whole: int
     fields: tuple[int, ...]
     outer: tuple[Axis, ...]
     counted: int = 0
@@ -114,7 +124,8 @@ class _Plan:
                 steps = [(start, self.inner), *zip(places, self.outer, strict=True)]
                 read = source + sum(place * axis.source for place, axis in steps)
                 write = target + sum(place * axis.target for place, axis in steps)
-                yield self.kernel, read, write, fields.ctypes.data, 0
+                kernel = self.kernel if stop == self.inner.size else self.whole
+                yield kernel, read, write, fields.ctypes.data, 0
 
 
 def _planned(machine: Machine, source: Array, target: Array) -> _Plan | None:
@@ -148,13 +159,26 @@ def _rows(machine: Machine, axes: list[Axis]) -> _Plan | None:
     inner = max(outer, key=lambda axis: axis.size, default=Axis(1, 0, 0))
     rest = tuple(axis for axis in outer if axis is not inner)
     fields = last.size, inner.size, inner.source, inner.target
-    return None if kernel is None else _Plan(kernel, fields, rest, ROWS, inner)
+    return None if kernel is None else _Plan(kernel, kernel, fields, rest, ROWS, inner)
 
 
 def _turned(axes: list[Axis]) -> _Plan | None:
-    """Blocks of the last axis and of that which is packed in the source, or of single elements."""
+    """Blocks of the last axis and of that which is packed in the source, or of single elements.
+
+    They follow one another along the shorter axis, so that what lies near in either array is used while it is cached.
+    """
     *outer, down = axes
     across = next((axis for axis in outer if axis.source == BYTES), Axis(1, BYTES, BYTES))
-    kernel = transposing_kernel(down.size % SIDE, across.size % SIDE)
-    fields = down.source, across.target, down.size // SIDE, across.size // SIDE
-    return None if kernel is None else _Plan(kernel, fields, tuple(axis for axis in outer if axis is not across))
+    is_down_first = down.size < across.size
+    kernel = transposing_kernel(down.size % HEIGHT, across.size % SIDE, is_down_first)
+    if is_down_first:
+        counted, blocks = ACROSS_BLOCKS, Axis(across.size // SIDE, SIDE * BYTES, SIDE * across.target)
+        whole = transposing_kernel(down.size % HEIGHT, 0, is_down_first)
+    else:
+        counted, blocks = DOWN_BLOCKS, Axis(down.size // HEIGHT, HEIGHT * down.source, HEIGHT * BYTES)
+        whole = transposing_kernel(0, across.size % SIDE, is_down_first)
+    if kernel is None or whole is None:
+        return None
+    fields = down.source, across.target, down.size // HEIGHT, across.size // SIDE
+    rest = tuple(axis for axis in outer if axis is not across)
+    return _Plan(kernel, whole, fields, rest, counted, blocks if blocks.size else Axis(1, 0, 0))

@@ -6,6 +6,7 @@ bytes, or are moved as if they had.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
 from dagexec.ops.kernels.assembler import (
@@ -18,15 +19,21 @@ from dagexec.ops.kernels.assembler import (
 )
 from dagexec.ops.kernels.builder import BYTES, Builder, Scalar, Vector
 
+_EachBlock = Callable[[Scalar, Scalar, int], None]
+
 COUNT, ROWS, SOURCE_ROW, TARGET_ROW = range(4)
 """Places of the 64-bit numbers of `row_kernel`: elements in a row, rows, and bytes from one to the next."""
 
 SOURCE_STRIDE, TARGET_STRIDE, DOWN_BLOCKS, ACROSS_BLOCKS = range(4)
-"""Those of `transposing_kernel`: bytes from row to row where it reads and where it writes, and whole blocks: of rows
-that are read, and of their columns."""
+"""Those of `transposing_kernel`: bytes from row to row where it reads and where it writes, and whole blocks: of
+HEIGHT rows that are read, and of SIDE columns."""
 
 SIDE = 8
-"""Rows and columns of a block."""
+"""Rows and columns that are transposed in registers."""
+
+HEIGHT = 2 * SIDE
+"""Rows of a block, which fill a cache line of the target: written in halves, far apart in time, lines that do not fit
+into the cache would be fetched and written back twice."""
 
 
 @lru_cache
@@ -67,53 +74,64 @@ def _copy_row(
             build.store(value, target, mask=mask)
 
 
-@lru_cache(maxsize=64)
-def transposing_kernel(down_rest: int, across_rest: int) -> int | None:
+@lru_cache(maxsize=2 * HEIGHT * SIDE)
+def transposing_kernel(down_rest: int, across_rest: int, is_down_first: bool) -> int | None:
     """The address of a function of source, target and fields that transposes a matrix of so many blocks and the rest.
 
     Rows are read, and written as columns. `down_rest` and `across_rest` are the rows and the columns that fill no
-    block; None where it cannot run.
+    block; `is_down_first` says that blocks follow one another down the columns that are read. None where it cannot run.
     """
-    return _transposing(down_rest, across_rest).function()
+    return _transposing(down_rest, across_rest, is_down_first).function()
 
 
-def _transposing(down_rest: int, across_rest: int) -> Builder:
+def _transposing(down_rest: int, across_rest: int, is_down_first: bool) -> Builder:
     build = Builder(SIDE)
     source, target, fields = build.arguments(3)
     read, write = build.numbers(fields, 2)
-    with build.repeat(build.number(fields, 8 * DOWN_BLOCKS)):
-        _blocks(build, source, target, read, write, fields, SIDE, across_rest)
-        source.set(source + (read << 3))
-        target.set(target + SIDE * BYTES)
-    if down_rest:
-        _blocks(build, source, target, read, write, fields, down_rest, across_rest)
+
+    def down(source: Scalar, target: Scalar, each: _EachBlock) -> None:
+        with build.repeat(build.number(fields, 8 * DOWN_BLOCKS)):
+            each(source, target, HEIGHT)
+            source.set(source + (read << 4))
+            target.set(target + HEIGHT * BYTES)
+        if down_rest:
+            each(source, target, down_rest)
+
+    def across(source: Scalar, target: Scalar, each: _EachBlock) -> None:
+        with build.repeat(build.number(fields, 8 * ACROSS_BLOCKS)):
+            each(source, target, SIDE)
+            source.set(source + SIDE * BYTES)
+            target.set(target + (write << 3))
+        if across_rest:
+            each(source, target, across_rest)
+
+    outer, inner = (across, down) if is_down_first else (down, across)
+
+    def line(source: Scalar, target: Scalar, size: int) -> None:
+        def block(source: Scalar, target: Scalar, other: int) -> None:
+            rows, columns = (other, size) if is_down_first else (size, other)
+            _block(build, source, target, read, write, rows, columns)
+
+        inner(build.copied(source), build.copied(target), block)
+
+    outer(source, target, line)
     return build
-
-
-def _blocks(
-    build: Builder,
-    source: Scalar,
-    target: Scalar,
-    read: Scalar,
-    write: Scalar,
-    fields: Scalar,
-    rows: int,
-    across_rest: int,
-) -> None:
-    """All blocks of up to SIDE rows."""
-    reading, writing = build.copied(source), build.copied(target)
-    with build.repeat(build.number(fields, 8 * ACROSS_BLOCKS)):
-        _block(build, reading, writing, read, write, rows, SIDE)
-        reading.set(reading + SIDE * BYTES)
-        writing.set(writing + (write << 3))
-    if across_rest:
-        _block(build, reading, writing, read, write, rows, across_rest)
 
 
 def _block(
     build: Builder, source: Scalar, target: Scalar, read: Scalar, write: Scalar, rows: int, columns: int
 ) -> None:
     """`rows` x `columns` elements, at most a block."""
+    for start in range(0, rows, SIDE):
+        if start:
+            source, target = source + (read << 3), target + SIDE * BYTES
+        _square(build, source, target, read, write, min(SIDE, rows - start), columns)
+
+
+def _square(
+    build: Builder, source: Scalar, target: Scalar, read: Scalar, write: Scalar, rows: int, columns: int
+) -> None:
+    """At most SIDE x SIDE elements."""
     across = None if columns == SIDE else build.first(build.zero() + columns)
     values: list[Vector] = []
     for number in range(rows):

@@ -25,6 +25,7 @@ HEADS = (1, 4, 40, 16)
 CASES: dict[str, tuple[str, list[tuple[int, ...]], int, dict[str, ArgumentValue]]] = {
     "concat": ("Concat", [HEADS, (1, 4, 1, 16)], 1, {"axis": 2}),
     "transpose": ("Transpose", [HEADS], 1, {"axes": [0, 2, 1, 3]}),
+    "reorder": ("Reorder", [(1, 250, 37)], 1, {"from_order": "NHWC"}),
     "split": ("Split", [(40, 24)], 2, {"axis": 1}),
     "attention": ("FusedAttention", [(1, 8, 3, 16), HEADS, HEADS], 1, {"scale": 0.25}),
 }
