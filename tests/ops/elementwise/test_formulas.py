@@ -46,6 +46,8 @@ UNARY = [name for name in FLOAT if arity(name) == 1]
 DIFFERENTIABLE = differentiable()
 LIBRARY_IS_INEXACT = {"Gelu", "Log"}
 """What the default engine computes in place of oneDNN, see `dagexec.ops.onednn.accuracy`; Gelu by tanh is oneDNN's."""
+FLOAT32_ALONE = {"Scale"}
+"""What a kernel computes in float32, and the default engine in other types."""
 
 NUMPY_TYPES: list[type] = [np.float32, np.float64, np.int64, np.uint8, np.bool_]
 EXTREME = np.array([0.0, -0.0, 1e-30, -1e-30, 100, -100, 1000, -1000, 1e30, -1e30, 3e38, -3e38]) / 4
