@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 
 import dagexec
 from dagexec.compiler.compilation import compile_model
-from dagexec.compiler.islands import mixing
+from dagexec.compiler.islands import choice, mixing
 from dagexec.compiler.islands.choice import Bench
 from dagexec.compiler.islands.plans import PlanPart, plan_from_text, plan_text, with_plan
 from dagexec.compiler.islands.regions import island_source
@@ -22,6 +23,7 @@ from dagexec.core.dtypes import FLOAT32
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.proto import NetDef
 from dagexec.options import CompileOptions
+from dagexec.platform.deadline import Deadline
 from dagexec.sessions import island
 from tests.compiler.islands.nets import ANY, convolutions, fed
 from tests.ops.running import operator_def
@@ -62,6 +64,7 @@ def test_without_time_for_tuning_islands_must_win_short_runs_clearly(
 
 @pytest.mark.slow
 def test_what_short_runs_decided_is_kept_until_there_is_time_for_tuning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "Deadline", lambda _seconds: Deadline(math.inf))  # what comes too late is not kept
     planted(monkeypatch, 0.5)
     assert "Island" in compiled()[0]
     planted(monkeypatch, 2.0)
