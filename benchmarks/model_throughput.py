@@ -75,7 +75,8 @@ def _ratio(rates: Mapping[str, Sequence[float]]) -> float | None:
     peers = [found for column, found in rates.items() if column != OURS]
     if OURS not in rates or not peers:
         return None
-    return statistics.median(mine / max(others) for mine, *others in zip(rates[OURS], *peers, strict=True))
+    ratios = [mine / max(others) for mine, *others in zip(rates[OURS], *peers, strict=True)]
+    return float(statistics.median(ratios))
 
 
 def _medians(rates: Mapping[str, Sequence[float]]) -> dict[str, float]:
