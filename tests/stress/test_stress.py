@@ -185,10 +185,13 @@ def test_unknown_devices_and_net_types_are_refused() -> None:
 @pytest.mark.parametrize("net_type", NET_TYPES)
 def test_cases_pass_and_count_what_they_tried(net_type: str) -> None:
     found: Counter[str] = Counter()
-    before = threading.active_count()
+    before = set(threading.enumerate())
     for seed in range(12):
         found += run_case(make_case(seed, net_type=net_type))
-    assert threading.active_count() == before
+    left = set(threading.enumerate()) - before
+    for thread in left:
+        thread.join(30)
+    assert not [thread.name for thread in left if thread.is_alive()]
     assert found["cases"] == found[f"net type {net_type}"] == 12
     endings = {name: count for name, count in found.items() if name.startswith("run ended: ")}
     alone = sum(make_case(seed).repeats for seed in range(12))
