@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -81,7 +82,7 @@ async def test_a_loop_that_is_busy_with_other_work_leaves_them_to_workers() -> N
     with timed(seconds=QUICK) as runs:
         turns = runs.executor._turns
         assert turns is not None
-        clock = iter(range(1000))
+        clock = itertools.count()
         turns._now = lambda: float(next(clock))
         async with anyio.create_task_group() as tasks:
             for number in range(CALLERS):
