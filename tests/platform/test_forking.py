@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -132,6 +133,9 @@ def test_where_native_code_forks_and_leaves_a_team_behind_operators_have_one_thr
     """Some servers call fork themselves, and tell Python in the child only."""
     if passed_alone(request):  # a thread that another test left could hold a lock while this forks
         return
+    # Such servers call PyOS_AfterFork_Child at once. Here the child first returns to the interpreter, which must not be
+    # asked meanwhile to hand its lock to a thread that has stayed in the parent: the child would wait for it for good.
+    sys.setswitchinterval(1000)
     workspace = dagexec.Workspace()
     init, predict = product()
     workspace.run_net_once(init)

@@ -9,15 +9,13 @@ import pytest
 
 from dagexec.core.arguments import ArgumentValue
 from dagexec.ops.onednn import convolution_family
-from dagexec.ops.onednn.binding import library
 from dagexec.ops.onednn.implementation import rule
 from dagexec.ops.onednn.problem import Candidate, Problem
 from dagexec.scheduler.nets.simple import SimpleNet
+from tests.ops.onednn.engine import AVX2, has_vectors_of
 from tests.ops.onednn.test_conv import ONE_BY_ONE, SQUARE, Layer, from_order, net_of
 
-pytestmark = pytest.mark.skipif(
-    (found := library()) is None or found.isa.lanes < 8, reason="without vectors of 8 oneDNN has no fast implementation"
-)
+pytestmark = pytest.mark.skipif(not has_vectors_of(AVX2), reason="without AVX2 oneDNN has no fast implementation")
 NARROW = Layer(ONE_BY_ONE, channels=24, filters=48, group=4)
 
 
