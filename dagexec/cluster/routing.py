@@ -150,7 +150,7 @@ class RoundRobin(Router[Replica]):
 
 
 class RandomChoice(Router[Replica]):
-    """Any replica that is not full, all with the same probability; looks at each of them only if it meets a full one."""
+    """Any replica that is not full, each as likely as the others; looks at each of them only if it meets a full one."""
 
     def __init__(
         self, replicas: Iterable[Replica] = (), max_outstanding: int | None = None, seed: int | None = None
