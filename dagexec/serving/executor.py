@@ -189,6 +189,11 @@ class Executor(Closing):
         """Names of the results that a run returns by default."""
         return self.model.outputs
 
+    def output_info(self) -> Mapping[str, InputInfo]:
+        """What is known of each result before a run, by inference: type, and the sizes that every run has."""
+        types = self._given_types or GivenTypes.of(self._source)
+        return types.output_info(self.inputs, self.outputs)
+
     def run(
         self,
         feeds: Feeds | npt.ArrayLike,

@@ -1,0 +1,1 @@
+"""A server of models over the network: `dagexec serve` (docs/serving.md)."""

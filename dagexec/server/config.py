@@ -1,0 +1,186 @@
+"""ServerConfig and ModelConfig: what is served and how, from a TOML file and the command line, checked once."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from numbers import Real
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from dagexec.errors import DagexecError, SettingError
+from dagexec.options import BatchPadding, CompileOptions
+from dagexec.serving.model_source import ZOO_PREFIX, ModelSource
+
+MAX_QUEUED = 100
+"""Requests that wait for a model, unless its configuration says otherwise."""
+
+_NOT_IN_FILES = frozenset(("calibration", "metrics", "pool", "progress", "telemetry", "when_full"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """A model to serve.
+
+    Attributes:
+        name: what clients call it.
+        source: what `dagexec.compile` takes; or a folder with a folder for each version, named by a number, of which
+            the one with the highest number is served (`Repository`). None for what an application adds ready to run.
+        version: what clients call the version of a source without such folders.
+        options: of `dagexec.compile`. Requests that find `max_queued` others waiting are refused.
+        timeout: seconds that a request has at most, None for any time.
+        priority: of its requests among those of all models, the highest first.
+        priority_level: a request that asks for level p, where 1 is the most urgent, has `priority` increased by
+            `priority_level` - p. With 1, the default, clients may only make way for others.
+    """
+
+    name: str
+    source: ModelSource | None
+    version: str = "1"
+    options: CompileOptions = field(default_factory=lambda: CompileOptions(max_queued=MAX_QUEUED, when_full="reject"))
+    timeout: float | None = None
+    priority: int = 0
+    priority_level: int = 1
+
+    def __post_init__(self) -> None:
+        """Raises SettingError for what is out of range."""
+        _check_name("model", self.name)
+        _check_name("version", self.version)
+        if isinstance(self.source, str | PathLike) and not str(self.source):
+            raise SettingError("source must name a file, a folder or zoo:NAME")
+        if self.timeout is not None and (not _is_real(self.timeout) or not 0 < self.timeout < math.inf):
+            raise SettingError(f"timeout must be more than 0 seconds, not {self.timeout!r:.80}")
+        if not _is_whole(self.priority):
+            raise SettingError(f"priority must be a whole number, not {self.priority!r:.80}")
+        if not _is_whole(self.priority_level) or self.priority_level < 1:
+            raise SettingError(f"priority_level must be 1 or more, not {self.priority_level!r:.80}")
+
+    def changed(self, settings: Mapping[str, Any]) -> ModelConfig:
+        """This configuration with other `settings`, as a file has them. Raises SettingError, which names the model."""
+        try:
+            return self._changed(dict(settings))
+        except (DagexecError, TypeError, ValueError) as error:
+            raise SettingError(f"model {self.name!r}: {error}") from error
+
+    def _changed(self, settings: dict[str, Any]) -> ModelConfig:
+        own = {one.name for one in fields(self)} - {"name", "options"}
+        compiling = {one.name for one in fields(CompileOptions)} - _NOT_IN_FILES
+        check_keys(settings, own | compiling)
+        padding = settings.get("batch_padding")
+        if padding is not None:
+            settings["batch_padding"] = BatchPadding(**padding)
+        compile_settings = {key: value for key, value in settings.items() if key in compiling}
+        options = replace(self.options, **compile_settings) if compile_settings else self.options
+        return replace(self, options=options, **{key: value for key, value in settings.items() if key in own})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig:
+    """What a server serves, where, and up to which limits.
+
+    Attributes:
+        models: by name.
+        name: of the server, in its metadata.
+        host: the address to listen on.
+        port: that of HTTP; 0 for any that is free.
+        control: clients may load and unload models.
+        strict: a model that cannot be loaded at the start ends the server.
+        drain_seconds: that running requests have when the server ends, or their model is replaced or unloaded.
+    """
+
+    models: Mapping[str, ModelConfig] = field(default_factory=dict)
+    name: str = "dagexec"
+    host: str = "127.0.0.1"
+    port: int = 8000
+    control: bool = True
+    strict: bool = False
+    drain_seconds: float = 30.0
+
+    def __post_init__(self) -> None:
+        """Raises SettingError for what is out of range."""
+        if not isinstance(self.name, str) or not self.name:
+            raise SettingError(f"name must be a text, not {self.name!r:.80}")
+        if not isinstance(self.host, str) or not self.host:
+            raise SettingError(f"host must be an address, not {self.host!r:.80}")
+        if not _is_whole(self.port) or not 0 <= self.port < 1 << 16:
+            raise SettingError(f"port must be from 0 to 65535, not {self.port!r:.80}")
+        for flag in ("control", "strict"):
+            if not isinstance(getattr(self, flag), bool):
+                raise SettingError(f"{flag} must be true or false, not {getattr(self, flag)!r:.80}")
+        if not _is_real(self.drain_seconds) or not 0 <= self.drain_seconds < math.inf:
+            raise SettingError(f"drain_seconds must be 0 or more, not {self.drain_seconds!r:.80}")
+
+    def with_models(self, named: Sequence[str]) -> ServerConfig:
+        """This configuration with models given as NAME=SOURCE, or as `zoo:NAME` alone. Raises SettingError."""
+        models = dict(self.models)
+        for text in named:
+            name, equals, source = text.partition("=")
+            if not equals:
+                if not text.startswith(ZOO_PREFIX):
+                    raise SettingError(f"{text!r:.80}: expected NAME=SOURCE, such as resnet=model.onnx")
+                name, source = text.removeprefix(ZOO_PREFIX), text
+            known = models.get(name)
+            models[name] = ModelConfig(name=name, source=source) if known is None else replace(known, source=source)
+        return replace(self, models=models)
+
+
+def read_config(path: Path) -> ServerConfig:
+    """The configuration in a TOML file; sources are relative to its folder. Raises SettingError, naming the file."""
+    try:
+        with path.open("rb") as file:
+            tables = tomllib.load(file)
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SettingError(f"{path}: {error}") from error
+    try:
+        return _config(tables, path.parent)
+    except SettingError as error:
+        raise SettingError(f"{path}: {error}") from error
+
+
+def _config(tables: Mapping[str, Any], folder: Path) -> ServerConfig:
+    check_keys(tables, {"server", "models"})
+    server, models = _table(tables, "server"), _table(tables, "models")
+    check_keys(server, {one.name for one in fields(ServerConfig)} - {"models"})
+    return ServerConfig(**server, models={name: _model(name, _table(models, name), folder) for name in models})
+
+
+def _table(tables: Mapping[str, Any], name: str) -> dict[str, Any]:
+    table = tables.get(name, {})
+    if not isinstance(table, dict):
+        raise SettingError(f"{name} must be a table")
+    return table
+
+
+def _model(name: str, table: Mapping[str, Any], folder: Path) -> ModelConfig:
+    source = table.get("source")
+    if not isinstance(source, str):
+        raise SettingError(f"model {name!r}: source is missing: a file, a folder or zoo:NAME")
+    if not source.startswith(ZOO_PREFIX):
+        source = str(folder / source)
+    return ModelConfig(name=name, source=source).changed({**table, "source": source})
+
+
+def check_keys(table: Mapping[str, Any], known: set[str]) -> None:
+    """Raise SettingError for a key that is not known, with the one that was probably meant."""
+    for key in table:
+        if key not in known:
+            close = difflib.get_close_matches(key, known, 1)
+            raise SettingError(f"unknown key {key!r:.80}" + (f"; did you mean {close[0]!r}?" if close else ""))
+
+
+def _check_name(what: str, name: object) -> None:
+    """Names stand in paths of URLs."""
+    if not isinstance(name, str) or not name or len(name) > 200 or not name.isprintable() or "/" in name:
+        raise SettingError(f"a {what}'s name is a text of 1 to 200 characters without '/', not {name!r:.80}")
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_real(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)

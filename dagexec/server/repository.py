@@ -1,0 +1,388 @@
+"""Repository: the models that a server has, which versions of them serve, and what happens while these change.
+
+All of it belongs to one event loop. Whatever the transport, requests come to `infer`. A version is looked up and its
+run begins without the loop turning in between, so that no request meets a version that has been retired.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import anyio
+import anyio.to_thread
+
+from dagexec.errors import DagexecError, FeedError, ModelFormatError, SettingError
+from dagexec.server.config import ModelConfig, ServerConfig
+from dagexec.server.inference import (
+    InferenceRequest,
+    InferenceResponse,
+    ModelMetadata,
+    Parameter,
+    RequestError,
+    request_error,
+)
+from dagexec.server.version import PLATFORM, LoadedVersion, Runner
+from dagexec.serving.compile_async import compile_async
+from dagexec.serving.model_source import ModelSource
+
+logger = logging.getLogger("dagexec.server")
+
+State = Literal["LOADING", "READY", "UNLOADING", "UNAVAILABLE"]
+Outcome = Literal["completed", "failed", "rejected", "timed_out", "cancelled"]
+
+_MAX_RETRY_SECONDS = 60
+_MAX_TIMEOUT_MICROSECONDS = 1 << 62
+
+
+class Observer(Protocol):
+    """What is told of requests: metrics."""
+
+    def finished(self, model: str, version: str, outcome: Outcome, seconds: float) -> None:
+        """A request to a known model is over, so long after it came."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ModelState:
+    """One row of the repository's index: a version, or a model of which no version is loaded (version "")."""
+
+    name: str
+    version: str
+    state: State
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A name that clients may know."""
+
+    config: ModelConfig
+    state: State = "UNAVAILABLE"
+    reason: str = "not loaded yet"
+    versions: dict[str, LoadedVersion] = field(default_factory=dict)
+    current: LoadedVersion | None = None
+    wanted: bool = True
+
+
+async def _compiled(config: ModelConfig, source: ModelSource) -> Runner:
+    """An executor that has run once, with zeros, if the model runs with these."""
+    executor = await compile_async(source, config.options)
+    if config.options.warm_start is False:
+        try:
+            await anyio.to_thread.run_sync(executor.warm_up)
+        except DagexecError as error:
+            logger.info("model %r is not warmed up: %s", config.name, error)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await executor.aclose()
+            raise
+    return executor
+
+
+class Repository:
+    """Models by name, for one event loop (asyncio or trio).
+
+    Call `load_all` at the start and `drain` at the end.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        observer: Observer | None = None,
+        load_runner: Callable[[ModelConfig, ModelSource], Awaitable[Runner]] = _compiled,
+    ) -> None:
+        """`load_runner` makes what runs a source."""
+        self.config = config
+        self._observer = observer
+        self._load_runner = load_runner
+        self._entries = {name: _Entry(model) for name, model in config.models.items()}
+        self._loading = anyio.Lock()
+        self._draining = False
+
+    async def infer(self, request: InferenceRequest) -> InferenceResponse:
+        """Run a model. A cancelled await cancels the run.
+
+        Parameters of the request, as Triton has them: `timeout` in microseconds, which may shorten the model's own, 0
+        for none; `priority`, a level of which 1 is the most urgent and 0 the model's default.
+
+        Raises RequestError: 400 for bad inputs, outputs or parameters, 404 for an unknown model or version, 413 for a
+        run that would not fit in memory, 500 for an operator that fails, 503 (mostly with `retry_after`) for a model
+        that is not ready or has its queue full, 504 when the timeout is over.
+        """
+        loaded = self._find(request.model, request.version)
+        began = time.monotonic()
+        outcome: Outcome = "cancelled"
+        loaded.enter()
+        try:
+            config = loaded.config
+            timeout, priority = config.timeout, config.priority
+            if request.parameters:
+                timeout, priority = _timeout(request.parameters, timeout), _priority(request.parameters, config)
+            if not loaded.names.issuperset(request.outputs):
+                unknown = sorted(set(request.outputs) - loaded.names)
+                raise FeedError(f"model {config.name!r}: unknown outputs {unknown}; it has {sorted(loaded.names)}")
+            outputs = await loaded.runner.run_async(
+                request.inputs, outputs=request.outputs or None, timeout=timeout, priority=priority
+            )
+            outcome = "completed"
+        except Exception as error:
+            refused = request_error(error, self._retry_after(loaded))
+            outcome = _outcome(refused)
+            raise refused from error
+        finally:
+            loaded.leave()
+            seconds = time.monotonic() - began
+            if outcome == "completed":
+                loaded.last_seconds = seconds
+            if self._observer is not None:
+                self._observer.finished(request.model, loaded.version, outcome, seconds)
+        return InferenceResponse(model=request.model, version=loaded.version, id=request.id, outputs=outputs)
+
+    def metadata(self, name: str, version: str | None = None) -> ModelMetadata:
+        """What a model takes and gives. Raises RequestError as `infer` does."""
+        loaded = self._find(name, version)
+        versions = tuple(self._entries[name].versions)
+        return ModelMetadata(name, versions, PLATFORM, loaded.inputs, loaded.outputs)
+
+    def is_ready(self) -> bool:
+        """True while all models serve, but for those that clients have unloaded."""
+        return not self._draining and all(entry.current for entry in self._entries.values() if entry.wanted)
+
+    def is_model_ready(self, name: str, version: str | None = None) -> bool:
+        """False also for a model or version that is unknown."""
+        try:
+            return self._find(name, version) is not None
+        except RequestError:
+            return False
+
+    def index(self, ready: bool = False) -> list[ModelState]:
+        """All versions that are loaded, and the models without any; only what serves, with `ready`."""
+        rows = []
+        for name, entry in self._entries.items():
+            rows += [ModelState(name, version, "READY") for version in entry.versions]
+            if not entry.versions or entry.state == "LOADING":
+                rows.append(ModelState(name, "", entry.state, entry.reason))
+        return [row for row in rows if row.state == "READY" or not ready]
+
+    def loaded(self) -> list[LoadedVersion]:
+        """All versions that serve."""
+        return [version for entry in self._entries.values() for version in entry.versions.values()]
+
+    async def load_all(self) -> dict[str, RequestError]:
+        """Load every model of the configuration, and return the errors of those that could not be, by name."""
+        errors = {}
+        for name in list(self._entries):
+            try:
+                await self.load(name)
+            except RequestError as error:
+                errors[name] = error
+        return errors
+
+    async def load(self, name: str, parameters: Mapping[str, Parameter] | None = None) -> None:
+        """Load a model of the configuration, or load it again: its file, or the newest folder of its versions.
+
+        Requests go to what was there before until all is ready; then it is retired. If the load fails, it stays.
+        The parameter `config` is JSON with settings that replace the configuration's, as in its file, except `source`.
+
+        Raises RequestError: 400 for bad parameters and for what was added, 404 for a model that the configuration does
+        not have, 500 if it cannot be loaded.
+        """
+        entry = self._entry(name)
+        if entry.config.source is None:
+            raise RequestError(400, f"model {name!r} has no source to load it from")
+        config = _with_parameters(entry.config, parameters or {})
+        async with self._loading:
+            self._refuse_while_draining()
+            entry.wanted = True
+            entry.state, entry.reason = "LOADING", ""
+            try:
+                loaded = await self._load(config)
+            except Exception as error:
+                entry.state = "READY" if entry.versions else "UNAVAILABLE"
+                entry.reason = f"could not be loaded: {error}"
+                logger.error("model %r %s", name, entry.reason, exc_info=not isinstance(error, DagexecError))
+                raise _load_error(name, error) from error
+            except BaseException:
+                entry.state = "READY" if entry.versions else "UNAVAILABLE"
+                entry.reason = "loading was cancelled"
+                raise
+            old = list(entry.versions.values())
+            entry.config = config
+            self._put(entry, loaded)
+        logger.info("model %r: version %s is ready", name, loaded.version)
+        await self._retire(old)
+
+    async def unload(self, name: str) -> None:
+        """Take a model out of service, and return when its running requests are over.
+
+        Raises RequestError: 404 for a model that the configuration does not have.
+        """
+        entry = self._entry(name)
+        async with self._loading:
+            entry.wanted = False
+            old = list(entry.versions.values())
+            entry.versions, entry.current = {}, None
+            entry.state, entry.reason = "UNLOADING", "unloading"
+            await self._retire(old)
+            entry.state, entry.reason = "UNAVAILABLE", "unloaded"
+        logger.info("model %r is unloaded", name)
+
+    def add(self, name: str, runner: Runner, version: str = "1") -> None:
+        """Serve something that is ready to run, such as a deployment on a cluster. `drain` closes it.
+
+        Raises SettingError for a name that is taken, and for inputs that the protocol has no words for.
+        """
+        if name in self._entries:
+            raise SettingError(f"model {name!r} is there already")
+        entry = _Entry(ModelConfig(name=name, source=None, version=version))
+        self._put(entry, LoadedVersion(entry.config, version, runner))
+        self._entries[name] = entry
+
+    async def drain(self, seconds: float | None = None) -> None:
+        """Refuse new requests, wait for those in service, by default `drain_seconds`, and close all models."""
+        self._draining = True
+        with anyio.CancelScope(shield=True):
+            async with self._loading:
+                old = self.loaded()
+                for entry in self._entries.values():
+                    entry.versions, entry.current = {}, None
+                    entry.state, entry.reason = "UNAVAILABLE", "the server is shutting down"
+                await self._retire(old, seconds)
+
+    def stop_accepting(self) -> None:
+        """Refuse new requests from now on; `drain` comes later."""
+        self._draining = True
+
+    async def _load(self, config: ModelConfig) -> LoadedVersion:
+        version, source = _newest(config)
+        runner = await self._load_runner(config, source)
+        try:
+            return LoadedVersion(config, version, runner)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await runner.drain_async(timeout=0)
+            raise
+
+    @staticmethod
+    def _put(entry: _Entry, loaded: LoadedVersion) -> None:
+        entry.versions, entry.current = {loaded.version: loaded}, loaded
+        entry.state, entry.reason = "READY", ""
+
+    async def _retire(self, versions: list[LoadedVersion], seconds: float | None = None) -> None:
+        longest = self.config.drain_seconds if seconds is None else seconds
+        async with anyio.create_task_group() as tasks:
+            for version in versions:
+                tasks.start_soon(version.retire, longest)
+
+    def _find(self, name: str, version: str | None) -> LoadedVersion:
+        """The version that serves a request. Raises RequestError."""
+        self._refuse_while_draining()
+        entry = self._entry(name)
+        if entry.current is None:
+            again = 1 if entry.state == "LOADING" else None
+            raise RequestError(503, f"model {name!r} is not ready: {entry.reason or entry.state.lower()}", again)
+        if not version:
+            return entry.current
+        found = entry.versions.get(version)
+        if found is None:
+            raise RequestError(404, f"model {name!r} has no version {version!r:.80}; it has {sorted(entry.versions)}")
+        return found
+
+    def _entry(self, name: str) -> _Entry:
+        entry = self._entries.get(name)
+        if entry is None:
+            raise RequestError(404, f"unknown model {name!r:.80}")
+        return entry
+
+    def _refuse_while_draining(self) -> None:
+        if self._draining:
+            raise RequestError(503, "the server is shutting down", 1)
+
+    @staticmethod
+    def _retry_after(loaded: LoadedVersion) -> int:
+        return max(1, min(math.ceil(loaded.last_seconds), _MAX_RETRY_SECONDS))
+
+
+def _newest(config: ModelConfig) -> tuple[str, ModelSource]:
+    """The version to load, and its source: of a folder with a folder for each version, that with the highest number."""
+    source = config.source
+    assert source is not None
+    if not isinstance(source, str | PathLike):
+        return config.version, source
+    try:
+        numbers = [one.name for one in Path(source).iterdir() if one.name.isdecimal() and one.is_dir()]
+    except OSError:  # no folder
+        return config.version, source
+    if not numbers:
+        return config.version, source
+    version = max(numbers, key=int)
+    folder = Path(source, version)
+    files = sorted(folder.glob("*.onnx"))
+    if len(files) > 1:
+        raise ModelFormatError(f"{folder}: expected one .onnx file, found {[file.name for file in files]}")
+    return version, files[0] if files else folder
+
+
+def _with_parameters(config: ModelConfig, parameters: Mapping[str, Parameter]) -> ModelConfig:
+    """The configuration, with what a client asks for. Raises RequestError."""
+    for key in parameters:
+        if key != "config":
+            raise RequestError(400, f"parameter {key!r:.80} is not supported: models come from the server's own files")
+    text = parameters.get("config")
+    if text is None:
+        return config
+    try:
+        settings: Any = json.loads(text) if isinstance(text, str) else None
+        if not isinstance(settings, dict):
+            raise SettingError("config must be a JSON object")
+        if "source" in settings or "allow_io" in settings:
+            raise SettingError("source and allow_io are the server's to set")
+        return config.changed(settings)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(400, f"model {config.name!r}: {error}") from error
+
+
+def _load_error(name: str, error: Exception) -> RequestError:
+    if isinstance(error, RequestError):
+        return error
+    why = str(error) if isinstance(error, DagexecError | OSError) else "internal error"
+    return RequestError(500, f"model {name!r} could not be loaded: {why}")
+
+
+def _timeout(parameters: Mapping[str, Parameter], longest: float | None) -> float | None:
+    """Seconds that the request has."""
+    microseconds = _whole(parameters, "timeout", _MAX_TIMEOUT_MICROSECONDS)
+    if not microseconds:
+        return longest
+    seconds = microseconds / 1e6
+    return seconds if longest is None else min(seconds, longest)
+
+
+def _priority(parameters: Mapping[str, Parameter], config: ModelConfig) -> int:
+    """The executor's priority of a request."""
+    level = _whole(parameters, "priority", 1 << 31)
+    return config.priority if level == 0 else config.priority + config.priority_level - level
+
+
+def _whole(parameters: Mapping[str, Parameter], name: str, most: int) -> int:
+    value = parameters.get(name, 0)
+    if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 20:  # as Triton takes them
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
+        raise RequestError(400, f"parameter {name!r} must be a whole number from 0 to {most}, not {value!r:.80}")
+    return value
+
+
+_OUTCOMES: dict[int, Outcome] = {503: "rejected", 504: "timed_out"}
+
+
+def _outcome(error: RequestError) -> Outcome:
+    return _OUTCOMES.get(error.status, "failed")

@@ -1,0 +1,102 @@
+"""One loaded version of a model: what runs it, what is known of it, and who still uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+import anyio
+
+from dagexec.core.feeds import Array, Feeds
+from dagexec.core.model import InputInfo
+from dagexec.errors import SettingError
+from dagexec.server.config import ModelConfig
+from dagexec.server.datatypes import datatype_of
+from dagexec.server.inference import TensorMetadata
+
+PLATFORM = "dagexec"
+
+
+class Runner(Protocol):
+    """What can stand behind a name: an `Executor`, or a deployment on other machines."""
+
+    @property
+    def inputs(self) -> Mapping[str, InputInfo]:
+        """Name, type and shape of each input."""
+        ...
+
+    @property
+    def outputs(self) -> Sequence[str]:
+        """Names of the results."""
+        ...
+
+    def output_info(self) -> Mapping[str, InputInfo]:
+        """What is known of each result."""
+        ...
+
+    async def run_async(
+        self, feeds: Feeds, *, outputs: Iterable[str] | None = None, timeout: float | None = None, priority: int = 0
+    ) -> dict[str, Array]:
+        """As `Executor.run_async`."""
+        ...
+
+    async def drain_async(self, timeout: float | None = None) -> bool:
+        """As `Executor.drain_async`."""
+        ...
+
+
+class LoadedVersion:
+    """A version that serves requests until it is retired.
+
+    Attributes:
+        config: what it was loaded with.
+        version: what clients call it.
+        runner: what runs it.
+        names: its results.
+        running: requests in service.
+        last_seconds: what the latest request took that was answered. It waited for all that were before it, so one
+            that is refused now finds room after about as long.
+    """
+
+    def __init__(self, config: ModelConfig, version: str, runner: Runner) -> None:
+        """Raises SettingError for inputs and outputs that the protocol has no words for."""
+        self.config = config
+        self.version = version
+        self.runner = runner
+        self.inputs = tuple(_metadata(name, info) for name, info in runner.inputs.items())
+        self.outputs = tuple(_metadata(name, info) for name, info in runner.output_info().items())
+        self.names = frozenset(runner.outputs)
+        self.running = 0
+        self.last_seconds = 0.0
+        self._idle = anyio.Event()
+        self._retired = False
+
+    def enter(self) -> None:
+        """A request begins."""
+        self.running += 1
+
+    def leave(self) -> None:
+        """A request is over."""
+        self.running -= 1
+        if self._retired and not self.running:
+            self._idle.set()
+
+    async def retire(self, seconds: float) -> None:
+        """Wait up to so many seconds for its requests, which get no more company, then close it.
+
+        What is not finished by then ends with ClosedError. The close is not interrupted by a cancellation.
+        """
+        self._retired = True
+        with anyio.CancelScope(shield=True):
+            if self.running:
+                with anyio.move_on_after(seconds):
+                    await self._idle.wait()
+            await self.runner.drain_async(timeout=0)
+
+
+def _metadata(name: str, info: InputInfo) -> TensorMetadata:
+    datatype = datatype_of(info.dtype)
+    if info.is_sequence or datatype is None:
+        raise SettingError(f"{name!r} is {info}; the Open Inference Protocol has no such tensors")
+    shape = None if info.shape is None else tuple(-1 if size is None else size for size in info.shape)
+    return TensorMetadata(name, datatype, shape)

@@ -1,0 +1,95 @@
+"""What is wrong in a configuration is said at once, with the place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dagexec.errors import SettingError
+from dagexec.options import BatchPadding
+from dagexec.server.config import MAX_QUEUED, ModelConfig, ServerConfig, read_config
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "serve.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_file_says_what_is_served_and_how(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        """
+        [server]
+        port = 0
+        drain_seconds = 5
+        [models.resnet]
+        source = "models/resnet"
+        replicas = 2
+        max_batch = 8
+        timeout = 1.5
+        priority = 2
+        shapes = { data = [1, 3, 224, 224] }
+        [models.text]
+        source = "text.onnx"
+        version = "v3"
+        max_queued = 7
+        max_batch = 4
+        batch_padding = { axes = { ids = 1 }, mask = "ids", sizes = [16, 32] }
+        [models.lenet]
+        source = "zoo:lenet"
+        """,
+    )
+    config = read_config(path)
+    assert (config.port, config.drain_seconds, config.host) == (0, 5, "127.0.0.1")
+    resnet, text, lenet = config.models.values()
+    assert resnet.source == str(tmp_path / "models/resnet")
+    assert (resnet.options.replicas, resnet.options.max_batch, resnet.options.max_queued) == (2, 8, MAX_QUEUED)
+    assert (resnet.timeout, resnet.priority, resnet.version) == (1.5, 2, "1")
+    assert (text.version, text.options.max_queued, text.options.when_full) == ("v3", 7, "reject")
+    assert text.options.batch_padding == BatchPadding({"ids": 1}, mask="ids", sizes=[16, 32])
+    assert lenet == ModelConfig(name="lenet", source="zoo:lenet")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[server]\nprot = 1", "unknown key 'prot'; did you mean 'port'"),
+        ("[server]\nport = 70000", "port must be from 0 to 65535, not 70000"),
+        ("[server]\nport = true", "port must be"),
+        ("[server]\ndrain_seconds = nan", "drain_seconds must be"),
+        ("[server]\nstrict = 1", "strict must be true or false"),
+        ("[models.m]\nreplicas = 2", "model 'm': source is missing"),
+        ("[models.m]\nsource = ''\nmax_bach = 2", "model 'm': unknown key 'max_bach'; did you mean 'max_batch'"),
+        ("[models.m]\nsource = 'm'\nreplicas = 0", "model 'm': at least 1 replica"),
+        ("[models.m]\nsource = 'm'\nreplicas = 'two'", "model 'm': at least 1 replica"),
+        ("[models.m]\nsource = 'm'\ntimeout = 0", "model 'm': timeout must be more than 0"),
+        ("[models.m]\nsource = 'm'\npriority_level = 0", "model 'm': priority_level must be 1"),
+        ("[models.m]\nsource = 'm'\nwhen_full = 'wait'", "model 'm': unknown key 'when_full'"),
+        ("[models.m]\nsource = 'm'\nbatch_padding = {ax = 1}", "model 'm': .*batch_padding|model 'm'"),
+        ("[models.'a/b']\nsource = 'm'", "a model's name"),
+        ("models = 3", "models must be a table"),
+        ("[server\n", "serve.toml: "),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_place(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(SettingError, match=message) as caught:
+        read_config(written(tmp_path, text))
+    assert str(caught.value).startswith(str(tmp_path / "serve.toml"))
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match=r"none\.toml"):
+        read_config(tmp_path / "none.toml")
+
+
+def test_models_on_the_command_line_add_to_the_file(tmp_path: Path) -> None:
+    config = ServerConfig(models={"a": ModelConfig(name="a", source="old.onnx", timeout=3)})
+    changed = config.with_models(["a=new.onnx", "b=c=d.onnx", "zoo:lenet"])
+    assert changed.models["a"] == ModelConfig(name="a", source="new.onnx", timeout=3)
+    assert changed.models["b"].source == "c=d.onnx"
+    assert changed.models["lenet"].source == "zoo:lenet"
+    for text in ("model.onnx", "=model.onnx", "a="):
+        with pytest.raises(SettingError):
+            config.with_models([text])
