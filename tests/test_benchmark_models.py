@@ -193,7 +193,13 @@ def test_the_part_counts_families_and_leaves_the_rest_of_the_page(tmp_path: Path
     }
     kinds = [{"operator": "Conv (ONEDNN)", "count": 3, "share": 0.62, "ms": 1.0, "gflop_s": 40.0, "gb_s": 2.0}]
     report = {
-        "environment": {"processor": "P", "cores": 2, "python": "3.11", "ONEDNN_MAX_CPU_ISA": "AVX2"},
+        "environment": {
+            "processor": "P",
+            "cores": 2,
+            "python": "3.11",
+            "onnxruntime": "1.0",
+            "ONEDNN_MAX_CPU_ISA": "AVX2",
+        },
         "rows": rows,
         "first_results": {"encoder/a": {"contenders": {"dagexec": {"cold_s": 1.5, "warm_s": 0.5}}}},
         "profiles": {"encoder/b": {"ms": 4.0, "operators": kinds}},
@@ -221,6 +227,8 @@ def test_the_part_counts_families_and_leaves_the_rest_of_the_page(tmp_path: Path
     page.write_part({"AVX2": report}, document)
     page.write_part({"AVX2": report}, document)
     assert document.read_text() == f"# Benchmarks\n\nabove\n\n{text}\n# Whole networks on the processor\n\nbelow\n"
+    del report["environment"]["onnxruntime"]  # type: ignore[attr-defined]
+    assert "cannot be limited, and is left out" in page.part({"AVX2": report})
 
 
 def test_the_worst_models_come_first() -> None:
