@@ -122,6 +122,7 @@ cuda-check: $(CUDA_VENV)/.installed
 
 proto: $(VENV)/.installed-dev
 	cd dagexec/core/proto && ../../../$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. dagexec.proto
+	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. dagexec/server/proto/inference.proto
 
 # What cffi makes of the declarations of oneDNN's functions.
 cffi: $(VENV)/.installed-dev

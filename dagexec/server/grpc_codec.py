@@ -1,0 +1,142 @@
+"""Requests and responses between the messages of gRPC and dagexec's own, which HTTP has too (`inference.py`).
+
+The fields of the messages are told in `proto/inference.proto`. Nothing here waits, runs a model or knows what it takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from dagexec.core.feeds import Array
+from dagexec.server.datatypes import BYTES, NUMPY, datatype_of_array
+from dagexec.server.inference import (
+    InferenceRequest,
+    InferenceResponse,
+    ModelMetadata,
+    Parameter,
+    RequestError,
+    TensorMetadata,
+)
+from dagexec.server.proto import inference_pb2 as messages
+from dagexec.server.tensor_bytes import array_from_bytes, bytes_from_array, shaped
+
+_CONTENTS: Mapping[str, str] = {
+    "BOOL": "bool_contents",
+    "INT8": "int_contents",
+    "INT16": "int_contents",
+    "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "UINT8": "uint_contents",
+    "UINT16": "uint_contents",
+    "UINT32": "uint_contents",
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    "BYTES": "bytes_contents",
+}
+"""By datatype, the field of its elements. FP16 and BF16 have none."""
+
+
+def request_from(message: messages.ModelInferRequest) -> InferenceRequest:
+    """The request in a message; raises `RequestError` (400) where the message contradicts itself."""
+    names = [tensor.name for tensor in message.inputs]
+    if len(set(names)) != len(names):
+        raise RequestError(400, f"an input is given twice: {', '.join(map(repr, names)):.200}")
+    return InferenceRequest(
+        model=message.model_name,
+        version=message.model_version or None,
+        id=message.id,
+        inputs=dict(zip(names, _arrays(message), strict=True)),
+        outputs=tuple(output.name for output in message.outputs),
+        parameters=parameters_from(message.parameters),
+    )
+
+
+def parameters_from(
+    given: Mapping[str, messages.Parameter] | Mapping[str, messages.RepositoryParameter],
+) -> dict[str, Parameter]:
+    """Parameters as Python's values; one without a value is left out."""
+    chosen = {name: message.WhichOneof("value") for name, message in given.items()}
+    return {name: getattr(given[name], field) for name, field in chosen.items() if field is not None}
+
+
+def response_message(response: InferenceResponse) -> messages.ModelInferResponse:
+    """A response with the results as raw bytes, which every client reads."""
+    return messages.ModelInferResponse(
+        model_name=response.model,
+        model_version=response.version,
+        id=response.id,
+        outputs=[_tensor(name, array) for name, array in response.outputs.items()],
+        raw_output_contents=[bytes(bytes_from_array(array)) for array in response.outputs.values()],
+    )
+
+
+def metadata_message(metadata: ModelMetadata) -> messages.ModelMetadataResponse:
+    """What a model takes and gives."""
+    return messages.ModelMetadataResponse(
+        name=metadata.name,
+        versions=metadata.versions,
+        platform=metadata.platform,
+        inputs=map(_described, metadata.inputs),
+        outputs=map(_described, metadata.outputs),
+    )
+
+
+def config_message(metadata: ModelMetadata) -> messages.ModelConfigResponse:
+    """The same as clients of Triton ask for it. Shapes are whole, as with its `max_batch_size` of 0."""
+    config = messages.ModelConfig(name=metadata.name, platform=metadata.platform, backend="dagexec")
+    for tensor in metadata.inputs:
+        config.input.add(name=tensor.name, data_type=_data_type(tensor.datatype), dims=tensor.shape or ())
+    for tensor in metadata.outputs:
+        config.output.add(name=tensor.name, data_type=_data_type(tensor.datatype), dims=tensor.shape or ())
+    return messages.ModelConfigResponse(config=config)
+
+
+def _arrays(message: messages.ModelInferRequest) -> list[Array]:
+    raw = message.raw_input_contents
+    if not raw:
+        return [_typed(tensor) for tensor in message.inputs]
+    if len(raw) != len(message.inputs):
+        raise RequestError(400, f"raw_input_contents has {len(raw)} entries, for {len(message.inputs)} inputs")
+    return [_raw(tensor, data) for tensor, data in zip(message.inputs, raw, strict=True)]
+
+
+def _raw(tensor: messages.Tensor, data: bytes) -> Array:
+    if tensor.HasField("contents"):
+        raise RequestError(400, f"input {tensor.name!r:.80} has contents beside raw_input_contents")
+    return array_from_bytes(tensor.name, tensor.datatype, tensor.shape, data)
+
+
+def _typed(tensor: messages.Tensor) -> Array:
+    """The elements of the datatype's own field. Those of 8 and 16 bits come in one of 32, so their range is checked."""
+    field = _CONTENTS.get(tensor.datatype)
+    if field is None:
+        raise RequestError(400, f"input {tensor.name!r:.80}: {tensor.datatype!r:.80} has no contents but raw bytes")
+    others = [descriptor.name for descriptor, _ in tensor.contents.ListFields() if descriptor.name != field]
+    if others:
+        raise RequestError(400, f"input {tensor.name!r:.80}: {tensor.datatype} is given in {field}, not {others[0]}")
+    values = getattr(tensor.contents, field)
+    if tensor.datatype == BYTES:
+        return shaped(tensor.name, np.array([*values, None], np.object_)[:-1], tensor.shape)
+    dtype = NUMPY[tensor.datatype]
+    if field not in ("int_contents", "uint_contents"):
+        return shaped(tensor.name, np.array(values, dtype), tensor.shape)
+    wide = np.array(values, np.int64)
+    limits = np.iinfo(dtype)
+    if wide.size and not limits.min <= wide.min() <= wide.max() <= limits.max:
+        raise RequestError(400, f"input {tensor.name!r:.80} has elements that {tensor.datatype} cannot hold")
+    return shaped(tensor.name, wide.astype(dtype), tensor.shape)
+
+
+def _tensor(name: str, array: Array) -> messages.Tensor:
+    return messages.Tensor(name=name, datatype=datatype_of_array(array.dtype), shape=array.shape)
+
+
+def _described(tensor: TensorMetadata) -> messages.TensorMetadata:
+    return messages.TensorMetadata(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape or ())
+
+
+def _data_type(datatype: str) -> int:
+    return messages.DataType.Value("TYPE_STRING" if datatype == BYTES else f"TYPE_{datatype}")

@@ -1,0 +1,1 @@
+"""The messages of gRPC, generated from `inference.proto` by `make proto`."""
