@@ -14,9 +14,11 @@ from dagexec.core.model import InputInfo, Model
 from dagexec.core.operator_def import op
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.shared_buffer import create_shared_buffer, force_shared_buffer
+from dagexec.core.tensor_spec import TensorSpec
 from dagexec.core.workspace import Workspace
 from dagexec.errors import DagexecError
 from dagexec.options import BatchPadding, CompileOptions
+from dagexec.pipelines import Pipeline, load_pipeline
 from dagexec.platform.lazy import LazyModule
 from dagexec.serving.compile import compile
 from dagexec.serving.compile_async import compile_async
@@ -42,8 +44,10 @@ __all__ = [
     "Model",
     "NetDef",
     "OperatorDef",
+    "Pipeline",
     "Pool",
     "PrecisionReport",
+    "TensorSpec",
     "Workspace",
     "choices",
     "compile",
@@ -53,6 +57,7 @@ __all__ = [
     "load_choices",
     "load_model",
     "load_net",
+    "load_pipeline",
     "measuring",
     "op",
     "precision_report",

@@ -64,6 +64,10 @@ class ShapeError(DagexecError):
     """Shapes or dtypes of an operator's inputs do not fit together."""
 
 
+class PipelineError(DagexecError):
+    """The stages of a pipeline do not fit together. The message names pipeline, stage, input, expected and found."""
+
+
 class RowsError(DagexecError):
     """A model's examples cannot be told apart along one axis: what is computed for one depends on others."""
 

@@ -20,13 +20,15 @@ from dagexec.core.dtypes import TypeMeta, from_name
 from dagexec.core.host_placement import model_on_host
 from dagexec.core.model import Model
 from dagexec.errors import ArgumentError, FeedError
+from dagexec.pipelines import load_pipeline
 from dagexec.serving.model_source import load_model
 
 ModelArgument = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="A .onnx file, a folder with init_net.pb and predict_net.pb, a NetDef file, or zoo:NAME.",
+        help="A .onnx file, a folder with init_net.pb and predict_net.pb, a NetDef file, zoo:NAME, or a .toml "
+        "file that describes a pipeline, with Python functions that are called.",
         show_default=False,
     ),
 ]
@@ -60,7 +62,8 @@ def read_model(source: str, allow_io: bool, device: str | None = None) -> Model:
     For device "cpu" the model is moved to the host, as in `dagexec.compile`, before its init net runs.
     """
     with progress_line(f"Loading {source}"):
-        loaded = load_model(source, allow_io=allow_io)
+        is_pipeline = source.endswith(".toml")
+        loaded = load_model(load_pipeline(source) if is_pipeline else source, allow_io=allow_io)
         return initialized(model_on_host(loaded) if device == str(CPU) else loaded)
 
 

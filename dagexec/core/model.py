@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy.typing as npt
 
 from dagexec.core.dtypes import TypeMeta
 from dagexec.core.io_access import IO
 from dagexec.core.proto import NetDef
+from dagexec.core.python_step import PythonStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,7 @@ class Model:
         outputs: blobs that are the result of a run.
         folder: the folder to which paths of storage operators are relative: that of the model's files.
         allow_io: what its operators may access besides blobs.
+        python_steps: functions of the application that operators of the net call (`dagexec.Pipeline`).
     """
 
     name: str
@@ -95,8 +97,17 @@ class Model:
     folder: Path = Path()
     allow_io: IO = IO.NONE
     overridable: Overridable | None = None
+    python_steps: tuple[PythonStep, ...] = ()
 
     def needed_inputs(self) -> frozenset[str]:
         """The inputs that the net reads or returns. Caffe2's files may declare more, such as labels."""
         used = {name for operator in self.net.op for name in operator.input} | set(self.outputs)
         return frozenset(used & self.inputs.keys())
+
+
+@runtime_checkable
+class MakesModel(Protocol):
+    """What is put together to a Model: a pipeline of several."""
+
+    def as_model(self) -> Model:
+        """The model; the same whenever it is asked for."""

@@ -11,9 +11,9 @@ _FOR_ORDER_ONLY = "NoOp"
 
 def only_computes(definition: OperatorDef) -> bool:
     """True when it is of this package and has no effects, nor have operators of nets that it runs."""
-    if not operator_module(definition.type).startswith(_OWN):
-        return False
     schema = schema_of(definition.type)
+    if not operator_module(definition.type).startswith(_OWN) or schema.calls_application:
+        return False
     inner = (one for net in sub_nets_of(definition, schema).values() for one in net.op)
     return not schema.effects and not schema.mutates and all(map(only_computes, inner))
 

@@ -379,6 +379,8 @@ class OpSchema:
         rows: on which axes its outputs have the rows of its inputs (`dagexec.core.rows`), each of which follows from
             the same row of the inputs alone; None for an output that no row has a part in. None: nothing is known.
         foreign: another runtime computes it, for the reasons in its argument `reasons`.
+        calls_application: it calls a function of the application, with the interpreter's lock. Nothing is known of
+            it but its types, so it stays, is neither merged nor computed ahead, and is not tried on made-up inputs.
         takes_threads: it computes with as many threads as its argument says, whatever its engine is called.
         crossing: which devices it reads and writes, if not its own alone.
     """
@@ -428,6 +430,7 @@ class OpSchema:
     is_quantized: bool = False
     rows: RowsRule | None = None
     foreign: bool = False
+    calls_application: bool = False
     takes_threads: bool = False
     crossing: Crossing | None = None
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from dagexec.binding.parameters import check_operators
 from dagexec.core.device import CPU
 from dagexec.core.host_placement import model_on_host
-from dagexec.core.model import Model
+from dagexec.core.model import MakesModel, Model
 from dagexec.core.operator_arguments import with_arguments
 from dagexec.core.purity import only_computes
 from dagexec.core.runtime import runtime_of
@@ -45,8 +45,8 @@ def compile(model: ModelSource, options: CompileOptions) -> Executor:
         with dagexec.compile("model.onnx", net_type="dag", num_workers=2, replicas=4) as executor:
             outputs = executor.run({"data": array})  # {name: array}
 
-    `model` is a file, a folder, a protobuf message, a `Model`, or "zoo:NAME": what `dagexec.load_model` accepts. Give
-    options as keywords, or as one `CompileOptions`; additional keywords replace its fields.
+    `model` is a file, a folder, a protobuf message, a `Model`, a `Pipeline`, or "zoo:NAME": what `dagexec.load_model`
+    accepts. Give options as keywords, or as one `CompileOptions`; additional keywords replace its fields.
 
     Raises ModelFormatError, SchemaError, UnsupportedOperatorError, CycleError, ShapeError, DeviceError, AccessError for
     an operator that accesses more than is allowed, ArgumentError for an argument that no operator has, FeedError for a
@@ -65,7 +65,7 @@ def compile(model: ModelSource, options: CompileOptions) -> Executor:
         require_telemetry()  # before anything is measured
     if options.metrics is not False:
         require_metrics()
-    return _executor(loaded, options, keeps_parameters=isinstance(model, Model))
+    return _executor(loaded, options, keeps_parameters=isinstance(model, Model | MakesModel))
 
 
 def _executor(

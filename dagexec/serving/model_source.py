@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Union
 
 from dagexec.core.io_access import IO
-from dagexec.core.model import Model
+from dagexec.core.model import MakesModel, Model
 from dagexec.core.proto import NetDef
 from dagexec.errors import FeedError, ModelFormatError
 from dagexec.frontend.caffe2 import from_nets, load_caffe2
@@ -28,7 +28,7 @@ else:
     from dagexec import zoo
     from dagexec.frontend import onnx as onnx_frontend
 
-ModelSource = Union[str, os.PathLike[str], "onnx.ModelProto", NetDef, tuple[NetDef, NetDef], Model]
+ModelSource = Union[str, os.PathLike[str], "onnx.ModelProto", NetDef, tuple[NetDef, NetDef], Model, MakesModel]
 
 ZOO_PREFIX = "zoo:"
 
@@ -47,7 +47,8 @@ def load_model(
         source: the path of an .onnx file; the path of a folder with init_net.pb and predict_net.pb; the path of a
             single NetDef (.pb, .pbtxt) that needs no init net; that of a minidb of Caffe2's predictor exporter (.mdl,
             .minidb); "zoo:NAME"; an onnx.ModelProto, with all its data
-            inside; a NetDef; an (init net, predict net) pair; or a Model, which is returned as it is.
+            inside; a NetDef; an (init net, predict net) pair; a Model, which is returned as it is; or a
+            `dagexec.Pipeline`.
         allow_io: its operators may read and write files and talk to other processes. Otherwise they may only read
             databases in the folder of the model's own files.
         foreign: nodes of an ONNX model that dagexec has no operators for are computed by onnxruntime, where it is
@@ -85,6 +86,8 @@ def _load_onnx(
 def _load(source: ModelSource, foreign: bool) -> Model:
     if isinstance(source, Model):
         return source
+    if isinstance(source, MakesModel):
+        return source.as_model()
     if isinstance(source, NetDef):
         return from_nets(None, source, name="net")
     if isinstance(source, tuple) and len(source) == 2 and all(isinstance(net, NetDef) for net in source):
@@ -100,7 +103,8 @@ def _load(source: ModelSource, foreign: bool) -> Model:
 
 _EXPECTED = (
     "the path of an .onnx file, of a .mdl of Caffe2's predictor exporter or of a folder with init_net.pb and "
-    'predict_net.pb, an onnx.ModelProto, a NetDef, an (init, predict) pair of NetDefs, a Model, or "zoo:NAME"'
+    "predict_net.pb, an onnx.ModelProto, a NetDef, an (init, predict) pair of NetDefs, a Model, a Pipeline, or "
+    '"zoo:NAME"'
 )
 
 
@@ -117,4 +121,6 @@ def _load_path(path: Path, foreign: bool) -> Model:
         return replace(model, folder=path.parent, allow_io=IO.READ_FOLDER)
     if path.suffix in PREDICTOR_SUFFIXES:
         return load_predictor(path)
+    if path.suffix == ".toml":
+        raise ModelFormatError(f"{path}: no model; dagexec.load_pipeline reads descriptions of pipelines")
     raise ModelFormatError(f"{path}: unknown kind of file; expected {_EXPECTED}")

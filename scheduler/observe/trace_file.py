@@ -163,6 +163,8 @@ def _described(span: Span, run: TracedRun, chain_of: dict[int, int]) -> tuple[st
     """Name, category and arguments of the event of `span`."""
     definition = run.graph.operators[span.operator]
     found: TraceEvent = {"index": span.operator, "chain": chain_of[span.operator]}
+    if definition.name:
+        found["operator"] = definition.name
     if span.inner is not None:
         found |= {"inner": span.inner} | ({} if span.error is None else {"failed": span.error})
         return span.inner.split(" ", 1)[0], "inner operator", found

@@ -55,6 +55,7 @@ HOST = {
     "SequenceLength": CONTROL,
     "SplitToSequence": CONTROL,
     "Island": "sessions of other runtimes are opened on the processor",
+    "Python": "a function of the application works on arrays of NumPy",
     "OnnxSession": "sessions of other runtimes are opened on the processor",
     "DynamicQuantLSTM": "of dynamically quantized ONNX files, which are for processors",
     "GivenTensorStringFill": "strings are not tensors of a device",
