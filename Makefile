@@ -12,7 +12,7 @@ PYTHON_TESTS := tests/core tests/devices tests/platform tests/scheduler tests/co
 # Tests start very many processes of Python, and rewrite four hundred files of asserts: what is compiled is kept.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: compare test test-all test-matrix test-python stress lint proto benchmark benchmark-cnn benchmark-cnn-avx2 benchmark-models benchmark-onnx benchmark-cuda fuzz fuzz-operators mutants cuda-check clean
+.PHONY: compare test test-ray test-all test-matrix test-python stress lint proto benchmark benchmark-cnn benchmark-cnn-avx2 benchmark-models benchmark-onnx benchmark-cuda fuzz fuzz-operators mutants cuda-check clean
 
 compare: $(VENV)/.installed
 	$(BIN)/dagexec compare zoo:googlenet
@@ -24,6 +24,10 @@ PYTEST = $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --m
 # took longest: of those, what is not marked slow should be.
 test: $(VENV)/.installed-test
 	$(PYTEST) --part --durations 20 --durations-min 1
+
+# Deployments on local Ray clusters; Ray is large, and nothing else needs it.
+test-ray: $(VENV)/.installed-ray
+	$(BIN)/python -m pytest --ray -m ray --durations 8 tests/cluster tests/examples
 
 test-all: $(VENV)/.installed-test
 	$(PYTEST)
@@ -140,6 +144,10 @@ $(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
 
 $(VENV)/.installed-test: pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+	touch $@
+
+$(VENV)/.installed-ray: $(VENV)/.installed-test
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,ray]'
 	touch $@
 
 $(VENV)/.installed-bench: pyproject.toml | $(VENV)/bin/python

@@ -30,6 +30,7 @@ __all__ = [
     "QueueClosedError",
     "QueueFullError",
     "QueueTimeoutError",
+    "ReplicaError",
     "ResourceError",
     "RowsError",
     "RunCancelledError",
@@ -206,6 +207,10 @@ class CommunicationError(DagexecError):
     def __init__(self, message: str, *, rank: int) -> None:
         super().__init__(message)
         self.rank = rank
+
+
+class ReplicaError(DagexecError):
+    """A replica of a deployment did not start, or its process was lost while it ran a request. The message names it."""
 
 
 class DeadlockError(DagexecError):

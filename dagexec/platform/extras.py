@@ -33,6 +33,7 @@ REQUIREMENTS = {
     "telemetry": ("opentelemetry-api>=1.30",),
     "lmdb": ("lmdb>=1.5",),
     "safetensors": ("safetensors>=0.8",),
+    "ray": ("ray>=2.40",),
     "examples": ("scikit-learn>=1.4",),
 }
 """The optional dependencies of pyproject.toml, without those of tests and benchmarks."""

@@ -106,13 +106,22 @@ def processor_key() -> str:
     return f"{processor_name()}, {numpy_instruction_set()}{told}"
 
 
+_most_cores = math.inf
+
+
+def limit_cores(cores: int) -> None:
+    """This process keeps no more than so many cores busy from now on, as others of the machine are for others."""
+    global _most_cores
+    _most_cores = cores
+
+
 def available_cores() -> int:
-    """Cores this process may keep busy: those of its affinity, and no more than its control group's quota allows.
+    """Cores this process may keep busy: of its affinity, and no more than `limit_cores` and its control group allow.
 
     A quota of 1.5 cores counts as 1: threads that wait for each other would spend the rest on waiting.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, math.floor(min(cores, cpu_quota())))
+    return max(1, math.floor(min(cores, _most_cores, cpu_quota())))
 
 
 @cache

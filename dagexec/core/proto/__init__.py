@@ -1,5 +1,6 @@
 """The protobuf messages, generated from `dagexec.proto` by `make proto`. Wire-compatible with Caffe2's files."""
 
+import copyreg
 from typing import Any, cast
 
 from google.protobuf.message import Message
@@ -35,3 +36,10 @@ def missing_fields(message: Message) -> str:
     if message.IsInitialized():
         return ""
     return ", ".join(cast(Any, message).FindInitializationErrors()[:8])
+
+
+def _net(data: bytes) -> NetDef:
+    return NetDef.FromString(data)
+
+
+copyreg.pickle(NetDef, lambda net: (_net, (net.SerializePartialToString(),)))  # the generated class is in no module

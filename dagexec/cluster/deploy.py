@@ -1,0 +1,167 @@
+"""`dagexec.cluster.deploy`: from a model to replicas of it on a Ray cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from numbers import Integral
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dagexec.binding.parameters import initialized
+from dagexec.cluster.deployment import Deployment
+from dagexec.cluster.dispatcher import Dispatcher
+from dagexec.cluster.state import DeploymentState
+from dagexec.core.model import Model
+from dagexec.core.purity import only_computes
+from dagexec.errors import DagexecError, ReplicaError, SettingError
+from dagexec.options import CompileOptions
+from dagexec.platform.extras import install_command
+from dagexec.platform.lazy import LazyModule
+from dagexec.serving.given_types import GivenTypes
+from dagexec.serving.model_source import ModelSource, load_model
+
+if not TYPE_CHECKING:
+    cloudpickle = LazyModule("ray.cloudpickle")
+    ray = LazyModule("ray")
+    ray_replica = LazyModule("dagexec.cluster.ray_replica")
+    ray_session = LazyModule("dagexec.cluster.ray_session")
+else:
+    import ray
+    from ray import cloudpickle
+
+    from dagexec.cluster import ray_replica, ray_session
+
+_DEFAULT_OPTIONS = CompileOptions()
+_ROUND_TRIP_COVERED = 2
+"""Requests that a replica has at most for each that it runs at once: another one is there when one ends."""
+
+
+def deploy(
+    model: ModelSource,
+    options: CompileOptions = _DEFAULT_OPTIONS,
+    *,
+    replicas: int = 1,
+    cores_per_replica: int = 1,
+    max_outstanding: int | None = None,
+    address: str | None = None,
+    start_seconds: float = 120.0,
+) -> Deployment:
+    """Run replicas of a model on a Ray cluster: processes that share its parameters, wherever there is room for them.
+
+        with dagexec.cluster.deploy("model.onnx", replicas=4) as deployment:
+            outputs = deployment.run({"data": array})
+
+    Args:
+        model: what `dagexec.compile` accepts. It is loaded here, and compiled by each replica for its processor.
+        options: how it is compiled. `max_queued` with `when_full="reject"` limits the requests that wait here.
+        replicas: how many processes serve it.
+        cores_per_replica: cores that each may keep busy, and Ray sets aside for it.
+        max_outstanding: requests that a replica has at most, the others wait here; by default two, and two for each
+            row of a batch.
+        address: that of the cluster, for `ray.init`. By default the one that this process is connected to, the one of
+            RAY_ADDRESS, or a local one that is started and ends with its last deployment.
+        start_seconds: until all replicas have to be ready.
+
+    Raises what `load_model` does, SettingError for an option out of range, ReplicaError when the cluster cannot be
+    reached or a replica does not start, what a replica's `compile` raises, and DagexecError without Ray and for a
+    function of a pipeline that cannot be sent to other processes.
+    """
+    _check_count("replicas", replicas)
+    _check_count("cores_per_replica", cores_per_replica)
+    if max_outstanding is None:
+        max_outstanding = _ROUND_TRIP_COVERED * options.max_batch
+    _check_count("max_outstanding", max_outstanding)
+    if options.pool is not None:
+        raise SettingError("pool: replicas are processes of their own, and have workers of their own")
+    loaded = load_model(model, allow_io=options.allow_io, foreign=options.foreign)
+    if loaded.init_net is not None:
+        loaded = initialized(loaded)
+    parameters = {name: np.asarray(array) for name, array in loaded.parameters.items()}
+    bare = replace(loaded, parameters={}, overridable=None)
+    _require_ray()
+    _check_functions(bare)
+    size = sum(array.nbytes for array in parameters.values())
+    ray_session.enter(address, replicas * cores_per_replica, ray_session.OBJECT_STORE_BYTES + size)
+    try:
+        deployment = _deployed(bare, GivenTypes.of(loaded), parameters, options, cores_per_replica, max_outstanding)
+    except BaseException:
+        ray_session.leave()
+        raise
+    try:
+        _start(deployment, replicas, start_seconds)
+    except BaseException:
+        with suppress(Exception):
+            deployment.drain(0)
+        raise
+    return deployment
+
+
+def _deployed(
+    model: Model,
+    types: GivenTypes,
+    parameters: Mapping[str, Any],
+    options: CompileOptions,
+    cores: int,
+    max_outstanding: int,
+) -> Deployment:
+    """A deployment without replicas."""
+    sent = replace(options, progress=None, max_queued=None)
+    try:
+        references: list[ray.ObjectRef[Any]] = [
+            ray.put(ray_replica.Parcel(model, sent, cores)),
+            ray.put(parameters),
+        ]
+    except Exception as error:
+        raise DagexecError(f"net {model.name!r} cannot be sent to replicas: {error}") from error
+    state = DeploymentState(
+        model.name,
+        max_outstanding=max_outstanding,
+        max_queued=options.max_queued if options.when_full == "reject" else None,
+        retries=all(map(only_computes, model.net.op)),
+    )
+    new_link = partial(ray_replica.RayReplica, cores=cores, references=references)
+    return Deployment(model, types, Dispatcher(model.name, state, new_link), ray_session.leave)
+
+
+def _start(deployment: Deployment, replicas: int, seconds: float) -> None:
+    """Start the replicas, and wait until all are ready."""
+    dispatcher, name = deployment._dispatcher, deployment.model.name
+    dispatcher.add_members(replicas)
+    in_time = dispatcher.wait_until_started(seconds)
+    failure, up = dispatcher.read(lambda state, _: (state.failure, state.up))
+    if failure is not None:
+        raise failure
+    if not in_time:
+        raise ReplicaError(
+            f"net {name!r}: {replicas - up} of {replicas} replicas were not ready within {seconds:g} seconds; "
+            f"{ray_session.described()}"
+        )
+
+
+def _check_count(what: str, count: object) -> None:
+    if not isinstance(count, Integral) or isinstance(count, bool) or count < 1:
+        raise SettingError(f"{what} must be 1 or more, not {count!r:.80}")
+
+
+def _require_ray() -> None:
+    try:
+        ray.__version__  # noqa: B018 - imports it
+    except ImportError as error:
+        raise DagexecError(f"deployments need Ray: {install_command('ray')}") from error
+
+
+def _check_functions(model: Model) -> None:
+    """Raise DagexecError for a Python step that cannot be sent to another process."""
+    pickling: Any = cloudpickle  # which has no types
+    for step in model.python_steps:
+        try:
+            pickling.dumps(step)
+        except Exception as error:
+            users = [one.name for one in model.net.op if any(arg.s == step.token.encode() for arg in one.arg)]
+            raise DagexecError(
+                f"net {model.name!r}: the function of {', '.join(users)} cannot be sent to another process: {error}"
+            ) from error

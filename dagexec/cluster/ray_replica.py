@@ -1,0 +1,182 @@
+"""Replicas as Ray actors: one process each, which compiles the model for itself and runs it for many callers at once.
+
+The model's parameters are one object in Ray's store: a node gets it once, and the arrays of its replicas are read-only
+views of it. Inputs and results travel within the message where they are small (100 kB by Ray's default) and through
+the store otherwise, where the replica reads its inputs in place. Ray starts a lost actor again, in another process.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import ray
+
+from dagexec.binding.io_binding import Array, Outputs
+from dagexec.cluster.failure import Failure
+from dagexec.cluster.link import Answer, Call, Lost, Started
+from dagexec.core.model import Model
+from dagexec.errors import DagexecError, RunCancelledError
+from dagexec.options import CompileOptions
+from dagexec.platform.processor import limit_cores
+from dagexec.platform.threads import threads
+from dagexec.serving.compile_async import compile_async
+from dagexec.serving.executor import Executor
+from dagexec.serving.statistics import ExecutorStatistics
+
+_MOST_AT_ONCE = 1000
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """What replicas are made of: a model without its parameters, and how it is compiled."""
+
+    model: Model
+    options: CompileOptions
+    cores: int
+
+
+class ReplicaActor:
+    """The process of a replica."""
+
+    def __init__(self) -> None:
+        self._executor: Executor | None = None
+
+    async def prepare(self, references: Sequence[ray.ObjectRef[Any]]) -> tuple[Failure | None, str]:
+        """Compile the model, of which `references` are of the `Parcel` and of the parameters by name, unless it did.
+
+        Why it cannot serve, or None; and where it runs.
+        """
+        place = f"process {os.getpid()} on {socket.gethostname()}"
+        if self._executor is None:
+            try:
+                parcel: Parcel = await references[0]
+                parameters = await references[1]
+                limit_cores(parcel.cores)
+                self._executor = await compile_async(replace(parcel.model, parameters=parameters), parcel.options)
+            except Exception as error:
+                return Failure.of(error), place
+        return None, place
+
+    async def run(
+        self, feeds: Mapping[str, Array], names: Sequence[str], priority: int, timeout: float | None
+    ) -> Outputs | Failure | None:
+        """What the executor gives for `feeds`; None if the process was lost before it came, and this is the next."""
+        if self._executor is None:
+            return None
+        try:
+            return await self._executor.run_async(feeds, outputs=names, priority=priority, timeout=timeout)
+        except Exception as error:
+            return Failure.of(error)
+
+    async def statistics(self) -> ExecutorStatistics | None:
+        """Those of its executor; None before there is one."""
+        return None if self._executor is None else self._executor.statistics()
+
+
+class RayReplica:
+    """A `ReplicaLink` to an actor, which it makes when it is started."""
+
+    def __init__(self, number: int, cores: int, references: Sequence[ray.ObjectRef[Any]]) -> None:
+        self.place = "not started"
+        self._number = number
+        self._references = list(references)
+        options = {"num_cpus": cores, "max_restarts": -1, "max_task_retries": 0, "max_concurrency": _MOST_AT_ONCE}
+        self._new_actor = ray.remote(ReplicaActor).options(**options)
+        self._lock = threads().lock()
+        self._stopped = False
+        self._actor: Any = None
+
+    def start(self, done: Callable[[Started], object]) -> None:
+        """As `ReplicaLink.start`: of an actor that Ray starts again, it waits for that."""
+        with self._lock:
+            if self._stopped:
+                return
+            if self._actor is None:
+                self._actor = self._new_actor.remote()
+            actor = self._actor
+        self._ask(actor, done)
+
+    def run(
+        self,
+        feeds: Mapping[str, Array],
+        names: Sequence[str],
+        priority: int,
+        timeout: float | None,
+        done: Callable[[Answer], object],
+    ) -> Call:
+        """As `ReplicaLink.run`."""
+        actor = self._actor
+        return _RayCall(actor.run.remote(feeds, names, priority, timeout), done)
+
+    def statistics(self) -> ray.ObjectRef[ExecutorStatistics | None]:
+        """Those of its executor, when they are there."""
+        reference: ray.ObjectRef[ExecutorStatistics | None] = self._actor.statistics.remote()
+        return reference
+
+    def stop(self) -> None:
+        """As `ReplicaLink.stop`."""
+        with self._lock:
+            self._stopped = True
+            actor, self._actor = self._actor, None
+        if actor is not None:
+            with suppress(Exception):  # Ray was shut down, and its actors ended with it
+                ray.kill(actor, no_restart=True)
+
+    def _ask(self, actor: Any, done: Callable[[Started], object]) -> None:
+        actor.prepare.remote(self._references).future().add_done_callback(partial(self._told, actor, done))
+
+    def _told(self, actor: Any, done: Callable[[Started], object], told: Future[tuple[Failure | None, str]]) -> None:
+        error = told.exception()
+        if error is None:
+            failure, self.place = told.result()
+            done(None if failure is None else failure.error())
+        else:
+            if isinstance(error, ray.exceptions.ActorDiedError):  # Ray does not start it again
+                with self._lock:
+                    self._actor = None if self._actor is actor else self._actor
+            done(Lost(_reason(error)))
+
+
+class _RayCall:
+    """A `Call` of an actor's method."""
+
+    def __init__(self, reference: ray.ObjectRef[Any], done: Callable[[Answer], object]) -> None:
+        self._reference = reference
+        self._done = done
+        reference.future().add_done_callback(self._answered)
+
+    def cancel(self) -> None:
+        """As `Call.cancel`."""
+        ray.cancel(self._reference, recursive=False)
+
+    def _answered(self, future: Future[Any]) -> None:
+        error = future.exception()
+        self._done(_answer(future.result()) if error is None else _answer_of_error(error))
+
+
+def _answer(result: Outputs | Failure | None) -> Answer:
+    if result is None:
+        return Lost("its process had ended, and another was started")
+    return result.error() if isinstance(result, Failure) else result
+
+
+def _answer_of_error(error: BaseException) -> Answer:
+    lost = (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError, ray.exceptions.NodeDiedError)
+    if isinstance(error, lost):
+        return Lost(_reason(error))
+    if isinstance(error, ray.exceptions.TaskCancelledError):
+        return RunCancelledError("the run was cancelled")
+    return DagexecError(f"{type(error).__name__}: {error}")
+
+
+def _reason(error: BaseException) -> str:
+    """The first sentence of what Ray says."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text:.200}"

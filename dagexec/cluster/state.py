@@ -1,0 +1,378 @@
+"""Which request waits, and which replica runs which: what a deployment decides.
+
+A machine that locks nothing, calls nobody and reads no clock. Events are its methods; what is to be done about them is
+appended to `instructions`, which the owner takes and carries out after it has let go of its lock.
+
+A replica is starting until it says that it is ready, then up until it is lost, which makes it a starting one again,
+with one more life. What is said of an earlier life no longer counts. A request whose replica was lost is sent once
+more, to whoever is up then, unless a run has effects; a second loss ends it with ReplicaError. A request that its
+caller gave up is over at once, but its attempt keeps its place at the replica until that has answered, as it is busy
+until then.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from dagexec.binding.io_binding import Outputs
+from dagexec.cluster.link import Call
+from dagexec.cluster.routing import LeastOutstanding
+from dagexec.errors import ClosedError, DagexecError, QueueFullError, ReplicaError
+from dagexec.serving.requests import Request, RequestQueue, outcome_name
+from dagexec.serving.statistics import OUTCOMES, TIMES_KEPT
+
+MAX_STARTS = 3
+"""How often in a row the process of a replica may end before it is ready; then the replica is given up."""
+
+
+class Phase(Enum):
+    """What a replica is doing."""
+
+    STARTING = "starting"
+    UP = "up"
+    LEAVING = "leaving"
+
+
+@dataclass(eq=False, slots=True)
+class Member:
+    """A replica of the deployment.
+
+    Attributes:
+        number: its name; never given twice.
+        life: how often it was lost.
+        failed_starts: how often in a row it ended before it was ready.
+        outstanding: what it was sent in this life and has not answered.
+        begun: how many requests it was sent in all lives.
+    """
+
+    number: int
+    phase: Phase = Phase.STARTING
+    life: int = 0
+    failed_starts: int = 0
+    outstanding: set[Attempt] = field(default_factory=set)
+    begun: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class Attempt:
+    """A request on its way to a replica, or running there. `call` is there once it has been sent."""
+
+    request: Request
+    member: Member
+    life: int
+    call: Call | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Have the replica start."""
+
+    member: Member
+    life: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End the replica."""
+
+    member: Member
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send the request."""
+
+    attempt: Attempt
+
+
+Instruction = Start | Stop | Send
+
+
+class DeploymentState:
+    """The requests and the replicas of one deployment.
+
+    Attributes:
+        members: the replicas that there are, by number.
+        queue: requests that wait for a replica.
+        again: those that are to be sent a second time, before all others.
+        attempts: the latest attempt of each request that is not over and was sent.
+        instructions: what is to be done.
+        outcomes: how many requests ended in each way.
+        times: of the last completed ones, the seconds in the queue, and from then on.
+        retried: requests that were sent a second time.
+        lost_replicas: how often a replica that was up was lost.
+        failure: why the last replica that was given up did not start.
+    """
+
+    def __init__(self, name: str, *, max_outstanding: int, max_queued: int | None = None, retries: bool = True) -> None:
+        """`name` is the model's, for messages; with `retries`, a request may run twice."""
+        self._name = name
+        self._max_queued = max_queued
+        self._retries = retries
+        self._router: LeastOutstanding[int] = LeastOutstanding(max_outstanding=max_outstanding)
+        self._numbers = 0
+        self._shut = False
+        self._losses: dict[Request, str] = {}
+        self._when_empty: list[Callable[[], object]] = []
+        self._when_started: list[Callable[[], object]] = []
+        self.members: dict[int, Member] = {}
+        self.queue = RequestQueue()
+        self.again: deque[Request] = deque()
+        self.attempts: dict[Request, Attempt] = {}
+        self.instructions: list[Instruction] = []
+        self.outcomes = Counter(dict.fromkeys(OUTCOMES, 0))
+        self.times: deque[tuple[float, float]] = deque(maxlen=TIMES_KEPT)
+        self.retried = 0
+        self.lost_replicas = 0
+        self.failure: DagexecError | None = None
+
+    def take_instructions(self) -> list[Instruction]:
+        """What is to be done, in order; it is taken for done from now on."""
+        taken, self.instructions = self.instructions, []
+        return taken
+
+    @property
+    def up(self) -> int:
+        """Replicas that requests may be sent to."""
+        return len(self._router)
+
+    @property
+    def unfinished(self) -> int:
+        """Requests whose callers wait."""
+        return len(self.queue) + len(self.again) + len(self.attempts)
+
+    def add_member(self) -> Member:
+        """There is to be one more replica."""
+        member = self.members[self._numbers] = Member(self._numbers)
+        self._numbers += 1
+        self.instructions.append(Start(member, 0))
+        return member
+
+    def retire(self, member: Member) -> None:
+        """There is to be one less: it gets no more requests, and ends when it has answered those that it has."""
+        if member.phase is Phase.UP:
+            self._router.remove(member.number)
+        member.phase = Phase.LEAVING
+        self._end_if_idle(member)
+        self._tell_started()
+
+    def started(self, member: Member, life: int, now: float) -> None:
+        """It is ready."""
+        if member.phase is not Phase.STARTING or member.life != life:
+            return
+        member.phase, member.failed_starts = Phase.UP, 0
+        self._router.add(member.number)
+        self._send(now)
+        self._tell_started()
+
+    def failed_to_start(self, member: Member, life: int, error: DagexecError, *, again: bool, now: float) -> None:
+        """It was not ready before it ended; `again` if it may be another time."""
+        if member.phase is not Phase.STARTING or member.life != life:
+            return
+        member.failed_starts += 1
+        if again and member.failed_starts < MAX_STARTS:
+            member.life += 1
+            self.instructions.append(Start(member, member.life))
+            return
+        self.failure = error
+        del self.members[member.number]
+        self.instructions.append(Stop(member))
+        if not self._may_serve():
+            for request in self._waiting():
+                self._settle(request, None, error, now)
+        self._tell_started()
+
+    def submit(self, request: Request, now: float) -> None:
+        """A request came. Raises ClosedError, QueueFullError, and what the last replica failed to start with."""
+        request.created = now
+        try:
+            if self._shut:
+                raise ClosedError(f"net {self._name!r}: the deployment is closed")
+            if not self._may_serve() and self.failure is not None:
+                raise self.failure
+            full = self._max_queued is not None and len(self.queue) >= self._max_queued
+            if full and not self._has_room():
+                assert self._max_queued is not None
+                raise QueueFullError(
+                    f"net {self._name!r}: {len(self.queue)} requests wait for a replica, and no more may",
+                    limit=self._max_queued,
+                    queued=len(self.queue),
+                    running=len(self.attempts),
+                )
+        except DagexecError as error:
+            self.outcomes[outcome_name(error)] += 1
+            raise
+        self.queue.push(request)
+        self._send(now)
+
+    def sent(self, attempt: Attempt, call: Call) -> bool:
+        """It is on its way. False when its caller has given it up meanwhile, so that it is to be cancelled."""
+        attempt.call = call
+        return self.attempts.get(attempt.request) is attempt
+
+    def answered(self, attempt: Attempt, result: Outputs | None, error: DagexecError | None, now: float) -> None:
+        """The replica has run it, or an `error` ended it."""
+        self._leave(attempt)
+        if self.attempts.get(attempt.request) is attempt:
+            self._settle(attempt.request, result, error, now)
+        self._send(now)
+        self._end_if_idle(attempt.member)
+
+    def lost(self, attempt: Attempt, place: str, reason: str, now: float) -> None:
+        """The process of the replica, at `place`, ended before it answered."""
+        member, request = attempt.member, attempt.request
+        self._leave(attempt)
+        if member.life == attempt.life and member.phase is Phase.UP:
+            self._router.remove(member.number)
+            member.phase = Phase.STARTING
+            member.life += 1
+            member.outstanding.clear()  # each is told of by itself
+            self.lost_replicas += 1
+            self.instructions.append(Start(member, member.life))
+        if self.attempts.get(request) is attempt:
+            self._retry(request, f"replica {member.number} ({place}) was lost while it ran the request: {reason}", now)
+        self._send(now)
+        self._end_if_idle(member)
+
+    def give_up(self, request: Request, error: DagexecError, now: float) -> Attempt | None:
+        """Its caller waits no longer; the attempt that is to be cancelled, if there is one. Nothing if it is over."""
+        if request.over:
+            return None
+        attempt = self.attempts.get(request)
+        if attempt is None and not self._take_out(request):
+            return None
+        if (loss := self._losses.get(request)) is not None:
+            error.add_note(loss)
+        self._settle(request, None, error, now)
+        return attempt
+
+    def shut(self) -> None:
+        """Take no more requests."""
+        self._shut = True
+
+    def abandon_queue(self, now: float) -> None:
+        """End the requests that no replica was sent."""
+        for request in self.queue.clear():
+            self._settle(request, None, ClosedError(f"net {self._name!r}: the deployment was closed"), now)
+
+    def abandon_all(self, now: float) -> list[Attempt]:
+        """End all requests; the attempts that are to be cancelled."""
+        error = ClosedError(f"net {self._name!r}: the deployment was closed before the run was done")
+        cut = list(self.attempts.values())
+        for request in [*self._waiting(), *self.attempts]:
+            self._settle(request, None, error, now)
+        return cut
+
+    def end_members(self) -> None:
+        """End all replicas, whatever they do."""
+        for member in list(self.members.values()):
+            if member.phase is Phase.UP:
+                self._router.remove(member.number)
+            member.phase = Phase.LEAVING
+            member.outstanding.clear()
+            self._end_if_idle(member)
+        self._tell_started()
+
+    def when_empty(self, notify: Callable[[], object]) -> None:
+        """Call `notify` once no request is left."""
+        self._when_empty.append(notify)
+        self._tell_empty()
+
+    def when_started(self, notify: Callable[[], object]) -> None:
+        """Call `notify` once no replica is starting."""
+        self._when_started.append(notify)
+        self._tell_started()
+
+    def _may_serve(self) -> bool:
+        return any(member.phase is not Phase.LEAVING for member in self.members.values())
+
+    def _has_room(self) -> bool:
+        most = self._router.max_outstanding
+        members = (member for member in self.members.values() if member.phase is Phase.UP)
+        return not self.queue and any(self._router.outstanding(member.number) < (most or 1) for member in members)
+
+    def _waiting(self) -> list[Request]:
+        """Takes all requests that no replica has."""
+        waiting = [*self.again, *self.queue.clear()]
+        self.again.clear()
+        return waiting
+
+    def _send(self, now: float) -> None:
+        """Give the requests that wait to replicas, as long as there are both."""
+        while self.again or self.queue:
+            number = self._router.acquire()
+            if number is None:
+                return
+            request = self.again.popleft() if self.again else self.queue.pop()
+            assert request is not None
+            request.begun = now
+            member = self.members[number]
+            attempt = self.attempts[request] = Attempt(request, member, member.life)
+            member.outstanding.add(attempt)
+            member.begun += 1
+            self.instructions.append(Send(attempt))
+
+    def _leave(self, attempt: Attempt) -> None:
+        member = attempt.member
+        if attempt in member.outstanding:
+            member.outstanding.remove(attempt)
+            if member.number in self._router:
+                self._router.release(member.number)
+
+    def _retry(self, request: Request, loss: str, now: float) -> None:
+        before = self._losses.get(request)
+        if not self._retries:
+            loss += "; it was not run again, as the net does more than compute"
+        elif before is None:
+            self._losses[request] = loss
+            del self.attempts[request]
+            self.again.append(request)
+            self.retried += 1
+            if not self._may_serve():
+                self.again.remove(request)
+                self._settle(request, None, ReplicaError(f"net {self._name!r}: {loss}; no replica is left"), now)
+            return
+        text = loss if before is None else f"{before}; then {loss}"
+        self._settle(request, None, ReplicaError(f"net {self._name!r}: {text}"), now)
+
+    def _take_out(self, request: Request) -> bool:
+        """It waits no longer. False if it did not."""
+        if request.queue is self.queue:
+            self.queue.remove(request)
+            return True
+        if request in self.again:
+            self.again.remove(request)
+            return True
+        return False
+
+    def _settle(self, request: Request, result: Outputs | None, error: DagexecError | None, now: float) -> None:
+        """The request is over."""
+        self.attempts.pop(request, None)
+        self._losses.pop(request, None)
+        request.result, request.error, request.over = result, error, True
+        request.feeds = {}
+        self.outcomes[outcome_name(error)] += 1
+        if error is None:
+            self.times.append((request.begun - request.created, now - request.begun))
+        request.notify()
+        self._tell_empty()
+
+    def _end_if_idle(self, member: Member) -> None:
+        if member.phase is Phase.LEAVING and not member.outstanding and member.number in self.members:
+            del self.members[member.number]
+            self.instructions.append(Stop(member))
+
+    def _tell_empty(self) -> None:
+        if not self.unfinished:
+            waiting, self._when_empty = self._when_empty, []
+            for notify in waiting:
+                notify()
+
+    def _tell_started(self) -> None:
+        if all(member.phase is not Phase.STARTING for member in self.members.values()):
+            waiting, self._when_started = self._when_started, []
+            for notify in waiting:
+                notify()

@@ -1,0 +1,75 @@
+"""Deployments on a local Ray cluster of one machine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import dagexec
+from dagexec.cluster import Deployment, deploy
+from dagexec.errors import ClosedError, FeedError, RunTimeoutError
+from dagexec.testing import random_feeds
+from tests.test_examples import blocks
+
+pytestmark = pytest.mark.ray
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def lenet(request: pytest.FixtureRequest, cluster: None) -> Iterator[Deployment]:
+    with deploy("zoo:lenet", replicas=request.param) as deployment:
+        yield deployment
+
+
+def test_replicas_give_the_bytes_of_one_process(lenet: Deployment) -> None:
+    with dagexec.compile("zoo:lenet", num_workers=1) as executor:
+        feeds = [random_feeds(executor.model, seed=seed) for seed in range(8)]
+        expected = [executor.run(one) for one in feeds]
+
+    async def all_at_once() -> list[dict[str, np.ndarray]]:
+        return await asyncio.gather(*(lenet.run_async(one) for one in feeds * 4))
+
+    results = asyncio.run(all_at_once())
+    for one, other in zip(results, expected * 4, strict=True):
+        assert {name: array.tobytes() for name, array in one.items()} == {
+            name: array.tobytes() for name, array in other.items()
+        }
+    begun = [replica.begun for replica in lenet.statistics().replicas]
+    assert min(begun) > 0
+    assert lenet.inputs == executor.inputs
+    assert tuple(lenet.outputs) == tuple(executor.outputs)
+    assert lenet.output_info() == executor.output_info()
+
+
+def test_errors_are_those_of_an_executor(lenet: Deployment) -> None:
+    feeds = random_feeds(lenet.model, seed=0)
+    with pytest.raises(FeedError, match="unknown input"):
+        lenet.run({**feeds, "other": np.zeros(1)})
+    with pytest.raises(FeedError, match="'nothing' is not a blob"):
+        lenet.run(feeds, outputs=["nothing"])
+    with pytest.raises(RunTimeoutError):
+        lenet.run(feeds, timeout=0)
+
+
+def test_results_are_the_callers_or_written_where_it_says(lenet: Deployment) -> None:
+    feeds = random_feeds(lenet.model, seed=0)
+    [(name, array)] = lenet.run(feeds).items()
+    array[:] = 0  # writable
+    target = np.empty_like(array)
+    assert lenet.run(feeds, out={name: target})[name] is target
+    assert target.any()
+
+
+def test_a_closed_deployment_says_so(cluster: None) -> None:
+    with deploy("zoo:lenet") as deployment:
+        pass
+    with pytest.raises(ClosedError):
+        deployment.run(random_feeds(deployment.model, seed=0))
+    deployment.close()
+
+
+def test_the_page_about_clusters_runs(cluster: None, capsys: pytest.CaptureFixture[str]) -> None:
+    exec("\n".join(blocks("docs/cluster.md")), {})
+    assert "2 replicas are up" in capsys.readouterr().out
