@@ -14,6 +14,7 @@ from typing import Any
 
 from dagexec.errors import DagexecError, SettingError
 from dagexec.options import BatchPadding, CompileOptions
+from dagexec.server.limits import Limits
 from dagexec.serving.model_source import ZOO_PREFIX, ModelSource
 
 MAX_QUEUED = 100
@@ -90,6 +91,8 @@ class ServerConfig:
         control: clients may load and unload models.
         strict: a model that cannot be loaded at the start ends the server.
         drain_seconds: that running requests have when the server ends, or their model is replaced or unloaded.
+        telemetry: create an OpenTelemetry span for each run, under that which the client names (`traceparent`).
+        limits: of requests and connections.
     """
 
     models: Mapping[str, ModelConfig] = field(default_factory=dict)
@@ -99,6 +102,8 @@ class ServerConfig:
     control: bool = True
     strict: bool = False
     drain_seconds: float = 30.0
+    telemetry: bool = False
+    limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
         """Raises SettingError for what is out of range."""
@@ -108,7 +113,7 @@ class ServerConfig:
             raise SettingError(f"host must be an address, not {self.host!r:.80}")
         if not _is_whole(self.port) or not 0 <= self.port < 1 << 16:
             raise SettingError(f"port must be from 0 to 65535, not {self.port!r:.80}")
-        for flag in ("control", "strict"):
+        for flag in ("control", "strict", "telemetry"):
             if not isinstance(getattr(self, flag), bool):
                 raise SettingError(f"{flag} must be true or false, not {getattr(self, flag)!r:.80}")
         if not _is_real(self.drain_seconds) or not 0 <= self.drain_seconds < math.inf:
@@ -142,10 +147,14 @@ def read_config(path: Path) -> ServerConfig:
 
 
 def _config(tables: Mapping[str, Any], folder: Path) -> ServerConfig:
-    check_keys(tables, {"server", "models"})
+    check_keys(tables, {"server", "limits", "models"})
     server, models = _table(tables, "server"), _table(tables, "models")
-    check_keys(server, {one.name for one in fields(ServerConfig)} - {"models"})
-    return ServerConfig(**server, models={name: _model(name, _table(models, name), folder) for name in models})
+    limits = _table(tables, "limits")
+    check_keys(server, {one.name for one in fields(ServerConfig)} - {"models", "limits"})
+    check_keys(limits, {one.name for one in fields(Limits)})
+    return ServerConfig(
+        **server, limits=Limits(**limits), models={name: _model(name, _table(models, name), folder) for name in models}
+    )
 
 
 def _table(tables: Mapping[str, Any], name: str) -> dict[str, Any]:

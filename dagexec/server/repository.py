@@ -11,7 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -106,6 +106,7 @@ class Repository:
         self._entries = {name: _Entry(model) for name, model in config.models.items()}
         self._loading = anyio.Lock()
         self._draining = False
+        self._retiring: set[LoadedVersion] = set()
 
     async def infer(self, request: InferenceRequest) -> InferenceResponse:
         """Run a model. A cancelled await cancels the run.
@@ -257,12 +258,15 @@ class Repository:
                     entry.state, entry.reason = "UNAVAILABLE", "the server is shutting down"
                 await self._retire(old, seconds)
 
-    def stop_accepting(self) -> None:
-        """Refuse new requests from now on; `drain` comes later."""
-        self._draining = True
+    async def abandon(self) -> None:
+        """End what a drain, an unload or a load is still waiting for, with status 503."""
+        for version in list(self._retiring):
+            await version.runner.drain_async(timeout=0)
 
     async def _load(self, config: ModelConfig) -> LoadedVersion:
         version, source = _newest(config)
+        if self.config.telemetry:
+            config = replace(config, options=replace(config.options, telemetry=True))
         runner = await self._load_runner(config, source)
         try:
             return LoadedVersion(config, version, runner)
@@ -278,9 +282,13 @@ class Repository:
 
     async def _retire(self, versions: list[LoadedVersion], seconds: float | None = None) -> None:
         longest = self.config.drain_seconds if seconds is None else seconds
-        async with anyio.create_task_group() as tasks:
-            for version in versions:
-                tasks.start_soon(version.retire, longest)
+        self._retiring.update(versions)
+        try:
+            async with anyio.create_task_group() as tasks:
+                for version in versions:
+                    tasks.start_soon(version.retire, longest)
+        finally:
+            self._retiring.difference_update(versions)
 
     def _find(self, name: str, version: str | None) -> LoadedVersion:
         """The version that serves a request. Raises RequestError."""

@@ -1,0 +1,288 @@
+"""The Open Inference Protocol, version 2, over HTTP: an ASGI application over a repository.
+
+Requests for inference, which are many, are served here directly; Starlette serves the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from importlib.metadata import version
+from typing import Any
+
+import anyio.to_thread
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from dagexec.server.bodies import Bodies, ClientGoneError, Held, Receive, accepted_encoding, compressed
+from dagexec.server.inference import InferenceResponse, RequestError, TensorMetadata, request_error
+from dagexec.server.messages import HEADER_LENGTH, ParsedRequest, parse_json, parse_request, write_response
+from dagexec.server.repository import Repository
+from dagexec.server.tensors import ProtocolError
+
+logger = logging.getLogger("dagexec.server")
+
+Scope = MutableMapping[str, Any]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+EXTENSIONS = ("binary_tensor_data", "model_repository", "statistics")
+_INFER = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
+_LENGTH_NAME = HEADER_LENGTH.lower().encode()
+_LARGE = 64 << 10  # bytes of JSON that a thread parses, so that others have their turn
+_JSON = (b"content-type", b"application/json")
+_BINARY = (b"content-type", b"application/octet-stream")
+
+
+class Application:
+    """The ASGI application of a server."""
+
+    def __init__(self, repository: Repository) -> None:
+        """Its limits are those of the repository's configuration."""
+        self._repository = repository
+        self._limits = repository.config.limits
+        self.bodies = Bodies(self._limits)
+        self._others = _starlette(repository, self.bodies)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            if scope["type"] == "websocket":
+                await send({"type": "websocket.close", "code": 1000})
+            return
+        path = _INFER.fullmatch(scope["path"])
+        if path is None or scope["method"] != "POST":
+            await self._others(scope, receive, send)
+            return
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        try:
+            with Held(self.bodies) as held:
+                parsed = await self._parsed(path[1], path[2], headers, receive, held)
+                with _cancelled_when_the_client_leaves(receive), _parent_span(headers):
+                    response = await self._repository.infer(parsed.request)
+                await _send_response(send, parsed, response, headers)
+        except ClientGoneError:
+            return
+        except Exception as error:
+            await _send_error(send, request_error(error))
+
+    async def _parsed(
+        self, model: str, version: str | None, headers: Mapping[bytes, bytes], receive: Receive, held: Held
+    ) -> ParsedRequest:
+        length = headers.get(_LENGTH_NAME)
+        header_length = None if length is None else _whole(length)
+        announced, encoding = headers.get(b"content-length"), headers.get(b"content-encoding")
+        body = await self.bodies.read(receive, held, announced, encoding, header_length or 0)
+        arguments = (model, version, body, header_length, self._limits)
+        if (body.nbytes if header_length is None else header_length) > _LARGE:
+            return await anyio.to_thread.run_sync(parse_request, *arguments)
+        return parse_request(*arguments)
+
+
+def _whole(text: bytes) -> int:
+    if not text.isdigit() or len(text) > 18:
+        raise ProtocolError(f"{HEADER_LENGTH} must be a whole number, not {text.decode('latin-1')!r:.80}")
+    return int(text)
+
+
+@contextmanager
+def _cancelled_when_the_client_leaves(receive: Receive) -> Iterator[None]:
+    """Cancel what this task does inside when the client closes the connection, and raise ClientGoneError then."""
+    task = asyncio.current_task()
+    assert task is not None
+    gone = False
+
+    def cancel(_: object) -> None:
+        nonlocal gone
+        if not over:
+            gone = True
+            task.cancel()
+
+    over = False
+    watch = asyncio.ensure_future(_disconnected(receive))
+    watch.add_done_callback(cancel)
+    try:
+        yield
+    except asyncio.CancelledError:
+        if gone and not task.uncancel():
+            raise ClientGoneError from None
+        raise
+    finally:
+        over = True
+        watch.cancel()
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+@contextmanager
+def _parent_span(headers: Mapping[bytes, bytes]) -> Iterator[None]:
+    """Spans of the run are children of the span that the client names."""
+    if b"traceparent" not in headers:
+        yield
+        return
+    try:
+        from opentelemetry import context, propagate
+    except ImportError:
+        yield
+        return
+    carrier = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers.items()}
+    token = context.attach(propagate.extract(carrier))
+    try:
+        yield
+    finally:
+        context.detach(token)
+
+
+async def _send_response(
+    send: Send, parsed: ParsedRequest, response: InferenceResponse, headers: Mapping[bytes, bytes]
+) -> None:
+    text, binary = write_response(parsed, response)
+    parts: list[bytes | memoryview] = [text, *binary]
+    names = [_BINARY, (_LENGTH_NAME, b"%d" % len(text))] if binary else [_JSON]
+    encoding = accepted_encoding(headers.get(b"accept-encoding"))
+    if encoding is not None:
+        parts = [await anyio.to_thread.run_sync(compressed, parts, encoding)]
+        names.append((b"content-encoding", encoding))
+    names.append((b"content-length", b"%d" % sum(map(len, parts))))
+    await send({"type": "http.response.start", "status": 200, "headers": names})
+    last = len(parts) - 1
+    for index, part in enumerate(parts):
+        await send({"type": "http.response.body", "body": part, "more_body": index < last})
+
+
+async def _send_error(send: Send, error: RequestError) -> None:
+    response = _error_response(error)
+    await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
+    await send({"type": "http.response.body", "body": response.body})
+
+
+def _error_response(error: RequestError) -> Response:
+    headers = None if error.retry_after is None else {"Retry-After": str(error.retry_after)}
+    return JSONResponse({"error": str(error)}, error.status, headers)
+
+
+def _starlette(repository: Repository, bodies: Bodies) -> Starlette:
+    """The application for everything but inference."""
+    endpoints = _Endpoints(repository, bodies)
+    model, of_version = "/v2/models/{name}", "/v2/models/{name}/versions/{version}"
+    routes = [
+        Route("/v2", endpoints.server),
+        Route("/v2/", endpoints.server),
+        Route("/v2/health/live", endpoints.live),
+        Route("/v2/health/ready", endpoints.ready),
+        *(Route(path, endpoints.model) for path in (model, of_version)),
+        *(Route(f"{path}/ready", endpoints.model_ready) for path in (model, of_version)),
+        Route("/v2/repository/index", endpoints.index, methods=["POST"]),
+        Route("/v2/repository/models/{name}/load", endpoints.load, methods=["POST"]),
+        Route("/v2/repository/models/{name}/unload", endpoints.unload, methods=["POST"]),
+        *(
+            Route(f"/v2/{kind}sharedmemory/{{rest:path}}", endpoints.shared_memory, methods=["GET", "POST"])
+            for kind in ("system", "cuda")
+        ),
+    ]
+    return Starlette(routes=routes, exception_handlers={RequestError: _refused, HTTPException: _not_served})
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestError)
+    return _error_response(error)
+
+
+async def _not_served(request: Request, error: Exception) -> Response:
+    """What Starlette refuses: paths and methods that there are not."""
+    assert isinstance(error, HTTPException)
+    return JSONResponse(
+        {"error": f"{request.method} {request.url.path:.200}: {error.detail}"}, error.status_code, error.headers
+    )
+
+
+class _Endpoints:
+    """Everything but inference."""
+
+    def __init__(self, repository: Repository, bodies: Bodies) -> None:
+        self._repository = repository
+        self._bodies = bodies
+
+    async def server(self, request: Request) -> Response:
+        """What server this is."""
+        name = self._repository.config.name
+        return JSONResponse({"name": name, "version": version("dagexec"), "extensions": EXTENSIONS})
+
+    async def live(self, request: Request) -> Response:
+        """It answers, so it lives."""
+        return JSONResponse({"live": True})
+
+    async def ready(self, request: Request) -> Response:
+        """Whether all models serve."""
+        ready = self._repository.is_ready()
+        return JSONResponse({"ready": ready}, 200 if ready else 503)
+
+    async def model(self, request: Request) -> Response:
+        """What a model takes and gives."""
+        found = self._repository.metadata(**request.path_params)
+        return JSONResponse(
+            {
+                "name": found.name,
+                "versions": found.versions,
+                "platform": found.platform,
+                "inputs": [_tensor(one) for one in found.inputs],
+                "outputs": [_tensor(one) for one in found.outputs],
+            }
+        )
+
+    async def model_ready(self, request: Request) -> Response:
+        """Whether a model serves."""
+        ready = self._repository.is_model_ready(**request.path_params)
+        return JSONResponse({"name": request.path_params["name"], "ready": ready}, 200 if ready else 503)
+
+    async def index(self, request: Request) -> Response:
+        """All models and their versions."""
+        message = await self._message(request)
+        rows = self._repository.index(message.get("ready") is True)
+        return JSONResponse(
+            [{"name": r.name, "version": r.version, "state": r.state, "reason": r.reason} for r in rows]
+        )
+
+    async def load(self, request: Request) -> Response:
+        """Load a model, once more if it is there."""
+        parameters = (await self._message(request)).get("parameters", {})
+        if not isinstance(parameters, dict):
+            raise ProtocolError("parameters must be a JSON object")
+        self._check_control()
+        await self._repository.load(request.path_params["name"], parameters)
+        return JSONResponse({})
+
+    async def unload(self, request: Request) -> Response:
+        """Take a model out of service."""
+        await self._message(request)
+        self._check_control()
+        await self._repository.unload(request.path_params["name"])
+        return JSONResponse({})
+
+    async def shared_memory(self, request: Request) -> Response:
+        """Refuse it."""
+        raise RequestError(501, "shared memory is not supported; send binary data")
+
+    def _check_control(self) -> None:
+        if not self._repository.config.control:
+            raise RequestError(403, "clients may not load or unload models of this server")
+
+    async def _message(self, request: Request) -> dict[str, Any]:
+        """The JSON object of a request, empty if there is none."""
+        length = request.headers.get("content-length")
+        announced = None if length is None else length.encode("latin-1")
+        with Held(self._bodies) as held:
+            body = await self._bodies.read(request.receive, held, announced)
+            return parse_json(body) if body.nbytes else {}
+
+
+def _tensor(one: TensorMetadata) -> dict[str, Any]:
+    return {"name": one.name, "datatype": one.datatype, "shape": [-1] if one.shape is None else one.shape}

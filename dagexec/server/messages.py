@@ -1,0 +1,171 @@
+"""Bodies of inference requests and responses over HTTP: a JSON object, and the bytes of tensors behind it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dagexec.core.feeds import Array
+from dagexec.server.inference import InferenceRequest, InferenceResponse
+from dagexec.server.limits import Limits
+from dagexec.server.tensors import (
+    ProtocolError,
+    checked_shape,
+    datatype_of_output,
+    from_binary,
+    from_json,
+    to_binary,
+    to_json,
+    whole_parameter,
+)
+
+HEADER_LENGTH = "Inference-Header-Content-Length"
+"""The header of HTTP that has the length of the JSON object, where bytes are behind it."""
+
+_NO_SHARED_MEMORY = "shared memory is not supported; send binary data"
+_INPUT_KEYS = frozenset(("name", "shape", "datatype", "parameters", "data"))
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedRequest:
+    """A request, and which of its results the client wants as bytes: those in `binary`, others by `binary_default`."""
+
+    request: InferenceRequest
+    binary: Mapping[str, bool]
+    binary_default: bool
+
+
+def parse_request(
+    model: str, version: str | None, body: memoryview, header_length: int | None, limits: Limits
+) -> ParsedRequest:
+    """The request in a body of which the first `header_length` bytes are JSON, all with None.
+
+    Its inputs are in the memory of the body. Raises ProtocolError.
+    """
+    if header_length is None:
+        header_length = body.nbytes
+    if header_length > body.nbytes:
+        raise ProtocolError(f"{HEADER_LENGTH}: {header_length}, and the body has {body.nbytes} bytes")
+    message = parse_json(body[:header_length])
+    parameters = _parameters(message)
+    inputs = _inputs(message.get("inputs"), body[header_length:], limits)
+    binary: dict[str, bool] = {}
+    outputs = message.get("outputs", [])
+    _check_list("outputs", outputs, limits)
+    for output in outputs:
+        name = _name("output", output, binary)
+        asked = _parameters(output)
+        if "shared_memory_region" in asked:
+            raise ProtocolError(f"output {name!r:.80}: {_NO_SHARED_MEMORY}")
+        if asked.get("classification"):
+            raise ProtocolError(f"output {name!r:.80}: classification is not supported")
+        binary[name] = _flag(asked, "binary_data", _flag(parameters, "binary_data_output", False))
+    identity = message.get("id", "")
+    if not isinstance(identity, str):
+        raise ProtocolError(f"id must be a text, not {identity!r:.80}")
+    if parameters.get("sequence_id"):
+        raise ProtocolError("sequences are not supported")
+    request = InferenceRequest(
+        model=model,
+        version=version,
+        id=identity,
+        inputs=inputs,
+        outputs=tuple(binary),
+        parameters=parameters,
+    )
+    return ParsedRequest(request, binary, _flag(parameters, "binary_data_output", False))
+
+
+def parse_json(text: memoryview | bytes) -> dict[str, Any]:
+    """The JSON object in `text`. Raises ProtocolError."""
+    try:
+        message = json.loads(bytes(text))
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"no JSON: {error}") from None
+    if not isinstance(message, dict):
+        raise ProtocolError("expected a JSON object")
+    return message
+
+
+def _inputs(listed: object, binary: memoryview, limits: Limits) -> dict[str, Array]:
+    _check_list("inputs", listed, limits)
+    assert isinstance(listed, list)
+    found: dict[str, Array] = {}
+    place = 0
+    for one in listed:
+        name = _name("input", one, found)
+        unknown = one.keys() - _INPUT_KEYS
+        if unknown:
+            raise ProtocolError(f"input {name!r:.80}: unknown keys {sorted(unknown)!r:.200}")
+        parameters = _parameters(one)
+        if "shared_memory_region" in parameters:
+            raise ProtocolError(f"input {name!r:.80}: {_NO_SHARED_MEMORY}")
+        shape = checked_shape(name, one.get("shape"), limits)
+        size = whole_parameter(parameters, "binary_data_size")
+        if size is None:
+            found[name] = from_json(name, one.get("datatype"), shape, one.get("data"))
+            continue
+        if "data" in one:
+            raise ProtocolError(f"input {name!r:.80}: has data and binary_data_size")
+        if size > binary.nbytes - place:
+            raise ProtocolError(f"input {name!r:.80}: {size} bytes are announced, {binary.nbytes - place} are left")
+        found[name] = from_binary(name, one.get("datatype"), shape, binary[place : place + size])
+        place += size
+    if place != binary.nbytes:
+        raise ProtocolError(f"{binary.nbytes - place} bytes behind the last input")
+    return found
+
+
+def _check_list(what: str, listed: object, limits: Limits) -> None:
+    if not isinstance(listed, list):
+        raise ProtocolError(f"{what} must be a list")
+    if len(listed) > limits.tensors:
+        raise ProtocolError(f"{len(listed)} {what}; at most {limits.tensors} are taken")
+
+
+def _name(what: str, tensor: object, others: Mapping[str, object]) -> str:
+    if not isinstance(tensor, dict):
+        raise ProtocolError(f"an {what} must be a JSON object, not {tensor!r:.80}")
+    name = tensor.get("name")
+    if not isinstance(name, str):
+        raise ProtocolError(f"an {what}'s name must be a text, not {name!r:.80}")
+    if name in others:
+        raise ProtocolError(f"{what} {name!r:.80} is there twice")
+    return name
+
+
+def _parameters(holder: Mapping[str, Any]) -> dict[str, Any]:
+    parameters = holder.get("parameters", {})
+    if not isinstance(parameters, dict):
+        raise ProtocolError(f"parameters must be a JSON object, not {parameters!r:.80}")
+    return parameters
+
+
+def _flag(parameters: Mapping[str, Any], name: str, default: bool) -> bool:
+    value = parameters.get(name, default)
+    if not isinstance(value, bool):
+        raise ProtocolError(f"parameter {name!r} must be true or false, not {value!r:.80}")
+    return value
+
+
+def write_response(parsed: ParsedRequest, response: InferenceResponse) -> tuple[bytes, list[memoryview]]:
+    """The JSON object of a response, and the bytes of those results that the client wants behind it."""
+    outputs: list[dict[str, Any]] = []
+    binary: list[memoryview] = []
+    for name, array in response.outputs.items():
+        datatype = datatype_of_output(name, array)
+        output: dict[str, Any] = {"name": name, "datatype": datatype, "shape": list(array.shape)}
+        if parsed.binary.get(name, parsed.binary_default):
+            data = to_binary(array)
+            output["parameters"] = {"binary_data_size": data.nbytes}
+            binary.append(data)
+        else:
+            output["data"] = to_json(name, datatype, array)
+        outputs.append(output)
+    message: dict[str, Any] = {"model_name": response.model, "model_version": response.version}
+    if response.id:
+        message["id"] = response.id
+    message["outputs"] = outputs
+    return json.dumps(message, separators=(",", ":")).encode(), binary

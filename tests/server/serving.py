@@ -1,0 +1,51 @@
+"""A server on a thread, at a free port of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import httpx
+
+from dagexec.server.config import ServerConfig
+from dagexec.server.run import Server
+from tests.held import PATIENCE
+
+
+@contextmanager
+def serving(config: ServerConfig, *, loaded: bool = True) -> Iterator[Server]:
+    """The server, which listens and has loaded its models; at the end it has drained, and its thread is gone."""
+    server = Server(replace(config, port=0))
+    listening = threading.Event()
+    status: list[int] = []
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    async def run() -> None:
+        loops.append(asyncio.get_running_loop())
+        status.append(await server.run(listening.set))
+
+    thread = threading.Thread(target=lambda: asyncio.run(run()))
+    thread.start()
+    try:
+        assert listening.wait(PATIENCE)
+        if loaded:
+            wait_until_loaded(server)
+        yield server
+    finally:
+        if loops and thread.is_alive():
+            loops[0].call_soon_threadsafe(server.stop)
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+
+
+def wait_until_loaded(server: Server) -> None:
+    """Until no model is being loaded, or waits for that."""
+    with httpx.Client(base_url=server.url, timeout=PATIENCE) as client:
+        while any(
+            row["state"] == "LOADING" or row["reason"] == "not loaded yet"
+            for row in client.post("/v2/repository/index").json()
+        ):
+            pass
