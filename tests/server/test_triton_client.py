@@ -63,7 +63,12 @@ def test_inference(client: triton.InferenceServerClient, binary: bool, binary_ou
     x = np.float32([[1, 2, 3], [4, 5, -6]])
     outputs = None if binary_output is None else [triton.InferRequestedOutput("y", binary_data=binary_output)]
     result = client.infer(
-        "doubled", [given("x", x, "FP32", binary=binary)], outputs=outputs, request_id="seven", priority=1, timeout=10**7
+        "doubled",
+        [given("x", x, "FP32", binary=binary)],
+        outputs=outputs,
+        request_id="seven",
+        priority=1,
+        timeout=10**7,
     )
     np.testing.assert_array_equal(result.as_numpy("y"), np.maximum(x, 0) * 2)
     response = result.get_response()
