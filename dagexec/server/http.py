@@ -31,7 +31,7 @@ logger = logging.getLogger("dagexec.server")
 Scope = MutableMapping[str, Any]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-EXTENSIONS = ("binary_tensor_data", "model_repository", "statistics")
+EXTENSIONS = ("binary_tensor_data", "model_repository")
 _INFER = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
 _LENGTH_NAME = HEADER_LENGTH.lower().encode()
 _LARGE = 64 << 10  # bytes of JSON that a thread parses, so that others have their turn
