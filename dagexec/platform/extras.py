@@ -33,6 +33,8 @@ REQUIREMENTS = {
     "telemetry": ("opentelemetry-api>=1.30",),
     "lmdb": ("lmdb>=1.5",),
     "safetensors": ("safetensors>=0.8",),
+    "grpc": ("grpcio>=1.70",),
+    "serve": ("httptools>=0.6.3", "starlette>=0.40", "uvicorn>=0.30"),
     "ray": ("ray>=2.40",),
     "examples": ("scikit-learn>=1.4",),
 }

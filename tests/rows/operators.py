@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from dagexec import NetDef, OperatorDef, op
+from dagexec.core.python_step import PythonStep
 from dagexec.core.registry import schema_of
 from tests.ops import formulas
 from tests.rows.case import (
@@ -33,6 +34,8 @@ from tests.rows.case import (
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 INT8 = integers(-127, 127, np.int8)
 UINT8 = integers(0, 255, np.uint8)
+MEANS = PythonStep(lambda x, y: np.stack([x.mean(1), y[:, 0]], 1))
+"""A function of the application, which is there as long as this module."""
 
 
 def in_bfloat16(random: np.random.Generator, shape: tuple[int, ...]) -> Array:
@@ -360,6 +363,13 @@ def with_nets() -> Iterator[Case]:
     yield case("Scan", x, batch(4, 300), w, outputs=2, **scanned, scan_input_axes=[1], scan_output_axes=[-1])
 
 
+def of_the_application() -> Iterator[Case]:
+    """A function in Python, said to be of one row at a time."""
+    types: dict[str, Any] = {"takes": ["float32[N, 7]", "float32[N, 1]"], "gives": ["float32[N, 2]"], "results": ["y"]}
+    step = {"function": MEANS.token, "inferred": 1, "row_wise": 1}
+    yield case("Python", batch(7), batch(1), **types, **step)
+
+
 def _net(operators: list[OperatorDef], given: list[str], results: list[str]) -> NetDef:
     captured = {name for one in operators for name in one.input} & {"x", "w"}
     return NetDef(name="net", op=operators, external_input=[*given, *sorted(captured)], external_output=results)
@@ -370,6 +380,6 @@ def operator_cases() -> list[Case]:
     groups = (
         of_formulas(), products(), convolutions("NCHW"), convolutions("NHWC"), other_convolutions(), poolings(),
         normalizations(), reductions(), recurrent_layers(), along_other_axes(), moved(), quantized(), attention(),
-        images_in_parts(), with_nets(),
+        images_in_parts(), with_nets(), of_the_application(),
     )  # fmt: skip
     return [one for group in groups for one in group]

@@ -262,7 +262,8 @@ async def test_the_end_refuses_new_calls_and_waits_for_those_in_service() -> Non
 
 
 async def _let_go_when_refused(client: aio.InferenceServerClient, runner: HeldRunner) -> None:
-    with pytest.raises(InferenceServerException, match="UNAVAILABLE"):
+    # gRPC itself cancels a call that is on its way when the server stops taking any
+    with pytest.raises(InferenceServerException, match=r"UNAVAILABLE|CANCELLED"):
         await _live_for_ever(client)
     runner.go_on.set()
 
