@@ -9,9 +9,10 @@
 
 A PATTERN is part of a model's name; without one all are meant. Every contender is a process of its own that sleeps
 while another's turn is measured. Rows are added to benchmarks/results/models.json one by one, in the record of the
-instruction set, those without a row first, until --seconds are over. Run again, it goes on: what was measured at the
-same commit of dagexec is left out. --torch PYTHON adds PyTorch, eager and compiled, from the environment of that
-interpreter; --tuning adds dagexec after measuring for so long, with its own kernels and with islands.
+processor and its instruction set, those without a row first, until --seconds are over. Run again, it goes on: what was
+measured at the same commit of dagexec is left out. --torch PYTHON adds PyTorch, eager and compiled, from the
+environment of that interpreter; --tuning adds dagexec after measuring for so long, with its own kernels and with
+islands.
 
 ONEDNN_MAX_CPU_ISA=AVX2 OPENBLAS_CORETYPE=Haswell limits dagexec, NumPy, OpenVINO and PyTorch. onnxruntime takes what
 the processor has. `make benchmark-models` makes the files, measures and writes the part in docs/benchmarks.md.
@@ -169,7 +170,8 @@ def add_profiles(options: argparse.Namespace, reports: dict[str, Any]) -> None:
 
 def _report(reports: dict[str, Any]) -> dict[str, Any]:
     environment = describe()
-    report: dict[str, Any] = reports.setdefault(str(environment["instruction set"]), {"rows": {}})
+    name = f"{environment['instruction set']}, {environment['processor']}"
+    report: dict[str, Any] = reports.setdefault(name, {"rows": {}})
     report["environment"] = environment
     return report
 

@@ -67,9 +67,9 @@ def write_part(reports: Mapping[str, Any], document: Path) -> None:
 
 
 def part(reports: Mapping[str, Any]) -> str:
-    """The whole part: a section for each instruction set, the newest first."""
+    """The whole part: a section for each instruction set of a processor, AVX-512's first."""
     parts = [_HEAD]
-    for name, report in sorted(reports.items(), key=lambda item: -len(item[0])):
+    for name, report in sorted(reports.items(), key=lambda item: (not item[0].startswith("AVX512"), item[0])):
         parts += [f"## Families: {name}", _measured(report), *_families(name, report["rows"])]
         parts += [_table(way, rows) for way, rows in by_way(report["rows"]).items()]
         parts += [_first_results(report.get("first_results", {})), _profiles(report.get("profiles", {}))]
