@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dagexec.binding.parameters import initialized
+from dagexec.cluster.autoscaling import Autoscaling
 from dagexec.cluster.deployment import Deployment
 from dagexec.cluster.dispatcher import Dispatcher
 from dagexec.cluster.state import DeploymentState
@@ -47,6 +48,7 @@ def deploy(
     replicas: int = 1,
     cores_per_replica: int = 1,
     max_outstanding: int | None = None,
+    autoscaling: Autoscaling | None = None,
     address: str | None = None,
     start_seconds: float = 120.0,
 ) -> Deployment:
@@ -62,6 +64,8 @@ def deploy(
         cores_per_replica: cores that each may keep busy, and Ray sets aside for it.
         max_outstanding: requests that a replica has at most, the others wait here; by default two, and two for each
             row of a batch.
+        autoscaling: bounds within which there are more or fewer, by the requests that are outstanding; `replicas`, or
+            as many as the bounds allow, are there at first.
         address: that of the cluster, for `ray.init`. By default the one that this process is connected to, the one of
             RAY_ADDRESS, or a local one that is started and ends with its last deployment.
         start_seconds: until all replicas have to be ready.
@@ -85,9 +89,15 @@ def deploy(
     _require_ray()
     _check_functions(bare)
     size = sum(array.nbytes for array in parameters.values())
-    ray_session.enter(address, replicas * cores_per_replica, ray_session.OBJECT_STORE_BYTES + size)
+    most = replicas
+    if autoscaling is not None:
+        replicas = min(autoscaling.max_replicas, max(autoscaling.min_replicas, replicas))
+        most = autoscaling.max_replicas
+    ray_session.enter(address, most * cores_per_replica, ray_session.OBJECT_STORE_BYTES + size)
     try:
-        deployment = _deployed(bare, GivenTypes.of(loaded), parameters, options, cores_per_replica, max_outstanding)
+        deployment = _deployed(
+            bare, GivenTypes.of(loaded), parameters, options, cores_per_replica, max_outstanding, autoscaling
+        )
     except BaseException:
         ray_session.leave()
         raise
@@ -107,6 +117,7 @@ def _deployed(
     options: CompileOptions,
     cores: int,
     max_outstanding: int,
+    autoscaling: Autoscaling | None,
 ) -> Deployment:
     """A deployment without replicas."""
     sent = replace(options, progress=None, max_queued=None)
@@ -122,9 +133,16 @@ def _deployed(
         max_outstanding=max_outstanding,
         max_queued=options.max_queued if options.when_full == "reject" else None,
         retries=all(map(only_computes, model.net.op)),
+        autoscaling=autoscaling,
     )
     new_link = partial(ray_replica.RayReplica, cores=cores, references=references)
-    return Deployment(model, types, Dispatcher(model.name, state, new_link), ray_session.leave)
+    return Deployment(model, types, Dispatcher(model.name, state, new_link), partial(_release, references))
+
+
+def _release(references: list[ray.ObjectRef[Any]]) -> None:
+    """Let go of what is in the store, and of the cluster."""
+    references.clear()
+    ray_session.leave()
 
 
 def _start(deployment: Deployment, replicas: int, seconds: float) -> None:

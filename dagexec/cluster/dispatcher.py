@@ -15,7 +15,7 @@ from typing import TypeVar
 from dagexec.cluster.link import Answer, Lost, ReplicaLink, Started
 from dagexec.cluster.state import Attempt, DeploymentState, Instruction, Member, Phase, Send, Start, Stop
 from dagexec.errors import DagexecError, ReplicaError
-from dagexec.platform.threads import Thread, ThreadWait, threads
+from dagexec.platform.threads import Thread, ThreadWait, Timer, threads
 from dagexec.serving.requests import Request
 
 Answered = TypeVar("Answered")
@@ -33,6 +33,7 @@ class Dispatcher:
         self._links: dict[Member, ReplicaLink] = {}
         self._lock = threads().lock()
         self._now = threads().monotonic
+        self._timer: Timer | None = None
         self._tasks: SimpleQueue[Task | None] = SimpleQueue()
         self._thread: Thread | None = threads().start(self._work, name=f"dagexec-{name}-cluster")
 
@@ -40,6 +41,7 @@ class Dispatcher:
         """Have a replica run it. Raises what `DeploymentState.submit` does."""
         with self._lock:
             self._state.submit(request, self._now())
+            self._scale()
             todo = self._state.take_instructions()
         self._carry_out(todo)
 
@@ -47,6 +49,7 @@ class Dispatcher:
         """End it with `error`, unless it is over; the replica stops at the next chain boundary."""
         with self._lock:
             attempt = self._state.give_up(request, error, self._now())
+            self._later()
         if attempt is not None:
             _cancel(attempt)
 
@@ -96,6 +99,9 @@ class Dispatcher:
             self._state.end_members()
             todo = self._state.take_instructions()
             thread, self._thread = self._thread, None
+            timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
         self._carry_out(todo)
         if thread is not None:
             self._tasks.put(None)
@@ -122,8 +128,20 @@ class Dispatcher:
 
     def _later(self) -> None:
         """Have the thread do what there is to do. Called with the lock."""
+        self._scale()
         if self._state.instructions:
             self._tasks.put(partial(self._carry_out, self._state.take_instructions()))
+
+    def _scale(self) -> None:
+        """Have as many replicas as are wanted, now and when fewer will be. Called with the lock."""
+        until = self._state.scale(self._now())
+        if until is not None and self._timer is None:
+            self._timer = threads().call_briefly(max(0.0, until - self._now()), self._scale_again)
+
+    def _scale_again(self) -> None:
+        with self._lock:
+            self._timer = None
+            self._later()
 
     def _send(self, attempt: Attempt) -> None:
         request = attempt.request

@@ -1,8 +1,8 @@
 """Replicas as Ray actors: one process each, which compiles the model for itself and runs it for many callers at once.
 
 The model's parameters are one object in Ray's store: a node gets it once, and the arrays of its replicas are read-only
-views of it. Inputs and results travel within the message where they are small (100 kB by Ray's default) and through
-the store otherwise, where the replica reads its inputs in place. Ray starts a lost actor again, in another process.
+views of it. Large inputs and results go through the store, too, where the replica reads its inputs in place. Ray starts
+a lost actor again, in another process.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from typing import Any
 
 import ray
 
-from dagexec.binding.io_binding import Array, Outputs
+from dagexec.binding.io_binding import Array
 from dagexec.cluster.failure import Failure
 from dagexec.cluster.link import Answer, Call, Lost, Started
+from dagexec.cluster.message import Message, packed, unpacked
 from dagexec.core.model import Model
 from dagexec.errors import DagexecError, RunCancelledError
 from dagexec.options import CompileOptions
+from dagexec.platform.own_cores import OwnCores
 from dagexec.platform.processor import limit_cores
 from dagexec.platform.threads import threads
 from dagexec.serving.compile_async import compile_async
@@ -59,19 +61,24 @@ class ReplicaActor:
                 parcel: Parcel = await references[0]
                 parameters = await references[1]
                 limit_cores(parcel.cores)
+                self._cores = OwnCores(parcel.cores)
+                self._cores.use()
                 self._executor = await compile_async(replace(parcel.model, parameters=parameters), parcel.options)
             except Exception as error:
                 return Failure.of(error), place
         return None, place
 
-    async def run(
-        self, feeds: Mapping[str, Array], names: Sequence[str], priority: int, timeout: float | None
-    ) -> Outputs | Failure | None:
-        """What the executor gives for `feeds`; None if the process was lost before it came, and this is the next."""
+    async def run(self, written: bytes, large: dict[str, Array] | None = None) -> bytes | Message | Failure | None:
+        """What the executor gives for the arguments of `RayReplica.run`, as a message both.
+
+        None if they were sent to a process that was lost, and this is the next one.
+        """
         if self._executor is None:
             return None
         try:
-            return await self._executor.run_async(feeds, outputs=names, priority=priority, timeout=timeout)
+            feeds, (names, priority, timeout) = unpacked(written, large)
+            results = packed(await self._executor.run_async(feeds, outputs=names, priority=priority, timeout=timeout))
+            return results[0] if results[1] is None else results
         except Exception as error:
             return Failure.of(error)
 
@@ -86,7 +93,7 @@ class RayReplica:
     def __init__(self, number: int, cores: int, references: Sequence[ray.ObjectRef[Any]]) -> None:
         self.place = "not started"
         self._number = number
-        self._references = list(references)
+        self._references = references
         options = {"num_cpus": cores, "max_restarts": -1, "max_task_retries": 0, "max_concurrency": _MOST_AT_ONCE}
         self._new_actor = ray.remote(ReplicaActor).options(**options)
         self._lock = threads().lock()
@@ -112,8 +119,9 @@ class RayReplica:
         done: Callable[[Answer], object],
     ) -> Call:
         """As `ReplicaLink.run`."""
-        actor = self._actor
-        return _RayCall(actor.run.remote(feeds, names, priority, timeout), done)
+        written, large = packed(feeds, (names, priority, timeout))
+        run = self._actor.run
+        return _RayCall(run.remote(written) if large is None else run.remote(written, large), done)
 
     def statistics(self) -> ray.ObjectRef[ExecutorStatistics | None]:
         """Those of its executor, when they are there."""
@@ -158,13 +166,21 @@ class _RayCall:
 
     def _answered(self, future: Future[Any]) -> None:
         error = future.exception()
-        self._done(_answer(future.result()) if error is None else _answer_of_error(error))
+        done, self._done = self._done, _nothing  # which refers to this call: the result would stay in the store
+        done(_answer(future.result()) if error is None else _answer_of_error(error))
 
 
-def _answer(result: Outputs | Failure | None) -> Answer:
+def _nothing(_: Answer) -> None:
+    """Of a call that was answered."""
+
+
+def _answer(result: bytes | Message | Failure | None) -> Answer:
     if result is None:
         return Lost("its process had ended, and another was started")
-    return result.error() if isinstance(result, Failure) else result
+    if isinstance(result, Failure):
+        return result.error()
+    arrays, _ = unpacked(result) if isinstance(result, bytes) else unpacked(*result)
+    return arrays
 
 
 def _answer_of_error(error: BaseException) -> Answer:

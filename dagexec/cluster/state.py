@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from dagexec.binding.io_binding import Outputs
+from dagexec.cluster.autoscaling import Autoscaler, Autoscaling
 from dagexec.cluster.link import Call
 from dagexec.cluster.routing import LeastOutstanding
 from dagexec.errors import ClosedError, DagexecError, QueueFullError, ReplicaError
@@ -107,12 +108,21 @@ class DeploymentState:
         failure: why the last replica that was given up did not start.
     """
 
-    def __init__(self, name: str, *, max_outstanding: int, max_queued: int | None = None, retries: bool = True) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        max_outstanding: int,
+        max_queued: int | None = None,
+        retries: bool = True,
+        autoscaling: Autoscaling | None = None,
+    ) -> None:
         """`name` is the model's, for messages; with `retries`, a request may run twice."""
         self._name = name
         self._max_queued = max_queued
         self._retries = retries
         self._router: LeastOutstanding[int] = LeastOutstanding(max_outstanding=max_outstanding)
+        self._scaler = None if autoscaling is None else Autoscaler(autoscaling)
         self._numbers = 0
         self._shut = False
         self._losses: dict[Request, str] = {}
@@ -159,11 +169,28 @@ class DeploymentState:
         self._end_if_idle(member)
         self._tell_started()
 
+    def scale(self, now: float) -> float | None:
+        """Have as many replicas as are wanted now. When to call it again, if nothing happens before.
+
+        No more are started while one could not be, and none when the deployment closes.
+        """
+        if self._scaler is None or self._shut:
+            return None
+        wanted = self._scaler.replicas(self.unfinished, now)
+        there = [member for member in self.members.values() if member.phase is not Phase.LEAVING]
+        if self.failure is None:
+            for _ in range(wanted - len(there)):
+                self.add_member()
+        there.sort(key=lambda member: (member.phase is Phase.UP, len(member.outstanding), -member.number))
+        for member in there[: max(0, len(there) - wanted)]:
+            self.retire(member)
+        return self._scaler.next_change()
+
     def started(self, member: Member, life: int, now: float) -> None:
         """It is ready."""
         if member.phase is not Phase.STARTING or member.life != life:
             return
-        member.phase, member.failed_starts = Phase.UP, 0
+        member.phase, member.failed_starts, self.failure = Phase.UP, 0, None
         self._router.add(member.number)
         self._send(now)
         self._tell_started()

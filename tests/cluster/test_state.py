@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 
+from dagexec.cluster.autoscaling import Autoscaling
 from dagexec.cluster.state import (
     MAX_STARTS,
     Attempt,
@@ -265,6 +266,60 @@ def test_closing_ends_what_waits_and_lets_finish_what_runs() -> None:
     state.answered(attempt, {}, None, 2.0)
     assert told == [1]
     assert error_of(running) is None
+
+
+BOUNDS = Autoscaling(min_replicas=1, max_replicas=3, target_outstanding=1, downscale_seconds=10)
+
+
+def test_replicas_come_with_requests_and_go_when_they_are_not_needed_for_a_while() -> None:
+    state, [one] = state_with(1, autoscaling=BOUNDS)
+    requests = [submitted(state) for _ in range(5)]
+    assert state.scale(0.0) == 10.0
+    started = [found.member for found in state.take_instructions() if isinstance(found, Start)]
+    assert [member.number for member in started] == [1, 2]
+    state.started(started[0], 0, 1.0)
+    state.scale(1.0)
+    attempts = list(state.attempts.values())
+    assert len(attempts) == 2
+    state.take_instructions()
+    while attempts:
+        state.answered(attempts[0], {}, None, 2.0)
+        attempts = list(state.attempts.values())
+    assert all(request.over for request in requests)
+    state.take_instructions()
+    assert state.scale(9.0) == 11.0  # 5 were outstanding until 1.0
+    assert state.take_instructions() == []
+    assert state.scale(11.0) is None
+    stopped = {found.member for found in state.take_instructions() if isinstance(found, Stop)}
+    assert stopped == {started[1], started[0]}  # the one that was still starting, and of those that idle the last
+    assert one.phase is Phase.UP
+
+
+def test_the_busiest_replica_stays_and_one_that_leaves_answers_first() -> None:
+    state, members = state_with(3, max_outstanding=4, autoscaling=BOUNDS)
+    requests = [submitted(state) for _ in range(3)]
+    assert [found.member for found in sends(state)] == members
+    state.scale(0.0)
+    for place in (0, 1):
+        state.answered(state.attempts[requests[place]], {}, None, 1.0)
+    assert state.scale(1.0) == 10.0
+    assert state.scale(10.0) is None
+    assert {found.member for found in state.take_instructions() if isinstance(found, Stop)} == set(members[:2])
+    assert state.members.keys() == {2}
+
+
+def test_no_replica_is_started_after_one_that_failed_or_when_the_deployment_closes() -> None:
+    state, _ = state_with(1, autoscaling=BOUNDS)
+    submitted(state), submitted(state)
+    state.scale(0.0)
+    [_, start] = state.take_instructions()
+    assert isinstance(start, Start)
+    state.failed_to_start(start.member, 0, DagexecError("no memory"), again=False, now=1.0)
+    state.take_instructions()
+    state.scale(1.0)
+    assert state.take_instructions() == []
+    state.shut()
+    assert state.scale(2.0) is None
 
 
 @pytest.mark.parametrize("seed", range(40))
