@@ -325,7 +325,7 @@ def _openmp(path: str, runtime: int) -> Any:
         return None
     try:
         pause = openmp.omp_pause_resource_all
-        teams.on_release(lambda library=openmp: pause(_PAUSE_SOFT))  # a function alone lets the library be unloaded
+        teams.on_release(lambda: (pause(_PAUSE_SOFT), openmp))  # a function alone does not keep its library loaded
     except ffi.error:  # before OpenMP 5.0 threads keep their teams
         teams.on_release(None)
     return openmp
