@@ -17,6 +17,7 @@ SAYS = {
     "http_service": "1 run cancelled, no run left behind\ndrained and closed",
     "write_an_operator": "[ 5. 13. 17.]",
     "draw_a_net": "operators in",
+    "read_digits": "10 of 10 pages are read right",
     "conv_engines": "1 choice(s) loaded\nsame bytes: True",
     "train_a_net": "at least 95 of 100: True",
     "train_on_several_devices": "same bytes: True",
