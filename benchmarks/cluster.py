@@ -1,11 +1,12 @@
 """What a deployment on a local Ray cluster adds to a run, and how many requests 1, 2 and 4 replicas serve.
 
-    python benchmarks/cluster.py [--models zoo:lenet zoo:googlenet] [--seconds 4] [--json FILE]
+    python benchmarks/cluster.py [--models zoo:lenet zoo:googlenet] [--seconds 2] [--json FILE]
 
 Round trips are of an empty task and an empty call of an actor, one at a time, and 1,000 at once for what one of many
-costs. Then for each model: the seconds of `Executor.run` on one thread, which is what a replica computes; of `run` on
-a deployment of one replica, both alone; and closed loops of clients, tasks of one event loop that ask again at once.
-All replicas, and the clients, share the machine: on two cores, 4 replicas cannot serve more than 2 do.
+costs. Answers of four sizes are rows of a table: what a deployment adds to each. Then for each model: the seconds of
+`Executor.run` on one thread, which is what a replica computes; of `run` on a deployment of one replica, both alone; and
+closed loops of clients, tasks of one event loop that ask again at once. All replicas, and the clients, share the
+machine: on two cores, 4 replicas cannot serve more than 2 do.
 """
 
 from __future__ import annotations
@@ -25,11 +26,14 @@ from environment import write_report
 
 import dagexec
 from dagexec.cluster import Deployment, deploy
+from dagexec.core.dtypes import INT64
 from dagexec.testing import random_feeds
 
 REPLICAS = (1, 2, 4)
-CLIENTS = (1, 2, 4, 8, 16)
+CLIENTS = (1, 4, 16)
 SAMPLES = 200
+COLUMNS = 1024
+ROWS = (1, 16, 150, 1500)
 
 
 def quantiles(seconds: list[float]) -> dict[str, float]:
@@ -144,10 +148,37 @@ def of_model(name: str, seconds: float) -> dict[str, Any]:
     return found
 
 
+def table() -> dagexec.Model:
+    """Chosen rows of 4 KiB each."""
+    net = dagexec.NetDef(name="table", op=[dagexec.op("Gather", ["table", "ids"], ["rows"])])
+    values = np.random.default_rng(0).standard_normal((max(ROWS), COLUMNS), np.float32)
+    ids = dagexec.InputInfo(INT64, (None,))
+    return dagexec.Model("table", net, parameters={"table": values}, inputs={"ids": ids}, outputs=("rows",))
+
+
+def of_answers(seconds: float) -> list[dict[str, Any]]:
+    """What answers of several sizes cost, from an executor and from a replica."""
+    found: list[dict[str, Any]] = []
+    model = table()
+    with dagexec.compile(model, num_workers=1, intra_op_threads=1) as executor, deploy(model) as deployment:
+        for rows in ROWS:
+            feeds = {"ids": np.arange(rows)}
+            row: dict[str, Any] = {"answer_bytes": rows * COLUMNS * 4}
+            for what, runner in (("executor_run", executor), ("deployment_run", deployment)):
+                timed(lambda: runner.run(feeds), seconds / 4)  # noqa: B023 - called here and now
+                row[what] = quantiles(timed(lambda: runner.run(feeds), seconds))  # noqa: B023 - as above
+            found.append(row)
+            print(
+                f"an answer of {row['answer_bytes']} bytes: Executor.run {row['executor_run']['p50_us']:.0f} us, "
+                f"of a deployment {row['deployment_run']['p50_us']:.0f} us"
+            )
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="*", default=["zoo:lenet", "zoo:googlenet"])
-    parser.add_argument("--seconds", type=float, default=4)
+    parser.add_argument("--seconds", type=float, default=2)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -155,10 +186,11 @@ def main() -> None:
     trips = round_trips(arguments.seconds / 2)
     for what, found in trips.items():
         print(what, {name: round(value) for name, value in found.items()})
+    answers = of_answers(arguments.seconds / 4)
     models = [of_model(name, arguments.seconds) for name in arguments.models]
     ray.shutdown()
     if arguments.json:
-        write_report(arguments.json, ray=ray.__version__, round_trips=trips, models=models)
+        write_report(arguments.json, ray=ray.__version__, round_trips=trips, answers=answers, models=models)
 
 
 if __name__ == "__main__":

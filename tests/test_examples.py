@@ -21,12 +21,21 @@ SAYS = {
     "conv_engines": "1 choice(s) loaded\nsame bytes: True",
     "train_a_net": "at least 95 of 100: True",
     "train_on_several_devices": "same bytes: True",
+    "run_on_a_cluster": "320 answers, the bytes of one process: True\nreplicas that were lost: 1",
     "train_char_lstm": "below 1.5 nats a character: True",
 }
 
+NEEDS_RAY = {"run_on_a_cluster"}
+
 
 @pytest.mark.slow
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "example",
+    [
+        pytest.param(path, marks=[pytest.mark.ray] if path.stem == "run_on_a_cluster" else [], id=path.stem)
+        for path in EXAMPLES
+    ],
+)
 def test_the_example_runs_and_says_what_it_should(example: Path, tmp_path: Path) -> None:
     result = subprocess.run(
         [sys.executable, example],

@@ -119,7 +119,7 @@ class Deployment(Closing):
 
     def statistics(self) -> DeploymentStatistics:
         """Counts and times of requests and replicas so far and at this moment."""
-        return self._dispatcher.read(lambda state, _: statistics_of(state))
+        return self._dispatcher.read(statistics_of)
 
     def drain(self, timeout: float | None = None) -> bool:
         """Take no more requests, let those that are there finish, then close.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dagexec.cluster.state import DeploymentState, Phase
+from dagexec.cluster.link import ReplicaLink
+from dagexec.cluster.state import DeploymentState, Member, Phase
 from dagexec.serving.statistics import Latencies
 
 
@@ -14,6 +16,7 @@ class ReplicaStatistics:
 
     Attributes:
         number: its name in messages.
+        place: where it runs or ran last: "process 4711 on host".
         phase: "starting", "up" or "leaving".
         outstanding: requests that it was sent and has not answered.
         begun: requests that it was sent in all.
@@ -21,6 +24,7 @@ class ReplicaStatistics:
     """
 
     number: int
+    place: str
     phase: str
     outstanding: int
     begun: int
@@ -64,12 +68,19 @@ class DeploymentStatistics:
         return sum(one.phase == Phase.UP.value for one in self.replicas)
 
 
-def statistics_of(state: DeploymentState) -> DeploymentStatistics:
+def statistics_of(state: DeploymentState, links: Mapping[Member, ReplicaLink]) -> DeploymentStatistics:
     """Those of this moment; the state has to stand still."""
     whole = Latencies.of(waited + ran for waited, ran in state.times)
     return DeploymentStatistics(
         replicas=tuple(
-            ReplicaStatistics(one.number, one.phase.value, len(one.outstanding), one.begun, one.life)
+            ReplicaStatistics(
+                one.number,
+                links[one].place if one in links else "not started",
+                one.phase.value,
+                len(one.outstanding),
+                one.begun,
+                one.life,
+            )
             for one in state.members.values()
         ),
         running=len(state.attempts),

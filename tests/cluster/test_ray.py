@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import dagexec
-from dagexec.cluster import Deployment, deploy
+from dagexec.cluster import Autoscaling, Deployment, deploy
 from dagexec.errors import ClosedError, FeedError, RunTimeoutError
 from dagexec.testing import random_feeds
+from tests.cluster.test_ray_failures import long_pipeline, until
 from tests.test_examples import blocks
 
 pytestmark = pytest.mark.ray
@@ -60,6 +61,23 @@ def test_results_are_the_callers_or_written_where_it_says(lenet: Deployment) -> 
     target = np.empty_like(array)
     assert lenet.run(feeds, out={name: target})[name] is target
     assert target.any()
+
+
+def test_replicas_come_with_load_and_go_without_it(cluster: None) -> None:
+    feeds = {"x": np.zeros(2, np.float32)}
+    bounds = Autoscaling(min_replicas=1, max_replicas=3, target_outstanding=1, downscale_seconds=0)
+
+    async def loaded(deployment: Deployment) -> None:
+        asked = [asyncio.create_task(deployment.run_async(feeds)) for _ in range(6)]
+        await asyncio.to_thread(until, lambda: deployment.statistics().up == 3)
+        for task in asked:
+            task.cancel()
+        await asyncio.wait(asked)
+
+    with deploy(long_pipeline(300, 0.2), autoscaling=bounds) as deployment:
+        assert deployment.statistics().up == 1
+        asyncio.run(loaded(deployment))
+        until(lambda: len(deployment.statistics().replicas) == 1)
 
 
 def test_a_closed_deployment_says_so(cluster: None) -> None:
