@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from types import MappingProxyType
@@ -227,6 +227,11 @@ class Operator(ABC):
         """The operator's own random generator, from the seed of its device option or from fresh entropy."""
         option = self.definition.device_option
         return np.random.default_rng(option.random_seed if option.HasField("random_seed") else None)
+
+    @property
+    def circumstances(self) -> Hashable | None:
+        """What decides how it is prepared beside where its tensors are, and of which types; None where more does."""
+        return None
 
     @property
     def is_batch_invariant(self) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from dagexec.core.choices import seconds_left
+from dagexec.core.choices import choices, seconds_left
 from dagexec.core.dtypes import BFLOAT16, FLOAT16, FLOAT32, TypeMeta, from_numpy
 from dagexec.core.operator import Operator, Prepared, Rebind, Step, nothing_to_do
 from dagexec.core.proto import OperatorDef
@@ -207,6 +207,13 @@ class OneDNNOperator(Operator):
             keep_recipe(wanted.key, recipe)
         whole = self.kept(prepared) if keeps_nan else prepared
         return whole if recipe is None else replace(whole, keeps=recipe)
+
+    @property
+    def circumstances(self) -> Hashable | None:
+        """Threads, and what was chosen; None while choices are measured, and where values count."""
+        if not self.repeats or seconds_left() > 0:
+            return None
+        return self._is_alone, self.most_threads, frozenset(self.names_for_all.items()), choices.generation
 
     def _followed(self) -> Prepared | _Wanted | None:
         """It as another operator was prepared, if one was; else where others will look for how it was, or None.

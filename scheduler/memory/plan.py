@@ -28,6 +28,9 @@ Array = npt.NDArray[Any]
 
 _MAX_NAMED = 3
 
+_HEADROOM = 16
+"""Buffers that have grown get one more byte for so many: at 256 positions, room for the next 16."""
+
 
 class MemoryPlan:
     """Buffers in arenas, one for each device.
@@ -59,6 +62,7 @@ class MemoryPlan:
         self._members: dict[Device, list[int]] = {}
         for number, buffer in enumerate(self.buffers):
             self._members.setdefault(buffer.device, []).append(number)
+        self._room: dict[Device, list[int]] = {}
         placed = {device: self._place(device, members) for device, members in self._members.items()}
         self.tensor_bytes = sum(one.extent for one in placed.values())
         self._offsets: dict[int, int] = {}
@@ -72,7 +76,7 @@ class MemoryPlan:
                 if runtime.in_host_memory:
                     missing = self._memory.missing(device, placed[device].extent)
                     check_fits(missing + self.own_bytes, f"net {name!r}: {self._needs()}")
-                sizes = [self.buffers[number].nbytes for number in members]
+                sizes = self._room[device]
                 self._arenas[device] = self._new_arena(runtime, offsets, sizes, members)
         except ResourceError as error:
             raise ResourceError(f"net {name!r}: {self._needs()}: {error}") from None
@@ -183,9 +187,12 @@ class MemoryPlan:
         return total
 
     def _place(self, device: Device, members: Sequence[int]) -> BufferOffsets:
-        sizes = [self.buffers[number].nbytes for number in members]
+        sizes = self._room[device] = [self.buffers[number].nbytes for number in members]
         if not self._many:
-            return self._placed_before(device, sizes) or self._place_in_pairs(members, sizes)
+            known = self._placed_before(device, sizes)
+            if known is None:
+                sizes = self._room[device] = self._with_headroom(device, sizes)
+            return known or self._place_in_pairs(members, sizes)
         rows = [self.buffers[number] for number in members]
         walked = place_in_list_order(sizes, [row.users for row in rows], [row.kept for row in rows], self._order)
         self._strips[device] = walked.strips
@@ -202,6 +209,22 @@ class MemoryPlan:
         if known is None:
             return None
         return BufferOffsets(known.offsets, int((known.offsets + room).max(initial=0)))
+
+    def _with_headroom(self, device: Device, sizes: Sequence[int]) -> list[int]:
+        """The sizes, with room to grow for those that have grown a little: a decoder's, by a position a step.
+
+        So the next steps find all their buffers where this one has them.
+        """
+        latest = next(iter(self._before.get(device, ())), None)
+        if latest is None:
+            return list(sizes)
+        room = [int(one) for one in latest.room]
+        if any(
+            not one - one // _HEADROOM <= aligned(size) <= one + one // _HEADROOM
+            for size, one in zip(sizes, room, strict=True)
+        ):
+            return list(sizes)
+        return [size + size // _HEADROOM if aligned(size) > one else one for size, one in zip(sizes, room, strict=True)]
 
     def _place_in_pairs(self, members: Sequence[int], sizes: Sequence[int]) -> BufferOffsets:
         """The offsets of buffers that are compared with one another."""

@@ -380,7 +380,7 @@ class BaseNet(ABC, Closing):
         )  # fmt: skip
         try:
             with garbage_collection_paused():
-                return make()
+                return make(previous=self._current)
         except ResourceError:
             if not self._preparations:
                 raise

@@ -9,7 +9,7 @@ shapes depend on a value computed by the run, and every operator after it, gets 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from dagexec.core.blob import Blob
 from dagexec.core.graph import Graph
-from dagexec.core.operator import Operator, Prepared, Step, nothing_to_do
+from dagexec.core.operator import MemorySource, Operator, Prepared, Step, nothing_to_do
 from dagexec.core.tensor import Tensor
 from dagexec.errors import DeadlineExceededError, ResourceError
 from dagexec.platform.deadline import check_deadline
@@ -64,11 +64,13 @@ class Preparation:
         in_list_order: bool = False,
         for_any_shapes: bool = False,
         arena_memory: ArenaMemory | None = None,
+        previous: Preparation | None = None,
     ) -> None:
         """With `keep`, only these blobs have values after a run: others share memory when no schedule forbids it.
 
         Schedules are those of the graph, or with `in_list_order` operators always follow one another as listed.
         Arenas lie in `arena_memory`, which the net's preparations share, as one of them is in use at a time.
+        Operators that are where they were in `previous`, a living preparation of the same net, are not prepared again.
         With `for_any_shapes` no shapes are taken for granted: each operator prepares itself in the run, when it has to.
         Raises ShapeError or MissingBlobError naming the operator, or ResourceError when memory would not do.
         Whatever else an operator raises while it is prepared becomes an OperatorError. Raises DeadlineExceededError
@@ -93,6 +95,8 @@ class Preparation:
             buffers = patterns.find(graph, operators, inferred, inputs, keep, order)
             self.memory = MemoryPlan(graph.name, buffers, order, arena_memory)
         prepared: list[Prepared] = []
+        self._conditions: list[Hashable] = []
+        moving = frozenset(id(blob) for blob in inputs if not _is_constant(blob))
         self.seconds: list[float] = []
         taken = _TakenMemory(inputs)
         read_last = _read_last(operators, inputs)
@@ -100,6 +104,7 @@ class Preparation:
             with naming_failures(graph.name) as under_way:
                 for index, (operator, found) in enumerate(zip(operators, inferred, strict=True)):
                     check_deadline()
+                    self._conditions.append(None)
                     as_view = index in graph.views
                     if found is None:
                         prepared.append(Prepared(CheckedStep(operator, as_view), shared_buffer=operator.shared_buffer))
@@ -111,7 +116,13 @@ class Preparation:
                         continue
                     under_way.operator = operator
                     taken.watch(operator)
-                    prepared.append(_bound(index, operator, found, as_view, self.memory))
+                    placed = [] if self.memory is None else _placed(operator, as_view, self.memory)
+                    if len(placed) == len(operator.output_blobs) and not moving.intersection(
+                        map(id, operator.input_blobs)
+                    ):
+                        self._conditions[index] = _conditions(operator, keep or ())
+                    known = None if previous is None else previous._prepared_for(index, self._conditions[index])
+                    prepared.append(_bound(index, operator, found, as_view, placed, self.memory, known))
                     self.seconds.append(found.seconds)
                     for blob in read_last.get(index, ()):
                         blob.tensor().let_go()
@@ -137,6 +148,10 @@ class Preparation:
         self.written = (*own, *(blob for one in self.prepared for blob in one.blobs))
         self.bindings = Bindings(inputs, self.written)
         self.nbytes = self._own_bytes(operators, before)
+
+    def _prepared_for(self, index: int, conditions: Hashable) -> Prepared | None:
+        """Operator `index` as it is prepared here, if that was under these conditions."""
+        return None if conditions is None or conditions != self._conditions[index] else self.prepared[index]
 
     def _own_bytes(self, operators: Sequence[Operator], before: Collection[int]) -> int:
         """See `nbytes`; `before` are the ids of the storages that outputs had."""
@@ -174,7 +189,7 @@ def _parts(prepared: Prepared) -> tuple[Step, ...]:
 
 def _read_last(operators: Sequence[Operator], inputs: Iterable[Blob]) -> dict[int, list[Blob]]:
     """The constants among `inputs` that no operator behind the one of that number reads."""
-    constants = {id(blob) for blob in inputs if isinstance(blob.value, Tensor) and blob.value.constant is not None}
+    constants = {id(blob) for blob in inputs if _is_constant(blob)}
     last: dict[int, tuple[int, Blob]] = {}
     for index, operator in enumerate(operators):
         last.update((id(blob), (index, blob)) for blob in operator.input_blobs if id(blob) in constants)
@@ -221,11 +236,8 @@ def _planned(running: Graph, settled: frozenset[int], seconds: Sequence[float]) 
     return build_plan(running, seconds, [chain for chain in compute_chains(running) if chain[0] not in settled])
 
 
-def _bound(index: int, operator: Operator, found: Inferred, as_view: bool, memory: MemoryPlan | None) -> Prepared:
-    """An operator prepared, its outputs where `memory` has them."""
-    operator.check_input_devices()
-    if memory is None:
-        return operator.bind(found.types, as_view=as_view, call=found.call)
+def _placed(operator: Operator, as_view: bool, memory: MemoryPlan) -> list[int]:
+    """The outputs that now are where `memory` has them."""
     placed = []
     for place, blob in enumerate(operator.output_blobs):
         if (as_view and place == 0) or (planned := memory.storage(id(blob))) is None:
@@ -235,8 +247,71 @@ def _bound(index: int, operator: Operator, found: Inferred, as_view: bool, memor
         if tensor.current_array() is not array:
             tensor.rebind(array, storage)
         placed.append(place)
+    return placed
+
+
+def _bound(
+    index: int,
+    operator: Operator,
+    found: Inferred,
+    as_view: bool,
+    placed: Sequence[int],
+    memory: MemoryPlan | None,
+    known: Prepared | None,
+) -> Prepared:
+    """An operator prepared, its outputs in `placed` where `memory` has them: as `known` where that may be.
+
+    It may unless it has working memory that is elsewhere now.
+    """
+    if memory is None:
+        operator.check_input_devices()
+        return operator.bind(found.types, as_view=as_view, call=found.call)
     source = memory.working_memory(index, operator)
+    if known is not None:
+        pieces = [source(before.nbytes) for before in known.working_memory]
+        if all(map(_is_same_memory, pieces, known.working_memory)):
+            return known
+        source = _first_from(pieces, source)
+    operator.check_input_devices()
     return operator.bind(found.types, as_view=as_view, placed=placed, memory=source, call=found.call)
+
+
+def _is_same_memory(one: Array, other: Array) -> bool:
+    return one.ctypes.data == other.ctypes.data
+
+
+def _first_from(pieces: Sequence[Array], source: MemorySource) -> MemorySource:
+    """Gives `pieces`, to an operator that asks for their sizes in their order, and from then on what `source` gives."""
+    left = list(reversed(pieces))
+
+    def give(nbytes: int) -> Array:
+        return left.pop() if left and left[-1].nbytes == nbytes else source(nbytes)
+
+    return give
+
+
+def _conditions(operator: Operator, keep: Collection[str]) -> Hashable:
+    """All that decides how `operator` is prepared: where its tensors are, and of which types; None where more does.
+
+    Tensors that a caller hands in or gets may be elsewhere in a run. Addresses name memory while that is alive.
+    """
+    circumstances = operator.circumstances
+    if circumstances is None or not all(isinstance(blob.value, Tensor) for blob in operator.input_blobs):
+        return None
+    found: list[Hashable] = [circumstances]
+    for blob in (*operator.input_blobs, *operator.output_blobs):
+        tensor = blob.tensor()
+        if tensor.constant is not None:
+            found.append(id(tensor.constant))
+            continue
+        if blob.name in keep or not tensor.is_packed:
+            return None
+        found.append((tensor.address, tensor.shape, tensor.meta))
+    return tuple(found)
+
+
+def _is_constant(blob: Blob) -> bool:
+    return isinstance(blob.value, Tensor) and blob.value.constant is not None
 
 
 def _own_what_is_written(operators: Sequence[Operator], inputs: Iterable[Blob]) -> None:

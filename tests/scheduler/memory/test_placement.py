@@ -97,3 +97,16 @@ def test_a_few_placements_are_kept() -> None:
     for last in range(1, 9):
         planned([[0, last]], [64], order, memory)
     assert 1 < len(memory.placements[CPU]) < 8
+
+
+def test_sizes_that_grow_a_little_get_room_for_the_next_steps() -> None:
+    """A decoder's: some stay, some are one position longer at each step. What jumps, or shrinks, gets no room."""
+    memory, order = ArenaMemory(), list_order(3)
+    users = [[0, 1], [1, 2], [0, 2]]
+
+    def offsets(*sizes: int) -> object:
+        return planned(users, list(sizes), order, memory)._arenas[CPU].offsets
+
+    found = [offsets(64, 25600 + 64 * step, 6400) for step in range(26)]
+    assert len(set(map(id, found))) == 2
+    assert planned(users, [64, 40000, 6400], order, memory).tensor_bytes == 64 + 40000 + 6400
