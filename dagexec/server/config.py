@@ -12,6 +12,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from dagexec.cluster import Autoscaling
 from dagexec.errors import DagexecError, SettingError
 from dagexec.options import BatchPadding, CompileOptions
 from dagexec.server.limits import Limits
@@ -21,6 +22,29 @@ MAX_QUEUED = 100
 """Requests that wait for a model, unless its configuration says otherwise."""
 
 _NOT_IN_FILES = frozenset(("calibration", "metrics", "pool", "progress", "telemetry", "when_full"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterConfig:
+    """Replicas of a model on a Ray cluster; attributes are the arguments of `dagexec.cluster.deploy`."""
+
+    replicas: int = 1
+    cores_per_replica: int = 1
+    max_outstanding: int | None = None
+    autoscaling: Autoscaling | None = None
+    address: str | None = None
+    start_seconds: float = 120.0
+
+    def __post_init__(self) -> None:
+        """Raises SettingError for what is out of range."""
+        for what in ("replicas", "cores_per_replica", "max_outstanding"):
+            count = getattr(self, what)
+            if (count is not None or what != "max_outstanding") and (not _is_whole(count) or count < 1):
+                raise SettingError(f"{what} must be 1 or more, not {count!r:.80}")
+        if self.address is not None and not isinstance(self.address, str):
+            raise SettingError(f"address must be a text, not {self.address!r:.80}")
+        if not _is_real(self.start_seconds) or not 0 < self.start_seconds < math.inf:
+            raise SettingError(f"start_seconds must be more than 0, not {self.start_seconds!r:.80}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +61,7 @@ class ModelConfig:
         priority: of its requests among those of all models, the highest first.
         priority_level: a request that asks for level p, where 1 is the most urgent, has `priority` increased by
             `priority_level` - p. With 1, the default, clients may only make way for others.
+        cluster: replicas run the model on a Ray cluster, instead of an executor in the server's process.
     """
 
     name: str
@@ -46,6 +71,7 @@ class ModelConfig:
     timeout: float | None = None
     priority: int = 0
     priority_level: int = 1
+    cluster: ClusterConfig | None = None
 
     def __post_init__(self) -> None:
         """Raises SettingError for what is out of range."""
@@ -74,6 +100,8 @@ class ModelConfig:
         padding = settings.get("batch_padding")
         if padding is not None:
             settings["batch_padding"] = BatchPadding(**padding)
+        if (cluster := settings.get("cluster")) is not None:
+            settings["cluster"] = _cluster(cluster)
         compile_settings = {key: value for key, value in settings.items() if key in compiling}
         options = replace(self.options, **compile_settings) if compile_settings else self.options
         return replace(self, options=options, **{key: value for key, value in settings.items() if key in own})
@@ -171,6 +199,16 @@ def _model(name: str, table: Mapping[str, Any], folder: Path) -> ModelConfig:
     if not source.startswith(ZOO_PREFIX):
         source = str(folder / source)
     return ModelConfig(name=name, source=source).changed({**table, "source": source})
+
+
+def _cluster(table: object) -> ClusterConfig:
+    """Raises SettingError."""
+    if not isinstance(table, dict):
+        raise SettingError("cluster must be a table")
+    check_keys(table, {one.name for one in fields(ClusterConfig)})
+    bounds = _table(table, "autoscaling")
+    check_keys(bounds, {one.name for one in fields(Autoscaling)})
+    return ClusterConfig(**{**table, "autoscaling": Autoscaling(**bounds) if "autoscaling" in table else None})
 
 
 def check_keys(table: Mapping[str, Any], known: set[str]) -> None:

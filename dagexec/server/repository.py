@@ -11,7 +11,8 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -19,6 +20,7 @@ from typing import Any, Literal, Protocol
 import anyio
 import anyio.to_thread
 
+from dagexec.cluster import deploy
 from dagexec.errors import DagexecError, FeedError, ModelFormatError, SettingError
 from dagexec.server.config import ModelConfig, ServerConfig
 from dagexec.server.inference import (
@@ -38,6 +40,7 @@ logger = logging.getLogger("dagexec.server")
 State = Literal["LOADING", "READY", "UNLOADING", "UNAVAILABLE"]
 Outcome = Literal["completed", "failed", "rejected", "timed_out", "cancelled"]
 
+_SERVERS_OWN = ("source", "allow_io", "cluster")
 _MAX_RETRY_SECONDS = 60
 _MAX_TIMEOUT_MICROSECONDS = 1 << 62
 
@@ -73,7 +76,10 @@ class _Entry:
 
 
 async def _compiled(config: ModelConfig, source: ModelSource) -> Runner:
-    """An executor that has run once, with zeros, if the model runs with these."""
+    """A deployment if the configuration says so, or an executor that has run once, with zeros, if it runs with these."""
+    if config.cluster is not None:
+        settings = {one.name: getattr(config.cluster, one.name) for one in fields(config.cluster)}
+        return await anyio.to_thread.run_sync(partial(deploy, source, config.options, **settings))
     executor = await compile_async(source, config.options)
     if config.options.warm_start is False:
         try:
@@ -191,7 +197,8 @@ class Repository:
         """Load a model of the configuration, or load it again: its file, or the newest folder of its versions.
 
         Requests go to what was there before until all is ready; then it is retired. If the load fails, it stays.
-        The parameter `config` is JSON with settings that replace the configuration's, as in its file, except `source`.
+        The parameter `config` is JSON with settings that replace the configuration's, as in its file, except `source`,
+        `allow_io` and `cluster`.
 
         Raises RequestError: 400 for bad parameters and for what was added, 404 for a model that the configuration does
         not have, 500 if it cannot be loaded.
@@ -351,8 +358,8 @@ def _with_parameters(config: ModelConfig, parameters: Mapping[str, Parameter]) -
         settings: Any = json.loads(text) if isinstance(text, str) else None
         if not isinstance(settings, dict):
             raise SettingError("config must be a JSON object")
-        if "source" in settings or "allow_io" in settings:
-            raise SettingError("source and allow_io are the server's to set")
+        if not settings.keys().isdisjoint(_SERVERS_OWN):
+            raise SettingError(f"{', '.join(_SERVERS_OWN)} are the server's to set")
         return config.changed(settings)
     except (ValueError, RecursionError) as error:
         raise RequestError(400, f"model {config.name!r}: {error}") from error

@@ -13,12 +13,12 @@ import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
 import dagexec
-from dagexec.cluster import deploy
-from dagexec.server.config import ServerConfig
+from dagexec.cluster import Deployment, deploy
+from dagexec.server.config import ModelConfig, ServerConfig
 from dagexec.server.inference import InferenceRequest, RequestError
 from dagexec.server.repository import Repository
 from dagexec.testing import random_feeds
-from tests.cluster.test_ray_failures import executors, long_pipeline, processes, until
+from tests.cluster.test_ray_failures import alive, executors, long_pipeline, processes, until
 from tests.server.serving import serving
 
 pytestmark = pytest.mark.ray
@@ -60,6 +60,40 @@ def test_a_server_in_front_of_replicas_gives_the_bytes_of_one_process_while_one_
         assert deployment.statistics().lost == 1
     with pytest.raises(dagexec.errors.ClosedError):  # with the server
         deployment.run(feeds[0])
+
+
+def test_a_model_of_the_configuration_is_deployed_and_loaded_again_beside_the_old_one(cluster: None) -> None:
+    settings = {"cluster": {"replicas": 2}}
+    config = ModelConfig(name="digits", source="zoo:lenet").changed(settings)
+    with dagexec.compile("zoo:lenet", num_workers=1) as executor:
+        feeds = random_feeds(executor.model, seed=0)
+        expected = executor.run(feeds)
+
+    async def ask(repository: Repository) -> None:
+        answer = await repository.infer(InferenceRequest(model="digits", inputs=feeds))
+        assert {name: array.tobytes() for name, array in answer.outputs.items()} == {
+            name: array.tobytes() for name, array in expected.items()
+        }
+
+    async def program() -> list[int]:
+        repository = Repository(ServerConfig(models={"digits": config}))
+        assert await repository.load_all() == {}
+        [first] = repository.loaded()
+        assert isinstance(first.runner, Deployment)
+        try:
+            await ask(repository)
+            old = processes(first.runner)
+            await repository.load("digits")
+            await ask(repository)
+            [second] = repository.loaded()
+            assert isinstance(second.runner, Deployment)
+            return old + processes(second.runner)
+        finally:
+            await repository.drain()
+
+    ever = asyncio.run(program())
+    assert len(set(ever)) == 4
+    until(lambda: not any(map(alive, ever)))
 
 
 def test_a_request_to_the_repository_that_is_cancelled_or_late_ends_the_run_of_the_replica(cluster: None) -> None:

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from dagexec.cluster import Autoscaling
 from dagexec.errors import SettingError
 from dagexec.options import BatchPadding
-from dagexec.server.config import MAX_QUEUED, ModelConfig, ServerConfig, read_config
+from dagexec.server.config import MAX_QUEUED, ClusterConfig, ModelConfig, ServerConfig, read_config
 
 
 def written(folder: Path, text: str) -> Path:
@@ -52,6 +53,25 @@ def test_a_file_says_what_is_served_and_how(tmp_path: Path) -> None:
     assert lenet == ModelConfig(name="lenet", source="zoo:lenet")
 
 
+def test_a_model_may_be_served_by_replicas_on_a_cluster(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        """
+        [models.lenet]
+        source = "zoo:lenet"
+        cluster = { replicas = 2, cores_per_replica = 4 }
+        [models.busy]
+        source = "zoo:lenet"
+        [models.busy.cluster.autoscaling]
+        min_replicas = 1
+        max_replicas = 3
+        """,
+    )
+    lenet, busy = read_config(path).models.values()
+    assert lenet.cluster == ClusterConfig(replicas=2, cores_per_replica=4)
+    assert busy.cluster == ClusterConfig(autoscaling=Autoscaling(min_replicas=1, max_replicas=3))
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -68,6 +88,23 @@ def test_a_file_says_what_is_served_and_how(tmp_path: Path) -> None:
         ("[models.m]\nsource = 'm'\npriority_level = 0", "model 'm': priority_level must be 1"),
         ("[models.m]\nsource = 'm'\nwhen_full = 'wait'", "model 'm': unknown key 'when_full'"),
         ("[models.m]\nsource = 'm'\nbatch_padding = {ax = 1}", "model 'm': .*batch_padding|model 'm'"),
+        ("[models.m]\nsource = 'm'\ncluster = 2", "model 'm': cluster must be a table"),
+        (
+            "[models.m]\nsource = 'm'\ncluster = {replica = 2}",
+            "model 'm': unknown key 'replica'; did you mean 'replicas'",
+        ),
+        ("[models.m]\nsource = 'm'\ncluster = {replicas = 0}", "model 'm': replicas must be 1 or more, not 0"),
+        (
+            "[models.m]\nsource = 'm'\ncluster = {max_outstanding = true}",
+            "model 'm': max_outstanding must be 1 or more",
+        ),
+        ("[models.m]\nsource = 'm'\ncluster = {address = 7}", "model 'm': address must be a text, not 7"),
+        ("[models.m]\nsource = 'm'\ncluster = {start_seconds = 0}", "model 'm': start_seconds must be more than 0"),
+        (
+            "[models.m]\nsource = 'm'\ncluster.autoscaling = {min_replicas = 3, max_replicas = 2}",
+            "model 'm': autoscaling: 1 <= min_replicas <= max_replicas",
+        ),
+        ("[models.m]\nsource = 'm'\ncluster.autoscaling = {min_replicas = 3}", "model 'm': .*max_replicas"),
         ("[models.'a/b']\nsource = 'm'", "a model's name"),
         ("models = 3", "models must be a table"),
         ("[server\n", "serve.toml: "),

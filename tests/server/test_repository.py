@@ -185,7 +185,12 @@ async def test_a_load_may_change_settings_but_not_the_source() -> None:
     await repository.load("m", {"config": json.dumps({"replicas": 3, "timeout": 2.5})})
     assert (loads.configs[1].options.replicas, loads.configs[1].timeout) == (3, 2.5)
     assert loads.configs[1].options.when_full == "reject"
-    for parameters in ({"config": '{"source": "/etc/passwd"}'}, {"config": "["}, {"file:1/model.onnx": "AAAA"}):
+    for parameters in (
+        {"config": '{"source": "/etc/passwd"}'},
+        {"config": '{"cluster": {"address": "ray://elsewhere"}}'},
+        {"config": "["},
+        {"file:1/model.onnx": "AAAA"},
+    ):
         with pytest.raises(RequestError) as caught:
             await repository.load("m", parameters)
         assert caught.value.status == 400
