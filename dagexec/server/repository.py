@@ -76,7 +76,7 @@ class _Entry:
 
 
 async def _compiled(config: ModelConfig, source: ModelSource) -> Runner:
-    """A deployment if the configuration says so, or an executor that has run once, with zeros, if it runs with these."""
+    """A deployment, or an executor that has run once, with zeros, if the model runs with these."""
     if config.cluster is not None:
         settings = {one.name: getattr(config.cluster, one.name) for one in fields(config.cluster)}
         return await anyio.to_thread.run_sync(partial(deploy, source, config.options, **settings))
