@@ -13,6 +13,8 @@ from dagexec.server.inference import RequestError
 from dagexec.server.limits import Limits
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Fill = Callable[[memoryview], bool]
+"""Has the rest of a body received in this memory, which is as long; False if it comes with messages."""
 
 ALIGNMENT = 64
 _ON_LOOP = 64 << 10  # bytes that are decompressed at once without asking a thread
@@ -56,18 +58,25 @@ class Bodies:
         self.held_bytes += count
 
     async def read(
-        self, receive: Receive, held: Held, length: bytes | None, encoding: bytes | None = None, start: int = 0
+        self,
+        receive: Receive,
+        held: Held,
+        length: bytes | None,
+        encoding: bytes | None = None,
+        start: int = 0,
+        fill: Fill | None = None,
     ) -> memoryview:
         """The whole body, decompressed, or else placed so that the byte `start` of it is aligned.
 
-        `length` and `encoding` are its headers. Raises RequestError, ClientGoneError.
+        `length` and `encoding` are its headers. What follows the first message is received in place
+        by `fill`, if that is given. Raises RequestError, ClientGoneError.
         """
         if length is None:
             body = await self._read_chunks(receive, held)
         else:
             count = self._announced(length)
             held.add(count)
-            body = await self._read_announced(receive, aligned(count, start))
+            body = await self._read_announced(receive, aligned(count, start), fill)
         return body if encoding is None else await self._decompressed(body, held, encoding)
 
     def _announced(self, length: bytes) -> int:
@@ -78,7 +87,7 @@ class Bodies:
             raise self._too_large()
         return count
 
-    async def _read_announced(self, receive: Receive, body: memoryview) -> memoryview:
+    async def _read_announced(self, receive: Receive, body: memoryview, fill: Fill | None) -> memoryview:
         count, place = body.nbytes, 0
         while True:
             message = await receive()
@@ -91,6 +100,8 @@ class Bodies:
             place += len(chunk)
             if not message.get("more_body", False):
                 break
+            if fill is not None and place < count and fill(body[place:]):
+                place = count
         if place != count:
             raise RequestError(400, f"the body ends after {place} of {count} bytes")
         return body

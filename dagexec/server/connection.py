@@ -1,6 +1,9 @@
 """Connections of HTTP with limits that uvicorn does not have: bytes of headers, seconds for each part of a request.
 
 What cannot be understood is answered as the protocol says, too: JSON with an `error`.
+
+An application that knows of it (`exchange_of`) has large bodies received where it wants them, without copies, is called
+when the client has gone, without a task that waits for that, and sends small answers with one system call.
 """
 
 from __future__ import annotations
@@ -9,15 +12,20 @@ import asyncio
 import json
 import math
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from dagexec.server.limits import Limits
 
 Clock = Callable[[], float]
+
+_EXTENSION = "dagexec.exchange"
+_FIRST_READ = 64 << 10  # bytes that a connection reads at once, when it does not know yet where to
+_SMALL = 64 << 10  # bytes of an answer that are sent with its head, by one system call
 
 
 class Connection(HttpToolsProtocol):
@@ -25,6 +33,7 @@ class Connection(HttpToolsProtocol):
 
     Attributes:
         deadline: when the client must have sent, or read, what is awaited of it.
+        when_gone: called when the client has closed the connection; set by what serves a request, for as long.
     """
 
     limits = Limits()
@@ -35,12 +44,15 @@ class Connection(HttpToolsProtocol):
         self._header_bytes = 0  # of a request whose headers are not complete
         self._waits_for = ""
         self.deadline = math.inf
+        self.when_gone: Callable[[], object] | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Refuse a client when there are too many."""
         super().connection_made(transport)
         # asyncio does so only for sockets that name TCP; an answer's second part would wait 40 ms for an acknowledgment
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
+        if hasattr(transport, "max_size"):  # of one read, as asyncio has it; the rest of a large body is read in place
+            transport.max_size = _FIRST_READ
         self._await("headers", self.limits.idle_seconds)
         if len(self.connections) > self.limits.connections:
             self._refuse(503, f"{self.limits.connections} connections are open already", {"Retry-After": "1"})
@@ -66,11 +78,31 @@ class Connection(HttpToolsProtocol):
             self._refuse(431, f"the headers have more than {self.limits.header_bytes} bytes")
             return
         super().on_headers_complete()
+        self.scope["extensions"] = {_EXTENSION: Exchange(self, self.cycle)}  # type: ignore[dict-item]
 
     def on_body(self, body: bytes) -> None:
         """Keep it, unless the request has been refused."""
-        if not self.transport.is_closing():
+        if self.transport.is_closing():
+            return
+        cycle = self.cycle
+        if cycle.body or cycle.response_complete:
+            cycle.body = bytearray(cycle.body)
             super().on_body(body)
+        else:  # the application is about to take it: no copy, and no pause in reading
+            cycle.body = body  # type: ignore[assignment]
+            cycle.message_event.set()
+
+    def filled(self) -> None:
+        """The body is there. The parser waits for it still: another one parses the next request."""
+        self.transport.set_protocol(self)
+        self.parser = httptools.HttpRequestParser(self)
+        self.on_message_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell what serves a request."""
+        super().connection_lost(exc)
+        if self.when_gone is not None:
+            self.when_gone()
 
     def on_message_complete(self) -> None:
         """All of a request is there, and the client owes nothing."""
@@ -118,6 +150,90 @@ class Connection(HttpToolsProtocol):
             self.transport.write(start.encode() + body)
         self.deadline = math.inf
         self.transport.close()
+
+
+class _Filling(asyncio.BufferedProtocol):
+    """Stands in for a connection while a body is received."""
+
+    def __init__(self, connection: Connection, memory: memoryview) -> None:
+        self._connection = connection
+        self._left = memory
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """No more than the body, so that a request behind it is parsed."""
+        return self._left
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """So much more is there."""
+        self._left = self._left[nbytes:]
+        if not self._left:
+            self._connection.filled()
+
+    def pause_writing(self) -> None:
+        """For the connection."""
+        self._connection.pause_writing()
+
+    def resume_writing(self) -> None:
+        """For the connection."""
+        self._connection.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """For the connection."""
+        self._connection.connection_lost(exc)
+
+
+class Exchange:
+    """One request and its answer, for an application that knows of it."""
+
+    def __init__(self, connection: Connection, cycle: RequestResponseCycle) -> None:
+        self._connection = connection
+        self._cycle = cycle
+
+    def fill(self, memory: memoryview) -> bool:
+        """Receive the rest of the body there; False if it is there, or comes with ASGI's messages.
+
+        `memory` is as long as what is left. To be called when all that came has been taken.
+        """
+        connection, cycle = self._connection, self._cycle
+        if connection.cycle is not cycle or not cycle.more_body or cycle.body or connection.transport.is_closing():
+            return False
+        connection.transport.set_protocol(_Filling(connection, memory))
+        return True
+
+    def when_gone(self, call: Callable[[], object] | None) -> None:
+        """Have `call` called when the client closes the connection; None: not any more. For the request in service."""
+        self._connection.when_gone = call
+        if call is not None and self._cycle.disconnected:
+            call()
+
+    async def answer(self, status: int, headers: list[tuple[bytes, bytes]], parts: list[bytes | memoryview]) -> None:
+        """Send a whole answer, in place of ASGI's messages. `headers` have its length, and `parts` so many bytes."""
+        cycle, transport = self._cycle, self._connection.transport
+        if cycle.disconnected:
+            return
+        cycle.response_started = True
+        lines = [b"HTTP/1.1 %d %s\r\n" % (status, HTTPStatus(status).phrase.encode())]
+        lines += [b"%s: %s\r\n" % header for header in headers]
+        lines.append(b"\r\n" if cycle.keep_alive else b"connection: close\r\n\r\n")
+        small = sum(map(len, parts)) <= _SMALL
+        transport.write(b"".join([*lines, *parts] if small else lines))
+        for part in [] if small else parts:
+            if cycle.flow.write_paused:
+                await cycle.flow.drain()
+            if cycle.disconnected:
+                return
+            transport.write(part)
+        cycle.response_complete = True
+        cycle.message_event.set()
+        if not cycle.keep_alive:
+            transport.close()
+        cycle.on_response()
+
+
+def exchange_of(scope: Mapping[str, Any]) -> Exchange:
+    """That of a request of ASGI which came by a `Connection`."""
+    found: Exchange = scope["extensions"][_EXTENSION]
+    return found
 
 
 def connections_with(limits: Limits) -> type[Connection]:

@@ -21,6 +21,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from dagexec.server.bodies import Bodies, ClientGoneError, Held, Receive, accepted_encoding, compressed
+from dagexec.server.connection import Exchange, exchange_of
 from dagexec.server.inference import InferenceResponse, RequestError, TensorMetadata, request_error
 from dagexec.server.messages import HEADER_LENGTH, ParsedRequest, parse_json, parse_request, write_response
 from dagexec.server.repository import Repository
@@ -62,22 +63,29 @@ class Application:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         try:
             with Held(self.bodies) as held:
-                parsed = await self._parsed(path[1], path[2], headers, receive, held)
-                with _cancelled_when_the_client_leaves(receive), _parent_span(headers):
+                exchange = exchange_of(scope)
+                parsed = await self._parsed(path[1], path[2], headers, receive, held, exchange)
+                with _cancelled_when_the_client_leaves(exchange), _parent_span(headers):
                     response = await self._repository.infer(parsed.request)
-                await _send_response(send, parsed, response, headers)
+                await _send_response(exchange, parsed, response, headers)
         except ClientGoneError:
             return
         except Exception as error:
             await _send_error(send, request_error(error))
 
     async def _parsed(
-        self, model: str, version: str | None, headers: Mapping[bytes, bytes], receive: Receive, held: Held
+        self,
+        model: str,
+        version: str | None,
+        headers: Mapping[bytes, bytes],
+        receive: Receive,
+        held: Held,
+        exchange: Exchange,
     ) -> ParsedRequest:
         length = headers.get(_LENGTH_NAME)
         header_length = None if length is None else _whole(length)
         announced, encoding = headers.get(b"content-length"), headers.get(b"content-encoding")
-        body = await self.bodies.read(receive, held, announced, encoding, header_length or 0)
+        body = await self.bodies.read(receive, held, announced, encoding, header_length or 0, exchange.fill)
         arguments = (model, version, body, header_length, self._limits)
         if (body.nbytes if header_length is None else header_length) > _LARGE:
             return await anyio.to_thread.run_sync(parse_request, *arguments)
@@ -91,21 +99,18 @@ def _whole(text: bytes) -> int:
 
 
 @contextmanager
-def _cancelled_when_the_client_leaves(receive: Receive) -> Iterator[None]:
+def _cancelled_when_the_client_leaves(exchange: Exchange) -> Iterator[None]:
     """Cancel what this task does inside when the client closes the connection, and raise ClientGoneError then."""
     task = asyncio.current_task()
     assert task is not None
     gone = False
 
-    def cancel(_: object) -> None:
+    def cancel() -> None:
         nonlocal gone
-        if not over:
-            gone = True
-            task.cancel()
+        gone = True
+        task.cancel()
 
-    over = False
-    watch = asyncio.ensure_future(_disconnected(receive))
-    watch.add_done_callback(cancel)
+    exchange.when_gone(cancel)
     try:
         yield
     except asyncio.CancelledError:
@@ -113,13 +118,7 @@ def _cancelled_when_the_client_leaves(receive: Receive) -> Iterator[None]:
             raise ClientGoneError from None
         raise
     finally:
-        over = True
-        watch.cancel()
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+        exchange.when_gone(None)
 
 
 @contextmanager
@@ -142,7 +141,7 @@ def _parent_span(headers: Mapping[bytes, bytes]) -> Iterator[None]:
 
 
 async def _send_response(
-    send: Send, parsed: ParsedRequest, response: InferenceResponse, headers: Mapping[bytes, bytes]
+    exchange: Exchange, parsed: ParsedRequest, response: InferenceResponse, headers: Mapping[bytes, bytes]
 ) -> None:
     text, binary = write_response(parsed, response)
     parts: list[bytes | memoryview] = [text, *binary]
@@ -152,10 +151,7 @@ async def _send_response(
         parts = [await anyio.to_thread.run_sync(compressed, parts, encoding)]
         names.append((b"content-encoding", encoding))
     names.append((b"content-length", b"%d" % sum(map(len, parts))))
-    await send({"type": "http.response.start", "status": 200, "headers": names})
-    last = len(parts) - 1
-    for index, part in enumerate(parts):
-        await send({"type": "http.response.body", "body": part, "more_body": index < last})
+    await exchange.answer(200, names, parts)
 
 
 async def _send_error(send: Send, error: RequestError) -> None:
