@@ -12,7 +12,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -30,6 +30,7 @@ from dagexec.compiler.passes.low_precision import PRECISION_PASSES, with_integer
 from dagexec.compiler.passes.owned_parameters import OwnedParameters
 from dagexec.compiler.passes.rewriting import Pass, PassReport, check_pass_names, run_passes
 from dagexec.compiler.passes.types import forget_types
+from dagexec.compiler.stages import by_stage
 from dagexec.compiler.tuning.bench import Bench, placeholder_inputs, random_inputs
 from dagexec.compiler.tuning.choosing import (
     Choice,
@@ -130,7 +131,7 @@ def _for_device(model: Model, options: CompileOptions) -> Compiled:
     any_nan = (ANY_NAN,) if options.nan == "any" else ()
     of_device = (CUDNN_ENGINE, *states, *any_nan, layout_pass(layout)) if options.default_device.kind == "cuda" else ()
     passes = with_precision((*SIMPLIFYING, *of_device, *FINISHING), options.dtype, options.calibration_runs)
-    passed = _run(_with_kept(initialized(model), options), passes, options)
+    passed = _by_stage(_with_kept(initialized(model), options), options, lambda part: _run(part, passes, options))
     seconds = {"passes": time.perf_counter() - start}
     report = CompilationReport(passed.outcomes, layout, None, "estimated", seconds)
     return _as_given(replace(passed.model, outputs=model.outputs), options, report)
@@ -144,6 +145,11 @@ def _with_kept(model: Model, options: CompileOptions) -> Model:
 def _run(model: Model, passes: Sequence[Pass], options: CompileOptions, *, checked: bool = False) -> PassReport:
     known = {one.name for one in passes}
     return run_passes(model, passes, known.intersection(options.without_passes), checked=checked)
+
+
+def _by_stage(model: Model, options: CompileOptions, rewrite: Callable[[Model], PassReport]) -> PassReport:
+    """A pipeline's stages one by one; all in one where calibration has to see it run."""
+    return rewrite(model) if options.calibration_runs else by_stage(model, rewrite)
 
 
 class _Compilation:
@@ -169,6 +175,29 @@ class _Compilation:
 
     def result(self) -> Compiled:
         """The compiled model."""
+        layouts: dict[str, None] = {}
+
+        def rewrite(model: Model) -> PassReport:
+            one = self if model is self._model else self._of_stage(model)
+            layout, report = one.rewritten()
+            layouts[layout] = None
+            return report
+
+        passed = _by_stage(self._model, self._options, rewrite)
+        with self._stage("schedule"):
+            choice = self._schedule(passed.model)
+        schedule = choice.schedule
+        report = CompilationReport(passed.outcomes, ", ".join(layouts), choice, self._origin, self._seconds)
+        for line in report.lines() if logger.isEnabledFor(logging.DEBUG) else ():
+            logger.debug("net %r: %s", self._model.name, line)
+        return Compiled(
+            replace(schedule.applied(passed.model), outputs=self._outputs),
+            with_schedule(self._options, schedule),
+            report,
+        )
+
+    def rewritten(self) -> tuple[str, PassReport]:
+        """The layout of images, and the model in it."""
         passes = with_precision(PASSES, self._options.dtype, self._options.calibration_runs)
         place = passes.index(LAYOUT)
         before, after = passes[:place], passes[place + 1 :]
@@ -181,18 +210,15 @@ class _Compilation:
         with self._stage("layout"):
             layout = self._layout(early.model, after)
             late = self._late(early.model, after, layout)
-        with self._stage("schedule"):
-            choice = self._schedule(late.model)
-        schedule = choice.schedule
-        outcomes = (*early.outcomes, *late.outcomes)
-        report = CompilationReport(outcomes, layout, choice, self._origin, self._seconds)
-        for line in report.lines() if logger.isEnabledFor(logging.DEBUG) else ():
-            logger.debug("net %r: %s", self._model.name, line)
-        return Compiled(
-            replace(schedule.applied(late.model), outputs=self._outputs),
-            with_schedule(self._options, schedule),
-            report,
-        )
+        return layout, PassReport(late.model, (*early.outcomes, *late.outcomes))
+
+    def _of_stage(self, model: Model) -> _Compilation:
+        """That of a stage, with its share of the seconds for tuning."""
+        given = self._options.shapes or {}
+        shapes = {name: given[name] for name in model.inputs if name in given}
+        seconds = self._tuning / len(self._model.stages)
+        options = replace(self._options, shapes=shapes or None, tuning_seconds=seconds)
+        return _Compilation(model, options, takes_parameters=False)
 
     @contextmanager
     def _stage(self, name: str) -> Iterator[None]:

@@ -68,6 +68,19 @@ class Overridable:
 
 
 @dataclass(frozen=True)
+class StageTypes:
+    """What a stage of a pipeline takes and gives as a model of its own.
+
+    Attributes:
+        inputs: what its model says of its inputs, by the blobs of the pipeline that they read.
+        outputs: the blobs of the pipeline that are its model's outputs, in order.
+    """
+
+    inputs: Mapping[str, InputInfo]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Model:
     """A net with its parameters, inputs and outputs: what frontends produce and `dagexec.compile` accepts.
 
@@ -86,6 +99,8 @@ class Model:
         folder: the folder to which paths of storage operators are relative: that of the model's files.
         allow_io: what its operators may access besides blobs.
         python_steps: functions of the application that operators of the net call (`dagexec.Pipeline`).
+        stages: models that it was put together from, by name. Operators and parameters of "detect" are called
+            "detect/..."; passes rewrite them as those of that model.
     """
 
     name: str
@@ -98,6 +113,7 @@ class Model:
     allow_io: IO = IO.NONE
     overridable: Overridable | None = None
     python_steps: tuple[PythonStep, ...] = ()
+    stages: Mapping[str, StageTypes] = field(default_factory=dict)
 
     def needed_inputs(self) -> frozenset[str]:
         """The inputs that the net reads or returns. Caffe2's files may declare more, such as labels."""

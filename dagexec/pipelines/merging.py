@@ -12,7 +12,7 @@ from typing import Any
 import numpy.typing as npt
 
 from dagexec.core.arguments import make_argument
-from dagexec.core.model import InputInfo, Model
+from dagexec.core.model import InputInfo, Model, StageTypes
 from dagexec.core.operator_def import op
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.pipelines.stage import SEPARATOR, ModelPart, Part, PythonPart, Value
@@ -25,6 +25,7 @@ def merged(name: str, inputs: Mapping[str, InputInfo], parts: Sequence[Part], ou
     blobs: dict[Value, str] = {}
     operators: list[OperatorDef] = []
     parameters: dict[str, npt.NDArray[Any]] = {}
+    stages: dict[str, StageTypes] = {}
 
     def blob_of(value: Value) -> str:
         return blobs[value] if value.stage else value.name
@@ -34,19 +35,49 @@ def merged(name: str, inputs: Mapping[str, InputInfo], parts: Sequence[Part], ou
             operators.append(_call(part, [blob_of(value) for value in part.inputs]))
             blobs.update((value, f"{part.name}{SEPARATOR}{one}") for one, value in part.outputs.items())
             continue
-        names = {one: blob_of(value) for one, value in part.inputs.items()}
-        names |= _own_copies(part, names, operators)
+        given = {one: blob_of(value) for one, value in part.inputs.items()}
+        names = given | _own_copies(part, given, operators)
         prefix = _Prefix(part.name, names)
         operators.extend(prefix.operator(definition, part.model.net) for definition in part.model.net.op)
         parameters.update((prefix.blob(one), array) for one, array in part.model.parameters.items())
         blobs.update((value, prefix.blob(one)) for one, value in part.outputs.items())
-    _name_outputs(operators, {one: blob_of(value) for one, value in outputs.items()})
+        stages.update(_stages(part, given, prefix))
+    renamed = _name_outputs(operators, {one: blob_of(value) for one, value in outputs.items()})
     net = NetDef(name=name, op=operators, external_input=[*inputs, *parameters], external_output=outputs)
     steps = tuple(part.step for part in parts if isinstance(part, PythonPart))
     inner = tuple(step for part in parts if isinstance(part, ModelPart) for step in part.model.python_steps)
     return Model(
-        name, net, parameters=parameters, inputs=dict(inputs), outputs=tuple(outputs), python_steps=(*steps, *inner)
+        name,
+        net,
+        parameters=parameters,
+        inputs=dict(inputs),
+        outputs=tuple(outputs),
+        python_steps=(*steps, *inner),
+        stages={stage: _renamed(types, renamed) for stage, types in stages.items()},
     )
+
+
+def _stages(part: ModelPart, given: Mapping[str, str], prefix: _Prefix) -> dict[str, StageTypes]:
+    """The model as a stage; those that it has, if it is a pipeline. `given` are the blobs that its inputs read."""
+    model = part.model
+    if not model.stages:
+        return {
+            part.name: StageTypes(
+                {given[one]: info for one, info in model.inputs.items() if one in given},
+                tuple(prefix.blob(one) for one in model.outputs),
+            )
+        }
+    return {
+        f"{part.name}{SEPARATOR}{stage}": StageTypes(
+            {prefix.blob(one): info for one, info in types.inputs.items()}, tuple(map(prefix.blob, types.outputs))
+        )
+        for stage, types in model.stages.items()
+    }
+
+
+def _renamed(types: StageTypes, names: Mapping[str, str]) -> StageTypes:
+    inputs = {names.get(one, one): info for one, info in types.inputs.items()}
+    return StageTypes(inputs, tuple(names.get(one, one) for one in types.outputs))
 
 
 class _Prefix:
@@ -111,8 +142,8 @@ def _call(part: PythonPart, inputs: Sequence[str]) -> OperatorDef:
     )
 
 
-def _name_outputs(operators: list[OperatorDef], outputs: Mapping[str, str]) -> None:
-    """Have blobs of stages be called as the outputs that they are; others are copied there."""
+def _name_outputs(operators: list[OperatorDef], outputs: Mapping[str, str]) -> dict[str, str]:
+    """Have blobs of stages be called as the outputs that they are; others are copied there. Returns the new names."""
     written = {name for definition in operators for name in definition.output}
     renamed: dict[str, str] = {}
     copies: dict[str, str] = {}
@@ -127,3 +158,4 @@ def _name_outputs(operators: list[OperatorDef], outputs: Mapping[str, str]) -> N
             names[:] = [renamed.get(one, one) for one in names]
     for name, blob in copies.items():
         operators.append(op(_COPY, [renamed.get(blob, blob)], [name], name=f"{_COPY} {name}"))
+    return renamed
