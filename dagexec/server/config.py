@@ -15,6 +15,7 @@ from typing import Any
 from dagexec.cluster import Autoscaling
 from dagexec.errors import DagexecError, SettingError
 from dagexec.options import BatchPadding, CompileOptions
+from dagexec.server.described_pipeline import DESCRIPTION_KEYS, DescribedPipeline, check_python_steps
 from dagexec.server.limits import Limits
 from dagexec.serving.model_source import ZOO_PREFIX, ModelSource
 
@@ -119,6 +120,7 @@ class ServerConfig:
         control: clients may load and unload models.
         strict: a model that cannot be loaded at the start ends the server.
         drain_seconds: that running requests have when the server ends, or their model is replaced or unloaded.
+        python_steps: pipelines of the file may have Python functions as stages, which are imported and called.
         telemetry: create an OpenTelemetry span for each run, under that which the client names (`traceparent`).
         limits: of requests and connections.
     """
@@ -130,6 +132,7 @@ class ServerConfig:
     control: bool = True
     strict: bool = False
     drain_seconds: float = 30.0
+    python_steps: bool = False
     telemetry: bool = False
     limits: Limits = field(default_factory=Limits)
 
@@ -141,7 +144,7 @@ class ServerConfig:
             raise SettingError(f"host must be an address, not {self.host!r:.80}")
         if not _is_whole(self.port) or not 0 <= self.port < 1 << 16:
             raise SettingError(f"port must be from 0 to 65535, not {self.port!r:.80}")
-        for flag in ("control", "strict", "telemetry"):
+        for flag in ("control", "strict", "python_steps", "telemetry"):
             if not isinstance(getattr(self, flag), bool):
                 raise SettingError(f"{flag} must be true or false, not {getattr(self, flag)!r:.80}")
         if not _is_real(self.drain_seconds) or not 0 <= self.drain_seconds < math.inf:
@@ -175,14 +178,36 @@ def read_config(path: Path) -> ServerConfig:
 
 
 def _config(tables: Mapping[str, Any], folder: Path) -> ServerConfig:
-    check_keys(tables, {"server", "limits", "models"})
+    check_keys(tables, {"server", "limits", "models", "pipelines"})
     server, models = _table(tables, "server"), _table(tables, "models")
     limits = _table(tables, "limits")
     check_keys(server, {one.name for one in fields(ServerConfig)} - {"models", "limits"})
     check_keys(limits, {one.name for one in fields(Limits)})
-    return ServerConfig(
-        **server, limits=Limits(**limits), models={name: _model(name, _table(models, name), folder) for name in models}
-    )
+    served = {name: _model(name, _table(models, name), folder) for name in models}
+    for pipeline in _pipelines(tables, folder, python_steps=server.get("python_steps") is True):
+        if pipeline.name in served:
+            raise SettingError(f"there are two models or pipelines {pipeline.name!r}")
+        served[pipeline.name] = pipeline
+    return ServerConfig(**server, limits=Limits(**limits), models=served)
+
+
+def _pipelines(tables: Mapping[str, Any], folder: Path, *, python_steps: bool) -> list[ModelConfig]:
+    """Those of a list of tables: each describes a pipeline, and has the settings of a model besides its source."""
+    listed = tables.get("pipelines", [])
+    if not isinstance(listed, list) or not all(isinstance(table, dict) for table in listed):
+        raise SettingError("pipelines must be a list of tables: [[pipelines]]")
+    found = []
+    for table in listed:
+        _check_name("pipeline", table.get("name"))
+        description = {key: value for key, value in table.items() if key in DESCRIPTION_KEYS}
+        settings = {key: value for key, value in table.items() if key not in DESCRIPTION_KEYS}
+        if "source" in settings:
+            raise SettingError(f"pipeline {table['name']!r}: it has stages in place of a source")
+        if not python_steps:
+            check_python_steps(description)
+        plain = ModelConfig(name=table["name"], source=DescribedPipeline(description, folder))
+        found.append(plain.changed(settings))
+    return found
 
 
 def _table(tables: Mapping[str, Any], name: str) -> dict[str, Any]:
