@@ -30,6 +30,7 @@ CLUSTERS = st.builds(
     replicas=st.integers(1, 5),
     threads=st.integers(1, 3),
     batch_costs=st.sampled_from([(1.0,), (1.0, 1.5)]),
+    after_idle=st.sampled_from([(), ((0.0, 0.0), (1.0, 0.5))]),
     network=st.sampled_from([Constant(0.0), Exponential(0.2)]),
     send_seconds=st.sampled_from([0.0, 0.1]),
     receive_seconds=st.sampled_from([0.0, 0.05]),
@@ -83,6 +84,13 @@ def test_without_contention_answers_come_when_arithmetic_says() -> None:
     assert outcome.refused == 1
 
 
+def test_a_run_after_idle_time_takes_longer() -> None:
+    cluster = Cluster(Constant(10.0), after_idle=((0.0, 0.0), (10.0, 1.0), (30.0, 2.0)))
+    outcome = simulate(cluster, Trace([0.0, 5.0, 30.0, 55.5, 200.0]), 5)
+    # Idle for 0, 0 (it waited), 10, 14.5 and more than 30 seconds.
+    assert outcome.answered.tolist() == [10.0, 20.0, 41.0, 55.5 + 10 + 1 + 4.5 / 20, 212.0]
+
+
 def test_two_jobs_on_one_core_take_turns() -> None:
     cluster = Cluster(Constant(2.0), replicas=2, cores=1)
     assert simulate(cluster, Trace([0.0, 1.0]), 2).answered.tolist() == [3.0, 4.0]
@@ -121,6 +129,7 @@ def test_dead_replicas_are_missed_while_they_are_replaced() -> None:
         ({"max_queued": -1}, "max_queued is None or at least 0"),
         ({"interference": ()}, "interference is 1.0 and further"),
         ({"batch_costs": (2.0,)}, "batch_costs is 1.0 and further"),
+        ({"after_idle": ((1.0, 0.1), (0.5, 0.1))}, "after_idle is pairs"),
         ({"send_seconds": -1.0}, "send_seconds is at least 0"),
     ],
 )

@@ -37,6 +37,8 @@ class Cluster:
         threads: cores that a replica keeps busy while it computes.
         batch_costs: the time of a run of 1, 2, ... requests, relative to a run of one; as many as there are may be
             joined, of those that wait in a replica at the end of its last run.
+        after_idle: pairs of seconds that a replica had nothing to do, ascending, and of those that its next run takes
+            longer, as its weights have left the caches; linear in between, and constant after the last.
         network: seconds from a front end to a replica, and from there back.
         send_seconds: that a front end computes to send a request.
         receive_seconds: that a front end computes to take an answer.
@@ -56,6 +58,7 @@ class Cluster:
     replicas: int = 1
     threads: int = 1
     batch_costs: tuple[float, ...] = (1.0,)
+    after_idle: tuple[tuple[float, float], ...] = ()
     network: Times = AT_ONCE
     send_seconds: float = 0.0
     receive_seconds: float = 0.0
@@ -80,6 +83,9 @@ class Cluster:
         for name in ("batch_costs", "interference"):
             value = getattr(self, name)
             _require(len(value) > 0 and min(value) > 0 and value[0] == 1, name, "1.0 and further numbers", value)
+        idle = [seconds for seconds, _ in self.after_idle]
+        is_right = idle == sorted(idle) and all(extra >= 0 for _, extra in self.after_idle)
+        _require(is_right, "after_idle", "pairs in ascending order, none negative", self.after_idle)
         _require(self.routing in ROUTERS, "routing", f"one of {', '.join(ROUTERS)}", self.routing)
 
     def machine_of(self, replica: int) -> int:

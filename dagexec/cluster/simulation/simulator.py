@@ -38,7 +38,7 @@ class _Replica:
         self.is_alive = True
         self.waiting: deque[int] = deque()
         self.running: list[int] = []
-        self.since = 0.0  # when it began to run these
+        self.since = 0.0  # when it began to run these, or to have nothing to do
 
 
 class _FrontEnd:
@@ -92,6 +92,8 @@ class _Simulation:
         self._refused = self._failed = self._open = 0
         self._coming = 0  # the next request of a closed loop
         self._busy_seconds = 0.0
+        self._idle = [seconds for seconds, _ in cluster.after_idle]
+        self._extra = [extra for _, extra in cluster.after_idle]
         machines = self._machines()
         self._replicas = {
             place: _Replica(place, place, machines[cluster.machine_of(place)] if cluster.cores else machines[0])
@@ -217,14 +219,17 @@ class _Simulation:
         costs = self._cluster.batch_costs
         rows = min(len(replica.waiting), len(costs))
         replica.running = [replica.waiting.popleft() for _ in range(rows)]
-        replica.since = now
         work = self._service[replica.running[0]] * costs[rows - 1]
+        if self._idle and now > replica.since:
+            work += float(np.interp(now - replica.since, self._idle, self._extra))
+        replica.since = now
         replica.cores.start(now, work, self._cluster.threads, self._computed, replica)
 
     def _computed(self, now: float, replica: _Replica) -> None:
         if not replica.is_alive:
             return
         self._busy_seconds += now - replica.since
+        replica.since = now
         done, replica.running = replica.running, []
         if replica.waiting:
             self._compute(now, replica)
