@@ -1,5 +1,5 @@
-"""The command line: `dagexec run`, `train`, `compare`, `inspect`, `check`, `explore`, `export`, `stress`, `tune`
-and `operators`, with one module per command.
+"""The command line: `dagexec run`, `train`, `compare`, `inspect`, `check`, `explore`, `export`, `serve`, `stress`,
+`tune` and `operators`, with one module per command.
 
 Exit status: 0 if the answer is right, 1 if results differ or a check finds a defect, 2 for wrong input or usage. A
 DagexecError is printed as one message, without a traceback.
@@ -22,6 +22,7 @@ from dagexec.cli.export import export_command
 from dagexec.cli.inspect import inspect_command
 from dagexec.cli.operators import operators_command
 from dagexec.cli.run import run_command
+from dagexec.cli.serve import serve_command
 from dagexec.cli.stress import stress_command
 from dagexec.cli.train import train_command
 from dagexec.cli.tune import tune_command
@@ -57,6 +58,7 @@ app.command("check")(check_command)
 app.command("explore")(explore_command)
 app.command("export")(export_command)
 app.command("operators")(operators_command)
+app.command("serve")(serve_command)
 app.command("stress")(stress_command)
 app.command("train")(train_command)
 app.command("tune")(tune_command)

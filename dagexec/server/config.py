@@ -117,6 +117,7 @@ class ServerConfig:
         name: of the server, in its metadata.
         host: the address to listen on.
         port: that of HTTP; 0 for any that is free.
+        grpc_port: that of gRPC; 0 for any that is free, None for none.
         control: clients may load and unload models.
         strict: a model that cannot be loaded at the start ends the server.
         drain_seconds: that running requests have when the server ends, or their model is replaced or unloaded.
@@ -129,6 +130,7 @@ class ServerConfig:
     name: str = "dagexec"
     host: str = "127.0.0.1"
     port: int = 8000
+    grpc_port: int | None = None
     control: bool = True
     strict: bool = False
     drain_seconds: float = 30.0
@@ -142,8 +144,12 @@ class ServerConfig:
             raise SettingError(f"name must be a text, not {self.name!r:.80}")
         if not isinstance(self.host, str) or not self.host:
             raise SettingError(f"host must be an address, not {self.host!r:.80}")
-        if not _is_whole(self.port) or not 0 <= self.port < 1 << 16:
-            raise SettingError(f"port must be from 0 to 65535, not {self.port!r:.80}")
+        for name in ("port", "grpc_port"):
+            port = getattr(self, name)
+            if port is None and name == "grpc_port":
+                continue
+            if not _is_whole(port) or not 0 <= port < 1 << 16:
+                raise SettingError(f"{name} must be from 0 to 65535, not {port!r:.80}")
         for flag in ("control", "strict", "python_steps", "telemetry"):
             if not isinstance(getattr(self, flag), bool):
                 raise SettingError(f"{flag} must be true or false, not {getattr(self, flag)!r:.80}")

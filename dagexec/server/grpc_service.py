@@ -95,10 +95,12 @@ class InferenceService:
         )
 
     async def load(self, request: messages.RepositoryModelRequest) -> messages.RepositoryModelResponse:
+        self._repository.check_control()
         await self._repository.load(request.model_name, parameters_from(request.parameters))
         return messages.RepositoryModelResponse()
 
     async def unload(self, request: messages.RepositoryModelRequest) -> messages.RepositoryModelResponse:
+        self._repository.check_control()
         await self._repository.unload(request.model_name)
         return messages.RepositoryModelResponse()
 

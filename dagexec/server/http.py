@@ -24,6 +24,7 @@ from dagexec.server.bodies import Bodies, ClientGoneError, Held, Receive, accept
 from dagexec.server.connection import Exchange, exchange_of
 from dagexec.server.inference import InferenceResponse, RequestError, TensorMetadata, request_error
 from dagexec.server.messages import HEADER_LENGTH, ParsedRequest, parse_json, parse_request, write_response
+from dagexec.server.metrics import Metrics
 from dagexec.server.repository import Repository
 from dagexec.server.tensors import ProtocolError
 
@@ -43,12 +44,12 @@ _BINARY = (b"content-type", b"application/octet-stream")
 class Application:
     """The ASGI application of a server."""
 
-    def __init__(self, repository: Repository) -> None:
+    def __init__(self, repository: Repository, metrics: Metrics) -> None:
         """Its limits are those of the repository's configuration."""
         self._repository = repository
         self._limits = repository.config.limits
         self.bodies = Bodies(self._limits)
-        self._others = _starlette(repository, self.bodies)
+        self._others = _starlette(repository, self.bodies, metrics)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -165,13 +166,14 @@ def _error_response(error: RequestError) -> Response:
     return JSONResponse({"error": str(error)}, error.status, headers)
 
 
-def _starlette(repository: Repository, bodies: Bodies) -> Starlette:
+def _starlette(repository: Repository, bodies: Bodies, metrics: Metrics) -> Starlette:
     """The application for everything but inference."""
-    endpoints = _Endpoints(repository, bodies)
+    endpoints = _Endpoints(repository, bodies, metrics)
     model, of_version = "/v2/models/{name}", "/v2/models/{name}/versions/{version}"
     routes = [
         Route("/v2", endpoints.server),
         Route("/v2/", endpoints.server),
+        Route("/metrics", endpoints.metrics),
         Route("/v2/health/live", endpoints.live),
         Route("/v2/health/ready", endpoints.ready),
         *(Route(path, endpoints.model) for path in (model, of_version)),
@@ -203,9 +205,10 @@ async def _not_served(request: Request, error: Exception) -> Response:
 class _Endpoints:
     """Everything but inference."""
 
-    def __init__(self, repository: Repository, bodies: Bodies) -> None:
+    def __init__(self, repository: Repository, bodies: Bodies, metrics: Metrics) -> None:
         self._repository = repository
         self._bodies = bodies
+        self._metrics = metrics
 
     async def server(self, request: Request) -> Response:
         """What server this is."""
@@ -252,24 +255,25 @@ class _Endpoints:
         parameters = (await self._message(request)).get("parameters", {})
         if not isinstance(parameters, dict):
             raise ProtocolError("parameters must be a JSON object")
-        self._check_control()
+        self._repository.check_control()
         await self._repository.load(request.path_params["name"], parameters)
         return JSONResponse({})
 
     async def unload(self, request: Request) -> Response:
         """Take a model out of service."""
         await self._message(request)
-        self._check_control()
+        self._repository.check_control()
         await self._repository.unload(request.path_params["name"])
         return JSONResponse({})
+
+    async def metrics(self, request: Request) -> Response:
+        """What Prometheus asks for."""
+        page, media_type = self._metrics.page(request.headers.get("accept", ""))
+        return Response(page, headers={"content-type": media_type})
 
     async def shared_memory(self, request: Request) -> Response:
         """Refuse it."""
         raise RequestError(501, "shared memory is not supported; send binary data")
-
-    def _check_control(self) -> None:
-        if not self._repository.config.control:
-            raise RequestError(403, "clients may not load or unload models of this server")
 
     async def _message(self, request: Request) -> dict[str, Any]:
         """The JSON object of a request, empty if there is none."""

@@ -243,6 +243,11 @@ class Repository:
             entry.state, entry.reason = "UNAVAILABLE", "unloaded"
         logger.info("model %r is unloaded", name)
 
+    def check_control(self) -> None:
+        """Raise RequestError (403) where clients may not load and unload models."""
+        if not self.config.control:
+            raise RequestError(403, "clients may not load or unload models of this server")
+
     def add(self, name: str, runner: Runner, version: str = "1") -> None:
         """Serve something that is ready to run, such as a deployment on a cluster. `drain` closes it.
 

@@ -6,16 +6,19 @@ import logging
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager, suppress
+from importlib.metadata import version
 
 import anyio
 import uvicorn
 from anyio.abc import TaskStatus
 
-from dagexec.errors import SettingError
+from dagexec.errors import DagexecError, SettingError
+from dagexec.platform.extras import install_command
 from dagexec.server.config import ServerConfig
 from dagexec.server.connection import Connection, connections_with
 from dagexec.server.http import Application
+from dagexec.server.metrics import Metrics
 from dagexec.server.repository import Repository
 
 logger = logging.getLogger("dagexec.server")
@@ -30,12 +33,15 @@ class Server:
     Attributes:
         repository: the models.
         url: where HTTP is served, once `run` has said that it listens.
+        grpc_address: where gRPC is, then; empty without.
     """
 
     def __init__(self, config: ServerConfig) -> None:
         self.config = config
-        self.repository = Repository(config)
+        self._metrics = Metrics(lambda: self.repository.loaded())
+        self.repository = Repository(config, self._metrics)
         self.url = ""
+        self.grpc_address = ""
         self._stop = anyio.Event()
         self._stops = 0
 
@@ -47,34 +53,49 @@ class Server:
         """
         listener = _listener(self.config)
         host, port = listener.getsockname()[:2]
-        self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        shown = f"[{host}]" if ":" in host else host
+        self.url = f"http://{shown}:{port}"
         _allow_connections(self.config.limits.connections)
-        http = _Http(self.repository, self.config)
-        status = 0
+        async with AsyncExitStack() as ending:
+            ending.callback(listener.close)
+            if self.config.grpc_port is not None:
+                grpc_port = await ending.enter_async_context(_grpc(self.repository, self.config))
+                self.grpc_address = f"{shown}:{grpc_port}"
+            status = await self._serve(listener, listening, signals=signals)
+        logger.info("ended")
+        return status
+
+    async def _serve(self, listener: socket.socket, listening: Callable[[], object] | None, *, signals: bool) -> int:
+        http = _Http(self.repository, self._metrics, self.config)
         async with anyio.create_task_group() as serving:
             serving.start_soon(http.serve, [listener])
             if signals:
                 await serving.start(self._obey_signals)
-            logger.info("listening at %s", self.url)
+            logger.info("listening at %s%s", self.url, self.grpc_address and f", gRPC at {self.grpc_address}")
             if listening is not None:
                 listening()
-            async with anyio.create_task_group() as loading:
-                loading.start_soon(self._cancel_when_stopped, loading.cancel_scope)
-                errors = await self.repository.load_all()
-                if errors and self.config.strict:
-                    logger.error("strict: ending, as %d of the models could not be loaded", len(errors))
-                    self.stop()
-                    status = 1
-                elif not self._stop.is_set():
-                    served = ", ".join(f"{one.config.name} ({one.version})" for one in self.repository.loaded())
-                    logger.info("serving %s at %s", served or "no models", self.url)
-                await self._stop.wait()
+            status = await self._load_and_wait()
             logger.info("draining")
             await self.repository.drain()
             http.should_exit = True
             await http.ended.wait()
             serving.cancel_scope.cancel()
-        logger.info("ended")
+        return status
+
+    async def _load_and_wait(self) -> int:
+        """Load all models, and wait for `stop`; the exit status."""
+        status = 0
+        async with anyio.create_task_group() as loading:
+            loading.start_soon(self._cancel_when_stopped, loading.cancel_scope)
+            errors = await self.repository.load_all()
+            if errors and self.config.strict:
+                logger.error("strict: ending, as %d of the models could not be loaded", len(errors))
+                self.stop()
+                status = 1
+            elif not self._stop.is_set():
+                served = ", ".join(f"{one.config.name} ({one.version})" for one in self.repository.loaded())
+                logger.info("serving %s at %s", served or "no models", self.url)
+            await self._stop.wait()
         return status
 
     def stop(self) -> None:
@@ -97,9 +118,9 @@ class Server:
 class _Http(uvicorn.Server):
     """HTTP on a socket; signals are not its business."""
 
-    def __init__(self, repository: Repository, config: ServerConfig) -> None:
+    def __init__(self, repository: Repository, metrics: Metrics, config: ServerConfig) -> None:
         settings = uvicorn.Config(
-            Application(repository),
+            Application(repository, metrics),
             http=connections_with(config.limits),
             ws="none",
             lifespan="off",
@@ -134,6 +155,19 @@ class _Http(uvicorn.Server):
                 assert isinstance(connection, Connection)
                 connection.check(now)
         return await super().on_tick(counter)
+
+
+def _grpc(repository: Repository, config: ServerConfig) -> AbstractAsyncContextManager[int]:
+    """A server of gRPC beside HTTP, within the same limits. Raises DagexecError where grpcio is not installed."""
+    try:
+        from dagexec.server.grpc_service import InferenceService, serve_grpc
+    except ImportError as error:
+        raise DagexecError(f"gRPC needs grpcio ({error}); install it with: {install_command('grpc')}") from error
+    service = InferenceService(repository, config.name, version("dagexec"))
+    limits = config.limits
+    return serve_grpc(
+        service, config.host, config.grpc_port or 0, limits.body_bytes, limits.connections, limits.body_seconds
+    )
 
 
 def _listener(config: ServerConfig) -> socket.socket:

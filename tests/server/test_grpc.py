@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -225,6 +226,17 @@ async def test_what_is_no_message_of_the_protocol_is_refused() -> None:
             with pytest.raises(grpc.aio.AioRpcError, match="not a message") as caught:
                 await channel.unary_unary(INFER)(data, timeout=PATIENCE)
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_models_are_not_the_clients_to_load_where_the_configuration_says_so() -> None:
+    repository = repository_of(Loads())
+    repository.config = replace(repository.config, control=False)
+    async with client_of(repository) as client:
+        for call in (client.load_model, client.unload_model):
+            with pytest.raises(InferenceServerException, match="may not load or unload") as caught:
+                await call("m")
+            assert code_of(caught.value) == "PERMISSION_DENIED"
+        assert await client.is_model_ready("m")
 
 
 async def test_a_call_that_is_not_offered_says_so() -> None:

@@ -1,0 +1,75 @@
+"""`dagexec serve`: models over HTTP and gRPC, by the Open Inference Protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dagexec.errors import DagexecError, SettingError
+from dagexec.platform.extras import install_command
+from dagexec.server.config import ServerConfig, read_config
+from dagexec.server.log import log_to
+
+_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+
+def serve_command(
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="NAME=SOURCE, where SOURCE is a file, a folder of versions or zoo:NAME; or zoo:NAME alone."
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="A TOML file with the server's settings and its models.")
+    ] = None,
+    host: Annotated[str | None, typer.Option("--host", help="The address to listen on; 127.0.0.1 by default.")] = None,
+    port: Annotated[
+        int | None, typer.Option("--port", help="Of HTTP; 8000 by default, 0 for any that is free.")
+    ] = None,
+    grpc_port: Annotated[int | None, typer.Option("--grpc-port", help="Of gRPC; without it there is none.")] = None,
+    drain_seconds: Annotated[
+        float | None, typer.Option("--drain-seconds", help="That running requests have at the end; 30 by default.")
+    ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="End if a model cannot be loaded.")] = False,
+    no_control: Annotated[
+        bool, typer.Option("--no-control", help="Clients may neither load nor unload models.")
+    ] = False,
+    telemetry: Annotated[
+        bool, typer.Option("--telemetry", help="An OpenTelemetry span for each run, under the client's.")
+    ] = False,
+    log_level: Annotated[str, typer.Option("--log-level", help="debug, info, warning or error.")] = "info",
+) -> None:
+    """Serve models over HTTP, and gRPC, to clients of the Open Inference Protocol, until SIGTERM or SIGINT.
+
+    Then running requests are finished, and new ones refused; a second signal ends those that run.
+    """
+    if log_level not in _LEVELS:
+        raise SettingError(f"--log-level must be one of {', '.join(_LEVELS)}, not {log_level!r:.80}")
+    given: dict[str, Any] = {
+        "host": host,
+        "port": port,
+        "grpc_port": grpc_port,
+        "drain_seconds": drain_seconds,
+        "strict": strict or None,
+        "control": False if no_control else None,
+        "telemetry": telemetry or None,
+    }
+    read = ServerConfig() if config is None else read_config(config)
+    read = replace(read, **{name: value for name, value in given.items() if value is not None})
+    read = read.with_models(models or ())
+    if not read.models:
+        raise SettingError("there is nothing to serve: name models, as in resnet=model.onnx, or a --config with some")
+    try:
+        from dagexec.server.run import Server
+    except ImportError as error:
+        raise DagexecError(f"serving needs {error.name}; install it with: {install_command('serve')}") from error
+    log_to(level=_LEVELS[log_level])
+    status = asyncio.run(Server(read).run(signals=True))
+    if status:
+        raise typer.Exit(status)

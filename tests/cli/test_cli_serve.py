@@ -1,0 +1,141 @@
+"""`dagexec serve` in a process of its own, asked by unmodified clients."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+import tritonclient.grpc as triton_grpc
+import tritonclient.http as triton_http
+
+import dagexec
+from tests.command_line import Cli
+from tests.held import PATIENCE
+
+SERVE = [sys.executable, "-c", "from dagexec.cli import main; main()", "serve"]
+LENET = "lenet=zoo:lenet"
+ROOT = Path(__file__).parents[2]
+
+
+class Serving:
+    """A server in another process, whose log is read line by line."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.log: list[str] = []
+
+    def wait_for(self, pattern: str) -> re.Match[str]:
+        """The next line of the log that has the pattern; the process may end before."""
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.log.append(line)
+            if found := re.search(pattern, line):
+                return found
+        raise AssertionError("".join(self.log))
+
+    def end(self) -> int:
+        """The exit status, and the rest of the log."""
+        _, rest = self.process.communicate(timeout=PATIENCE)
+        self.log += rest.splitlines(keepends=True)
+        return self.process.returncode
+
+
+@contextmanager
+def served(*arguments: str | Path, folder: Path | None = None) -> Iterator[Serving]:
+    command = [*SERVE, *map(str, arguments), "--port", "0"]
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, cwd=folder or ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}
+    ) as process:
+        try:
+            yield Serving(process)
+        finally:
+            process.kill()
+
+
+def images() -> np.ndarray:
+    return np.random.default_rng(3).standard_normal((2, 1, 28, 28), np.float32)
+
+
+def expected() -> np.ndarray:
+    with dagexec.compile("zoo:lenet") as executor:
+        result: np.ndarray = executor.run({"data": images()})["softmax"]
+    return result
+
+
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
+def test_http_and_grpc_answer_alike_until_a_signal(stop: signal.Signals) -> None:
+    with served(LENET, "--grpc-port", "0") as server:
+        http, grpc = server.wait_for(r"listening at http://(\S+), gRPC at (\S+)").groups()
+        server.wait_for(r"serving lenet \(1\)")
+        found = []
+        for module, address in ((triton_http, http), (triton_grpc, grpc)):
+            with module.InferenceServerClient(address) as client:
+                x = module.InferInput("data", [2, 1, 28, 28], "FP32")
+                x.set_data_from_numpy(images())
+                found.append(client.infer("lenet", [x]).as_numpy("softmax"))
+        server.process.send_signal(stop)
+        assert server.end() == 0
+    assert found[0].tobytes() == found[1].tobytes() == expected().tobytes()
+    assert server.log[-1].endswith("INFO ended\n")
+
+
+def test_a_file_configures_what_the_command_line_does_not(tmp_path: Path) -> None:
+    (tmp_path / "serve.toml").write_text(
+        '[server]\nname = "mine"\ncontrol = false\nport = 1\n[models.digits]\nsource = "zoo:lenet"\nversion = "12"\n'
+    )
+    with served(LENET, "--config", "serve.toml", folder=tmp_path) as server:
+        url = server.wait_for(r"listening at (http://[\w.:]+)$")[1]
+        server.wait_for(r"serving digits \(12\), lenet \(1\)")
+        with httpx.Client(base_url=url, timeout=PATIENCE) as client:
+            assert client.get("/v2").json()["name"] == "mine"
+            assert client.post("/v2/repository/models/lenet/unload").status_code == 403
+        server.process.terminate()
+        assert server.end() == 0
+
+
+def test_a_model_that_cannot_be_loaded_leaves_the_others_serving(tmp_path: Path) -> None:
+    (tmp_path / "torn.onnx").write_bytes(b"\xff" * 100)
+    with served("torn=torn.onnx", LENET, folder=tmp_path) as server:
+        url = server.wait_for(r"listening at (http://[\w.:]+)$")[1]
+        server.wait_for(r"ERROR model 'torn' could not be loaded")
+        server.wait_for(r"serving lenet \(1\)")
+        with httpx.Client(base_url=url, timeout=PATIENCE) as client:
+            assert client.get("/v2/health/ready").status_code == 503
+            assert client.get("/v2/models/lenet/ready").status_code == 200
+            states = {row["name"]: row["state"] for row in client.post("/v2/repository/index").json()}
+        assert states == {"torn": "UNAVAILABLE", "lenet": "READY"}
+        assert not any("Traceback" in line for line in server.log)
+
+
+def test_strict_ends_with_a_model_that_cannot_be_loaded(tmp_path: Path) -> None:
+    with served("torn=torn.onnx", "--strict", folder=tmp_path) as server:
+        server.wait_for("strict: ending")
+        assert server.end() == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "there is nothing to serve"),
+        (["resnet"], "expected NAME=SOURCE"),
+        ([LENET, "--port", "70000"], "port must be from 0 to 65535"),
+        ([LENET, "--grpc-port", "-1"], "grpc_port must be from 0 to 65535"),
+        ([LENET, "--host", "256.0.0.1"], "cannot listen at 256.0.0.1:8000"),
+        ([LENET, "--config", "no.toml"], "no.toml"),
+        ([LENET, "--log-level", "loud"], "--log-level must be one of debug, info, warning, error"),
+    ],
+)
+def test_wrong_usage_is_one_message(cli: Cli, arguments: list[str], message: str) -> None:
+    status, _, error = cli("serve", *arguments)
+    assert status == 2
+    assert message in error
+    assert "Traceback" not in error
