@@ -12,7 +12,7 @@ PYTHON_TESTS := tests/core tests/devices tests/platform tests/scheduler tests/co
 # Tests start very many processes of Python, and rewrite four hundred files of asserts: what is compiled is kept.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: compare test test-ray test-all test-matrix test-python stress lint proto benchmark benchmark-cnn benchmark-cnn-avx2 benchmark-models benchmark-onnx benchmark-cluster benchmark-cuda fuzz fuzz-operators mutants cuda-check clean
+.PHONY: compare test test-ray test-all test-matrix test-python stress lint proto benchmark benchmark-cnn benchmark-cnn-avx2 benchmark-models benchmark-onnx benchmark-cluster benchmark-serve benchmark-cuda fuzz fuzz-operators mutants cuda-check clean
 
 compare: $(VENV)/.installed
 	$(BIN)/dagexec compare zoo:googlenet
@@ -100,6 +100,10 @@ benchmark-models: $(VENV)/.installed-bench-models
 # Deployments on a local Ray cluster of this machine; docs/cluster.md
 benchmark-cluster: $(VENV)/.installed-ray
 	$(BIN)/python benchmarks/cluster.py --json benchmarks/results/cluster.json
+
+# The server over HTTP on loopback, beside onnxruntime behind Starlette; docs/serving.md
+benchmark-serve: $(VENV)/.installed-bench
+	$(BIN)/python benchmarks/serve.py --json benchmarks/results/serve.json
 
 # Files of exporters and packages, which are made first, in half an hour; docs/onnx-models.md
 benchmark-onnx: $(VENV)/.installed-bench-models
