@@ -42,8 +42,9 @@ class Answer:
 class Client:
     """One connection; `send` and `answer` as they come."""
 
-    def __init__(self, server: Server) -> None:
-        host, port = server.url.removeprefix("http://").rsplit(":", 1)
+    def __init__(self, server: Server | str) -> None:
+        url = server if isinstance(server, str) else server.url
+        host, port = url.removeprefix("http://").rsplit(":", 1)
         self.socket = socket.create_connection((host, int(port)), timeout=PATIENCE)
         self._file = self.socket.makefile("rb")
 
@@ -81,8 +82,8 @@ class Client:
 
 
 @contextmanager
-def connected(server: Server) -> Iterator[Client]:
-    """One connection, closed at the end."""
+def connected(server: Server | str) -> Iterator[Client]:
+    """One connection to a server, or to its URL, closed at the end."""
     client = Client(server)
     try:
         yield client
