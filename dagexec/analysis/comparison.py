@@ -272,12 +272,19 @@ def _row(
         predicted=1.0 if alone else _ratio(timed.work, predict_makespan(timed, workers)),
         bound=1.0 if alone else _ratio(timed.work, timed.critical_path),
         largest_difference=max((_difference(expected[name], found[name]) for name in expected), default=0.0),
-        same_bytes=all(expected[name].tobytes() == found[name].tobytes() for name in expected),
+        same_bytes=all(_same_bytes(expected[name], found[name]) for name in expected),
     )
 
 
 def _ratio(whole: float, part: float) -> float:
     return whole / part if part else 1.0
+
+
+def _same_bytes(expected: Array, found: Array) -> bool:
+    """True for the same bits; of strings, those of their texts."""
+    if expected.dtype == np.object_:
+        return expected.shape == found.shape and expected.tolist() == found.tolist()
+    return expected.tobytes() == found.tobytes()
 
 
 def _difference(expected: Array, found: Array) -> float:

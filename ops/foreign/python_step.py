@@ -147,8 +147,12 @@ class Python(Operator):
 
 
 def _read_only(array: Array) -> Array:
-    view = array.view()
-    view.flags.writeable = False
+    """A view; one that cannot be made writable again, where the element type has a buffer."""
+    try:
+        view = np.asarray(memoryview(array).toreadonly())
+    except (ValueError, TypeError, BufferError):  # bfloat16
+        view = array.view()
+        view.flags.writeable = False
     return view
 
 

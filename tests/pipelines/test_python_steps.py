@@ -104,13 +104,38 @@ def test_an_exception_of_a_step_names_stage_and_pipeline_and_the_next_run_works(
         assert executor.run({"x": X})["step out"].tobytes() == X.tobytes()
 
 
-def test_a_step_cannot_write_what_it_reads() -> None:
-    def clear(x: Any) -> Any:
-        x[:] = 0
-        return x
+def clear(x: Any) -> Any:
+    x[:] = 0
+    return x
 
-    with pytest.raises(OperatorError, match=r"Python 'step'.*read-only"):
-        run(pipeline(clear, "float32[N, 2]"))
+
+def clear_a_part(x: Any) -> Any:
+    x.reshape(-1)[:1].fill(0)
+    return x
+
+
+def clear_by_force(x: Any) -> Any:
+    x.setflags(write=True)
+    return clear(x)
+
+
+@pytest.mark.parametrize("function", [clear, clear_a_part, clear_by_force])
+@pytest.mark.parametrize("behind_a_model", [False, True])
+def test_a_step_cannot_write_what_it_reads(function: Callable[..., Any], behind_a_model: bool) -> None:
+    """Another stage reads it too, at the same time."""
+    layer = dense("layer", 2, 2)
+    p = dagexec.Pipeline("reading")
+    x = p.input("x", "float32", ("N", 2))
+    value = p.stage("before", layer, x) if behind_a_model else x
+    p.output("beside", p.stage("beside", layer, x=value))
+    p.output("y", p.python("step", function, value, "float32[N, 2]"))
+    given = X.copy()
+    with (
+        dagexec.compile(p, num_workers=2) as executor,
+        pytest.raises(OperatorError, match=r"Python 'step'.*(read-only|WRITEABLE)"),
+    ):
+        executor.run({"x": given})
+    np.testing.assert_array_equal(given, X)
 
 
 def test_inputs_are_checked_against_what_a_step_takes() -> None:
