@@ -6,11 +6,12 @@ The fields of the messages are told in `proto/inference.proto`. Nothing here wai
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 
 import numpy as np
 
 from dagexec.core.feeds import Array
-from dagexec.server.datatypes import BYTES, NUMPY, datatype_of_array
+from dagexec.server.datatypes import BYTES
 from dagexec.server.inference import (
     InferenceRequest,
     InferenceResponse,
@@ -19,8 +20,9 @@ from dagexec.server.inference import (
     RequestError,
     TensorMetadata,
 )
+from dagexec.server.limits import Limits
 from dagexec.server.proto import inference_pb2 as messages
-from dagexec.server.tensor_bytes import array_from_bytes, bytes_from_array, shaped
+from dagexec.server.tensors import checked_datatype, checked_shape, datatype_of_output, from_binary, to_binary
 
 _CONTENTS: Mapping[str, str] = {
     "BOOL": "bool_contents",
@@ -39,8 +41,11 @@ _CONTENTS: Mapping[str, str] = {
 """By datatype, the field of its elements. FP16 and BF16 have none."""
 
 
-def request_from(message: messages.ModelInferRequest) -> InferenceRequest:
-    """The request in a message; raises `RequestError` (400) where the message contradicts itself."""
+def request_from(message: messages.ModelInferRequest, limits: Limits) -> InferenceRequest:
+    """The request in a message; raises `RequestError` (400) where it contradicts itself, or is beyond the limits."""
+    for what, count in (("inputs", len(message.inputs)), ("outputs", len(message.outputs))):
+        if count > limits.tensors:
+            raise RequestError(400, f"{count} {what}; at most {limits.tensors} are taken")
     names = [tensor.name for tensor in message.inputs]
     if len(set(names)) != len(names):
         raise RequestError(400, f"an input is given twice: {', '.join(map(repr, names)):.200}")
@@ -48,7 +53,7 @@ def request_from(message: messages.ModelInferRequest) -> InferenceRequest:
         model=message.model_name,
         version=message.model_version or None,
         id=message.id,
-        inputs=dict(zip(names, _arrays(message), strict=True)),
+        inputs=dict(zip(names, _arrays(message, limits), strict=True)),
         outputs=tuple(output.name for output in message.outputs),
         parameters=parameters_from(message.parameters),
     )
@@ -69,7 +74,7 @@ def response_message(response: InferenceResponse) -> messages.ModelInferResponse
         model_version=response.version,
         id=response.id,
         outputs=[_tensor(name, array) for name, array in response.outputs.items()],
-        raw_output_contents=[bytes(bytes_from_array(array)) for array in response.outputs.values()],
+        raw_output_contents=[bytes(to_binary(array)) for array in response.outputs.values()],
     )
 
 
@@ -94,22 +99,23 @@ def config_message(metadata: ModelMetadata) -> messages.ModelConfigResponse:
     return messages.ModelConfigResponse(config=config)
 
 
-def _arrays(message: messages.ModelInferRequest) -> list[Array]:
+def _arrays(message: messages.ModelInferRequest, limits: Limits) -> list[Array]:
     raw = message.raw_input_contents
     if not raw:
-        return [_typed(tensor) for tensor in message.inputs]
+        return [_typed(tensor, limits) for tensor in message.inputs]
     if len(raw) != len(message.inputs):
         raise RequestError(400, f"raw_input_contents has {len(raw)} entries, for {len(message.inputs)} inputs")
-    return [_raw(tensor, data) for tensor, data in zip(message.inputs, raw, strict=True)]
+    return [_raw(tensor, data, limits) for tensor, data in zip(message.inputs, raw, strict=True)]
 
 
-def _raw(tensor: messages.Tensor, data: bytes) -> Array:
+def _raw(tensor: messages.Tensor, data: bytes, limits: Limits) -> Array:
     if tensor.HasField("contents"):
         raise RequestError(400, f"input {tensor.name!r:.80} has contents beside raw_input_contents")
-    return array_from_bytes(tensor.name, tensor.datatype, tensor.shape, data)
+    shape = checked_shape(tensor.name, tensor.shape, limits)
+    return from_binary(tensor.name, tensor.datatype, shape, memoryview(data))
 
 
-def _typed(tensor: messages.Tensor) -> Array:
+def _typed(tensor: messages.Tensor, limits: Limits) -> Array:
     """The elements of the datatype's own field. Those of 8 and 16 bits come in one of 32, so their range is checked."""
     field = _CONTENTS.get(tensor.datatype)
     if field is None:
@@ -118,20 +124,25 @@ def _typed(tensor: messages.Tensor) -> Array:
     if others:
         raise RequestError(400, f"input {tensor.name!r:.80}: {tensor.datatype} is given in {field}, not {others[0]}")
     values = getattr(tensor.contents, field)
+    shape = checked_shape(tensor.name, tensor.shape, limits)
+    if len(values) != prod(shape):
+        raise RequestError(
+            400, f"input {tensor.name!r:.80}: {len(values)} elements; shape {list(shape)} has {prod(shape)}"
+        )
     if tensor.datatype == BYTES:
-        return shaped(tensor.name, np.array([*values, None], np.object_)[:-1], tensor.shape)
-    dtype = NUMPY[tensor.datatype]
+        return np.array([*values, None], np.object_)[:-1].reshape(shape)
+    dtype = checked_datatype(tensor.name, tensor.datatype)
     if field not in ("int_contents", "uint_contents"):
-        return shaped(tensor.name, np.array(values, dtype), tensor.shape)
+        return np.array(values, dtype).reshape(shape)
     wide = np.array(values, np.int64)
-    limits = np.iinfo(dtype)
-    if wide.size and not limits.min <= wide.min() <= wide.max() <= limits.max:
+    range_ = np.iinfo(dtype)
+    if wide.size and not range_.min <= wide.min() <= wide.max() <= range_.max:
         raise RequestError(400, f"input {tensor.name!r:.80} has elements that {tensor.datatype} cannot hold")
-    return shaped(tensor.name, wide.astype(dtype), tensor.shape)
+    return wide.astype(dtype).reshape(shape)
 
 
 def _tensor(name: str, array: Array) -> messages.Tensor:
-    return messages.Tensor(name=name, datatype=datatype_of_array(array.dtype), shape=array.shape)
+    return messages.Tensor(name=name, datatype=datatype_of_output(name, array), shape=array.shape)
 
 
 def _described(tensor: TensorMetadata) -> messages.TensorMetadata:

@@ -83,7 +83,7 @@ class InferenceService:
         return config_message(self._repository.metadata(request.name, request.version or None))
 
     async def model_infer(self, request: messages.ModelInferRequest) -> messages.ModelInferResponse:
-        return response_message(await self._repository.infer(request_from(request)))
+        return response_message(await self._repository.infer(request_from(request, self._repository.config.limits)))
 
     async def repository_index(self, request: messages.RepositoryIndexRequest) -> messages.RepositoryIndexResponse:
         rows = self._repository.index(request.ready)

@@ -11,6 +11,7 @@ from tritonclient.grpc import service_pb2 as theirs
 
 from dagexec.server.grpc_codec import request_from, response_message
 from dagexec.server.inference import InferenceRequest, InferenceResponse, RequestError
+from dagexec.server.limits import Limits
 from dagexec.server.proto import inference_pb2 as ours
 
 TYPED: dict[str, tuple[str, list[Any], Any]] = {
@@ -30,7 +31,7 @@ TYPED: dict[str, tuple[str, list[Any], Any]] = {
 
 
 def read(message: theirs.ModelInferRequest) -> InferenceRequest:
-    return request_from(ours.ModelInferRequest.FromString(message.SerializeToString()))
+    return request_from(ours.ModelInferRequest.FromString(message.SerializeToString()), Limits(tensors=2))
 
 
 def one_input(datatype: str, shape: list[int], **contents: Any) -> theirs.ModelInferRequest:
@@ -101,19 +102,19 @@ def test_a_response_is_what_clients_read(dtype: Any) -> None:
 @pytest.mark.parametrize(
     ("message", "text"),
     [
-        (raw("FP32", [2], b"1234"), r"FP32 of shape \[2\] has 8 bytes, not 4"),
-        (raw("FP32", [-1], b"1234"), "bytes"),
-        (raw("FP32", [-1, -1], b"1234"), "elements"),
-        (raw("FP32", [2**40, 2**40], b""), "bytes, not 0"),
-        (raw("FP32", [0, 2**62, 2**62], b""), "input 'x'"),
-        (raw("FP32", [1] * 100, b"1234"), "input 'x'"),
-        (raw("FP8", [1], b"1"), "'FP8', which is none of BOOL"),
-        (raw("BYTES", [1], b"\x05\0\0\0abc"), "ends behind"),
-        (raw("BYTES", [1], b"\x05\0"), "ends behind"),
-        (raw("BYTES", [2], b"\x01\0\0\0a"), r"1 elements do not have the shape \[2\]"),
+        (raw("FP32", [2], b"1234"), r"4 bytes; FP32 of shape \[2\] has 8"),
+        (raw("FP32", [-1], b"1234"), "sizes are from 0"),
+        (raw("FP32", [-1, -1], b"1234"), "sizes are from 0"),
+        (raw("FP32", [2**40, 2**40], b""), "sizes are from 0"),
+        (raw("FP32", [2**14, 2**15], b""), "more than 268435456 elements"),
+        (raw("FP32", [1] * 100, b"1234"), "100 axes; at most 16"),
+        (raw("FP8", [1], b"1"), "unknown datatype 'FP8'"),
+        (raw("BYTES", [1], b"\x05\0\0\0abc"), "end within element 0"),
+        (raw("BYTES", [1], b"\x05\0"), "too few for 1 elements"),
+        (raw("BYTES", [2], b"\x01\0\0\0a"), "too few for 2 elements"),
         (one_input("INT8", [1], int_contents=[128]), "INT8 cannot hold"),
         (one_input("UINT16", [1], uint_contents=[65536]), "UINT16 cannot hold"),
-        (one_input("INT8", [2], int_contents=[1]), r"1 elements do not have the shape \[2\]"),
+        (one_input("INT8", [2], int_contents=[1]), r"1 elements; shape \[2\] has 2"),
         (one_input("FP32", [1], int_contents=[1]), "FP32 is given in fp32_contents, not int_contents"),
         (one_input("FP16", [1], fp32_contents=[1]), "'FP16' has no contents but raw bytes"),
     ],
@@ -138,3 +139,15 @@ def test_inputs_are_either_all_raw_or_all_typed_and_each_is_given_once() -> None
     twice.raw_input_contents.append(b"\x08")
     with pytest.raises(RequestError, match="twice"):
         read(twice)
+
+
+def test_inputs_and_outputs_are_limited_in_number() -> None:
+    many = raw("UINT8", [1], b"\x07")
+    for name in ("y", "z", "w"):
+        many.outputs.add(name=name)
+    with pytest.raises(RequestError, match="3 outputs; at most 2"):
+        read(many)
+    for name in ("y", "z"):
+        many.inputs.add(name=name, datatype="UINT8", shape=[1])
+    with pytest.raises(RequestError, match="3 inputs; at most 2"):
+        read(many)
