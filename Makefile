@@ -101,7 +101,7 @@ benchmark-models: $(VENV)/.installed-bench-models
 benchmark-cluster: $(VENV)/.installed-ray
 	$(BIN)/python benchmarks/cluster.py --json benchmarks/results/cluster.json
 
-# The server over HTTP on loopback, beside onnxruntime behind Starlette; docs/serving.md
+# The server over HTTP on loopback, beside onnxruntime behind Starlette; docs/benchmarks.md
 benchmark-serve: $(VENV)/.installed-bench
 	$(BIN)/python benchmarks/serve.py --json benchmarks/results/serve.json
 
