@@ -149,7 +149,7 @@ class Python(Operator):
 def _read_only(array: Array) -> Array:
     """A view; one that cannot be made writable again, where the element type has a buffer."""
     try:
-        view = np.asarray(memoryview(array).toreadonly())
+        view = np.asarray(array.data.toreadonly())
     except (ValueError, TypeError, BufferError):  # bfloat16
         view = array.view()
         view.flags.writeable = False
