@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -114,6 +116,57 @@ def test_a_model_that_cannot_be_loaded_leaves_the_others_serving(tmp_path: Path)
             states = {row["name"]: row["state"] for row in client.post("/v2/repository/index").json()}
         assert states == {"torn": "UNAVAILABLE", "lenet": "READY"}
         assert not any("Traceback" in line for line in server.log)
+
+
+HELD_PIPELINE = """
+[server]
+python_steps = true
+[[pipelines]]
+name = "held"
+inputs = { x = "float32[1]" }
+outputs = { y = "wait" }
+stages.wait = { python = "steps.py:wait", inputs = ["x"], outputs = "float32[1]" }
+"""
+HELD_STEP = """
+def wait(x):
+    if x[0] > 0:
+        with open("entered", "wb", 0) as entered, open("go_on", "rb", 0) as go_on:
+            entered.write(b"1")
+            go_on.read(1)
+    return x + 1
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the test and the model meet at named pipes")
+def test_a_signal_lets_a_request_in_flight_finish_and_refuses_the_next(tmp_path: Path) -> None:
+    (tmp_path / "serve.toml").write_text(HELD_PIPELINE)
+    (tmp_path / "steps.py").write_text(HELD_STEP)
+    pipes = []
+    for name in ("entered", "go_on"):
+        os.mkfifo(tmp_path / name)
+        pipes.append(os.open(tmp_path / name, os.O_RDWR))  # which does not wait for the other side
+    entered, go_on = pipes
+    message = {"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [5]}]}
+    with served("--config", "serve.toml", folder=tmp_path) as server, ThreadPoolExecutor(1) as threads:
+        url = server.wait_for(r"listening at (http://[\w.:]+)$")[1]
+        server.wait_for(r"serving held \(1\)")
+        with (
+            httpx.Client(base_url=url, timeout=PATIENCE) as client,
+            httpx.Client(base_url=url, timeout=PATIENCE) as late,
+        ):
+            assert late.get("/v2/health/ready").status_code == 200
+            asked = threads.submit(client.post, "/v2/models/held/infer", json=message)
+            assert select.select([entered], [], [], PATIENCE)[0]
+            server.process.terminate()
+            server.wait_for("draining")
+            assert late.get("/v2/health/ready").status_code == 503
+            assert late.post("/v2/models/held/infer", json=message).status_code == 503
+            os.write(go_on, b"1")
+            answer = asked.result(PATIENCE)
+        assert (answer.status_code, answer.json()["outputs"][0]["data"]) == (200, [6])
+        assert server.end() == 0
+    for pipe in pipes:
+        os.close(pipe)
 
 
 def test_strict_ends_with_a_model_that_cannot_be_loaded(tmp_path: Path) -> None:
