@@ -19,6 +19,8 @@ from dagexec.server.described_pipeline import DESCRIPTION_KEYS, DescribedPipelin
 from dagexec.server.limits import Limits
 from dagexec.serving.model_source import ZOO_PREFIX, ModelSource
 
+__all__ = ["ClusterConfig", "Limits", "ModelConfig", "ServerConfig", "read_config"]
+
 MAX_QUEUED = 100
 """Requests that wait for a model, unless its configuration says otherwise."""
 

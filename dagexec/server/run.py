@@ -21,6 +21,8 @@ from dagexec.server.http import Application
 from dagexec.server.metrics import Metrics
 from dagexec.server.repository import Repository
 
+__all__ = ["Server"]
+
 logger = logging.getLogger("dagexec.server")
 
 _SPARE_FILES = 1000  # that a process opens besides its connections

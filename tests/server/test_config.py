@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,9 @@ from dagexec.cluster import Autoscaling
 from dagexec.errors import SettingError
 from dagexec.options import BatchPadding
 from dagexec.server.config import MAX_QUEUED, ClusterConfig, ModelConfig, ServerConfig, read_config
+from dagexec.server.limits import Limits
+
+ROOT = Path(__file__).parents[2]
 
 
 def written(folder: Path, text: str) -> Path:
@@ -130,3 +135,14 @@ def test_models_on_the_command_line_add_to_the_file(tmp_path: Path) -> None:
     for text in ("model.onnx", "=model.onnx", "a="):
         with pytest.raises(SettingError):
             config.with_models([text])
+
+
+def test_the_settings_of_the_documentation_are_read_and_say_the_defaults(tmp_path: Path) -> None:
+    (text,) = re.findall(r"```toml\n(\[server\].*?)```", (ROOT / "docs" / "serving.md").read_text(), re.DOTALL)
+    config = read_config(written(tmp_path, text))
+    assert config.limits == Limits()
+    limits = text.partition("[limits]")[2].partition("[models")[0]
+    assert {one.name for one in fields(Limits)} == set(re.findall(r"^(\w+) = ", limits, re.MULTILINE))
+    assert replace(config, models={}, grpc_port=None) == ServerConfig()
+    resnet = config.models["resnet"]
+    assert (resnet.timeout, resnet.priority, resnet.options.max_batch) == (2.0, 10, 8)
