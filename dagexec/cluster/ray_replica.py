@@ -1,8 +1,10 @@
 """Replicas as Ray actors: one process each, which compiles the model for itself and runs it for many callers at once.
 
 The model's parameters are one object in Ray's store: a node gets it once, and the arrays of its replicas are read-only
-views of it. Large inputs and results go through the store, too, where the replica reads its inputs in place. Ray starts
-a lost actor again, in another process.
+views of it. Large inputs and results go through the store, too, where the replica reads its inputs in place.
+
+A lost replica becomes another actor. Ray would start the same one again, but calls to it fail for a while after its
+process has ended, which looks like an end of the next process.
 """
 
 from __future__ import annotations
@@ -71,7 +73,7 @@ class ReplicaActor:
     async def run(self, written: bytes, large: dict[str, Array] | None = None) -> bytes | Message | Failure | None:
         """What the executor gives for the arguments of `RayReplica.run`, as a message both.
 
-        None if they were sent to a process that was lost, and this is the next one.
+        None if they were meant for the process before this one, which was lost.
         """
         if self._executor is None:
             return None
@@ -94,21 +96,21 @@ class RayReplica:
         self.place = "not started"
         self._number = number
         self._references = references
-        options = {"num_cpus": cores, "max_restarts": -1, "max_task_retries": 0, "max_concurrency": _MOST_AT_ONCE}
+        options = {"num_cpus": cores, "max_restarts": 0, "max_concurrency": _MOST_AT_ONCE}
         self._new_actor = ray.remote(ReplicaActor).options(**options)
         self._lock = threads().lock()
         self._stopped = False
         self._actor: Any = None
 
     def start(self, done: Callable[[Started], object]) -> None:
-        """As `ReplicaLink.start`: of an actor that Ray starts again, it waits for that."""
+        """As `ReplicaLink.start`: a new actor, and the end of the one before, which may be out of reach only."""
         with self._lock:
             if self._stopped:
                 return
-            if self._actor is None:
-                self._actor = self._new_actor.remote()
-            actor = self._actor
-        self._ask(actor, done)
+            lost, self._actor = self._actor, self._new_actor.remote()
+            asked = self._actor.prepare.remote(self._references)
+        _kill(lost)
+        asked.future().add_done_callback(partial(self._told, done))
 
     def run(
         self,
@@ -133,22 +135,14 @@ class RayReplica:
         with self._lock:
             self._stopped = True
             actor, self._actor = self._actor, None
-        if actor is not None:
-            with suppress(Exception):  # Ray was shut down, and its actors ended with it
-                ray.kill(actor, no_restart=True)
+        _kill(actor)
 
-    def _ask(self, actor: Any, done: Callable[[Started], object]) -> None:
-        actor.prepare.remote(self._references).future().add_done_callback(partial(self._told, actor, done))
-
-    def _told(self, actor: Any, done: Callable[[Started], object], told: Future[tuple[Failure | None, str]]) -> None:
+    def _told(self, done: Callable[[Started], object], told: Future[tuple[Failure | None, str]]) -> None:
         error = told.exception()
         if error is None:
             failure, self.place = told.result()
             done(None if failure is None else failure.error())
         else:
-            if isinstance(error, ray.exceptions.ActorDiedError):  # Ray does not start it again
-                with self._lock:
-                    self._actor = None if self._actor is actor else self._actor
             done(Lost(_reason(error)))
 
 
@@ -168,6 +162,12 @@ class _RayCall:
         error = future.exception()
         done, self._done = self._done, _nothing  # which refers to this call: the result would stay in the store
         done(_answer(future.result()) if error is None else _answer_of_error(error))
+
+
+def _kill(actor: Any) -> None:
+    if actor is not None:
+        with suppress(Exception):  # it has ended; or Ray was shut down, and its actors ended with it
+            ray.kill(actor)
 
 
 def _nothing(_: Answer) -> None:

@@ -219,7 +219,7 @@ class DeploymentState:
             if self._shut:
                 raise ClosedError(f"net {self._name!r}: the deployment is closed")
             if not self._may_serve() and self.failure is not None:
-                raise self.failure
+                raise self.failure.with_traceback(None)  # which would get longer with each call
             full = self._max_queued is not None and len(self.queue) >= self._max_queued
             if full and not self._has_room():
                 assert self._max_queued is not None

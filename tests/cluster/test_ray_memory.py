@@ -143,6 +143,7 @@ def test_a_local_cluster_ends_with_its_last_deployment_and_leaves_nothing(tmp_pa
     program.write_text(textwrap.dedent(LOCAL))
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     environment.pop("RAY_ADDRESS", None)
+    shared = set(os.listdir("/dev/shm"))
     done = subprocess.run(
         [sys.executable, program],
         env=environment,
@@ -156,6 +157,7 @@ def test_a_local_cluster_ends_with_its_last_deployment_and_leaves_nothing(tmp_pa
     folder, dashboard, children, connected = json.loads(first)
     assert Path(folder).name.startswith("dagexec-ray-")
     assert not Path(folder).exists()
+    assert not [name for name in set(os.listdir("/dev/shm")) - shared if "plasma" in name or "ray" in name]
     assert not dashboard
     assert children
     until(lambda: not any(alive(int(child)) for child in children))
