@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from typing import Any
 
 import grpc
@@ -23,6 +23,7 @@ from dagexec.server.grpc_codec import (
     response_message,
 )
 from dagexec.server.inference import RequestError, request_error
+from dagexec.server.parent_span import parent_span
 from dagexec.server.proto import inference_pb2 as messages
 from dagexec.server.repository import Repository
 
@@ -138,7 +139,9 @@ class InferenceService:
     async def _answer_stream(self, requests: AsyncIterator[bytes], context: _Context) -> AsyncIterator[bytes]:
         """One request after another, so that answers come in the order of requests."""
         async for data in requests:
-            yield (await self.stream(data)).SerializeToString()
+            with _parent_span(context):
+                answer = await self.stream(data)
+            yield answer.SerializeToString()
 
 
 @asynccontextmanager
@@ -181,7 +184,8 @@ def _answering(
         try:
             message = kind()
             _parse(message, data)
-            return (await call(message)).SerializeToString()
+            with _parent_span(context):
+                return (await call(message)).SerializeToString()
         except Exception as error:
             refused = request_error(error)
         metadata = () if refused.retry_after is None else ((RETRY_METADATA, str(1000 * refused.retry_after)),)
@@ -189,6 +193,14 @@ def _answering(
         return await context.abort(code, str(refused)[:_MESSAGE_CHARACTERS], metadata)
 
     return answer
+
+
+def _parent_span(context: _Context) -> AbstractContextManager[None]:
+    """The span that the client names, which few do."""
+    metadata = context.invocation_metadata() or ()
+    if not any(name == "traceparent" for name, _ in metadata):
+        return nullcontext()
+    return parent_span((name, value) for name, value in metadata if isinstance(value, str))
 
 
 def _parse(message: Message, data: bytes) -> None:

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.metadata import version
 from typing import Any
 
@@ -25,6 +25,7 @@ from dagexec.server.connection import Exchange, exchange_of
 from dagexec.server.inference import InferenceResponse, RequestError, TensorMetadata, request_error
 from dagexec.server.messages import HEADER_LENGTH, ParsedRequest, parse_json, parse_request, write_response
 from dagexec.server.metrics import Metrics
+from dagexec.server.parent_span import parent_span
 from dagexec.server.repository import Repository
 from dagexec.server.tensors import ProtocolError
 
@@ -122,23 +123,11 @@ def _cancelled_when_the_client_leaves(exchange: Exchange) -> Iterator[None]:
         exchange.when_gone(None)
 
 
-@contextmanager
-def _parent_span(headers: Mapping[bytes, bytes]) -> Iterator[None]:
-    """Spans of the run are children of the span that the client names."""
+def _parent_span(headers: Mapping[bytes, bytes]) -> AbstractContextManager[None]:
+    """The span that the client names, which few do."""
     if b"traceparent" not in headers:
-        yield
-        return
-    try:
-        from opentelemetry import context, propagate
-    except ImportError:
-        yield
-        return
-    carrier = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers.items()}
-    token = context.attach(propagate.extract(carrier))
-    try:
-        yield
-    finally:
-        context.detach(token)
+        return nullcontext()
+    return parent_span((name.decode("latin-1"), value.decode("latin-1")) for name, value in headers.items())
 
 
 async def _send_response(

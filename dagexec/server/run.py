@@ -45,7 +45,6 @@ class Server:
         self.url = ""
         self.grpc_address = ""
         self._stop = anyio.Event()
-        self._stops = 0
 
     async def run(self, listening: Callable[[], object] | None = None, *, signals: bool = False) -> int:
         """Serve; the exit status: 0 after a drain, 1 if the configuration is strict and a model cannot be loaded.
@@ -72,7 +71,7 @@ class Server:
         async with anyio.create_task_group() as serving:
             serving.start_soon(http.serve, [listener])
             if signals:
-                await serving.start(self._obey_signals)
+                await serving.start(self._obey_signals, http)
             logger.info("listening at %s%s", self.url, self.grpc_address and f", gRPC at {self.grpc_address}")
             if listening is not None:
                 listening()
@@ -108,11 +107,13 @@ class Server:
         await self._stop.wait()
         scope.cancel()
 
-    async def _obey_signals(self, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+    async def _obey_signals(self, http: _Http, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as received:
             task_status.started()
             async for _ in received:
                 if self._stop.is_set():
+                    logger.info("ending what still runs")
+                    http.force_exit = True
                     await self.repository.abandon()
                 self.stop()
 

@@ -8,16 +8,19 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import numpy as np
+import onnx
 import pytest
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
+from onnx import TensorProto, helper
 
 import dagexec
 from tests.command_line import Cli
@@ -137,36 +140,99 @@ def wait(x):
 """
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the test and the model meet at named pipes")
-def test_a_signal_lets_a_request_in_flight_finish_and_refuses_the_next(tmp_path: Path) -> None:
-    (tmp_path / "serve.toml").write_text(HELD_PIPELINE)
-    (tmp_path / "steps.py").write_text(HELD_STEP)
-    pipes = []
-    for name in ("entered", "go_on"):
-        os.mkfifo(tmp_path / name)
-        pipes.append(os.open(tmp_path / name, os.O_RDWR))  # which does not wait for the other side
-    entered, go_on = pipes
-    message = {"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [5]}]}
-    with served("--config", "serve.toml", folder=tmp_path) as server, ThreadPoolExecutor(1) as threads:
+MESSAGE = {"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [5]}]}
+INFER = "/v2/models/held/infer"
+
+
+@dataclass
+class HeldRequest:
+    """A request to a server in another process that is inside its step until `go_on` is called."""
+
+    server: Serving
+    url: str
+    go_on: Callable[[], object]
+    answer: Future[httpx.Response]
+
+
+@contextmanager
+def request_in_flight(folder: Path) -> Iterator[HeldRequest]:
+    (folder / "serve.toml").write_text(HELD_PIPELINE)
+    (folder / "steps.py").write_text(HELD_STEP)
+    with ExitStack() as ending:
+        pipes = []
+        for name in ("entered", "go_on"):
+            os.mkfifo(folder / name)
+            pipes.append(os.open(folder / name, os.O_RDWR))  # which does not wait for the other side
+            ending.callback(os.close, pipes[-1])
+        entered, go_on = pipes
+        threads = ending.enter_context(ThreadPoolExecutor(1))
+        server = ending.enter_context(served("--config", "serve.toml", folder=folder))
         url = server.wait_for(r"listening at (http://[\w.:]+)$")[1]
         server.wait_for(r"serving held \(1\)")
-        with (
-            httpx.Client(base_url=url, timeout=PATIENCE) as client,
-            httpx.Client(base_url=url, timeout=PATIENCE) as late,
-        ):
-            assert late.get("/v2/health/ready").status_code == 200
-            asked = threads.submit(client.post, "/v2/models/held/infer", json=message)
-            assert select.select([entered], [], [], PATIENCE)[0]
+        client = ending.enter_context(httpx.Client(base_url=url, timeout=PATIENCE))
+        answer = threads.submit(client.post, INFER, json=MESSAGE)
+        assert select.select([entered], [], [], PATIENCE)[0]
+        yield HeldRequest(server, url, lambda: os.write(go_on, b"1"), answer)
+
+
+needs_named_pipes = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the test and the model meet at named pipes")
+
+
+@needs_named_pipes
+def test_a_signal_lets_a_request_in_flight_finish_and_refuses_the_next(tmp_path: Path) -> None:
+    with request_in_flight(tmp_path) as held, httpx.Client(base_url=held.url, timeout=PATIENCE) as late:
+        assert late.get("/v2/health/ready").status_code == 200
+        held.server.process.terminate()
+        held.server.wait_for("draining")
+        assert late.get("/v2/health/ready").status_code == 503
+        assert late.post(INFER, json=MESSAGE).status_code == 503
+        held.go_on()
+        answer = held.answer.result(PATIENCE)
+        assert (answer.status_code, answer.json()["outputs"][0]["data"]) == (200, [6])
+        late.close()
+        assert held.server.end() == 0
+
+
+def endless_model() -> onnx.ModelProto:
+    """y: x and one more, for ever."""
+    one = helper.make_tensor("one", TensorProto.FLOAT, [1], [1.0])
+    kinds = {"i": (TensorProto.INT64, []), "go_on": (TensorProto.BOOL, []), "z": (TensorProto.FLOAT, [1])}
+    values = {name: helper.make_tensor_value_info(name, *kind) for name, kind in kinds.items()}
+    body = helper.make_graph(
+        [helper.make_node("Add", ["z", "one"], ["more"]), helper.make_node("Identity", ["go_on"], ["still"])],
+        "body",
+        list(values.values()),
+        [
+            helper.make_tensor_value_info("still", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("more", TensorProto.FLOAT, [1]),
+        ],
+        [one],
+    )
+    graph = helper.make_graph(
+        [helper.make_node("Loop", ["", "always", "x"], ["y"], body=body)],
+        "endless",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])],
+        [helper.make_tensor("always", TensorProto.BOOL, [], [True])],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def test_a_second_signal_ends_what_still_runs(tmp_path: Path) -> None:
+    onnx.save(endless_model(), tmp_path / "endless.onnx")
+    (tmp_path / "serve.toml").write_text('[models.endless]\nsource = "endless.onnx"\nwarm_start = true\n')
+    with served("--config", "serve.toml", "--drain-seconds", "1e6", folder=tmp_path) as server:
+        url = server.wait_for(r"listening at (http://[\w.:]+)$")[1]
+        server.wait_for(r"serving endless \(1\)")
+        with httpx.Client(base_url=url, timeout=PATIENCE) as client, ThreadPoolExecutor(1) as threads:
+            asked = threads.submit(httpx.post, f"{url}/v2/models/endless/infer", json=MESSAGE, timeout=PATIENCE)
+            while 'dagexec_requests_running{model="endless",version="1"} 1.0' not in client.get("/metrics").text:
+                assert not asked.done()
             server.process.terminate()
             server.wait_for("draining")
-            assert late.get("/v2/health/ready").status_code == 503
-            assert late.post("/v2/models/held/infer", json=message).status_code == 503
-            os.write(go_on, b"1")
-            answer = asked.result(PATIENCE)
-        assert (answer.status_code, answer.json()["outputs"][0]["data"]) == (200, [6])
+            server.process.terminate()
+            assert asked.result(PATIENCE).status_code == 503
         assert server.end() == 0
-    for pipe in pipes:
-        os.close(pipe)
 
 
 def test_strict_ends_with_a_model_that_cannot_be_loaded(tmp_path: Path) -> None:

@@ -137,10 +137,15 @@ class TracedRunner(HeldRunner):
 
 def test_a_run_is_under_the_span_that_the_client_names() -> None:
     runner = TracedRunner()
-    with serving(ServerConfig()) as server:
+    given = f"00-{7:032x}-{9:016x}-01"
+    x = triton_grpc.InferInput("x", [1, 3], "FP32")
+    x.set_data_from_numpy(rows(1)[:1])
+    with serving(ServerConfig(grpc_port=0)) as server, triton_grpc.InferenceServerClient(server.grpc_address) as client:
         server.repository.add("m", runner)
-        assert ask(server, 1, traceparent=f"00-{7:032x}-{9:016x}-01").status == 200
+        assert ask(server, 1, traceparent=given).status == 200
         assert ask(server, 1).status == 200
-    named, unnamed = runner.parents
-    assert (named.trace_id, named.span_id, named.is_remote) == (7, 9, True)
-    assert not unnamed.is_valid
+        client.infer("m", [x], headers={"traceparent": given})
+        client.infer("m", [x])
+    for named, unnamed in (runner.parents[:2], runner.parents[2:]):
+        assert (named.trace_id, named.span_id, named.is_remote) == (7, 9, True)
+        assert not unnamed.is_valid
