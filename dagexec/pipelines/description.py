@@ -32,7 +32,9 @@ import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from graphlib import CycleError as GraphCycleError
 from graphlib import TopologicalSorter
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from dagexec.errors import PipelineError
@@ -168,8 +170,18 @@ def _function(where: str, named: object, folder: Path) -> Callable[..., Any]:
     return found
 
 
+class _SourceAsItIs(SourceFileLoader):
+    """Compiles the file each time. Bytecode that Python has cached counts as current while the file's size and second
+    of change are the same, so a step that was edited and loaded again within a second would be the old one.
+    """
+
+    def get_code(self, fullname: str) -> CodeType:
+        code: CodeType = self.source_to_code(self.get_data(self.path), self.path)
+        return code
+
+
 def _file(path: Path) -> object:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    spec = importlib.util.spec_from_file_location(path.stem, path, loader=_SourceAsItIs(path.stem, str(path)))
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is no Python file")
     module = importlib.util.module_from_spec(spec)

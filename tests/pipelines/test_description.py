@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -65,6 +67,22 @@ def test_stages_may_stand_in_any_order(folder: Path) -> None:
     expected = dense_by_formula(B, dense_by_formula(A, X))
     np.testing.assert_allclose(found["result"], expected, rtol=1e-4, atol=1e-4)
     np.testing.assert_array_equal(found["result"], found["second"])
+
+
+def test_a_step_that_is_edited_within_the_second_is_the_new_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    steps = folder / "own_steps.py"
+
+    def result() -> np.ndarray:
+        with dagexec.compile(dagexec.load_pipeline(folder / "diamond.toml")) as executor:
+            return executor.run({"data": X})["result"]
+
+    before, stat = result(), steps.stat()
+    steps.write_text(STEPS.replace("/ 2", "* 2"))
+    os.utime(steps, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert steps.stat().st_size == stat.st_size
+    np.testing.assert_array_equal(result(), before * 4)
+    assert not (folder / "__pycache__").exists()
 
 
 def test_the_command_line_takes_a_description_for_a_model(folder: Path, cli: Cli) -> None:
