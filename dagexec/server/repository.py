@@ -82,13 +82,14 @@ async def _compiled(config: ModelConfig, source: ModelSource) -> Runner:
         return await anyio.to_thread.run_sync(partial(deploy, source, config.options, **settings))
     executor = await compile_async(source, config.options)
     if config.options.warm_start is False:
+        logger.info("warming up %s", config.name)
         try:
-            await anyio.to_thread.run_sync(executor.warm_up)
+            await anyio.to_thread.run_sync(executor.warm_up, abandon_on_cancel=True)
         except DagexecError as error:
             logger.info("model %r is not warmed up: %s", config.name, error)
         except BaseException:
             with anyio.CancelScope(shield=True):
-                await executor.aclose()
+                await executor.drain_async(timeout=0)  # which ends the run that the thread waits for
             raise
     return executor
 
@@ -112,6 +113,7 @@ class Repository:
         self._entries = {name: _Entry(model) for name, model in config.models.items()}
         self._loading = anyio.Lock()
         self._draining = False
+        self._abandoned = False
         self._retiring: set[LoadedVersion] = set()
 
     async def infer(self, request: InferenceRequest) -> InferenceResponse:
@@ -271,7 +273,8 @@ class Repository:
                 await self._retire(old, seconds)
 
     async def abandon(self) -> None:
-        """End what a drain, an unload or a load is still waiting for, with status 503."""
+        """End what a drain, an unload or a load is still waiting for, now or later, with status 503."""
+        self._abandoned = True
         for version in list(self._retiring):
             await version.runner.drain_async(timeout=0)
 
@@ -294,6 +297,8 @@ class Repository:
 
     async def _retire(self, versions: list[LoadedVersion], seconds: float | None = None) -> None:
         longest = self.config.drain_seconds if seconds is None else seconds
+        if self._abandoned:
+            longest = 0.0
         self._retiring.update(versions)
         try:
             async with anyio.create_task_group() as tasks:

@@ -193,8 +193,8 @@ def test_a_signal_lets_a_request_in_flight_finish_and_refuses_the_next(tmp_path:
         assert held.server.end() == 0
 
 
-def endless_model() -> onnx.ModelProto:
-    """y: x and one more, for ever."""
+def endless_model(*, also_with_zeros: bool) -> onnx.ModelProto:
+    """y: x and one more, for ever; without `also_with_zeros` only for x > 0, and x itself otherwise."""
     one = helper.make_tensor("one", TensorProto.FLOAT, [1], [1.0])
     kinds = {"i": (TensorProto.INT64, []), "go_on": (TensorProto.BOOL, []), "z": (TensorProto.FLOAT, [1])}
     values = {name: helper.make_tensor_value_info(name, *kind) for name, kind in kinds.items()}
@@ -209,19 +209,22 @@ def endless_model() -> onnx.ModelProto:
         [one],
     )
     graph = helper.make_graph(
-        [helper.make_node("Loop", ["", "always", "x"], ["y"], body=body)],
+        [
+            helper.make_node("ReduceMax", ["x"], ["largest"], keepdims=0),
+            helper.make_node("Greater", ["largest", "bound"], ["endless"]),
+            helper.make_node("Loop", ["", "endless", "x"], ["y"], body=body),
+        ],
         "endless",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])],
-        [helper.make_tensor("always", TensorProto.BOOL, [], [True])],
+        [helper.make_tensor("bound", TensorProto.FLOAT, [], [-1.0 if also_with_zeros else 0.0])],
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
 def test_a_second_signal_ends_what_still_runs(tmp_path: Path) -> None:
-    onnx.save(endless_model(), tmp_path / "endless.onnx")
-    (tmp_path / "serve.toml").write_text('[models.endless]\nsource = "endless.onnx"\nwarm_start = true\n')
-    with served("--config", "serve.toml", "--drain-seconds", "1e6", folder=tmp_path) as server:
+    onnx.save(endless_model(also_with_zeros=False), tmp_path / "endless.onnx")
+    with served("endless=endless.onnx", "--drain-seconds", "1e6", folder=tmp_path) as server:
         url = server.wait_for(r"listening at (http://[\w.:]+)$")[1]
         server.wait_for(r"serving endless \(1\)")
         with httpx.Client(base_url=url, timeout=PATIENCE) as client, ThreadPoolExecutor(1) as threads:
@@ -232,6 +235,14 @@ def test_a_second_signal_ends_what_still_runs(tmp_path: Path) -> None:
             server.wait_for("draining")
             server.process.terminate()
             assert asked.result(PATIENCE).status_code == 503
+        assert server.end() == 0
+
+
+def test_a_signal_ends_a_model_that_is_warmed_up_for_ever(tmp_path: Path) -> None:
+    onnx.save(endless_model(also_with_zeros=True), tmp_path / "endless.onnx")
+    with served("endless=endless.onnx", "--drain-seconds", "1e6", folder=tmp_path) as server:
+        server.wait_for("warming up endless")
+        server.process.terminate()
         assert server.end() == 0
 
 
