@@ -28,6 +28,7 @@ from dagexec.core.runtime import runtime_of
 from dagexec.core.workspace import Workspace
 from dagexec.errors import ClosedError, DagexecError, FeedError, RunCancelledError, ShapeError
 from dagexec.options import CompileOptions, Shapes
+from dagexec.platform import teams
 from dagexec.platform.closing import Closing
 from dagexec.platform.deadline import check_stop
 from dagexec.platform.garbage_collection import garbage_collection_paused
@@ -487,9 +488,12 @@ class Executor(Closing):
         checked: Mapping[str, Array] = check_feeds(self.model, feeds, self._needed)
         if self._batching is not None:
             checked = self._batching.padded(checked)
-        for replica in self._replicas.members:
-            check_stop()
-            self._warm(replica, checked)
+        try:
+            for replica in self._replicas.members:
+                check_stop()
+                self._warm(replica, checked)
+        finally:
+            teams.leave()  # the calling thread may not be the one that serves requests
 
     def _warm(self, replica: Replica, feeds: Mapping[str, Array]) -> None:
         wait = self._new_wait()

@@ -4,6 +4,7 @@ import threading
 
 import pytest
 
+import dagexec
 from dagexec.platform import teams
 
 
@@ -75,3 +76,10 @@ def test_a_team_is_kept_off_the_core_of_its_thread_and_told_only_what_is_new(
     teams.keep_off(5, 4)
     teams.keep_off(5, 5)  # four others, and three cores
     assert told[3:] == [(4, {0, 1, 2})]
+
+
+def test_the_thread_that_warms_an_executor_up_keeps_no_team(released: list[int]) -> None:
+    with dagexec.compile("zoo:lenet") as executor:
+        released.clear()
+        executor.warm_up()
+        assert threading.get_ident() in released
