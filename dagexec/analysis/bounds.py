@@ -1,0 +1,192 @@
+"""What bounds a run: the path of chains that made it as long as it was, and why workers stood idle beside it.
+
+Time of a run is workers x duration. What no chain used of it is named:
+
+- *serial*: one chain ran, beside which none can ever run: all others come before or after it in the DAG;
+- *imbalance*: no other chain was ready, although there are some that could run beside those that ran: branches of
+  different length, or too few of them;
+- *overhead*: a chain was ready and a worker idle (until it was woken and had taken the chain), or nothing ran: the
+  start and the end of the run.
+
+A fourth cause shows in the operators themselves: beside each other they take longer than alone, as cores share caches
+and the way to memory (*memory*).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from graphlib import TopologicalSorter
+from itertools import pairwise
+
+from dagexec.errors import ArgumentError
+from dagexec.scheduler.observe.trace import ChainSpan, Trace, TracedRun
+
+
+@dataclass(frozen=True)
+class PathStep:
+    """A chain on the critical path. It waited for the one before, from whose end on `waited` seconds passed.
+
+    `for_worker` says that it was ready before, and waited for its worker, which ran the step before.
+    """
+
+    chain: int
+    operators: tuple[int, ...]
+    seconds: float
+    waited: float
+    for_worker: bool
+
+
+@dataclass(frozen=True)
+class Idle:
+    """Seconds of idle workers, by cause."""
+
+    serial: float
+    imbalance: float
+    overhead: float
+
+    @property
+    def total(self) -> float:
+        """All of them."""
+        return self.serial + self.imbalance + self.overhead
+
+
+@dataclass(frozen=True)
+class IdleInterval:
+    """So many workers stood idle from `start` to `end`, nanoseconds of the trace's clock; `cause` is a field of Idle."""
+
+    start: int
+    end: int
+    workers: int
+    cause: str
+
+
+@dataclass(frozen=True)
+class RunBounds:
+    """What bounds one run.
+
+    Attributes:
+        workers: how many there were.
+        seconds: how long the run took.
+        busy: seconds in chains, of all workers together.
+        path: the critical path as it happened, from the first chain to the last.
+        idle: why workers stood idle.
+        intervals: when they did.
+        slowdown: what the operators took over what they take alone; None where that is not known.
+    """
+
+    workers: int
+    seconds: float
+    busy: float
+    path: tuple[PathStep, ...]
+    idle: Idle
+    intervals: tuple[IdleInterval, ...]
+    slowdown: float | None
+
+    @property
+    def path_seconds(self) -> float:
+        """Seconds in chains along the path; the rest of the run are its waits."""
+        return sum(step.seconds for step in self.path)
+
+
+def run_bounds(
+    trace: Trace, workers: int, run: int = -1, operator_seconds: Sequence[float] | None = None
+) -> RunBounds:
+    """What bounds run number `run` of `trace`, by default the last, which `workers` workers could have run.
+
+    `operator_seconds` are those of each operator alone on the machine. Raises ArgumentError for a run of which no chain
+    was traced on the host.
+    """
+    number = range(len(trace.runs))[run]
+    traced = trace.runs[number]
+    spans = sorted((span for span in trace.chains if span.run == number), key=lambda span: (span.start, span.end))
+    if not spans:
+        raise ArgumentError(f"net {traced.graph.name!r}: run {number}: the trace has no chain of it")
+    start, end = min(traced.started, spans[0].start), max(span.end for span in spans)
+    intervals = tuple(_idle_intervals(spans, start, end, workers, _without_company(traced)))
+    seconds = {cause: 0.0 for cause in ("serial", "imbalance", "overhead")}
+    for one in intervals:
+        seconds[one.cause] += (one.end - one.start) * one.workers / 1e9
+    slowdown = None
+    if operator_seconds is not None:
+        alone = sum(operator_seconds[span.operator] for span in trace.spans if span.run == number and span.is_whole)
+        taken = sum(span.seconds for span in trace.spans if span.run == number and span.is_whole)
+        slowdown = taken / alone if alone else None
+    busy = sum(span.end - span.start for span in spans) / 1e9
+    path = tuple(_critical_path(spans, traced))
+    return RunBounds(workers, (end - start) / 1e9, busy, path, Idle(**seconds), intervals, slowdown)
+
+
+def _without_company(run: TracedRun) -> frozenset[int]:
+    """The chains that every other chain comes before or after."""
+    count = len(run.chains)
+    ancestors, descendants = [0] * count, [0] * count  # sets as bits
+    order = _topological(run.parents)
+    for chain in order:
+        for parent in run.parents[chain]:
+            ancestors[chain] |= ancestors[parent] | 1 << parent
+    for chain in reversed(order):
+        for parent in run.parents[chain]:
+            descendants[parent] |= descendants[chain] | 1 << chain
+    return frozenset(
+        chain for chain in range(count) if (ancestors[chain] | descendants[chain]).bit_count() == count - 1
+    )
+
+
+def _topological(parents: Sequence[Sequence[int]]) -> list[int]:
+    return list(TopologicalSorter({chain: row for chain, row in enumerate(parents)}).static_order())
+
+
+def _idle_intervals(
+    spans: Sequence[ChainSpan], start: int, end: int, workers: int, without_company: frozenset[int]
+) -> Iterator[IdleInterval]:
+    """Between two moments at which anything changes, one cause holds."""
+    begins, ends, readies = (_by_time(spans, moment) for moment in ("start", "end", "ready"))
+    moments = sorted({start, end, *(one for one in (*begins, *ends, *readies) if start <= one <= end)})
+    running: set[int] = set()
+    waiting: set[int] = set()
+    for moment, following in pairwise(moments):
+        waiting |= readies.get(moment, set())
+        running |= begins.get(moment, set())
+        waiting -= running
+        running -= ends.get(moment, set())
+        idle = workers - len(running)
+        late = idle if not running else min(idle, len(waiting))
+        if late > 0:
+            yield IdleInterval(moment, following, late, "overhead")
+        if idle > late:
+            cause = "serial" if len(running) == 1 and running <= without_company else "imbalance"
+            yield IdleInterval(moment, following, idle - late, cause)
+
+
+def _by_time(spans: Sequence[ChainSpan], moment: str) -> dict[int, set[int]]:
+    found: dict[int, set[int]] = {}
+    for span in spans:
+        found.setdefault(getattr(span, moment), set()).add(span.chain)
+    return found
+
+
+def _critical_path(spans: Sequence[ChainSpan], run: TracedRun) -> Iterator[PathStep]:
+    """From the chain that ended last back to what each waited for: the parent that ended last, or its worker."""
+    by_chain = {span.chain: span for span in spans}
+    before: dict[int, ChainSpan] = {}  # by chain, what its worker ran before
+    latest: dict[str, ChainSpan] = {}
+    for span in spans:
+        if span.thread in latest:
+            before[span.chain] = latest[span.thread]
+        latest[span.thread] = span
+    steps: list[PathStep] = []
+    span: ChainSpan | None = max(spans, key=lambda one: one.end)
+    while span is not None:
+        parents = [by_chain[parent] for parent in run.parents[span.chain] if parent in by_chain]
+        parent = max(parents, key=lambda one: one.end, default=None)
+        worker = before.get(span.chain)
+        for_worker = worker is not None and (parent is None or worker.end > parent.end)
+        cause = worker if for_worker else parent
+        ready = run.started if cause is None else cause.end
+        operators = tuple(run.chains[span.chain])
+        steps.append(
+            PathStep(span.chain, operators, (span.end - span.start) / 1e9, max(0, span.start - ready) / 1e9, for_worker)
+        )
+        span = cause
+    return reversed(steps)

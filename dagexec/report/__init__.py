@@ -1,0 +1,9 @@
+"""Reports: one HTML file that shows a net, a run or a comparison, without a server or a network (docs/reports.md).
+
+`document.py` is the file; each section is a module here, which makes plain data of what it shows, and a script of the
+same name in `page/`, which draws that data.
+"""
+
+from dagexec.report.document import Report, Section
+
+__all__ = ["Report", "Section"]

@@ -1,0 +1,102 @@
+"""The section that shows a net: its DAG with a color for each chain, and what is known of each operator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dagexec.core.arguments import Arguments
+from dagexec.core.inference import NetTypes
+from dagexec.core.proto import OperatorDef
+from dagexec.report.document import Json
+from dagexec.report.layers import layered
+from dagexec.report.modules import Group, module_tree
+from dagexec.scheduler.plan.plan import Plan
+
+
+@dataclass(frozen=True)
+class GraphSection:
+    """The operators of `plan`.
+
+    Attributes:
+        types: shapes and costs, where they are known.
+        seconds: what each operator took, if it ran.
+    """
+
+    plan: Plan
+    types: NetTypes | None = None
+    seconds: Sequence[float] | None = None
+
+    kind = "graph"
+    title = "The net"
+
+    def as_json(self) -> Json:
+        """Operators in list order, and drawings by the path of their module; the whole net is at the empty path."""
+        graph = self.plan.graph
+        names = [_name(definition) for definition in graph.operators]
+        drawings: dict[str, Json] = {}
+        self._draw(module_tree(names), "", drawings)
+        return {
+            "operators": [self._operator(index, name) for index, name in enumerate(names)],
+            "chains": len(self.plan.chains),
+            "drawings": drawings,
+        }
+
+    def _operator(self, index: int, name: str) -> Json:
+        definition = self.plan.graph.operators[index]
+        arguments = Arguments(definition, definition.type)
+        cost = None if self.types is None else self.types.costs[index]
+        kinds = [] if self.types is None else self.types.outputs[index]
+        found: Json = {
+            "type": definition.type,
+            "name": name,
+            "chain": self.plan.chain_of[index],
+            "inputs": list(definition.input),
+            "outputs": list(definition.output),
+            "shapes": ["unknown until it runs" if kind is None else str(kind) for kind in kinds],
+            "engine": definition.engine or "default",
+            "threads": max(arguments.int(name, 1) for name in ("threads", "max_threads")),
+        }
+        if cost is not None:
+            found |= {"flops": cost.flops, "bytes": cost.bytes_read + cost.bytes_written}
+        if self.seconds is not None:
+            found["seconds"] = self.seconds[index]
+        return found
+
+    def _draw(self, group: Group, path: str, drawings: dict[str, Json]) -> None:
+        """Add the drawing of `group`, and those of the groups in it."""
+        place_of = {operator: n for n, member in enumerate(group.members) for operator in _operators(member)}
+        children = self.plan.graph.reduced_children
+        pairs = {
+            (place_of[parent], place_of[child])
+            for parent in place_of
+            for child in children[parent]
+            if child in place_of and place_of[parent] != place_of[child]
+        }
+        edges = sorted((min(pair), max(pair)) for pair in pairs)  # groups may need each other: drawn one way
+        edges = list(dict.fromkeys(edges))
+        layout = layered(len(group.members), edges)
+        nodes: list[Json] = []
+        for member, (x, y) in zip(group.members, layout.nodes, strict=True):
+            node: Json = {"x": round(x, 2), "y": y}
+            if isinstance(member, Group):
+                inside = f"{path}/{member.name}" if path else member.name
+                node |= {"group": inside, "label": member.name, "operators": sorted(member.operators())}
+                self._draw(member, inside, drawings)
+            else:
+                node["operator"] = member
+            nodes.append(node)
+        drawings[path] = {
+            "nodes": nodes,
+            "edges": [
+                [*edge, [[round(x, 2), y] for x, y in bends]] for edge, bends in zip(edges, layout.bends, strict=True)
+            ],
+        }
+
+
+def _operators(member: int | Group) -> Sequence[int]:
+    return (member,) if isinstance(member, int) else tuple(member.operators())
+
+
+def _name(definition: OperatorDef) -> str:
+    return definition.name or next(iter(definition.output), definition.type)

@@ -1,0 +1,148 @@
+// The DAG: nodes of operators and of modules, a panel for the one under the cursor, a search, and a table.
+SECTIONS.graph = (place, data) => {
+  const WIDTH = 150, HEIGHT = 34, ACROSS = 164, DOWN = 62;
+  const { operators, drawings } = data;
+  const placeOf = new Map();
+  for (const [path, drawing] of Object.entries(drawings)) {
+    drawing.nodes.forEach((node, number) => {
+      if (node.operator !== undefined) placeOf.set(node.operator, [path, number]);
+    });
+  }
+  const search = html("input", { type: "search", placeholder: "Search operators", "aria-label": "Search operators by name, type or blob" });
+  const found = html("span", { role: "status", class: "path" });
+  const path = html("div", { class: "path" });
+  const bar = html("div", { class: "bar" }, search, found);
+  const drawing = svg("svg", { class: "drawing", role: "group", "aria-label": "The DAG of the net" });
+  const panel = html("div", { class: "panel", "aria-live": "polite" }, "Point at an operator, or move to one with the tab key.");
+  place.append(bar, path, html("div", { class: "split" }, drawing, panel));
+  const viewport = new Viewport(drawing, bar);
+  let current, elements = [];
+
+  const at = ([x, y]) => [x * ACROSS, y * DOWN];
+  const short = (text, most) => text.length > most ? "…" + text.slice(1 - most) : text;
+
+  function line(from, bends, to) {
+    const points = [from, ...bends, to].map(at);
+    const [x, y] = points[0];
+    let text = `M${x} ${y + HEIGHT / 2}`;
+    for (let i = 1; i < points.length; i++) {
+      const [x0, y0] = points[i - 1], [x1, y1] = points[i];
+      const top = i === 1 ? y0 + HEIGHT / 2 : y0, bottom = i === points.length - 1 ? y1 - HEIGHT / 2 : y1;
+      const middle = (top + bottom) / 2;
+      text += `C${x0} ${middle} ${x1} ${middle} ${x1} ${bottom}`;
+    }
+    return text;
+  }
+
+  function describe(node) {
+    panel.replaceChildren();
+    if (node.group !== undefined) {
+      const inside = node.operators.map((index) => operators[index]);
+      const open = html("button", { type: "button" }, "Open");
+      open.addEventListener("click", () => draw(node.group));
+      const total = (key) => inside.reduce((sum, one) => sum + (one[key] ?? 0), 0);
+      const rows = [["operators", String(inside.length)], ["FLOPs", count(total("flops"))]];
+      if (inside.some((one) => one.seconds !== undefined)) rows.push(["time", seconds(total("seconds"))]);
+      panel.append(html("strong", {}, node.label), definitions(rows), open);
+      return;
+    }
+    const one = operators[node.operator];
+    const rows = [["number", String(node.operator)], ["chain", String(one.chain)], ["engine", one.engine], ["threads", String(one.threads)]];
+    if (one.seconds !== undefined) rows.push(["time", seconds(one.seconds)]);
+    if (one.flops !== undefined) {
+      rows.push(["FLOPs", count(one.flops)], ["bytes", count(one.bytes)]);
+      if (one.seconds > 0) rows.push(["rate", `${count(one.flops / one.seconds)}FLOP/s, ${count(one.bytes / one.seconds)}B/s`]);
+    }
+    rows.push(["inputs", one.inputs.join(", ") || "none"]);
+    rows.push(["outputs", one.outputs.map((name, i) => one.shapes[i] ? `${name}: ${one.shapes[i]}` : name).join(", ") || "none"]);
+    panel.append(html("strong", {}, `${one.type} ${one.name}`), definitions(rows));
+  }
+
+  function show(number) {
+    for (const element of elements) element.classList.remove("shown");
+    elements[number].classList.add("shown");
+    describe(drawings[current].nodes[number]);
+  }
+
+  function draw(where) {
+    current = where;
+    const { nodes, edges } = drawings[where];
+    drawing.replaceChildren();
+    for (const [from, to, bends] of edges) {
+      drawing.append(svg("path", { class: "edge", d: line([nodes[from].x, nodes[from].y], bends, [nodes[to].x, nodes[to].y]) }));
+    }
+    elements = nodes.map((node, number) => {
+      const [x, y] = at([node.x, node.y]);
+      const isGroup = node.group !== undefined;
+      const one = isGroup ? null : operators[node.operator];
+      const label = isGroup ? node.label : one.type, below = isGroup ? `${node.operators.length} operators` : one.name;
+      const element = svg("g", { class: isGroup ? "node group" : "node", tabindex: "0", role: "button", "aria-label": `${label} ${below}`,
+        transform: `translate(${x - WIDTH / 2} ${y - HEIGHT / 2})` },
+        svg("rect", { width: WIDTH, height: HEIGHT, rx: 5 }),
+        svg("text", { x: WIDTH / 2, y: 14 }, short(label, 20)), svg("text", { class: "name", x: WIDTH / 2, y: 27 }, short(below, 28)));
+      if (one) element.style.setProperty("--hue", hueOf(one.chain));
+      if (one && one.critical) element.classList.add("critical");
+      element.addEventListener("pointerenter", () => show(number));
+      element.addEventListener("focus", () => show(number));
+      if (isGroup) {
+        element.addEventListener("dblclick", () => draw(node.group));
+        element.addEventListener("keydown", (event) => { if (event.key === "Enter") draw(node.group); });
+      }
+      return element;
+    });
+    drawing.append(...elements);
+    const xs = nodes.map((node) => node.x * ACROSS), ys = nodes.map((node) => node.y * DOWN);
+    const x = Math.min(0, ...xs) - WIDTH, y = -HEIGHT;
+    viewport.show({ x, y, width: Math.max(0, ...xs) + WIDTH - x, height: Math.max(0, ...ys) + HEIGHT * 2 });
+    showPath(where);
+  }
+
+  // The way from the whole net to this module, each part of which leads back.
+  function showPath(where) {
+    path.replaceChildren();
+    if (Object.keys(drawings).length === 1) return;
+    const steps = [["whole net", ""]];
+    for (const known of Object.keys(drawings).sort((a, b) => a.length - b.length)) {
+      if (known && (where === known || where.startsWith(known + "/"))) steps.push([known, known]);
+    }
+    steps.forEach(([label, target], step) => {
+      const button = html("button", { type: "button" }, label);
+      if (target === where) button.setAttribute("aria-current", "true");
+      button.addEventListener("click", () => draw(target));
+      path.append(...(step ? [" › ", button] : [button]));
+    });
+  }
+
+  let matches = [], position = -1;
+  function look() {
+    const text = search.value.trim().toLowerCase();
+    const has = (one) => [one.name, one.type, ...one.outputs].some((word) => word.toLowerCase().includes(text));
+    matches = text ? operators.flatMap((one, index) => has(one) ? [index] : []) : [];
+    position = -1;
+    found.textContent = text ? `${matches.length} found` : "";
+    for (const element of elements) element.classList.remove("found");
+    if (matches.length) next();
+  }
+  function next() {
+    position = (position + 1) % matches.length;
+    const [where, number] = placeOf.get(matches[position]);
+    if (where !== current) draw(where);
+    for (const element of elements) element.classList.remove("found");
+    elements[number].classList.add("found");
+    const node = drawings[where].nodes[number];
+    viewport.center(node.x * ACROSS, node.y * DOWN);
+    show(number);
+    found.textContent = `${position + 1} of ${matches.length}`;
+  }
+  search.addEventListener("input", look);
+  search.addEventListener("keydown", (event) => { if (event.key === "Enter" && matches.length) next(); });
+
+  draw("");
+  new ResizeObserver(() => viewport.start()).observe(drawing);
+  place.append(tableOf(`All ${operators.length} operators as a table`,
+    ["number", "operator", "name", "chain", "engine", "threads", "outputs", "MFLOP", "µs"],
+    () => operators.map((one, index) => [index, one.type, one.name, one.chain, one.engine, one.threads,
+      one.outputs.map((name, i) => one.shapes[i] ? `${name}: ${one.shapes[i]}` : name).join(", "),
+      one.flops === undefined ? "" : Math.round(one.flops / 1e3) / 1e3,
+      one.seconds === undefined ? "" : Math.round(one.seconds * 1e8) / 1e2])));
+};
