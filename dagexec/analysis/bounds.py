@@ -53,12 +53,16 @@ class Idle:
 
 @dataclass(frozen=True)
 class IdleInterval:
-    """So many workers stood idle from `start` to `end`, nanoseconds of the trace's clock; `cause` is a field of Idle."""
+    """So many workers stood idle from `start` to `end`, nanoseconds of the trace's clock; `cause` is a field of Idle.
+
+    `chain` is the only one that ran, or -1.
+    """
 
     start: int
     end: int
     workers: int
     cause: str
+    chain: int
 
 
 @dataclass(frozen=True)
@@ -89,9 +93,7 @@ class RunBounds:
         return sum(step.seconds for step in self.path)
 
 
-def run_bounds(
-    trace: Trace, workers: int, run: int = -1, operator_seconds: Sequence[float] | None = None
-) -> RunBounds:
+def run_bounds(trace: Trace, workers: int, run: int = -1, operator_seconds: Sequence[float] | None = None) -> RunBounds:
     """What bounds run number `run` of `trace`, by default the last, which `workers` workers could have run.
 
     `operator_seconds` are those of each operator alone on the machine. Raises ArgumentError for a run of which no chain
@@ -104,7 +106,7 @@ def run_bounds(
         raise ArgumentError(f"net {traced.graph.name!r}: run {number}: the trace has no chain of it")
     start, end = min(traced.started, spans[0].start), max(span.end for span in spans)
     intervals = tuple(_idle_intervals(spans, start, end, workers, _without_company(traced)))
-    seconds = {cause: 0.0 for cause in ("serial", "imbalance", "overhead")}
+    seconds = dict.fromkeys(("serial", "imbalance", "overhead"), 0.0)
     for one in intervals:
         seconds[one.cause] += (one.end - one.start) * one.workers / 1e9
     slowdown = None
@@ -134,7 +136,7 @@ def _without_company(run: TracedRun) -> frozenset[int]:
 
 
 def _topological(parents: Sequence[Sequence[int]]) -> list[int]:
-    return list(TopologicalSorter({chain: row for chain, row in enumerate(parents)}).static_order())
+    return list(TopologicalSorter(dict(enumerate(parents))).static_order())
 
 
 def _idle_intervals(
@@ -151,12 +153,13 @@ def _idle_intervals(
         waiting -= running
         running -= ends.get(moment, set())
         idle = workers - len(running)
+        only = next(iter(running)) if len(running) == 1 else -1
         late = idle if not running else min(idle, len(waiting))
         if late > 0:
-            yield IdleInterval(moment, following, late, "overhead")
+            yield IdleInterval(moment, following, late, "overhead", only)
         if idle > late:
-            cause = "serial" if len(running) == 1 and running <= without_company else "imbalance"
-            yield IdleInterval(moment, following, idle - late, cause)
+            cause = "serial" if only in without_company else "imbalance"
+            yield IdleInterval(moment, following, idle - late, cause, only)
 
 
 def _by_time(spans: Sequence[ChainSpan], moment: str) -> dict[int, set[int]]:
@@ -176,8 +179,9 @@ def _critical_path(spans: Sequence[ChainSpan], run: TracedRun) -> Iterator[PathS
             before[span.chain] = latest[span.thread]
         latest[span.thread] = span
     steps: list[PathStep] = []
-    span: ChainSpan | None = max(spans, key=lambda one: one.end)
-    while span is not None:
+    cause: ChainSpan | None = max(spans, key=lambda one: one.end)
+    while cause is not None:
+        span = cause
         parents = [by_chain[parent] for parent in run.parents[span.chain] if parent in by_chain]
         parent = max(parents, key=lambda one: one.end, default=None)
         worker = before.get(span.chain)
@@ -188,5 +192,4 @@ def _critical_path(spans: Sequence[ChainSpan], run: TracedRun) -> Iterator[PathS
         steps.append(
             PathStep(span.chain, operators, (span.end - span.start) / 1e9, max(0, span.start - ready) / 1e9, for_worker)
         )
-        span = cause
     return reversed(steps)

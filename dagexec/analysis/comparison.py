@@ -58,7 +58,7 @@ class RuntimeResult:
     Times are milliseconds of `Executor.run`: the median, and the quartiles as its spread. Speed-ups are over
     SimpleNet's median. `predicted_ms` is what the cost model predicts for this plan and these workers,
     `predicted_ratio` that over the measured median. `largest_difference` is from
-    SimpleNet's outputs; `same_bytes` is stricter, as -0.0 and NaN count too.
+    SimpleNet's outputs; `same_bytes` is stricter, as -0.0 and NaN count too. `samples_ms` are all runs, as they came.
     """
 
     net_type: str
@@ -74,6 +74,12 @@ class RuntimeResult:
     bound: float
     largest_difference: float
     same_bytes: bool
+    samples_ms: tuple[float, ...] = ()
+
+    @property
+    def runtime(self) -> str:
+        """It in words."""
+        return f"{self.net_type}, {self.workers} worker{'s' if self.workers > 1 else ''}"
 
 
 @dataclass(frozen=True)
@@ -157,13 +163,15 @@ def compare(
     launch_seconds: float = LAUNCH_SECONDS,
     progress: Callable[[float], object] = lambda _done: None,
     on_stage: Callable[[str], object] = lambda _stage: None,
+    on_measured: Callable[[str, int, Executor, Mapping[str, Array]], object] = lambda *_: None,
 ) -> Comparison:
     """Run a model `repeat` times under SimpleNet and each of `net_types` with each number of `workers`.
 
     One thread an operator everywhere; all run the same net, as it is rewritten for one thread by `options`. Predict the
     times of `what_if_workers` on the host, and launching on each number of `what_if_streams` at `launch_seconds` an
     operator. `progress` is called after every run with the share that is done, up to 1, and `on_stage` before with what
-    is done next. Raises what `compile` and `run` raise.
+    is done next. `on_measured` is called for each runtime in the end, with its net type, workers, executor and feeds.
+    Raises what `compile` and `run` raise.
     """
     model = initialized(load_model(source))
     if options.operator_arguments:
@@ -203,6 +211,8 @@ def compare(
         profiler = CostProfiler(executors["simple", 1], crowd, inputs)
         seconds = measure(executors, profiler, inputs, repeat, progress)
         plans = {key: executor.net().plan for key, executor in executors.items()}
+        for (net_type, count), executor in executors.items():
+            on_measured(net_type, count, executor, inputs)
     base = statistics.median(seconds["simple", 1])
     plan = plans[next((key for key in plans if key[0] != "simple"), ("simple", 1))]
     cost_model = profiler.cost_model(plan)
@@ -273,6 +283,7 @@ def _row(
         bound=1.0 if alone else _ratio(timed.work, timed.critical_path),
         largest_difference=max((_difference(expected[name], found[name]) for name in expected), default=0.0),
         same_bytes=all(_same_bytes(expected[name], found[name]) for name in expected),
+        samples_ms=tuple(one * 1e3 for one in seconds),
     )
 
 

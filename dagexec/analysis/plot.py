@@ -20,7 +20,7 @@ else:
 def plot_comparison(comparison: Comparison, path: Path) -> None:
     """Draw a bar of the median time, with quartiles, for each runtime. Raises DagexecError without matplotlib."""
     figure, [axes] = new_figure(8, 0.5 * len(comparison.rows) + 1.5)
-    names = [f"{row.net_type}, {row.workers} worker{'s' if row.workers > 1 else ''}" for row in comparison.rows]
+    names = [row.runtime for row in comparison.rows]
     medians = [row.median_ms for row in comparison.rows]
     below = [row.median_ms - row.quartile_1_ms for row in comparison.rows]
     above = [row.quartile_3_ms - row.median_ms for row in comparison.rows]

@@ -37,8 +37,13 @@ from dagexec.cli.feeds import (
 from dagexec.cli.json_output import print_json
 from dagexec.cli.precision import DtypeOption, LayersOption, SamplesOption, layers_table, precision_table
 from dagexec.cli.progress import progress_line
+from dagexec.cli.reports import ReportOption, write_report
 from dagexec.errors import SchemaError
 from dagexec.options import CompileOptions
+from dagexec.report.document import check_report
+from dagexec.report.gather import TracedRuntimes
+
+_REPORTED_WORKERS = [1, 2, 4, 8, 16, 32, 64]
 
 
 def compare_command(
@@ -67,6 +72,11 @@ def compare_command(
         float, typer.Option("--launch-us", min=0, help="Assumed cost of a launch on a stream, in microseconds.")
     ] = LAUNCH_SECONDS * 1e6,
     plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw the times as bars.")] = None,
+    explanation: Annotated[
+        bool,
+        typer.Option("--explain", help="Say in three sentences what bounds the fastest runtime of several workers."),
+    ] = False,
+    report: ReportOption = None,
     dtype: DtypeOption = None,
     samples: SamplesOption = RANDOM_INPUTS,
     layers: LayersOption = False,
@@ -76,14 +86,23 @@ def compare_command(
     """Run MODEL under SimpleNet and other runtimes; exit with status 1 if a result differs from SimpleNet's bytes."""
     if plot is not None:
         check_picture(plot)
+    if report is not None:
+        check_report(report)
     if dtype is not None:
-        if plot is not None:
-            raise SchemaError("--plot draws the times of runtimes; it cannot be combined with --dtype")
+        for option, given in (
+            ("--plot", plot is not None),
+            ("--report", report is not None),
+            ("--explain", explanation),
+        ):
+            if given:
+                raise SchemaError(f"{option} is about the times of runtimes; it cannot be combined with --dtype")
         _compare_precision(model, dtype, samples, layers, repeat, input_file, shape, seed, allow_io, as_json)
         return
     net_types = [name.strip() for name in net_type.split(",") if name.strip()]
     workers = _parse_counts("--num-workers", num_workers)
     other_workers = _parse_counts("--what-if", what_if) if what_if is not None else []
+    if report is not None and what_if is None:
+        other_workers = _REPORTED_WORKERS
     other_streams = _parse_counts("--streams", streams) if streams is not None else []
     if other_streams and not other_workers:
         raise SchemaError(f"--streams {streams!r} needs --what-if with the numbers of workers that launch on them")
@@ -91,6 +110,7 @@ def compare_command(
     options = CompileOptions(optimize=optimize, tuning_seconds=tuning_seconds, operator_arguments=arguments)
     loaded = read_model(model, allow_io)
     feeds = read_feeds(loaded, input_file, shape, seed)
+    traced = TracedRuntimes() if explanation or report is not None else None
     with kept_choices(choices), progress_line(f"Comparing runtimes on {loaded.name}", bar=True, quiet=as_json) as line:
         comparison = compare(
             loaded,
@@ -104,9 +124,11 @@ def compare_command(
             launch_seconds=launch_us / 1e6,
             progress=line.done,
             on_stage=line,
+            on_measured=traced.add if traced is not None else lambda *_: None,
         )
+    sentences = () if traced is None or not explanation else traced.explanation(comparison)
     if as_json:
-        print_json(comparison.as_dict())
+        print_json(comparison.as_dict() | ({"explanation": sentences} if explanation else {}))
     else:
         Console().print(compare_table(comparison))
         Console().print(f"layout and kernels: {comparison.choices}", markup=False, highlight=False)
@@ -114,8 +136,12 @@ def compare_command(
             Console().print(in_words(comparison.foreign_share), markup=False, highlight=False)
         if comparison.what_if:
             Console().print(_what_if_table(comparison), _WHAT_IF_NOTES, highlight=False)
+        for sentence in sentences:
+            Console().print(sentence, markup=False, highlight=False)
     if plot is not None:
         plot_comparison(comparison, plot)
+    if report is not None and traced is not None:
+        write_report(traced.report(comparison), report)
     if not comparison.agrees:
         Console(stderr=True).print("results differ from SimpleNet's", style="red")
         raise typer.Exit(1)

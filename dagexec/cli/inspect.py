@@ -20,6 +20,7 @@ from dagexec.cli.feeds import AllowIoOption, JsonOption, ModelArgument, ShapeOpt
 from dagexec.cli.json_output import print_json
 from dagexec.cli.memory import memory_rows, memory_table
 from dagexec.cli.passes import pass_outcomes, pass_table, passes_as_list
+from dagexec.cli.reports import ReportOption, write_report
 from dagexec.core.arguments import Arguments
 from dagexec.core.dtypes import from_numpy
 from dagexec.core.graph import Graph, build_graph
@@ -29,6 +30,8 @@ from dagexec.core.operator_arguments import with_arguments
 from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import schema_of, sub_nets_of
 from dagexec.core.schema import TensorType
+from dagexec.report.document import Report, check_report
+from dagexec.report.graph import GraphSection
 from dagexec.scheduler.plan.plan import Plan, build_plan
 
 
@@ -57,12 +60,15 @@ def inspect_command(
     device: Annotated[
         str, typer.Option("--device", help="With --compiled: the device to compile for, cpu, sim:N or cuda:N.")
     ] = "cpu",
+    report: ReportOption = None,
     allow_io: AllowIoOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """List the operators of MODEL with their chains, shapes and FLOPs."""
     if draw is not None:
         check_drawing(draw)
+    if report is not None:
+        check_report(report)
     arguments = parse_arguments(settings)
     loaded, shapes = with_shapes(read_model(model, allow_io), shape or ())
     if arguments:
@@ -72,13 +78,14 @@ def inspect_command(
     plan = build_plan(graph, [cost.seconds if cost else 0.0 for cost in types.costs])
     if draw is not None:
         draw_graph(plan, draw)
+    if report is not None:
+        write_report(Report(loaded.name, _in_words(loaded, graph, plan, types), [GraphSection(plan, types)]), report)
     rows = memory_rows(loaded, shapes) if memory else []
     wants_passes = passes or without_pass
     outcomes = pass_outcomes(loaded, shapes, without_pass or ()) if wants_passes else []
     result = compiled_without_measuring(loaded, shapes, device) if compiled else None
-    parameters = sum(array.size for array in loaded.parameters.values())
     if as_json:
-        found = _as_dict(loaded, graph, plan, types, parameters)
+        found = _as_dict(loaded, graph, plan, types)
         found |= {"memory": {row.net_type: asdict(row) for row in rows}} if rows else {}
         if result is not None:
             found["compiled"] = {"operators": compiled_rows(result), "choices": choices_in_words(result)}
@@ -86,14 +93,7 @@ def inspect_command(
         return
     console = Console()
     console.print(_table(graph, plan, types))
-    edges = sum(len(row) for row in graph.children)
-    reduced = sum(len(row) for row in graph.reduced_children)
-    console.print(
-        f"{loaded.name}: {len(graph)} operators in {len(plan.chains)} chains; {edges} dependencies, {reduced} after "
-        f"transitive reduction; {len(graph.views)} views; {parameters:,} parameters; "
-        f"{types.flops / 1e9:.3f} GFLOP a run",
-        markup=False,
-    )
+    console.print(f"{loaded.name}: {'; '.join(_in_words(loaded, graph, plan, types))}", markup=False)
     for line in _foreign(graph):
         console.print(line, markup=False, highlight=False)
     for name, info in loaded.inputs.items():
@@ -110,6 +110,22 @@ def inspect_command(
         console.print(compiled_table(compiled_rows(result)))
         for line in choices_in_words(result):
             console.print(line, markup=False)
+
+
+def _in_words(model: Model, graph: Graph, plan: Plan, types: NetTypes) -> tuple[str, ...]:
+    edges = sum(len(row) for row in graph.children)
+    reduced = sum(len(row) for row in graph.reduced_children)
+    return (
+        f"{len(graph)} operators in {len(plan.chains)} chains",
+        f"{edges} dependencies, {reduced} after transitive reduction",
+        f"{len(graph.views)} views",
+        f"{_parameter_count(model):,} parameters",
+        f"{types.flops / 1e9:.3f} GFLOP a run",
+    )
+
+
+def _parameter_count(model: Model) -> int:
+    return sum(array.size for array in model.parameters.values())
 
 
 def _overridable(model: Model) -> Mapping[str, InputInfo]:
@@ -168,7 +184,7 @@ def _inner_operators(definition: OperatorDef, number: str) -> Iterator[tuple[str
             yield from _inner_operators(inner, place)
 
 
-def _as_dict(model: Model, graph: Graph, plan: Plan, types: NetTypes, parameters: int) -> dict[str, object]:
+def _as_dict(model: Model, graph: Graph, plan: Plan, types: NetTypes) -> dict[str, object]:
     chain_of = plan.chain_of
     operators = []
     for index, definition in enumerate(graph.operators):
@@ -198,7 +214,7 @@ def _as_dict(model: Model, graph: Graph, plan: Plan, types: NetTypes, parameters
         "model": model.name,
         "operators": operators,
         "chains": [list(chain) for chain in plan.chains],
-        "parameters": parameters,
+        "parameters": _parameter_count(model),
         "flops": types.flops,
         "inputs": {name: str(info) for name, info in model.inputs.items()},
         "overridable": {name: str(info) for name, info in _overridable(model).items()},

@@ -4,23 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 
 from rich.table import Table
 
 from dagexec.analysis.comparison import random_feeds, require_inputs
-from dagexec.binding.parameters import parameter_workspace
+from dagexec.analysis.memory import NETS, planned
 from dagexec.compiler.compilation import compile_model
 from dagexec.core.model import Model
-from dagexec.core.workspace import Workspace
-from dagexec.errors import ArgumentError
 from dagexec.options import CompileOptions
-from dagexec.scheduler.nets.async_dag import AsyncDAGNet
-from dagexec.scheduler.nets.dag import DAGNet
-from dagexec.scheduler.nets.net import BaseNet
-from dagexec.scheduler.nets.simple import SimpleNet
-
-_NETS: Mapping[str, type[BaseNet]] = {"simple": SimpleNet, "dag": DAGNet, "async_dag": AsyncDAGNet}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,22 +45,13 @@ def memory_rows(model: Model, shapes: Mapping[str, tuple[int, ...]]) -> list[Mem
     """
     require_inputs(model, dict(shapes))
     compiled = compile_model(model, CompileOptions(tuning_seconds=0, shapes=shapes)).model
-    return [_row(compiled, net_type, shapes) for net_type in _NETS]
+    return [_row(compiled, net_type, shapes) for net_type in NETS]
 
 
 def _row(model: Model, net_type: str, shapes: Mapping[str, tuple[int, ...]]) -> MemoryRow:
-    workspace = Workspace(parent=parameter_workspace(model))
-    for name, array in random_feeds(model, dict(shapes)).items():
-        workspace.create_local_blob(name)
-        workspace.feed_blob(name, array)
-    written = {name for definition in model.net.op for name in definition.output}
-    constants = frozenset(model.parameters) - written - set(model.inputs)
-    make = partial(_NETS[net_type], model.net, workspace, constants=constants)
-    with make(keep=frozenset(model.outputs) | frozenset(model.inputs)) as net:
-        preparation = net.prepared()
+    with planned(model, net_type, random_feeds(model, dict(shapes))) as preparation:
         memory = preparation.memory
-        if memory is None:
-            raise ArgumentError(f"net {net.name!r} has no memory plan")
+        assert memory is not None
         return MemoryRow(
             net_type,
             memory.peak_bytes,

@@ -18,6 +18,7 @@ from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
+from dagexec.analysis.explanation import traced_runtime
 from dagexec.analysis.foreign_share import foreign_share, in_words
 from dagexec.analysis.what_if import LAUNCH_SECONDS
 from dagexec.cli.arguments import (
@@ -44,9 +45,12 @@ from dagexec.cli.feeds import (
 )
 from dagexec.cli.json_output import print_json
 from dagexec.cli.progress import progress_line
+from dagexec.cli.reports import ReportOption, write_report
 from dagexec.core.device import Device
 from dagexec.devices.sim import simulated
 from dagexec.errors import FeedError
+from dagexec.report.document import check_report
+from dagexec.report.gather import run_report
 from dagexec.scheduler.observe.trace import Trace
 from dagexec.scheduler.observe.trace_lines import line_observer
 from dagexec.serving.compile import compile
@@ -78,17 +82,21 @@ def run_command(
         Path | None,
         typer.Option("--trace", metavar="FILE.json", help="Save a trace of the first run, for Perfetto."),
     ] = None,
+    report: ReportOption = None,
     allow_io: AllowIoOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Run MODEL one or more times and show its outputs."""
+    if report is not None:
+        check_report(report)
     arguments = parse_arguments(settings)
     loaded = read_model(model, allow_io, device)
     feeds = read_feeds(loaded, input_file, shape, seed)
     record = Trace() if trace is not None else None
     seconds: list[float] = []
     quiet = as_json or line_observer() is not None  # a progress display would break the observer's lines
-    with kept_choices(choices), _modeled(device) if record is not None else nullcontext(), ExitStack() as stack:
+    modeled = record is not None or report is not None
+    with kept_choices(choices), _modeled(device) if modeled else nullcontext(), ExitStack() as stack:
         with progress_line(f"Compiling {loaded.name}", quiet=quiet) as line:
             executor = stack.enter_context(
                 compile(
@@ -117,6 +125,9 @@ def run_command(
             outputs = executor.run(feeds)
             seconds.append(time.perf_counter() - start)
         graph = executor.net().plan.graph
+        if report is not None:
+            runtime = traced_runtime(executor.net_type, executor.num_workers, executor, feeds)
+            write_report(run_report(runtime, executor.model, feeds), report)
     if output is not None:
         _save(output, outputs)
     median = statistics.median(seconds) * 1e3

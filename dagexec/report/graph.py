@@ -21,11 +21,13 @@ class GraphSection:
     Attributes:
         types: shapes and costs, where they are known.
         seconds: what each operator took, if it ran.
+        critical: the operators on the critical path.
     """
 
     plan: Plan
     types: NetTypes | None = None
     seconds: Sequence[float] | None = None
+    critical: frozenset[int] = frozenset()
 
     kind = "graph"
     title = "The net"
@@ -37,12 +39,15 @@ class GraphSection:
         drawings: dict[str, Json] = {}
         self._draw(module_tree(names), "", drawings)
         return {
-            "operators": [self._operator(index, name) for index, name in enumerate(names)],
+            "operators": [
+                self._operator(index, name, chain)
+                for index, (name, chain) in enumerate(zip(names, self.plan.chain_of, strict=True))
+            ],
             "chains": len(self.plan.chains),
             "drawings": drawings,
         }
 
-    def _operator(self, index: int, name: str) -> Json:
+    def _operator(self, index: int, name: str, chain: int) -> Json:
         definition = self.plan.graph.operators[index]
         arguments = Arguments(definition, definition.type)
         cost = None if self.types is None else self.types.costs[index]
@@ -50,7 +55,7 @@ class GraphSection:
         found: Json = {
             "type": definition.type,
             "name": name,
-            "chain": self.plan.chain_of[index],
+            "chain": chain,
             "inputs": list(definition.input),
             "outputs": list(definition.output),
             "shapes": ["unknown until it runs" if kind is None else str(kind) for kind in kinds],
@@ -61,6 +66,8 @@ class GraphSection:
             found |= {"flops": cost.flops, "bytes": cost.bytes_read + cost.bytes_written}
         if self.seconds is not None:
             found["seconds"] = self.seconds[index]
+        if index in self.critical:
+            found["critical"] = True
         return found
 
     def _draw(self, group: Group, path: str, drawings: dict[str, Json]) -> None:

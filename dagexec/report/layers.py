@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 _SWEEPS = 8
 
@@ -50,7 +51,7 @@ def layered(count: int, edges: Sequence[Edge]) -> Layout:
     above: list[list[int]] = [[] for _ in range(total)]
     below: list[list[int]] = [[] for _ in range(total)]
     for path in paths:
-        for upper, lower in zip(path, path[1:], strict=False):
+        for upper, lower in pairwise(path):
             below[upper].append(lower)
             above[lower].append(upper)
     places = _ordered(layers, above, below, total)

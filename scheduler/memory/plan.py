@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
 from itertools import chain
 from typing import Any
@@ -17,7 +17,7 @@ from dagexec.core.tensor import Storage, array_on
 from dagexec.errors import ResourceError
 from dagexec.platform.host_memory import check_fits
 from dagexec.scheduler.memory.arena import Arena, StripArena
-from dagexec.scheduler.memory.arena_memory import ArenaMemory, Placement
+from dagexec.scheduler.memory.arena_memory import ArenaMemory, Placement, WorkingMemory
 from dagexec.scheduler.memory.buffers import Buffer, Buffers
 from dagexec.scheduler.memory.lifetime import MAX_IN_PAIRS, Lifetimes, Numbers, Order
 from dagexec.scheduler.memory.list_order_offsets import place_in_list_order
@@ -146,6 +146,16 @@ class MemoryPlan:
             )
             self._memory.note(runtime.device, placement)
         return arena
+
+    def placed(self) -> Iterator[tuple[Buffer, int]]:
+        """Each buffer, and where in its device's arena it begins."""
+        for number, offset in sorted(self._offsets.items()):
+            yield self.buffers[number], offset
+
+    def placed_working_memory(self) -> Iterator[WorkingMemory]:
+        """What operators were given, in all arenas."""
+        for arena in self._arenas.values():
+            yield from arena.working
 
     @property
     def peak_bytes(self) -> int:

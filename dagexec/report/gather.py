@@ -1,0 +1,99 @@
+"""Reports of runs and comparisons, from executors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from dagexec.analysis.bounds import RunBounds
+from dagexec.analysis.comparison import Comparison
+from dagexec.analysis.explanation import TracedRuntime, explain, explained_row, traced_runtime
+from dagexec.analysis.memory import planned
+from dagexec.core.device import CPU
+from dagexec.core.dtypes import from_numpy
+from dagexec.core.graph import Graph
+from dagexec.core.inference import NetTypes, infer_net
+from dagexec.core.model import Model
+from dagexec.core.schema import TensorType
+from dagexec.report.comparison import ComparisonSection, WhatIfSection
+from dagexec.report.document import Report, Section
+from dagexec.report.graph import GraphSection
+from dagexec.report.memory import MemorySection
+from dagexec.report.timeline import TimelineSection
+from dagexec.serving.executor import Executor
+
+Feeds = Mapping[str, npt.NDArray[np.generic]]
+
+
+def types_of(graph: Graph, model: Model, feeds: Feeds) -> NetTypes:
+    """What inference finds for a net of `model` that is fed with `feeds`."""
+    arrays = {**model.parameters, **feeds}
+    inputs = {name: TensorType(tuple(array.shape), from_numpy(array.dtype)) for name, array in arrays.items()}
+    return infer_net(graph, inputs, model.parameters)
+
+
+def run_report(runtime: TracedRuntime, model: Model, feeds: Feeds) -> Report:
+    """A page about a typical run of `model`."""
+    graph = runtime.plan.graph
+    lines = (f"{len(graph)} operators in {len(runtime.plan.chains)} chains, {runtime.name}",)
+    return Report(model.name, lines, _run_sections(runtime, types_of(graph, model, feeds), _host_bounds(runtime)))
+
+
+class TracedRuntimes:
+    """Typical runs of all runtimes of a comparison, for which `compare` calls `add` (its `on_measured`)."""
+
+    def __init__(self) -> None:
+        self._runtimes: dict[tuple[str, int], TracedRuntime] = {}
+        self._types: dict[tuple[str, int], NetTypes] = {}
+        self._given: tuple[Model, Feeds]
+
+    def add(self, net_type: str, workers: int, executor: Executor, feeds: Feeds) -> None:
+        """Run it a few times."""
+        runtime = traced_runtime(net_type, workers, executor, feeds)
+        self._runtimes[net_type, workers] = runtime
+        self._types[net_type, workers] = types_of(runtime.plan.graph, executor.model, feeds)
+        self._given = executor.model, feeds
+
+    def explanation(self, comparison: Comparison) -> tuple[str, str, str]:
+        """The finding in three sentences."""
+        runtime, bounds = self._explained(comparison)
+        return explain(comparison, bounds, runtime.plan)
+
+    def report(self, comparison: Comparison) -> Report:
+        """A page about the comparison and the runtime that is explained."""
+        runtime, bounds = self._explained(comparison)
+        sections: list[Section] = [ComparisonSection(comparison.rows)]
+        if comparison.what_if:
+            sections.append(WhatIfSection(comparison.what_if))
+        model, feeds = self._given
+        with planned(model, runtime.net_type, feeds) as preparation:  # in the comparison nets keep all blobs
+            planned_runtime = replace(runtime, memory=preparation.memory)
+        sections += _run_sections(planned_runtime, self._types[runtime.net_type, runtime.workers], bounds)
+        return Report(comparison.model, explain(comparison, bounds, runtime.plan), sections)
+
+    def _explained(self, comparison: Comparison) -> tuple[TracedRuntime, RunBounds]:
+        row = explained_row(comparison)
+        runtime = self._runtimes[row.net_type, row.workers]
+        return runtime, runtime.bounds(self._runtimes["simple", 1].operator_seconds())
+
+
+def _host_bounds(runtime: TracedRuntime) -> RunBounds | None:
+    """What bounds the run of `runtime`; None where a device computes, of which the chains only launch."""
+    graph = runtime.plan.graph
+    on_host = all(graph.device(index) == CPU for index in range(len(graph)))
+    return runtime.bounds() if on_host else None
+
+
+def _run_sections(runtime: TracedRuntime, types: NetTypes, bounds: RunBounds | None) -> list[Section]:
+    path = () if bounds is None else tuple(operator for step in bounds.path for operator in step.operators)
+    title = f"A run: {runtime.name}"
+    sections: list[Section] = [
+        TimelineSection(runtime.trace, runtime.run, bounds, title),
+        GraphSection(runtime.plan, types, runtime.operator_seconds(), frozenset(path)),
+    ]
+    if runtime.memory is not None:
+        sections.append(MemorySection(runtime.memory, runtime.plan.graph))
+    return sections

@@ -1,0 +1,58 @@
+"""The section that shows a memory plan: each buffer as a rectangle over the operators between which it is in use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dagexec.core.graph import Graph
+from dagexec.report.document import Json
+from dagexec.scheduler.memory.plan import MemoryPlan
+
+
+@dataclass(frozen=True)
+class MemorySection:
+    """The buffers and the working memory of `plan`. Time is the place of an operator in the list."""
+
+    plan: MemoryPlan
+    graph: Graph
+
+    kind = "memory"
+    title = "Memory"
+
+    def as_json(self) -> Json:
+        """Sizes in bytes."""
+        return {
+            "operators": [f"{one.type} {one.name or next(iter(one.output), '')}" for one in self.graph.operators],
+            "peak": self.plan.peak_bytes,
+            "unshared": self.plan.unshared_bytes + self.plan.unshared_working_bytes,
+            "lower_bound": self.plan.lower_bound,
+            "buffers": [*self._buffers(), *self._working_memory()],
+        }
+
+    def _buffers(self) -> Iterator[Json]:
+        last = len(self.graph) - 1
+        for buffer, offset in self.plan.placed():
+            first = buffer.users[0] if buffer.users else 0
+            yield {
+                "name": buffer.name,
+                "device": str(buffer.device),
+                "offset": offset,
+                "bytes": buffer.nbytes,
+                "first": first,
+                "last": last if buffer.kept or not buffer.users else buffer.users[-1],
+                "kept": buffer.kept,
+            }
+
+    def _working_memory(self) -> Iterator[Json]:
+        for given in self.plan.placed_working_memory():
+            if given.block == 0:  # others lie outside the arena that is drawn
+                yield {
+                    "name": "working memory",
+                    "device": "cpu",
+                    "offset": given.offset,
+                    "bytes": given.nbytes,
+                    "first": given.operator,
+                    "last": given.operator,
+                    "kept": False,
+                }
