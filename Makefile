@@ -12,7 +12,7 @@ PYTHON_TESTS := tests/core tests/devices tests/platform tests/scheduler tests/co
 # Tests start very many processes of Python, and rewrite four hundred files of asserts: what is compiled is kept.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: compare test test-ray test-all test-matrix test-python stress lint proto benchmark benchmark-cnn benchmark-cnn-avx2 benchmark-models benchmark-onnx benchmark-cluster benchmark-serve benchmark-cuda fuzz fuzz-operators mutants cuda-check clean
+.PHONY: compare test test-browser test-ray test-all test-matrix test-python stress lint proto benchmark benchmark-cnn benchmark-cnn-avx2 benchmark-models benchmark-onnx benchmark-cluster benchmark-serve benchmark-cuda fuzz fuzz-operators mutants cuda-check clean
 
 compare: $(VENV)/.installed
 	$(BIN)/dagexec compare zoo:googlenet
@@ -30,6 +30,12 @@ test: $(VENV)/.installed-test
 KILLS = 25
 test-ray: $(VENV)/.installed-ray
 	DAGEXEC_KILLS=$(KILLS) $(BIN)/python -m pytest --ray -m ray --durations 8 tests/cluster tests/test_examples.py
+
+# Reports in Chromium, which is the system's; where there is none, and apt may be asked, that installs it. APPROVE=1
+# takes the pictures of docs/images.
+test-browser: $(VENV)/.installed-browser
+	@command -v chromium chromium-browser google-chrome > /dev/null || { apt-get update --quiet=2; apt-get install --quiet=2 --yes --no-install-recommends chromium; }
+	APPROVE=$(APPROVE) $(BIN)/python -m pytest --browser -m browser --durations 3 tests/report
 
 test-all: $(VENV)/.installed-test
 	$(PYTEST)
@@ -154,6 +160,10 @@ $(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
 
 $(VENV)/.installed-test: pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+	touch $@
+
+$(VENV)/.installed-browser: $(VENV)/.installed-test
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,browser]'
 	touch $@
 
 $(VENV)/.installed-ray: $(VENV)/.installed-test

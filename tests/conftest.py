@@ -23,6 +23,7 @@ pytest_plugins = ["tests.selection"]
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--device cuda:0`: every operator that the tests run on the host runs there, too, and is compared."""
     parser.addoption("--device", help="cuda:0: run every operator there, too; emulated where there is no GPU")
+    parser.addoption("--browser", action="store_true", help="run the tests in Chromium, too: make test-browser")
     parser.addoption("--ray", action="store_true", help="run the tests that start a Ray cluster, too: make test-ray")
 
 
@@ -37,7 +38,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests marked `gpu` are skipped where there is none, `ray` without `--ray`, `simulated` with `--device`."""
+    """Tests marked `gpu` need one, `ray` and `browser` their options; `simulated` no `--device`."""
+    if not config.getoption("--browser"):
+        for item in items:
+            if item.get_closest_marker("browser"):
+                item.add_marker(pytest.mark.skip(reason="needs Chromium: make test-browser"))
     if not config.getoption("--ray"):
         for item in items:
             if item.get_closest_marker("ray"):

@@ -54,7 +54,9 @@ def _members(operators: list[int], paths: Sequence[tuple[str, ...]], depth: int)
         modules.setdefault(path[depth] if depth < len(path) - 1 else "", []).append(operator)
     alone = modules.pop("", [])
     members: list[int | Group] = list(alone)
-    for name, inside in modules.items():
+    for part, inside in modules.items():
+        before = paths[inside[0]][depth - 1] if depth else ""
+        name = f"{before}.{part}" if part.isdigit() and before else part
         members += [Group(name, _members(inside, paths, depth + 1))] if len(inside) > 1 else inside
     return _in_blocks(tuple(sorted(members, key=_first)))
 

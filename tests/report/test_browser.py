@@ -1,0 +1,183 @@
+"""Reports in headless Chromium: `make test-browser`. With `APPROVE=1` it takes the pictures of docs/images."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from dagexec.report.document import Report
+from tests.report.pages import HOSTILE, hostile_report, large_report, made_up_report
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+pytestmark = pytest.mark.browser
+
+PICTURES = Path(__file__).parents[2] / "docs" / "images"
+Open = Callable[..., "Page"]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    from playwright.sync_api import sync_playwright
+
+    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--font-render-hinting=none"])
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def open_page(browser: Browser, tmp_path: Path) -> Iterator[Open]:
+    """Opens a report. In the end nothing has been written to the console, and nothing but the file was asked for."""
+    complaints: list[str] = []
+    pages = []
+
+    def opened(report: Report, width: int = 1600, scheme: str = "light") -> Page:
+        path = tmp_path / "report.html"
+        report.write(path)
+        page = browser.new_page(
+            viewport={"width": width, "height": 900},
+            color_scheme="dark" if scheme == "dark" else "light",
+            offline=True,
+            reduced_motion="reduce",
+        )
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("request", lambda asked: complaints.append(asked.url) if asked.url != path.as_uri() else None)
+        page.goto(path.as_uri())
+        page.wait_for_selector("html[data-drawn]")
+        pages.append(page)
+        return page
+
+    yield opened
+    for page in pages:
+        page.close()
+    assert complaints == []
+
+
+def test_search_finds_an_operator_and_shows_it(open_page: Open) -> None:
+    page = open_page(made_up_report())
+    page.get_by_role("searchbox").fill("INCEPTION_5B/3X3_R")
+    assert page.locator("#graph [role=status]").inner_text() == "1 of 2"
+    found = page.locator(".node.found")
+    assert found.count() == 1
+    assert found.get_attribute("aria-label") == "Conv inception_5b/3x3_reduce"
+    assert found.is_visible()
+    inside = page.locator("#graph .drawing").bounding_box()
+    box = found.bounding_box()
+    assert inside is not None
+    assert box is not None
+    assert inside["y"] <= box["y"] <= inside["y"] + inside["height"]
+    page.get_by_role("searchbox").fill("no such operator")
+    assert page.locator("#graph [role=status]").inner_text() == "0 found"
+
+
+def test_the_operator_under_the_cursor_is_described(open_page: Open) -> None:
+    page = open_page(made_up_report())
+    page.locator(".node").first.hover()
+    text = page.locator("#graph .panel").inner_text()
+    assert text.startswith("Conv conv1")
+    assert "inputs\ndata, conv1_w, conv1_b" in text
+    page.locator("#timeline .span").first.hover()
+    assert page.locator("#timeline .panel").inner_text().startswith("Conv conv1\nbegins\n2 µs\ntakes\n20 µs")
+
+
+def test_the_drawing_zooms_and_pans_by_wheel_mouse_and_keys(open_page: Open) -> None:
+    page = open_page(made_up_report())
+    drawing = page.locator("#graph .drawing")
+
+    def view() -> list[float]:
+        return [float(part) for part in (drawing.get_attribute("viewBox") or "").split()]
+
+    before = view()
+    drawing.hover()
+    page.mouse.wheel(0, -300)
+    narrower = "before => document.querySelector('#graph .drawing').viewBox.baseVal.width < before"
+    page.wait_for_function(narrower, arg=before[2])
+    zoomed = view()
+    page.mouse.down()
+    page.mouse.move(400, 300)
+    page.mouse.up()
+    assert view()[:2] != zoomed[:2]
+    drawing.focus()
+    width = view()[2]
+    page.keyboard.press("-")
+    assert view()[2] > width
+    left = view()[0]
+    page.keyboard.press("ArrowRight")
+    assert view()[0] > left
+    page.keyboard.press("0")
+    lowest = page.locator(".node").last.bounding_box()
+    box = drawing.bounding_box()
+    assert lowest is not None
+    assert box is not None
+    assert lowest["y"] < box["y"] + box["height"]  # all of it is shown
+
+
+def test_everything_is_reached_by_keys_and_told_in_tables(open_page: Open) -> None:
+    page = open_page(made_up_report())
+    page.locator(".node").first.focus()
+    page.keyboard.press("Tab")
+    assert page.locator("#graph .panel").inner_text().startswith("Relu conv1")
+    summary = page.get_by_text("All 142 operators as a table")
+    summary.focus()
+    page.keyboard.press("Enter")
+    page.locator("#graph tbody tr").last.wait_for()
+    assert page.locator("#graph tbody tr").count() == 142
+    assert page.locator("#graph tbody tr").last.inner_text().split("\t")[1] == "Softmax"
+    texts = "elements => elements.map(one => one.getAttribute('aria-label') || one.textContent)"
+    names = page.locator("svg[role], button, input").evaluate_all(texts)
+    assert all(names)
+
+
+def test_ten_thousand_operators_open_as_modules(open_page: Open) -> None:
+    page = open_page(large_report(10_000))
+    assert page.locator("*").count() < 500  # what is not shown is not drawn: it opens at once
+    groups = page.locator(".node.group")
+    assert groups.count() == 20
+    groups.nth(3).focus()
+    page.keyboard.press("Enter")
+    assert page.locator(".node.group").first.get_attribute("aria-label") == "block.0 50 operators"
+    page.get_by_role("searchbox").fill("op9999")
+    assert page.locator(".node.found").get_attribute("aria-label") == "NoOp /encoder/layer.19/block.9/op9999"
+    page.get_by_role("button", name="whole net").click()
+    assert page.locator(".node.group").count() == 20
+
+
+def test_names_of_a_model_do_nothing(open_page: Open) -> None:
+    page = open_page(hostile_report())
+    page.locator(".node").first.hover()
+    assert page.title() == HOSTILE
+    assert HOSTILE in page.locator("#graph .panel").inner_text()
+    assert page.locator("img").count() == 0
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1600, "light"), (1600, "dark"), (400, "light"), (400, "dark")])
+def test_it_looks_as_it_was_approved(open_page: Open, width: int, scheme: str) -> None:
+    page = open_page(made_up_report(), width, scheme)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width  # nothing is cut off at the side
+    taken = page.screenshot(full_page=True)
+    approved = PICTURES / f"report-{width}-{scheme}.png"
+    if os.environ.get("APPROVE"):
+        approved.write_bytes(taken)
+    assert differing_share(taken, approved.read_bytes()) < 0.02  # fonts differ a little between versions
+
+
+def differing_share(taken: bytes, approved: bytes) -> float:
+    """Of all pixels, those that are another color; 1 for another size."""
+    from matplotlib.image import imread
+
+    found, expected = imread(io.BytesIO(taken)), imread(io.BytesIO(approved))
+    if found.shape[1] != expected.shape[1] or abs(found.shape[0] - expected.shape[0]) > 40:
+        return 1.0
+    height = min(found.shape[0], expected.shape[0])
+    return float(np.mean(np.abs(found[:height, :, :3] - expected[:height, :, :3]).max(axis=2) > 0.15))
