@@ -15,6 +15,10 @@ from dagexec.analysis.comparison import random_feeds
 from dagexec.cli.arguments import OptimizeOption, SetOption, parse_arguments
 from dagexec.cli.feeds import AllowIoOption, JsonOption, ModelArgument, ShapeOption, read_model, with_shapes
 from dagexec.cli.json_output import print_json
+from dagexec.cli.reports import ReportOption, write_report
+from dagexec.report.document import Report, check_report
+from dagexec.report.graph import GraphSection
+from dagexec.report.hazards import HazardsSection, missing_edges
 from dagexec.scheduler.hazards import Proof, UnorderedAccesses, check_net
 from dagexec.serving.compile import compile
 
@@ -37,10 +41,13 @@ def check_command(
     settings: SetOption = None,
     optimize: OptimizeOption = False,
     shape: ShapeOption = None,
+    report: ReportOption = None,
     allow_io: AllowIoOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Prove that every schedule of MODEL orders all conflicting accesses; otherwise list violations, exit status 1."""
+    if report is not None:
+        check_report(report)
     loaded, shapes = with_shapes(read_model(model, allow_io, device), shape or ())
     arguments = parse_arguments(settings)
     with (
@@ -64,11 +71,16 @@ def check_command(
         start = time.perf_counter()
         proof = check_net(net, streams, by_name=by_name)
         seconds = time.perf_counter() - start
+        plan = net.plan
     if as_json:
         setting = {"model": loaded.name, "net_type": net_type, "device": device, "streams": streams}
         print_json(setting | {"by_name": by_name} | _as_dict(proof, seconds))
     else:
         _print(f"{loaded.name}: {net_type} on {device}", proof, seconds, by_name)
+    if report is not None:
+        graph = GraphSection(plan, missing=missing_edges(proof, plan.graph))
+        lines = (f"{net_type} on {device}: {proof.operators} operators in {proof.chains} chains",)
+        write_report(Report(loaded.name, lines, [HazardsSection(proof, plan.graph), graph]), report)
     if not proof.holds:
         raise typer.Exit(_NOT_PROVEN)
 

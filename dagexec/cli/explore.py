@@ -18,8 +18,11 @@ from dagexec.analysis.schedules import ModelScenario, shrink_model
 from dagexec.cli.arguments import OptimizeOption, SetOption, parse_arguments
 from dagexec.cli.feeds import AllowIoOption, InputOption, JsonOption, ModelArgument, ShapeOption, read_feeds, read_model
 from dagexec.cli.json_output import print_json
+from dagexec.cli.reports import ReportOption, write_report
 from dagexec.errors import SchemaError
 from dagexec.options import CompileOptions
+from dagexec.report.document import Report, check_report
+from dagexec.report.exploration import ExplorationSection
 from dagexec.scheduler.exploration import (
     Exploration,
     RandomStrategy,
@@ -64,10 +67,13 @@ def explore_command(
     input_seed: Annotated[int, typer.Option("--input-seed", min=0, help="Seed of the random inputs.")] = 0,
     settings: SetOption = None,
     optimize: OptimizeOption = False,
+    report: ReportOption = None,
     allow_io: AllowIoOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Run MODEL under controlled schedules; exit with status 1 if one fails or differs from SimpleNet, and show it."""
+    if report is not None:
+        check_report(report)
     single = _single(seed, replay)
     if single is not None and search:
         raise SchemaError("--systematic runs many schedules; it cannot be combined with --seed or --replay")
@@ -116,8 +122,16 @@ def explore_command(
         _print(loaded.name, f"{net_type} on {device}", search, result, command)
         if smaller is not None:
             Console().print(f"a failing net of {len(smaller.op)} operators: {shrunk}", markup=False, highlight=False)
+    if report is not None:
+        write_report(_report(loaded.name, f"{net_type} on {device}", result, command), report)
     if result.failed is not None:
         raise typer.Exit(_FAILED)
+
+
+def _report(name: str, how: str, result: Exploration[None], command: str) -> Report:
+    """A page with the schedule that failed, if one did."""
+    lines = (f"{how}: {result.tried} schedules tried, {'1 failed' if result.failed else 'none failed'}",)
+    return Report(name, lines, [] if result.failed is None else [ExplorationSection(result.failed, command)])
 
 
 def _single(seed: int | None, replay: str | None) -> Strategy | None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dagexec.analysis.plot import new_figure, save_figure
+from dagexec.report.training import TrainingSection
 from dagexec.training.trainer import StepReport
 
 
@@ -42,6 +43,10 @@ class Curve:
             return {}
         last = [report for report in self._steps if report.epoch == self._steps[-1].epoch]
         return {name: sum(report.metrics[name] for report in last) / len(last) for name in last[0].metrics}
+
+    def section(self) -> TrainingSection:
+        """The same for a report."""
+        return TrainingSection(self._steps, self._measures)
 
     def plot(self, title: str, path: Path) -> None:
         """Plot each metric over the steps, with the held-out metrics. Raises DagexecError without matplotlib."""

@@ -21,8 +21,10 @@ from dagexec.analysis.plot import check_picture
 from dagexec.cli.feeds import JsonOption, SeedOption
 from dagexec.cli.json_output import print_json
 from dagexec.cli.learning_curve import Curve
+from dagexec.cli.reports import ReportOption, write_report
 from dagexec.errors import ModelFormatError, SettingError
 from dagexec.ops.communication import CommonWorld
+from dagexec.report.document import Report, check_report
 from dagexec.training.task import TrainingTask
 from dagexec.training.trainer import StepReport, Trainer
 from dagexec.zoo import tasks
@@ -78,6 +80,7 @@ def train_command(
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw the learning curve. Needs matplotlib.")
     ] = None,
+    report: ReportOption = None,
     allow_io: Annotated[
         bool,
         typer.Option(
@@ -93,6 +96,8 @@ def train_command(
         raise ModelFormatError("--resume needs --checkpoint DIR, the folder with the checkpoints")
     if plot is not None:
         check_picture(plot)
+    if report is not None:
+        check_report(report)
     found = _read_task(task, seed)
     curve = Curve()
     with _ranks(rank_timeout) as world:
@@ -119,9 +124,9 @@ def train_command(
             total = last * found.steps_per_epoch
             with _progress(found, total, begun_at, quiet=as_json or not first) as progress:
 
-                def on_step(report: StepReport) -> None:
-                    curve.add(report)
-                    progress(report)
+                def on_step(done: StepReport) -> None:
+                    curve.add(done)
+                    progress(done)
 
                 def on_epoch(epoch: int) -> None:
                     measured = trainer.evaluate()
@@ -152,6 +157,9 @@ def train_command(
         _print_table(found, summary, curve.last_epoch(), measured)
     if plot is not None:
         curve.plot(found.name, plot)
+    if report is not None:
+        lines = (f"{steps} steps, {rate:,.0f} {found.unit}/s",)
+        write_report(Report(found.name, lines, [curve.section()]), report)
 
 
 def _print_epoch(title: str, trained: Mapping[str, float], measured: Mapping[str, float]) -> None:

@@ -22,12 +22,14 @@ class GraphSection:
         types: shapes and costs, where they are known.
         seconds: what each operator took, if it ran.
         critical: the operators on the critical path.
+        missing: edges that are not there and should be.
     """
 
     plan: Plan
     types: NetTypes | None = None
     seconds: Sequence[float] | None = None
     critical: frozenset[int] = frozenset()
+    missing: tuple[tuple[int, int], ...] = ()
 
     kind = "graph"
     title = "The net"
@@ -45,6 +47,7 @@ class GraphSection:
             ],
             "chains": len(self.plan.chains),
             "drawings": drawings,
+            "missing": [list(pair) for pair in self.missing],
         }
 
     def _operator(self, index: int, name: str, chain: int) -> Json:

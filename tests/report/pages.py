@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+
 from dagexec.analysis.bounds import run_bounds
 from dagexec.analysis.comparison import RuntimeResult
 from dagexec.analysis.what_if import WhatIf
@@ -95,3 +98,10 @@ def hostile_report() -> Report:
     net.op[0].name = HOSTILE
     net.op[1].output[0] = HOSTILE
     return Report(HOSTILE, (HOSTILE,), [GraphSection(plan_of(net))])
+
+
+def data_of(page: str) -> list[dict[str, object]]:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert found is not None
+    sections: list[dict[str, object]] = json.loads(found[1])
+    return sections

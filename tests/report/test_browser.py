@@ -12,8 +12,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from dagexec.platform.threads import threads
 from dagexec.report.document import Report
+from dagexec.report.exploration import ExplorationSection
+from dagexec.report.hazards import HazardsSection
+from dagexec.report.training import TrainingSection
+from dagexec.scheduler.exploration import RandomStrategy, explore
+from dagexec.training.trainer import StepReport
 from tests.report.pages import HOSTILE, hostile_report, large_report, made_up_report
+from tests.report.test_findings import racing_proof
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -159,6 +166,30 @@ def test_names_of_a_model_do_nothing(open_page: Open) -> None:
     assert page.title() == HOSTILE
     assert HOSTILE in page.locator("#graph .panel").inner_text()
     assert page.locator("img").count() == 0
+
+
+def test_findings_are_shown(open_page: Open) -> None:
+    proof, graph = racing_proof()
+    page = open_page(Report("net", (), [HazardsSection(proof, graph.plan.graph), graph]))
+    assert page.locator("#hazards tbody tr").count() == 1
+    assert page.locator(".edge.missing").count() == 1
+    steps = [StepReport(n + 1, 1, {"loss": 1 / (n + 1)}, 10, 0.5) for n in range(50)]
+    page = open_page(Report("task", (), [TrainingSection(steps, [(50, {"loss": 0.1})])]), 400)
+    assert page.locator("#training .curve").count() == 2
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400
+
+
+def test_a_schedule_is_drawn_as_swim_lanes(open_page: Open) -> None:
+    def fails() -> None:
+        thread = threads().start(lambda: None, "other")
+        thread.join()
+        raise ValueError("on purpose")
+
+    schedule = explore(fails, RandomStrategy(3))
+    page = open_page(Report("net", (), [ExplorationSection(schedule, "dagexec explore")]), 400)
+    assert page.locator("#exploration .step").count() == len(schedule.trace)
+    assert page.locator("#exploration .step.failing").count() == 1
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1600, "light"), (1600, "dark"), (400, "light"), (400, "dark")])

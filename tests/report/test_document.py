@@ -1,7 +1,6 @@
 """The file of a report: one page, whatever the names in it, that asks nobody for anything."""
 
 import json
-import re
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import pytest
 
 from dagexec.errors import DagexecError
 from dagexec.report.document import check_report
-from tests.report.pages import HOSTILE, hostile_report, large_report, made_up_report
+from tests.report.pages import HOSTILE, data_of, hostile_report, large_report, made_up_report
 
 
 class Elements(HTMLParser):
@@ -22,13 +21,6 @@ class Elements(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.found.append((tag, dict(attrs)))
-
-
-def data_of(page: str) -> list[dict[str, object]]:
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
-    assert found is not None
-    sections: list[dict[str, object]] = json.loads(found[1])
-    return sections
 
 
 def test_names_of_a_model_are_never_markup() -> None:

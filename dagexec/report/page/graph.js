@@ -34,6 +34,15 @@ SECTIONS.graph = (place, data) => {
     return text;
   }
 
+  // An edge that should be there, between the operators or the modules that they are in.
+  function drawMissing(nodes, ...ends) {
+    const [from, to] = ends.map((operator) => nodes.find((node) => node.operator === operator || node.operators?.includes(operator)));
+    if (!from || !to || from === to) return;
+    const [[x0, y0], [x1, y1]] = [from, to].map((node) => at([node.x, node.y]));
+    drawing.append(svg("path", { class: "edge missing", d: `M${x0} ${y0}Q${(x0 + x1) / 2 + 40} ${(y0 + y1) / 2} ${x1} ${y1}` },
+      svg("title", {}, "missing")));
+  }
+
   function describe(node) {
     panel.replaceChildren();
     if (node.group !== undefined) {
@@ -71,6 +80,7 @@ SECTIONS.graph = (place, data) => {
     for (const [from, to, bends] of edges) {
       drawing.append(svg("path", { class: "edge", d: line([nodes[from].x, nodes[from].y], bends, [nodes[to].x, nodes[to].y]) }));
     }
+    for (const [from, to] of data.missing) drawMissing(nodes, from, to);
     elements = nodes.map((node, number) => {
       const [x, y] = at([node.x, node.y]);
       const isGroup = node.group !== undefined;

@@ -78,9 +78,13 @@ def test_a_search_says_whether_it_tried_everything(right: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [[], ["--systematic"]])
-def test_a_racy_net_fails_and_the_printed_command_fails_in_the_same_way(racy: str, how: list[str]) -> None:
-    result = explore(racy, *how)
+def test_a_racy_net_fails_and_the_printed_command_fails_in_the_same_way(
+    racy: str, how: list[str], tmp_path: Path
+) -> None:
+    page = tmp_path / "page.html"
+    result = explore(racy, *how, "--report", str(page))
     assert result.exit_code == 1, result.output
+    assert "DifferentResultError: model 'racy', caller 0" in page.read_text()
     assert "DifferentResultError: model 'racy', caller 0: 'one', 'other' differ from what SimpleNet" in result.stdout
     (line,) = (line for line in result.stdout.splitlines() if line.startswith("again: "))
     program, command, *words = shlex.split(line.removeprefix("again: "))

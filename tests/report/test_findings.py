@@ -1,0 +1,84 @@
+"""The pages of checks, explorations and trainings, against what was found."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dagexec.core.graph import Hazard
+from dagexec.report.document import Report
+from dagexec.report.exploration import ExplorationSection
+from dagexec.report.graph import GraphSection
+from dagexec.report.hazards import HazardsSection, missing_edges
+from dagexec.report.training import TrainingSection
+from dagexec.scheduler.exploration import RandomStrategy, explore
+from dagexec.scheduler.hazards import Proof, UnorderedAccesses
+from dagexec.training.trainer import StepReport
+from tests.command_line import Cli
+from tests.nets import net_of
+from tests.report.pages import data_of, plan_of
+
+
+def racing_proof() -> tuple[Proof, GraphSection]:
+    """The middle of a diamond races."""
+    plan = plan_of(net_of([[], [0], [0], [1, 2]]))
+    graph = plan.graph
+    found = UnorderedAccesses("blob 'b1'", Hazard.WAW, graph.label(1), graph.label(2), "chain 2 must wait for chain 1")
+    proof = Proof(4, 4, 4, 0, 0, {}, 1, 5, (found,))
+    return proof, GraphSection(plan, missing=missing_edges(proof, graph))
+
+
+def test_a_racing_pair_is_an_edge_that_is_missing() -> None:
+    proof, section = racing_proof()
+    assert section.as_json()["missing"] == [[1, 2]]
+    found = HazardsSection(proof, section.plan.graph).as_json()
+    assert found["holds"] is False
+    (finding,) = found["findings"]  # type: ignore[misc]
+    assert finding["kind"] == "WAW"
+    assert finding["missing"] == "chain 2 must wait for chain 1"
+
+
+def test_a_schedule_is_told_step_by_step() -> None:
+    def scenario() -> None:
+        raise ValueError("on purpose")
+
+    schedule = explore(scenario, RandomStrategy(3))
+    found: Any = ExplorationSection(schedule, "dagexec explore x --seed 3").as_json()
+    assert found["failure"] == "ValueError: on purpose"
+    assert [(found["lanes"][lane], what) for lane, what in found["steps"]] == list(schedule.trace)
+
+
+@pytest.mark.parametrize("count", [1, 7, 4321])
+def test_a_learning_curve_has_all_steps_or_their_means(count: int) -> None:
+    steps = [StepReport(n + 1, 1, {"loss": float(n)}, 10, 0.5) for n in range(count)]
+    found: Any = TrainingSection(steps, [(count, {"loss": 1.0})]).as_json()
+    curve = found["curves"]["loss"]
+    assert len(curve) == len(found["steps"]) <= 2000
+    assert found["steps"][-1] == count
+    sizes = [b - a for a, b in zip([0, *found["steps"]], found["steps"], strict=False)]
+    assert sum(value * size for value, size in zip(curve, sizes, strict=True)) == sum(range(count))
+
+
+def test_a_loss_that_is_no_number_is_a_word() -> None:
+    found = TrainingSection([StepReport(1, 1, {"loss": float("nan")}, 10, 0.5)], []).as_json()
+    assert found["curves"]["loss"] == ["nan"]  # type: ignore[index]
+    Report("net", (), [TrainingSection([StepReport(1, 1, {"loss": float("inf")}, 1, 1.0)], [])]).html()
+
+
+def test_the_commands_write_pages(cli: Cli, tmp_path: Path) -> None:
+    page = tmp_path / "check.html"
+    assert cli("check", "zoo:lenet", "--report", page)[0] == 0
+    hazards, graph = data_of(page.read_text())
+    assert hazards["data"]["holds"] is True  # type: ignore[index]
+    assert graph["kind"] == "graph"
+    page = tmp_path / "explore.html"
+    assert cli("explore", "zoo:lenet", "--seeds", 1, "--report", page)[0] == 0
+    assert data_of(page.read_text()) == []
+    page = tmp_path / "train.html"
+    status, shown, _ = cli("train", "lenet_digits", "--epochs", 1, "--json", "--report", page)
+    assert status == 0
+    (training,) = data_of(page.read_text())
+    assert training["data"]["steps"][-1] == json.loads(shown)["steps"]  # type: ignore[index]
