@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from dagexec.analysis.foreign_share import foreign_share
 from dagexec.analysis.what_if import LAUNCH_SECONDS, CostModel, CostProfiler, WhatIf, what_if
 from dagexec.binding.parameters import initialized
 from dagexec.compiler.compilation import compile_model
+from dagexec.core.drawing.pictures import summary, table
 from dagexec.core.dtypes import BOOL, FLOAT32, STRING
 from dagexec.core.model import Model
 from dagexec.core.operator_arguments import with_arguments
@@ -30,12 +31,16 @@ from dagexec.core.shapes import element_count
 from dagexec.errors import FeedError
 from dagexec.options import DEFAULT_OPTIONS, CompileOptions
 from dagexec.platform import processor
+from dagexec.platform.extras import require_pandas
 from dagexec.platform.host_memory import check_fits
 from dagexec.scheduler.plan.plan import Plan
 from dagexec.scheduler.plan.simulate import predict_makespan, retimed
 from dagexec.serving.compile import compile
 from dagexec.serving.executor import Executor
 from dagexec.serving.model_source import ModelSource, load_model
+
+if TYPE_CHECKING:
+    import pandas
 
 Array = npt.NDArray[Any]
 
@@ -108,6 +113,27 @@ class Comparison:
     def as_dict(self) -> dict[str, object]:
         """For JSON."""
         return asdict(self)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """A row for each runtime. Raises DagexecError without pandas."""
+        return require_pandas().DataFrame([asdict(row) for row in self.rows])
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: a row for each runtime."""
+        columns = ("runtime", "median ms", "quartiles", "speed-up", "bound", "predicted ms", "same bytes")
+        rows = [
+            (
+                row.runtime,
+                f"{row.median_ms:.3g}",
+                f"{row.quartile_1_ms:.3g} to {row.quartile_3_ms:.3g}",
+                f"{row.speed_up:.2f}",
+                f"{row.bound:.2f}",
+                f"{row.predicted_ms:.3g}",
+                "yes" if row.same_bytes else "no",
+            )
+            for row in self.rows
+        ]
+        return summary(f"Comparison of runtimes on {self.model}: {self.operators} operators", table(columns, rows))
 
 
 def random_feeds(model: Model, shapes: Mapping[str, tuple[int, ...]] | None = None, seed: int = 0) -> dict[str, Array]:

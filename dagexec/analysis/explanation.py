@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from dagexec.analysis.bounds import RunBounds, run_bounds
 from dagexec.analysis.comparison import Comparison, RuntimeResult
+from dagexec.core.drawing.names import operator_name
 from dagexec.core.graph import Graph
 from dagexec.scheduler.memory.plan import MemoryPlan
 from dagexec.scheduler.observe.trace import Trace
@@ -139,7 +140,7 @@ def _most_serial(bounds: RunBounds, plan: Plan) -> str:
 
 def _label(graph: Graph, operator: int) -> str:
     definition = graph.operators[operator]
-    return f"{definition.type} {(definition.name or next(iter(definition.output), ''))!r}"
+    return f"{definition.type} {operator_name(definition)!r}"
 
 
 def _ms(milliseconds: float) -> str:

@@ -13,6 +13,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy.typing as npt
 
+from dagexec.core.drawing.names import operator_name
+from dagexec.core.drawing.pictures import net_picture, summary, table
 from dagexec.core.dtypes import TypeMeta
 from dagexec.core.io_access import IO
 from dagexec.core.proto import NetDef
@@ -114,6 +116,23 @@ class Model:
     overridable: Overridable | None = None
     python_steps: tuple[PythonStep, ...] = ()
     stages: Mapping[str, StageTypes] = field(default_factory=dict)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the net, what goes in and what comes out."""
+        operators = self.net.op
+        writers: dict[str, int] = {}
+        edges = []
+        for index, operator in enumerate(operators):
+            edges += [(writers[name], index) for name in operator.input if name in writers]
+            writers.update(dict.fromkeys(operator.output, index))
+        names = [operator_name(operator) for operator in operators]
+        rows = [("input", name, str(info)) for name, info in self.inputs.items()]
+        rows += [("output", name, "") for name in self.outputs]
+        return summary(
+            f"Model {self.name}: {len(operators)} operators",
+            net_picture([operator.type for operator in operators], names, edges),
+            table(("", "blob", "type"), rows),
+        )
 
     def needed_inputs(self) -> frozenset[str]:
         """The inputs that the net reads or returns. Caffe2's files may declare more, such as labels."""

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import shlex
 import sys
+from typing import Any
+
+from dagexec.errors import DagexecError
 
 REQUIREMENTS = {
     "onednn": ("cffi>=1.17", "onednn-cpu-gomp==2023.1.0"),
@@ -28,6 +31,7 @@ REQUIREMENTS = {
     ),
     "onnxruntime": ("onnxruntime>=1.20",),
     "openvino": ("openvino>=2025.0",),
+    "pandas": ("pandas>=2.2",),
     "plot": ("matplotlib>=3.8",),
     "mpi": ("mpi4py>=4", "openmpi>=5"),
     "telemetry": ("opentelemetry-api>=1.30",),
@@ -44,3 +48,12 @@ REQUIREMENTS = {
 def install_command(extra: str) -> str:
     """A command for a shell that installs what `extra` needs, where this Python finds it."""
     return shlex.join([sys.executable or "python3", "-m", "pip", "install", *REQUIREMENTS[extra]])
+
+
+def require_pandas() -> Any:
+    """The module. Raises DagexecError, with the command that installs it, where it is missing."""
+    try:
+        import pandas
+    except ImportError:
+        raise DagexecError(f"tables need pandas; install it with: {install_command('pandas')}") from None
+    return pandas

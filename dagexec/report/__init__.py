@@ -5,5 +5,6 @@ same name in `page/`, which draws that data.
 """
 
 from dagexec.report.document import Report, Section
+from dagexec.report.gather import TracedRuntimes
 
-__all__ = ["Report", "Section"]
+__all__ = ["Report", "Section", "TracedRuntimes"]

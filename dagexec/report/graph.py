@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dagexec.core.arguments import Arguments
+from dagexec.core.drawing.layers import layered
+from dagexec.core.drawing.modules import Group, module_tree
+from dagexec.core.drawing.names import operator_name
 from dagexec.core.inference import NetTypes
-from dagexec.core.proto import OperatorDef
 from dagexec.report.document import Json
-from dagexec.report.layers import layered
-from dagexec.report.modules import Group, module_tree
 from dagexec.scheduler.plan.plan import Plan
 
 
@@ -37,7 +37,7 @@ class GraphSection:
     def as_json(self) -> Json:
         """Operators in list order, and drawings by the path of their module; the whole net is at the empty path."""
         graph = self.plan.graph
-        names = [_name(definition) for definition in graph.operators]
+        names = [operator_name(definition) for definition in graph.operators]
         drawings: dict[str, Json] = {}
         self._draw(module_tree(names), "", drawings)
         return {
@@ -106,7 +106,3 @@ class GraphSection:
 
 def _operators(member: int | Group) -> Sequence[int]:
     return (member,) if isinstance(member, int) else tuple(member.operators())
-
-
-def _name(definition: OperatorDef) -> str:
-    return definition.name or next(iter(definition.output), definition.type)

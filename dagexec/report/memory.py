@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from dagexec.core.drawing.names import operator_title
 from dagexec.core.graph import Graph
 from dagexec.report.document import Json
 from dagexec.scheduler.memory.plan import MemoryPlan
@@ -23,7 +24,7 @@ class MemorySection:
     def as_json(self) -> Json:
         """Sizes in bytes."""
         return {
-            "operators": [f"{one.type} {one.name or next(iter(one.output), '')}" for one in self.graph.operators],
+            "operators": list(map(operator_title, self.graph.operators)),
             "peak": self.plan.peak_bytes,
             "unshared": self.plan.unshared_bytes + self.plan.unshared_working_bytes,
             "lower_bound": self.plan.lower_bound,

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dagexec.analysis.bounds import RunBounds
+from dagexec.core.drawing.names import operator_title
 from dagexec.report.document import Json
 from dagexec.scheduler.observe.trace import ChainSpan, KernelSpan, StreamTrack, Trace, TracedRun
 
@@ -35,7 +36,7 @@ class TimelineSection:
         lane_of = {thread: number for number, thread in enumerate(threads)}
         streams = self._streams()
         found: Json = {
-            "operators": [f"{one.type} {one.name or next(iter(one.output), '')}" for one in traced.graph.operators],
+            "operators": list(map(operator_title, traced.graph.operators)),
             "lanes": [self._worker(thread, chains, origin) for thread in threads] + [lane for _, lane in streams],
             "arrows": [
                 *_chain_arrows(chains, traced, lane_of, origin),

@@ -11,7 +11,7 @@ import operator
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -22,6 +22,8 @@ from dagexec.binding.io_binding import Array, Outputs
 from dagexec.binding.parameters import Parameters
 from dagexec.binding.replicas import Replica, Replicas, build_replicas
 from dagexec.core.device import CPU
+from dagexec.core.drawing.names import operator_name
+from dagexec.core.drawing.pictures import net_picture, summary, table
 from dagexec.core.feeds import Feeds, HeldMemory, as_arrays, check_feeds, check_out, named_feeds, result_names
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.runtime import runtime_of
@@ -294,6 +296,18 @@ class Executor(Closing):
             self._warm_up_with_zeros(None)
         else:
             self._warm_up(named_feeds(self.model.name, feeds, self._needed))
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the compiled net, and what the executor has done."""
+        plan = self.net().plan
+        operators = plan.graph.operators
+        edges = [(parent, child) for parent, row in enumerate(plan.graph.reduced_children) for child in row]
+        return summary(
+            f"Executor of {self.model.name}: {self.net_type}, {self.num_workers} workers, {len(operators)} operators "
+            f"in {len(plan.chains)} chains",
+            net_picture([one.type for one in operators], list(map(operator_name, operators)), edges, plan.chain_of),
+            table(("statistics", ""), list(asdict(self.statistics()).items())),
+        )
 
     def statistics(self) -> ExecutorStatistics:
         """Counts and times of requests, workers and replicas so far and at this moment."""

@@ -12,11 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dagexec.core.conversion import Conversion
+from dagexec.core.drawing.names import operator_name, operator_title
+from dagexec.core.drawing.pictures import lanes_picture, summary, table
 from dagexec.core.graph import Graph
+from dagexec.platform.extras import require_pandas
 from dagexec.platform.threads import threads
 from dagexec.scheduler.observe.observers import ObservedRun, Observer, RunsUnderWay
 
 if TYPE_CHECKING:
+    import pandas
+
     from dagexec.core.stream import Event, Kernel, Stream
 
 
@@ -228,6 +233,51 @@ class Trace(Observer):
             )
             for _, row in sorted(spans.items())
         ]
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """A row for each span: run, operator, type, name, thread, start and seconds (from the start of its run).
+
+        Raises DagexecError without pandas.
+        """
+        rows = [
+            {
+                "run": span.run,
+                "operator": span.operator,
+                "type": (definition := self.runs[span.run].graph.operators[span.operator]).type,
+                "name": operator_name(definition),
+                "thread": span.thread,
+                "start": (span.start - self.runs[span.run].started) / 1e9,
+                "seconds": span.seconds,
+            }
+            for span in self.spans
+            if span.is_whole
+        ]
+        columns = ("run", "operator", "type", "name", "thread", "start", "seconds")
+        return require_pandas().DataFrame(rows, columns=columns)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the workers of the last run as lanes, and its slowest operators."""
+        if not self.runs:
+            return summary("Trace: no runs")
+        number = len(self.runs) - 1
+        run = self.runs[number]
+        spans = [span for span in self.spans if span.run == number and span.is_whole]
+        label = list(map(operator_title, run.graph.operators))
+        lanes = [
+            (
+                thread,
+                [
+                    (one.start - run.started, one.end - run.started, label[one.operator], one.operator)
+                    for one in spans
+                    if one.thread == thread
+                ],
+            )
+            for thread in sorted({span.thread for span in spans})
+        ]
+        slowest = sorted(spans, key=lambda span: span.start - span.end)[:10]
+        rows = [(label[one.operator], one.thread, f"{one.seconds * 1e6:.1f}") for one in slowest]
+        title = f"Trace of {run.graph.name}: {len(self.runs)} runs, {len(spans)} operators in the last"
+        return summary(title, lanes_picture(lanes), table(("slowest", "worker", "us"), rows))
 
     def write(self, path: Path) -> None:
         """Write the file. Raises ModelFormatError if it cannot be written."""

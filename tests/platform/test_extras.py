@@ -83,7 +83,7 @@ def test_a_drawing_for_graphviz_needs_no_matplotlib(cli: Cli, tmp_path: Path) ->
 def test_a_picture_of_low_precision_is_refused(cli: Cli) -> None:
     status, _, err = cli("compare", "zoo:lenet", "--dtype", "bfloat16", "--plot", "times.png")
     assert status == 2
-    assert "--plot draws the times of runtimes" in err
+    assert "--plot is about the times of runtimes" in err
 
 
 def test_telemetry_without_opentelemetry_is_refused_before_anything_is_measured(

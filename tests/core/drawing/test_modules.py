@@ -2,7 +2,7 @@
 
 import pytest
 
-from dagexec.report.modules import MOST_NODES, Group, module_tree
+from dagexec.core.drawing.modules import MOST_NODES, Group, module_tree
 
 
 def groups_in(group: Group) -> list[Group]:

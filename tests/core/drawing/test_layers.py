@@ -5,7 +5,7 @@ from itertools import combinations, pairwise
 
 import pytest
 
-from dagexec.report.layers import Edge, Layout, layered
+from dagexec.core.drawing.layers import Edge, Layout, layered
 
 
 def crossings(edges: list[Edge], layout: Layout) -> int:
