@@ -12,7 +12,7 @@ PYTHON_TESTS := tests/core tests/devices tests/platform tests/scheduler tests/co
 # Tests start very many processes of Python, and rewrite four hundred files of asserts: what is compiled is kept.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: compare test test-browser test-ray test-all test-matrix test-python stress lint proto benchmark benchmark-cnn benchmark-cnn-avx2 benchmark-models benchmark-onnx benchmark-cluster benchmark-serve benchmark-cuda fuzz fuzz-operators mutants cuda-check clean
+.PHONY: compare docs test test-browser test-ray test-all test-matrix test-python stress lint proto benchmark benchmark-cnn benchmark-cnn-avx2 benchmark-models benchmark-onnx benchmark-cluster benchmark-serve benchmark-cuda fuzz fuzz-operators mutants cuda-check clean
 
 compare: $(VENV)/.installed
 	$(BIN)/dagexec compare zoo:googlenet
@@ -53,6 +53,10 @@ STRESS = 60
 stress: $(VENV)/.installed-test
 	$(BIN)/dagexec stress --seconds $(STRESS) --device sim:0
 	$(BIN)/dagexec stress --seconds $(STRESS) --device cpu
+
+# The documentation as a site in build/site; every warning, a dead link too, is an error.
+docs: $(VENV)/.installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -164,6 +168,10 @@ $(VENV)/.installed-test: pyproject.toml | $(VENV)/bin/python
 
 $(VENV)/.installed-browser: $(VENV)/.installed-test
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,browser]'
+	touch $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed-test
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,docs]'
 	touch $@
 
 $(VENV)/.installed-ray: $(VENV)/.installed-test
