@@ -113,7 +113,8 @@ def operator_pages() -> dict[str, str]:
 def family_of(op_type: str) -> str:
     """The package of `dagexec.ops` that implements it."""
     parts = operator_module(op_type).split(".")
-    return parts[2] if parts[:2] == ["dagexec", "ops"] and len(parts) > 3 else "other"
+    family = parts[2] if parts[:2] == ["dagexec", "ops"] and len(parts) > 3 else "other"
+    return "indexing" if family == "index" else family  # index.md is the page of all
 
 
 def _family_page(name: str, types: list[str]) -> str:
