@@ -20,6 +20,7 @@ from dagexec.report.document import Report, check_report
 from dagexec.report.graph import GraphSection
 from dagexec.report.hazards import HazardsSection, missing_edges
 from dagexec.scheduler.hazards import Proof, UnorderedAccesses, check_net
+from dagexec.scheduler.plan.plan import build_plan
 from dagexec.serving.compile import compile
 
 _NOT_PROVEN = 1
@@ -71,7 +72,7 @@ def check_command(
         start = time.perf_counter()
         proof = check_net(net, streams, by_name=by_name)
         seconds = time.perf_counter() - start
-        plan = net.plan
+        plan = build_plan(net.graph, [0.0] * len(net.graph)) if by_name else net.plan
     if as_json:
         setting = {"model": loaded.name, "net_type": net_type, "device": device, "streams": streams}
         print_json(setting | {"by_name": by_name} | _as_dict(proof, seconds))

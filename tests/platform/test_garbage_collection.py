@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,6 +11,7 @@ import pytest
 
 from dagexec.platform import garbage_collection
 from dagexec.platform.garbage_collection import FROZEN_BY_PYTHON, MAX_MADE_OLD, garbage_collection_paused
+from tests.held import PATIENCE
 
 
 class Made:
@@ -35,6 +37,9 @@ def a_collector_that_is_on_and_nothing_frozen(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(garbage_collection, "_freezes", [False])
     was_frozen = gc.get_freeze_count() > FROZEN_BY_PYTHON
     gc.unfreeze()
+    end = time.monotonic() + PATIENCE
+    while garbage_collection._resting[0] and time.monotonic() < end:
+        time.sleep(0.01)  # a thread that an earlier test left behind compiles something
     assert gc.isenabled()
     yield
     if was_frozen:
