@@ -12,7 +12,7 @@ PYTHON_TESTS := tests/core tests/devices tests/platform tests/scheduler tests/co
 # Tests start very many processes of Python, and rewrite four hundred files of asserts: what is compiled is kept.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: compare docs test test-browser test-ray test-all test-matrix test-python stress lint proto benchmark benchmark-cnn benchmark-cnn-avx2 benchmark-models benchmark-onnx benchmark-cluster benchmark-serve benchmark-cuda fuzz fuzz-operators mutants cuda-check clean
+.PHONY: compare docs test test-browser test-ray test-wheel test-all test-matrix test-python stress lint proto benchmark benchmark-cnn benchmark-cnn-avx2 benchmark-models benchmark-onnx benchmark-cluster benchmark-serve benchmark-cuda fuzz fuzz-operators mutants cuda-check clean
 
 compare: $(VENV)/.installed
 	$(BIN)/dagexec compare zoo:googlenet
@@ -36,6 +36,10 @@ test-ray: $(VENV)/.installed-ray
 test-browser: $(VENV)/.installed-browser
 	@command -v chromium chromium-browser google-chrome > /dev/null || { apt-get update --quiet=2; apt-get install --quiet=2 --yes --no-install-recommends chromium; }
 	APPROVE=$(APPROVE) $(BIN)/python -m pytest --browser -m browser --durations 3 tests/report
+
+# The wheel in a fresh environment: make test-wheel PYTHON=python3.13
+test-wheel: $(VENV)/.installed-test
+	DAGEXEC_WHEEL_PYTHON=$(PYTHON) $(BIN)/python -m pytest tests/test_packaging.py -k wheel
 
 test-all: $(VENV)/.installed-test
 	$(PYTEST)
@@ -64,6 +68,8 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/codespell
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/ci.yml
+	$(BIN)/zizmor --quiet --offline --no-progress .github/workflows
 
 benchmark: $(VENV)/.installed-test
 	$(BIN)/python benchmarks/scheduler_cost.py --json benchmarks/results/scheduler_cost.json

@@ -1,9 +1,10 @@
 """The wheel, the source distribution and the import rules, as a user gets them."""
 
+import os
+import shutil
 import subprocess
 import sys
 import tarfile
-import venv
 import zipfile
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 PROGRAM = """
+import platform
 import sys
 import numpy as np
 import dagexec
@@ -27,6 +29,9 @@ for taken in ("ops", "scheduler", "tests"):
 with dagexec.compile("zoo:lenet", net_type="async_dag") as executor:
     name, info = next(iter(executor.inputs.items()))
     outputs = executor.run({name: np.zeros([size or 1 for size in info.shape], np.float32)})
+engines = {operator.engine for operator in executor.model.net.op}
+fast = sys.platform == "linux" and platform.machine() == "x86_64"
+assert ("ONEDNN" in engines) is fast, engines  # without any extra
 print(sorted(outputs), float(sum(array.sum() for array in outputs.values())))
 """
 
@@ -39,10 +44,27 @@ def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def pythons() -> list[str]:
+    """This Python, or the one that `make test-wheel` names, and all others that are here and supported."""
+    named = os.environ.get("DAGEXEC_WHEEL_PYTHON")
+    if named:
+        return [named]
+    found = [f"python3.{minor}" for minor in range(11, 15) if minor != sys.version_info.minor]
+    return [sys.executable, *(one for one in found if runs(one))]
+
+
+def runs(python: str) -> bool:
+    """Whether there is such a Python, and not only its name."""
+    if shutil.which(python) is None:
+        return False
+    return subprocess.run([python, "-c", ""], capture_output=True, check=False).returncode == 0
+
+
 @pytest.mark.slow
-def test_the_wheel_runs_a_net_in_a_fresh_environment(distributions: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("used", pythons())
+def test_the_wheel_runs_a_net_in_a_fresh_environment(distributions: Path, tmp_path: Path, used: str) -> None:
     [wheel] = distributions.glob("*.whl")
-    venv.create(tmp_path / "env", with_pip=True)
+    subprocess.run([used, "-m", "venv", tmp_path / "env"], check=True, capture_output=True)
     python = tmp_path / "env" / "bin" / "python"
     subprocess.run([python, "-m", "pip", "install", "--quiet", wheel], check=True, capture_output=True)
     # -I: what PYTHONPATH names must not stand in for the wheel

@@ -31,7 +31,6 @@ from dagexec.errors import DagexecError
 app = typer.Typer(
     name="dagexec",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
@@ -67,7 +66,7 @@ app.command("tune")(tune_command)
 def main() -> None:
     """Entry point of the `dagexec` script."""
     try:
-        app()
+        app(prog_name="dagexec")
     except DagexecError as error:
         message = f"dagexec: {type(error).__name__}: {error}"
         Console(stderr=True).print(message, style="red", markup=False, highlight=False, soft_wrap=True)

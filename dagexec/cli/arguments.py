@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from dagexec.cli.completion import complete_net_type
 from dagexec.core.choices import choices
 from dagexec.errors import ArgumentError, ModelFormatError
 
@@ -48,7 +49,10 @@ IslandsOption = Annotated[
         "one can.",
     ),
 ]
-NetTypeOption = Annotated[str | None, typer.Option("--net-type", help="simple, dag or async_dag. Default: automatic.")]
+NetTypeOption = Annotated[
+    str | None,
+    typer.Option("--net-type", help="simple, dag or async_dag. Default: automatic.", autocompletion=complete_net_type),
+]
 NumWorkersOption = Annotated[int | None, typer.Option("--num-workers", min=1, help="Default: automatic.")]
 IntraOpThreadsOption = Annotated[
     int | None, typer.Option("--intra-op-threads", min=1, help="Threads per operator. Default: automatic.")

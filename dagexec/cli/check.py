@@ -13,6 +13,7 @@ from rich.text import Text
 
 from dagexec.analysis.comparison import random_feeds
 from dagexec.cli.arguments import OptimizeOption, SetOption, parse_arguments
+from dagexec.cli.completion import complete_net_type
 from dagexec.cli.feeds import AllowIoOption, JsonOption, ModelArgument, ShapeOption, read_model, with_shapes
 from dagexec.cli.json_output import print_json
 from dagexec.cli.reports import ReportOption, write_report
@@ -28,7 +29,9 @@ _NOT_PROVEN = 1
 
 def check_command(
     model: ModelArgument,
-    net_type: Annotated[str, typer.Option("--net-type", help="simple, dag or async_dag.")] = "async_dag",
+    net_type: Annotated[
+        str, typer.Option("--net-type", help="simple, dag or async_dag.", autocompletion=complete_net_type)
+    ] = "async_dag",
     device: Annotated[
         str, typer.Option("--device", help="cpu, sim:N or cuda:N, for operators that do not name one.")
     ] = "sim:0",

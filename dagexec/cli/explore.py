@@ -16,6 +16,7 @@ from rich.text import Text
 
 from dagexec.analysis.schedules import ModelScenario, shrink_model
 from dagexec.cli.arguments import OptimizeOption, SetOption, parse_arguments
+from dagexec.cli.completion import complete_net_type
 from dagexec.cli.feeds import AllowIoOption, InputOption, JsonOption, ModelArgument, ShapeOption, read_feeds, read_model
 from dagexec.cli.json_output import print_json
 from dagexec.cli.reports import ReportOption, write_report
@@ -41,7 +42,9 @@ _SHRINK_SEEDS = 40
 
 def explore_command(
     model: ModelArgument,
-    net_type: Annotated[str, typer.Option("--net-type", help="simple, dag or async_dag.")] = "dag",
+    net_type: Annotated[
+        str, typer.Option("--net-type", help="simple, dag or async_dag.", autocompletion=complete_net_type)
+    ] = "dag",
     device: Annotated[str, typer.Option("--device", help="cpu, or sim:N to explore its streams, too.")] = "cpu",
     num_workers: Annotated[int, typer.Option("--num-workers", min=1, help="Threads in the pool.")] = 2,
     replicas: Annotated[int, typer.Option("--replicas", min=1, help="Maximum number of runs in flight.")] = 1,

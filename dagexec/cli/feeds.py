@@ -14,6 +14,7 @@ from numpy.lib.npyio import NpzFile
 
 from dagexec.analysis.comparison import random_feeds, require_inputs
 from dagexec.binding.parameters import initialized
+from dagexec.cli.completion import complete_model
 from dagexec.cli.progress import progress_line
 from dagexec.core.device import CPU
 from dagexec.core.dtypes import TypeMeta, from_name
@@ -30,6 +31,7 @@ ModelArgument = Annotated[
         help="A .onnx file, a folder with init_net.pb and predict_net.pb, a NetDef file, zoo:NAME, or a .toml "
         "file that describes a pipeline, with Python functions that are called.",
         show_default=False,
+        autocompletion=complete_model,
     ),
 ]
 AllowIoOption = Annotated[

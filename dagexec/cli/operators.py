@@ -7,13 +7,17 @@ from typing import Annotated
 import typer
 
 import dagexec  # noqa: F401 - registers the operators
+from dagexec.cli.completion import complete_operator
 from dagexec.core.common_arguments import READ_BY_NETS, UNREAD
 from dagexec.core.registry import registered_operators, schema_of
 
 
 def operators_command(
     name: Annotated[
-        str | None, typer.Argument(metavar="[OPERATOR]", help="An operator type.", show_default=False)
+        str | None,
+        typer.Argument(
+            metavar="[OPERATOR]", help="An operator type.", show_default=False, autocompletion=complete_operator
+        ),
     ] = None,
 ) -> None:
     """List all operators, or show what one of them computes, its inputs, outputs and arguments."""

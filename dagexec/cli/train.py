@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dagexec.analysis.plot import check_picture
+from dagexec.cli.completion import complete_net_type, complete_task
 from dagexec.cli.feeds import JsonOption, SeedOption
 from dagexec.cli.json_output import print_json
 from dagexec.cli.learning_curve import Curve
@@ -38,10 +39,13 @@ def train_command(
         str,
         typer.Argument(
             help=f"One of {', '.join(tasks.names())}, or a Python script that defines `make_task(seed)`, which returns "
-            f"a dagexec.training.task.TrainingTask."
+            f"a dagexec.training.task.TrainingTask.",
+            autocompletion=complete_task,
         ),
     ],
-    net_type: Annotated[str, typer.Option("--net-type", help="simple, dag or async_dag.")] = "dag",
+    net_type: Annotated[
+        str, typer.Option("--net-type", help="simple, dag or async_dag.", autocompletion=complete_net_type)
+    ] = "dag",
     num_workers: Annotated[
         int | None, typer.Option("--num-workers", min=1, help="Threads of a net. Default: one per core.")
     ] = None,
