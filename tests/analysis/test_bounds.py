@@ -51,6 +51,12 @@ def test_a_chain_that_waited_for_its_worker_continues_the_path_there() -> None:
     assert [(step.chain, step.for_worker) for step in bounds.path] == [(0, False), (1, True)]
 
 
+@pytest.mark.parametrize(("parent_ends", "path"), [(10, [1, 2]), (25, [0, 2])])
+def test_the_path_continues_at_whichever_ended_last(parent_ends: int, path: list[int]) -> None:
+    rows = [("a", 0, 0, parent_ends), ("b", 0, 0, 20), ("b", parent_ends, max(parent_ends, 20), 30)]
+    assert [step.chain for step in run_bounds(traced([[], [], [0]], rows), 2).path] == path
+
+
 def test_what_operators_take_beside_each_other_is_over_what_they_take_alone() -> None:
     assert run_bounds(UNEVEN, 2, operator_seconds=[10e-9, 10e-9, 5e-9, 8e-9]).slowdown == pytest.approx(43 / 33)
     assert run_bounds(UNEVEN, 2).slowdown is None
