@@ -151,3 +151,19 @@ assert registered_engines("CallersSum", "cuda") == []
 
 def test_on_asyncio_nothing_imports_anyio_which_would_hold_the_loop_up() -> None:
     assert "anyio" not in imported_by(ON_ASYNCIO)
+
+
+def test_without_cffi_numpy_computes() -> None:
+    program = """
+import sys
+sys.modules["cffi"] = sys.modules["_cffi_backend"] = None
+import numpy, dagexec
+with dagexec.compile("zoo:lenet") as executor:
+    outputs = executor.run({"data": numpy.zeros((1, 1, 28, 28), numpy.float32)})
+    print({operator.engine for operator in executor.model.net.op} & {"ONEDNN"}, outputs["softmax"].sum())
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    engines, total = done.stdout.split(" ")
+    assert engines == "set()"
+    assert float(total) == pytest.approx(1, abs=1e-5)

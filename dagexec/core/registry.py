@@ -10,7 +10,7 @@ import difflib
 import importlib
 import logging
 import pkgutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from dagexec.core.device import Device
@@ -70,13 +70,13 @@ def operator(schema: OpSchema, *, device: str = "cpu", engine: str = "") -> Call
     return register
 
 
-def import_modules(folders: Iterable[str], package: str, *, but: str = "") -> None:
-    """Import all modules in the `folders` of `package` and below, for what they register; not its subpackage `but`."""
+def import_modules(folders: Iterable[str], package: str, *, but: Collection[str] = ()) -> None:
+    """Import all modules in the `folders` of `package` and below, for what they register; not those that `but` names."""
     for found in pkgutil.iter_modules(folders, f"{package}."):
-        if found.name != f"{package}.{but}":
+        if found.name not in but:
             module = importlib.import_module(found.name)
             if found.ispkg:
-                import_modules(module.__path__, found.name)
+                import_modules(module.__path__, found.name, but=but)
 
 
 def register_when_asked(device: str, module: str) -> None:

@@ -19,6 +19,9 @@ ROOT = Path(__file__).parents[2]
 OUTSIDE = re.compile(r"\]\((?:\.\./)([\w./-]+)")
 """A link from docs/ to a file beside it."""
 
+_PAGES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
+"""Files beside docs/ that are pages."""
+
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Name the pages of modules and operators in the navigation."""
@@ -39,14 +42,13 @@ def _with_pages(entry: object, made: dict[str, dict[str, str]]) -> object:
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add what is made."""
     pages = module_pages() | operator_pages()
-    pages["index.md"] = re.sub(r"\]\(docs/", "](", (ROOT / "README.md").read_text())
-    pages["changelog.md"] = (ROOT / "CHANGELOG.md").read_text().replace("](docs/", "](")
+    pages |= {uri: (ROOT / name).read_text().replace("](docs/", "](") for name, uri in _PAGES.items()}
     for uri, text in pages.items():
         files.append(File.generated(config, uri, content=text))
     texts = [page.content_string for page in files.documentation_pages()]
     for target in sorted({found for text in texts for found in OUTSIDE.findall(text)} | _linked_by_readme()):
         path = ROOT / target
-        if target == "CHANGELOG.md" or not path.exists():
+        if target in _PAGES or not path.exists():
             continue
         if path.is_dir():
             files.append(File.generated(config, f"source/{target.rstrip('/')}/index.md", content=_listing(path)))
@@ -62,7 +64,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Lead links that leave docs/ to the copies."""
-    if page.file.src_uri == "index.md":
+    if page.file.src_uri in _PAGES.values():
         for target in _linked_by_readme():
             markdown = markdown.replace(f"]({target})", f"]({_copy(target)})")
         return markdown
@@ -72,8 +74,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def _copy(target: str) -> str:
-    if target == "CHANGELOG.md":
-        return "changelog.md"
+    if target in _PAGES:
+        return _PAGES[target]
     is_folder = (ROOT / target).is_dir()
     return f"source/{target.rstrip('/')}/index.md" if is_folder else f"source/{target}"
 
