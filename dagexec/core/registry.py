@@ -71,7 +71,7 @@ def operator(schema: OpSchema, *, device: str = "cpu", engine: str = "") -> Call
 
 
 def import_modules(folders: Iterable[str], package: str, *, but: Collection[str] = ()) -> None:
-    """Import all modules in the `folders` of `package` and below, for what they register; not those that `but` names."""
+    """Import all modules in the `folders` of `package` and below, for what they register; not those in `but`."""
     for found in pkgutil.iter_modules(folders, f"{package}."):
         if found.name not in but:
             module = importlib.import_module(found.name)
