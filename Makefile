@@ -129,7 +129,7 @@ benchmark-onnx: $(VENV)/.installed-bench-models
 
 # Whole networks on the GPU, beside PyTorch where .venv has it; without a GPU it says so and measures nothing.
 benchmark-cuda: $(VENV)/.installed-bench
-	$(BIN)/python benchmarks/cuda.py --json benchmarks/results/cuda.json
+	$(BIN)/python benchmarks/cuda_networks.py --json benchmarks/results/cuda.json
 
 # Damaged files of every format, in processes with limits; `python -m tests.fuzz --case N` does one again. Which cases
 # they are follows from the commit, so that one commit after another does others. docs/testing.md

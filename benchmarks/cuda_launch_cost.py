@@ -3,7 +3,8 @@
     chrt -f 1 python benchmarks/cuda_launch_cost.py --json benchmarks/results/cuda_launch_cost.json
 
 No GPU is needed and none is measured. Functions of CUDA that a run calls are replaced by ones that return at once: so
-this is the Python part alone, and what the driver takes comes on top. `benchmarks/cuda.py` measures both on a GPU.
+this is the Python part alone, and what the driver takes comes on top. `benchmarks/cuda_networks.py` measures both on a
+GPU.
 
     call          a call of such a function from a loop, taken off nowhere: what a plain Python loop would pay
     step          a prepared kernel launch (`Launch`), called in a loop

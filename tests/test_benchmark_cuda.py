@@ -18,7 +18,7 @@ from tests.cuda.emulated import emulated, has_gpu
 def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The benchmark's script."""
     monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
-    return import_module("cuda")
+    return import_module("cuda_networks")
 
 
 @pytest.mark.slow

@@ -144,8 +144,10 @@ def ask(
     (folder / "requests").write_bytes(pickle.dumps((DEVICES[device], list(requests))))
     environment = {**os.environ, "LD_LIBRARY_PATH": str(folder), "DAGEXEC_CHOICES": "off"}
     environment["CUDNN_FRONTEND_CUDART_LIB_NAME"] = str(folder / "libcudart.so.12")
-    paths = [str(_ROOT)] if found[1] else [str(_ROOT), sysconfig.get_path("purelib")]
-    environment["PYTHONPATH"] = os.pathsep.join(paths)
+    paths = [str(_ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    if not found[1]:
+        paths.append(sysconfig.get_path("purelib"))
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
     command = [found[0], "-m", "tests.cuda.deviceless", str(folder)]
     result = subprocess.run(command, env=environment, cwd=_ROOT, capture_output=True, text=True, timeout=timeout)
     if result.returncode:

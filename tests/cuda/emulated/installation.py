@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import gc
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from dagexec.core.device import Device
 from dagexec.core.runtime import install_runtime, installed_runtime
-from dagexec.devices.cuda.binding import cupy, installed
+from dagexec.devices.cuda.binding import _loaded, cupy, installed
 from dagexec.devices.cuda.kernels import forget_functions
 from dagexec.devices.cuda.runtime import CudaRuntime
 from tests.cuda.emulated.arrays import MemoryPointer, PinnedMemoryPointer, UnownedMemory, ndarray
@@ -72,7 +74,10 @@ def emulated(devices: int = 2, **settings: Any) -> Iterator[Machine]:
     module = new_cupy(machine)
     places = [Device("cuda", index) for index in range(devices)]
     before = [installed_runtime(place) for place in places]  # an emulation may be within another
-    with installed(cupy=module, cublas=module.library):
+    with pytest.MonkeyPatch.context() as patch, installed(cupy=module, cublas=module.library):
+        if isinstance(_loaded.get("cudnn"), ModuleType):
+            _loaded.pop("cudnn")
+        patch.setitem(sys.modules, "cudnn", None)  # the real one would take an emulated stream for a pointer
         forget_functions()
         for place in places:
             install_runtime(place, None)

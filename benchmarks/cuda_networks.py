@@ -1,8 +1,8 @@
 """Nets on a CUDA device: simple, dag, async_dag and captured, beside PyTorch, in one interleaved run.
 
-    python benchmarks/cuda.py --json benchmarks/results/cuda.json     # needs a GPU, CuPy and torch: an hour or so
-    python benchmarks/cuda.py --quick --networks squeezenet           # a first look
-    python benchmarks/cuda.py --devices emulated --quick              # the logic alone, on the host: no measurement
+    python benchmarks/cuda_networks.py --json benchmarks/results/cuda.json  # needs a GPU, CuPy and torch: an hour or so
+    python benchmarks/cuda_networks.py --quick --networks squeezenet        # a first look
+    python benchmarks/cuda_networks.py --devices emulated --quick           # the logic alone, on the host: no measurement
 
 PyTorch runs the same ONNX graph: eager, as a CUDA graph, and compiled with mode="max-autotune". A run is from an array
 of the host to an array of the host, for everyone. Results are compared before anything is timed, with those of the
@@ -267,7 +267,7 @@ def case(network: str, batch: int, dtype: Precision, options: argparse.Namespace
                 contenders[name] = held.enter_context(ours(network, batch, dtype, options.device, settings))
             except DagexecError as error:
                 absent[name] = str(error)
-        for name in () if options.emulated else PEERS:
+        for name in () if options.emulated else options.peers:
             try:
                 contenders[name] = held.enter_context(torch_on_cuda(name, network, batch, dtype, options.device))
             except Exception as error:  # whatever torch raises: the others are measured all the same
@@ -294,6 +294,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
                         found["over_floor"] = found["milliseconds"] / row["floor_milliseconds"]
                 result["cases"].append(row)
                 print_row(row)
+                if options.json is not None:  # ended early, what was measured is kept
+                    options.json.write_text(json.dumps(result, indent=1) + "\n")
     return result
 
 
@@ -315,6 +317,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--networks", nargs="+")
     parser.add_argument("--batches", nargs="+", type=int)
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES)
+    parser.add_argument("--peers", nargs="*", choices=PEERS, default=PEERS, help="max-autotune compiles for minutes")
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--seconds", type=float, help="of one contender in one round")
     parser.add_argument("--quick", action="store_true", help="one small network, batch 1, float32, three rounds")
@@ -349,8 +352,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 1
         result = run(options)
     print(f"launching an operator: {result['launch_microseconds']:.1f} us")
-    if options.json is not None:
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
     return 0
 
 
