@@ -2,7 +2,7 @@
 
     python benchmarks/cuda_networks.py --json benchmarks/results/cuda.json  # needs a GPU, CuPy and torch: an hour or so
     python benchmarks/cuda_networks.py --quick --networks squeezenet        # a first look
-    python benchmarks/cuda_networks.py --devices emulated --quick           # the logic alone, on the host: no measurement
+    python benchmarks/cuda_networks.py --devices emulated --quick           # the logic alone, on the host
 
 PyTorch runs the same ONNX graph: eager, as a CUDA graph, and compiled with mode="max-autotune". A run is from an array
 of the host to an array of the host, for everyone. Results are compared before anything is timed, with those of the

@@ -95,6 +95,11 @@ class DeviceRuntime(ABC):
                 self._made[key] = make()
             return cast(Made, self._made[key])
 
+    def made(self) -> list[object]:
+        """What `once` has made so far."""
+        with self._making:
+            return list(self._made.values())
+
     @abstractmethod
     def statistics(self) -> RuntimeStatistics:
         """Counts at this moment."""

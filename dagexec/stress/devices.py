@@ -34,7 +34,10 @@ class HeldResources:
         statistics = [(str(runtime.device), runtime.statistics()) for runtime in _runtimes(devices)]
         return HeldResources(
             threads=frozenset(threading.enumerate()),
-            leased=tuple((name, moment.leased) for name, moment in statistics),
+            leased=tuple(
+                (name, moment.leased - _streams_of_device(runtime))
+                for (name, moment), runtime in zip(statistics, _runtimes(devices), strict=True)
+            ),
             allocated=tuple(
                 (name, moment.allocated_bytes - _kept_by_streams(runtime))
                 for (name, moment), runtime in zip(statistics, _runtimes(devices), strict=True)
@@ -130,6 +133,11 @@ def prepared_devices(devices: Sequence[str], settings: CaseSimSettings | None) -
     ):
         prepared.make_states()
         yield prepared
+
+
+def _streams_of_device(runtime: DeviceRuntime) -> int:
+    """Streams leased by what the device has one each of, such as library states: whoever comes first has them made."""
+    return sum(getattr(made, "stream", None) is not None for made in runtime.made())
 
 
 def _kept_by_streams(runtime: DeviceRuntime) -> int:

@@ -125,6 +125,7 @@ class PlanCache:
 
     Attributes:
         built: how many plans were built or refused so far.
+        stream: which it leases to build plans on, once it builds any.
     """
 
     def __init__(self, runtime: CudaRuntime) -> None:
@@ -133,7 +134,7 @@ class PlanCache:
         self._build = threading.Lock()
         self._plans: OrderedDict[tuple[ConvGraph, PlanOptions], CudnnPlan | str] = OrderedDict()
         self._handle: CudnnHandle | None = None
-        self._stream: CudaStream | None = None
+        self.stream: CudaStream | None = None
         self.built = 0
 
     def get(self, graph: ConvGraph, options: PlanOptions) -> CudnnPlan:
@@ -173,11 +174,11 @@ class PlanCache:
         """The plan, or why there is none."""
         if self._handle is None or self._handle.native is None:
             self._handle = CudnnHandle(self._runtime, f"builder of plans of {self._runtime.device}")
-        if self._stream is None:
-            self._stream = self._runtime.lease()
+        if self.stream is None:
+            self.stream = self._runtime.lease()
         unsupported = cudnn().cudnnGraphNotSupportedError
         with self._runtime.guard(), self._handle as handle:
-            handle.work_on(self._stream.pointer)
+            handle.work_on(self.stream.pointer)
             try:
                 return self._plan(graph, options, handle)
             except unsupported as error:
@@ -215,9 +216,9 @@ class PlanCache:
         """The name of the plan that takes the least time, on zeros; None when none can be measured."""
         memory = {number: self._runtime.allocate(graph.nbytes(number)) for number in graph.layouts}
         addresses = {number: address(array) for number, array in memory.items()}
-        assert self._stream is not None
+        assert self.stream is not None
         for array in memory.values():
-            cupy().cuda.runtime.memsetAsync(address(array), 0, array.nbytes, self._stream.pointer)
+            cupy().cuda.runtime.memsetAsync(address(array), 0, array.nbytes, self.stream.pointer)
         workspace = self._runtime.allocate(0)
         times: dict[str, float] = {}
         end = time.monotonic() + seconds
@@ -228,12 +229,12 @@ class PlanCache:
             if nbytes is None or nbytes > options.limit:
                 continue
             if nbytes > workspace.nbytes:
-                self._stream.synchronize()
+                self.stream.synchronize()
                 workspace = self._runtime.allocate(0)
                 workspace = self._runtime.allocate(nbytes)
             name = native.get_plan_name_at_index(index)
             times.setdefault(name, self._measured(native, index, addresses, address(workspace), handle))
-        self._stream.synchronize()
+        self.stream.synchronize()
         if not times:
             return None
         fastest = min(times, key=times.__getitem__)
@@ -245,7 +246,7 @@ class PlanCache:
         self, native: Any, index: int, addresses: Mapping[int, int], workspace: int, handle: CudnnHandle
     ) -> float:
         """Milliseconds of one execution, the median of some rounds, behind one that warms up."""
-        assert self._stream is not None
+        assert self.stream is not None
         cuda = cupy().cuda
 
         def run() -> None:
@@ -255,10 +256,10 @@ class PlanCache:
         found = []
         for _ in range(_ROUNDS):
             start, stop = cuda.Event(), cuda.Event()
-            start.record(self._stream.native)
+            start.record(self.stream.native)
             for _ in range(_CALLS):
                 run()
-            stop.record(self._stream.native)
+            stop.record(self.stream.native)
             stop.synchronize()
             found.append(cuda.get_elapsed_time(start, stop) / _CALLS)
         return float(statistics.median(found))

@@ -299,7 +299,7 @@ class CudaRuntime(DeviceRuntime):
 
     def _prepare_libraries(self, streams: Sequence[CudaStream]) -> None:
         """Let libraries make now what they make at the first use on a stream or thread: that cannot be captured."""
-        for thing in tuple(self._made.values()):
+        for thing in self.made():
             prepare = getattr(thing, "before_capture", None)
             if prepare is not None:
                 prepare(streams)
@@ -331,7 +331,7 @@ class CudaRuntime(DeviceRuntime):
             self.synchronize()
         self.completions.close()
         staged_downloads.forget(self)
-        made = [*self._made.values(), *(thing for stream in self.streams() for thing in stream.made())]
+        made = [*self.made(), *(thing for stream in self.streams() for thing in stream.made())]
         for thing in made:
             closing = getattr(thing, "close", None)
             if closing is not None:

@@ -11,8 +11,10 @@ from dataclasses import replace
 from functools import partial
 from typing import ClassVar
 
+import numpy as np
+
 from dagexec.core.operator import Step, in_sequence
-from dagexec.errors import UnsupportedFeatureError
+from dagexec.ops.cuda.base.constants import constant_step
 from dagexec.ops.cuda.base.faults import CheckedOperator
 from dagexec.ops.cuda.base.kinds import on_cuda, registered_kinds
 from dagexec.ops.cuda.base.operator import Array, CudaOperator
@@ -94,7 +96,8 @@ class _CudaReduction(PrefixOperator):
             name, last = f"average_{name}", "y = (A)(total0.total / (W)w.length);"
         kept = y.reshape(output_shape(x.shape, axes, True))
         if not x.size and y.size and form in (reduction.MaxReduction, reduction.MinReduction):
-            raise UnsupportedFeatureError(f"{self.label}: an extreme over no elements is not supported on CUDA")
+            least, greatest = reduction.extremes_of(y.dtype)
+            return constant_step(self, y, np.full(y.shape, least if form is reduction.MaxReduction else greatest))
         if self.inputs_checked:
             return self._of_prefixes(form, x, kept, axes)
         phases = [_FIRST[form], phase] if form in _FIRST else [phase]
