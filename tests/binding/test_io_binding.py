@@ -333,6 +333,22 @@ def test_results_are_written_to_the_callers_arrays(addresses: Addresses, net_typ
                     np.testing.assert_array_equal(results["z"], -feed)
 
 
+@pytest.mark.parametrize(
+    "out",
+    [numbers(count=2 * COUNT)[::2], numbers()[::-1], np.frombuffer(bytearray(4 * COUNT + 1), np.uint8)[1:].view("f4")],
+    ids=["strided", "backwards", "unaligned"],
+)
+def test_steps_are_given_none_but_packed_and_aligned_arrays_to_write_to(addresses: Addresses, out: np.ndarray) -> None:
+    with prepared(model_of(*MOVING)) as executor:
+        plain = numbers(0)
+        executor.run({"x": numbers(3)}, out={"y": plain})
+        assert addresses.written[-1] == address(plain)
+        feed = np.arange(COUNT, dtype=np.float32)
+        assert executor.run({"x": feed}, out={"y": out})["y"] is out
+        assert addresses.written[-1] != address(out)
+        np.testing.assert_array_equal(out, 2 * feed)
+
+
 def test_results_on_devices_are_written_to_the_callers_arrays() -> None:
     out = rows(0)
     with dagexec.compile(doubled_model(), optimize=False, device="sim:0") as executor:

@@ -7,10 +7,15 @@ import json
 import sys
 from pathlib import Path
 
-from tests.mutants import numerics, scheduler, storage
+from tests.mutants import numerics, scheduler, serving, storage
 from tests.mutants.trial import Trial, attempt, check, copied_repository, failing
 
-GROUPS = {"scheduler": scheduler.MUTANTS, "numerics": numerics.MUTANTS, "storage": storage.MUTANTS}
+GROUPS = {
+    "scheduler": scheduler.MUTANTS,
+    "serving": serving.MUTANTS,
+    "numerics": numerics.MUTANTS,
+    "storage": storage.MUTANTS,
+}
 
 
 def main() -> int:

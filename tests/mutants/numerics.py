@@ -133,4 +133,11 @@ MUTANTS = (
         "",
         ("tests/compiler/passes",),
     ),
+    Mutant(
+        "an index is not checked where it is used",
+        "ops/kernels/gather_kernel.py",
+        '"4c39d0 7d4b 4c39d8 7c46"  # the same comparisons',
+        '"90909090909090909090"',
+        ("tests/ops/index/test_index.py",),
+    ),
 )

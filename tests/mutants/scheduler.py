@@ -165,4 +165,11 @@ MUTANTS = (
         "request.priority",
         ("tests/serving/test_requests.py",),
     ),
+    Mutant(
+        "a turn at what streams share follows the last turn only",
+        "dagexec/core/exclusive.py",
+        "                self._ends[stream] = event\n",
+        "                self._ends = {stream: event}\n",
+        ("tests/scheduler/run/test_device_ends.py",),
+    ),
 )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType
+from types import FrameType, SimpleNamespace
+from unittest.mock import Mock
 
 import anyio
 import anyio.lowlevel
@@ -18,7 +20,7 @@ from dagexec.core.operator import Operator
 from dagexec.errors import ClosedError, RunTimeoutError
 from dagexec.scheduler.observe.trace import Trace
 from dagexec.serving.inline import AMPLE
-from dagexec.serving.waiting import MAX_ALONE, MAX_TURN, TaskWait
+from dagexec.serving.waiting import MAX_ALONE, MAX_TURN, EventLoop, TaskWait
 from tests.held import PATIENCE, rows
 from tests.nets import temporary_operator
 from tests.serving.timed_executor import timed
@@ -197,3 +199,47 @@ def test_a_task_that_is_cancelled_as_its_time_is_up_waits_on_and_lets_the_loop_g
         await ending
 
     asyncio.run(main())
+
+
+class LinesOf:
+    """Calls `act` before line `number` of a function that runs in this thread, counted as they run."""
+
+    def __init__(self, function: Callable[..., object], number: int, act: Callable[[], object]) -> None:
+        self._code, self._left, self._act = function.__code__, number, act
+
+    def __call__(self, frame: FrameType, event: str, _argument: object) -> LinesOf | None:
+        if frame.f_code is not self._code:
+            return None
+        if event in ("line", "return"):
+            if self._left == 0:
+                self._act()
+            self._left -= 1
+        return self
+
+    @property
+    def were_all(self) -> bool:
+        """There were fewer lines."""
+        return self._left >= 0
+
+
+def test_whoever_is_put_in_while_the_loop_empties_its_waits_is_set() -> None:
+    """Another thread may do so before any line of it, and finds the loop about to be done."""
+    for number in itertools.count():
+        scheduled: list[Callable[[], object]] = []
+        loop = EventLoop(SimpleNamespace(call_soon_threadsafe=scheduled.append, call_soon=None), is_asyncio=True)
+        first, late = Mock(spec=TaskWait), Mock(spec=TaskWait)
+        loop.put(first)
+        lines = LinesOf(EventLoop._empty, number, lambda loop=loop, late=late: loop.put(late))
+        before = sys.gettrace()
+        sys.settrace(lines)
+        try:
+            scheduled.pop()()
+        finally:
+            sys.settrace(before)
+        if lines.were_all:
+            break
+        while scheduled:
+            scheduled.pop()()
+        first.set.assert_called_once()
+        assert late.set.call_count == 1, f"put in before line {number}"
+    assert number >= 4

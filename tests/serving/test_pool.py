@@ -69,6 +69,8 @@ def test_a_pool_in_use_is_not_closed_and_says_who_uses_it(held: Held) -> None:
         for _ in running:
             held.go_on.release()
         assert [np.array_equal(one.result(PATIENCE)["y"], [2, 2, 2]) for one in running] == [True] * 3
+        with dagexec.compile(doubled_model(), pool=pool, optimize=False) as another:
+            assert another.num_workers == 1, "the refusal changed nothing"
     pool.close()
     pool.close()
     with pytest.raises(ClosedError, match=r"net 'doubled': pool 'shared' of 1 worker.* is closed"):

@@ -80,6 +80,25 @@ def test_a_new_number_of_rows_runs_as_blocks_of_known_ones() -> None:
         assert (counts[-1], made(executor)) == (19, 4), "it came back"
 
 
+def test_a_block_of_more_rows_than_there_are_is_filled_up_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_sizes, "BLOCK_SECONDS", 1.0)  # so it does not matter how many rows a run has
+    fed: list[Array] = []
+
+    def keep(operator: Any) -> None:
+        fed.append(operator.x(0).copy())
+        np.maximum(operator.x(0), 0, out=operator.y(0))
+
+    x = numbered(8)
+    with (
+        temporary_operator("Kept", keep, row_by_row=True),
+        dagexec.compile(doubled_model("Kept"), optimize=False) as executor,
+    ):
+        for count in (8, 7, 4, 3, 2, 1):
+            np.testing.assert_array_equal(executor.run({"x": x[:count]})["y"], 2 * x[:count])
+            np.testing.assert_array_equal(fed.pop(), x[np.arange(8) % count])
+        assert made(executor) == 1
+
+
 def test_runs_of_no_rows_are_no_blocks() -> None:
     with dagexec.compile(doubled_model(), optimize=False) as executor:
         for count in (0, 8, 7, 0, 15):

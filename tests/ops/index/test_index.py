@@ -262,6 +262,22 @@ def test_gather_writes_what_numpy_takes_and_nothing_beside_it(dtype: type, row: 
     assert (y == 55).all()
 
 
+@pytest.mark.parametrize("bad", [3, 64, -4, -64])
+@pytest.mark.parametrize("index", [np.int32, np.int64])
+def test_an_index_that_changes_after_all_were_checked_is_checked_where_it_is_used(index: type, bad: int) -> None:
+    """Here by what the lookup writes: each result is the next index."""
+    whole = np.full(256, 7, index)
+    data = whole[128:131]
+    data[:] = 1, bad, 2
+    memory = np.zeros(4, index)
+    step = gather_step(data, memory[:3], memory[1:], 0, wraps=True, failure=IndexError)
+    if step is None:
+        pytest.skip("machine code does not run here")
+    with pytest.raises(IndexError):
+        step()
+    assert memory.tolist() == [0, 1, bad, 0]
+
+
 def test_an_index_out_of_range_names_its_operator_among_lookups_that_are_joined() -> None:
     net = NetDef(name="n", op=[operator_def("Gather", ["data", name], [f"y_{name}"]) for name in "ijk"])
     inputs = {name: InputInfo() for name in ("data", "i", "j", "k")}
