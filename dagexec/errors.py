@@ -27,6 +27,7 @@ __all__ = [
     "NetOrderError",
     "NonFiniteError",
     "OperatorError",
+    "OutputError",
     "QueueClosedError",
     "QueueFullError",
     "QueueTimeoutError",
@@ -122,6 +123,10 @@ class AccessError(DagexecError):
 
 class StorageError(DagexecError):
     """A database or a file of blobs is missing, damaged or cannot be written. The message names file and place."""
+
+
+class OutputError(StorageError):
+    """A file cannot be written: no room, no permission, no folder. What was there before stays; it is named."""
 
 
 class QueueClosedError(DagexecError):

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dagexec.analysis.comparison import Comparison
-from dagexec.errors import DagexecError
+from dagexec.errors import DagexecError, OutputError
 from dagexec.platform.extras import install_command
+from dagexec.platform.files import write_atomically, written_atomically
 from dagexec.platform.lazy import LazyModule
 from dagexec.scheduler.plan.plan import Plan
 
@@ -36,13 +37,10 @@ def plot_comparison(comparison: Comparison, path: Path) -> None:
 def draw_graph(plan: Plan, path: Path) -> None:
     """Draw the reduced DAG from top to bottom, with one color per chain. `.dot` needs no matplotlib.
 
-    Raises DagexecError without matplotlib, or if the file cannot be written.
+    Raises DagexecError without matplotlib, OutputError if the file cannot be written.
     """
     if path.suffix == ".dot":
-        try:
-            path.write_text(to_dot(plan))
-        except OSError as error:
-            raise DagexecError(f"{path}: cannot be written: {error.strerror}") from None
+        write_atomically(path, to_dot(plan).encode())
         return
     digraph = plan.graph.to_networkx(reduced=True)
     positions = layered_positions(digraph)
@@ -131,12 +129,10 @@ def check_drawing(path: Path) -> None:
 
 def _check_folder(path: Path) -> None:
     if not path.parent.is_dir():
-        raise DagexecError(f"{path}: cannot be drawn: {path.parent} is not a folder")
+        raise OutputError(f"{path}: cannot be drawn: {path.parent} is not a folder")
 
 
 def save_figure(figure: Any, path: Path) -> None:
-    """Write the picture. Raises DagexecError if that fails."""
-    try:
-        figure.savefig(path, dpi=120)
-    except (OSError, ValueError) as error:
-        raise DagexecError(f"{path}: cannot be drawn: {error}") from None
+    """Write the picture. Raises OutputError if that fails."""
+    with written_atomically(path) as file:
+        figure.savefig(file, dpi=120, format=path.suffix.removeprefix(".").lower() or None)

@@ -1,13 +1,15 @@
 """The command line: `dagexec run`, `train`, `compare`, `inspect`, `check`, `explore`, `export`, `serve`, `stress`,
 `tune` and `operators`, with one module per command.
 
-Exit status: 0 if the answer is right, 1 if results differ or a check finds a defect, 2 for wrong input or usage. A
-DagexecError is printed as one message, without a traceback.
+Exit status: 0 if the answer is right, 1 if results differ or a check finds a defect, 2 for wrong input or usage, and
+for what cannot be written. A DagexecError is printed as one message, without a traceback. As in a shell, it is 128 and
+the signal's number after Ctrl-C (130), and where nobody reads the output any more (141), as in `dagexec run | head`.
 """
 
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from typing import Annotated
 
@@ -27,6 +29,7 @@ from dagexec.cli.stress import stress_command
 from dagexec.cli.train import train_command
 from dagexec.cli.tune import tune_command
 from dagexec.errors import DagexecError
+from dagexec.platform.files import reason
 
 app = typer.Typer(
     name="dagexec",
@@ -66,14 +69,43 @@ app.command("tune")(tune_command)
 def main() -> None:
     """Entry point of the `dagexec` script."""
     try:
+        try:
+            status = _status()
+        except SystemExit as ended:
+            if isinstance(ended.__context__, BrokenPipeError):  # typer and rich make it 1, which says that bytes differ
+                raise ended.__context__ from None
+            status = ended.code
+        if sys.stdout is not None:
+            sys.stdout.flush()  # here, where it is noticed when that fails
+    except BrokenPipeError:
+        _write_nothing_more()
+        status = 128 + 13
+    except OSError as error:
+        _write_nothing_more()
+        _tell(f"dagexec: standard output cannot be written: {reason(error)}")
+        status = 2
+    sys.exit(status)
+
+
+def _status() -> object:
+    """The exit status of the command. Raises SystemExit with it, or OSError for what it could not print."""
+    try:
         app(prog_name="dagexec")
     except DagexecError as error:
-        message = f"dagexec: {type(error).__name__}: {error}"
-        Console(stderr=True).print(message, style="red", markup=False, highlight=False, soft_wrap=True)
-        sys.exit(2)
-    except OSError as error:  # standard output on a full disk
-        Console(stderr=True).print(f"dagexec: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-        sys.exit(2)
+        _tell(f"dagexec: {type(error).__name__}: {error}")
+        return 2
     except KeyboardInterrupt:
         gc.freeze()  # saves the interpreter a last pass over all objects at exit: a quarter of a second
-        sys.exit(130)
+        return 130
+    return 0
+
+
+def _tell(message: str) -> None:
+    Console(stderr=True).print(message, style="red", markup=False, highlight=False, soft_wrap=True)
+
+
+def _write_nothing_more() -> None:
+    """What is still to be written to standard output goes nowhere: the interpreter would fail with it at exit."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)

@@ -11,7 +11,7 @@ import typer
 
 from dagexec.cli.completion import complete_net_type
 from dagexec.core.choices import choices
-from dagexec.errors import ArgumentError, ModelFormatError
+from dagexec.errors import ArgumentError, OutputError
 
 Value = int | float | str
 
@@ -87,8 +87,8 @@ def _parsed(text: str) -> Value:
 def kept_choices(file: Path | None) -> Iterator[None]:
     """Load choices from `file`, if it exists; save all choices to it if the block measures new ones, even if it fails.
 
-    Raises ModelFormatError if the file cannot be read or written or is not a file of choices, if possible before the
-    block runs.
+    Raises ModelFormatError if the file is not one of choices, OutputError if it cannot be written, if possible before
+    the block runs.
     """
     if file is None:
         yield
@@ -96,7 +96,7 @@ def kept_choices(file: Path | None) -> Iterator[None]:
     if file.exists():
         choices.load(file)
     elif not file.parent.is_dir():
-        raise ModelFormatError(f"{file}: cannot save choices of algorithms: {file.parent} is not a folder")
+        raise OutputError(f"{file}: cannot save choices of algorithms: {file.parent} is not a folder")
     before = choices.all()
     try:
         yield

@@ -17,6 +17,6 @@ ReportOption = Annotated[
 
 
 def write_report(report: Report, path: Path) -> None:
-    """Write the page and say so. Raises ModelFormatError if it cannot be written."""
+    """Write the page and say so. Raises OutputError if it cannot be written."""
     report.write(path)
     Console(stderr=True).print(f"the report is in {path}", markup=False, highlight=False)

@@ -48,7 +48,7 @@ from dagexec.cli.progress import progress_line
 from dagexec.cli.reports import ReportOption, write_report
 from dagexec.core.device import Device
 from dagexec.devices.sim import simulated
-from dagexec.errors import FeedError
+from dagexec.platform.files import written_atomically
 from dagexec.report.document import check_report
 from dagexec.report.gather import run_report
 from dagexec.scheduler.observe.trace import Trace
@@ -129,7 +129,8 @@ def run_command(
             runtime = traced_runtime(executor.net_type, executor.num_workers, executor, feeds)
             write_report(run_report(runtime, executor.model, feeds), report)
     if output is not None:
-        _save(output, outputs)
+        with written_atomically(output) as file:
+            save_arrays(file, outputs)
     median = statistics.median(seconds) * 1e3
     share = None if record is None else foreign_share(graph, record.operator_seconds(len(graph)))
     if as_json:
@@ -177,11 +178,3 @@ def save_arrays(file: BinaryIO, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 plain = array.astype(np.bytes_) if array.dtype == np.object_ else array
                 np.lib.format.write_array(member, plain, allow_pickle=False)
-
-
-def _save(path: Path, outputs: dict[str, npt.NDArray[Any]]) -> None:
-    try:
-        with path.open("wb") as file:
-            save_arrays(file, outputs)
-    except OSError as error:
-        raise FeedError(f"{path}: cannot be written: {error.strerror}") from None

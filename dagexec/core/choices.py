@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 
-from dagexec.errors import ModelFormatError, UnsupportedFeatureError
+from dagexec.errors import ModelFormatError, OutputError, UnsupportedFeatureError
 from dagexec.platform.deadline import Deadline, check_stop
 from dagexec.platform.files import regular_only, write_atomically
 from dagexec.platform.forking import ProcessLock
@@ -107,7 +107,7 @@ class Choices:
         return len(found)
 
     def save(self, path: str | Path) -> int:
-        """Write all choices to a file, atomically. Returns how many. Raises ModelFormatError when that fails."""
+        """Write all choices to a file, atomically. Returns how many. Raises OutputError when that fails."""
         found = self.all()
         _write(Path(path), found)
         return len(found)
@@ -123,7 +123,7 @@ class Choices:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             _write(path, (_read_or_warn(path) or {}) | new)
-        except (ModelFormatError, OSError) as error:
+        except (OutputError, OSError) as error:
             logger.warning("choices are not saved: %s", error)
 
     def _read_cache(self) -> None:
@@ -196,7 +196,7 @@ def load_choices(path: str | Path) -> int:
 def save_choices(path: str | Path) -> int:
     """Write all choices, measured and loaded, atomically to a JSON file, and return their number.
 
-    Raises ModelFormatError if the file cannot be written.
+    Raises OutputError if the file cannot be written.
     """
     return choices.save(path)
 

@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,8 @@ from dagexec.errors import DagexecError, ModelFormatError, UnsupportedOperatorEr
 from dagexec.export import onnx_images, onnx_operators, onnx_shapes  # noqa: F401 - registers their exporters
 from dagexec.export.onnx_node import CannotExportError, Dims, Nodes, Operation, exporter_of
 from dagexec.export.onnx_shapes import element_type
+from dagexec.platform.files import being_written, written_atomically
+from dagexec.storage.publishing import Unpublished, synchronize_folder
 
 _OPERATOR_SET = 21
 """Used unless an operator is newer: it is what onnxruntime 1.18 and newer read."""
@@ -45,11 +48,31 @@ Shapes = Mapping[str, Sequence[int | None]]
 def save_onnx(model: Model, path: str | os.PathLike[str], *, shapes: Shapes | None = None) -> None:
     """Write a model as an ONNX file; more than 1 GiB of parameters lie beside it, in a file of its name and `.data`.
 
-    Raises what `to_onnx` raises, and OSError.
+    Raises what `to_onnx` raises, and OutputError, when what was there before has stayed.
     """
     proto = to_onnx(model, shapes=shapes)
-    large = sum(len(tensor.raw_data) for tensor in proto.graph.initializer) > _MOST_IN_ONE_FILE
-    onnx.save_model(proto, path, save_as_external_data=large, location=f"{os.path.basename(path)}.data")
+    target = Path(path)
+    if sum(len(tensor.raw_data) for tensor in proto.graph.initializer) > _MOST_IN_ONE_FILE:
+        _save_in_two(proto, target)
+        return
+    with written_atomically(target) as file:
+        onnx.save_model(proto, file, onnx.serialization.registry.get_format_from_file_extension(target.suffix))
+
+
+def _save_in_two(proto: onnx.ModelProto, target: Path) -> None:
+    """Write `target`, and `target` with `.data` behind its name, which is in place when the model is."""
+    folder = Unpublished(target, folder=True)
+    data = f"{target.name}.data"
+    try:
+        with being_written(target):
+            onnx.save_model(proto, folder.path / target.name, save_as_external_data=True, location=data)
+            for name in (data, target.name):
+                with (folder.path / name).open("rb") as file:
+                    os.fsync(file.fileno())
+                (folder.path / name).replace(target.with_name(name))
+            synchronize_folder(target.parent)
+    finally:
+        folder.discard()
 
 
 def to_onnx(model: Model, *, shapes: Shapes | None = None) -> onnx.ModelProto:

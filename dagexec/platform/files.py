@@ -6,10 +6,12 @@ import errno
 import os
 import stat
 import uuid
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
-from dagexec.errors import ModelFormatError
+from dagexec.errors import OutputError
 
 
 def regular_only(path: str, flags: int) -> int:
@@ -22,21 +24,46 @@ def regular_only(path: str, flags: int) -> int:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Put `content` at `path`: all of it or, on failure, nothing. Raises ModelFormatError."""
-    if not path.name:
-        raise ModelFormatError(f"{path}: cannot be written: not the name of a file")
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    """Put `content` at `path`: all of it or, on failure, nothing. Raises OutputError."""
+    with written_atomically(path) as file:
+        file.write(content)
+
+
+@contextmanager
+def written_atomically(path: Path) -> Iterator[BinaryIO]:
+    """A file that is at `path` once the block has ended: all that was written to it or, on failure, nothing.
+
+    What is at `path` and keeps nothing, as /dev/stdout, a device or a pipe that somebody reads, is written to directly.
+    Raises OutputError, also for an OSError of the block.
+    """
+    with being_written(path):
+        if not path.name:
+            raise OSError(errno.EINVAL, "not the name of a file")
+        if path.exists() and not path.is_file() and not path.is_dir():
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY), "wb") as stream:
+                os.set_blocking(stream.fileno(), True)
+                yield stream
+            return
+        target = Path(os.path.realpath(path))
+        temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+        try:
+            with temporary.open("xb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(target)
+        finally:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def being_written(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Raises OutputError, which names `path`, for what the system says in the block."""
     try:
-        with temporary.open("xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        yield
     except (OSError, ValueError) as error:  # ValueError: a null character in the path
-        raise ModelFormatError(f"{path}: cannot be written: {reason(error)}") from None
-    finally:
-        with suppress(OSError, ValueError):
-            temporary.unlink(missing_ok=True)
+        raise OutputError(f"{os.fspath(path)}: cannot be written: {reason(error)}") from None
 
 
 def reason(error: OSError | ValueError) -> str:

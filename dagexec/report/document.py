@@ -75,7 +75,7 @@ class Report:
         return "".join(filled)
 
     def write(self, path: Path) -> None:
-        """Write the file. Raises ModelFormatError if it cannot be written."""
+        """Write the file. Raises OutputError if it cannot be written."""
         write_atomically(path, self.html().encode())
 
 

@@ -42,7 +42,8 @@ def write_blobs(
 ) -> None:
     """Put blobs into a new database, in place of the one at `path`: all of them or, on failure, nothing.
 
-    Raises StorageError, naming the path, when it cannot be written; ShapeError for a dtype that tensors do not hold.
+    Raises OutputError, naming the path, when it cannot be written, StorageError for two blobs of one name, ShapeError
+    for a dtype that tensors do not hold.
     """
     sums: dict[str, tuple[int, int]] = {}
     with open_database(db_type, path, Mode.NEW) as database, database.transaction() as transaction:

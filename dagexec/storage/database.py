@@ -81,11 +81,11 @@ class Transaction(ABC):
 
     @abstractmethod
     def put(self, key: bytes, value: bytes) -> None:
-        """Add a record. Raises StorageError when it cannot be written."""
+        """Add a record. Raises OutputError when it cannot be written."""
 
     @abstractmethod
     def commit(self) -> None:
-        """Make the records part of the database, on the disk when this returns. Raises StorageError."""
+        """Make the records part of the database, on the disk when this returns. Raises OutputError."""
 
     @abstractmethod
     def abort(self) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from dagexec.errors import StorageError
+from dagexec.errors import OutputError, StorageError
 from dagexec.platform.extras import install_command
 from dagexec.platform.files import regular_only
 from dagexec.platform.forking import reset_after_fork
@@ -236,11 +236,11 @@ class LmdbTransaction(Transaction):
             raise StorageError(f"{self._database.path}: this transaction has ended; start a new one")
         return self._transaction
 
-    def _failed(self, error: Exception) -> StorageError:
+    def _failed(self, error: Exception) -> OutputError:
         if hasattr(self, "_transaction"):
             self.abort()
         kept = "the records before it stay" if exists(self._database.path) else "nothing is left of it"
-        return StorageError(f"{self._database.path}: cannot be written: {error}; {kept}")
+        return OutputError(f"{self._database.path}: cannot be written: {error}; {kept}")
 
 
 class LmdbCursor(Cursor):

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from dagexec.errors import StorageError
+from dagexec.errors import OutputError, StorageError
 from dagexec.platform.files import regular_only
 from dagexec.storage.database import Cursor, Database, Mode, Transaction, reason, register_database
 from dagexec.storage.publishing import Unpublished
@@ -124,10 +124,10 @@ class MiniTransaction(Transaction):
             raise StorageError(f"{self._path}: this transaction has ended; start a new one")
         return self._file
 
-    def _failed(self, error: OSError) -> StorageError:
+    def _failed(self, error: OSError) -> OutputError:
         self.abort()
         kept = "the file before it stays" if self._path.exists() else "nothing is left of it"
-        return StorageError(f"{self._path}: cannot be written: {reason(error)}; {kept}")
+        return OutputError(f"{self._path}: cannot be written: {reason(error)}; {kept}")
 
     def __del__(self) -> None:
         if getattr(self, "_file", None) is not None:

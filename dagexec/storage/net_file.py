@@ -38,7 +38,8 @@ def load_net(path: str | os.PathLike[str]) -> NetDef:
 
 
 def save_net(net: NetDef, path: str | os.PathLike[str]) -> None:
-    """Write a NetDef atomically, in the format that its name implies (see `load_net`). Raises ModelFormatError."""
+    """Write a NetDef atomically, in the format that its name implies (see `load_net`). Raises OutputError, and
+    ModelFormatError for a message that has no such form."""
     save_message(net, path)
 
 
@@ -109,7 +110,7 @@ def _kind(field: FieldDescriptor) -> int:
 
 
 def save_message(message: Message, path: str | os.PathLike[str]) -> None:
-    """Write a message to a file atomically, as text or binary by its name. Raises ModelFormatError."""
+    """Write a message to a file atomically, as text or binary by its name. Raises what `save_net` raises."""
     try:
         if Path(path).suffix in TEXT_SUFFIXES:
             content = text_format.MessageToString(message, print_unknown_fields=False).encode()

@@ -18,7 +18,7 @@ try:
 except ImportError:  # Windows: leftovers stay
     fcntl = None  # type: ignore[assignment]
 
-from dagexec.errors import StorageError
+from dagexec.errors import OutputError
 from dagexec.storage.database import reason
 
 _MARK = ".unfinished-"
@@ -33,9 +33,9 @@ class Unpublished:
     """
 
     def __init__(self, target: Path, *, folder: bool = False) -> None:
-        """Make the empty file or folder. Raises StorageError when that cannot be done."""
+        """Make the empty file or folder. Raises OutputError when that cannot be done."""
         if not target.name:
-            raise StorageError(f"{target}: cannot be written: not the name of a file")
+            raise OutputError(f"{target}: cannot be written: not the name of a file")
         self.target = target
         self._lock = -1
         try:
@@ -50,7 +50,7 @@ class Unpublished:
                 self._lock = _locked(self.path)
         except (OSError, ValueError) as error:
             self.discard()
-            raise StorageError(f"{target}: cannot be written: {reason(error)}") from None
+            raise OutputError(f"{target}: cannot be written: {reason(error)}") from None
 
     def publish(self) -> None:
         """Put it in its place, on the disk when this returns. The caller has synchronized what is in it.

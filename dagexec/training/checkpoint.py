@@ -70,7 +70,7 @@ def save_checkpoint(
 
     The file `step-<step>.<db_type>` is on the disk when this returns its path, even when `keep` others are of later
     steps. An old one that cannot be removed is named in the log. No net that writes the blobs may run meanwhile. Raises
-    StorageError when it cannot be written (those before it stay), MissingBlobError, ValueError for a negative step or
+    OutputError when it cannot be written (those before it stay), MissingBlobError, ValueError for a negative step or
     `keep` below 1.
     """
     if step < 0 or keep < 1:

@@ -14,7 +14,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from dagexec.errors import StorageError
+from dagexec.errors import OutputError, StorageError
 from dagexec.platform.forking import reset_after_fork
 from dagexec.storage.database import reason
 
@@ -31,7 +31,7 @@ class FolderLock:
     """Holds a folder from when it is made until `close`, or until the process ends."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises StorageError, naming the process that holds the folder; and when the file cannot be written."""
+        """Raises StorageError, naming the process that holds the folder; OutputError if the file cannot be written."""
         self._path = folder / NAME
         self._handle = -1
         try:
@@ -45,7 +45,7 @@ class FolderLock:
             ) from None
         except OSError as error:
             self.close()
-            raise StorageError(f"{folder}: checkpoints cannot be written there: {reason(error)}") from None
+            raise OutputError(f"{folder}: checkpoints cannot be written there: {reason(error)}") from None
         reset_after_fork(self, FolderLock._forked)
 
     def close(self) -> None:

@@ -28,7 +28,7 @@ from dagexec.core.dtypes import (
 )
 from dagexec.core.tensor import Tensor
 from dagexec.core.workspace import Workspace
-from dagexec.errors import StorageError
+from dagexec.errors import OutputError, StorageError
 from dagexec.platform.extras import install_command
 from dagexec.platform.files import regular_only
 from dagexec.storage.database import reason
@@ -55,7 +55,7 @@ def export_safetensors(
 ) -> None:
     """Write tensors to a file at `path`, as a whole or not at all.
 
-    Raises StorageError when it cannot be written or a tensor is of strings, MissingBlobError.
+    Raises OutputError when it cannot be written, StorageError for a tensor of strings, MissingBlobError.
     """
     library = _library()
     arrays = {name: workspace.fetch_blob(name) for name in blobs}
@@ -78,7 +78,7 @@ def export_safetensors(
         unpublished.publish()
     except (OSError, library.SafetensorError, TypeError) as error:
         text = reason(error) if isinstance(error, OSError) else str(error)
-        raise StorageError(f"{path}: cannot be written: {text}; an earlier file was kept") from None
+        raise OutputError(f"{path}: cannot be written: {text}; an earlier file was kept") from None
     finally:
         unpublished.discard()
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from dagexec.core.device import Device
-from dagexec.errors import ArgumentError, NonFiniteError, SchemaError, StorageError
+from dagexec.errors import ArgumentError, NonFiniteError, OutputError, SchemaError, StorageError
 from dagexec.ops.communication import CommonWorld
 from dagexec.platform.closing import Closing
 from dagexec.platform.processor import available_cores
@@ -299,7 +299,7 @@ def _locked(folder: Path) -> FolderLock:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StorageError(f"{folder}: checkpoints cannot be written there: {error.strerror}") from None
+        raise OutputError(f"{folder}: checkpoints cannot be written there: {error.strerror}") from None
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise StorageError(f"{folder}: checkpoints cannot be written there: permission denied")
+        raise OutputError(f"{folder}: checkpoints cannot be written there: permission denied")
     return FolderLock(folder)

@@ -280,7 +280,7 @@ class Trace(Observer):
         return summary(title, lanes_picture(lanes), table(("slowest", "worker", "us"), rows))
 
     def write(self, path: Path) -> None:
-        """Write the file. Raises ModelFormatError if it cannot be written."""
+        """Write the file. Raises OutputError if it cannot be written."""
         from dagexec.scheduler.observe.trace_file import write_trace
 
         write_trace(self, path)

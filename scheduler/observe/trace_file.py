@@ -35,7 +35,7 @@ Place = tuple[int, int, float]
 
 
 def write_trace(trace: Trace, path: Path) -> None:
-    """Write `trace` to `path`. Raises ModelFormatError if it cannot be written."""
+    """Write `trace` to `path`. Raises OutputError if it cannot be written."""
     content = json.dumps({"traceEvents": trace_events(trace), "displayTimeUnit": "ms"})
     write_atomically(Path(path), content.encode())
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dagexec.errors import StorageError
+from dagexec.errors import OutputError, StorageError
 from dagexec.storage import Mode, database_exists, database_types, open_database
 from dagexec.storage.blob_file import INTEGRITY_KEY, read_blob_file, write_blobs
 from dagexec.storage.publishing import Unpublished
@@ -237,7 +237,7 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(db_type: str, before: 
     path = tmp_path / "db"
     if before:
         write_blobs(db_type, path, BLOBS.items())
-    with pytest.raises(StorageError, match=f"{path}: cannot be written: .*{'stay' if before else 'nothing is left'}"):
+    with pytest.raises(OutputError, match=f"{path}: cannot be written: .*{'stay' if before else 'nothing is left'}"):
         write_blobs(db_type, path, {"big": np.zeros(1 << 16)}.items(), chunk_size=10_000)
     assert [name.name for name in tmp_path.iterdir()] == (["db"] if before else [])
     if before:

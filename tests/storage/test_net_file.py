@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dagexec import NetDef, OperatorDef, load_net, save_net
 from dagexec.core.arguments import make_argument
 from dagexec.core.proto import TensorProto, dagexec_pb2
-from dagexec.errors import ModelFormatError
+from dagexec.errors import ModelFormatError, OutputError
 from dagexec.storage import net_file
 from dagexec.storage.net_file import load_message, parse_message
 
@@ -193,7 +193,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
         monkeypatch.setattr(Path, "replace", fail)
     else:
         monkeypatch.setattr(net_file.os, "fsync", fail)
-    with pytest.raises(ModelFormatError, match=r"net\.pb: cannot be written: No space left"):
+    with pytest.raises(OutputError, match=r"net\.pb: cannot be written: No space left"):
         save_net(NetDef(name="new"), path)
     assert path.read_bytes() == before
     assert [entry.name for entry in tmp_path.iterdir()] == ["net.pb"]
@@ -206,7 +206,7 @@ def test_a_written_file_has_the_rights_of_any_new_file(tmp_path: Path) -> None:
 
 
 def test_writing_into_no_folder_is_refused_with_the_path(tmp_path: Path) -> None:
-    with pytest.raises(ModelFormatError, match=r"net\.pb: cannot be written: No such file"):
+    with pytest.raises(OutputError, match=r"net\.pb: cannot be written: No such file"):
         save_net(sample(), tmp_path / "missing" / "net.pb")
 
 
@@ -329,7 +329,7 @@ def test_every_enum_has_the_numbers_of_caffe2() -> None:
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(ModelFormatError, match="cannot be written"):
+    with pytest.raises(OutputError, match="cannot be written"):
         save_net(sample(), name)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 

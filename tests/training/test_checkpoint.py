@@ -14,7 +14,7 @@ import pytest
 from dagexec import Workspace
 from dagexec.core.device import Device
 from dagexec.core.tensor import Tensor
-from dagexec.errors import MissingBlobError, StorageError
+from dagexec.errors import MissingBlobError, OutputError, StorageError
 from dagexec.storage.blob_file import write_blobs
 from dagexec.training.checkpoint import Checkpoint, checkpoints, latest_checkpoint, load_checkpoint, save_checkpoint
 
@@ -160,7 +160,7 @@ def test_a_full_disk_leaves_the_last_good_state(db_type: str, tmp_path: Path) ->
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
     try:
-        with pytest.raises(StorageError, match=rf"step-0+2\.{db_type}: cannot be written"):
+        with pytest.raises(OutputError, match=rf"step-0+2\.{db_type}: cannot be written"):
             save_checkpoint(workspace, BLOBS, tmp_path, 2, db_type=db_type)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

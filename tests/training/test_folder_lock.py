@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dagexec.errors import StorageError
+from dagexec.errors import OutputError, StorageError
 from dagexec.training.checkpoint import checkpoints
 from dagexec.training.folder_lock import NAME, FolderLock
 from dagexec.training.trainer import Trainer
@@ -111,7 +111,7 @@ def test_what_is_no_file_is_not_waited_for_and_no_link_is_followed(tmp_path: Pat
         (place / NAME).mkdir()
     else:
         (place / NAME).symlink_to(precious)
-    with pytest.raises(StorageError, match="checkpoints cannot be written there"):
+    with pytest.raises(OutputError, match="checkpoints cannot be written there"):
         FolderLock(place)
     assert precious.read_text() == "mine"
 

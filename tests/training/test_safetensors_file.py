@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from dagexec import Workspace
-from dagexec.errors import StorageError
+from dagexec.errors import OutputError, StorageError
 from dagexec.training.safetensors_file import export_safetensors, import_safetensors, read_safetensors
 
 Array = npt.NDArray[Any]
@@ -110,7 +110,7 @@ def test_a_full_disk_leaves_the_file_before(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
     try:
-        with pytest.raises(StorageError, match="cannot be written"):
+        with pytest.raises(OutputError, match="cannot be written"):
             export_safetensors(filled({"w": np.ones(1 << 16)}), ["w"], tmp_path / "f")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

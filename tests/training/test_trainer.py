@@ -16,6 +16,7 @@ from dagexec.errors import (
     FeedError,
     NonFiniteError,
     OperatorError,
+    OutputError,
     SchemaError,
     StorageError,
 )
@@ -182,9 +183,9 @@ def test_a_checkpoint_of_another_training_is_refused(
 
 def test_a_folder_that_cannot_be_written_is_named_before_the_first_step(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match="file: checkpoints cannot be written there"):
+    with pytest.raises(OutputError, match="file: checkpoints cannot be written there"):
         Trainer(make_task(0), checkpoints=tmp_path / "file")
-    with pytest.raises(StorageError, match="run: checkpoints cannot be written there"):
+    with pytest.raises(OutputError, match="run: checkpoints cannot be written there"):
         Trainer(make_task(0), checkpoints=tmp_path / "file" / "run")
 
 
