@@ -68,6 +68,7 @@ app.command("tune")(tune_command)
 
 def main() -> None:
     """Entry point of the `dagexec` script."""
+    status: str | int | None
     try:
         try:
             status = _status()
@@ -87,7 +88,7 @@ def main() -> None:
     sys.exit(status)
 
 
-def _status() -> object:
+def _status() -> int:
     """The exit status of the command. Raises SystemExit with it, or OSError for what it could not print."""
     try:
         app(prog_name="dagexec")
