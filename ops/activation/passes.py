@@ -2,6 +2,9 @@
 
 Arrays are float32 or float64, of one shape and dtype; `work` and the like are scratch of that shape and overlap
 neither. The operators are in `activation`; `post_ops` applies the same formulas behind another operator.
+
+x times a gate that goes to 0 is NaN at -infinity, as IEEE's product is, and as it is by oneDNN, by kernels, and in
+nets that spell the product out: the gate must become 0, so it is not clipped from below.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import numpy as np
 from dagexec.core.operator import Step
 from dagexec.ops.base.blocks import Array
 from dagexec.ops.base.error_function import LIMIT, log_erfc_passes
-from dagexec.ops.base.pointwise import clip_pass, logistic_denominator, logistic_floor, scalar_pass
+from dagexec.ops.base.pointwise import clip_pass, logistic_denominator, scalar_pass
 
 
 def leaky_relu_passes(x: Array, y: Array, negative: Array, alpha: float) -> list[Step]:
@@ -39,27 +42,19 @@ def _rectified(x: Array, y: Array, negative: Array, middle: list[Step]) -> list[
 
 
 def sigmoid_passes(x: Array, y: Array) -> list[Step]:
-    """1 / (1 + exp(-x)) on x clipped from below, where nothing overflows."""
+    """1 / (1 + exp(-x)): 0 where the power is infinite."""
     return [
-        clip_pass(x, logistic_floor(x.dtype), math.inf, y),
-        *logistic_denominator(y, y),
+        *logistic_denominator(x, y),
         partial(np.divide, np.ones((), x.dtype), y, out=y),
     ]
 
 
 def swish_passes(x: Array, y: Array, work: Array, alpha: float = 1.0) -> list[Step]:
-    """x / (1 + exp(-alpha x)), with x clipped where that has become nothing."""
+    """x / (1 + exp(-alpha x)): 0 where the power is infinite and x is not."""
     if alpha == 0:
         return [scalar_pass(np.multiply, x, 0.5, y)]
-    floor = logistic_floor(x.dtype) / alpha
-    clipped = clip_pass(x, floor, math.inf, y) if alpha > 0 else clip_pass(x, -math.inf, floor, y)
-    scaled = [] if alpha == 1 else [scalar_pass(np.multiply, y, alpha, work)]
-    return [
-        clipped,
-        *scaled,
-        *logistic_denominator(work if scaled else y, work),
-        partial(np.divide, y, work, out=y),
-    ]
+    scaled = [] if alpha == 1 else [scalar_pass(np.multiply, x, alpha, work)]
+    return [*scaled, *logistic_denominator(work if scaled else x, work), partial(np.divide, x, work, out=y)]
 
 
 def softplus_passes(x: Array, y: Array, decay: Array) -> list[Step]:
@@ -95,32 +90,34 @@ def hard_swish_passes(x: Array, y: Array, gate: Array) -> list[Step]:
 
 
 def tanh_gelu_passes(x: Array, y: Array, work: Array) -> list[Step]:
-    """0.5 x (1 + tanh(x (a + b x^2))), which is x / (1 + exp(-2 x (a + b x^2))), on x clipped from below."""
+    """0.5 x (1 + tanh(x (a + b x^2))), which is x / (1 + exp(-2 x (a + b x^2))): 0 where the power is infinite."""
     slope = 2 * math.sqrt(2 / math.pi)
-    floor = -12.0 if x.dtype == np.float64 else -8.5
     return [
-        clip_pass(x, floor, math.inf, y),
-        clip_pass(y, floor, -floor, work),
-        partial(np.square, work, out=work),
+        partial(np.square, x, out=work),
         scalar_pass(np.multiply, work, slope * 0.044715, work),
         scalar_pass(np.add, work, slope, work),
-        partial(np.multiply, work, y, out=work),
+        partial(np.multiply, work, x, out=work),
         *logistic_denominator(work, work),
-        partial(np.divide, y, work, out=y),
+        partial(np.divide, x, work, out=y),
     ]
 
 
 def exact_gelu_passes(x: Array, y: Array, magnitude: Array, t: Array, work: Array) -> list[Step]:
-    """max(x, 0) - |x|/2 * erfc(|x|/sqrt(2)), with |x| clipped where the second term has become nothing."""
+    """max(x, 0) - |x|/2 * erfc(|x|/sqrt(2)), with |x| clipped where the second term has become nothing.
+
+    The maximum is computed as x/2 + |x|/2, which is NaN at -infinity.
+    """
     root = math.sqrt(0.5)
     return [
         partial(np.absolute, x, out=magnitude),
-        scalar_pass(np.multiply, magnitude, root, magnitude),
+        scalar_pass(np.multiply, magnitude, 0.5, magnitude),
+        scalar_pass(np.multiply, x, 0.5, y),
+        partial(np.add, y, magnitude, out=y),
+        scalar_pass(np.multiply, magnitude, 2 * root, magnitude),
         clip_pass(magnitude, 0.0, LIMIT, magnitude),
         *log_erfc_passes(magnitude, t, work),
         partial(np.exp, work, out=work),
         partial(np.multiply, work, magnitude, out=work),
         scalar_pass(np.multiply, work, root, work),
-        clip_pass(x, 0.0, math.inf, y),
         partial(np.subtract, y, work, out=y),
     ]

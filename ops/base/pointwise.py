@@ -165,7 +165,7 @@ def scalar_pass(ufunc: Callable[..., Any], x: Array, value: float, out: Array) -
 
 
 def logistic_denominator(x: Array, out: Array) -> list[Step]:
-    """The passes `out = 1 + exp(-x)`, for x at or above `logistic_floor`, where nothing overflows."""
+    """The passes `out = 1 + exp(-x)`: infinite far below `logistic_floor`."""
     return [partial(np.negative, x, out=out), partial(np.exp, out, out=out), scalar_pass(np.add, out, 1.0, out)]
 
 

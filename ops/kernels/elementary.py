@@ -29,6 +29,7 @@ _FRACTION_BITS, _ONE_EXPONENT = 23, 127
 _ROOT_BITS = 0x3F3504F3  # of the square root of 1/2
 _TINY = 2.0**-126
 _MOST_POWER = 125.9  # of 2: it and its inverse are normal numbers
+_INFINITE_POWER = 128.0  # of 2
 
 
 def horner(build: Builder, x: Vector, coefficients: Sequence[float]) -> Vector:
@@ -91,30 +92,27 @@ def sigmoid(build: Builder, x: Vector) -> Vector:
 
 
 def swish(build: Builder, x: Vector, alpha: float = 1.0) -> Vector:
-    """x / (1 + e^(-alpha x)), SiLU with alpha = 1; -0 of -infinity. 4 ulp."""
+    """x / (1 + e^(-alpha x)), SiLU with alpha = 1; NaN of -infinity. 4 ulp."""
     if alpha == 0:
         return x * 0.5
-    bounded = build.maximum(_LEAST / alpha, x) if alpha > 0 else build.minimum(_LEAST / alpha, x)
-    return bounded * sigmoid(build, bounded * alpha if alpha != 1 else bounded)
+    return x * sigmoid(build, x * alpha if alpha != 1 else x)
 
 
 def near_swish(build: Builder, x: Vector, alpha: float = 1.0) -> Vector:
     """As `swish`, with an error of 1e-7 of the greater of 1 and |x|, in two thirds of the instructions."""
     if alpha == 0:
         return x * 0.5
-    end = -_MOST_POWER * _LN2 / alpha
-    bounded = build.maximum(end, x) if alpha > 0 else build.minimum(end, x)
-    return bounded / _one_and_decay(build, bounded, alpha)
+    return x / _one_and_decay(build, x, alpha)
 
 
 def near_sigmoid(build: Builder, x: Vector) -> Vector:
     """As `sigmoid`, with an error of 1e-7, in two thirds of the instructions."""
-    return 1.0 / _one_and_decay(build, build.maximum(-_MOST_POWER * _LN2, x), 1.0)
+    return 1.0 / _one_and_decay(build, x, 1.0)
 
 
 def _one_and_decay(build: Builder, x: Vector, alpha: float) -> Vector:
-    """1 + e^(-alpha x), at most 2^126: the relative error of the power is 6e-8 |alpha x|."""
-    return _power_of_two(build, build.maximum(-_MOST_POWER, x * (-alpha * _LOG2E))) + 1.0
+    """1 + e^(-alpha x), infinite from 2^128 on: the relative error of the power is 6e-8 |alpha x|."""
+    return _power_of_two(build, clip(build, x * (-alpha * _LOG2E), -_MOST_POWER, _INFINITE_POWER)) + 1.0
 
 
 def erf(build: Builder, x: Vector) -> Vector:
@@ -126,20 +124,23 @@ def erf(build: Builder, x: Vector) -> Vector:
 def gelu(build: Builder, x: Vector) -> Vector:
     """x/2 (1 + erf(x / sqrt(2))), as max(x, 0) - |x|/2 erfc(|x| / sqrt(2)): 3e-7 of |x| and 2e-7.
 
+    The maximum is computed as x/2 + |x|/2, which is NaN at -infinity.
     Hendrycks and Gimpel 2016, arXiv:1606.08415.
     """
-    bounded = build.minimum(LIMIT, build.absolute(x) * math.sqrt(0.5))
+    half = x * 0.5
+    size = build.absolute(half)
+    positive = half + size
+    bounded = build.minimum(LIMIT, size * math.sqrt(2))
     rest = _power_of_two(build, _log_erfc(build, bounded, -1 / _LN2)) * bounded
-    return build.fnma(rest, math.sqrt(0.5), build.maximum(0.0, x))
+    return build.fnma(rest, math.sqrt(0.5), positive)
 
 
 def tanh_gelu(build: Builder, x: Vector) -> Vector:
     """x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), as x times a sigmoid: 4 ulp above -8.5, below -1e-24."""
-    bounded = build.maximum(-8.5, x)
-    near = build.minimum(8.5, bounded)
+    near = clip(build, x, -10.5, 10.5)  # further away the sigmoid is 0 and 1
     slope = 2 * math.sqrt(2 / math.pi)
     factor = build.fma(near * near, build.constant(slope * 0.044715), slope)
-    return bounded * sigmoid(build, factor * near)
+    return x * sigmoid(build, factor * near)
 
 
 def gelu_slope(build: Builder, x: Vector) -> Vector:
@@ -168,10 +169,9 @@ def softplus(build: Builder, x: Vector) -> Vector:
 
 def mish(build: Builder, x: Vector) -> Vector:
     """x tanh(ln(1 + e^x)) = x g / (g + 2) with g = e^x (e^x + 2). 5 ulp. Misra 2019, arXiv:1908.08681."""
-    bounded = build.maximum(_LEAST, x)
-    grown = exp(build, build.minimum(20.0, bounded))
+    grown = exp(build, build.minimum(20.0, x))
     gate = grown * (grown + 2.0)
-    return bounded * (gate / (gate + 2.0))
+    return x * (gate / (gate + 2.0))
 
 
 def elu(build: Builder, x: Vector, alpha: float = 1.0) -> Vector:
@@ -210,7 +210,7 @@ _POWERS: dict[float, Callable[[Builder, Vector], Vector]] = {
     -2.0: lambda build, x: 1.0 / (x * x),
     -1.0: lambda build, x: 1.0 / x,
     -0.5: lambda build, x: build.select(build.equal(x, -math.inf), 0.0, 1.0 / build.square_root(x + 0.0)),
-    0.5: lambda build, x: build.select(build.equal(x, -math.inf), math.inf, build.square_root(x + 0.0)),
+    0.5: lambda build, x: build.square_root(x),  # as NumPy has it for -infinity and -0, not as a power of C
     1.0: lambda build, x: x,
     2.0: lambda build, x: x * x,
     3.0: lambda build, x: x * x * x,
@@ -232,7 +232,7 @@ def _parts(build: Builder, x: Vector) -> tuple[Vector, Vector]:
 
 
 def _power_of_two(build: Builder, p: Vector) -> Vector:
-    """2^p for p from -126 to 126."""
+    """2^p for p from -126 to 128, where it is infinite."""
     n = build.round(p)
     return _near(build, horner(build, p - n, _power_coefficients()), n)
 
@@ -269,8 +269,8 @@ def _exp_coefficients() -> tuple[float, ...]:
 
 @cache
 def _power_coefficients() -> tuple[float, ...]:
-    """Of 2^f for |f| <= 1/2: relative error 8e-8."""
-    return _interpolated(math.exp2, -0.5, 0.5, 5)
+    """Of 2^f for |f| <= 1/2, exactly 1 for f = 0: relative error 8e-8."""
+    return (*_interpolated(lambda f: (math.exp2(f) - 1) / f if f else _LN2, -0.5, 0.5, 4), 1.0)
 
 
 @cache

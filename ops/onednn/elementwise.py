@@ -112,7 +112,7 @@ class Chain(OneDNNOperator):
         """What the chain starts from, of the output's shape, its links, and the operands that they name."""
 
     def drops_nan(self) -> bool:
-        return drops_nan(self.links()[1])
+        return drops_nan(self.links()[1], behind_sums=False)
 
     def prepare_primitive(self) -> Step | Prepared:
         """One primitive; a kernel of our own where it takes several or oneDNN refuses."""

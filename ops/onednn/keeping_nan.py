@@ -21,6 +21,8 @@ import numpy as np
 
 from dagexec.core.operator import Operator, Prepared, Rebind, Step, parts_of
 from dagexec.core.tensor import Tensor
+from dagexec.core.traits import ImageRole
+from dagexec.ops.activation.post_ops import read_post_ops
 from dagexec.ops.base.blocks import Array
 from dagexec.ops.kernels.invalid_operations import Watch, can_be_seen
 from dagexec.ops.kernels.native import NativeCall, native_call
@@ -44,6 +46,8 @@ def keeping_nan(operator: Operator, prepared: Prepared, library: Library, thread
     """
     if not any(_is_float(operator.y(index)) for index in range(len(operator.output_blobs))):
         return prepared
+    if _leaves_no_trace(operator):
+        return scanning(operator, prepared)
     again = Recomputation(operator)
     watch = Watch(library.machine.team if threads > 1 else None)
     alone = native_call(prepared.step)
@@ -73,12 +77,13 @@ def keeping_nan_in_place(
     watched = _watched(prepared.step, watch, threads)
     result = operator.y(0)
     flat = result.reshape(-1)
+    looks = _leaves_no_trace(operator)
 
     def run_all() -> None:
         held = None if _is_finite(flat) else result.copy()
         for part in watched:
             part()
-        if not watch.note[0]:
+        if not watch.note[0] and not (looks and not _is_finite(again.inputs[0].reshape(-1))):
             return
         watch.note[0] = 0
         again.inputs[index] = exact = np.zeros_like(result) if held is None else held
@@ -94,7 +99,7 @@ def keeping_nan_in_place(
 def scanning(operator: Operator, prepared: Prepared) -> Prepared:
     """`prepared`, of `operator`, for code that no flag tells of: it looks for NaN in input 0.
 
-    For operators of one tensor.
+    For operators of one tensor, and for layers, in whose sums each number that is not finite meets others.
     """
     if not _is_float(operator.x(0)):
         return prepared
@@ -108,6 +113,16 @@ def scanning(operator: Operator, prepared: Prepared) -> Prepared:
             again.run()
 
     return again.behind(prepared, run_all)
+
+
+def _leaves_no_trace(operator: Operator) -> bool:
+    """True for a convolution that oneDNN may compute as a product of matrices with a sigmoid behind it.
+
+    That is compiled code: it compares, finds NaN below all limits and gives 0.
+    """
+    if operator.schema.image_role is not ImageRole.CONVOLUTION or "post_ops" not in operator.arguments:
+        return False
+    return any(one.kind == "sigmoid" for one in read_post_ops(operator.call()))
 
 
 def _watched(step: Step, watch: Watch, threads: int) -> list[Step]:

@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 
 from dagexec.core.dtypes import BFLOAT16, FLOAT32
-from dagexec.core.operator import Step, in_sequence
+from dagexec.core.operator import Prepared, Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.base.blocks import convert
@@ -21,6 +21,7 @@ from dagexec.ops.base.layout import NCHW, NHWC, image_order, logical_shape
 from dagexec.ops.kernels.standardizing import root_mean_square_step, standardizing_step
 from dagexec.ops.normalization import batch_norm, rms_norm, standardization
 from dagexec.ops.normalization import local_response as normalization
+from dagexec.ops.onednn.keeping_nan import scanning
 from dagexec.ops.onednn.operator import OneDNNOperator
 from dagexec.ops.onednn.post_ops import BINARY
 from dagexec.ops.onednn.primitive import (
@@ -132,6 +133,14 @@ class LRN(OneDNNOperator, normalization.LRN):
     """Local response normalization across channels."""
 
     metas = (FLOAT32, BFLOAT16)
+
+    def drops_nan(self) -> bool:
+        """It has NaN where it should not: its sums go along the channels, and what has gone by leaves NaN behind."""
+        return True
+
+    def kept(self, prepared: Prepared) -> Prepared:
+        """No flag tells of sums."""
+        return scanning(self, prepared)
 
     def prepare_primitive(self) -> Step:
         """One LRN; output `scale` is NumPy's to compute."""

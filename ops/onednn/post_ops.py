@@ -35,7 +35,7 @@ ELTWISE: Mapping[str, Callable[[float, float], tuple[int, float, float]]] = {
     "exp": lambda a, b: (_EXP, 0.0, 0.0),
     "log": lambda a, b: (_LOG, 0.0, 0.0),
     "linear": lambda a, b: (_LINEAR, a, b),
-    "pow": lambda a, b: (_POW, a, b),
+    "pow": lambda a, b: (_SQRT, 0.0, 0.0) if (a, b) == (1.0, 0.5) else (_POW, a, b),
     "softplus": lambda a, b: (_SOFTPLUS, 1.0, 0.0),
     "mish": lambda a, b: (_MISH, 0.0, 0.0),
 }
@@ -47,13 +47,15 @@ BINARY = {"add": 0x1FFF0, "mul": 0x1FFF1, "max": 0x1FFF2, "min": 0x1FFF3, "div":
 DROPS_NAN = frozenset({"relu", "clip", "hardsigmoid", "exp", "max", "min"})
 """Those that oneDNN 3.1 computes by maxima and minima that give a number for NaN.
 
-So is `leaky_relu` of slope 0, which is `relu` to it; the others keep NaN.
+So is `leaky_relu` of slope 0, which is `relu` to it; the others keep NaN, but for `sigmoid` behind the sums of
+convolutions that are products of matrices.
 """
 
 
-def drops_nan(post_ops: Iterable[PostOp]) -> bool:
-    """True when one of them gives a number for NaN."""
-    return any(one.kind in DROPS_NAN or (one.kind == "leaky_relu" and one.a == 0) for one in post_ops)
+def drops_nan(post_ops: Iterable[PostOp], *, behind_sums: bool = True) -> bool:
+    """True when one of them may give a number for NaN, behind a layer's sums or in a chain of functions."""
+    kinds = DROPS_NAN | {"sigmoid"} if behind_sums else DROPS_NAN
+    return any(one.kind in kinds or (one.kind == "leaky_relu" and one.a == 0) for one in post_ops)
 
 
 def operand_descriptor(library: Library, operand: Array, rank: int, order: str, label: str) -> Descriptor:
