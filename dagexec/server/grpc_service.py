@@ -5,16 +5,17 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
-from typing import Any
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
+from typing import Any, NoReturn, TypeVar
 
 import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
 from dagexec.errors import SettingError
+from dagexec.server.bodies import Bodies, Held
 from dagexec.server.grpc_codec import (
     config_message,
     metadata_message,
@@ -27,8 +28,6 @@ from dagexec.server.parent_span import parent_span
 from dagexec.server.proto import inference_pb2 as messages
 from dagexec.server.repository import Repository
 
-logger = logging.getLogger("dagexec.server")
-
 SERVICE = "inference.GRPCInferenceService"
 
 EXTENSIONS = ("model_repository", "model_configuration")
@@ -38,6 +37,7 @@ _CODES: Mapping[int, grpc.StatusCode] = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
     403: grpc.StatusCode.PERMISSION_DENIED,
     404: grpc.StatusCode.NOT_FOUND,
+    408: grpc.StatusCode.DEADLINE_EXCEEDED,
     413: grpc.StatusCode.RESOURCE_EXHAUSTED,
     429: grpc.StatusCode.RESOURCE_EXHAUSTED,
     501: grpc.StatusCode.UNIMPLEMENTED,
@@ -53,16 +53,32 @@ _MESSAGE_CHARACTERS = 2000
 """Of an error's text, which is sent as a header, and clients take few bytes of these."""
 
 _Context = grpc.aio.ServicerContext[bytes, bytes]
+_Kind = TypeVar("_Kind", bound=Message)
 
 
 class InferenceService:
     """The calls, as methods from message to message. What they raise is mapped to codes by `handlers`."""
 
-    def __init__(self, repository: Repository, name: str, version: str) -> None:
-        """`name` and `version` are the server's own."""
+    def __init__(
+        self,
+        repository: Repository,
+        name: str,
+        version: str,
+        bodies: Bodies | None = None,
+        error_answered: Callable[[int], object] = lambda status: None,
+    ) -> None:
+        """`name` and `version` are the server's own.
+
+        `bodies` counts the memory of messages, with that of other transports; `error_answered` is told the status, as
+        HTTP has it, of each answer that is an error.
+        """
         self._repository = repository
         self._name = name
         self._version = version
+        self.limits = repository.config.limits
+        self._bodies = bodies or Bodies(self.limits)
+        self._calls = _Calls(self.limits.connections)
+        self._error_answered = error_answered
 
     async def server_live(self, request: messages.ServerLiveRequest) -> messages.ServerLiveResponse:
         return messages.ServerLiveResponse(live=True)
@@ -84,7 +100,7 @@ class InferenceService:
         return config_message(self._repository.metadata(request.name, request.version or None))
 
     async def model_infer(self, request: messages.ModelInferRequest) -> messages.ModelInferResponse:
-        return response_message(await self._repository.infer(request_from(request, self._repository.config.limits)))
+        return response_message(await self._repository.infer(request_from(request, self.limits)))
 
     async def repository_index(self, request: messages.RepositoryIndexRequest) -> messages.RepositoryIndexResponse:
         rows = self._repository.index(request.ready)
@@ -105,18 +121,6 @@ class InferenceService:
         await self._repository.unload(request.model_name)
         return messages.RepositoryModelResponse()
 
-    async def stream(self, data: bytes) -> messages.ModelStreamInferResponse:
-        """The answer to one message of a stream, errors included: they do not end it."""
-        request = messages.ModelInferRequest()
-        try:
-            _parse(request, data)
-            return messages.ModelStreamInferResponse(infer_response=await self.model_infer(request))
-        except Exception as error:
-            failed = messages.ModelInferResponse(
-                model_name=request.model_name, model_version=request.model_version, id=request.id
-            )
-            return messages.ModelStreamInferResponse(error_message=str(request_error(error)), infer_response=failed)
-
     def handlers(self) -> grpc.GenericRpcHandler:
         """What a server of gRPC asks for the handler of a call."""
         calls: dict[str, tuple[type[Message], Callable[[Any], Awaitable[Message]]]] = {
@@ -132,35 +136,131 @@ class InferenceService:
             "RepositoryModelUnload": (messages.RepositoryModelRequest, self.unload),
         }
         found: dict[str, grpc.RpcMethodHandler[Any, Any]]
-        found = {name: grpc.unary_unary_rpc_method_handler(_answering(*call)) for name, call in calls.items()}
+        found = {name: grpc.stream_unary_rpc_method_handler(self._answering(*call)) for name, call in calls.items()}
         found["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(self._answer_stream)
         return grpc.method_handlers_generic_handler(SERVICE, found)
 
-    async def _answer_stream(self, requests: AsyncIterator[bytes], context: _Context) -> AsyncIterator[bytes]:
+    def _answering(
+        self, kind: type[Message], call: Callable[[Any], Awaitable[Message]]
+    ) -> Callable[[object, _Context], Awaitable[bytes]]:
+        """A handler from bytes to bytes, which ends a failed call with a code.
+
+        It reads the one message itself, as gRPC waits for it without end. gRPC cancels it where the client goes away or
+        its deadline is over.
+        """
+
+        async def answer(_: object, context: _Context) -> bytes:
+            try:
+                with self._calls.place():
+                    data = await self._calls.message(context, self.limits.body_seconds)
+                    if data is None:
+                        raise RequestError(400, "the call has no message")
+                    with self._held(data), _parent_span(context):
+                        return (await call(_parsed(kind, data))).SerializeToString()
+            except Exception as error:
+                refused = request_error(error)
+            return await self._abort(context, refused)
+
+        return answer
+
+    async def _answer_stream(self, _: object, context: _Context) -> AsyncIterator[bytes]:
         """One request after another, so that answers come in the order of requests."""
-        async for data in requests:
-            with _parent_span(context):
-                answer = await self.stream(data)
-            yield answer.SerializeToString()
+        try:
+            with self._calls.place():
+                while (data := await self._calls.message(context, self.limits.idle_seconds)) is not None:
+                    with self._held(data), _parent_span(context):
+                        answer = await self._answer_one(data)
+                    yield answer.SerializeToString()
+                return
+        except RequestError as error:
+            refused = error
+        await self._abort(context, refused)
+
+    async def _answer_one(self, data: bytes) -> messages.ModelStreamInferResponse:
+        """The answer to one message of a stream, errors included: they do not end it."""
+        request = messages.ModelInferRequest()
+        try:
+            request = _parsed(messages.ModelInferRequest, data)
+            return messages.ModelStreamInferResponse(infer_response=await self.model_infer(request))
+        except Exception as error:
+            refused = request_error(error)
+        self._error_answered(refused.status)
+        failed = messages.ModelInferResponse(
+            model_name=request.model_name, model_version=request.model_version, id=request.id
+        )
+        return messages.ModelStreamInferResponse(error_message=str(refused), infer_response=failed)
+
+    @contextmanager
+    def _held(self, data: bytes) -> Iterator[None]:
+        """Count the memory of a message. Raises RequestError."""
+        with Held(self._bodies) as held:
+            held.add(len(data))
+            yield
+
+    async def _abort(self, context: _Context, refused: RequestError) -> NoReturn:
+        self._error_answered(refused.status)
+        metadata = () if refused.retry_after is None else ((RETRY_METADATA, str(1000 * refused.retry_after)),)
+        code = _CODES.get(refused.status, grpc.StatusCode.INTERNAL)
+        await context.abort(code, str(refused)[:_MESSAGE_CHARACTERS], metadata)
+        raise AssertionError("abort raises")
+
+
+class _Calls:
+    """Calls that are being served; of those whose messages have not come, the oldest gives its place to a new one."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._count = 0
+        self._awaited: dict[asyncio.Timeout, None] = {}
+
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """That of one call. Raises RequestError when there is none."""
+        if self._count >= self._most:
+            oldest = next(iter(self._awaited), None)
+            if oldest is None:
+                raise RequestError(429, f"{self._most} calls are being served already")
+            del self._awaited[oldest]
+            oldest.reschedule(0)
+        self._count += 1
+        try:
+            yield
+        finally:
+            self._count -= 1
+
+    async def message(self, context: _Context, seconds: float) -> bytes | None:
+        """The next message of a client, None at their end. Raises RequestError if it does not come in time."""
+        try:
+            async with asyncio.timeout(seconds) as patience:
+                self._awaited[patience] = None
+                try:
+                    data = await context.read()
+                finally:
+                    self._awaited.pop(patience, None)
+        except TimeoutError:
+            raise RequestError(408, "the message of the call did not come in time") from None
+        return data if isinstance(data, bytes) else None
 
 
 @asynccontextmanager
-async def serve_grpc(
-    service: InferenceService, host: str, port: int, max_message_bytes: int, max_requests: int, grace_seconds: float
-) -> AsyncIterator[int]:
+async def serve_grpc(service: InferenceService, host: str, port: int) -> AsyncIterator[int]:
     """Take calls while the context is open; its value is the port, which is any free one if 0 is given.
 
-    Messages have at most `max_message_bytes`; beyond `max_requests` calls at one time, further ones are refused. At
-    the end new calls are refused, and those in service have `grace_seconds` before they are cancelled.
+    Within the limits of `service`: `body_bytes` of a message, `connections` as calls at one time, `header_seconds` for
+    the handshake of a connection, `idle_seconds` that it stays open without a call. At the end new calls are refused,
+    and those in service have `body_seconds` before they are cancelled.
 
     Raises `SettingError` where the address cannot be used.
     """
+    limits = service.limits
     options = [
-        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_receive_message_length", limits.body_bytes),
         ("grpc.max_send_message_length", -1),
+        ("grpc.server_handshake_timeout_ms", _milliseconds(limits.header_seconds)),
+        ("grpc.max_connection_idle_ms", _milliseconds(limits.idle_seconds)),
         ("grpc.so_reuseport", 0),
     ]
-    server = grpc.aio.server(handlers=[service.handlers()], options=options, maximum_concurrent_rpcs=max_requests)
+    server = grpc.aio.server(handlers=[service.handlers()], options=options)
     try:
         bound = server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
     except RuntimeError as error:
@@ -169,30 +269,11 @@ async def serve_grpc(
     try:
         yield bound
     finally:
-        await server.stop(grace_seconds)
+        await server.stop(limits.body_seconds)
 
 
-def _answering(
-    kind: type[Message], call: Callable[[Any], Awaitable[Message]]
-) -> Callable[[bytes, _Context], Awaitable[bytes]]:
-    """A handler from bytes to bytes, which ends a failed call with a code.
-
-    gRPC cancels it where the client goes away or its deadline is over.
-    """
-
-    async def answer(data: bytes, context: _Context) -> bytes:
-        try:
-            message = kind()
-            _parse(message, data)
-            with _parent_span(context):
-                return (await call(message)).SerializeToString()
-        except Exception as error:
-            refused = request_error(error)
-        metadata = () if refused.retry_after is None else ((RETRY_METADATA, str(1000 * refused.retry_after)),)
-        code = _CODES.get(refused.status, grpc.StatusCode.INTERNAL)
-        return await context.abort(code, str(refused)[:_MESSAGE_CHARACTERS], metadata)
-
-    return answer
+def _milliseconds(seconds: float) -> int:
+    return max(1, min(round(1000 * seconds), (1 << 31) - 1))
 
 
 def _parent_span(context: _Context) -> AbstractContextManager[None]:
@@ -203,8 +284,10 @@ def _parent_span(context: _Context) -> AbstractContextManager[None]:
     return parent_span((name, value) for name, value in metadata if isinstance(value, str))
 
 
-def _parse(message: Message, data: bytes) -> None:
+def _parsed(kind: type[_Kind], data: bytes) -> _Kind:
+    message = kind()
     try:
         message.ParseFromString(data)
     except DecodeError as error:
         raise RequestError(400, f"the request is not a message of the protocol: {error}") from error
+    return message

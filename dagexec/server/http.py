@@ -45,12 +45,12 @@ _BINARY = (b"content-type", b"application/octet-stream")
 class Application:
     """The ASGI application of a server."""
 
-    def __init__(self, repository: Repository, metrics: Metrics) -> None:
+    def __init__(self, repository: Repository, bodies: Bodies, metrics: Metrics) -> None:
         """Its limits are those of the repository's configuration."""
         self._repository = repository
         self._limits = repository.config.limits
-        self.bodies = Bodies(self._limits)
-        self._others = _starlette(repository, self.bodies, metrics)
+        self._bodies = bodies
+        self._others = _starlette(repository, bodies, metrics)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -58,22 +58,23 @@ class Application:
             if scope["type"] == "websocket":
                 await send({"type": "websocket.close", "code": 1000})
             return
+        exchange = exchange_of(scope)
         path = _INFER.fullmatch(scope["path"])
         if path is None or scope["method"] != "POST":
-            await self._others(scope, receive, send)
+            await self._others(scope, receive, _Answer(exchange, scope["method"]))
             return
         headers: dict[bytes, bytes] = dict(scope["headers"])
         try:
-            with Held(self.bodies) as held:
-                exchange = exchange_of(scope)
-                parsed = await self._parsed(path[1], path[2], headers, receive, held, exchange)
+            with Held(self._bodies, exchange) as held:
+                parsed = await self._parsed(path[1], path[2], headers, receive, held)
                 with _cancelled_when_the_client_leaves(exchange), _parent_span(headers):
                     response = await self._repository.infer(parsed.request)
                 await _send_response(exchange, parsed, response, headers)
         except ClientGoneError:
             return
         except Exception as error:
-            await _send_error(send, request_error(error))
+            refused = _error_response(request_error(error))
+            await exchange.answer(refused.status_code, refused.raw_headers, [refused.body])
 
     async def _parsed(
         self,
@@ -82,16 +83,32 @@ class Application:
         headers: Mapping[bytes, bytes],
         receive: Receive,
         held: Held,
-        exchange: Exchange,
     ) -> ParsedRequest:
         length = headers.get(_LENGTH_NAME)
         header_length = None if length is None else _whole(length)
         announced, encoding = headers.get(b"content-length"), headers.get(b"content-encoding")
-        body = await self.bodies.read(receive, held, announced, encoding, header_length or 0, exchange.fill)
+        body = await self._bodies.read(receive, held, announced, encoding, header_length or 0)
         arguments = (model, version, body, header_length, self._limits)
         if (body.nbytes if header_length is None else header_length) > _LARGE:
             return await anyio.to_thread.run_sync(parse_request, *arguments)
         return parse_request(*arguments)
+
+
+class _Answer:
+    """ASGI's `send` for answers that are whole, as Starlette's are here."""
+
+    def __init__(self, exchange: Exchange, method: str) -> None:
+        self._exchange = exchange
+        self._method = method
+
+    async def __call__(self, message: MutableMapping[str, Any]) -> None:
+        """Send the answer with its second message."""
+        if message["type"] == "http.response.start":
+            self._status, self._headers = message["status"], message["headers"]
+        else:
+            await self._exchange.answer(
+                self._status, self._headers, [] if self._method == "HEAD" else [message["body"]]
+            )
 
 
 def _whole(text: bytes) -> int:
@@ -142,12 +159,6 @@ async def _send_response(
         names.append((b"content-encoding", encoding))
     names.append((b"content-length", b"%d" % sum(map(len, parts))))
     await exchange.answer(200, names, parts)
-
-
-async def _send_error(send: Send, error: RequestError) -> None:
-    response = _error_response(error)
-    await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
-    await send({"type": "http.response.body", "body": response.body})
 
 
 def _error_response(error: RequestError) -> Response:
@@ -268,7 +279,7 @@ class _Endpoints:
         """The JSON object of a request, empty if there is none."""
         length = request.headers.get("content-length")
         announced = None if length is None else length.encode("latin-1")
-        with Held(self._bodies) as held:
+        with Held(self._bodies, exchange_of(request.scope)) as held:
             body = await self._bodies.read(request.receive, held, announced)
             return parse_json(body) if body.nbytes else {}
 

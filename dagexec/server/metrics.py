@@ -3,6 +3,7 @@
 | metric | kind | labels |
 |---|---|---|
 | `dagexec_requests_total` | counter: requests that are over | model, version, outcome |
+| `dagexec_error_answers_total` | counter: answers that are errors, with or without a model | transport, status |
 | `dagexec_request_seconds` | histogram: from a request to its results, where there are any | model, version |
 | `dagexec_requests_running` | gauge: requests that run | model, version |
 | `dagexec_requests_queued` | gauge: requests that wait for their turn | model, version |
@@ -42,6 +43,9 @@ class Metrics:
         self._requests = Counter(
             "dagexec_requests", "Requests that are over.", (*_LABELS, "outcome"), registry=self._registry
         )
+        self._errors = Counter(
+            "dagexec_error_answers", "Answers that are errors.", ("transport", "status"), registry=self._registry
+        )
         self._seconds = Histogram(
             "dagexec_request_seconds",
             "Seconds from the arrival of a request to its results.",
@@ -57,6 +61,10 @@ class Metrics:
         self._requests.labels(model, version, outcome).inc()
         if outcome == "completed":
             self._seconds.labels(model, version).observe(seconds)
+
+    def error_answered(self, transport: str, status: int) -> None:
+        """Count an answer that is an error: below 500 the client's mistake, as HTTP has it, for gRPC too."""
+        self._errors.labels(transport, status).inc()
 
     def page(self, accept: str) -> tuple[bytes, str]:
         """All metrics in the format of Prometheus or of OpenMetrics, whichever a client accepts, and its media type."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager, suppress
+from functools import partial
 from importlib.metadata import version
+from typing import cast
 
 import anyio
 import uvicorn
@@ -15,9 +18,11 @@ from anyio.abc import TaskStatus
 
 from dagexec.errors import DagexecError, SettingError
 from dagexec.platform.extras import install_command
+from dagexec.server.bodies import Bodies
 from dagexec.server.config import ServerConfig
-from dagexec.server.connection import Connection, connections_with
+from dagexec.server.connection import Connection, Connections, connections_with
 from dagexec.server.http import Application
+from dagexec.server.limits import Limits
 from dagexec.server.metrics import Metrics
 from dagexec.server.repository import Repository
 
@@ -26,7 +31,8 @@ __all__ = ["Server"]
 logger = logging.getLogger("dagexec.server")
 
 _SPARE_FILES = 1000  # that a process opens besides its connections
-_SWEEP_TICKS = 10  # of a tenth of a second, between looks at slow clients
+_TICK = 0.1  # seconds, uvicorn's
+_SWEEP_TICKS = 10  # between looks at slow clients
 
 
 class Server:
@@ -36,12 +42,14 @@ class Server:
         repository: the models.
         url: where HTTP is served, once `run` has said that it listens.
         grpc_address: where gRPC is, then; empty without.
+        bodies: the memory that requests take.
     """
 
     def __init__(self, config: ServerConfig) -> None:
         self.config = config
         self._metrics = Metrics(lambda: self.repository.loaded())
         self.repository = Repository(config, self._metrics)
+        self.bodies = Bodies(config.limits)
         self.url = ""
         self.grpc_address = ""
         self._stop = anyio.Event()
@@ -60,14 +68,14 @@ class Server:
         async with AsyncExitStack() as ending:
             ending.callback(listener.close)
             if self.config.grpc_port is not None:
-                grpc_port = await ending.enter_async_context(_grpc(self.repository, self.config))
+                grpc_port = await ending.enter_async_context(self._grpc(self.config.grpc_port))
                 self.grpc_address = f"{shown}:{grpc_port}"
             status = await self._serve(listener, listening, signals=signals)
         logger.info("ended")
         return status
 
     async def _serve(self, listener: socket.socket, listening: Callable[[], object] | None, *, signals: bool) -> int:
-        http = _Http(self.repository, self._metrics, self.config)
+        http = _Http(Application(self.repository, self.bodies, self._metrics), self.config.limits, self._metrics)
         async with anyio.create_task_group() as serving:
             serving.start_soon(http.serve, [listener])
             if signals:
@@ -77,11 +85,22 @@ class Server:
                 listening()
             status = await self._load_and_wait()
             logger.info("draining")
+            http.connections.draining = True
             await self.repository.drain()
             http.should_exit = True
             await http.ended.wait()
             serving.cancel_scope.cancel()
         return status
+
+    def _grpc(self, port: int) -> AbstractAsyncContextManager[int]:
+        """A server of gRPC beside HTTP, within the same limits. Raises DagexecError where grpcio is not installed."""
+        try:
+            from dagexec.server.grpc_service import InferenceService, serve_grpc
+        except ImportError as error:
+            raise DagexecError(f"gRPC needs grpcio ({error}); install it with: {install_command('grpc')}") from error
+        counted = partial(self._metrics.error_answered, "grpc")
+        service = InferenceService(self.repository, self.config.name, version("dagexec"), self.bodies, counted)
+        return serve_grpc(service, self.config.host, port)
 
     async def _load_and_wait(self) -> int:
         """Load all models, and wait for `stop`; the exit status."""
@@ -121,18 +140,17 @@ class Server:
 class _Http(uvicorn.Server):
     """HTTP on a socket; signals are not its business."""
 
-    def __init__(self, repository: Repository, metrics: Metrics, config: ServerConfig) -> None:
+    def __init__(self, application: Application, limits: Limits, metrics: Metrics) -> None:
+        self.connections = Connections(limits, partial(metrics.error_answered, "http"))
         settings = uvicorn.Config(
-            Application(repository, metrics),
-            http=connections_with(config.limits),
+            application,
+            http=connections_with(self.connections),
             ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
             server_header=False,
             date_header=False,
-            timeout_keep_alive=int(config.limits.idle_seconds) or 1,
-            timeout_graceful_shutdown=int(config.limits.body_seconds) or 1,
             backlog=2048,
         )
         super().__init__(settings)
@@ -153,24 +171,34 @@ class _Http(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         """Look at slow clients, too."""
         if counter % _SWEEP_TICKS == 0:
-            now = anyio.current_time()
-            for connection in list(self.server_state.connections):
-                assert isinstance(connection, Connection)
-                connection.check(now)
+            self._close_slow()
         return await super().on_tick(counter)
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take no more connections, and wait for those there are: each is read to its end."""
+        await asyncio.sleep(0)  # whoever has connected is in
+        for server in self.servers:
+            server.close()
+        for connection in self._open():
+            connection.shutdown()
+        with anyio.move_on_after(self.connections.limits.body_seconds):
+            while self.server_state.connections and not self.force_exit:
+                await asyncio.sleep(_TICK)
+                self._close_slow()
+        for connection in self._open():
+            connection.transport.abort()
+        for task in self.server_state.tasks:
+            task.cancel()
 
-def _grpc(repository: Repository, config: ServerConfig) -> AbstractAsyncContextManager[int]:
-    """A server of gRPC beside HTTP, within the same limits. Raises DagexecError where grpcio is not installed."""
-    try:
-        from dagexec.server.grpc_service import InferenceService, serve_grpc
-    except ImportError as error:
-        raise DagexecError(f"gRPC needs grpcio ({error}); install it with: {install_command('grpc')}") from error
-    service = InferenceService(repository, config.name, version("dagexec"))
-    limits = config.limits
-    return serve_grpc(
-        service, config.host, config.grpc_port or 0, limits.body_bytes, limits.connections, limits.body_seconds
-    )
+    def _open(self) -> list[Connection]:
+        found = list(self.server_state.connections)
+        assert all(isinstance(one, Connection) for one in found)
+        return cast(list[Connection], found)
+
+    def _close_slow(self) -> None:
+        now = anyio.current_time()
+        for connection in self._open():
+            connection.check(now)
 
 
 def _listener(config: ServerConfig) -> socket.socket:

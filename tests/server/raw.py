@@ -63,6 +63,10 @@ class Client:
             headers[name.lower()] = value
         return Answer(int(line.split()[1]), headers, self._file.read(int(headers["content-length"])))
 
+    def peek(self) -> bytes:
+        """Wait for the first bytes of the next answer, which stay; none if the server closed the connection."""
+        return self._file.peek(1)
+
     def is_at_end(self) -> bool:
         """Wait for what comes next; True if the server closed the connection."""
         try:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from weakref import WeakKeyDictionary
 
 import httpx
 
 from dagexec.server.config import ServerConfig
 from dagexec.server.run import Server
 from tests.held import PATIENCE
+
+_loops: WeakKeyDictionary[Server, asyncio.AbstractEventLoop] = WeakKeyDictionary()
 
 
 @contextmanager
@@ -21,10 +24,9 @@ def serving(config: ServerConfig, *, loaded: bool = True) -> Iterator[Server]:
     server = Server(replace(config, port=0))
     listening = threading.Event()
     status: list[int] = []
-    loops: list[asyncio.AbstractEventLoop] = []
 
     async def run() -> None:
-        loops.append(asyncio.get_running_loop())
+        _loops[server] = asyncio.get_running_loop()
         status.append(await server.run(listening.set))
 
     thread = threading.Thread(target=lambda: asyncio.run(run()))
@@ -35,10 +37,15 @@ def serving(config: ServerConfig, *, loaded: bool = True) -> Iterator[Server]:
             wait_until_loaded(server)
         yield server
     finally:
-        if loops and thread.is_alive():
-            loops[0].call_soon_threadsafe(server.stop)
+        if server in _loops and thread.is_alive():
+            on_loop(server, server.stop)
         thread.join(PATIENCE)
         assert not thread.is_alive()
+
+
+def on_loop(server: Server, call: Callable[[], object]) -> None:
+    """Have `call` called soon by the loop of a server that listens."""
+    _loops[server].call_soon_threadsafe(call)
 
 
 def wait_until_loaded(server: Server) -> None:

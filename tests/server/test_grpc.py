@@ -26,6 +26,7 @@ import dagexec
 from dagexec.errors import OperatorError, QueueFullError, RunTimeoutError, SettingError
 from dagexec.server.config import ModelConfig, ServerConfig
 from dagexec.server.grpc_service import InferenceService, serve_grpc
+from dagexec.server.limits import Limits
 from dagexec.server.repository import Repository
 from dagexec.testing import random_feeds
 from tests.held import PATIENCE
@@ -38,15 +39,14 @@ INFER = "/inference.GRPCInferenceService/ModelInfer"
 
 
 @asynccontextmanager
-async def serving(
-    repository: Repository, *, max_message_bytes: int = MIB, max_requests: int = 100, grace_seconds: float = 0.0
-) -> AsyncIterator[str]:
+async def serving(repository: Repository, **limits: Any) -> AsyncIterator[str]:
     """The address of a server whose models are loaded."""
     await repository.load_all()
+    limits = {"body_bytes": MIB, "connections": 100, "body_seconds": 0.1, **limits}
+    repository.config = replace(repository.config, limits=Limits(**limits))
     service = InferenceService(repository, name="a server", version="1.2.3")
-    sizes = {"max_message_bytes": max_message_bytes, "max_requests": max_requests}
     try:
-        async with serve_grpc(service, "127.0.0.1", 0, grace_seconds=grace_seconds, **sizes) as port:
+        async with serve_grpc(service, "127.0.0.1", 0) as port:
             yield f"127.0.0.1:{port}"
     finally:
         await repository.drain(0)
@@ -197,7 +197,7 @@ async def test_a_deadline_that_passes_cancels_the_run() -> None:
 
 
 async def test_a_message_that_is_too_long_is_refused_and_others_go_on() -> None:
-    async with client_of(repository_of(Loads()), max_message_bytes=MIB) as client:
+    async with client_of(repository_of(Loads()), body_bytes=MIB) as client:
         with pytest.raises(InferenceServerException, match="larger than max") as caught:
             await client.infer("m", [input_of(rows(MIB // 12))])
         assert code_of(caught.value) == "RESOURCE_EXHAUSTED"
@@ -210,7 +210,7 @@ async def test_a_message_that_is_too_long_is_refused_and_others_go_on() -> None:
 
 async def test_calls_beyond_the_limit_are_refused_and_the_others_answered() -> None:
     runner = HeldRunner(1, held=True)
-    async with client_of(repository_of(Loads(runner)), max_requests=2) as client:
+    async with client_of(repository_of(Loads(runner)), connections=2) as client:
         calls = [asyncio.create_task(client.infer("m", [input_of(rows())])) for _ in range(2)]
         await _until(lambda: runner.inside == 2)
         with pytest.raises(InferenceServerException) as caught:
@@ -263,7 +263,7 @@ async def test_a_stream_answers_in_order_and_goes_on_after_an_error() -> None:
 async def test_the_end_refuses_new_calls_and_waits_for_those_in_service() -> None:
     runner = HeldRunner(1, held=True)
     async with asyncio.TaskGroup() as tasks:
-        async with serving(repository_of(Loads(runner)), grace_seconds=PATIENCE) as url:
+        async with serving(repository_of(Loads(runner)), body_seconds=PATIENCE) as url:
             client, another = aio.InferenceServerClient(url), aio.InferenceServerClient(url)
             call = tasks.create_task(client.infer("m", [input_of(rows())]))
             await _until(lambda: runner.inside == 1)
@@ -289,7 +289,7 @@ async def test_an_address_that_is_taken_is_an_error() -> None:
     async with serving(repository_of(Loads())) as url:
         service = InferenceService(repository_of(Loads()), name="another", version="1")
         with pytest.raises(SettingError, match="gRPC cannot listen"):
-            async with serve_grpc(service, "127.0.0.1", int(url.rpartition(":")[2]), MIB, 1, 0.0):
+            async with serve_grpc(service, "127.0.0.1", int(url.rpartition(":")[2])):
                 pass
 
 

@@ -15,20 +15,23 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
+from uvicorn import Config
+from uvicorn.server import ServerState
 
 from dagexec.export.onnx_model import save_onnx
 from dagexec.server.config import ModelConfig, ServerConfig
-from dagexec.server.connection import Connection
+from dagexec.server.connection import FAIR_PACE, PATIENCE_SECONDS, Connection, Connections, connections_with
 from dagexec.server.limits import Limits
 from dagexec.server.log import log_to
 from dagexec.server.run import Server
 from tests.held import PATIENCE, doubled_model
 from tests.server.raw import Answer, binary_request, binary_result, connected, infer_path, post
 from tests.server.runners import HeldRunner
-from tests.server.serving import serving
+from tests.server.serving import on_loop, serving
 
 X = np.float32([[1, -2, 3]])
 LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -77,19 +80,36 @@ class Clocked:
 
     def __init__(self, limits: Limits) -> None:
         self.now = 1000.0
+        self.pause_reading = self.resume_reading
         self.written = b""
-        self.closed = self.aborted = False
-        self.connection = object.__new__(type("Connection", (Connection,), {"limits": limits}))
-        self.connection._clock = lambda: self.now
-        self.connection.cycle = None  # type: ignore[assignment]
-        self.connection.transport = self  # type: ignore[assignment]
-        self.connection.flow = SimpleNamespace(pause_writing=list, resume_writing=list)  # type: ignore[assignment]
+        self.closed = self.aborted = self.ended = False
+        self.unread = 0
+        loop = SimpleNamespace(time=lambda: self.now, create_task=lambda task: task.close() or MagicMock())
+        state = ServerState()
+        kind = connections_with(Connections(limits))
+        self.connection = kind(Config(None, loop="none"), state, {}, loop)  # type: ignore[arg-type]
+        self.connection.connection_made(self)  # type: ignore[arg-type]
 
     def write(self, data: bytes) -> None:
         self.written += data
 
+    def get_extra_info(self, name: str) -> MagicMock | None:
+        return MagicMock() if name == "socket" else None
+
     def is_closing(self) -> bool:
         return self.closed or self.aborted
+
+    def resume_reading(self) -> None:
+        pass
+
+    def set_protocol(self, protocol: object) -> None:
+        assert protocol is self.connection
+
+    def get_write_buffer_size(self) -> int:
+        return self.unread
+
+    def write_eof(self) -> None:
+        self.ended = True
 
     def close(self) -> None:
         self.closed = True
@@ -101,10 +121,41 @@ class Clocked:
 @pytest.mark.parametrize(("seconds", "late"), [(9.99, False), (10.0, True)])
 def test_the_deadline(seconds: float, late: bool) -> None:
     clocked = Clocked(Limits(header_seconds=10))
-    clocked.connection._await("headers", clocked.connection.limits.header_seconds)
+    clocked.connection.data_received(b"GET")
     clocked.connection.check(clocked.now + seconds)
-    assert clocked.closed is late
+    assert clocked.ended is late
     assert clocked.written.startswith(b"HTTP/1.1 408 ") is late
+
+
+@pytest.mark.parametrize(("pace", "slow"), [(FAIR_PACE // 2, True), (FAIR_PACE, False)])
+def test_who_sends_a_body_at_a_fair_pace_is_not_slow(pace: int, slow: bool) -> None:
+    """Whatever came at once before, and however small the pieces are."""
+    clocked = Clocked(Limits())
+    clocked.connection.data_received(post(infer_path("m"), b"x" * 1_000_000, {"Content-Length": 10_000_000}))
+    found = []
+    for _ in range(40):
+        clocked.now += 0.1
+        found.append(clocked.connection.is_slow())
+        clocked.connection.data_received(b"x" * (pace // 10 + 1))
+    assert any(found) is slow
+    assert not any(found[:9])
+    clocked.now += PATIENCE_SECONDS + 0.001
+    assert clocked.connection.is_slow()
+
+
+def test_a_client_that_waits_is_not_slow() -> None:
+    """The server is the one that is."""
+    clocked = Clocked(Limits())
+    clocked.connection.data_received(binary_request("m", X))
+    clocked.now += 1e6
+    assert not clocked.connection.is_slow()
+    clocked.connection.check(clocked.now)
+    assert not clocked.ended
+    clocked.connection.data_received(binary_request("m", X)[:-1])  # the next one has its turn then
+    clocked.now += 1e6
+    assert not clocked.connection.is_slow()
+    clocked.connection.check(clocked.now)
+    assert not clocked.written
 
 
 @pytest.mark.parametrize("reads_again", [False, True])
@@ -150,8 +201,8 @@ def test_a_client_that_does_not_read_a_large_answer(monkeypatch: pytest.MonkeyPa
             assert_serves(other.ask(binary_request("m", X)))
 
 
-def refuses(url: str, limit: int) -> None:
-    """So many connections are served; one more is refused at once, until another has gone.
+def make_room(url: str, limit: int) -> None:
+    """So many connections are served; one more takes the place of that which has had no request for the longest.
 
     The client that waited for the model is gone when the first of these is served, as it had closed its connection.
     """
@@ -159,28 +210,39 @@ def refuses(url: str, limit: int) -> None:
         open_ones = [clients.enter_context(connected(url)) for _ in range(limit)]
         for client in open_ones:
             assert client.ask(LIVE).status == 200
-        with connected(url) as one_more:
-            answer = one_more.answer()
-            assert answer.status == 503
-            assert answer.headers["retry-after"] == "1"
-            assert f"{limit} connections" in answer.error
-            assert one_more.is_at_end()
         assert_serves(open_ones[0].ask(binary_request("m", X)))
-        assert_serves(open_ones[-1].ask(binary_request("m", X)))
-        open_ones.pop().close()
-        while True:  # the server may not have seen yet that it has gone
-            with connected(url) as one_more:
-                try:
-                    answer = one_more.ask(LIVE)
-                except (ConnectionError, AssertionError):
-                    continue
-                if answer.status == 200:
-                    break
+        with connected(url) as one_more:
+            assert_serves(one_more.ask(binary_request("m", X)))
+            assert open_ones[1].is_at_end()
+        for client in (open_ones[0], *open_ones[2:]):
+            assert client.ask(LIVE).status == 200
 
 
 def test_more_connections_than_allowed() -> None:
     with serving_within(Limits(connections=200)) as server:
-        refuses(server.url, 200)
+        make_room(server.url, 200)
+
+
+def test_no_place_is_left_where_all_are_served() -> None:
+    limits = Limits(connections=3)
+    runner = HeldRunner(0.0, held=True)
+    with serving_within(limits) as server:
+        server.repository.add("held", runner)
+        with ExitStack() as clients:
+            served = [clients.enter_context(connected(server)) for _ in range(3)]
+            for client in served:
+                client.send(binary_request("held", X))
+            while runner.inside < 3:
+                pass
+            with connected(server) as one_more:
+                answer = one_more.answer()
+                assert answer.status == 503
+                assert answer.headers["retry-after"] == "1"
+                assert "3 connections" in answer.error
+                assert one_more.is_at_end()
+            on_loop(server, runner.go_on.set)
+            for client in served:
+                np.testing.assert_array_equal(binary_result(client.answer()), X)
 
 
 @pytest.mark.slow
@@ -200,7 +262,7 @@ def test_ten_thousand_connections(tmp_path: Path) -> None:
             try:
                 assert process.stderr is not None
                 url = next(found[1] for line in process.stderr if (found := re.search(r"serving m .* at (\S+)", line)))
-                refuses(url, 10_000)
+                make_room(url, 10_000)
             finally:
                 process.kill()
     finally:
