@@ -124,6 +124,14 @@ def test_a_command_of_the_readme_runs(line: str, folder: Path) -> None:
             assert (folder / typed[typed.index(option) + 1]).exists()
 
 
+def test_the_first_snippet_runs(folder: Path) -> None:
+    [snippet] = [block for block in blocks("python") if "asyncio" in block]
+    code = f"import sys\nsys.modules.update(dict.fromkeys({blocked()}))\n{snippet}"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ran = subprocess.run([sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True)
+    assert re.fullmatch(r"17 runs with the same bytes, [\d.]+ ms each\n", ran.stdout), ran.stderr
+
+
 def test_the_snippet_in_caffe2s_way_runs(folder: Path) -> None:
     [snippet] = [block for block in blocks("python") if "Workspace" in block]
     code = (
@@ -132,18 +140,3 @@ def test_the_snippet_in_caffe2s_way_runs(folder: Path) -> None:
         "assert probabilities.shape == (1, 10) and abs(probabilities.sum() - 1) < 1e-5"
     )
     subprocess.run([sys.executable, "-c", code], cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)
-
-
-def anchors(document: Path) -> set[str]:
-    """The anchors that the headings of a page get on GitHub."""
-    titles = re.findall(r"^#+ (.*)$", document.read_text(), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
-
-
-@pytest.mark.parametrize("document", [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))], ids=lambda path: path.name)
-def test_links_lead_to_files_and_headings(document: Path) -> None:
-    for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", document.read_text()):
-        name, _, anchor = link.partition("#")
-        target = document.parent / name if name else document
-        assert target.exists(), link
-        assert not anchor or anchor in anchors(target), link

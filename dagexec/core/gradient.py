@@ -241,11 +241,6 @@ def stops_gradients(op_type: str) -> bool:
     return op_type in _makers and _makers[op_type] is None
 
 
-def is_known_to_gradients(op_type: str) -> bool:
-    """True when the type has a maker, or is known to pass on no gradient, or to have none."""
-    return op_type in _makers or _refusal(op_type) is not None
-
-
 def gradient(
     definition: OperatorDef,
     output_gradients: Sequence[Gradient | None],

@@ -1,7 +1,7 @@
 """Registries: operator schemas by type, operator classes by device kind, type and engine, net types by name.
 
-An operator is found by trying the engines that its def asks for, then the preferences set here, then the default
-engine; one that raises UnsupportedFeatureError while it is built is skipped, and the log says why.
+An operator is found by trying the engines that its def asks for, then the default engine; one that raises
+UnsupportedFeatureError while it is built is skipped, and the log says why.
 """
 
 from __future__ import annotations
@@ -33,10 +33,7 @@ _onnx: dict[str, tuple[OpSchema, OnnxName]] = {}
 _argument_names: set[str] = set()  # of all operator types
 _operators: dict[tuple[str, str, str], type[Operator]] = {}
 _implemented: set[tuple[str, str]] = set()  # device kinds and types
-_preferences: dict[tuple[str, str], tuple[str, ...]] = {}
 _modules: dict[str, str] = {}  # device kinds to the modules that register their operators
-
-ANY_OPERATOR = "*"
 
 
 def register_schema(schema: OpSchema) -> OpSchema:
@@ -152,23 +149,6 @@ def operator_module(operator_type: str) -> str:
     return "" if cls is None else next(base.__module__ for base in cls.__mro__ if base.__module__ != "abc")
 
 
-def set_engine_preference(engines: Iterable[str], *, operator_type: str = ANY_OPERATOR, device: str = "cpu") -> None:
-    """Engines to try, in order, for operators of `operator_type` (or all) on `device` whose def names none.
-
-    No engines take a preference back.
-    """
-    preferred = tuple(engines)
-    if preferred:
-        _preferences[device, operator_type] = preferred
-    else:
-        _preferences.pop((device, operator_type), None)
-
-
-def engine_preferences() -> Mapping[tuple[str, str], tuple[str, ...]]:
-    """The preferences in force, by (device kind, operator type)."""
-    return dict(_preferences)
-
-
 def verify(definition: OperatorDef, *, index: int = -1, net: str = "") -> OpSchema:
     """Check a def against its schema, before anything is built. Raises UnsupportedOperatorError or SchemaError.
 
@@ -282,12 +262,11 @@ def _implementation(kind: str, operator_type: str, engine: str) -> type[Operator
 def _candidate_engines(definition: OperatorDef, kind: str) -> list[str]:
     engine = definition.engine
     asked = [name.strip() for name in engine.split(",")] if engine else []
-    preferred = _preferences.get((kind, definition.type), ()) + _preferences.get((kind, ANY_OPERATOR), ())
-    if not asked and not preferred:
+    if not asked:
         return [""]
-    candidates = [_engine_key(name) for name in [*asked, *preferred]]
+    candidates = [_engine_key(name) for name in asked]
     for name in candidates:
-        if asked and name and _implementation(kind, definition.type, name) is None:
+        if name and _implementation(kind, definition.type, name) is None:
             logger.info("%s: engine %s is not available on %s", definition.type, name, kind)
     return list(dict.fromkeys([*candidates, ""]))
 

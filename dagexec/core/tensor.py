@@ -23,7 +23,7 @@ from dagexec.core.constant import Constant, letting_go
 from dagexec.core.descriptor import TensorDescriptor
 from dagexec.core.device import CPU, Device
 from dagexec.core.dtypes import FLOAT32, STRING, TypeMeta
-from dagexec.core.runtime import DeviceRuntime, copy_between, runtime_of
+from dagexec.core.runtime import DeviceRuntime, runtime_of
 from dagexec.core.shapes import element_count
 from dagexec.errors import MissingBlobError, ShapeError
 from dagexec.platform.host_memory import check_fits, commit, reserve
@@ -397,15 +397,6 @@ class Tensor:
 
     def __repr__(self) -> str:
         return f"Tensor(shape={self.shape}, dtype={self.meta}, device={self.device})"
-
-
-def copy_tensor(destination: Tensor, source: Tensor) -> None:
-    """Copy shape, dtype and values of `source` into `destination`, within a device or across two.
-
-    Raises DeviceError for devices of two kinds of which neither is the host.
-    """
-    copy = copy_between(destination.runtime, source.runtime)
-    copy(destination.resize(source.shape, source.meta), source.array)
 
 
 def owner_of(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -50,11 +50,6 @@ def xavier(_fan_in: int) -> Filler:
     return Filler("XavierFill")
 
 
-def msra(_fan_in: int) -> Filler:
-    """Caffe2's MSRAFill, which divides by the fan-out (elements / second axis), not the fan-in."""
-    return Filler("MSRAFill")
-
-
 @dataclass(frozen=True)
 class Initialization:
     """The fillers a model helper uses where a layer names none of its own.

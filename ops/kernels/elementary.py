@@ -91,15 +91,8 @@ def sigmoid(build: Builder, x: Vector) -> Vector:
     return build.select(build.less(x, 0.0), small, 1.0) / (small + 1.0)
 
 
-def swish(build: Builder, x: Vector, alpha: float = 1.0) -> Vector:
-    """x / (1 + e^(-alpha x)), SiLU with alpha = 1; NaN of -infinity. 4 ulp."""
-    if alpha == 0:
-        return x * 0.5
-    return x * sigmoid(build, x * alpha if alpha != 1 else x)
-
-
 def near_swish(build: Builder, x: Vector, alpha: float = 1.0) -> Vector:
-    """As `swish`, with an error of 1e-7 of the greater of 1 and |x|, in two thirds of the instructions."""
+    """x / (1 + e^(-alpha x)), SiLU with alpha = 1; NaN of -infinity. The error is 1e-7 of the greater of 1 and |x|."""
     if alpha == 0:
         return x * 0.5
     return x / _one_and_decay(build, x, alpha)

@@ -76,11 +76,6 @@ class GradientInputs:
     wanted: dict[int, int]
 
     @property
-    def state_is_wanted(self) -> bool:
-        """True when a gradient of the initial state is an output."""
-        return any(index in self.wanted for index in self.state_inputs)
-
-    @property
     def state_inputs(self) -> range:
         """The numbers of the inputs that are the initial state."""
         return range(self.sizes.inputs if self.sizes.state is None else self.sizes.state, self.sizes.inputs)

@@ -106,10 +106,6 @@ class Lifetimes:
         """[a, b] is true when buffer a is done with before buffer b begins."""
         return self._lives.precedes()
 
-    def conflicts(self) -> Flags:
-        """[a, b] is true when the two buffers must not share bytes."""
-        return ~(self.precedes | self.precedes.T)
-
     def are_crowded(self) -> bool:
         """True when so many buffers are alive together that comparing them in pairs would take long."""
         return self._lives.are_crowded()

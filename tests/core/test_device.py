@@ -12,10 +12,11 @@ from dagexec.core.device import CPU, Device, DeviceKind, register_kind
 from dagexec.core.dtypes import FLOAT32
 from dagexec.core.proto import DeviceOption
 from dagexec.core.runtime import runtime_of
-from dagexec.core.tensor import Tensor, copy_tensor
+from dagexec.core.tensor import Tensor
 from dagexec.devices.host import HostRuntime
 from dagexec.devices.sim import simulated
 from dagexec.errors import DeviceError
+from tests.devices.copying import copy_tensor
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ SCHEMA = OpSchema("Probe", outputs=(0, 1), infer=lambda _call: [], doc="For test
 @pytest.fixture(autouse=True)
 def _private_registries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Registrations of a test end with it."""
-    for name in ("_schemas", "_operators", "_preferences"):
+    for name in ("_schemas", "_operators"):
         monkeypatch.setattr(registry, name, dict(getattr(registry, name)))
 
 
@@ -63,20 +63,6 @@ def test_an_engine_that_is_missing_or_refuses_is_passed_over_and_logged(caplog: 
         assert type(create("MAGIC,FAST")) is default
     assert "Probe: engine MAGIC is not available on cpu" in caplog.messages
     assert "Probe 'y': engine FAST skipped: dilation is not served" in caplog.messages
-
-
-def test_preferences_apply_to_defs_that_ask_for_nothing_and_after_what_they_ask_for() -> None:
-    default, fast, small = register(), register("FAST"), register("SMALL")
-    registry.set_engine_preference(["SMALL"])
-    assert type(create()) is small
-    registry.set_engine_preference(["FAST"], operator_type="Probe")
-    assert type(create()) is fast
-    assert type(create("SMALL")) is small
-    assert type(create("MAGIC")) is fast
-    assert registry.engine_preferences() == {("cpu", "*"): ("SMALL",), ("cpu", "Probe"): ("FAST",)}
-    registry.set_engine_preference([])
-    registry.set_engine_preference([], operator_type="Probe")
-    assert type(create()) is default
 
 
 def test_when_every_engine_refuses_the_reasons_are_given() -> None:

@@ -10,8 +10,9 @@ import pytest
 from dagexec import Workspace
 from dagexec.core.descriptor import TensorDescriptor
 from dagexec.core.dtypes import FLOAT32, FLOAT64
-from dagexec.core.tensor import Tensor, copy_tensor
+from dagexec.core.tensor import Tensor
 from dagexec.errors import ResourceError, ShapeError
+from tests.devices.copying import copy_tensor
 
 Array = npt.NDArray[Any]
 NHWC = TensorDescriptor.ordered((2, 3, 4, 5), "NHWC")

@@ -13,9 +13,10 @@ import pytest
 from dagexec.core.descriptor import TensorDescriptor
 from dagexec.core.device import Device
 from dagexec.core.runtime import runtime_of
-from dagexec.core.tensor import Tensor, copy_tensor
+from dagexec.core.tensor import Tensor
 from dagexec.devices.sim import SimArray, SimRuntime, simulated, unwrapped
 from dagexec.errors import DeviceError, ResourceError, ShapeError
+from tests.devices.copying import copy_tensor
 
 SIM = Device("sim", 0)
 VALUES = np.arange(12, dtype=np.float32).reshape(3, 4)

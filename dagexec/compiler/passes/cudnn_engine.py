@@ -16,7 +16,7 @@ from dagexec.core.arguments import make_argument
 from dagexec.core.exclusive import STATES_PER_DEVICE
 from dagexec.core.model import Model
 from dagexec.core.proto import NetDef, OperatorDef
-from dagexec.core.registry import ANY_OPERATOR, engine_preferences, registered_engines
+from dagexec.core.registry import registered_engines
 from dagexec.devices.cuda.binding import cudnn
 from dagexec.errors import DeviceError
 
@@ -26,7 +26,7 @@ CUDNN = "CUDNN"
 def assign_cudnn(model: Model) -> Rewritten:
     """`model` with engine CUDNN on the operators that have it, if the library is there.
 
-    An engine that a def names already, and one that is preferred for its type (`set_engine_preference`), stay.
+    An engine that a def names already stays.
     """
     try:
         cudnn()
@@ -34,12 +34,11 @@ def assign_cudnn(model: Model) -> Rewritten:
         return Rewritten(model)
     net = NetDef()
     net.CopyFrom(model.net)
-    preferred = {kind for (device, kind), engines in engine_preferences().items() if device == "cuda" and engines}
     changed: Counter[str] = Counter()
     for definition in net.op:
         kind = definition.type
-        free = not (definition.engine or definition.device_option.device_type or preferred & {kind, ANY_OPERATOR})
-        if free and CUDNN in registered_engines(kind, "cuda"):
+        placed = definition.engine or definition.device_option.device_type
+        if not placed and CUDNN in registered_engines(kind, "cuda"):
             definition.engine = CUDNN
             changed[kind] += 1
     if not changed:

@@ -1,7 +1,7 @@
 """Pass `engine`: operators that oneDNN can compute name its engine.
 
-Where the library is absent nothing changes and NumPy computes. An engine that a def names already, and one that is
-preferred for its type (`set_engine_preference`), stay. What oneDNN refuses when it is prepared, NumPy computes.
+Where the library is absent nothing changes and NumPy computes. An engine that a def names already stays. What oneDNN
+refuses when it is prepared, NumPy computes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dagexec.core.device import CPU, Device
 from dagexec.core.dtypes import FLOAT64
 from dagexec.core.model import Model
 from dagexec.core.proto import NetDef, OperatorDef
-from dagexec.core.registry import ANY_OPERATOR, engine_preferences, has_engine, schema_of
+from dagexec.core.registry import has_engine, schema_of
 from dagexec.ops.onednn.binding import library
 from dagexec.platform.processor import last_level_cache
 
@@ -35,11 +35,10 @@ def assign_engine(model: Model) -> Rewritten:
         return Rewritten(model)
     net = NetDef()
     net.CopyFrom(model.net)
-    preferred = {kind for (device, kind), engines in engine_preferences().items() if device == "cpu" and engines}
     stays_in_cache = sum(array.nbytes for array in model.parameters.values()) <= last_level_cache() // 2
     changed: Counter[str] = Counter()
     for definition in net.op:
-        if definition.engine or preferred & {definition.type, ANY_OPERATOR} or not _suits(definition, net, model):
+        if definition.engine or not _suits(definition, net, model):
             continue
         definition.engine = ONEDNN
         if stays_in_cache and schema_of(definition.type).has_weights:

@@ -13,7 +13,6 @@ from dagexec.devices.sim.driver import (
     ThreadDriver,
     enter_device,
     is_device_thread,
-    leave_device,
 )
 from dagexec.devices.sim.event import SimEvent
 from dagexec.devices.sim.faults import Fault, RandomFaults
@@ -40,7 +39,6 @@ __all__ = [
     "enter_device",
     "host_time",
     "is_device_thread",
-    "leave_device",
     "set_host_time",
     "sim_runtime",
     "simulated",

@@ -43,15 +43,9 @@ def is_device_thread() -> bool:
     return _on_device.working
 
 
-def enter_device() -> bool:
-    """Say that the calling thread does a device's work from now on; what it said before, for `leave_device`."""
-    before, _on_device.working = _on_device.working, True
-    return before
-
-
-def leave_device(before: bool = False) -> None:
-    """Undo `enter_device`."""
-    _on_device.working = before
+def enter_device() -> None:
+    """Say that the calling thread does a device's work from now on."""
+    _on_device.working = True
 
 
 class Driver(ABC):

@@ -3,7 +3,7 @@
 Products and convolutions with what was fused into them, GELUs, and normalizations with a residual: they become what
 they were before they were fused, so that the passes and engines of dagexec see them. Those on integers are in
 `microsoft_quantized`, attention in `microsoft_attention`. What they compute is described in onnxruntime's
-`docs/ContribOperators.md`.
+`ContribOperators.md`.
 """
 
 from __future__ import annotations

@@ -468,11 +468,6 @@ def converter_of(op_type: str, domain: str = "") -> tuple[Converter, int] | None
     return None if declared is None else (functools.partial(_declared, *declared), declared[1].version)
 
 
-def convertible_operators() -> list[str]:
-    """The operator types of the default domain that have a converter, sorted."""
-    return sorted({op_type for domain, op_type in _converters if not domain} | onnx_operators().keys())
-
-
 def _declared(schema: OpSchema, name: OnnxName, node: Node) -> list[OperatorDef]:
     """The operator whose schema says that it is the node's. Raises CannotConvertError for inputs that it has not."""
     node.ignore(*name.ignored)

@@ -7,7 +7,6 @@ from dagexec.compiler.passes.engine import ENGINE
 from dagexec.core.dtypes import FLOAT32, FLOAT64
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.proto import NetDef, OperatorDef
-from dagexec.core.registry import set_engine_preference
 from dagexec.ops.onednn import binding
 
 needs_onednn = pytest.mark.skipif(binding.library() is None, reason="oneDNN is not installed")
@@ -37,16 +36,6 @@ def test_operators_that_onednn_has_name_it_unless_they_name_another_engine() -> 
 def test_float64_is_left_to_numpy() -> None:
     assert engines(ENGINE.apply(model(np.float64, FLOAT32)).model) == ["", "DEFAULT", ""]
     assert engines(ENGINE.apply(model(np.float32, FLOAT64)).model) == ["", "DEFAULT", ""]
-
-
-@needs_onednn
-def test_an_engine_that_is_preferred_for_a_type_stays() -> None:
-    set_engine_preference(["WINOGRAD"], operator_type="Conv")
-    try:
-        assert engines(ENGINE.apply(model()).model) == ["", "DEFAULT", ""]
-    finally:
-        set_engine_preference([], operator_type="Conv")
-    assert engines(ENGINE.apply(model()).model) == ["ONEDNN", "DEFAULT", ""]
 
 
 @needs_onednn

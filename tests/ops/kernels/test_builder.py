@@ -123,8 +123,8 @@ def test_numbers_and_loops(lanes: int) -> None:
     fields, target = build.arguments(2)
     table, places, rows, width = build.numbers(fields, 4)
     kept = build.zero()
-    with build.range(rows << 2, 4) as row:
-        place = build.short_number(places, row)
+    with build.range(rows << 3, 8) as row:
+        place = build.number(places + row)
         with build.when(place, GREATER, -1), build.when(place, LESS, width):
             value = build.broadcast(table, place, scale=4)
             build.store_first(value * 2.0, target, kept, scale=4)
@@ -140,7 +140,7 @@ def test_numbers_and_loops(lanes: int) -> None:
     build.store_first(build.from_integer(build.repeated(step)), target, kept, scale=4)
     values = np.arange(24, dtype=np.float32).reshape(4, 6)
     for chosen in ([0, 5, 2, 1], [-1, 3, 6, 0], [7, -5, 6, -1]):
-        index = np.array(chosen, np.int32)
+        index = np.array(chosen, np.int64)
         numbers = np.array([values.ctypes.data, index.ctypes.data, 4, 6], np.int64)
         found = np.full(6, 7, np.float32)
         call(build, numbers.ctypes.data, found.ctypes.data)

@@ -41,8 +41,6 @@ FUNCTIONS: dict[str, tuple[Callable[[Builder, Vector], Vector], Callable[[Double
     "log": (elementary.log, np.log, 1e-7, 0),
     "tanh": (elementary.tanh, np.tanh, 2.4e-7, 0),
     "sigmoid": (elementary.sigmoid, sigmoid, 2.4e-7, 0),
-    "swish": (elementary.swish, lambda x: x * sigmoid(x), 3e-7, NORMAL),
-    "swish -1.7": (lambda build, x: elementary.swish(build, x, -1.7), lambda x: x * sigmoid(-1.7 * x), 2e-5, NORMAL),
     "near sigmoid": (elementary.near_sigmoid, sigmoid, 0, 1.5e-7),
     "near swish": (elementary.near_swish, lambda x: x * sigmoid(x), 2e-7, 1.2e-7),
     "near swish -1.7": (
@@ -82,9 +80,8 @@ FUNCTIONS: dict[str, tuple[Callable[[Builder, Vector], Vector], Callable[[Double
 }
 
 LIMITS = {
-    "swish -1.7": (math.nan, -math.inf),
     "near swish -1.7": (math.nan, -math.inf),
-    **dict.fromkeys(("swish", "near swish", "gelu", "tanh gelu", "mish"), (math.inf, math.nan)),
+    **dict.fromkeys(("near swish", "gelu", "tanh gelu", "mish"), (math.inf, math.nan)),
 }
 """Of products with a gate, at infinity and at minus infinity: NaN where the gate is 0, as IEEE has it."""
 

@@ -17,6 +17,7 @@ from dagexec.scheduler.memory.lifetime import Lifetimes, graph_order, list_order
 from dagexec.scheduler.memory.lower_bound import heaviest_antichain
 from dagexec.scheduler.memory.offsets import ALIGNMENT, place
 from tests.ops.running import operator_def
+from tests.scheduler.memory.conflicts import conflicts_of
 
 Users = list[tuple[int, ...]]
 
@@ -81,7 +82,7 @@ def test_two_buffers_conflict_exactly_when_some_schedule_of_the_graph_has_both_i
     graph = random_graph(rng, 5)
     users = users_of(graph)
     kept = [rng.random() < 0.2 for _ in users]
-    conflicts = Lifetimes(users, kept, graph_order(graph)).conflicts()
+    conflicts = conflicts_of(Lifetimes(users, kept, graph_order(graph)))
     seen = {(a, b) for a, b in itertools.combinations(range(len(users)), 2) if conflicts[a, b]}
     assert seen == alive_together(graph, users, kept)
 
@@ -93,7 +94,7 @@ def test_in_list_order_buffers_conflict_when_their_intervals_overlap(seed: int, 
     graph = random_graph(rng, count)
     users = users_of(graph)
     kept = [rng.random() < 0.1 for _ in users]
-    conflicts = Lifetimes(users, kept, list_order(count)).conflicts()
+    conflicts = conflicts_of(Lifetimes(users, kept, list_order(count)))
     ends = [count if stays else max(row) for row, stays in zip(users, kept, strict=True)]
     for a, b in itertools.combinations(range(count), 2):
         assert conflicts[a, b] == (min(users[a]) <= ends[b] and min(users[b]) <= ends[a])
@@ -130,7 +131,7 @@ def test_buffers_that_conflict_never_overlap_and_lie_on_cache_lines(seed: int, c
     sizes = [rng.choice([1, 64, 65, 1000, 4096, 100_000]) for _ in users]
     kept = [rng.random() < 0.1 for _ in users]
     lifetimes = Lifetimes(users, kept, list_order(count) if in_turn else graph_order(graph))
-    conflicts = lifetimes.conflicts()
+    conflicts = conflicts_of(lifetimes)
     placed = place(sizes, lifetimes.conflicting, lifetimes.peak_live([-(-size // 64) * 64 for size in sizes]))
     offsets = placed.offsets.tolist()
     assert all(offset % ALIGNMENT == 0 for offset in offsets)
@@ -186,7 +187,7 @@ def test_rivals_of_a_buffer_are_those_that_it_conflicts_with(seed: int, count: i
     users = users_of(graph)
     kept = [rng.random() < 0.05 for _ in users]
     lifetimes = Lifetimes(users, kept, list_order(count) if in_turn else graph_order(graph))
-    conflicts = lifetimes.conflicts()
+    conflicts = conflicts_of(lifetimes)
     for buffer in range(count):
         assert sorted(lifetimes.conflicting(buffer).tolist()) == np.flatnonzero(conflicts[buffer]).tolist()
 

@@ -14,6 +14,7 @@ from dagexec.scheduler.hazards import check_net
 from dagexec.scheduler.memory import lifetime, plan
 from dagexec.scheduler.memory.lifetime import Lifetimes, Order, graph_order, list_order
 from dagexec.scheduler.memory.list_order_offsets import place_in_list_order
+from tests.scheduler.memory.conflicts import conflicts_of
 from tests.scheduler.memory.test_memory import random_graph, users_of
 from tests.scheduler.memory.test_memory_nets import KINDS, Make, make, random_net, results, workspace_for
 
@@ -35,7 +36,7 @@ def test_what_conflicts_lies_apart(seed: int, count: int, in_turn: bool) -> None
     sizes = [rng.choice([1, 64, 65, 1000, 4096]) for _ in users]
     kept = [rng.random() < 0.1 for _ in users]
     exact = list_order(count) if in_turn else graph_order(graph)
-    conflicts = Lifetimes(users, kept, exact).conflicts()
+    conflicts = conflicts_of(Lifetimes(users, kept, exact))
     walked = place_in_list_order(sizes, users, kept, list_order(count) if in_turn else order_by_graph(graph))
     for a, b in itertools.combinations(range(len(users)), 2):
         apart = walked.offsets[a] + sizes[a] <= walked.offsets[b] or walked.offsets[b] + sizes[b] <= walked.offsets[a]

@@ -15,6 +15,7 @@ from dagexec.scheduler.memory import ArenaMemory, MemoryPlan, graph_order, list_
 from dagexec.scheduler.memory import plan as plan_module
 from dagexec.scheduler.memory.buffers import Buffer, Buffers
 from dagexec.scheduler.memory.lifetime import Lifetimes, Order
+from tests.scheduler.memory.conflicts import conflicts_of
 from tests.scheduler.memory.test_memory import random_graph, users_of
 
 RUNTIME = runtime_of(CPU)
@@ -58,7 +59,7 @@ def test_smaller_sizes_take_the_same_bytes_and_nothing_overlaps(seed: int, count
     assert small._arenas[CPU].offsets is large._arenas[CPU].offsets
     found = pieces(small)
     lifetimes = Lifetimes([row for row, *_ in found], [False] * len(found), order)
-    conflicts = lifetimes.conflicts()
+    conflicts = conflicts_of(lifetimes)
     for (a, (_, block, start, end)), (b, (_, other, first, last)) in combinations(enumerate(found), 2):
         if conflicts[a, b] and block == other:
             assert end <= first or last <= start
