@@ -95,6 +95,14 @@ def _status() -> int:
     except DagexecError as error:
         _tell(f"dagexec: {type(error).__name__}: {error}")
         return 2
+    except MemoryError as error:
+        _tell(f"dagexec: ResourceError: the system is out of memory: {error}")
+        return 2
+    except RuntimeError as error:
+        if str(error) != "can't start new thread":
+            raise
+        _tell(f"dagexec: ResourceError: the system has no more threads, or no memory for them: {error}")
+        return 2
     except KeyboardInterrupt:
         gc.freeze()  # saves the interpreter a last pass over all objects at exit: a quarter of a second
         return 130

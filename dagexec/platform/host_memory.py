@@ -1,8 +1,12 @@
 """Host memory: what this process may still take of it, and how much of it is committed.
 
-The least of three numbers counts: what the machine has available, what the control groups around the process have left,
-and the process's address space where that is limited. The system gives out memory when it is touched first, long after
-it was requested. So large blocks are kept in a list, and what nothing has touched of them is taken off.
+The least of these numbers counts: what the machine has available, what the control groups around the process have left,
+and the process's address space and private memory where they are limited. The system gives out memory when it is
+touched first, long after it was requested. So large blocks are kept in a list, and what nothing has touched of them is
+taken off.
+
+Some libraries end the process when they get no memory: before they are called, there must be room for all they may take
+(`check_room`).
 """
 
 from __future__ import annotations
@@ -38,6 +42,7 @@ _SPARE = 1 << 30  # bytes of addresses behind a block that may grow
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # of Linux; named by Python 3.13
 _MIN_MAPPED = 1 << 20  # bytes: a program keeps smaller pieces for itself when they are free
 _MIN_LISTED = 1 << 16  # bytes: smaller blocks are not listed, since preparation adds up what it takes
+_ROOM = 32 << 20  # bytes: eight times what the largest of 1,500 primitives of bundled nets took to be made
 
 
 @dataclass(frozen=True)
@@ -69,7 +74,7 @@ def limits() -> Iterator[Limit]:
         left = memory_left(folder, limit) if limit is not None and limit < physical else None
         if left is not None:
             yield Limit(left, f"the control group {folder} (limit {limit:,})")
-    yield from _address_space()
+    yield from _limited()
 
 
 def _available(physical: int) -> int:
@@ -83,35 +88,39 @@ def _available(physical: int) -> int:
     return physical
 
 
-def _address_space() -> Iterator[Limit]:
-    """What is left of the address space, where a limit is set."""
+def _limited() -> Iterator[Limit]:
+    """What is left of the address space, and of private memory that may be written to, where a limit is set."""
     if sys.platform != "linux":
         return
     import resource
 
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if limit == resource.RLIM_INFINITY:
-        return
-    try:
-        with open("/proc/self/statm", encoding="ascii") as file:
-            used = int(file.read().split()[0]) * mmap.PAGESIZE
-    except (OSError, ValueError, IndexError):
-        used = 0
-    yield Limit(max(0, limit - used), f"the address space of this process (limit {limit:,})", committed=False)
+    for number, field, owner in (
+        (resource.RLIMIT_AS, 0, "the address space of this process"),
+        (resource.RLIMIT_DATA, 5, "the private memory of this process"),
+    ):
+        limit, _ = resource.getrlimit(number)
+        if limit != resource.RLIM_INFINITY:
+            left = max(0, limit - (_used(field) or 0))
+            yield Limit(left, f"{owner} (limit {limit:,})", committed=False)
 
 
-def resident_bytes() -> int | None:
-    """What this process has in memory; None where that is not known."""
+def _used(field: int) -> int | None:
+    """Bytes that this process has, by the field of Linux's `statm`; None where that is not known."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
-            return int(file.read().split()[1]) * mmap.PAGESIZE
+            return int(file.read().split()[field]) * mmap.PAGESIZE
     except (OSError, ValueError, IndexError):
         return None
 
 
+def resident_bytes() -> int | None:
+    """What this process has in memory; None where that is not known."""
+    return _used(1)
+
+
 def address_space_is_limited() -> bool:
     """True when addresses cost something, even those of memory that is never touched."""
-    return any(True for _ in _address_space())
+    return any(True for _ in _limited())
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +233,14 @@ def check_fits(nbytes: int, what: str) -> None:
     short = _committed_memory.shortage(nbytes)
     if short is not None:
         raise ResourceError(f"{what} needs {nbytes:,} bytes; {short.owner} has {short.left:,} left")
+
+
+def check_room(what: str) -> None:
+    """Raise ResourceError where a library that is about to do `what` might get no memory, and end the process then."""
+    for limit in _limited():
+        if limit.left < _ROOM:
+            raise ResourceError(f"{what}: {limit.owner} has {limit.left:,} bytes left; {_ROOM:,} must be, to be safe")
+    check_fits(_ROOM, what)
 
 
 def fits(nbytes: int) -> bool:

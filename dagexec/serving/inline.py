@@ -154,8 +154,10 @@ class InlineRuns:
         names, out = request.names, request.out
         if replica.net.has_teams is not (request.caller in self._in_teams):
             self._change_team(request.caller)
-        if replica.net.has_teams and current_core is not None:
-            teams.keep_off(current_core(), replica.net.team_threads)
+        if replica.net.has_teams:
+            teams.require(replica.net.team_threads)
+            if current_core is not None:
+                teams.keep_off(current_core(), replica.net.team_threads)
         known = replica.io_binding
         if arrays is None or known is None or not known.take_in(arrays, names, out):
             replica.feed(request.feeds, names, out)

@@ -8,11 +8,14 @@ than x86-64 and other systems than Linux have none, and whoever wants it does wi
 from __future__ import annotations
 
 import ctypes
+import errno
 import logging
 import mmap
 import os
 import platform
 import sys
+
+from dagexec.errors import ResourceError
 
 logger = logging.getLogger("dagexec")
 
@@ -23,7 +26,10 @@ def is_supported() -> bool:
 
 
 def executable(code: bytes) -> int | None:
-    """The address of a copy of `code` that outlives the interpreter; None where it cannot be run."""
+    """The address of a copy of `code` that outlives the interpreter; None where it cannot be run.
+
+    Raises ResourceError where there is no memory for it.
+    """
     if not is_supported():
         return None
     size = -(-len(code) // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -38,6 +44,8 @@ def executable(code: bytes) -> int | None:
         if libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(size), mmap.PROT_READ | mmap.PROT_EXEC):
             raise _last_error("mprotect")
     except (OSError, AttributeError) as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOMEM, errno.EAGAIN):
+            raise ResourceError(f"{size:,} bytes for machine code: the system refused the allocation") from None
         logger.info("no machine code can be written here: %s", error)
         return None
     return int(address)

@@ -32,6 +32,7 @@ from dagexec.ops.onednn.binding import usable_threads
 from dagexec.ops.onednn.operator import reorder
 from dagexec.ops.onednn.primitive import WEIGHTS, Array, Descriptor, aligned_empty
 from dagexec.ops.onednn.problem import ALONE, Assembled, Candidate, Compute, Problem, assemble
+from dagexec.platform import teams
 from dagexec.platform.deadline import Deadline, call_with_timeout, check_stop
 from dagexec.platform.processor import last_level_cache
 
@@ -192,6 +193,7 @@ def _make(problem: Problem, candidate: Candidate, arrays: dict[int, Array], seco
     """A trial that has run once; None when the candidate cannot be made, or not within `seconds`."""
 
     def first() -> tuple[Assembled, Array, float]:
+        teams.require(candidate.threads(problem))
         assembled, result = _assembled(problem, candidate, arrays)
         start = time.perf_counter()
         for step in assembled.steps:
@@ -200,6 +202,7 @@ def _make(problem: Problem, candidate: Candidate, arrays: dict[int, Array], seco
 
     try:
         assembled, result, took = call_with_timeout(first, seconds)
+        teams.require(candidate.threads(problem))  # in this thread, too
     except (DagexecError, MemoryError) as error:
         logger.info("%s: %s skipped: %s", problem.label, candidate.name, error)
         return None

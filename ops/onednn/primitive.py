@@ -19,7 +19,8 @@ from dagexec.ops.base.layout import NCHW, NCHW8C, NCHW16C, NHWC
 from dagexec.ops.kernels.alone import NoSingleThreadError, is_alone
 from dagexec.ops.kernels.native import NativeCall
 from dagexec.ops.onednn.binding import Library
-from dagexec.platform.host_memory import aligned_bytes
+from dagexec.platform import teams
+from dagexec.platform.host_memory import aligned_bytes, check_room
 
 Array = npt.NDArray[Any]
 
@@ -371,6 +372,7 @@ def _described_for(
         return known
 
     def ask() -> Any:
+        check_room(f"{label}: {function}")
         handle = library.ffi.new("h *")
         library.set_threads(threads)
         status = getattr(library.lib, f"dnnl_{function}_primitive_desc_create")(handle, *map(handle_of, arguments))
@@ -402,6 +404,7 @@ class Primitive:
         handle = library.ffi.new("h *")
         library.set_threads(descriptor.threads)
         library.check_allowed(f"primitive {descriptor.name}")
+        check_room(f"primitive {descriptor.name}")
         status = library.lib.dnnl_primitive_create(handle, descriptor.handle)
         if status:
             library.check_generated(status, f"primitive {descriptor.name}")
@@ -533,7 +536,8 @@ class BoundPrimitive:
         return dict(zip(self._numbers, self._memories, strict=True))
 
     def run_once(self) -> None:
-        """Execute it, never again, and let go of its memory."""
+        """Execute it, never again, and let go of its memory. Raises what `teams.require` raises."""
+        teams.require(self.primitive.descriptor.threads)
         self()
         self._memories.clear()
 

@@ -76,7 +76,7 @@ class CapturedNet(AsyncDAGNet):
             return run
         replay = partial(self._replay, preparation)
         run = Run(self.name, SingleChain(), [(replay,)], lambda _chain, _step: f"net {self.name!r}, captured", finished)
-        run.teams = self.has_teams
+        run.teams = self.team_threads
         last = self._streams_for(preparation.plan).all()[0]
         Drain(run, self.streams, self.operators, partial(self._call_end, run), last, self.checked)
         return run

@@ -232,6 +232,7 @@ class BaseNet(ABC, Closing):
                 )
             self._runner = threading.current_thread()
             if self.has_teams:
+                teams.require(self.team_threads)
                 teams.enter()
             self._execute(self.prepared(), timeout, trace)
         finally:
@@ -264,7 +265,7 @@ class BaseNet(ABC, Closing):
             steps = self._launched_chains(preparation, plan, observed).steps
         by_plan = preparation.name_step if plan is preparation.plan else partial(label_of, plan, preparation.steps)
         run = Run(self.name, plan, steps, by_plan, finished)
-        run.teams = self.has_teams
+        run.teams = self.team_threads
         run.side_by_side = not self.in_list_order
         if observed is not None:
             observed.follow(run)

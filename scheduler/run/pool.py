@@ -34,7 +34,7 @@ from dagexec.platform.threads import Thread, ThreadsEndedError, ThreadWait, thre
 from dagexec.scheduler.run.affinity import CoreWakeUp
 from dagexec.scheduler.run.fair_share import Share
 from dagexec.scheduler.run.helping import HelpingWait
-from dagexec.scheduler.run.run import Run, finish
+from dagexec.scheduler.run.run import ChainSteps, Run, finish
 from dagexec.scheduler.run.worker import PoolStatistics, Worker, acquire_contended
 
 logger = logging.getLogger("dagexec")
@@ -345,8 +345,12 @@ class WorkerPool:
             lock.release()
             if helper is not None:
                 helper.wake()
-            if run.teams:
-                teams.enter(worker.wake)
+            if run.teams > 1:
+                try:
+                    teams.require(run.teams)
+                    teams.enter(worker.wake)
+                except ResourceError as error:
+                    self._fail(run, error)
             if run.share is None:
                 self._work(worker, run, chain)
             else:
@@ -391,14 +395,15 @@ class WorkerPool:
                     worker.run.interrupted = True
 
     def _work(self, worker: Worker, run: Run, chain: int) -> None:
-        """Run `chain`, then whatever is ready in this run, until nothing is.
+        """Run `chain`, then whatever is ready in this run, until nothing is or the run is stopped.
 
         This loop is the scheduler's whole cost per operator, hence the local names and the bare lock calls.
         """
         acquire, release = self.lock.acquire, self.lock.release
         wait = not self._source.concurrent  # a controlled schedule decides who gets the lock
         idle = self._idle
-        ready, counts, children, steps = run.ready, run.counts, run.plan.children, run.steps
+        ready, counts, children = run.ready, run.counts, run.plan.children
+        steps: ChainSteps = [()] * len(run.steps) if run.stopped else run.steps
         blocking.run = run
         step = None
         while True:

@@ -77,7 +77,7 @@ class Run:
         over: nobody is inside any more and nobody will be; `finished` is being called or was.
         on_stop: called with no lock held after the run was stopped, as often as that happens; None when nobody asks.
         listed: the pool knows that this run has ready chains.
-        teams: operators use several threads each (see `dagexec.platform.teams`).
+        teams: how many threads an operator uses at most (see `dagexec.platform.teams`).
         inner: runs of bodies that operators of this one wait for; they are stopped with it.
         pool: the pool that executes it, once it was submitted; None before.
         side_by_side: its chains may run side by side, so those of bodies in it may, too.
@@ -114,7 +114,7 @@ class Run:
         self.ready = list(plan.frontier)  # ascending, hence already a heap
         self.active = 0
         self.width = sys.maxsize
-        self.teams = False
+        self.teams = 1
         self.priority = priority
         self.share: Share | None = None
         self.start_tag = self.advance = 0.0

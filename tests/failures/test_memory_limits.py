@@ -1,0 +1,150 @@
+"""A process that may not have much memory: a net runs, or ResourceError says what there was no room for."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dagexec
+from dagexec.errors import ResourceError
+from dagexec.ops.kernels import machine_code
+from dagexec.ops.onednn.binding import library
+from dagexec.platform import teams
+from dagexec.platform.host_memory import check_room
+from tests.memory_limits import leave
+
+MIB = 1 << 20
+FEEDS = {"data": np.zeros((1, 1, 28, 28), np.float32)}
+
+SWEEP = """
+import hashlib, mmap, os, resource, sys
+import numpy as np
+import dagexec
+from dagexec.errors import ResourceError
+
+def in_child(kind, mib):
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            if mib is not None:
+                field = {resource.RLIMIT_AS: 0, resource.RLIMIT_DATA: 5}[kind]
+                used = int(open("/proc/self/statm").read().split()[field]) * mmap.PAGESIZE
+                resource.setrlimit(kind, (used + (mib << 20), resource.RLIM_INFINITY))
+            with dagexec.compile("zoo:squeezenet", intra_op_threads=2, num_workers=1) as executor:
+                data = np.linspace(0, 1, 3 * 224 * 224, dtype=np.float32).reshape(1, 3, 224, 224)
+                found = b"".join(array.tobytes() for array in executor.run({"data": data}).values())
+            os.write(write, hashlib.sha256(found).hexdigest().encode())
+        except ResourceError:
+            os.write(write, b"ResourceError")
+        except BaseException as error:
+            os.write(write, repr(error).encode())
+        os._exit(0)
+    os.close(write)
+    status = os.waitpid(child, 0)[1]
+    with os.fdopen(read) as file:
+        return file.read() or f"ended with status {status}"
+
+kind = getattr(resource, sys.argv[1])
+right = in_child(kind, None)
+print(len(right))
+for mib in range(4, 300, 23):  # below 4, Python has no room for modules that are still to be imported
+    found = in_child(kind, mib)
+    print(mib, "right" if found == right else found)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="limits and what is used are Linux's")
+@pytest.mark.parametrize("kind", ["RLIMIT_AS", "RLIMIT_DATA"])
+def test_with_any_limit_a_net_runs_or_ends_with_a_resource_error(kind: str) -> None:
+    done = subprocess.run([sys.executable, "-c", SWEEP, kind], capture_output=True, text=True, check=False)
+    first, *lines = done.stdout.splitlines()
+    assert (done.returncode, first) == (0, "64"), done.stderr
+    found = [line.split(" ", 1)[1] for line in lines]
+    assert set(found) == {"right", "ResourceError"}, lines
+    assert (found[0], found[-1]) == ("ResourceError", "right")
+
+
+@pytest.fixture(params=["RLIMIT_AS", "RLIMIT_DATA"])
+def sixteen_mib(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Within the test, the process may have 16 MiB more."""
+    kind, field = getattr(resource, request.param), {"RLIMIT_AS": 0, "RLIMIT_DATA": 5}[request.param]
+    before = resource.getrlimit(kind)
+    used = int(Path("/proc/self/statm").read_text().split()[field]) * os.sysconf("SC_PAGE_SIZE")
+    resource.setrlimit(kind, (used + 16 * MIB, before[1]))
+    yield
+    resource.setrlimit(kind, before)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits and what is used are Linux's")
+@pytest.mark.usefixtures("sixteen_mib")
+def test_a_library_is_called_only_with_room_to_spare() -> None:
+    with pytest.raises(ResourceError, match=r"x: the \w+ \w+ of this process \(limit [\d,]+\) has .* bytes left"):
+        check_room("x")
+
+
+@pytest.mark.skipif(library() is None, reason="needs oneDNN")
+def test_a_primitive_is_not_made_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    with dagexec.compile("zoo:lenet") as executor:
+        leave(monkeypatch, 20 * MIB)
+        with pytest.raises(ResourceError, match=r"this machine has .* left"):
+            executor.run({"data": np.zeros((7, 1, 28, 28), np.float32)})
+        monkeypatch.undo()
+        executor.run(FEEDS)
+
+
+@pytest.mark.skipif(not machine_code.is_supported(), reason="no machine code is written here")
+def test_machine_code_without_memory_is_a_resource_error() -> None:
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (1, before[1]))
+    try:
+        with pytest.raises(ResourceError, match="4,096 bytes for machine code: the system refused the allocation"):
+            machine_code.executable(b"\xc3")
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def test_a_team_that_the_system_has_no_threads_for_is_a_resource_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_thread: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    teams.leave()
+    with monkeypatch.context() as patch:
+        patch.setattr(teams.threading.Thread, "start", refuse)
+        with pytest.raises(ResourceError, match="a team of 3 threads: the system could only start 0 more"):
+            teams.require(3)
+        teams.require(1)  # the caller alone
+    teams.require(3)
+    teams.leave()
+
+
+@pytest.mark.skipif(library() is None or library().team < 2, reason="needs oneDNN with threads")  # type: ignore[union-attr]
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_run_without_room_for_its_threads_fails_and_the_next_one_runs(
+    monkeypatch: pytest.MonkeyPatch, num_workers: int
+) -> None:
+    def refuse(threads: int) -> None:
+        raise ResourceError(f"a team of {threads} threads: the system could only start 0 more")
+
+    options = {"intra_op_threads": 2, "num_workers": num_workers, "net_type": "dag", "pool": "own"}
+    with dagexec.compile("zoo:lenet", **options) as executor:  # type: ignore[arg-type]
+        expected = executor.run(FEEDS)
+        assert executor.net().has_teams
+        for timeout in (None, 60.0):  # in the calling thread, where it may be, and on workers
+            with monkeypatch.context() as patch:
+                patch.setattr(teams, "require", refuse)
+                with pytest.raises(ResourceError, match="a team of 2 threads"):
+                    executor.run(FEEDS, timeout=timeout)
+            found = executor.run(FEEDS, timeout=timeout)
+            assert {name: array.tobytes() for name, array in found.items()} == {
+                name: array.tobytes() for name, array in expected.items()
+            }
+        assert executor.statistics().pool.replaced == 0
