@@ -137,9 +137,10 @@ CASES = 2000
 fuzz: $(VENV)/.installed-test
 	$(BIN)/python -m tests.fuzz --cases $(CASES)
 
-# The operators on drawn geometries, twenty times as many as in `make test`.
+# The operators on drawn geometries, twenty times as many as in `make test`, in memory beside which nothing may be
+# touched: a worker that does so ends, and another goes on.
 fuzz-operators: $(VENV)/.installed-test
-	DAGEXEC_DRAWS=20 $(BIN)/python -m pytest -o faulthandler_timeout=3600 tests/ops
+	DAGEXEC_DRAWS=20 DAGEXEC_GUARDED=1 $(BIN)/python -m pytest -n 2 --max-worker-restart 20 -o faulthandler_timeout=3600 tests/ops
 
 # Small mistakes in scheduler, numerics and storage, one after another: tests must see each. Some 15 minutes.
 mutants: $(VENV)/.installed-test

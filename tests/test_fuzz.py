@@ -23,9 +23,9 @@ from tests.fuzz import worker
 from tests.fuzz.case import Cases
 from tests.fuzz.damage import damaged_bytes, damaged_json, damaged_zip
 from tests.fuzz.messages import Vocabulary, damage_message
+from tests.fuzz.near import WrongError, require_near
 from tests.fuzz.runner import run_cases
 from tests.fuzz.seeds import Seed, make_seeds
-from tests.fuzz.use import WrongError, _require_near
 
 SEED = Seed("minidb", "records", "x.minidb", {"x.minidb": bytes(64)})
 
@@ -133,10 +133,10 @@ def test_content_that_is_nothing_any_more_can_be_damaged_again(
 
 def test_results_that_differ_are_told() -> None:
     plain: npt.NDArray[np.float32] = np.array([1.0, 2.0], np.float32)
-    _require_near("y", plain, plain * np.float32(1.001))
+    require_near("y", plain, plain * np.float32(1.001))
     for other in (plain * 2, plain[:1], plain.astype(np.float64), np.array([1, np.inf], np.float32)):
         with pytest.raises(WrongError):
-            _require_near("y", plain, other)
+            require_near("y", plain, other)
 
 
 @pytest.mark.slow

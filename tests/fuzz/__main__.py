@@ -17,7 +17,7 @@ os.environ["OPENBLAS_NUM_THREADS"] = "1"  # before NumPy starts threads
 
 from tests.fuzz.case import Cases, WholeCases
 from tests.fuzz.runner import Summary, run_cases
-from tests.fuzz.seeds import Kind, Seed, make_seeds
+from tests.fuzz.seeds import DRAWN, Kind, Seed, make_seeds
 from tests.fuzz.worker import Outcome
 from tests.selection import number_of_commit
 
@@ -25,7 +25,7 @@ from tests.selection import number_of_commit
 def main() -> int:
     """Exit status 1 when a case failed."""
     options = _options()
-    seeds = _seeds(with_suite=not options.whole)  # whole, the suite has tests of its own
+    seeds = [DRAWN] if options.kind == ["drawn"] else _seeds(with_suite=not options.whole)  # the suite has own tests
     cases = WholeCases(seeds) if options.whole else Cases(seeds, options.kind or ())
     alone = options.case is not None
     first = number_of_commit() % 10**6 * options.cases if options.first is None else options.first

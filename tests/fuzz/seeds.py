@@ -41,7 +41,7 @@ from tests.ops.gradient_examples import Example, examples
 from tests.ops.running import operator_def
 
 Array = npt.NDArray[Any]
-Kind = Literal["onnx", "caffe2", "predictor", "checkpoint", "minidb", "lmdb", "npz", "safetensors", "choices"]
+Kind = Literal["onnx", "caffe2", "predictor", "checkpoint", "minidb", "lmdb", "npz", "safetensors", "choices", "drawn"]
 
 _LARGEST = 60_000
 """Bytes: larger models of the onnx package are left out, as each case would take long."""
@@ -73,6 +73,9 @@ class Seed:
     feeds: Mapping[str, Array] = field(default_factory=dict)
 
 
+DRAWN = Seed("drawn", "operators and nets", ".", {})
+
+
 def make_seeds(*, with_suite: bool = True) -> list[Seed]:
     """All seeds, in an order that is always the same; `with_suite`, the onnx package's suite is among them."""
     folder = Path(tempfile.mkdtemp(prefix="dagexec-seeds-"))
@@ -84,6 +87,7 @@ def make_seeds(*, with_suite: bool = True) -> list[Seed]:
             *_database_seeds(folder),
             *_array_seeds(folder),
             *_choices_seeds(),
+            DRAWN,
         ]
     finally:
         shutil.rmtree(folder)

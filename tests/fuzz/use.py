@@ -1,7 +1,7 @@
 """What is done with the files of a case: what users do with such files, through the public entrances.
 
-Each use returns a word for what it came to; what it raises is the case's outcome. `WrongError` says that two ways to
-run one model gave different results.
+Each use returns a word for what it came to; what it raises is the case's outcome. Models run where nothing beside an
+array may be touched (`tests.guarded`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -33,19 +33,15 @@ from dagexec.storage.blob_file import read_blob_file
 from dagexec.training.checkpoint import latest_checkpoint, load_checkpoint
 from dagexec.training.model_helper import ModelHelper
 from dagexec.training.safetensors_file import import_safetensors, read_safetensors
+from tests.fuzz.drawn import draw
+from tests.fuzz.near import WrongError, require_near, same
+from tests.guarded import Guards, guarded_memory
 
 Array = npt.NDArray[Any]
 Phase = Callable[[str], None]
 
 _MAX_FED = 1 << 20
 """Elements of all inputs together beyond which a model is compiled, and not run: it would be the fuzzer's memory."""
-_MODERATE = 1e4  # results beyond are of sums that cancel, or overflow in one order and not in another
-_CLOSE = 0.02  # of the largest result
-_PIECE = 1 << 20
-
-
-class WrongError(Exception):
-    """Two ways to run one model gave different results."""
 
 
 def use(kind: str, path: Path, feeds: Mapping[str, Array], rng: random.Random, phase: Phase) -> str:
@@ -58,8 +54,9 @@ def _use_model(path: Path, feeds: Mapping[str, Array], rng: random.Random, phase
     model = load_model(path)
     way = rng.choices(tuple(_WAYS), [weight for weight, _ in _WAYS.values()])[0]
     phase(way)
-    given = _feeds(model, feeds)
-    return f"{way}: {_WAYS[way][1](path, model, given, phase)}"
+    given, guards = _feeds(model, feeds), Guards.drawn(rng)
+    with guarded_memory(guards):
+        return f"{way}: {_WAYS[way][1](path, model, None if given is None else guards.copies(given), phase)}"
 
 
 def _feeds(model: Model, feeds: Mapping[str, Array]) -> dict[str, Array] | None:
@@ -119,57 +116,18 @@ def _compared(_path: Path, model: Model, feeds: dict[str, Array] | None, phase: 
             phase("run as given")
             found.append(executor.run(feeds))
     simple, again, dag = found
-    if not all(_same(array, again[name]) for name, array in simple.items()):
+    if not all(same(array, again[name]) for name, array in simple.items()):
         return "draws numbers"
     for name, array in simple.items():
-        if not _same(array, dag[name]):
+        if not same(array, dag[name]):
             raise WrongError(f"{name!r}: other bytes under dag than under simple")
     phase("compile")
     with dagexec.compile(model) as executor:
         phase("run")
         fast = executor.run(feeds)
     for name, array in simple.items():
-        _require_near(name, array, fast[name])
+        require_near(name, array, fast[name])
     return "compared"
-
-
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, list) and isinstance(other, list):  # a sequence
-        return len(one) == len(other) and all(map(_same, one, other))
-    if not isinstance(one, np.ndarray) or not isinstance(other, np.ndarray):  # an optional without a value, a mapping
-        return bool(one == other)
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    return one.tolist() == other.tolist() if one.dtype == object else one.tobytes() == other.tobytes()
-
-
-def _require_near(name: str, plain: Any, fast: Any) -> None:
-    if isinstance(plain, list) and isinstance(fast, list) and len(plain) == len(fast):
-        for one, other in zip(plain, fast, strict=True):
-            _require_near(name, one, other)
-        return
-    if not isinstance(plain, np.ndarray) or not isinstance(fast, np.ndarray):
-        if not _same(plain, fast):
-            raise WrongError(f"{name!r}: another value when optimized")
-        return
-    if plain.shape != fast.shape or plain.dtype != fast.dtype:
-        raise WrongError(f"{name!r}: {fast.dtype}{fast.shape} when optimized, {plain.dtype}{plain.shape} as given")
-    if plain.dtype.kind != "f" or not plain.size:
-        return
-    largest = np.abs(plain).max()
-    if not np.isfinite(fast).all() and np.isfinite(plain).all() and largest < _MODERATE:
-        raise WrongError(f"{name!r}: not finite when optimized")
-    if np.isfinite(plain).all() and largest < _MODERATE:
-        pieces = zip(_pieces(plain), _pieces(fast), strict=True)
-        difference = max(float(np.abs(one.astype(np.float64) - other).max()) for one, other in pieces)
-        if difference > _CLOSE * (1e-3 + float(largest)):
-            raise WrongError(f"{name!r}: differs by {difference:.3g} of {largest:.3g} when optimized")
-
-
-def _pieces(array: Array) -> Iterator[Array]:
-    """The elements, some at a time: a case has memory for a result, and not for another copy of it in float64."""
-    flat = array.reshape(-1)
-    yield from (flat[start : start + _PIECE] for start in range(0, flat.size, _PIECE))
 
 
 def _inspected(path: Path, model: Model, feeds: dict[str, Array] | None, phase: Phase) -> str:
@@ -270,6 +228,15 @@ def _use_choices(path: Path, feeds: Mapping[str, Array], rng: random.Random, pha
     return "ran"
 
 
+def _use_nothing(_path: Path, feeds: Mapping[str, Array], rng: random.Random, phase: Phase) -> str:
+    del feeds
+    phase("draw")
+    drawn = draw(rng)
+    phase(f"run {drawn.name}")
+    drawn.run(Guards.drawn(rng))
+    return "ran"
+
+
 _USES: dict[str, Callable[[Path, Mapping[str, Array], random.Random, Phase], str]] = {
     "onnx": _use_model,
     "caffe2": _use_model,
@@ -280,6 +247,7 @@ _USES: dict[str, Callable[[Path, Mapping[str, Array], random.Random, Phase], str
     "npz": _use_npz,
     "safetensors": _use_safetensors,
     "choices": _use_choices,
+    "drawn": _use_nothing,
 }
 
 

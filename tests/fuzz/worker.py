@@ -23,7 +23,8 @@ from pathlib import Path
 
 from dagexec.errors import DagexecError, OperatorError
 from tests.fuzz.case import Case, Cases
-from tests.fuzz.use import Phase, WrongError, use
+from tests.fuzz.near import WrongError
+from tests.fuzz.use import Phase, use
 
 MEMORY_BYTES = 2 << 30
 """Address space that a worker may take beyond what it has when it starts."""

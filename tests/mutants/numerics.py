@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
+_COPIES = ("tests/ops/kernels/test_copies.py",)
+
 MUTANTS = (
     Mutant(
         "windows begin at the tail's padding",
@@ -139,5 +141,26 @@ MUTANTS = (
         '"4c39d0 7d4b 4c39d8 7c46"  # the same comparisons',
         '"90909090909090909090"',
         ("tests/ops/index/test_index.py",),
+    ),
+    Mutant(
+        "the rest of a row that is copied is read as a whole vector",
+        "ops/kernels/copy_kernels.py",
+        "else build.load(source, mask=mask)",
+        "else build.load(source)",
+        _COPIES,
+    ),
+    Mutant(
+        "the last columns of a matrix that is transposed are read as whole vectors",
+        "ops/kernels/copy_kernels.py",
+        "values.append(build.load(source, mask=across))",
+        "values.append(build.load(source))",
+        _COPIES,
+    ),
+    Mutant(
+        "the last rows of a matrix that is transposed are written as whole vectors",
+        "ops/kernels/copy_kernels.py",
+        "build.store(turned[number], target, mask=down)",
+        "build.store(turned[number], target)",
+        _COPIES,
     ),
 )

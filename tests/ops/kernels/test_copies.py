@@ -13,6 +13,8 @@ import pytest
 from dagexec.ops.kernels.copies import copy_step
 from dagexec.ops.kernels.machine import Machine
 from dagexec.ops.onednn.binding import require_library
+from tests.forked import end_of
+from tests.guarded import Guards
 from tests.ops.kernels.running import each_size, needs_kernels
 
 CASES = {
@@ -74,6 +76,33 @@ def test_rows_of_any_length(size: int, lanes: int) -> None:
         whole[::-1, :size:-3],
     ):
         copied(machine, 1, source, np.empty(source.shape, np.float32))
+
+
+@each_size
+@pytest.mark.parametrize("behind", [True, False])
+def test_nothing_beside_the_arrays_is_touched(behind: bool, lanes: int) -> None:
+    guards, machine = Guards(behind), Machine(lanes)
+
+    def copy(source: npt.NDArray[Any], target: npt.NDArray[Any]) -> None:
+        step = copy_step(machine, 1, [(source, target)], "copy")
+        assert step is not None
+        step()
+        assert target.tobytes() == source.tobytes()
+
+    def copy_all() -> None:
+        for shape, axes in CASES.values():
+            source = guards.copy(numbers(shape, np.int32)).transpose(axes)
+            copy(source, guards.like(source))
+        for size in (1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 33):
+            rows = guards.copy(numbers((3, size), np.int32))
+            copy(rows, guards.like(np.empty((3, 50), np.int32))[:, :size] if behind else guards.like(rows))
+            copy(guards.copy(numbers((3, 50), np.int32))[:, -size:], guards.like(rows))
+            copy(np.broadcast_to(guards.copy(numbers((3, 1), np.int32)), (3, size)), guards.like(rows))
+            for columns in (1, 7, 8, 9):
+                source = guards.copy(numbers((size, columns), np.int32)).T
+                copy(source, guards.like(source))
+
+    assert end_of(copy_all) == 0
 
 
 @needs_kernels
