@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -69,3 +70,18 @@ def test_the_floor_counts_arithmetic_and_bytes(benchmark: ModuleType) -> None:
         fast = benchmark.floor_of("lenet", 1, "float32", "cuda:0", {"operations_a_second": 2e6, "bytes_a_second": 1e12})
         assert slow == pytest.approx(2 * fast, rel=0.01)
         assert benchmark.launch_microseconds(Device("cuda", 0), 10) > 0
+
+
+def test_the_page_shows_what_was_recorded() -> None:
+    root = Path(__file__).parents[1]
+    cases = json.loads((root / "benchmarks" / "results" / "cuda.json").read_text())["cases"]
+    contenders = ("simple", "dag", "async_dag", "async_dag captured", "torch eager", "torch CUDA graph")
+    recorded = []
+    for case in cases:
+        rows = case["contenders"]
+        ratios = (rows["async_dag captured"]["ratio"]["torch CUDA graph"], rows["async_dag"]["ratio"]["torch eager"])
+        figures = [f"{figure:.2f}" for figure in (*(rows[name]["milliseconds"] for name in contenders), *ratios)]
+        kind = f"{case['batch']}, {case['dtype']}"
+        recorded.append(" | ".join([case["network"], kind, *figures, f"{case['floor_milliseconds']:.3f}"]))
+    page = (root / "docs" / "cuda.md").read_text()
+    assert re.findall(r"^\| (\w+ \| \d+, float.*) \|$", page, re.MULTILINE) == recorded

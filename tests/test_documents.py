@@ -20,6 +20,7 @@ import pytest
 import typer.main
 
 from dagexec.cli import app
+from dagexec.compiler.passes.catalog import GRAPH_PASSES
 from dagexec.options import CompileOptions
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -216,6 +217,12 @@ def test_what_a_page_names_exists_and_its_figures_have_a_source(page: str) -> No
     text = (ROOT / page).read_text()
     assert [name for missing in MISSING for name in missing(text)] == []
     assert list(missing_links(text, ROOT / page)) == []
+
+
+def test_the_page_of_passes_has_all_of_them_in_their_order() -> None:
+    shown = re.findall(r"^\*\*([a-z-]+)\*\*", (ROOT / "docs" / "passes.md").read_text(), re.MULTILINE)
+    once = list(dict.fromkeys(one.name for one in GRAPH_PASSES))
+    assert [name for name in shown if name in once] == [name for name in once if name != "zero-copy"]
 
 
 def test_code_names_files_and_variables_that_exist() -> None:
