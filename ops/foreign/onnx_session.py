@@ -83,6 +83,7 @@ def infer_session(call: OperatorCall) -> Sequence[TensorType]:
         required_args=("model",),
         inferred_if="inferred",
         reproducible=False,
+        on_host=True,
         foreign=True,
     )
 )

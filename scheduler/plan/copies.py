@@ -45,8 +45,8 @@ def local_name(blob: str, device: Device) -> str:
 
 
 def names_devices(net: NetDef) -> bool:
-    """True when the net or an operator says where it runs."""
-    return net.HasField("device_option") or any(definition.HasField("device_option") for definition in net.op)
+    """True when the net or an operator says that it runs elsewhere than on the host."""
+    return any(Device.from_option(one.device_option) != CPU for one in (net, *net.op))
 
 
 def insert_copies(

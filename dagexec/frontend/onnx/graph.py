@@ -37,6 +37,7 @@ from dagexec.frontend.onnx.node import (
 )
 from dagexec.frontend.onnx.refusal import Refusals
 from dagexec.frontend.onnx.scoping import check_origins, own_names, reads, renamed, sorted_nodes, subgraphs
+from dagexec.frontend.onnx.string_tensors import StringTensors
 
 _MAX_VERSION = 2**31 - 1
 """Of an operator set, that the onnx package can check nodes of."""
@@ -52,6 +53,7 @@ class GraphConversion:
         once: operators that are to run once, before the first run: they read parameters alone.
         refusals: nodes that cannot be run.
         types: of tensors, as far as they are known.
+        strings: the tensors that hold strings.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class GraphConversion:
         self.refusals = Refusals()
         self._ir_version = ir_version
         self.types = KnownTypes(scope.values)
+        self.strings = StringTensors(self.types)
         self._foreign = foreign
         self._opsets = opsets
         self._checker: tuple[object, onnx.checker.C.CheckerContext] | None = None  # made for these operator sets
@@ -146,6 +149,7 @@ class GraphConversion:
             node.check_all_read()
             self._verify(operators)
             self.types.follow(operators)
+            self.strings.keep_on_host(proto, opset, operators)
             return operators
         except ElementTypeError as error:
             return self._fallback(proto, error.problem)
@@ -188,6 +192,7 @@ class GraphConversion:
             self._check_node(proto)
         operator = foreign_operator(proto, self._opsets, self.scope, reason)
         self.types.follow([operator])
+        self.strings.keep_on_host(proto, opset, [operator])
         return [operator]
 
     def _check_node(self, proto: onnx.NodeProto) -> None:

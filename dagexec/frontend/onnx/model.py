@@ -191,6 +191,7 @@ class _Conversion:
         functions = Functions(proto.functions, standard_domain)
         self.conversion = GraphConversion(proto.ir_version, _opsets(proto), functions, self.scope, foreign=foreign)
         self.conversion.types.add_inputs(self.inputs)
+        self.conversion.strings.add_inputs(self.graph)
 
     def model(self) -> Model:
         """Convert all nodes. Raises UnsupportedOperatorError for all that cannot be, with what may help."""

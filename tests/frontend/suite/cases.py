@@ -95,12 +95,12 @@ class Case:
         is_random = any(node.op_type in _RANDOM for node in model.graph.node)
         return domains <= {"", "ai.onnx"} and types <= _ORDINARY and not is_random
 
-    def run(self, **options: Any) -> Outcome:
-        """Compile with these options, run, and compare as the suite does."""
+    def run(self, device: str = "CPU", **options: Any) -> Outcome:
+        """Compile for a device with these options, run, and compare as the suite does."""
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of overflows that cases are about
-                prepared = dagexec.onnx_backend.prepare(self.model, "CPU", **options)
+                prepared = dagexec.onnx_backend.prepare(self.model, device, **options)
         except DagexecError as error:
             return Outcome("refused", f"{type(error).__name__}: {error}")
         except Exception as error:
