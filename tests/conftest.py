@@ -15,6 +15,7 @@ os.environ["DAGEXEC_KERNELS"] = "off"  # no test reads or leaves compiled kernel
 import pytest
 
 from dagexec.cli import main
+from tests import engines
 from tests.command_line import Cli
 
 pytest_plugins = ["tests.selection"]
@@ -68,10 +69,11 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Which calls of the test's operators run on devices, too, depends on the test alone."""
+    """Which calls of the test's operators run on devices, too, and what it may compare, depends on the test alone."""
     from tests.ops.running import start_counting  # not before `pytest_configure`
 
     start_counting(item.nodeid)
+    engines.allowed[0] = item.get_closest_marker("exact") is not None
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -82,6 +84,20 @@ def interruptible() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def engines_are_known() -> Iterator[None]:
+    """Bytes that two engines computed cannot be compared."""
+    with engines.engines_known():
+        yield
+
+
+@pytest.fixture
+def plain_results() -> Iterator[None]:
+    """Executors return plain arrays, for tests of their memory, and of how few functions a call passes."""
+    with engines.engines_unknown():
+        yield
 
 
 @pytest.fixture

@@ -46,7 +46,8 @@ def local_name(blob: str, device: Device) -> str:
 
 def names_devices(net: NetDef) -> bool:
     """True when the net or an operator says that it runs elsewhere than on the host."""
-    return any(Device.from_option(one.device_option) != CPU for one in (net, *net.op))
+    options = (net.device_option, *(definition.device_option for definition in net.op))
+    return any(Device.from_option(option) != CPU for option in options)
 
 
 def insert_copies(

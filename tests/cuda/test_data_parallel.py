@@ -96,6 +96,7 @@ def test_one_device_has_nothing_to_sum() -> None:
     assert largest_difference(found, host) < 1e-5
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize("reduction", ["allreduce", "tree", "ring"])
 def test_where_all_sums_are_exact_every_reduction_has_the_bytes_of_one_device(reduction: str) -> None:
     data = [number_batch(16)] * 3

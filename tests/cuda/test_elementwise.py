@@ -135,6 +135,7 @@ def test_integers_wrap_and_divide_as_on_the_host(dtype: Any) -> None:
             same(run(op_type, [values])[0], run(op_type, [values], device=CPU)[0])
 
 
+@pytest.mark.exact
 def test_nan_is_kept_by_extremes_and_comparisons_are_false() -> None:
     x = np.array([np.nan, 1, np.nan, -np.inf, np.inf, -0.0], np.float32)
     y = np.array([1, np.nan, np.nan, np.inf, 3, 0.0], np.float32)
@@ -218,6 +219,7 @@ def test_masks_of_dropout_are_the_hosts(size: int, iteration: int) -> None:
         assert 0.6 < found[1].mean() < 0.8
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize(
     ("op_type", "arguments"),
     [
@@ -230,6 +232,7 @@ def test_random_fillers_draw_what_the_host_draws(op_type: str, arguments: dict[s
     same(run(op_type, [], seed=5, shape=[7, 33], **arguments)[0], host[0])
 
 
+@pytest.mark.exact
 def test_bounds_of_a_filler_may_be_on_the_device() -> None:
     inputs = [np.array([3, 4], np.int32), np.array([-2.0], np.float32), np.array([-1.0], np.float32)]
     host = run("UniformFill", inputs, device=CPU, seed=5, input_as_shape=1)

@@ -100,6 +100,7 @@ def test_nan_and_infinity_go_where_they_do_on_the_host() -> None:
         assert_rounds_to(found, expected, op_type)
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0, 0)])
 def test_axes_without_elements(shape: tuple[int, ...]) -> None:
     x = np.zeros(shape, np.float32)
@@ -231,6 +232,7 @@ def test_a_launch_depends_on_sizes_alone() -> None:
     assert row_reduction._Cut.of(100_000, 5, row=True, chain=64).pieces == 1
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize("way", ["picked", "counted", "sorted"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int64, np.uint8])
 def test_the_largest_elements_are_found_in_order(monkeypatch: pytest.MonkeyPatch, way: str, dtype: type) -> None:

@@ -40,7 +40,10 @@ def test_sizes_that_a_step_chooses_reach_the_models_behind_it(net_type: str, dev
     p = dagexec.Pipeline("p")
     rows = p.python("rows", lambda x: x[x[:, 0] > x[0, 1]], p.input("x", "float32[N, 2]"), "float32[M, 2]")
     p.output("y", p.stage("layer", layer, rows))
-    with dagexec.compile(layer) as alone, dagexec.compile(p, net_type=net_type, device=device) as executor:
+    with (
+        dagexec.compile(layer, device=device) as alone,
+        dagexec.compile(p, net_type=net_type, device=device) as executor,
+    ):
         for x in (X, X[::-1].copy(), X[:1], np.concatenate([X, X])):
             expected = alone.run({"x": x[x[:, 0] > x[0, 1]]})["y"]
             assert executor.run({"x": x})["y"].tobytes() == expected.tobytes()

@@ -143,6 +143,7 @@ def test_requests_that_wait_for_a_replica_run_as_one_of_at_most_max_batch_rows(h
     assert statistics.runs_per_replica == (3,)
 
 
+@pytest.mark.usefixtures("plain_results")
 def test_each_caller_gets_its_own_rows_in_arrays_of_its_own() -> None:
     clock = StoppedClock()
     out = np.zeros((2, 3), np.float32)

@@ -45,6 +45,7 @@ class Passed:
         return {function.co_filename for function in self.functions}
 
 
+@pytest.mark.usefixtures("plain_results")
 @pytest.mark.parametrize(
     ("model", "net_type", "files", "functions"),
     [("zoo:lenet", "simple", 8, 13), pytest.param("zoo:squeezenet", "dag", 20, 79, marks=pytest.mark.slow)],

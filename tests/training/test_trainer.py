@@ -52,12 +52,10 @@ def test_every_net_type_and_number_of_workers_ends_with_the_same_bytes(
     assert trained(make_task(0), net_type=net_type, num_workers=workers) == in_order
 
 
-def test_a_simulated_device_trains_as_the_host_does(in_order: dict[str, bytes]) -> None:
+def test_a_simulated_device_trains_to_the_bytes_of_the_host_on_the_same_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dagexec.training.steps.name_engines", lambda net: None)  # NumPy's operators on both
     on_device = trained(make_task(0), net_type="async_dag", num_workers=2, devices=["sim:0"])
-    for name, expected in in_order.items():
-        if expected != on_device[name]:  # the host has oneDNN, whose sums are in another order
-            found = np.frombuffer(on_device[name], np.float32)
-            np.testing.assert_allclose(found, np.frombuffer(expected, np.float32), 2e-3, 2e-4, err_msg=name)
+    assert on_device == trained(make_task(0), net_type="simple", num_workers=1)
 
 
 @pytest.mark.parametrize("stopped_at", [3, STEPS, 7])

@@ -1,4 +1,4 @@
-"""Which tensors hold strings: these are on the host alone, and so is what computes with them, whatever device a net is for.
+"""Which tensors hold strings: they are on the host alone, and so is what computes with them, whatever device it is for.
 
 The element type of a tensor follows by ONNX's rules from those of others, also where its shape depends on a run.
 """
@@ -37,7 +37,7 @@ class StringTensors:
                 kind.tensor_type.ClearField("shape")
 
     def keep_on_host(self, proto: onnx.NodeProto, opset: int | None, operators: Sequence[OperatorDef]) -> None:
-        """Have `operators`, which compute a node of operator set `opset`, run on the host if it reads or writes strings."""
+        """Have `operators`, which compute a node of set `opset`, run on the host if it reads or writes strings."""
         read = reads(proto)
         has_read = any(map(self._holds, read))
         self._ask(proto, opset, is_likely=has_read)
@@ -50,7 +50,7 @@ class StringTensors:
         return known[0].meta is STRING if known else name in self._asked and _is_of_strings(self._asked[name])
 
     def _ask(self, proto: onnx.NodeProto, opset: int | None, *, is_likely: bool) -> None:
-        """Find the types of those outputs that are not known; of what ONNX cannot tell, they are strings if `is_likely`."""
+        """Find the types of outputs that are not known; where ONNX cannot tell, they are strings if `is_likely`."""
         unknown = [name for name in proto.output if name and self._known.of([name]) is None]
         if not unknown:
             return
