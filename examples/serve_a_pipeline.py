@@ -22,6 +22,7 @@ from dagexec.server.run import Server
 CONFIG = """
 [server]
 port = 0                            # any that is free
+control = true                      # a client may load models again
 python_steps = true                 # this file may name functions: who writes it decides what the server runs
 
 [models.lenet]

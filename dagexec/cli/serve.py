@@ -37,8 +37,9 @@ def serve_command(
         float | None, typer.Option("--drain-seconds", help="That running requests have at the end; 30 by default.")
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="End if a model cannot be loaded.")] = False,
-    no_control: Annotated[
-        bool, typer.Option("--no-control", help="Clients may neither load nor unload models.")
+    control: Annotated[bool, typer.Option("--control", help="Clients may load and unload models.")] = False,
+    control_settings: Annotated[
+        bool, typer.Option("--control-settings", help="Clients that load a model may change its settings.")
     ] = False,
     telemetry: Annotated[
         bool, typer.Option("--telemetry", help="An OpenTelemetry span for each run, under the client's.")
@@ -57,7 +58,8 @@ def serve_command(
         "grpc_port": grpc_port,
         "drain_seconds": drain_seconds,
         "strict": strict or None,
-        "control": False if no_control else None,
+        "control": control or None,
+        "control_settings": control_settings or None,
         "telemetry": telemetry or None,
     }
     read = ServerConfig() if config is None else read_config(config)

@@ -121,6 +121,7 @@ class ServerConfig:
         port: that of HTTP; 0 for any that is free.
         grpc_port: that of gRPC; 0 for any that is free, None for none.
         control: clients may load and unload models.
+        control_settings: a client that loads a model may change its settings, within the limits.
         strict: a model that cannot be loaded at the start ends the server.
         drain_seconds: that running requests have when the server ends, or their model is replaced or unloaded.
         python_steps: pipelines of the file may have Python functions as stages, which are imported and called.
@@ -133,7 +134,8 @@ class ServerConfig:
     host: str = "127.0.0.1"
     port: int = 8000
     grpc_port: int | None = None
-    control: bool = True
+    control: bool = False
+    control_settings: bool = False
     strict: bool = False
     drain_seconds: float = 30.0
     python_steps: bool = False
@@ -152,7 +154,7 @@ class ServerConfig:
                 continue
             if not _is_whole(port) or not 0 <= port < 1 << 16:
                 raise SettingError(f"{name} must be from 0 to 65535, not {port!r:.80}")
-        for flag in ("control", "strict", "python_steps", "telemetry"):
+        for flag in ("control", "control_settings", "strict", "python_steps", "telemetry"):
             if not isinstance(getattr(self, flag), bool):
                 raise SettingError(f"{flag} must be true or false, not {getattr(self, flag)!r:.80}")
         if not _is_real(self.drain_seconds) or not 0 <= self.drain_seconds < math.inf:

@@ -36,7 +36,7 @@ PATIENCE_SECONDS = 1.0
 FAIR_PACE = 64 << 10
 """Bytes a second."""
 
-LINGER_SECONDS = 0.5
+LINGER_SECONDS = 1.0
 """How long what a client still sends is read and dropped after its last answer: a close would take that from it."""
 
 

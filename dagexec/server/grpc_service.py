@@ -100,7 +100,12 @@ class InferenceService:
         return config_message(self._repository.metadata(request.name, request.version or None))
 
     async def model_infer(self, request: messages.ModelInferRequest) -> messages.ModelInferResponse:
-        return response_message(await self._repository.infer(request_from(request, self.limits)))
+        try:
+            asked = request_from(request, self.limits)
+        except RequestError as error:
+            self._repository.count_refused(request.model_name, request.model_version or None, error)
+            raise
+        return response_message(await self._repository.infer(asked))
 
     async def repository_index(self, request: messages.RepositoryIndexRequest) -> messages.RepositoryIndexResponse:
         rows = self._repository.index(request.ready)
@@ -112,8 +117,9 @@ class InferenceService:
         )
 
     async def load(self, request: messages.RepositoryModelRequest) -> messages.RepositoryModelResponse:
-        self._repository.check_control()
-        await self._repository.load(request.model_name, parameters_from(request.parameters))
+        parameters = parameters_from(request.parameters)
+        self._repository.check_control(parameters)
+        await self._repository.load(request.model_name, parameters)
         return messages.RepositoryModelResponse()
 
     async def unload(self, request: messages.RepositoryModelRequest) -> messages.RepositoryModelResponse:

@@ -66,7 +66,11 @@ class Application:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         try:
             with Held(self._bodies, exchange) as held:
-                parsed = await self._parsed(path[1], path[2], headers, receive, held)
+                try:
+                    parsed = await self._parsed(path[1], path[2], headers, receive, held)
+                except RequestError as error:
+                    self._repository.count_refused(path[1], path[2], error)
+                    raise
                 with _cancelled_when_the_client_leaves(exchange), _parent_span(headers):
                     response = await self._repository.infer(parsed.request)
                 await _send_response(exchange, parsed, response, headers)
@@ -255,7 +259,7 @@ class _Endpoints:
         parameters = (await self._message(request)).get("parameters", {})
         if not isinstance(parameters, dict):
             raise ProtocolError("parameters must be a JSON object")
-        self._repository.check_control()
+        self._repository.check_control(parameters)
         await self._repository.load(request.path_params["name"], parameters)
         return JSONResponse({})
 

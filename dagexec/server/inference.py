@@ -110,7 +110,8 @@ _STATUSES: tuple[tuple[type[DagexecError], int], ...] = (
 def request_error(error: Exception, retry_after: int = 1) -> RequestError:
     """What a client is told of an error in a run.
 
-    Errors of dagexec are told as they are. Of any other, which is a defect, the client learns nothing; it is logged.
+    Errors of dagexec are told as they are. Of any other, which is a defect, the client learns nothing. Failures are
+    logged, and mistakes of clients are not: these could fill a disk.
     `retry_after` is for those that pass.
     """
     if isinstance(error, RequestError):
@@ -119,4 +120,6 @@ def request_error(error: Exception, retry_after: int = 1) -> RequestError:
         logger.error("a request failed unexpectedly", exc_info=error)
         return RequestError(500, "internal error")
     status = next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
+    if status == 500:
+        logger.error("a request failed: %s", error)
     return RequestError(status, str(error), retry_after if status == 503 else None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -36,6 +37,19 @@ class Limits:
     header_seconds: float = 10.0
     body_seconds: float = 60.0
     idle_seconds: float = 60.0
+
+    def problem_with_shape(self, shape: object) -> str | None:
+        """What is wrong with the sizes that a client gives for a tensor, None if nothing is."""
+        if not isinstance(shape, Sequence) or isinstance(shape, str | bytes):
+            return "shape must be a list of sizes"
+        if len(shape) > self.axes:
+            return f"{len(shape)} axes; at most {self.axes} are taken"
+        for size in shape:
+            if type(size) is not int or not 0 <= size <= self.elements:
+                return f"sizes are from 0 to {self.elements}, not {size!r:.80}"
+        if math.prod(shape) > self.elements:
+            return f"shape {list(shape)} has more than {self.elements} elements"
+        return None
 
     def __post_init__(self) -> None:
         """Raises SettingError for what is out of range."""

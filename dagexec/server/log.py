@@ -36,7 +36,7 @@ class LogHandler(logging.Handler):
 def log_to(descriptor: int = 2, level: int = logging.INFO) -> LogHandler:
     """Send what dagexec and uvicorn log to a file descriptor."""
     handler = LogHandler(descriptor)
-    for name, least in (("dagexec", level), ("uvicorn", max(level, logging.WARNING))):
+    for name, least in (("dagexec", level), ("uvicorn", max(level, logging.ERROR))):
         logger = logging.getLogger(name)
         logger.addHandler(handler)
         logger.setLevel(least)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from dagexec.core.feeds import Array
 from dagexec.server.inference import InferenceRequest, InferenceResponse
@@ -81,12 +81,16 @@ def parse_request(
 def parse_json(text: memoryview | bytes) -> dict[str, Any]:
     """The JSON object in `text`. Raises ProtocolError."""
     try:
-        message = json.loads(bytes(text))
+        message = json.loads(bytes(text), parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise ProtocolError(f"no JSON: {error}") from None
     if not isinstance(message, dict):
         raise ProtocolError("expected a JSON object")
     return message
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"it has no {name}; send such values as binary data")
 
 
 def _inputs(listed: object, binary: memoryview, limits: Limits) -> dict[str, Array]:
@@ -168,4 +172,4 @@ def write_response(parsed: ParsedRequest, response: InferenceResponse) -> tuple[
     if response.id:
         message["id"] = response.id
     message["outputs"] = outputs
-    return json.dumps(message, separators=(",", ":")).encode(), binary
+    return json.dumps(message, separators=(",", ":"), allow_nan=False).encode(), binary

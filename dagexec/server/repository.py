@@ -22,6 +22,7 @@ import anyio.to_thread
 
 from dagexec.cluster import deploy
 from dagexec.errors import DagexecError, FeedError, ModelFormatError, SettingError
+from dagexec.platform.processor import available_cores
 from dagexec.server.config import ModelConfig, ServerConfig
 from dagexec.server.inference import (
     InferenceRequest,
@@ -31,6 +32,7 @@ from dagexec.server.inference import (
     RequestError,
     request_error,
 )
+from dagexec.server.limits import Limits
 from dagexec.server.version import PLATFORM, LoadedVersion, Runner
 from dagexec.serving.compile_async import compile_async
 from dagexec.serving.model_source import ModelSource
@@ -38,9 +40,9 @@ from dagexec.serving.model_source import ModelSource
 logger = logging.getLogger("dagexec.server")
 
 State = Literal["LOADING", "READY", "UNLOADING", "UNAVAILABLE"]
-Outcome = Literal["completed", "failed", "rejected", "timed_out", "cancelled"]
+Outcome = Literal["completed", "failed", "invalid", "rejected", "timed_out", "cancelled"]
 
-_SERVERS_OWN = ("source", "allow_io", "cluster")
+_SERVERS_OWN = ("source", "version", "allow_io", "cluster", "tuning_seconds", "operator_arguments")
 _MAX_RETRY_SECONDS = 60
 _MAX_TIMEOUT_MICROSECONDS = 1 << 62
 
@@ -155,6 +157,13 @@ class Repository:
                 self._observer.finished(request.model, loaded.version, outcome, seconds)
         return InferenceResponse(model=request.model, version=loaded.version, id=request.id, outputs=outputs)
 
+    def count_refused(self, model: str, version: str | None, error: RequestError) -> None:
+        """A request was refused before `infer` was asked: it is counted with those of its model, if there is such."""
+        entry = self._entries.get(model)
+        loaded = None if entry is None else entry.versions.get(version) if version else entry.current
+        if loaded is not None and self._observer is not None:
+            self._observer.finished(model, loaded.version, _outcome(error), 0.0)
+
     def metadata(self, name: str, version: str | None = None) -> ModelMetadata:
         """What a model takes and gives. Raises RequestError as `infer` does."""
         loaded = self._find(name, version)
@@ -199,8 +208,8 @@ class Repository:
         """Load a model of the configuration, or load it again: its file, or the newest folder of its versions.
 
         Requests go to what was there before until all is ready; then it is retired. If the load fails, it stays.
-        The parameter `config` is JSON with settings that replace the configuration's, as in its file, except `source`,
-        `allow_io` and `cluster`.
+        The parameter `config` is JSON with settings that replace the configuration's, as in its file, except those
+        that are the server's own, and within its limits.
 
         Raises RequestError: 400 for bad parameters and for what was added, 404 for a model that the configuration does
         not have, 500 if it cannot be loaded.
@@ -208,7 +217,7 @@ class Repository:
         entry = self._entry(name)
         if entry.config.source is None:
             raise RequestError(400, f"model {name!r} has no source to load it from")
-        config = _with_parameters(entry.config, parameters or {})
+        config = _with_parameters(entry.config, parameters or {}, self.config.limits)
         async with self._loading:
             self._refuse_while_draining()
             entry.wanted = True
@@ -245,10 +254,12 @@ class Repository:
             entry.state, entry.reason = "UNAVAILABLE", "unloaded"
         logger.info("model %r is unloaded", name)
 
-    def check_control(self) -> None:
-        """Raise RequestError (403) where clients may not load and unload models."""
+    def check_control(self, parameters: Mapping[str, Parameter] | None = None) -> None:
+        """Raise RequestError (403) where clients may not load and unload models, or not with these parameters."""
         if not self.config.control:
-            raise RequestError(403, "clients may not load or unload models of this server")
+            raise RequestError(403, "clients may not load or unload models of this server (its setting `control`)")
+        if parameters and "config" in parameters and not self.config.control_settings:
+            raise RequestError(403, "clients may not change settings of models (the server's `control_settings`)")
 
     def add(self, name: str, runner: Runner, version: str = "1") -> None:
         """Serve something that is ready to run, such as a deployment on a cluster. `drain` closes it.
@@ -356,7 +367,7 @@ def _newest(config: ModelConfig) -> tuple[str, ModelSource]:
     return version, files[0] if files else folder
 
 
-def _with_parameters(config: ModelConfig, parameters: Mapping[str, Parameter]) -> ModelConfig:
+def _with_parameters(config: ModelConfig, parameters: Mapping[str, Parameter], limits: Limits) -> ModelConfig:
     """The configuration, with what a client asks for. Raises RequestError."""
     for key in parameters:
         if key != "config":
@@ -370,9 +381,33 @@ def _with_parameters(config: ModelConfig, parameters: Mapping[str, Parameter]) -
             raise SettingError("config must be a JSON object")
         if not settings.keys().isdisjoint(_SERVERS_OWN):
             raise SettingError(f"{', '.join(_SERVERS_OWN)} are the server's to set")
+        _check_within(settings, limits)
         return config.changed(settings)
     except (ValueError, RecursionError) as error:
         raise RequestError(400, f"model {config.name!r}: {error}") from error
+
+
+def _check_within(settings: Mapping[str, Any], limits: Limits) -> None:
+    """Raise SettingError for settings that ask for more than a request may, or than the machine has."""
+    for what in ("shapes", "warm_start"):
+        shapes = settings.get(what)
+        if isinstance(shapes, Mapping):
+            if len(shapes) > limits.tensors:
+                raise SettingError(f"{what} has {len(shapes)} inputs; at most {limits.tensors} are taken")
+            for name, shape in shapes.items():
+                problem = limits.problem_with_shape(shape)
+                if problem is not None:
+                    raise SettingError(f"{what} of {name!r:.80}: {problem}")
+    cores = available_cores()
+    most = {
+        **dict.fromkeys(("replicas", "num_workers", "intra_op_threads", "streams_per_worker"), cores),
+        "max_queued": limits.connections,
+        "max_batch": limits.elements,
+        "preparation_bytes": limits.body_bytes,
+    }
+    for what, bound in most.items():
+        if isinstance(settings.get(what), int | float) and settings[what] > bound:
+            raise SettingError(f"{what} is at most {bound}, not {settings[what]!r:.80}")
 
 
 def _load_error(name: str, error: Exception) -> RequestError:
@@ -410,4 +445,5 @@ _OUTCOMES: dict[int, Outcome] = {503: "rejected", 504: "timed_out"}
 
 
 def _outcome(error: RequestError) -> Outcome:
-    return _OUTCOMES.get(error.status, "failed")
+    """Below 500 the mistake is the client's."""
+    return "invalid" if error.status < 500 else _OUTCOMES.get(error.status, "failed")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from typing import Any
 
@@ -32,15 +32,10 @@ class ProtocolError(RequestError):
 
 def checked_shape(name: str, shape: object, limits: Limits) -> tuple[int, ...]:
     """The sizes that a client gives."""
-    if not isinstance(shape, Sequence) or isinstance(shape, str | bytes):
-        raise ProtocolError(f"input {name!r:.80}: shape must be a list of sizes")
-    if len(shape) > limits.axes:
-        raise ProtocolError(f"input {name!r:.80}: {len(shape)} axes; at most {limits.axes} are taken")
-    for size in shape:
-        if type(size) is not int or not 0 <= size <= limits.elements:
-            raise ProtocolError(f"input {name!r:.80}: sizes are from 0 to {limits.elements}, not {size!r:.80}")
-    if math.prod(shape) > limits.elements:
-        raise ProtocolError(f"input {name!r:.80}: shape {list(shape)} has more than {limits.elements} elements")
+    problem = limits.problem_with_shape(shape)
+    if problem is not None:
+        raise ProtocolError(f"input {name!r:.80}: {problem}")
+    assert isinstance(shape, Iterable)
     return tuple(shape)
 
 
@@ -102,9 +97,15 @@ def from_json(name: str, datatype: str, shape: tuple[int, ...], data: object) ->
         if datatype == BYTES:
             values = [text.encode() for text in values]
         with np.errstate(over="ignore"):
-            return np.array(values, dtype).reshape(shape)
+            array = np.array(values, dtype).reshape(shape)
     except (ValueError, OverflowError) as error:
         raise ProtocolError(f"input {name!r:.80}: {datatype} of shape {list(shape)}: {error}") from None
+
+    if dtype.kind == "f" and not np.isfinite(array).all():
+        raise ProtocolError(
+            f"input {name!r:.80}: {datatype} cannot hold a value as large; send infinity as binary data"
+        )
+    return array
 
 
 _NUMBERS = (frozenset((int, float)), "numbers")
@@ -152,7 +153,8 @@ def datatype_of_output(name: str, array: object) -> str:
 def to_binary(array: Array) -> memoryview:
     """The bytes of a result, without a copy where it lies in the protocol's order."""
     if array.dtype.hasobject:
-        parts = [part for text in array.flat for part in (len(text).to_bytes(_LENGTH, "little"), text)]
+        texts = (text.encode() if isinstance(text, str) else text for text in array.flat)
+        parts = [part for text in texts for part in (len(text).to_bytes(_LENGTH, "little"), text)]
         return memoryview(b"".join(parts))
     packed = np.ascontiguousarray(array)
     if not _LITTLE:
@@ -164,10 +166,12 @@ def to_json(name: str, datatype: str, array: Array) -> list[Any]:
     """The values of a result in a flat list. Raises RequestError for those that JSON has no words for."""
     if datatype == "BF16":
         raise ProtocolError(f"output {name!r}: JSON has no BF16; ask for binary data")
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise ProtocolError(f"output {name!r} has NaN or infinity, which JSON has no numbers for; ask for binary data")
     values: list[Any] = array.reshape(-1).tolist()
     if datatype == BYTES:
         try:
-            return [text.decode() for text in values]
+            return [text if isinstance(text, str) else text.decode() for text in values]
         except UnicodeDecodeError:
             raise ProtocolError(f"output {name!r} is no text in UTF-8; ask for binary data") from None
     return values

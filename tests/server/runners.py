@@ -94,4 +94,4 @@ class Loads:
 
 def repository_of(loads: Loads, **models: ModelConfig) -> Repository:
     named = models or {"m": ModelConfig(name="m", source="m.onnx")}
-    return Repository(ServerConfig(models=named), load_runner=loads)
+    return Repository(ServerConfig(models=named, control=True, control_settings=True), load_runner=loads)

@@ -183,15 +183,33 @@ def test_json_bombs(server: Server, text: bytes) -> None:
     assert len(answer.error) < 1000
 
 
-def test_numbers_that_json_has_no_words_for(server: Server) -> None:
-    """Python's json takes NaN; what is not finite is a value like others, in and out."""
-    answer = asked_json(
-        server, b'{"inputs": [{"name": "x", "shape": [1, 3], "datatype": "FP32", "data": [NaN, 1e999, 2]}]}'
-    )
-    assert answer.status in (200, 400)
-    if answer.status == 200:
-        [output] = answer.json["outputs"]
-        np.testing.assert_array_equal(np.float32(output["data"])[1:], [np.inf, 4])
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "-1e39"])
+def test_numbers_that_json_has_no_words_for(server: Server, number: str) -> None:
+    """JSON's numbers, in which the protocol has its tensors, are finite (RFC 8259, section 6); Python's json is not."""
+    text = f'{{"inputs": [{{"name": "x", "shape": [1, 3], "datatype": "FP32", "data": [0, {number}, 2]}}]}}'
+    answer = asked_json(server, text.encode())
+    assert answer.status == 400
+    assert "as binary data" in answer.error
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_results_that_json_has_no_words_for(server: Server, value: float) -> None:
+    """The client is told to ask for bytes, and gets them then."""
+    x = np.float32([[1, value, 2]])
+    request = binary_request("m", x)
+    with connected(server) as client:
+        answer = client.ask(request.replace(b'"binary_data_output": true', b'"binary_data_output":false'))
+        assert answer.status == 400
+        assert answer.error == "output 'y' has NaN or infinity, which JSON has no numbers for; ask for binary data"
+        np.testing.assert_array_equal(binary_result(client.ask(request)), np.maximum(x, 0) * 2)
+
+
+@pytest.mark.parametrize("action", ["load", "unload"])
+def test_models_are_not_the_clients_to_load(server: Server, action: str) -> None:
+    """Unless the configuration says so."""
+    answer = asked(server, post(f"/v2/repository/models/m/{action}", b"{}"))
+    assert answer.status == 403
+    assert "`control`" in answer.error
 
 
 @pytest.mark.parametrize(

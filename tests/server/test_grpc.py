@@ -237,6 +237,12 @@ async def test_models_are_not_the_clients_to_load_where_the_configuration_says_s
                 await call("m")
             assert code_of(caught.value) == "PERMISSION_DENIED"
         assert await client.is_model_ready("m")
+        repository.config = replace(repository.config, control=True, control_settings=False)
+        with pytest.raises(InferenceServerException, match="control_settings") as caught:
+            await client.load_model("m", config='{"priority": 7}')
+        assert code_of(caught.value) == "PERMISSION_DENIED"
+        await client.load_model("m")
+        assert (await client.infer("m", [input_of(rows())])).as_numpy("y").tolist() == (rows() + 2).tolist()
 
 
 async def test_a_call_that_is_not_offered_says_so() -> None:

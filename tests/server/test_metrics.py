@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import grpc
 import httpx
 import numpy as np
 import pytest
@@ -13,10 +14,14 @@ from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 from tritonclient.utils import InferenceServerException
 
+from dagexec.errors import OperatorError
 from dagexec.options import CompileOptions
 from dagexec.server.config import ModelConfig, ServerConfig
+from dagexec.server.proto import inference_pb2 as messages
 from dagexec.server.run import Server
 from tests.held import PATIENCE, doubled_model
+from tests.server.raw import binary_request, connected, infer_path, post
+from tests.server.runners import HeldRunner
 from tests.server.serving import serving
 
 
@@ -24,7 +29,7 @@ from tests.server.serving import serving
 def server_of(options: CompileOptions) -> Iterator[tuple[Server, triton.InferenceServerClient]]:
     model = ModelConfig(name="doubled", source=doubled_model(), version="7", options=options)
     with (
-        serving(ServerConfig(models={"doubled": model})) as server,
+        serving(ServerConfig(models={"doubled": model}, control=True)) as server,
         triton.InferenceServerClient(server.url.removeprefix("http://")) as client,
     ):
         yield server, client
@@ -63,7 +68,7 @@ def test_requests_are_counted_by_outcome_and_timed(accept: str) -> None:
         found = samples(server, accept)
     assert found["dagexec_requests_total", "doubled", "completed", "7"] == 3
     outcomes = {key[2] for key in found if key[0] == "dagexec_requests_total"}
-    assert outcomes == {"completed", "failed"}
+    assert outcomes == {"completed", "invalid"}
     assert {key[1] for key in found if key[0] == "dagexec_requests_total"} == {"doubled"}
     assert found["dagexec_request_seconds_count", "doubled", "7"] == 3
     assert found["dagexec_request_seconds_bucket", "+Inf", "doubled", "7"] == 3
@@ -73,6 +78,42 @@ def test_requests_are_counted_by_outcome_and_timed(accept: str) -> None:
     assert found["dagexec_replicas", "doubled", "7"] >= 1
     assert found["dagexec_arena_bytes", "doubled", "7"] >= 0
     assert found["process_resident_memory_bytes",] > 1 << 20
+
+
+def test_mistakes_of_clients_count_apart_from_failures() -> None:
+    """Whatever is wrong with them, and over both transports; a name that is not there is no label."""
+    failing = HeldRunner(0.0)
+    failing.error = OperatorError("an operator failed")
+    model = ModelConfig(name="doubled", source=doubled_model(), version="7")
+    with (
+        serving(ServerConfig(models={"doubled": model}, grpc_port=0)) as server,
+        grpc.insecure_channel(server.grpc_address) as channel,
+        connected(server) as client,
+    ):
+        server.repository.add("failing", failing)
+        x = np.ones((1, 3), np.float32)
+        for request in (
+            post(infer_path("doubled"), b"no JSON"),
+            binary_request("doubled", x, name="z"),
+            binary_request("doubled", np.ones((1, 4), np.float32)),
+            binary_request("doubled", x, datatype="FP31"),
+            post(infer_path("unknown"), b"no JSON"),
+        ):
+            assert client.ask(request).status in (400, 404)
+        for _ in range(2):
+            assert client.ask(binary_request("failing", x)).status == 500
+        call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        wrong = messages.ModelInferRequest(model_name="doubled", inputs=[messages.Tensor(name="x", datatype="FP31")])
+        for sent in (b"\xff", wrong.SerializeToString()):
+            with pytest.raises(grpc.RpcError):
+                call(sent, timeout=PATIENCE)
+        with connected(server) as other:
+            assert other.ask(b"no HTTP\r\n\r\n").status == 400
+        found = samples(server)
+    requests = {key[1:]: value for key, value in found.items() if key[0] == "dagexec_requests_total"}
+    assert requests == {("doubled", "invalid", "7"): 5, ("failing", "failed", "1"): 2}
+    errors = {key[1:]: value for key, value in found.items() if key[0] == "dagexec_error_answers_total"}
+    assert errors == {("400", "http"): 6, ("500", "http"): 2, ("400", "grpc"): 2}
 
 
 def test_rows_of_runs_that_requests_are_joined_in() -> None:

@@ -182,13 +182,23 @@ async def test_a_load_may_change_settings_but_not_the_source() -> None:
     loads = Loads()
     repository = repository_of(loads)
     await repository.load_all()
-    await repository.load("m", {"config": json.dumps({"replicas": 3, "timeout": 2.5})})
-    assert (loads.configs[1].options.replicas, loads.configs[1].timeout) == (3, 2.5)
+    await repository.load("m", {"config": json.dumps({"max_batch": 3, "timeout": 2.5, "shapes": {"x": [2, 3]}})})
+    assert (loads.configs[1].options.max_batch, loads.configs[1].timeout) == (3, 2.5)
     assert loads.configs[1].options.when_full == "reject"
     for parameters in (
         {"config": '{"source": "/etc/passwd"}'},
         {"config": '{"cluster": {"address": "ray://elsewhere"}}'},
         {"config": "["},
+        {"config": '{"shapes": {"x": [1099511627776, 32]}}'},
+        {"config": '{"shapes": {"x": [32768, 32768]}}'},
+        {"config": '{"shapes": {"x": [-1]}}'},
+        {"config": '{"warm_start": {"x": [1099511627776, 32]}}'},
+        {"config": '{"replicas": 4000}'},
+        {"config": '{"num_workers": 4000}'},
+        {"config": '{"max_queued": 1e9}'},
+        {"config": '{"max_batch": 1099511627776}'},
+        {"config": '{"tuning_seconds": 1e9}'},
+        {"config": '{"timeout": NaN}'},
         {"file:1/model.onnx": "AAAA"},
     ):
         with pytest.raises(RequestError) as caught:
@@ -250,12 +260,18 @@ async def test_every_request_has_one_outcome_and_a_cancelled_one_cancels_its_run
         tasks.cancel_scope.cancel()
     assert held.cancelled == 1
     held.go_on.set()
-    for held.error in (None, QueueFullError("full"), RunTimeoutError("late"), FeedError("wrong")):
+    for held.error in (
+        None,
+        QueueFullError("full"),
+        RunTimeoutError("late"),
+        FeedError("wrong"),
+        OperatorError("failed"),
+    ):
         try:
             await repository.infer(asked())
         except RequestError:
             continue
-    names = ["cancelled", "completed", "rejected", "timed_out", "failed"]
+    names = ["cancelled", "completed", "rejected", "timed_out", "invalid", "failed"]
     assert outcomes.seen == [("m", "1", name) for name in names]
 
 

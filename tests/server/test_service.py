@@ -66,7 +66,7 @@ def test_a_new_version_takes_over_under_load_and_no_request_fails(tmp_path: Path
                     started.wait(PATIENCE)
         return seen
 
-    with serving(ServerConfig(models={"m": ModelConfig(name="m", source=tmp_path)})) as server:
+    with serving(ServerConfig(models={"m": ModelConfig(name="m", source=tmp_path)}, control=True)) as server:
         address = server.url.removeprefix("http://")
         with ThreadPoolExecutor(3) as threads, triton.InferenceServerClient(address) as client:
             asking = [threads.submit(versions_seen, address) for _ in range(3)]

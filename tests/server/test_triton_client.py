@@ -41,7 +41,7 @@ def url() -> Iterator[str]:
         "whole": two_typed_model("Neg", TensorProto.INT64),
     }
     models = {name: ModelConfig(name=name, source=source) for name, source in sources.items()}
-    with serving(ServerConfig(models=models)) as server:
+    with serving(ServerConfig(models=models, control=True, control_settings=True)) as server:
         yield server.url.removeprefix("http://")
 
 
@@ -208,7 +208,7 @@ def test_a_new_version_is_there_after_a_load(tmp_path: Path) -> None:
     write("1", "Neg")
     x = given("x", np.float32([[-1, 2]]), "FP32")
     with (
-        serving(ServerConfig(models={"m": ModelConfig(name="m", source=tmp_path)})) as server,
+        serving(ServerConfig(models={"m": ModelConfig(name="m", source=tmp_path)}, control=True)) as server,
         triton.InferenceServerClient(server.url.removeprefix("http://")) as client,
     ):
         assert client.infer("m", [x]).as_numpy("y").tolist() == [[1, -2]]
