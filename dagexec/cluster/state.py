@@ -22,7 +22,7 @@ from dagexec.cluster.autoscaling import Autoscaler, Autoscaling
 from dagexec.cluster.link import Call
 from dagexec.cluster.routing import LeastOutstanding
 from dagexec.errors import ClosedError, DagexecError, QueueFullError, ReplicaError
-from dagexec.serving.requests import Request, RequestQueue, outcome_name
+from dagexec.serving.requests import Request, RequestQueue, outcome_name, timed_out
 from dagexec.serving.statistics import OUTCOMES, TIMES_KEPT
 
 MAX_STARTS = 3
@@ -213,11 +213,15 @@ class DeploymentState:
         self._tell_started()
 
     def submit(self, request: Request, now: float) -> None:
-        """A request came. Raises ClosedError, QueueFullError, and what the last replica failed to start with."""
+        """A request came. Raises ClosedError, QueueFullError, RunTimeoutError for one that is late, and what the last
+        replica failed to start with.
+        """
         request.created = now
         try:
             if self._shut:
                 raise ClosedError(f"net {self._name!r}: the deployment is closed")
+            if request.is_late(now):
+                raise timed_out(self._name, request)
             if not self._may_serve() and self.failure is not None:
                 raise self.failure.with_traceback(None)  # which would get longer with each call
             full = self._max_queued is not None and len(self.queue) >= self._max_queued
@@ -376,7 +380,9 @@ class DeploymentState:
         return False
 
     def _settle(self, request: Request, result: Outputs | None, error: DagexecError | None, now: float) -> None:
-        """The request is over."""
+        """The request is over. What is not done by its deadline was not done in time, whoever looks first."""
+        if error is None and request.is_late(now):
+            result, error = None, timed_out(self._name, request)
         self.attempts.pop(request, None)
         self._losses.pop(request, None)
         request.result, request.error, request.over = result, error, True

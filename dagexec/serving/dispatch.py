@@ -17,7 +17,7 @@ from dagexec.binding.io_binding import IOBinding, Outputs
 from dagexec.binding.replicas import Replica
 from dagexec.core.runtime import RuntimeStatistics
 from dagexec.core.stream import at_work
-from dagexec.errors import ClosedError, DagexecError, QueueFullError
+from dagexec.errors import ClosedError, DagexecError, QueueFullError, RunTimeoutError
 from dagexec.options import CompileOptions
 from dagexec.platform.deadline import Deadline
 from dagexec.platform.forking import reset_after_fork
@@ -72,7 +72,8 @@ class Dispatcher:
     def admit(self, request: Request) -> Request | None:
         """Take a request on. Who has a replica now that it came, itself or a batch: the caller has that served.
 
-        Raises ClosedError when no more are admitted, QueueFullError, and what `check_caller` raises.
+        Raises ClosedError when no more are admitted, QueueFullError, RunTimeoutError for one that is late, and what
+        `check_caller` raises.
         """
         self.check_caller("run")
         now = request.created = self._now()
@@ -81,9 +82,9 @@ class Dispatcher:
         try:
             with self._lock:
                 return self.state.arrive(request, now, starts=not is_interruptible())
-        except (ClosedError, QueueFullError) as error:
+        except (ClosedError, QueueFullError, RunTimeoutError) as error:
             self._end_span(request, error, 0.0)
-            if self._metrics is not None and isinstance(error, QueueFullError):
+            if self._metrics is not None and not isinstance(error, ClosedError):
                 self._metrics.record(error, 0.0, 0.0)
             raise
 
@@ -123,7 +124,7 @@ class Dispatcher:
                 replica.io_binding.took(now - request.begun)
             request.following = self.state.release(request, now)
             self.state.settle(request, result, error, now)
-        self._record(request, error, now)
+        self._record(request, request.error, now)
         self.notify(request)
         if self.call_loop is not None:
             self.have_turns()

@@ -30,7 +30,7 @@ from dagexec.options import CompileOptions
 from dagexec.serving.batch_queue import BatchQueue
 from dagexec.serving.batching import Batch
 from dagexec.serving.keeping import KeptReplicas
-from dagexec.serving.requests import Request, RequestQueue, outcome_name
+from dagexec.serving.requests import Request, RequestQueue, outcome_name, timed_out
 from dagexec.serving.statistics import OUTCOMES, TIMES_KEPT
 from dagexec.serving.waiting import MAX_QUEUED
 
@@ -105,11 +105,14 @@ class DispatchState:
     def arrive(self, request: Request, now: float, *, starts: bool = True) -> Request | None:
         """A request came. Who is to be served now that it did: itself, a batch that it completes, or nobody.
 
-        Without `starts` it completes none: somebody else is to call `start`. Raises ClosedError once it is `shut`, and
-        QueueFullError.
+        Without `starts` it completes none: somebody else is to call `start`. Raises ClosedError once it is `shut`,
+        RunTimeoutError for one that is late, and QueueFullError.
         """
         if self.shut:
             raise ClosedError(f"net {self._name!r}: the executor is closed")
+        if request.is_late(now):
+            self.outcomes["timed_out"] += 1
+            raise timed_out(self._name, request)
         if request.pinned is not None:
             if self._is_aside and request.pinned is self.lone:
                 self._bring_back()
@@ -379,7 +382,12 @@ class DispatchState:
                 self.retried += 1
 
     def settle(self, request: Request, result: Outputs | None, error: BaseException | None, now: float) -> None:
-        """`request` is over: it has its outcome, releases what its caller gave, and is counted."""
+        """`request` is over: it has its outcome, releases what its caller gave, and is counted.
+
+        What is not done by its deadline was not done in time, whoever looks first.
+        """
+        if error is None and request.is_late(now):
+            result, error = None, timed_out(self._name, request)
         request.begun = request.begun if request.begun >= request.created else now
         request.run = None
         request.result, request.error, request.over = result, error, True

@@ -115,6 +115,10 @@ class Request:
         self.pinned = pinned
         self.run_net = run_net
 
+    def is_late(self, now: float) -> bool:
+        """Its deadline has come: it does not begin any more, and what is done by now is not done in time."""
+        return now >= self.deadline
+
     def seconds_left(self, now: float) -> float | None:
         """Seconds until its deadline, 0 when it is over; None when it has none."""
         return None if self.deadline == math.inf else max(0.0, self.deadline - now)

@@ -213,13 +213,14 @@ class BaseNet(ABC, Closing):
         """Run every operator once, blocking. `trace` is told what runs when (see `scheduler.observers`).
 
         Raises OperatorError when an operator fails (the net stays usable), RunTimeoutError after `timeout` seconds
-        (operators under way finish first), ClosedError after `close`, ValueError for a negative `timeout`,
+        (operators under way finish first), also when they have passed before the first operator, ClosedError after `close`, ValueError for a negative `timeout`,
         DagexecError in an operator that the net is running in this thread.
         """
         hold_daemon()
         if self._runner is threading.current_thread():
             raise DagexecError(f"net {self.name!r}: an operator cannot run the net that runs it")
         self.check_kernel("run")
+        began = threads().monotonic()
         try:
             if not acquire(self._run_lock, waiting_time(timeout)):
                 raise RunTimeoutError(f"net {self.name!r}: still running for another caller after {timeout} s")
@@ -234,7 +235,10 @@ class BaseNet(ABC, Closing):
             if self.has_teams:
                 teams.require(self.team_threads)
                 teams.enter()
-            self._execute(self.prepared(), timeout, trace)
+            preparation = self.prepared()
+            if timeout is not None and threads().monotonic() - began >= timeout:
+                raise RunTimeoutError(f"net {self.name!r}: not begun within {timeout} seconds")
+            self._execute(preparation, timeout, trace)
         finally:
             if self._runner is threading.current_thread():
                 self._runner = None

@@ -72,7 +72,7 @@ class SimpleNet(BaseNet):
 
         def in_time() -> Iterator[Step]:
             for index, step in zip(running, steps, strict=True):
-                if now() > deadline:
+                if now() >= deadline:
                     late.append(index)
                     return
                 yield step

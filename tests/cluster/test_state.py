@@ -76,6 +76,23 @@ def test_what_finds_no_room_waits_and_the_most_urgent_goes_first() -> None:
     assert [one.request for one in sends(state)] == [low]
 
 
+def test_a_request_that_comes_at_its_deadline_is_sent_to_nobody_and_an_answer_after_it_comes_too_late() -> None:
+    state, _ = state_with(1)
+    late = Request({"x": np.zeros(1)})
+    late.timeout, late.deadline = 0.0, 3.0
+    with pytest.raises(RunTimeoutError, match=r"net 'net': not done within 0\.0 seconds"):
+        state.submit(late, 3.0)
+    assert (sends(state), state.unfinished, state.outcomes["timed_out"]) == ([], 0, 1)
+    for answer, outcome in ((7.999, "completed"), (8.0, "timed_out")):
+        request = Request({"x": np.zeros(1)})
+        request.timeout, request.deadline = 5.0, 8.0
+        state.submit(request, 3.0)
+        [attempt] = sends(state)
+        before = state.outcomes[outcome]
+        state.answered(attempt, {}, None, answer)
+        assert (state.outcomes[outcome], isinstance(request.error, RunTimeoutError)) == (before + 1, answer == 8.0)
+
+
 def test_a_request_of_a_lost_replica_is_sent_once_more_before_all_others() -> None:
     state, [one, other] = state_with(2)
     first, second, waiting = submitted(state), submitted(state), submitted(state)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagexec.errors import ClosedError, QueueFullError, RunCancelledError
+from dagexec.errors import ClosedError, QueueFullError, RunCancelledError, RunTimeoutError
 from dagexec.options import CompileOptions
 from dagexec.serving.dispatch_state import ALONE_AGAIN, MAX_IN_TURN, MAX_QUEUED, DispatchState
 from dagexec.serving.requests import Request
@@ -74,6 +74,24 @@ def test_whether_runs_are_short_is_known_of_all_replicas_from_one() -> None:
         assert state.is_short(second) is expected
     first.io_binding, second.io_binding = measured(MAX_IN_TURN, MAX_IN_TURN), measured(in_a_crowd, 2 * MAX_QUEUED)
     assert not state.is_short(second)
+
+
+def test_a_request_that_comes_at_its_deadline_gets_no_replica_and_one_that_ends_at_it_is_late() -> None:
+    state = DispatchState("net", replicas(1), CompileOptions())
+    late = request()
+    late.timeout, late.deadline = 0.0, 3.0
+    with pytest.raises(RunTimeoutError, match=r"net 'net': not done within 0\.0 seconds"):
+        state.arrive(late, 3.0)
+    assert (list(state.idle), state.outcomes["timed_out"]) == (state.replicas, 1)
+    for end, outcome in ((7.999, "completed"), (8.0, "timed_out")):
+        one = request()
+        one.timeout, one.deadline = 5.0, 8.0
+        assert state.arrive(one, 3.0) is one
+        state.release(one, end)
+        before = state.outcomes[outcome]
+        state.settle(one, {}, None, end)
+        assert (state.outcomes[outcome], one.result) == (before + 1, {} if end < 8 else None)
+        assert isinstance(one.error, RunTimeoutError) is (end == 8)
 
 
 def test_a_pinned_request_waits_for_its_replica_and_goes_before_the_queue() -> None:

@@ -1,15 +1,18 @@
 """The embedding facade: checked feeds, concurrent callers, asyncio and trio, timeouts, cancellation, closing."""
 
+import asyncio
 import dataclasses
 import gc
 import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import anyio
 import numpy as np
 import pytest
+import trio
 
 import dagexec
 from dagexec import NetDef
@@ -237,6 +240,31 @@ def test_a_blocking_run_past_its_timeout_raises_and_the_executor_serves_the_next
             executor.run({"x": rows(0)}, timeout=0.02)
         held.go_on.release()
         executor.run({"x": rows(0)}, timeout=PATIENCE)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"pool": "own"}, {"num_workers": 2, "net_type": "dag"}, {"max_batch": 4, "max_wait": 0.0}, {"replicas": 2}],
+)
+def test_a_call_without_any_time_never_completes(options: dict[str, Any]) -> None:
+    calls = 100
+
+    async def main() -> None:
+        for timeout in (0, 0.0, 1e-9):
+            for _ in range(calls):
+                with pytest.raises(RunTimeoutError):
+                    await executor.run_async({"x": rows(1)}, timeout=timeout)
+
+    with dagexec.compile(doubled_model(), **options) as executor:
+        executor.run({"x": rows(1)})
+        for timeout in (0, 0.0, 1e-9):
+            for _ in range(calls):
+                with pytest.raises(RunTimeoutError):
+                    executor.run({"x": rows(1)}, timeout=timeout)
+        asyncio.run(main())
+        trio.run(main)
+        counts = executor.statistics()
+        assert (counts.completed, counts.timed_out) == (1, 9 * calls)
 
 
 def test_a_request_that_times_out_in_the_queue_never_runs(held: Held) -> None:
