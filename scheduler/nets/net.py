@@ -213,8 +213,8 @@ class BaseNet(ABC, Closing):
         """Run every operator once, blocking. `trace` is told what runs when (see `scheduler.observers`).
 
         Raises OperatorError when an operator fails (the net stays usable), RunTimeoutError after `timeout` seconds
-        (operators under way finish first), also when they have passed before the first operator, ClosedError after `close`, ValueError for a negative `timeout`,
-        DagexecError in an operator that the net is running in this thread.
+        (operators under way finish first; none begins when they have passed before), ClosedError after `close`,
+        ValueError for a negative `timeout`, DagexecError in an operator that the net is running in this thread.
         """
         hold_daemon()
         if self._runner is threading.current_thread():
