@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from dagexec.analysis.comparison import random_feeds
 from dagexec.binding.parameters import initialized
-from dagexec.compiler.passes.calibration import Method
 from dagexec.compiler.passes.catalog import SIMPLIFYING
 from dagexec.compiler.passes.low_precision import before_precision
 from dagexec.compiler.passes.quantization import LayerError, errors_by_layer, relative
@@ -185,12 +184,10 @@ def _largest(array: Array) -> float:
     return float(np.abs(array).max(initial=0.0))
 
 
-def _layers(
-    model: Model, dtype: str, samples: Sequence[Feeds], calibration: Sequence[Feeds], method: Method = "min-max"
-) -> tuple[LayerError, ...]:
+def _layers(model: Model, dtype: str, samples: Sequence[Feeds], calibration: Sequence[Feeds]) -> tuple[LayerError, ...]:
     """What each layer loses alone, the worst first; for int8 those that calibration quantizes."""
     if dtype == "int8" and not calibration:
         return ()
     simple = run_passes(model, before_precision(SIMPLIFYING)).model
-    found = errors_by_layer(simple, dtype, samples, calibration, method)
+    found = errors_by_layer(simple, dtype, samples, calibration)
     return tuple(sorted(found, key=lambda layer: -layer.error))

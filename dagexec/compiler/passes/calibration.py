@@ -1,8 +1,7 @@
 """Calibration: in which range each value of a model lies over sample inputs, and what 8 bits lose there.
 
-A range gives the scale and zero point of a value (`ValueRange.parameters`): from its extremes (`min-max`), or, where
-few values lie far out and their exact size does not matter, without the outermost 0.01% (`percentile`). Weights have
-a scale for each output channel, symmetric about 0.
+A range, from the least to the largest value, gives the scale and zero point of a value (`ValueRange.parameters`).
+Weights have a scale for each output channel, symmetric about 0.
 
 The model is run operator by operator on the host, in list order; `dagexec.compiler.passes.low_precision` uses what is
 found here.
@@ -12,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,14 +26,11 @@ from dagexec.core.workspace import Workspace
 from dagexec.errors import FeedError
 
 Array = npt.NDArray[Any]
-Method = Literal["min-max", "percentile"]
 Visit = Callable[[int, OperatorDef, Sequence[Array], Sequence[Array]], object]
 """Is told the index of an operator, its definition, its inputs and its outputs; it must not keep the arrays."""
 
 LEVELS = 255
 """Steps between the least and the largest 8-bit integer."""
-_BINS = 2048
-_PERCENTILE = 99.99
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +56,12 @@ class ValueRange:
         return scale, np.uint8(round(-low / float(scale)))
 
 
-def calibrate(
-    model: Model, feeds: Sequence[Feeds], names: Collection[str], method: Method = "min-max"
-) -> dict[str, ValueRange]:
+def calibrate(model: Model, feeds: Sequence[Feeds], names: Collection[str]) -> dict[str, ValueRange]:
     """The ranges of the float blobs `names` of `model` over `feeds`, each the inputs of one run.
 
     Parameters must be arrays already (no init net). Raises FeedError without feeds, for values that are not finite,
-    and for a blob that no run has, ValueError for an unknown method, and what running the model raises.
+    and for a blob that no run has, and what running the model raises.
     """
-    if method not in get_args(Method):
-        raise ValueError(f"calibration method must be one of {', '.join(get_args(Method))}, found {method!r}")
     if not feeds:
         raise FeedError(f"model {model.name!r}: int8 needs sample inputs for calibration; found none")
     wanted = frozenset(names)
@@ -77,10 +69,7 @@ def calibrate(
     missing = sorted(wanted - ranges.keys())
     if missing:
         raise FeedError(f"model {model.name!r}: no calibration run produced {', '.join(map(repr, missing))}")
-    if method == "min-max":
-        return ranges
-    histograms = _histograms(model, feeds, ranges)
-    return {name: _percentile_range(histograms[name], ranges[name]) for name in ranges}
+    return ranges
 
 
 def run_each(model: Model, feeds: Sequence[Feeds], visit: Visit) -> None:
@@ -186,33 +175,6 @@ def _extremes(model: Model, feeds: Sequence[Feeds], names: Collection[str]) -> d
 
     _observe(model, feeds, names, see)
     return ranges
-
-
-def _histograms(model: Model, feeds: Sequence[Feeds], ranges: Mapping[str, ValueRange]) -> dict[str, Array]:
-    """For each blob, how many values lie in each of _BINS equal parts of its range."""
-    counts = {name: np.zeros(_BINS, np.int64) for name in ranges}
-
-    def see(name: str, array: Array) -> None:
-        span = ranges[name]
-        if span.high > span.low:
-            values = array.astype(np.float64, copy=False).reshape(-1)
-            counts[name] += np.histogram(values, _BINS, (span.low, span.high))[0]
-
-    _observe(model, feeds, ranges.keys(), see)
-    return counts
-
-
-def _percentile_range(counts: Array, span: ValueRange) -> ValueRange:
-    """The range without the outermost values: half of them at each end."""
-    total = counts.sum()
-    if not total:
-        return span
-    outside = total * (1 - _PERCENTILE / 100) / 2
-    width = (span.high - span.low) / _BINS
-    below = int(np.searchsorted(np.cumsum(counts), outside, side="right"))
-    above = int(np.searchsorted(np.cumsum(counts[::-1]), outside, side="right"))
-    low, high = span.low + below * width, span.high - above * width
-    return ValueRange(min(low, 0.0), max(high, 0.0)) if low < high else span
 
 
 def quantized_weights(weights: Array) -> tuple[Array, npt.NDArray[np.float32]]:

@@ -12,8 +12,7 @@ from functools import partial
 
 from dagexec.compiler.passes import bfloat16
 from dagexec.compiler.passes import quantized_operators as quantized_operators
-from dagexec.compiler.passes.calibration import Method
-from dagexec.compiler.passes.quantization import LARGEST_ERROR, with_quantization
+from dagexec.compiler.passes.quantization import with_quantization
 from dagexec.compiler.passes.rewriting import Pass, Rewritten
 from dagexec.core.feeds import Feeds
 from dagexec.core.model import Model
@@ -27,13 +26,7 @@ _BEFORE_FOLDING = "constant-folding"
 _BEFORE_FUSION = "activation-fusion"
 
 
-def with_precision(
-    passes: Sequence[Pass],
-    dtype: str,
-    feeds: Sequence[Feeds] = (),
-    method: Method = "min-max",
-    largest_error: float = LARGEST_ERROR,
-) -> tuple[Pass, ...]:
+def with_precision(passes: Sequence[Pass], dtype: str, feeds: Sequence[Feeds] = ()) -> tuple[Pass, ...]:
     """`passes`, among them those that `dtype` ("float32", "bfloat16", "float16" or "int8") needs.
 
     `feeds` are sample inputs, each for one run, that int8 is calibrated with. Raises ValueError for another dtype.
@@ -46,7 +39,7 @@ def with_precision(
         return _inserted(passes, _BEFORE_FUSION, bfloat16.FLOAT16_PASS)
     if dtype != "int8":
         raise ValueError(f"dtype is one of float32, bfloat16, float16, int8, not {dtype!r}")
-    calibrated = partial(_calibrated, feeds=tuple(feeds), method=method, largest_error=largest_error)
+    calibrated = partial(_calibrated, feeds=tuple(feeds))
     precision = Pass(
         "precision", "convolutions and products on 8-bit integers, by calibration", calibrated, retypes=True
     )
@@ -67,7 +60,7 @@ def _inserted(passes: Sequence[Pass], before: str, added: Pass) -> tuple[Pass, .
     return (*passes[:place], added, *passes[place:])
 
 
-def _calibrated(model: Model, feeds: tuple[Feeds, ...], method: Method, largest_error: float) -> Rewritten:
+def _calibrated(model: Model, feeds: tuple[Feeds, ...]) -> Rewritten:
     """`model` on integers where that loses little; as it is when it says itself what is quantized.
 
     Raises FeedError when neither it nor `feeds` tell.
@@ -79,7 +72,7 @@ def _calibrated(model: Model, feeds: tuple[Feeds, ...], method: Method, largest_
             f"model {model.name!r}: int8 needs sample inputs to calibrate with (calibration=), or a model with "
             "QuantizeLinear and DequantizeLinear"
         )
-    qdq = with_quantization(model, feeds, method, largest_error)
+    qdq = with_quantization(model, feeds)
     fused = quantized_operators.apply(qdq.model)
     return Rewritten(fused.model, (*qdq.changes, *fused.changes))
 

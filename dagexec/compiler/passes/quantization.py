@@ -16,7 +16,6 @@ import numpy as np
 
 from dagexec.compiler.passes.calibration import (
     Array,
-    Method,
     ValueRange,
     by_onednn,
     calibrate,
@@ -60,19 +59,17 @@ class LayerError:
     error: float
 
 
-def with_quantization(
-    model: Model, feeds: Sequence[Feeds], method: Method = "min-max", largest_error: float = LARGEST_ERROR
-) -> Rewritten:
+def with_quantization(model: Model, feeds: Sequence[Feeds]) -> Rewritten:
     """`model`, in QDQ form, by the ranges found over `feeds`. Raises what `calibrate` raises."""
     draft = Draft(model)
     types = infer_types(model)
     layers = [number for number in draft.numbers() if _is_layer(draft, number, types)]
     if not layers:
         return Rewritten(model)
-    ranges = calibrate(model, feeds, _Groups(draft, layers, types).names(), method)
+    ranges = calibrate(model, feeds, _Groups(draft, layers, types).names())
     kept = []
     for number, found in zip(layers, layer_errors(draft, layers, feeds, in_8_bits(ranges)), strict=True):
-        if found.error <= largest_error:
+        if found.error <= LARGEST_ERROR:
             kept.append(number)
         else:
             draft.changed(f"{found.operator}: stays in float32, 8 bits alone lose {found.error:.1%} of its result")
@@ -135,9 +132,7 @@ def layer_errors(draft: Draft, layers: Sequence[int], feeds: Sequence[Feeds], ro
     return [LayerError(draft.label(number), draft[number].output[0], relative(*squares[number])) for number in layers]
 
 
-def errors_by_layer(
-    model: Model, dtype: str, feeds: Sequence[Feeds], calibration: Sequence[Feeds], method: Method = "min-max"
-) -> list[LayerError]:
+def errors_by_layer(model: Model, dtype: str, feeds: Sequence[Feeds], calibration: Sequence[Feeds]) -> list[LayerError]:
     """The layers of `model` that `dtype` ("bfloat16" or "int8") may change, with what each loses alone over `feeds`.
 
     Parameters must be arrays already. For int8 `calibration` gives the ranges. Raises what `calibrate` raises.
@@ -146,7 +141,7 @@ def errors_by_layer(
     layers = [number for number in draft.numbers() if _is_layer(draft, number, types)]
     if dtype == "bfloat16":
         return layer_errors(draft, layers, feeds, in_bfloat16)
-    ranges = calibrate(model, calibration, {draft[number].input[0] for number in layers}, method)
+    ranges = calibrate(model, calibration, {draft[number].input[0] for number in layers})
     return layer_errors(draft, layers, feeds, in_8_bits(ranges))
 
 
