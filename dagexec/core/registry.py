@@ -116,9 +116,9 @@ def registered_engines(operator_type: str, device: str = "cpu") -> list[str]:
     return sorted(engine or "DEFAULT" for kind, name, engine in _operators if (kind, name) == (device, operator_type))
 
 
-def has_engine(operator_type: str, engine: str, device: str = "cpu") -> bool:
-    """True when `engine` computes an operator type on a device kind."""
-    return (device, operator_type, _engine_key(engine)) in _operators
+def has_engine(operator_type: str, engine: str) -> bool:
+    """True when `engine` computes an operator type on the host."""
+    return ("cpu", operator_type, _engine_key(engine)) in _operators
 
 
 def has_implementation(kind: str, operator_type: str) -> bool:

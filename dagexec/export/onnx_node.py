@@ -133,9 +133,9 @@ class Operation:
         self._asked.add(name)
         return self.arguments.int(name, default)
 
-    def flag(self, name: str, default: bool = False) -> bool:
-        """A truth value."""
-        return bool(self.integer(name, int(default)))
+    def flag(self, name: str) -> bool:
+        """A truth value, false where it is not given."""
+        return bool(self.integer(name, 0))
 
     def number(self, name: str, default: float) -> float:
         """A float argument."""

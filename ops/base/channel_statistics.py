@@ -27,9 +27,9 @@ _SHORT = 128  # pixels below which a pass goes along channels and pixels togethe
 _MAX_ROWS = 4096  # rows that are added up one after another in the dtype of the tensor
 
 
-def channel_view(call: OperatorCall, index: int = 0) -> tuple[int, int, int]:
-    """The shape of input `index`, an image tensor, as (outer, channels, inner)."""
-    shape = call.inputs[index].shape
+def channel_view(call: OperatorCall) -> tuple[int, int, int]:
+    """The shape of the first input, an image tensor, as (outer, channels, inner)."""
+    shape = call.inputs[0].shape
     axis = channel_axis(call)
     return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
 

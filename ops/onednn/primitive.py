@@ -157,9 +157,9 @@ class Attributes:
         """Append an element-wise function of the result."""
         self._append("eltwise", algorithm, alpha, beta)
 
-    def add_to_destination(self, scale: float = 1.0) -> None:
+    def add_to_destination(self) -> None:
         """Append: the result is added to what the destination holds."""
-        self._append("sum", scale, 0, 0)
+        self._append("sum", 1.0, 0, 0)
 
     def binary(self, algorithm: int, other: Descriptor) -> None:
         """Append a function of the result and another, broadcast, tensor."""

@@ -38,10 +38,10 @@ class Group:
                 yield member
 
 
-def module_tree(names: Sequence[str], name: str = "") -> Group:
+def module_tree(names: Sequence[str]) -> Group:
     """The operators of these names as a group, in which no group has more than `MOST_NODES` members."""
     paths = [tuple(part for part in _SEPARATOR.split(one) if part) for one in names]
-    return Group(name, _members(list(range(len(names))), paths, 0))
+    return Group("", _members(list(range(len(names))), paths, 0))
 
 
 def _members(operators: list[int], paths: Sequence[tuple[str, ...]], depth: int) -> tuple[int | Group, ...]:
