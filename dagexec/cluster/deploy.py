@@ -51,6 +51,7 @@ def deploy(
     autoscaling: Autoscaling | None = None,
     address: str | None = None,
     start_seconds: float = 120.0,
+    answer_seconds: float = 30.0,
 ) -> Deployment:
     """Run replicas of a model on a Ray cluster: processes that share its parameters, wherever there is room for them.
 
@@ -69,6 +70,8 @@ def deploy(
         address: that of the cluster, for `ray.init`. By default the one that this process is connected to, the one of
             RAY_ADDRESS, or a local one that is started and ends with its last deployment.
         start_seconds: until all replicas have to be ready.
+        answer_seconds: a replica that has requests and gives no sign of itself for so long is lost. One that computes
+            does, unless a function or a library keeps Python's lock for that long.
 
     Raises what `load_model` does, SettingError for an option out of range, ReplicaError when the cluster cannot be
     reached or a replica does not start, what a replica's `compile` raises, and DagexecError without Ray and for a
@@ -79,6 +82,8 @@ def deploy(
     if max_outstanding is None:
         max_outstanding = _ROUND_TRIP_COVERED * options.max_batch
     _check_count("max_outstanding", max_outstanding)
+    if not answer_seconds > 0:
+        raise SettingError(f"answer_seconds must be more than 0, not {answer_seconds!r:.80}")
     if options.pool is not None:
         raise SettingError("pool: replicas are processes of their own, and have workers of their own")
     loaded = load_model(model, allow_io=options.allow_io, foreign=options.foreign)
@@ -96,7 +101,14 @@ def deploy(
     ray_session.enter(address, most * cores_per_replica, ray_session.OBJECT_STORE_BYTES + size)
     try:
         deployment = _deployed(
-            bare, GivenTypes.of(loaded), parameters, options, cores_per_replica, max_outstanding, autoscaling
+            bare,
+            GivenTypes.of(loaded),
+            parameters,
+            options,
+            cores_per_replica,
+            max_outstanding,
+            autoscaling,
+            answer_seconds,
         )
     except BaseException:
         ray_session.leave()
@@ -118,6 +130,7 @@ def _deployed(
     cores: int,
     max_outstanding: int,
     autoscaling: Autoscaling | None,
+    answer_seconds: float,
 ) -> Deployment:
     """A deployment without replicas."""
     sent = replace(options, progress=None, max_queued=None)
@@ -134,6 +147,7 @@ def _deployed(
         max_queued=options.max_queued if options.when_full == "reject" else None,
         retries=all(map(only_computes, model.net.op)),
         autoscaling=autoscaling,
+        answer_seconds=answer_seconds,
     )
     new_link = partial(ray_replica.RayReplica, cores=cores, references=references)
     return Deployment(model, types, Dispatcher(model.name, state, new_link), partial(_release, references))

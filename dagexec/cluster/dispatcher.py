@@ -6,6 +6,7 @@ deployment, as answers come on a thread of the transport, which may not be held 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -13,7 +14,7 @@ from queue import SimpleQueue
 from typing import TypeVar
 
 from dagexec.cluster.link import Answer, Lost, ReplicaLink, Started
-from dagexec.cluster.state import Attempt, DeploymentState, Instruction, Member, Phase, Send, Start, Stop
+from dagexec.cluster.state import Ask, Attempt, DeploymentState, Instruction, Member, Phase, Send, Start, Stop
 from dagexec.errors import DagexecError, ReplicaError
 from dagexec.platform.threads import Thread, ThreadWait, Timer, threads
 from dagexec.serving.requests import Request
@@ -34,6 +35,7 @@ class Dispatcher:
         self._lock = threads().lock()
         self._now = threads().monotonic
         self._timer: Timer | None = None
+        self._due = math.inf  # when it rings
         self._tasks: SimpleQueue[Task | None] = SimpleQueue()
         self._thread: Thread | None = threads().start(self._work, name=f"dagexec-{name}-cluster")
 
@@ -41,7 +43,7 @@ class Dispatcher:
         """Have a replica run it. Raises what `DeploymentState.submit` does."""
         with self._lock:
             self._state.submit(request, self._now())
-            self._scale()
+            self._keep_time()
             todo = self._state.take_instructions()
         self._carry_out(todo)
 
@@ -123,24 +125,34 @@ class Dispatcher:
                 self._send(instruction.attempt)
             elif isinstance(instruction, Start):
                 self._start(instruction.member, instruction.life)
+            elif isinstance(instruction, Ask):
+                self._ask(instruction.member, instruction.life)
             elif isinstance(instruction, Stop):
                 self._stop(instruction.member)
 
     def _later(self) -> None:
         """Have the thread do what there is to do. Called with the lock."""
-        self._scale()
+        self._keep_time()
         if self._state.instructions:
             self._tasks.put(partial(self._carry_out, self._state.take_instructions()))
 
-    def _scale(self) -> None:
-        """Have as many replicas as are wanted, now and when fewer will be. Called with the lock."""
-        until = self._state.scale(self._now())
-        if until is not None and self._timer is None:
-            self._timer = threads().call_briefly(max(0.0, until - self._now()), self._scale_again)
+    def _keep_time(self) -> None:
+        """Have as many replicas as are wanted, and none that is silent, now and from then on. Called with the lock."""
+        now = self._now()
+        for member in self._state.silent(now):
+            self._state.lost_silently(member, self._place(member), now)
+        fewer = self._state.scale(now)
+        due = min(self._state.watch(now), math.inf if fewer is None else fewer)
+        if due >= self._due or self._thread is None:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._due = due
+        self._timer = threads().call_briefly(max(0.0, due - now), self._on_time)
 
-    def _scale_again(self) -> None:
+    def _on_time(self) -> None:
         with self._lock:
-            self._timer = None
+            self._timer, self._due = None, math.inf
             self._later()
 
     def _send(self, attempt: Attempt) -> None:
@@ -176,12 +188,27 @@ class Dispatcher:
         with self._lock:
             now = self._now()
             if isinstance(answer, Lost):
-                link = self._links.get(attempt.member)
-                self._state.lost(attempt, "stopped" if link is None else link.place, answer.reason, now)
+                self._state.lost(attempt, self._place(attempt.member), answer.reason, now)
             elif isinstance(answer, DagexecError):
                 self._state.answered(attempt, None, answer, now)
             else:
                 self._state.answered(attempt, answer, None, now)
+            self._later()
+
+    def _place(self, member: Member) -> str:
+        link = self._links.get(member)
+        return "stopped" if link is None else link.place
+
+    def _ask(self, member: Member, life: int) -> None:
+        with self._lock:
+            link = self._links.get(member)
+        if link is not None:
+            with suppress(Exception):  # what cannot be asked does not answer
+                link.ask(partial(self._is_there, member, life))
+
+    def _is_there(self, member: Member, life: int) -> None:
+        with self._lock:
+            self._state.is_there(member, life, self._now())
             self._later()
 
     def _start(self, member: Member, life: int) -> None:

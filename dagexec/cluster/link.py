@@ -52,5 +52,8 @@ class ReplicaLink(Protocol):
     ) -> Call:
         """Send it a request; `done` is called once, from any thread. Raises DagexecError for what cannot be sent."""
 
+    def ask(self, done: Callable[[], object]) -> None:
+        """Ask whether it is there; `done` is called from any thread when it answers, also while it computes."""
+
     def stop(self) -> None:
         """End its process, whatever it does."""

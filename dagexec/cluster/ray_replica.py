@@ -125,6 +125,10 @@ class RayReplica:
         run = self._actor.run
         return _RayCall(run.remote(written) if large is None else run.remote(written, large), done)
 
+    def ask(self, done: Callable[[], object]) -> None:
+        """As `ReplicaLink.ask`."""
+        self.statistics().future().add_done_callback(lambda told: None if told.exception() else done())
+
     def statistics(self) -> ray.ObjectRef[ExecutorStatistics | None]:
         """Those of its executor, when they are there."""
         reference: ray.ObjectRef[ExecutorStatistics | None] = self._actor.statistics.remote()

@@ -8,10 +8,15 @@ with one more life. What is said of an earlier life no longer counts. A request 
 more, to whoever is up then, unless a run has effects; a second loss ends it with ReplicaError. A request that its
 caller gave up is over at once, but its attempt keeps its place at the replica until that has answered, as it is busy
 until then.
+
+Whether a replica is well is judged by its answers. One that has requests and has not answered anything for half of
+`answer_seconds` is asked whether it is there, which a replica that computes can answer; one that does not answer that
+for the other half is lost, whatever became of its process.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -47,6 +52,8 @@ class Member:
         failed_starts: how often in a row it ended before it was ready.
         outstanding: what it was sent in this life and has not answered.
         begun: how many requests it was sent in all lives.
+        heard: when it answered something last, or got requests after it had none.
+        asked: when it was asked whether it is there, and has not answered anything since; infinity when it was not.
     """
 
     number: int
@@ -55,6 +62,8 @@ class Member:
     failed_starts: int = 0
     outstanding: set[Attempt] = field(default_factory=set)
     begun: int = 0
+    heard: float = 0.0
+    asked: float = math.inf
 
 
 @dataclass(eq=False, slots=True)
@@ -89,7 +98,15 @@ class Send:
     attempt: Attempt
 
 
-Instruction = Start | Stop | Send
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Ask the replica whether it is there."""
+
+    member: Member
+    life: int
+
+
+Instruction = Start | Stop | Send | Ask
 
 
 class DeploymentState:
@@ -116,9 +133,11 @@ class DeploymentState:
         max_queued: int | None = None,
         retries: bool = True,
         autoscaling: Autoscaling | None = None,
+        answer_seconds: float = math.inf,
     ) -> None:
         """`name` is the model's, for messages; with `retries`, a request may run twice."""
         self._name = name
+        self._patience = answer_seconds / 2
         self._max_queued = max_queued
         self._retries = retries
         self._router: LeastOutstanding[int] = LeastOutstanding(max_outstanding=max_outstanding)
@@ -246,6 +265,7 @@ class DeploymentState:
 
     def answered(self, attempt: Attempt, result: Outputs | None, error: DagexecError | None, now: float) -> None:
         """The replica has run it, or an `error` ended it."""
+        self.is_there(attempt.member, attempt.life, now)
         self._leave(attempt)
         if self.attempts.get(attempt.request) is attempt:
             self._settle(attempt.request, result, error, now)
@@ -267,6 +287,31 @@ class DeploymentState:
             self._retry(request, f"replica {member.number} ({place}) was lost while it ran the request: {reason}", now)
         self._send(now)
         self._end_if_idle(member)
+
+    def is_there(self, member: Member, life: int, now: float) -> None:
+        """It has answered something."""
+        if member.life == life:
+            member.heard, member.asked = now, math.inf
+
+    def watch(self, now: float) -> float:
+        """Ask the replicas that have been silent for long. When to call it again, if nothing happens before."""
+        due = math.inf
+        for member in self._busy():
+            if member.asked == math.inf and now >= member.heard + self._patience:
+                member.asked = now
+                self.instructions.append(Ask(member, member.life))
+            due = min(due, self._patience + (member.heard if member.asked == math.inf else member.asked))
+        return due
+
+    def silent(self, now: float) -> list[Member]:
+        """The replicas that were asked, and have not answered in time: `lost_silently` is to be called for each."""
+        return [member for member in self._busy() if now >= member.asked + self._patience]
+
+    def lost_silently(self, member: Member, place: str, now: float) -> None:
+        """The replica, at `place`, is lost although its process may not have ended."""
+        reason = f"it has not answered for {now - member.heard:.3g} seconds"
+        for attempt in list(member.outstanding):
+            self.lost(attempt, place, reason, now)
 
     def give_up(self, request: Request, error: DagexecError, now: float) -> Attempt | None:
         """Its caller waits no longer; the attempt that is to be cancelled, if there is one. Nothing if it is over."""
@@ -317,6 +362,9 @@ class DeploymentState:
         self._when_started.append(notify)
         self._tell_started()
 
+    def _busy(self) -> list[Member]:
+        return [member for member in self.members.values() if member.outstanding]
+
     def _may_serve(self) -> bool:
         return any(member.phase is not Phase.LEAVING for member in self.members.values())
 
@@ -341,6 +389,8 @@ class DeploymentState:
             assert request is not None
             request.begun = now
             member = self.members[number]
+            if not member.outstanding:
+                member.heard, member.asked = now, math.inf
             attempt = self.attempts[request] = Attempt(request, member, member.life)
             member.outstanding.add(attempt)
             member.begun += 1

@@ -37,6 +37,7 @@ class ClusterConfig:
     autoscaling: Autoscaling | None = None
     address: str | None = None
     start_seconds: float = 120.0
+    answer_seconds: float = 30.0
 
     def __post_init__(self) -> None:
         """Raises SettingError for what is out of range."""
@@ -46,8 +47,10 @@ class ClusterConfig:
                 raise SettingError(f"{what} must be 1 or more, not {count!r:.80}")
         if self.address is not None and not isinstance(self.address, str):
             raise SettingError(f"address must be a text, not {self.address!r:.80}")
-        if not _is_real(self.start_seconds) or not 0 < self.start_seconds < math.inf:
-            raise SettingError(f"start_seconds must be more than 0, not {self.start_seconds!r:.80}")
+        for what in ("start_seconds", "answer_seconds"):
+            seconds = getattr(self, what)
+            if not _is_real(seconds) or not 0 < seconds < math.inf:
+                raise SettingError(f"{what} must be more than 0, not {seconds!r:.80}")
 
 
 @dataclass(frozen=True, kw_only=True)

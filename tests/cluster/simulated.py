@@ -35,6 +35,7 @@ class SimulatedReplica:
     calls: list[SimulatedCall] = field(default_factory=list)
     stopped: bool = False
     refuses: DagexecError | None = None
+    questions: list[Callable[[], object]] = field(default_factory=list)
 
     def start(self, done: Callable[[Started], object]) -> None:
         assert not self.stopped
@@ -54,6 +55,9 @@ class SimulatedReplica:
         call = SimulatedCall(feeds, names, priority, timeout, done)
         self.calls.append(call)
         return call
+
+    def ask(self, done: Callable[[], object]) -> None:
+        self.questions.append(done)
 
     def stop(self) -> None:
         assert not self.stopped

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -46,11 +47,18 @@ class Simulation:
         most: int = 1,
         max_queued: int | None = None,
         autoscaling: Autoscaling | None = None,
+        answer_seconds: float = math.inf,
     ) -> None:
         self.replicas: list[SimulatedReplica] = []
         self.released: list[int] = []
         self.new_replica: Callable[[int], SimulatedReplica] = SimulatedReplica
-        state = DeploymentState("double", max_outstanding=most, max_queued=max_queued, autoscaling=autoscaling)
+        state = DeploymentState(
+            "double",
+            max_outstanding=most,
+            max_queued=max_queued,
+            autoscaling=autoscaling,
+            answer_seconds=answer_seconds,
+        )
         self.dispatcher = Dispatcher("double", state, self._new_link)
         self.deployment = Deployment(model(), GivenTypes.of(model()), self.dispatcher, lambda: self.released.append(1))
         self.dispatcher.add_members(replicas)
@@ -195,6 +203,22 @@ def test_a_call_that_times_out_returns_at_once_and_has_the_replica_stop() -> Non
         simulated.settle()
         simulated.replicas[0].calls.pop().done(Y)
         assert np.array_equal(waiting.outcome()["y"], Y["y"])
+
+
+def test_a_replica_that_does_not_answer_is_replaced_and_its_call_is_answered_by_another() -> None:
+    with simulation(2, answer_seconds=0.1) as simulated:
+        one = simulated.in_thread()
+        first, second = simulated.replicas
+        while not second.calls:
+            for asked in second.questions:
+                asked()
+        assert len(first.questions) == 1
+        assert (len(first.starting), simulated.deployment.statistics().lost) == (1, 1)
+        second.calls.pop().done(Y)
+        assert np.array_equal(one.outcome()["y"], Y["y"])
+        first.calls.pop().done(Y)  # it was only late
+        first.be_ready()
+        assert simulated.deployment.statistics().up == 2
 
 
 class GivenUpWhileSent(SimulatedReplica):

@@ -203,6 +203,24 @@ def killed(request: pytest.FixtureRequest, cluster: None) -> Iterator[Deployment
     deployment.close()
 
 
+def test_a_replica_that_is_stopped_and_does_not_die_is_replaced(cluster: None) -> None:
+    """Its call, which has no timeout, is answered by the other one, and its process ends."""
+    with deploy("zoo:lenet", replicas=2, answer_seconds=4) as deployment:
+        feeds = random_feeds(deployment.model, seed=0)
+        expected = deployment.run(feeds)
+        stopped = processes(deployment)[0]
+        os.kill(stopped, signal.SIGSTOP)
+        for _ in range(4):  # some of them go to the one that is stopped
+            found = deployment.run(feeds)
+            assert {name: array.tobytes() for name, array in found.items()} == {
+                name: array.tobytes() for name, array in expected.items()
+            }
+        until(lambda: deployment.statistics().lost == 1)
+        until(lambda: deployment.statistics().up == 2)
+        assert stopped not in processes(deployment)
+        until(lambda: not alive(stopped))
+
+
 def test_killing_replicas_loses_no_request_without_an_error(killed: Deployment) -> None:
     """Each call gives the bytes of one process, or an error that names a replica, within its timeout."""
     deployment, chance = killed, random.Random(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from functools import partial
@@ -12,6 +13,7 @@ import pytest
 from dagexec.cluster.autoscaling import Autoscaling
 from dagexec.cluster.state import (
     MAX_STARTS,
+    Ask,
     Attempt,
     DeploymentState,
     Member,
@@ -91,6 +93,86 @@ def test_a_request_that_comes_at_its_deadline_is_sent_to_nobody_and_an_answer_af
         before = state.outcomes[outcome]
         state.answered(attempt, {}, None, answer)
         assert (state.outcomes[outcome], isinstance(request.error, RunTimeoutError)) == (before + 1, answer == 8.0)
+
+
+def questions(state: DeploymentState, now: float) -> tuple[list[Member], float]:
+    """Whom `watch` asks at a moment, and when it wants to be called again."""
+    due = state.watch(now)
+    taken = [one for one in state.take_instructions() if isinstance(one, Ask)]
+    assert all(one.life == one.member.life for one in taken)
+    return [one.member for one in taken], due
+
+
+def test_a_replica_with_requests_that_is_silent_is_asked_once_and_lost_when_it_does_not_answer() -> None:
+    state, [one, other] = state_with(2, max_outstanding=2, answer_seconds=20.0)
+    assert questions(state, 1000.0) == ([], math.inf)  # who has no requests need not say anything
+    first, second = submitted(state, now=1000.0), submitted(state, now=1004.0)
+    attempts = {attempt.member: attempt for attempt in sends(state)}
+    assert (attempts[one].request, attempts[other].request) == (first, second)
+    assert questions(state, 1009.9) == ([], 1010.0)
+    assert questions(state, 1010.0) == ([one], 1014.0)
+    assert questions(state, 1013.0) == ([], 1014.0)
+    state.answered(attempts[other], {}, None, 1013.5)
+    assert questions(state, 1019.9) == ([], 1020.0)
+    assert (state.silent(1019.9), state.silent(1020.0)) == ([], [one])
+    state.lost_silently(one, "process 7 on host", 1020.0)
+    assert (one.phase, one.life, one.outstanding, state.lost_replicas) == (Phase.STARTING, 1, set(), 1)
+    start, send = state.take_instructions()
+    assert start == Start(one, 1)
+    assert isinstance(send, Send)
+    assert (send.attempt.request, send.attempt.member) == (first, other)
+    state.answered(attempts[one], {"late": np.zeros(1)}, None, 1021.0)  # of its earlier life
+    assert not first.over
+    state.is_there(one, 0, 1021.0)
+    assert (one.phase, one.heard) == (Phase.STARTING, 1000.0)
+    state.answered(send.attempt, {}, None, 1022.0)
+    assert (first.result, state.retried) == ({}, 1)
+
+
+def test_a_replica_that_says_that_it_is_there_may_take_any_time() -> None:
+    state, [member] = state_with(1, answer_seconds=20.0)
+    request = submitted(state)
+    [attempt] = sends(state)
+    for moment in range(10, 1000, 11):
+        assert questions(state, float(moment)) == ([member], moment + 10.0)
+        state.is_there(member, 0, moment + 1.0)
+        assert questions(state, moment + 10.9)[0] == []
+        assert state.silent(moment + 10.9) == []
+    state.answered(attempt, {}, None, 1001.0)
+    assert request.result == {}
+
+
+def test_a_silent_replica_is_lost_with_all_that_it_has_and_names_itself_in_the_second_loss() -> None:
+    state, [member] = state_with(1, max_outstanding=2, answer_seconds=4.0)
+    requests = [submitted(state), submitted(state)]
+    given_up = sends(state)[1].request
+    state.give_up(given_up, RunTimeoutError("late"), 1.0)
+    assert questions(state, 2.0) == ([member], 4.0)
+    state.lost_silently(member, "process 7 on host", 4.0)
+    [start] = state.take_instructions()
+    state.started(member, 1, 5.0)
+    [again] = sends(state)
+    assert (start, again.request) == (Start(member, 1), requests[0])
+    assert questions(state, 7.0) == ([member], 9.0)
+    state.lost_silently(member, "process 8 on host", 9.0)
+    error = error_of(requests[0])
+    assert isinstance(error, ReplicaError)
+    for process in (7, 8):
+        assert f"replica 0 (process {process} on host) was lost while it ran the request: it has not answered" in str(
+            error
+        )
+    assert isinstance(error_of(given_up), RunTimeoutError)
+
+
+def test_a_silent_replica_that_is_leaving_is_ended() -> None:
+    state, [member] = state_with(1, answer_seconds=4.0, retries=False)
+    request = submitted(state)
+    sends(state)
+    state.retire(member)
+    assert questions(state, 2.0) == ([member], 4.0)
+    state.lost_silently(member, "process 7 on host", 4.0)
+    assert state.take_instructions() == [Stop(member)]
+    assert isinstance(error_of(request), ReplicaError)
 
 
 def test_a_request_of_a_lost_replica_is_sent_once_more_before_all_others() -> None:

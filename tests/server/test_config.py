@@ -105,6 +105,7 @@ def test_a_model_may_be_served_by_replicas_on_a_cluster(tmp_path: Path) -> None:
         ),
         ("[models.m]\nsource = 'm'\ncluster = {address = 7}", "model 'm': address must be a text, not 7"),
         ("[models.m]\nsource = 'm'\ncluster = {start_seconds = 0}", "model 'm': start_seconds must be more than 0"),
+        ("[models.m]\nsource = 'm'\ncluster = {answer_seconds = 0}", "model 'm': answer_seconds must be more than 0"),
         (
             "[models.m]\nsource = 'm'\ncluster.autoscaling = {min_replicas = 3, max_replicas = 2}",
             "model 'm': autoscaling: 1 <= min_replicas <= max_replicas",
