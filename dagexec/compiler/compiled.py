@@ -17,7 +17,7 @@ class CompilationReport:
 
     Attributes:
         passes: what each pass changed, in order.
-        layout: of images, one of `ops.layout.LAYOUTS`; all that a pipeline's stages have.
+        layout: of images, one of `ops.base.layout.LAYOUTS`; all that a pipeline's stages have.
         schedule: how the net runs, and what it was chosen from; None where nothing was chosen.
         origin: of layout and schedule: "measured", "known" from an earlier measurement, or "estimated" by rules.
         seconds: what each stage of compilation took.

@@ -423,7 +423,7 @@ def orders_of(definitions: Iterable[OperatorDef]) -> frozenset[str]:
 
 
 def layout_pass(name: str) -> Pass:
-    """The pass for one of `ops.layout.LAYOUTS`; see `layouts` for what to try."""
+    """The pass for one of `ops.base.layout.LAYOUTS`; see `layouts` for what to try."""
     return Pass("layout", _DOC, lambda model: laid_out(model, name), retypes=True)
 
 

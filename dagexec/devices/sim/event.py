@@ -1,7 +1,7 @@
 """SimEvent: a place in a simulated stream, as a position that the stream's count of finished commands reaches.
 
 Recording puts no command on a stream, and a query compares two numbers. Streams that model time record by a command
-(`dagexec.devices.sim.modeled`), because the event needs the time at which the stream gets there.
+(`dagexec.devices.sim.model`), because the event needs the time at which the stream gets there.
 """
 
 from __future__ import annotations
