@@ -51,9 +51,12 @@ class Replica:
         io_binding: how arrays get in and out for the shapes fed last; None before, and for a net on devices.
         arithmetic: the context for runs in a caller's thread.
         block_sizes: of how many rows it is or was prepared for.
+        is_preparing: it is being prepared for the shapes fed last; those arrays have been read.
     """
 
-    __slots__ = ("_known", "_outputs", "arithmetic", "block_sizes", "io_binding", "net", "number", "workspace")
+    __slots__ = (
+        "_known", "_outputs", "arithmetic", "block_sizes", "io_binding", "is_preparing", "net", "number", "workspace",
+    )  # fmt: skip
 
     def __init__(self, number: int, workspace: Workspace, net: BaseNet, outputs: tuple[str, ...]) -> None:
         """`outputs` are those that runs mostly ask for."""
@@ -63,6 +66,7 @@ class Replica:
         self.arithmetic = arithmetic_context()
         self.io_binding: IOBinding | None = None
         self.block_sizes = BlockSizes()
+        self.is_preparing = False
         self._known: WeakKeyDictionary[Preparation, IOBinding] = WeakKeyDictionary()
         self._outputs = outputs
 
@@ -87,7 +91,11 @@ class Replica:
             except ResourceError as error:
                 raise ResourceError(f"net {self.net.name!r}: input {name!r}: {error}") from None
         if self.net.on_host and not any(isinstance(value, Variant) for value in feeds.values()):
-            self.io_binding = self._found(feeds)
+            self.is_preparing = True
+            try:
+                self.io_binding = self._found(feeds)
+            finally:
+                self.is_preparing = False
             self.io_binding.bind_results(names, out)
 
     def feed_rows(self, parts: Sequence[Mapping[str, Array]], axes: Mapping[str, int]) -> None:

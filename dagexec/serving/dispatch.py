@@ -109,7 +109,10 @@ class Dispatcher:
             return request.cancelled
 
     def end(self, request: Request, result: Outputs | None, error: BaseException | None) -> None:
-        """Settle a request that had a replica, and tell its caller; `following` is who has the replica now."""
+        """Settle a request that had a replica, and tell its caller; `following` is who has the replica now.
+
+        One that was given up while its replica was prepared is over already.
+        """
         replica = request.replica
         assert replica is not None
         replica.unbind()
@@ -123,9 +126,14 @@ class Dispatcher:
             if error is None and replica.io_binding is not None and request.blocks is None:
                 replica.io_binding.took(now - request.begun)
             request.following = self.state.release(request, now)
-            self.state.settle(request, result, error, now)
-        self._record(request, request.error, now)
-        self.notify(request)
+            was_over = request.over
+            if not was_over:
+                self.state.settle(request, result, error, now)
+        if not was_over:
+            self._record(request, request.error, now)
+            self.notify(request)
+        elif self._when_empty:
+            self._announce_empty()
         if self.call_loop is not None:
             self.have_turns()
 
@@ -265,7 +273,7 @@ class Dispatcher:
             return True, self.state.add(replica, lone, self._now())
 
     def cancel(self, request: Request, error: DagexecError) -> bool:
-        """End `request` with `error` as soon as no worker needs its replica.
+        """End `request` with `error` as soon as no worker works for it; at once while its replica is prepared.
 
         False when there is no end to wait for: it was never taken on, or is over already.
         """
@@ -282,6 +290,9 @@ class Dispatcher:
             if batch is not None:
                 left = self.state.leave_batch(request, error, now)
                 run = batch.run if left and not batch.left else None
+            if request.is_preparing and not request.over:
+                left = True
+                self.state.settle(request, None, error, now)
             if request.steps is not None:
                 request.steps.clear()
             if waiting:
@@ -376,7 +387,7 @@ class Dispatcher:
             state = self.state
             times = list(state.times)
             counts = {name: state.outcomes[name] for name in OUTCOMES}
-            running = sum(len(members_of(request)) for request in state.running.values())
+            running = sum(not one.over for request in state.running.values() for one in members_of(request))
             places = running, len(state.queue) + len(state.again), len(state.awaiting_admission)
             begun = tuple(state.begun)
             batch_sizes, retried = dict(sorted(state.batch_sizes.items())), state.retried

@@ -1,6 +1,8 @@
 """Pooled runs: a request is fed to its replica, run by the workers of a pool, and its results are fetched.
 
-Whoever feeds also prepares, where shapes are new: the caller's thread for its own request, a worker for every other.
+Whoever feeds also prepares, where shapes are new: the caller's thread for its own request, a worker for every other,
+and for one that is to end in time. A request that is given up meanwhile is over at once; its replica is prepared on,
+for those that come later.
 The last worker to leave a run fetches, and continues with the request that has the replica next.
 """
 
@@ -41,7 +43,7 @@ class PooledRuns:
         """
         try:
             served = self._dispatcher.admit(request)
-            if served is request and start_here:
+            if served is request and start_here and (request.deadline == math.inf or request.is_prepared):
                 self._serve(request)
             else:
                 self.see_to(request, served)
@@ -260,7 +262,7 @@ class PooledRuns:
 
         The pool calls it again if that thread died in it. A request that is made up of blocks goes on with the next.
         """
-        if request.over:
+        if request.over and request.replica is None:
             self._dispatcher.notify(request)
             self._pass_on(request)
             return

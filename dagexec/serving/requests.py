@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
-from dagexec.binding.io_binding import Array, Outputs, check_result
+from dagexec.binding.io_binding import Array, Outputs, arrays_like, check_result
 from dagexec.binding.replicas import Replica
 from dagexec.core.operator import Step, nothing_to_do
 from dagexec.errors import ClosedError, DagexecError, QueueFullError, RunCancelledError, RunTimeoutError
@@ -118,6 +118,18 @@ class Request:
     def is_late(self, now: float) -> bool:
         """Its deadline has come: it does not begin any more, and what is done by now is not done in time."""
         return now >= self.deadline
+
+    @property
+    def is_prepared(self) -> bool:
+        """Its replica is prepared for its shapes."""
+        known = None if self.replica is None else self.replica.io_binding
+        return known is not None and arrays_like(known.signature, self.feeds) is not None
+
+    @property
+    def is_preparing(self) -> bool:
+        """Its replica is being prepared for it, and nothing of its caller's is read or written to any more."""
+        on_replica = self.replica is not None and self.replica.is_preparing
+        return on_replica and self.run is None and self.out is None and self.pinned is None
 
     def seconds_left(self, now: float) -> float | None:
         """Seconds until its deadline, 0 when it is over; None when it has none."""

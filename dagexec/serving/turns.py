@@ -14,7 +14,6 @@ from __future__ import annotations
 from functools import partial
 from weakref import WeakMethod
 
-from dagexec.binding.io_binding import arrays_like
 from dagexec.platform.threads import threads
 from dagexec.serving.dispatch import Dispatcher
 from dagexec.serving.dispatch_state import MAX_IN_TURN
@@ -89,7 +88,7 @@ class Turns:
             if request is None:
                 return
             try:
-                if request.loop is loop and _is_prepared(request):
+                if request.loop is loop and request.is_prepared:
                     self._inline.choose_team(replica)
                     self._pooled.run_here(request)
                 else:
@@ -97,11 +96,3 @@ class Turns:
             except BaseException as error:  # Ctrl-C
                 self._pooled.end_early(request, error)
                 raise
-
-
-def _is_prepared(request: Request) -> bool:
-    """The replica of `request` is prepared for its shapes."""
-    replica = request.replica
-    assert replica is not None
-    known = replica.io_binding
-    return known is not None and arrays_like(known.signature, request.feeds) is not None
