@@ -28,6 +28,7 @@ from dagexec.core.dtypes import BOOL, FLOAT32, STRING
 from dagexec.core.model import Model
 from dagexec.core.operator_arguments import with_arguments
 from dagexec.core.shapes import element_count
+from dagexec.core.spelling import did_you_mean
 from dagexec.errors import FeedError
 from dagexec.options import DEFAULT_OPTIONS, CompileOptions
 from dagexec.platform import processor
@@ -173,7 +174,10 @@ def require_inputs(model: Model, names: Iterable[str]) -> None:
     """Raises FeedError if shapes are given for `names` that are no inputs of `model`."""
     unknown = sorted(set(names) - set(model.inputs))
     if unknown:
-        raise FeedError(f"model {model.name!r}: shapes given for {unknown}; its inputs are {sorted(model.inputs)}")
+        hint = did_you_mean(unknown[0], model.inputs)
+        raise FeedError(
+            f"model {model.name!r}: shapes given for {unknown}; its inputs are {sorted(model.inputs)}{hint}"
+        )
 
 
 def compare(

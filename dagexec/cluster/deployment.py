@@ -83,7 +83,7 @@ class Deployment(Closing):
         boundary. ReplicaError when the replica was lost, and the one that was asked after it as well.
         """
         wait = ThreadWait()
-        request = self._request(feeds, outputs, out, timeout, priority, trace, wait.notify)
+        request = self._request(feeds, outputs, out, timeout, priority, trace, wait)
         self._dispatcher.submit(request)
         try:
             in_time = wait.wait(waiting_time(request.seconds_left(self._now())))
@@ -106,7 +106,7 @@ class Deployment(Closing):
     ) -> Outputs:
         """Like `run`, for a task. A cancelled await has the replica stop its run."""
         wait = TaskWait()
-        request = self._request(feeds, outputs, out, timeout, priority, trace, wait.notify)
+        request = self._request(feeds, outputs, out, timeout, priority, trace, wait)
         self._dispatcher.submit(request)
         try:
             in_time = await wait.wait(request.seconds_left(self._now()))
@@ -173,21 +173,27 @@ class Deployment(Closing):
         timeout: float | None,
         priority: int,
         trace: Observer | None,
-        notify: Callable[[], object],
+        wait: ThreadWait | TaskWait,
     ) -> Request:
         """The checked request. Its timeout starts now."""
         net = self.model.name
         waiting_time(timeout)
         began = self._now()
-        if trace is not None:
-            raise FeedError(f"net {net!r}: trace: a run in another process cannot be observed")
-        named = named_feeds(net, feeds, self._needed)
-        names = self.model.outputs if outputs is None else result_names(net, outputs)
-        if out is not None:
-            named = as_arrays(net, named)
-            check_out(net, out, names, named, HeldMemory({}))
-        checked = check_feeds(self.model, named, self._needed)
-        request = Request(checked, tuple(names), out, priority=operator.index(priority), notify=notify)
+        try:
+            if trace is not None:
+                raise FeedError(f"net {net!r}: trace: a run in another process cannot be observed")
+            named = named_feeds(net, feeds, self._needed)
+            names = self.model.outputs if outputs is None else result_names(net, outputs)
+            if out is not None:
+                named = as_arrays(net, named)
+                check_out(net, out, names, named, HeldMemory({}))
+            checked = check_feeds(self.model, named, self._needed)
+        except FeedError as error:
+            self._dispatcher.refuse(error)
+            raise
+        request = Request(checked, tuple(names), out, priority=operator.index(priority), notify=wait.notify)
+        if isinstance(wait, TaskWait):
+            request.waits_on = wait.loop
         if timeout is not None:
             request.timeout, request.deadline = timeout, began + timeout
         return request

@@ -15,9 +15,9 @@ from typing import TypeVar
 
 from dagexec.cluster.link import Answer, Lost, ReplicaLink, Started
 from dagexec.cluster.state import Ask, Attempt, DeploymentState, Instruction, Member, Phase, Send, Start, Stop
-from dagexec.errors import DagexecError, ReplicaError
+from dagexec.errors import DagexecError, FeedError, ReplicaError
 from dagexec.platform.threads import Thread, ThreadWait, Timer, threads
-from dagexec.serving.requests import Request
+from dagexec.serving.requests import Request, outcome_name
 
 Answered = TypeVar("Answered")
 Task = Callable[[], object]
@@ -46,6 +46,11 @@ class Dispatcher:
             self._keep_time()
             todo = self._state.take_instructions()
         self._carry_out(todo)
+
+    def refuse(self, error: FeedError) -> None:
+        """What a caller gave is no request. It is counted as one that is over."""
+        with self._lock:
+            self._state.outcomes[outcome_name(error)] += 1
 
     def give_up(self, request: Request, error: DagexecError) -> None:
         """End it with `error`, unless it is over; the replica stops at the next chain boundary."""

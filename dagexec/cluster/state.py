@@ -27,7 +27,7 @@ from dagexec.cluster.autoscaling import Autoscaler, Autoscaling
 from dagexec.cluster.link import Call
 from dagexec.cluster.routing import LeastOutstanding
 from dagexec.errors import ClosedError, DagexecError, QueueFullError, ReplicaError
-from dagexec.serving.requests import Request, RequestQueue, outcome_name, timed_out
+from dagexec.serving.requests import Request, RequestQueue, abandoned, outcome_name, timed_out
 from dagexec.serving.statistics import OUTCOMES, TIMES_KEPT
 
 MAX_STARTS = 3
@@ -382,6 +382,12 @@ class DeploymentState:
     def _send(self, now: float) -> None:
         """Give the requests that wait to replicas, as long as there are both."""
         while self.again or self.queue:
+            first = self.again[0] if self.again else self.queue.head()
+            assert first is not None
+            if first.is_abandoned():
+                self._take_out(first)
+                self._settle(first, None, abandoned(self._name), now)
+                continue
             number = self._router.acquire()
             if number is None:
                 return

@@ -39,7 +39,7 @@ class DeploymentStatistics:
         replicas: those that there are.
         running: requests that a replica was sent, and whose callers wait.
         queued: requests that wait for a replica.
-        completed, failed, cancelled, timed_out, rejected: requests by outcome, as of an executor.
+        completed, failed, cancelled, timed_out, rejected, invalid: requests by outcome, as of an executor.
         median_latency, p99_latency: seconds from request to answer, over the last 1,000 completed runs.
         queue_wait: of that, until it was sent to a replica.
         run_time: of that, from then on: there, in the replica, and back.
@@ -55,6 +55,7 @@ class DeploymentStatistics:
     cancelled: int
     timed_out: int
     rejected: int
+    invalid: int
     median_latency: float | None
     p99_latency: float | None
     queue_wait: Latencies

@@ -14,6 +14,7 @@ from numpy.lib.array_utils import byte_bounds
 from dagexec.core import dtypes
 from dagexec.core.descriptor import TensorDescriptor
 from dagexec.core.model import InputInfo, Model
+from dagexec.core.spelling import did_you_mean
 from dagexec.core.tensor import as_bytes_objects
 from dagexec.core.variant import Variant
 from dagexec.errors import DagexecError, FeedError
@@ -64,7 +65,8 @@ def check_feeds(model: Model, feeds: Feeds, needed: Set[str]) -> dict[str, Array
     missing = sorted(needed - set(feeds))
     if unknown or missing:
         problem = f"unknown input(s) {unknown}" if unknown else f"missing input(s) {missing}"
-        raise FeedError(f"{prefix}: {problem}; expected {sorted(model.inputs)}, found {sorted(feeds, key=repr)}")
+        hint = did_you_mean(unknown[0], model.inputs) if unknown else ""
+        raise FeedError(f"{prefix}: {problem}; expected {sorted(model.inputs)}, found {sorted(feeds, key=repr)}{hint}")
     return {name: _check_feed(prefix, name, model.inputs[name], value) for name, value in feeds.items()}
 
 

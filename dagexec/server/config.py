@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dagexec.cluster import Autoscaling
+from dagexec.core.spelling import did_you_mean
 from dagexec.errors import DagexecError, SettingError
 from dagexec.options import BatchPadding, CompileOptions
 from dagexec.server.described_pipeline import DESCRIPTION_KEYS, DescribedPipeline, check_python_steps
@@ -253,8 +253,7 @@ def check_keys(table: Mapping[str, Any], known: set[str]) -> None:
     """Raise SettingError for a key that is not known, with the one that was probably meant."""
     for key in table:
         if key not in known:
-            close = difflib.get_close_matches(key, known, 1)
-            raise SettingError(f"unknown key {key!r:.80}" + (f"; did you mean {close[0]!r}?" if close else ""))
+            raise SettingError(f"unknown key {key!r:.80}{did_you_mean(key, known)}")
 
 
 def _check_name(what: str, name: object) -> None:

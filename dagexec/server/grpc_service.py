@@ -100,10 +100,12 @@ class InferenceService:
         return config_message(self._repository.metadata(request.name, request.version or None))
 
     async def model_infer(self, request: messages.ModelInferRequest) -> messages.ModelInferResponse:
+        model, version = request.model_name, request.model_version or None
         try:
+            self._repository.check_inputs(model, version, [tensor.name for tensor in request.inputs])
             asked = request_from(request, self.limits)
         except RequestError as error:
-            self._repository.count_refused(request.model_name, request.model_version or None, error)
+            self._repository.count_refused(model, version, error)
             raise
         return response_message(await self._repository.infer(asked))
 

@@ -92,7 +92,7 @@ class Application:
         header_length = None if length is None else _whole(length)
         announced, encoding = headers.get(b"content-length"), headers.get(b"content-encoding")
         body = await self._bodies.read(receive, held, announced, encoding, header_length or 0)
-        arguments = (model, version, body, header_length, self._limits)
+        arguments = (model, version, body, header_length, self._limits, self._repository.check_inputs)
         if (body.nbytes if header_length is None else header_length) > _LARGE:
             return await anyio.to_thread.run_sync(parse_request, *arguments)
         return parse_request(*arguments)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -24,6 +24,9 @@ from dagexec.server.tensors import (
 HEADER_LENGTH = "Inference-Header-Content-Length"
 """The header of HTTP that has the length of the JSON object, where bytes are behind it."""
 
+CheckInputs = Callable[[str, str | None, Iterable[str]], object]
+"""Is told a model, a version and names of inputs, and raises RequestError for names that the model does not have."""
+
 _NO_SHARED_MEMORY = "shared memory is not supported; send binary data"
 _INPUT_KEYS = frozenset(("name", "shape", "datatype", "parameters", "data"))
 
@@ -38,11 +41,17 @@ class ParsedRequest:
 
 
 def parse_request(
-    model: str, version: str | None, body: memoryview, header_length: int | None, limits: Limits
+    model: str,
+    version: str | None,
+    body: memoryview,
+    header_length: int | None,
+    limits: Limits,
+    check_inputs: CheckInputs = lambda model, version, names: None,
 ) -> ParsedRequest:
     """The request in a body of which the first `header_length` bytes are JSON, all with None.
 
-    Its inputs are in the memory of the body. Raises ProtocolError.
+    Its inputs are in the memory of the body. `check_inputs` is told their names first. Raises ProtocolError, and what
+    `check_inputs` raises.
     """
     if header_length is None:
         header_length = body.nbytes
@@ -50,7 +59,9 @@ def parse_request(
         raise ProtocolError(f"{HEADER_LENGTH}: {header_length}, and the body has {body.nbytes} bytes")
     message = parse_json(body[:header_length])
     parameters = _parameters(message)
-    inputs = _inputs(message.get("inputs"), body[header_length:], limits)
+    listed = _named_inputs(message.get("inputs"), limits)
+    check_inputs(model, version, listed)
+    inputs = _inputs(listed, body[header_length:], limits)
     binary: dict[str, bool] = {}
     outputs = message.get("outputs", [])
     _check_list("outputs", outputs, limits)
@@ -93,13 +104,19 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"it has no {name}; send such values as binary data")
 
 
-def _inputs(listed: object, binary: memoryview, limits: Limits) -> dict[str, Array]:
+def _named_inputs(listed: object, limits: Limits) -> dict[str, dict[str, Any]]:
     _check_list("inputs", listed, limits)
     assert isinstance(listed, list)
+    found: dict[str, dict[str, Any]] = {}
+    for one in listed:
+        found[_name("input", one, found)] = one
+    return found
+
+
+def _inputs(listed: Mapping[str, dict[str, Any]], binary: memoryview, limits: Limits) -> dict[str, Array]:
     found: dict[str, Array] = {}
     place = 0
-    for one in listed:
-        name = _name("input", one, found)
+    for name, one in listed.items():
         unknown = one.keys() - _INPUT_KEYS
         if unknown:
             raise ProtocolError(f"input {name!r:.80}: unknown keys {sorted(unknown)!r:.200}")

@@ -10,7 +10,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from os import PathLike
@@ -21,6 +21,7 @@ import anyio
 import anyio.to_thread
 
 from dagexec.cluster import deploy
+from dagexec.core.spelling import did_you_mean
 from dagexec.errors import DagexecError, FeedError, ModelFormatError, SettingError
 from dagexec.platform.processor import available_cores
 from dagexec.server.config import ModelConfig, ServerConfig
@@ -139,7 +140,10 @@ class Repository:
                 timeout, priority = _timeout(request.parameters, timeout), _priority(request.parameters, config)
             if not loaded.names.issuperset(request.outputs):
                 unknown = sorted(set(request.outputs) - loaded.names)
-                raise FeedError(f"model {config.name!r}: unknown outputs {unknown}; it has {sorted(loaded.names)}")
+                hint = did_you_mean(unknown[0], loaded.names)
+                raise FeedError(
+                    f"model {config.name!r}: unknown outputs {unknown}; it has {sorted(loaded.names)}{hint}"
+                )
             outputs = await loaded.runner.run_async(
                 request.inputs, outputs=request.outputs or None, timeout=timeout, priority=priority
             )
@@ -157,10 +161,20 @@ class Repository:
                 self._observer.finished(request.model, loaded.version, outcome, seconds)
         return InferenceResponse(model=request.model, version=loaded.version, id=request.id, outputs=outputs)
 
+    def check_inputs(self, model: str, version: str | None, names: Iterable[str]) -> None:
+        """Raise RequestError (400) for a name that is no input of a model that serves, before sizes are looked at."""
+        loaded = self._loaded(model, version)
+        if loaded is None:
+            return
+        known = {*loaded.runner.inputs, *getattr(loaded.runner, "overridable", ())}
+        for name in names:
+            if name not in known:
+                hint = did_you_mean(name, known)
+                raise RequestError(400, f"model {model!r}: unknown input {name!r:.80}; it has {sorted(known)}{hint}")
+
     def count_refused(self, model: str, version: str | None, error: RequestError) -> None:
         """A request was refused before `infer` was asked: it is counted with those of its model, if there is such."""
-        entry = self._entries.get(model)
-        loaded = None if entry is None else entry.versions.get(version) if version else entry.current
+        loaded = self._loaded(model, version)
         if loaded is not None and self._observer is not None:
             self._observer.finished(model, loaded.version, _outcome(error), 0.0)
 
@@ -331,6 +345,10 @@ class Repository:
         if found is None:
             raise RequestError(404, f"model {name!r} has no version {version!r:.80}; it has {sorted(entry.versions)}")
         return found
+
+    def _loaded(self, name: str, version: str | None) -> LoadedVersion | None:
+        entry = self._entries.get(name)
+        return None if entry is None else entry.versions.get(version) if version else entry.current
 
     def _entry(self, name: str) -> _Entry:
         entry = self._entries.get(name)

@@ -47,7 +47,7 @@ def checked_datatype(name: str, datatype: object) -> np.dtype[Any]:
     return dtype
 
 
-def from_binary(name: str, datatype: str, shape: tuple[int, ...], data: memoryview) -> Array:
+def from_binary(name: str, datatype: object, shape: tuple[int, ...], data: memoryview) -> Array:
     """The tensor in `data`, little-endian and in C order: in its memory where numbers are concerned."""
     dtype = checked_datatype(name, datatype)
     if datatype == BYTES:
@@ -82,7 +82,7 @@ def _texts(name: str, shape: tuple[int, ...], data: memoryview) -> Array:
     return _reshaped(name, found, shape)
 
 
-def from_json(name: str, datatype: str, shape: tuple[int, ...], data: object) -> Array:
+def from_json(name: str, datatype: object, shape: tuple[int, ...], data: object) -> Array:
     """The tensor in a list of values, nested or flat."""
     dtype = checked_datatype(name, datatype)
     if datatype == "BF16":

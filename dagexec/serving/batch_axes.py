@@ -13,6 +13,7 @@ from dagexec.core.dtypes import FLOAT32, from_numpy
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.row_axes import RowAxes, find_row_axes
 from dagexec.core.schema import TensorType
+from dagexec.core.spelling import did_you_mean
 from dagexec.errors import RowsError, SettingError
 from dagexec.options import CompileOptions, Shapes
 from dagexec.serving.batch_padding import Padding
@@ -99,7 +100,8 @@ def _checked(net: str, inputs: Mapping[str, InputInfo], axes: Mapping[str, int])
     for name, axis in axes.items():
         info = inputs.get(name)
         if info is None:
-            raise SettingError(f"net {net!r}: batch_axes: {name!r} is none of the inputs {sorted(inputs)}")
+            hint = did_you_mean(name, inputs)
+            raise SettingError(f"net {net!r}: batch_axes: {name!r} is none of the inputs {sorted(inputs)}{hint}")
         if info.shape is not None and (axis >= len(info.shape) or info.shape[axis] is not None):
             raise SettingError(f"net {net!r}: batch_axes: axis {axis} of input {name!r} is not free in {info.shape}")
     return dict(axes)

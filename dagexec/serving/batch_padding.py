@@ -15,6 +15,7 @@ from dagexec.core.feeds import Array
 from dagexec.core.inference import infer_listed
 from dagexec.core.model import Model
 from dagexec.core.schema import TensorType
+from dagexec.core.spelling import did_you_mean
 from dagexec.errors import FeedError, SettingError
 from dagexec.options import BatchPadding
 from dagexec.serving.given_types import GivenTypes
@@ -118,7 +119,10 @@ class Padding:
 def _check_axis(model: Model, name: str, axis: int, batch_axes: Mapping[str, int]) -> None:
     info = model.inputs.get(name)
     if info is None:
-        raise SettingError(f"net {model.name!r}: batch_padding: {name!r} is none of the inputs {sorted(model.inputs)}")
+        raise SettingError(
+            f"net {model.name!r}: batch_padding: {name!r} is none of the inputs {sorted(model.inputs)}"
+            f"{did_you_mean(name, model.inputs)}"
+        )
     if batch_axes.get(name) == axis:
         raise SettingError(f"net {model.name!r}: batch_padding: axis {axis} of input {name!r} is that of its rows")
     if info.shape is not None and (axis >= len(info.shape) or info.shape[axis] is not None):

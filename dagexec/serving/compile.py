@@ -13,6 +13,7 @@ from dagexec.core.model import MakesModel, Model
 from dagexec.core.operator_arguments import with_arguments
 from dagexec.core.purity import only_computes
 from dagexec.core.runtime import runtime_of
+from dagexec.core.spelling import did_you_mean
 from dagexec.errors import FeedError, SettingError, UnsupportedOperatorError
 from dagexec.ops.onednn.binding import library
 from dagexec.options import CompileOptions, with_keywords_of
@@ -82,6 +83,7 @@ def _executor(
     if options.operator_arguments:
         loaded = replace(loaded, net=with_arguments(loaded.net, options.operator_arguments))
     _check_kept(loaded, options.keep)
+    _check_shaped(loaded, options.shapes or ())
     types = GivenTypes.of(loaded) if options.optimize else None
     axes = BatchAxes(loaded, options) if options.max_batch > 1 else None
     given = loaded if keeps_parameters else replace(loaded, parameters={})  # frees parameters that passes replaced
@@ -130,6 +132,15 @@ def _load(model: ModelSource, options: CompileOptions) -> Model:
         if not options.shapes:
             raise
         return load_model(model, allow_io=options.allow_io, foreign=options.foreign, shapes=options.shapes)
+
+
+def _check_shaped(model: Model, names: Iterable[str]) -> None:
+    for name in names:
+        if name not in model.inputs:
+            hint = did_you_mean(name, model.inputs)
+            raise FeedError(
+                f"net {model.name!r}: shapes: {name!r} is not an input; it has {sorted(model.inputs)}{hint}"
+            )
 
 
 def _check_kept(model: Model, names: Iterable[str]) -> None:

@@ -17,7 +17,7 @@ from dagexec.binding.io_binding import IOBinding, Outputs
 from dagexec.binding.replicas import Replica
 from dagexec.core.runtime import RuntimeStatistics
 from dagexec.core.stream import at_work
-from dagexec.errors import ClosedError, DagexecError, QueueFullError, RunTimeoutError
+from dagexec.errors import ClosedError, DagexecError, FeedError, QueueFullError, RunTimeoutError
 from dagexec.options import CompileOptions
 from dagexec.platform.deadline import Deadline
 from dagexec.platform.forking import reset_after_fork
@@ -87,6 +87,16 @@ class Dispatcher:
             if self._metrics is not None and not isinstance(error, ClosedError):
                 self._metrics.record(error, 0.0, 0.0)
             raise
+
+    def refuse(self, error: FeedError) -> None:
+        """What a caller gave is no request. It is counted, and has a span, as one that is over."""
+        request = Request({})
+        if self._telemetry is not None:
+            self._telemetry.start(request)
+        with self._lock:
+            self.state.outcomes[outcome_name(error)] += 1
+        self._end_span(request, error, 0.0)
+        self._record(request, error, request.begun)
 
     def admit_inline(self, request: Request, binding: IOBinding) -> bool:
         """Give `request` an idle replica that is fed as `binding` does; False when there is none.

@@ -27,6 +27,7 @@ from dagexec.core.drawing.pictures import net_picture, summary, table
 from dagexec.core.feeds import Feeds, HeldMemory, as_arrays, check_feeds, check_out, named_feeds, result_names
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.runtime import runtime_of
+from dagexec.core.spelling import did_you_mean
 from dagexec.core.workspace import Workspace
 from dagexec.errors import ClosedError, DagexecError, FeedError, RunCancelledError, ShapeError
 from dagexec.options import CompileOptions, Shapes
@@ -226,12 +227,16 @@ class Executor(Closing):
         is no integer, and DagexecError when an operator calls it on the executor that runs it. An operator may call
         it on another one; if both have one pool, the operator's worker runs it meanwhile.
         """
-        if feeds.__class__ is not dict:
-            feeds = named_feeds(self.model.name, feeds, self._needed)
-        given: Feeds = feeds
-        names = self.model.outputs if outputs is None else self._fetchable(outputs)
-        if out is not None:
-            given = self._apart(given, names, out)
+        try:
+            if feeds.__class__ is not dict:
+                feeds = named_feeds(self.model.name, feeds, self._needed)
+            given: Feeds = feeds
+            names = self.model.outputs if outputs is None else self._fetchable(outputs)
+            if out is not None:
+                given = self._apart(given, names, out)
+        except FeedError as error:
+            self._dispatcher.refuse(error)
+            raise
         try:
             if self._inline is not None and timeout is None and trace is None and priority.__class__ is int:
                 results = self._inline.run(given, names, out)
@@ -262,12 +267,16 @@ class Executor(Closing):
         those of `run`. Do not touch the arrays fed, or those of `out`, until it returns. A cancelled await stops the
         run at the next chain boundary, and returns once no worker uses the replica any more.
         """
-        if feeds.__class__ is not dict:
-            feeds = named_feeds(self.model.name, feeds, self._needed)
-        given: Feeds = feeds
-        names = self.model.outputs if outputs is None else self._fetchable(outputs)
-        if out is not None:
-            given = self._apart(given, names, out)
+        try:
+            if feeds.__class__ is not dict:
+                feeds = named_feeds(self.model.name, feeds, self._needed)
+            given: Feeds = feeds
+            names = self.model.outputs if outputs is None else self._fetchable(outputs)
+            if out is not None:
+                given = self._apart(given, names, out)
+        except FeedError as error:
+            self._dispatcher.refuse(error)
+            raise
         try:
             if self._inline is not None and trace is None and priority.__class__ is int:
                 loop = event_loop()
@@ -414,13 +423,19 @@ class Executor(Closing):
         waiting_time(timeout)
         began = self._now()
         checked = (self._batching or self._replicas).fitting(feeds)
-        if checked is None:
-            checked = check_feeds(self.model, feeds, self._needed)
-        request = Request(checked, names, out, priority=operator.index(priority), trace=trace, notify=wait.notify)
+        try:
+            if checked is None:
+                checked = check_feeds(self.model, feeds, self._needed)
+            request = Request(checked, names, out, priority=operator.index(priority), trace=trace, notify=wait.notify)
+            if self._batching is not None:
+                self._batching.place(request)
+        except FeedError as error:
+            self._dispatcher.refuse(error)
+            raise
         if timeout is not None:
             request.timeout, request.deadline = timeout, began + timeout
-        if self._batching is not None:
-            self._batching.place(request)
+        if isinstance(wait, TaskWait):
+            request.waits_on = wait.loop
         return request
 
     def _served(self, request: Request, wait: ThreadWait) -> Outputs:
@@ -487,7 +502,8 @@ class Executor(Closing):
                 )
             known = self._replicas.parameters if lost else self._replicas.members[0].workspace
             if not known.has_blob(name):
-                raise FeedError(f"net {self.model.name!r}: output {name!r} is not a blob of this net")
+                hint = did_you_mean(name, self.model.outputs)
+                raise FeedError(f"net {self.model.name!r}: output {name!r} is not a blob of this net{hint}")
         return names
 
     def _warm_up_with_zeros(self, shapes: Shapes | None) -> None:

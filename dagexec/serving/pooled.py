@@ -19,8 +19,9 @@ from dagexec.scheduler.run.inline import run_inline
 from dagexec.scheduler.run.pool import WorkerPool
 from dagexec.scheduler.run.run import task
 from dagexec.serving.dispatch import Dispatcher
+from dagexec.serving.dispatch_state import members_of
 from dagexec.serving.keeping import KEPT_SECONDS
-from dagexec.serving.requests import Request
+from dagexec.serving.requests import Request, abandoned
 from dagexec.serving.row_blocks import RowBlocks
 
 
@@ -241,6 +242,7 @@ class PooledRuns:
         """
         replica = request.replica
         assert replica is not None
+        self._drop_abandoned(request)
         if request.block == 0 and request.run_net:
             request.blocks = self._row_blocks.of(request)
         request.feed_replica()
@@ -256,6 +258,17 @@ class PooledRuns:
             raise cancelled
         self._pool.submit(run)
         return True
+
+    def _drop_abandoned(self, request: Request) -> None:
+        """End what nobody can wait for. Raises RunCancelledError if nothing is left of `request`."""
+        for member in members_of(request):
+            if not member.is_abandoned():
+                continue
+            if member is request:
+                raise abandoned(self._dispatcher.name)
+            self._dispatcher.cancel(member, abandoned(self._dispatcher.name))
+        if request.cancelled is not None:
+            raise request.cancelled
 
     def _over(self, request: Request, block: int) -> None:
         """The end of a run, on the thread that left it last: fetch, then serve the next request with the replica.

@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING
 from dagexec.binding.io_binding import Array, Outputs, arrays_like, check_result
 from dagexec.binding.replicas import Replica
 from dagexec.core.operator import Step, nothing_to_do
-from dagexec.errors import ClosedError, DagexecError, QueueFullError, RunCancelledError, RunTimeoutError
+from dagexec.errors import (
+    ClosedError,
+    DagexecError,
+    FeedError,
+    QueueFullError,
+    RunCancelledError,
+    RunTimeoutError,
+    ShapeError,
+)
 from dagexec.platform.shutdown import hold_daemon
 from dagexec.scheduler.observe.observers import Observer
 from dagexec.scheduler.run.run import Run
@@ -67,6 +75,7 @@ class Request:
         block: the number of the one that it is at.
         cuts: what belongs to it of results along axes of lengths, where its inputs were padded.
         loop: the event loop whose thread may run it in one of its turns, if there is one.
+        waits_on: the event loop of its caller, if that is a task.
     """
 
     timeout: float = math.inf
@@ -93,6 +102,7 @@ class Request:
     block: int = 0
     cuts: Cuts | None = None
     loop: EventLoop | None = None
+    waits_on: EventLoop | None = None
 
     def __init__(
         self,
@@ -130,6 +140,10 @@ class Request:
         """Its replica is being prepared for it, and nothing of its caller's is read or written to any more."""
         on_replica = self.replica is not None and self.replica.is_preparing
         return on_replica and self.run is None and self.out is None and self.pinned is None
+
+    def is_abandoned(self) -> bool:
+        """Nobody can wait for it any more: the event loop of its caller was closed."""
+        return self.waits_on is not None and self.waits_on.is_closed()
 
     def seconds_left(self, now: float) -> float | None:
         """Seconds until its deadline, 0 when it is over; None when it has none."""
@@ -215,6 +229,11 @@ def timed_out(net: str, request: Request) -> RunTimeoutError:
     return RunTimeoutError(f"net {net!r}: not done within {request.timeout} seconds; the run was cancelled")
 
 
+def abandoned(net: str) -> RunCancelledError:
+    """Why a request ends that nobody can wait for any more."""
+    return RunCancelledError(f"net {net!r}: the event loop of the caller was closed")
+
+
 def outcome_name(error: BaseException | None) -> str:
     """How statistics and spans call the end of a request: one of `dagexec.serving.statistics.OUTCOMES`."""
     if error is None:
@@ -223,6 +242,8 @@ def outcome_name(error: BaseException | None) -> str:
         return "timed_out"
     if isinstance(error, QueueFullError):
         return "rejected"
+    if isinstance(error, FeedError | ShapeError):
+        return "invalid"
     stopped = isinstance(error, RunCancelledError | ClosedError) or not isinstance(error, Exception)
     return "cancelled" if stopped else "failed"
 

@@ -11,7 +11,7 @@ from dagexec.scheduler.run.worker import PoolStatistics
 
 TIMES_KEPT = 1000
 
-OUTCOMES = ("completed", "failed", "cancelled", "timed_out", "rejected")
+OUTCOMES = ("completed", "failed", "cancelled", "timed_out", "rejected", "invalid")
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class ExecutorStatistics:
         running: requests that have a replica.
         queued: requests admitted that wait for a replica.
         awaiting_admission: requests that wait to be admitted, as the queue is full.
-        completed, failed, cancelled, timed_out, rejected: requests by outcome. A request ended by `close` counts as
-            cancelled, one that met a full queue as rejected.
+        completed, failed, cancelled, timed_out, rejected, invalid: requests by outcome. A request ended by `close`
+            counts as cancelled, one that met a full queue as rejected, one whose inputs do not fit as invalid.
         median_latency, p99_latency: seconds from request to result, over the last 1,000 completed runs.
         queue_wait: of that, until a replica was free.
         run_time: of that, from then on: feeding, running, fetching.
@@ -62,6 +62,7 @@ class ExecutorStatistics:
     cancelled: int
     timed_out: int
     rejected: int
+    invalid: int
     median_latency: float | None
     p99_latency: float | None
     queue_wait: Latencies

@@ -2,8 +2,8 @@
 
 A span begins when `run` or `run_async` is called, in the caller's context, and ends when the caller is told. It has the
 attributes `dagexec.net`, `dagexec.net_type`, `dagexec.priority`, `dagexec.queue_wait` (seconds until a replica was
-free) and `dagexec.outcome` (completed, failed, cancelled, timed_out or rejected); a run that raised has status ERROR
-and the exception recorded. The span of a joined run, `dagexec.batch`, links to those of its members, and has the
+free) and `dagexec.outcome` (completed, failed, cancelled, timed_out, rejected or invalid); a run that raised has status
+ERROR and the exception recorded. The span of a joined run, `dagexec.batch`, links to those of its members, and has the
 attributes `dagexec.batch.size` (rows) and `dagexec.outcome`. An error of the tracer or of a span processor is logged;
 no run fails of it.
 """

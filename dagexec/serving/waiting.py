@@ -57,7 +57,7 @@ class EventLoop:
     The loop is woken once for all that are there.
     """
 
-    __slots__ = ("_later", "_schedule", "_spent", "_waits", "_woken", "is_asyncio", "loop")
+    __slots__ = ("_ended", "_later", "_schedule", "_spent", "_waits", "_woken", "is_asyncio", "loop")
 
     def __init__(self, loop: Any, is_asyncio: bool) -> None:
         """`loop` is asyncio's event loop or trio's token."""
@@ -68,6 +68,11 @@ class EventLoop:
         self._waits: deque[TaskWait] = deque()
         self._woken = False
         self._spent = 0.0
+        self._ended = False
+
+    def is_closed(self) -> bool:
+        """Nothing runs on it any more; of trio's that is known once somebody wanted something of it in vain."""
+        return self._ended or (self.is_asyncio and self.loop.is_closed())
 
     def spend(self, seconds: float, most: float = MAX_TURN, *, alone: bool = False) -> bool:
         """Take so much of the loop's turn, on its thread. False, and nothing is taken, where that makes over `most`."""
@@ -97,7 +102,8 @@ class EventLoop:
                 self._woken = True
                 self._schedule(self._empty)
             except RuntimeError:
-                self._waits.clear()  # the loop is gone, and with it everyone who could wait
+                self._ended = True
+                self._waits.clear()  # with the loop everyone has gone who could wait
             except BaseException:
                 self._woken = False  # whoever comes next wakes the loop
                 raise
@@ -127,17 +133,17 @@ class TaskWait:
     On asyncio it is made of asyncio alone: importing anyio on the loop would hold it up for tens of milliseconds.
     """
 
-    __slots__ = ("_event", "_loop", "_over")
+    __slots__ = ("_event", "_over", "loop")
 
     def __init__(self) -> None:
         """To be made by the task. Raises anyio.NoEventLoopError outside of an event loop."""
-        self._loop = event_loop()
-        self._event: _Event = asyncio.Event() if self._loop.is_asyncio else anyio.Event()
+        self.loop = event_loop()
+        self._event: _Event = asyncio.Event() if self.loop.is_asyncio else anyio.Event()
         self._over = False
 
     def notify(self) -> None:
         """Let the task go on."""
-        self._loop.put(self)
+        self.loop.put(self)
 
     def set(self) -> None:
         """`notify`, on the thread of the loop."""
@@ -152,7 +158,7 @@ class TaskWait:
         """
         if timeout is None:
             await self._event.wait()
-        elif self._loop.is_asyncio:
+        elif self.loop.is_asyncio:
             await self._woken_within(timeout)
         else:
             with ExitStack() as stack:
@@ -165,7 +171,7 @@ class TaskWait:
         return self._over
 
     async def _woken_within(self, timeout: float) -> None:
-        timer = self._loop.loop.call_later(timeout, self._event.set)
+        timer = self.loop.loop.call_later(timeout, self._event.set)
         try:
             await self._event.wait()
         finally:
@@ -179,7 +185,7 @@ class TaskWait:
         A scope's cancellation waits outside, as the scope here is a shield; asyncio's own `Task.cancel()` minds no
         shield, and is raised at the end.
         """
-        if self._loop.is_asyncio and "anyio" not in sys.modules:  # so nobody has a scope
+        if self.loop.is_asyncio and "anyio" not in sys.modules:  # so nobody has a scope
             await self._wait_out(asyncio.CancelledError)
             return
         with anyio.CancelScope(shield=True):

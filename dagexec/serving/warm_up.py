@@ -10,6 +10,7 @@ import numpy.typing as npt
 from dagexec.core.dtypes import FLOAT32, STRING
 from dagexec.core.model import Model
 from dagexec.core.shapes import element_count
+from dagexec.core.spelling import did_you_mean
 from dagexec.errors import FeedError
 from dagexec.options import Shapes
 from dagexec.platform.host_memory import check_fits
@@ -28,6 +29,7 @@ def zero_feeds(model: Model, shapes: Shapes | None = None) -> dict[str, Array]:
     if unknown:
         raise FeedError(
             f"net {model.name!r}: warm start: {unknown} are no inputs; the inputs are {sorted(model.inputs)}"
+            f"{did_you_mean(unknown[0], model.inputs)}"
         )
     feeds: dict[str, Array] = {}
     for name in sorted(model.needed_inputs() | given.keys()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import random
 from collections import Counter
@@ -24,6 +25,7 @@ from dagexec.cluster.state import (
 )
 from dagexec.errors import ClosedError, DagexecError, QueueFullError, ReplicaError, RunCancelledError, RunTimeoutError
 from dagexec.serving.requests import Request
+from dagexec.serving.waiting import EventLoop
 
 
 def state_with(replicas: int, *, max_outstanding: int = 1, **options: object) -> tuple[DeploymentState, list[Member]]:
@@ -306,6 +308,22 @@ def test_an_error_of_the_model_is_not_tried_again() -> None:
     state.failed_to_start(member, 0, DagexecError("bad"), again=False, now=0.0)
     assert [type(one) for one in state.take_instructions()] == [Stop]
     assert told == [1]
+
+
+def test_a_request_that_nobody_can_wait_for_is_sent_to_no_replica() -> None:
+    """The event loop of its caller is closed."""
+    state, _ = state_with(1)
+    submitted(state)
+    [attempt] = sends(state)
+    lost, waiting = submitted(state), submitted(state)
+    loop = asyncio.new_event_loop()
+    lost.waits_on = EventLoop(loop, is_asyncio=True)
+    loop.close()
+    state.answered(attempt, {}, None, 1.0)
+    [after] = sends(state)
+    assert after.request is waiting
+    assert isinstance(error_of(lost), RunCancelledError)
+    assert (state.outcomes["completed"], state.outcomes["cancelled"]) == (1, 1)
 
 
 def test_a_retired_replica_answers_what_it_has_and_ends() -> None:

@@ -98,6 +98,9 @@ def test_wrong_method(server: Server) -> None:
     ("message", "words"),
     [
         (one(name="z"), "'z'"),
+        (one(name="xs", data=[1]), "unknown input 'xs'; it has ['x']; did you mean 'x'?"),
+        (one(name="xs", shape=[7, 7]), "did you mean 'x'?"),
+        ({**one(), "outputs": [{"name": "yy"}]}, "did you mean 'y'?"),
         (one(name=7), "name must be a text"),
         (one(name=None), "name must be a text"),
         ({"inputs": one()["inputs"] * 2}, "twice"),

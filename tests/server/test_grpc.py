@@ -163,6 +163,13 @@ async def test_errors_of_a_run_have_their_codes_and_no_traceback(error: Exceptio
         assert (await client.infer("m", [input_of(rows())])).as_numpy("y").tolist() == (rows() + 1).tolist()
 
 
+async def test_an_input_that_there_is_not_is_named_before_its_size() -> None:
+    async with client_of(repository_of(Loads())) as client:
+        with pytest.raises(InferenceServerException, match=r"unknown input 'xs'; .*did you mean 'x'") as caught:
+            await client.infer("m", [input_of(rows().reshape(3, 2), name="xs")])
+        assert code_of(caught.value) == "INVALID_ARGUMENT"
+
+
 async def test_who_finds_the_queue_full_is_told_when_to_come_back() -> None:
     runner = HeldRunner(1)
     runner.error = QueueFullError("the queue is full")

@@ -80,7 +80,9 @@ async def test_every_outcome_is_counted_as_in_the_statistics(collected: Collecte
             await executor.run_async({"z": rows(1)})
         await executor.run_async({"x": rows(2)}, timeout=PATIENCE)
         statistics = executor.statistics()
-    expected = {name: getattr(statistics, name) for name in ("completed", "cancelled", "timed_out", "rejected")}
+    expected = {
+        name: getattr(statistics, name) for name in ("completed", "cancelled", "timed_out", "rejected", "invalid")
+    }
     assert collected.requests() == {**expected, "failed": 1}
     assert set(expected.values()) == {1}
     for name in ("dagexec.queue.duration", "dagexec.run.duration"):

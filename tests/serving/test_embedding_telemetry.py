@@ -6,6 +6,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
@@ -13,7 +14,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import dagexec
-from dagexec.errors import ClosedError, DagexecError, OperatorError, QueueFullError, RunTimeoutError
+from dagexec.errors import ClosedError, DagexecError, FeedError, OperatorError, QueueFullError, RunTimeoutError
 from tests.held import PATIENCE, doubled_model, held_operators, rows
 
 
@@ -129,6 +130,31 @@ def test_every_outcome_ends_its_span_and_errors_are_recorded(spans: Spans) -> No
     assert {span.status.status_code for span in found} == {trace.StatusCode.ERROR}
     [event] = found[-1].events
     assert "told to fail at 1" in str(dict(event.attributes or {})["exception.message"])
+
+
+@pytest.mark.parametrize("max_batch", [1, 4])
+def test_inputs_that_do_not_fit_are_an_outcome(spans: Spans, max_batch: int) -> None:
+    """Wherever that is noticed, each is counted once, and no run begins."""
+    with dagexec.compile(doubled_model(), max_batch=max_batch, telemetry=spans.tracer) as executor:
+        for given in (
+            [1, 2],
+            {"z": rows(1)},
+            {},
+            {"x": rows(1).astype(np.int32)},
+            {"x": np.zeros((2, 4), np.float32)},
+        ):
+            with pytest.raises(FeedError) as caught:
+                executor.run(given)  # type: ignore[arg-type]
+        with pytest.raises(FeedError):
+            executor.run({"x": rows(1)}, outputs=["z"])
+        with pytest.raises(FeedError):
+            executor.run({"x": rows(1)}, out={"z": rows(1)})
+        statistics = executor.statistics()
+    assert (statistics.invalid, statistics.failed, sum(statistics.runs_per_replica)) == (7, 0, 0)
+    found = spans.finished()
+    assert [dict(span.attributes or {})["dagexec.outcome"] for span in found] == ["invalid"] * 7
+    assert {span.status.status_code for span in found} == {trace.StatusCode.ERROR}
+    assert str(caught.value) in str(dict(found[4].events[0].attributes or {})["exception.message"])
 
 
 def test_the_wait_in_the_queue_is_what_the_clock_says(spans: Spans, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,11 +73,17 @@ def test_inputs_may_change_their_free_axes_between_runs(net_type: str) -> None:
             assert executor.run({"x": rows(1, count)})["y"].shape == (count, 3)
 
 
+def test_shapes_to_optimize_for_are_those_of_inputs() -> None:
+    with pytest.raises(FeedError, match=r"shapes: 'xs' is not an input; it has \['x'\]; did you mean 'x'\?"):
+        dagexec.compile(doubled_model(), shapes={"xs": (2, 3)})
+
+
 @pytest.mark.parametrize(
     ("feeds", "message"),
     [
         ({}, r"missing input\(s\) \['x'\]"),
         ({"x": rows(1), "z": rows(1)}, r"unknown input\(s\) \['z'\]; expected \['x'\]"),
+        ({"xs": np.ones((7, 7))}, r"unknown input\(s\) \['xs'\]; expected \['x'\], found \['xs'\]; did you mean 'x'\?"),
         ({"x": np.ones((2, 3))}, r"'x' must be float32, found float64; convert it with array.astype\(float32\)"),
         ({"x": np.ones((2, 4), np.float32)}, r"'x' must have shape \('any', 3\), found \(2, 4\)"),
         ({"x": np.ones((3,), np.float32)}, r"'x' must have shape \('any', 3\), found \(3,\)"),

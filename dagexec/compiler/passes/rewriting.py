@@ -6,7 +6,6 @@ touches a model's outputs, so a caller who wants to fetch further blobs adds the
 
 from __future__ import annotations
 
-import difflib
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from dagexec.compiler.passes.types import keep_inference
 from dagexec.core.graph import check_net
 from dagexec.core.model import Model
+from dagexec.core.spelling import did_you_mean
 from dagexec.errors import ArgumentError
 from dagexec.platform.deadline import check_stop
 
@@ -69,9 +69,8 @@ def check_pass_names(names: Iterable[str], passes: Sequence[Pass]) -> None:
     known = list(dict.fromkeys(candidate.name for candidate in passes))
     for name in names:
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f" (did you mean {close[0]!r}?)" if close else ""
-            raise ArgumentError(f"there is no pass {name!r}{hint}; the passes are {', '.join(known)}")
+            hint = did_you_mean(name, known)
+            raise ArgumentError(f"there is no pass {name!r}; the passes are {', '.join(known)}{hint}")
 
 
 def run_passes(

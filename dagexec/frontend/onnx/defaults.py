@@ -12,6 +12,7 @@ import onnx
 
 from dagexec.core.dtypes import from_numpy
 from dagexec.core.model import InputInfo
+from dagexec.core.spelling import did_you_mean
 from dagexec.errors import FeedError, ModelFormatError
 from dagexec.frontend.onnx.initializers import Array
 
@@ -41,7 +42,8 @@ def overridable_inputs(
         listed = [value.name for value in proto.graph.input if value.name in values]
         chosen = listed if proto.ir_version >= _FIRST_IR_VERSION else ()
     if unknown := sorted(set(chosen) - values.keys()):
-        raise FeedError(f"overridable: {unknown[0]!r} is not an initializer; the model has {sorted(values)[:20]}")
+        hint = did_you_mean(unknown[0], values)
+        raise FeedError(f"overridable: {unknown[0]!r} is not an initializer; the model has {sorted(values)[:20]}{hint}")
     return {name: stated.get(name) or _info(values[name]) for name in dict.fromkeys(chosen)}
 
 

@@ -17,6 +17,7 @@ import onnx
 
 from dagexec.core.model import InputInfo, Model, Overridable
 from dagexec.core.proto import NetDef, OperatorDef
+from dagexec.core.spelling import did_you_mean
 from dagexec.errors import ArgumentError, FeedError, ModelFormatError, UnsupportedOperatorError
 from dagexec.frontend.onnx import (  # noqa: F401 - registers their converters
     attention,
@@ -264,7 +265,8 @@ def _input_info(value: onnx.ValueInfoProto) -> InputInfo:
 def _with_shapes(inputs: Mapping[str, InputInfo], shapes: Shapes) -> dict[str, InputInfo]:
     """The inputs with other shapes than the model states."""
     if unknown := sorted(shapes.keys() - inputs.keys()):
-        raise FeedError(f"shapes: {unknown[0]!r} is not an input; expected one of {sorted(inputs)}")
+        hint = did_you_mean(unknown[0], inputs)
+        raise FeedError(f"shapes: {unknown[0]!r} is not an input; expected one of {sorted(inputs)}{hint}")
     changed = {name: replace(inputs[name], shape=tuple(sizes)) for name, sizes in shapes.items()}
     for name, info in changed.items():
         stated = inputs[name].shape

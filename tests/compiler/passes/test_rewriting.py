@@ -44,5 +44,5 @@ def test_a_pass_is_switched_off_by_name_wherever_it_stands() -> None:
 
 
 def test_an_unknown_name_is_refused_with_the_list_of_passes() -> None:
-    with pytest.raises(ArgumentError, match=r"no pass 'tow' \(did you mean 'two'\?\); the passes are one, two$"):
+    with pytest.raises(ArgumentError, match=r"no pass 'tow'; the passes are one, two; did you mean 'two'\?$"):
         run_passes(MODEL, PASSES, without=["tow"])

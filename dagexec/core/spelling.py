@@ -1,0 +1,12 @@
+"""What somebody probably meant who wrote a name that is not there, for messages of errors."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of a message: `; did you mean 'data'?`, or nothing where no known name is close to `name`."""
+    close = difflib.get_close_matches(str(name), list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
