@@ -37,7 +37,7 @@ numbers are in `benchmarks/results/onnx_models.json`.
 - Times are of one run of the first shape, medians over interleaved rounds, all contenders in one process on the first
   1 or 2 cores, with the defaults of each. A ratio is dagexec's time over the other's. Loading is the least of two, on
   one core, with tuning off. With two threads the peers' own threads still spin when dagexec's turn begins, and take
-  a core from it: alone in a process, ResNet-18 (qdq) takes 1.0 ms where the table has 3.1.
+  a core from it.
 - Adapter: the operators that run through onnxruntime or `onnx.reference`, of all that the compiled net has."""
 
 

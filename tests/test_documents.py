@@ -38,6 +38,7 @@ FOREIGN = {
     *("LC_ALL", "ulimit", "MemoryDenyWriteExecute", "gunicorn.conf", "service.py", "onednn-cpu-iomp"),
     *(
         "MALLOC_",
+        "PROT_NONE",
         "torch.get_num_threads",
         "keep_initializers_as_inputs",
         "dnnl_forward_training",
@@ -150,7 +151,11 @@ def missing_names(text: str) -> Iterator[str]:
     for span in spans(text):
         found = re.findall(r"\b_?[A-Za-z]\w+", span)
         for word in found:
-            if word.strip("_") not in words() | shown and not (word[0] == "_" and word in everything()):
+            if (
+                (bare := word.strip("_")) not in shown
+                and bare not in words()
+                and not (word[0] == "_" and word in everything())
+            ):
                 yield word
         for owner, member in re.findall(r"\b([A-Z]\w+)\.(\w+)", span):
             if members(owner) and member not in members(owner):
