@@ -49,7 +49,7 @@ class PreparedModel(BackendRep):
                 raise FeedError(f"{len(inputs)} inputs are given; the model has {len(names)}: {names}")
             inputs = dict(zip(names, inputs, strict=False))
         found = self.executor.run({name: _fed(value) for name, value in inputs.items()})
-        outputs: tuple[Any, ...] = namedtupledict("Outputs", list(found))(*map(_returned, found.values()))
+        outputs: tuple[Any, ...] = namedtupledict("Outputs", list(found))(*found.values())
         return outputs
 
 
@@ -129,14 +129,6 @@ def _fed(value: Any) -> Any:
     if array.dtype != object:
         return array
     return _each(array, lambda text: text.encode() if isinstance(text, str) else text)
-
-
-def _returned(value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        return [_returned(item) for item in value]
-    if isinstance(value, np.ndarray) and value.dtype == object:
-        return _each(value, lambda text: text.decode() if isinstance(text, bytes) else text)
-    return value
 
 
 def _each(array: np.ndarray[Any, Any], change: Any) -> np.ndarray[Any, Any]:

@@ -233,10 +233,11 @@ def build_replicas(
             create_shared_buffer(parameters, place)
     _freeze(parameters, constants, has_fixed_shapes=_has_fixed_shapes(model))
 
-    inputs = tuple(model.inputs)  # and not the model, which has the parameters
+    inputs, texts = tuple(model.inputs), model.texts  # and not the model, which has the parameters
 
     def build(one_thread: bool, portions: int) -> tuple[Workspace, BaseNet]:
         workspace = _child(parameters, inputs, written)
+        workspace.texts = texts
         whole = MOST_BYTES if options.preparation_bytes is None else options.preparation_bytes
         own = options if portions == 1 else replace(options, preparation_bytes=whole // portions)
         if not one_thread:

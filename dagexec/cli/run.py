@@ -47,6 +47,7 @@ from dagexec.cli.json_output import print_json
 from dagexec.cli.progress import progress_line
 from dagexec.cli.reports import ReportOption, write_report
 from dagexec.core.device import Device
+from dagexec.core.tensor import as_bytes_objects
 from dagexec.devices.sim import simulated
 from dagexec.platform.files import written_atomically
 from dagexec.report.document import check_report
@@ -176,5 +177,5 @@ def save_arrays(file: BinaryIO, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
     with ZipFile(file, "w") as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                plain = array.astype(np.bytes_) if array.dtype == np.object_ else array
+                plain = as_bytes_objects(array).astype(np.bytes_) if array.dtype == np.object_ else array
                 np.lib.format.write_array(member, plain, allow_pickle=False)

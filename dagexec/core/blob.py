@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypeVar
 
 from dagexec.core.device import CPU, Device
@@ -59,6 +60,13 @@ def set_content(blob: Blob, content: Content) -> None:
         blob.value.content = content
     else:
         blob.value = Variant(content)
+
+
+def set_made(blob: Blob, make: Callable[[], Content]) -> None:
+    """Have `blob` hold a variant whose content is made when somebody asks."""
+    if not isinstance(blob.value, Variant):
+        blob.value = Variant()
+    blob.get(Variant).set_made(make)
 
 
 def content_of(blob: Blob) -> Content:

@@ -103,6 +103,7 @@ class Model:
         python_steps: functions of the application that operators of the net call (`dagexec.Pipeline`).
         stages: models that it was put together from, by name. Operators and parameters of "detect" are called
             "detect/..."; passes rewrite them as those of that model.
+        texts: strings among its results are `str`, as ONNX's bindings give them, and not `bytes`, as Caffe2's do.
     """
 
     name: str
@@ -116,6 +117,7 @@ class Model:
     overridable: Overridable | None = None
     python_steps: tuple[PythonStep, ...] = ()
     stages: Mapping[str, StageTypes] = field(default_factory=dict)
+    texts: bool = False
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the net, what goes in and what comes out."""

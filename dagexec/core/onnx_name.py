@@ -10,7 +10,7 @@ from dagexec.core.arguments import ArgumentValue
 
 @dataclass(frozen=True)
 class OnnxName:
-    """An ONNX operator of the default domain with the inputs, the outputs and the meaning of an operator of dagexec.
+    """An ONNX operator with the inputs, the outputs and the meaning of an operator of dagexec.
 
     Attributes:
         type: the ONNX operator.
@@ -20,6 +20,7 @@ class OnnxName:
         ignored: attributes that change nothing of what the operator computes.
         values: of an attribute whose values differ from the argument's, what each becomes; all others are refused.
         fixed: arguments that the operator has whatever the node says.
+        domain: of the operator, '' the default one.
     """
 
     type: str
@@ -28,3 +29,4 @@ class OnnxName:
     ignored: tuple[str, ...] = ()
     values: Mapping[str, Mapping[ArgumentValue, ArgumentValue]] = field(default_factory=dict)
     fixed: Mapping[str, ArgumentValue] = field(default_factory=dict)
+    domain: str = ""

@@ -29,7 +29,7 @@ logger = logging.getLogger("dagexec")
 OperatorClass = TypeVar("OperatorClass", bound=type[Operator])
 
 _schemas: dict[str, OpSchema] = {}
-_onnx: dict[str, tuple[OpSchema, OnnxName]] = {}
+_onnx: dict[tuple[str, str], tuple[OpSchema, OnnxName]] = {}  # by domain and operator
 _argument_names: set[str] = set()  # of all operator types
 _operators: dict[tuple[str, str, str], type[Operator]] = {}
 _implemented: set[tuple[str, str]] = set()  # device kinds and types
@@ -41,8 +41,9 @@ def register_schema(schema: OpSchema) -> OpSchema:
     if _schemas.setdefault(schema.type, schema) is not schema:
         raise SchemaError(f"operator type {schema.type!r} already has a schema")
     for name in schema.onnx:
-        if _onnx.setdefault(name.type, (schema, name))[0] is not schema:
-            raise SchemaError(f"ONNX operator {name.type} is {_onnx[name.type][0].type!r} already, and {schema.type!r}")
+        known, _ = _onnx.setdefault((name.domain, name.type), (schema, name))
+        if known is not schema:
+            raise SchemaError(f"ONNX operator {name.type} is {known.type!r} already, and {schema.type!r}")
     _argument_names.update(schema.args, schema.unread_args)
     return schema
 
@@ -95,8 +96,8 @@ def schema_of(operator_type: str) -> OpSchema:
         raise UnsupportedOperatorError(_unknown(operator_type)) from None
 
 
-def onnx_operators() -> Mapping[str, tuple[OpSchema, OnnxName]]:
-    """By ONNX operator, the schema that declares that it is that one, and how."""
+def onnx_operators() -> Mapping[tuple[str, str], tuple[OpSchema, OnnxName]]:
+    """By domain and ONNX operator, the schema that declares that it is that one, and how."""
     return _onnx
 
 

@@ -426,5 +426,5 @@ def as_bytes_objects(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     for index, item in enumerate(array.reshape(-1).tolist()):
         if not isinstance(item, str | bytes):
             raise ShapeError(f"a tensor of strings holds str or bytes, found {type(item).__name__} at element {index}")
-        flat[index] = item.encode() if isinstance(item, str) else item
+        flat[index] = item.encode(errors="surrogateescape") if isinstance(item, str) else item
     return flat.reshape(array.shape)

@@ -17,10 +17,11 @@ import numpy.typing as npt
 from dagexec.core.blob import Blob, set_content
 from dagexec.core.descriptor import TensorDescriptor
 from dagexec.core.device import Device
+from dagexec.core.dtypes import STRING
 from dagexec.core.io_access import IO, check_inside
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.tensor import Tensor
-from dagexec.core.variant import Variant, fetched
+from dagexec.core.variant import Variant, as_texts
 from dagexec.errors import DagexecError, MissingBlobError, SchemaError, ShapeError
 from dagexec.platform.forking import ProcessLock
 
@@ -68,7 +69,10 @@ class Workspace:
     Attributes:
         root_folder: the folder to which paths of storage operators are relative; a child inherits its parent's.
         allow_io: what operators may access besides blobs; a child inherits its parent's.
+        texts: strings are fetched as `str`, as ONNX's bindings have them, and not as `bytes`, as Caffe2's.
     """
+
+    texts = False
 
     def __init__(
         self,
@@ -198,7 +202,7 @@ class Workspace:
         """
         blob = self.get_blob(name)
         if isinstance(blob.value, Variant):
-            return cast(npt.NDArray[Any], fetched(blob.value.content))
+            return cast(npt.NDArray[Any], blob.value.fetched(texts=self.texts))
         tensor = blob.get(Tensor)
         if tensor.is_empty:
             raise MissingBlobError(f"blob {name!r} is empty")
@@ -207,7 +211,7 @@ class Workspace:
             raise MissingBlobError(
                 f"blob {name!r} is not available after a run, because its memory is reused: name it in `keep`"
             )
-        return tensor.fetch()
+        return as_texts(tensor.array) if self.texts and tensor.meta is STRING else tensor.fetch()
 
     def place(self, path: str, *, absolute: bool = False, owner: str) -> Path:
         """Resolve an operator's `path`: relative to the root folder unless it is `absolute`.

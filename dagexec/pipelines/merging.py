@@ -54,6 +54,7 @@ def merged(name: str, inputs: Mapping[str, InputInfo], parts: Sequence[Part], ou
         outputs=tuple(outputs),
         python_steps=(*steps, *inner),
         stages={stage: _renamed(types, renamed) for stage, types in stages.items()},
+        texts=any(part.model.texts for part in parts if isinstance(part, ModelPart)),
     )
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from dagexec.core.feeds import Array
+from dagexec.core.tensor import as_bytes_objects
 from dagexec.server.datatypes import BYTES, NUMPY, datatype_of_array
 from dagexec.server.inference import RequestError
 from dagexec.server.limits import Limits
@@ -153,7 +154,7 @@ def datatype_of_output(name: str, array: object) -> str:
 def to_binary(array: Array) -> memoryview:
     """The bytes of a result, without a copy where it lies in the protocol's order."""
     if array.dtype.hasobject:
-        texts = (text.encode() if isinstance(text, str) else text for text in array.flat)
+        texts = as_bytes_objects(array).flat
         parts = [part for text in texts for part in (len(text).to_bytes(_LENGTH, "little"), text)]
         return memoryview(b"".join(parts))
     packed = np.ascontiguousarray(array)
@@ -171,7 +172,7 @@ def to_json(name: str, datatype: str, array: Array) -> list[Any]:
     values: list[Any] = array.reshape(-1).tolist()
     if datatype == BYTES:
         try:
-            return [text if isinstance(text, str) else text.decode() for text in values]
+            return [text.decode() for text in as_bytes_objects(array).flat]
         except UnicodeDecodeError:
             raise ProtocolError(f"output {name!r} is no text in UTF-8; ask for binary data") from None
     return values

@@ -6,7 +6,7 @@ Blobs may also hold variants: sequences, of mappings too, and optionals.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, cast
 
@@ -147,12 +147,6 @@ def _copy_results(session: sessions.Session, inputs: Sequence[Array], outputs: S
         np.copyto(target, np.asarray(_from_session(found)).reshape(target.shape), casting="unsafe")
 
 
-def _each(change: Callable[[object], object], value: object) -> object:
-    if isinstance(value, dict):
-        return {change(key): change(item) for key, item in value.items()}
-    return value
-
-
 def _to_session(value: object) -> object:
     """Strings as `str`, as runtimes want them."""
     if isinstance(value, bytes):
@@ -163,11 +157,11 @@ def _to_session(value: object) -> object:
         return texts
     if isinstance(value, tuple):
         return [_to_session(item) for item in value]
-    return _each(_to_session, value)
+    return value
 
 
 def _from_session(value: object) -> object:
-    """Strings as `bytes`, as blobs hold them; scalars of NumPy as arrays."""
+    """Strings as `bytes`, as blobs hold them, but those of mappings; scalars of NumPy as arrays."""
     if isinstance(value, str):
         return value.encode()
     if isinstance(value, np.ndarray) and value.dtype.kind in "OU":
@@ -176,9 +170,7 @@ def _from_session(value: object) -> object:
         return texts
     if isinstance(value, np.generic):
         return np.asarray(value)
-    if isinstance(value, list | tuple):
-        return tuple(_from_session(item) for item in value)
-    return _each(_from_session, value)
+    return tuple(_from_session(item) for item in value) if isinstance(value, list | tuple) else value
 
 
 no_gradient("OnnxSession")

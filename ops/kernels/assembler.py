@@ -22,7 +22,7 @@ MULTIPLY_ADD, SUBTRACT_FROM, SUBTRACT_SCALED = (2, 1, 0x98), (2, 1, 0xAC), (2, 1
 ADD_INTEGERS, SUBTRACT_INTEGERS, AND, OR = (1, 1, 0xFE), (1, 1, 0xFA), (1, 1, 0xDB), (1, 1, 0xEB)
 TO_INTEGER, FROM_INTEGER, LOAD_MASKED = (1, 1, 0x5B), (1, 0, 0x5B), (2, 1, 0x2C)
 UNPACK_LOW, UNPACK_HIGH, SHUFFLE, PERMUTE_HALVES = (1, 0, 0x14), (1, 0, 0x15), (1, 0, 0xC6), (3, 1, 0x06)
-PERMUTE = (2, 1, 0x16)
+PERMUTE, SUB_DOUBLES = (2, 1, 0x16), (1, 0x81, 0x5C)
 """Vector instructions of three operands: opcode map, prefix, opcode.
 
 FMA adds the product to the first operand, SUBTRACT_PRODUCT subtracts it; HORNER multiplies the first by the second and
@@ -30,6 +30,7 @@ adds the third, MULTIPLY_ADD multiplies the first by the third and adds the seco
 of the first two from the third, SUBTRACT_SCALED that of the first and the third from the second. SCALE_BY_POWER, of
 AVX-512, multiplies by a power of 2. LOAD_MASKED reads the elements of memory whose sign in the second is set, and makes
 others 0. UNPACK_LOW to PERMUTE_HALVES order the elements of two vectors anew, PERMUTE those of one as another says.
+SUB_DOUBLES subtracts float64 numbers, for which AVX-512 wants a bit that AVX2 ignores.
 """
 
 _LOAD, _STORE, _BROADCAST, _STORE_FIRST = (1, 0, 0x10), (1, 0, 0x11), (2, 1, 0x18), (1, 2, 0x11)
@@ -37,6 +38,8 @@ _STORE_MASKED, _SHIFT, _ROUND, _COMPARE = (2, 1, 0x2E), (1, 1, 0x72), (3, 1, 0x0
 _MOVE, _TO_LOW, _REPEAT_LOW, _REPEAT = (1, 0, 0x28), (1, 1, 0x6E), (2, 1, 0x58), (2, 1, 0x7C)
 _GREATER_INTEGER, _BLEND, _BLEND_MASK = (1, 1, 0x66), (3, 1, 0x4A), (2, 1, 0x65)
 _SHUFFLE_QUARTERS, _PERMUTE_FOURS = (3, 1, 0x43), (3, 1, 0x04)
+_LOAD_FIRST, _COMPARE_FIRST = (1, 2, 0x10), (1, 0, 0x2E)
+_LOAD_DOUBLE, _COMPARE_DOUBLE = (1, 0x83, 0x10), (1, 0x81, 0x2E)  # with the bit that AVX-512 has for float64
 _VECTOR = 32  # bytes
 _SIB, _RIP = 4, 5  # in the place of a register: a base and an index follow; an offset from the next instruction
 _NO_INDEX = 4  # in the place of an index
@@ -144,6 +147,16 @@ class Assembler:
     def add_number(self, register: int, number: int) -> None:
         """register += number."""
         self._bytes += bytes([0x48 | (register > RDI), 0x81, 0xC0 | register & 7]) + struct.pack("<i", number)
+
+    def intersect(self, register: int, other: int) -> None:
+        """register &= other."""
+        self._bytes += bytes(
+            [0x48 | (other > RDI) << 2 | (register > RDI), 0x21, 0xC0 | (other & 7) << 3 | register & 7]
+        )
+
+    def append_carry(self, register: int) -> None:
+        """register = 2 * register + the carry flag."""
+        self._bytes += bytes([0x48 | (register > RDI) * 5, 0x11, 0xC0 | (register & 7) * 9])
 
     def and_number(self, register: int, number: int) -> None:
         """register &= number, which is extended by its sign."""
@@ -264,6 +277,20 @@ class Assembler:
     def store_first(self, vector: int, base: int, index: int | None, scale: int = 1, offset: int = 0) -> None:
         """The number in memory = the first of vector."""
         self._indexed(_STORE_FIRST, vector, 0, base, index, offset, scale, unit=4)
+
+    def load_first(
+        self, vector: int, base: int, index: int | None, scale: int = 1, offset: int = 0, *, is_double: bool = False
+    ) -> None:
+        """The first element of vector = the number in memory, others = 0."""
+        what, unit = (_LOAD_DOUBLE, 8) if is_double else (_LOAD_FIRST, 4)
+        self._indexed(what, vector, 0, base, index, offset, scale, unit=unit)
+
+    def compare_first(
+        self, vector: int, base: int, index: int | None, scale: int = 1, *, is_double: bool = False
+    ) -> None:
+        """Set the carry flag where the first element of vector < the number in memory, or one of them is NaN."""
+        what, unit = (_COMPARE_DOUBLE, 8) if is_double else (_COMPARE_FIRST, 4)
+        self._indexed(what, vector, 0, base, index, 0, scale, unit=unit)
 
     def repeat_number(self, vector: int, register: int) -> None:
         """Every element of vector, as an integer, = the low 32 bits of a general register."""

@@ -196,6 +196,22 @@ class Builder:
             lambda code, vector, *at: code.store_first(vector, *_place(at), scale, offset), value, base, *_given(index)
         )
 
+    def load_first(
+        self, base: Scalar, index: Scalar | None = None, offset: int = 0, scale: int = 1, *, is_double: bool = False
+    ) -> Vector:
+        """The number at base + scale * index + offset as the first element, which is float64 with `is_double`."""
+        return self._vector(
+            lambda code, to, *at: code.load_first(to, *_place(at), scale, offset, is_double=is_double),
+            base,
+            *_given(index),
+        )
+
+    def store_number(self, number: Scalar, base: Scalar, index: Scalar | None = None, offset: int = 0) -> None:
+        """Write 64 bits to base + index + offset."""
+        self._do(
+            lambda code, value, *at: code.store_number(value, *_place(at), 1, offset), number, base, *_given(index)
+        )
+
     # Vectors
 
     def constant(self, value: float) -> Vector:
@@ -355,7 +371,7 @@ class Builder:
     def range(self, stop: Scalar, step: int, start: Scalar | None = None) -> Iterator[Scalar]:
         """A loop whose number goes from `start`, which it changes, or 0, below `stop` by steps."""
         place = self.zero() if start is None else start
-        with self.when(place, LESS, stop), self._loop() as again:
+        with self.when(place, LESS, stop), self.loop() as again:
             yield place
             place.set(place + step)
             again(LESS, place, stop)
@@ -365,7 +381,7 @@ class Builder:
         """A loop that is run `count` times."""
         left = self.zero()
         left.set(count)
-        with self.when(left, GREATER, 0), self._loop() as again:
+        with self.when(left, GREATER, 0), self.loop() as again:
             yield
             left.set(left + -1)
             again(GREATER, left, 0)
@@ -412,6 +428,19 @@ class Builder:
             join(code, to, one if to == other else other)
 
         return self._scalar(emit, left, right)
+
+    def append_less(self, number: Scalar, left: Vector, base: Scalar, index: Scalar, *, is_double: bool = False) -> None:
+        """number = 2 * number, plus 1 where the first element of left < x or one is NaN, of the element x at an index.
+
+        Its elements are float32, or float64 with `is_double`.
+        """
+
+        def emit(code: Assembler, to: int, *at: int) -> None:
+            vector, base, index, _ = at
+            code.compare_first(vector, base, index, 8 if is_double else 4, is_double=is_double)
+            code.append_carry(to)
+
+        self.program.instructions.append(Written(emit, number, (left, base, index, number)))
 
     def difference(self, left: Scalar, right: Scalar) -> Scalar:
         """left - right."""
@@ -503,7 +532,7 @@ class Builder:
         return self._vector(emit, left, addend)
 
     @contextmanager
-    def _loop(self) -> Iterator[Callable[[int, Scalar, Scalar | int], None]]:
+    def loop(self) -> Iterator[Callable[[int, Scalar, Scalar | int], None]]:
         """What is inside is done again where the function that this gives, called at its end, compares so."""
         places: list[int] = []
         self._do(lambda code: places.append(code.here()))

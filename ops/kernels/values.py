@@ -73,7 +73,9 @@ class Scalar(_Of):
             return self.build.changed(self, lambda code, to: code.multiply_number(to, to, other))
         return self.build.joined(self, other, Assembler.multiply)
 
-    def __and__(self, bits: int) -> Scalar:
+    def __and__(self, bits: Scalar | int) -> Scalar:
+        if isinstance(bits, Scalar):
+            return self.build.joined(self, bits, Assembler.intersect)
         return self.build.changed(self, lambda code, to: code.and_number(to, bits))
 
     def __lshift__(self, bits: int) -> Scalar:

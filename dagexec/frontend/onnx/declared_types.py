@@ -2,7 +2,8 @@
 
 Converters rely on declared shapes, so a wrong one would end in a wrong result. Element types and numbers of axes are
 compared in every model; sizes where they follow from the model alone: that is where no input has an open size, but
-perhaps its first, the batch.
+perhaps its first, the batch. Sizes of a result that no operator reads mislead nobody, and exporters of forests with
+several targets declare one column.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ def check_declared(graph: onnx.GraphProto, shapes: Mapping[str, Dims], model: Mo
     is_open = any(None in (info.shape or ()) for info in model.inputs.values())
     computed = _inferred(model, _PROBES if is_open else _PROBES[:1])
     compares_sizes = all(None not in (info.shape or ())[1:] for info in model.inputs.values())
+    read = {name for operator in model.net.op for name in operator.input}
     for name, number in declared.items():
         types = computed[name].types if name in computed and name not in model.inputs else (None,)
         here, there = types[0], types[-1]
@@ -46,7 +48,7 @@ def check_declared(graph: onnx.GraphProto, shapes: Mapping[str, Dims], model: Mo
         if number and type_name(number) != str(here.meta):
             raise ModelFormatError(f"tensor {name!r} is declared as {type_name(number)}, and {here.meta} is computed")
         stated = shapes.get(name)
-        found = tuple(a if a == b and compares_sizes else None for a, b in zip(here.shape, there.shape, strict=True))
+        found = tuple(a if a == b and compares_sizes and name in read else None for a, b in zip(here.shape, there.shape, strict=True))
         if stated is not None and not _agree(stated, found):
             raise ModelFormatError(f"tensor {name!r} is declared with shape {_shown(stated)}, computed {_shown(found)}")
 

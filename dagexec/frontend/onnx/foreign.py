@@ -46,7 +46,7 @@ def foreign_operator(proto: onnx.NodeProto, opsets: Mapping[str, int], scope: Sc
     outputs = [name for name in proto.output if name and name in scope.read]
     outputs = outputs or [name for name in proto.output if name][:1]
     inputs = [name for name in given if name not in embedded]
-    scope.variants.update(_variants(proto, opsets))
+    scope.variants.update(variant_outputs(proto, opsets))
     graph = onnx.GraphProto(name=proto.name or proto.op_type, node=[proto])
     graph.initializer.extend(_tensor(name, array) for name, array in embedded.items())
     graph.input.extend(onnx.ValueInfoProto(name=name) for name in inputs)
@@ -58,7 +58,7 @@ def foreign_operator(proto: onnx.NodeProto, opsets: Mapping[str, int], scope: Sc
     return _operator(model, label, [f"{proto.op_type} {label!r}: {reason}"])
 
 
-def _variants(proto: onnx.NodeProto, opsets: Mapping[str, int]) -> list[str]:
+def variant_outputs(proto: onnx.NodeProto, opsets: Mapping[str, int]) -> list[str]:
     """The outputs that are sequences or mappings whatever the inputs are."""
     domain = "" if proto.domain in DEFAULT_DOMAINS else proto.domain
     if not onnx.defs.has(proto.op_type, opsets.get(domain, 1), domain):

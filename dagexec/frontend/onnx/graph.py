@@ -18,7 +18,7 @@ from dagexec.core.schema import ElementTypeError
 from dagexec.errors import ModelFormatError, SchemaError, UnsupportedOperatorError
 from dagexec.frontend.onnx.external_data import ExternalData
 from dagexec.frontend.onnx.folding import fold
-from dagexec.frontend.onnx.foreign import FOREIGN, foreign_operator, is_deterministic, merged
+from dagexec.frontend.onnx.foreign import FOREIGN, foreign_operator, is_deterministic, merged, variant_outputs
 from dagexec.frontend.onnx.functions import Functions, body, standard_function
 from dagexec.frontend.onnx.initializers import NOWHERE, Array, dense_array, tensor_array
 from dagexec.frontend.onnx.known_types import KnownTypes
@@ -136,7 +136,7 @@ class GraphConversion:
         if found is None:
             return self._fallback(proto, "there is no converter for it")
         converter, newest = found
-        if not domain:
+        if onnx.defs.has(proto.op_type, domain):
             self._check_node(proto)
         version = definition_of(proto.op_type, opset, domain).version
         if version > newest:
@@ -148,6 +148,8 @@ class GraphConversion:
             operators = converter(node)
             node.check_all_read()
             self._verify(operators)
+            if domain:
+                self.scope.variants.update(variant_outputs(proto, self._opsets))
             self.types.follow(operators)
             self.strings.keep_on_host(proto, opset, operators)
             return operators

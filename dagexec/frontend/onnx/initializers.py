@@ -15,9 +15,11 @@ import onnx
 
 from dagexec.core import dtypes
 from dagexec.core.dtypes import TypeMeta
+from dagexec.core.proto import TensorProto
 from dagexec.errors import ModelFormatError
 from dagexec.frontend.onnx.external_data import ExternalData
 from dagexec.platform.host_memory import check_fits
+from dagexec.storage.tensor_proto import encode_tensor
 
 Array = npt.NDArray[Any]
 
@@ -81,6 +83,11 @@ def tensor_array(tensor: onnx.TensorProto, external: ExternalData, owner: str) -
         raise ModelFormatError(f"{owner}: sizes {list(shape)} are too large") from None
     array.flags.writeable = False
     return array
+
+
+def tensor_argument(tensor: onnx.TensorProto, owner: str) -> TensorProto:
+    """A tensor that an attribute holds, as an argument of an operator. Raises ModelFormatError."""
+    return TensorProto.FromString(encode_tensor("", np.ascontiguousarray(tensor_array(tensor, NOWHERE, owner))))
 
 
 def dense_array(sparse: onnx.SparseTensorProto, external: ExternalData, owner: str) -> Array:

@@ -231,7 +231,7 @@ class _Conversion:
         if init_operators:
             given = [key for key in parameters if key in read_once]
             init_net = NetDef(name=f"{name}_init", op=init_operators, external_input=given, external_output=filled)
-        return Model(name, net, init_net, parameters, self.inputs, self.outputs)
+        return Model(name, net, init_net, parameters, self.inputs, self.outputs, texts=True)
 
 
 def _check_inputs(graph: onnx.GraphProto) -> None:

@@ -25,6 +25,7 @@ from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.registry import onnx_operators
 from dagexec.core.schema import OpSchema
 from dagexec.errors import ModelFormatError
+from dagexec.frontend.onnx.initializers import tensor_argument
 
 DEFAULT_DOMAINS = ("", "ai.onnx")
 
@@ -218,10 +219,13 @@ class Node:
                 raise CannotConvertError(f"its attribute {name} = {value!r:.80} is not supported")
 
     def argument(self, attribute: str) -> ArgumentValue | None:
-        """A number, a text or a list of such: the attribute, or the default that its operator set says; else None."""
+        """A number, a text, a list of such or a tensor: the attribute, or what its operator set says; else None."""
         kind = self.definition.kinds.get(attribute)
         if kind is None:
             return None
+        if kind == onnx.AttributeProto.TENSOR:
+            tensor = self.tensor(attribute)
+            return None if tensor is None else tensor_argument(tensor, f"{self.label}, attribute {attribute!r}")
         read: Callable[[str, type, str], object] = self._list if kind in _LISTS else self._typed
         value = read(attribute, *_PYTHON[kind])
         value = self.definition.defaults.get(attribute) if value is None else value
@@ -365,8 +369,9 @@ _PYTHON: Mapping[int, tuple[type, str]] = {
     onnx.AttributeProto.STRING: (bytes, "a string"),
     onnx.AttributeProto.FLOATS: (float, "floats"),
     onnx.AttributeProto.INTS: (int, "integers"),
+    onnx.AttributeProto.STRINGS: (bytes, "strings"),
 }
-_LISTS = (onnx.AttributeProto.FLOATS, onnx.AttributeProto.INTS)
+_LISTS = (onnx.AttributeProto.FLOATS, onnx.AttributeProto.INTS, onnx.AttributeProto.STRINGS)
 
 _HINTS = ("consumed_inputs",)  # before opset 6: what may be overwritten
 
@@ -392,10 +397,10 @@ MICROSOFT = "com.microsoft"
 
 @functools.cache
 def definition_of(op_type: str, opset: int, domain: str = "") -> Definition:
-    """The definition of an operator that an operator set has; of another domain, its converter knows the attributes."""
-    if domain:
+    """The definition of an operator that an operator set has; what onnx does not know, its converter knows."""
+    if domain and not onnx.defs.has(op_type, opset, domain):
         return Definition(1, {}, {})
-    schema = onnx.defs.get_schema(op_type, opset, "")
+    schema = onnx.defs.get_schema(op_type, opset, domain)
     attributes = schema.attributes
     defaults = {name: _value(one.default_value) for name, one in attributes.items() if one.default_value.name}
     kinds: dict[str, Any] = {name: one.type for name, one in attributes.items()}
@@ -464,7 +469,7 @@ def converter_of(op_type: str, domain: str = "") -> tuple[Converter, int] | None
     """The converter of an ONNX operator type, and the newest version it reads; None when there is none."""
     if (domain, op_type) in _converters:
         return _converters[domain, op_type]
-    declared = None if domain else onnx_operators().get(op_type)
+    declared = onnx_operators().get((domain, op_type))
     return None if declared is None else (functools.partial(_declared, *declared), declared[1].version)
 
 
