@@ -15,6 +15,8 @@ os.environ["DAGEXEC_KERNELS"] = "off"  # no test reads or leaves compiled kernel
 import pytest
 
 from dagexec.cli import main
+from dagexec.core.registry import onnx_operators
+from dagexec.frontend.onnx import node
 from tests import engines
 from tests.command_line import Cli
 
@@ -116,3 +118,10 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
         return status, captured.out, captured.err
 
     return run
+
+
+@pytest.fixture
+def tables_are_foreign(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ONNX's operators on tables are left to other runtimes, as if dagexec had none of them."""
+    known = {key: found for key, found in onnx_operators().items() if key[0] != "ai.onnx.ml"}
+    monkeypatch.setattr(node, "onnx_operators", lambda: known)

@@ -232,7 +232,7 @@ class IOBinding:
             results[name] = (
                 deliver(self._net, name, target)
                 if place is None
-                else _copied(self._net.name, name, _shown(self._net, place.array), target)
+                else _copied(self._net.name, name, shown(self._net, place.array), target)
             )
         return results
 
@@ -322,10 +322,10 @@ def deliver(net: BaseNet, name: str, target: Array | None) -> Array:
     tensor = net.workspace.get_blob(name).get(Tensor)
     array = tensor.array if net.on_host else tensor.fetch()
     check_result(net.name, name, array, target)
-    return _copied(net.name, name, _shown(net, array), target)
+    return _copied(net.name, name, shown(net, array), target)
 
 
-def _shown(net: BaseNet, array: Array) -> Array:
+def shown(net: BaseNet, array: Array) -> Array:
     """A result as callers see it: strings as `str` where the model has them so."""
     return as_texts(array) if array.dtype == np.object_ and net.workspace.texts else array
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.binding.block_sizes import BlockSizes
-from dagexec.binding.io_binding import Array, IOBinding, Outputs, Signature, arrays_like, deliver
+from dagexec.binding.io_binding import Array, IOBinding, Outputs, Signature, arrays_like, deliver, shown
 from dagexec.binding.parameters import parameter_workspace, uses_shared_buffer
 from dagexec.core.device import CPU, Device
 from dagexec.core.dtypes import from_numpy
@@ -150,7 +150,8 @@ class Replica:
     def peek(self, names: Sequence[str]) -> Outputs:
         """The blobs called `names` as they are after a run; the next one may write over the arrays."""
         found = {name: self.workspace.get_blob(name).get(Tensor) for name in names}
-        return {name: tensor.array if self.net.on_host else tensor.fetch() for name, tensor in found.items()}
+        arrays = {name: tensor.array if self.net.on_host else tensor.fetch() for name, tensor in found.items()}
+        return {name: shown(self.net, array) for name, array in arrays.items()}
 
     def give_back_arena(self) -> int:
         """Give the memory of the net's arenas back until the next run; only while idle. How many bytes that are."""

@@ -35,7 +35,8 @@ class Variant:
 
     @content.setter
     def content(self, content: Content) -> None:
-        self._content, self._make = content, None
+        self._content = content
+        self._make: Callable[[], Content] | None = None
 
     def set_made(self, make: Callable[[], Content]) -> None:
         """Hold what `make` makes, anew for each who fetches it, who then need not copy it."""

@@ -399,6 +399,10 @@ class Builder:
         yield
         self._do(lambda code: code.land(jumps.pop()))
 
+    def number_of(self, value: int) -> Scalar:
+        """A number of 32 bits with a sign."""
+        return self._scalar(lambda code, to: code.set_number(to, value))
+
     def zero(self) -> Scalar:
         """The number 0, to be changed."""
         return self._scalar(lambda code, to: code.clear(to))
@@ -429,7 +433,9 @@ class Builder:
 
         return self._scalar(emit, left, right)
 
-    def append_less(self, number: Scalar, left: Vector, base: Scalar, index: Scalar, *, is_double: bool = False) -> None:
+    def append_less(
+        self, number: Scalar, left: Vector, base: Scalar, index: Scalar, *, is_double: bool = False
+    ) -> None:
         """number = 2 * number, plus 1 where the first element of left < x or one is NaN, of the element x at an index.
 
         Its elements are float32, or float64 with `is_double`.

@@ -18,7 +18,7 @@ from dagexec.ops.kernels import elementary
 from dagexec.ops.kernels.builder import BYTES, Builder, Mask, Scalar, Vector
 from dagexec.ops.kernels.machine import Machine
 from dagexec.ops.kernels.registers import OutOfRegistersError
-from dagexec.ops.kernels.tree_kernels import Call
+from dagexec.ops.kernels.row_kernels import Call
 
 Array = npt.NDArray[Any]
 

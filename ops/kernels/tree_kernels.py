@@ -2,8 +2,9 @@
 
 A node is a row of one array: threshold, column, and the places of its children where threshold < x[column] is false and
 where it is true, or one is NaN. A walk takes one node in some seven instructions; those of eight trees for one row
-overlap, or of a tree for four rows, so that they wait for memory together. Leaves lie before the array's address, with NaN as threshold and themselves as child, so
-that walks which end early stay where they are until all have ended. Leaf i is -1 - i, as in `dagexec.ops.tabular.forest`.
+overlap, or of a tree for four rows, so that they wait for memory together. Leaves lie before the array's address, with
+NaN as threshold and themselves as child, so that walks which end early stay where they are until all have ended. Leaf
+i is -1 - i, as in `dagexec.ops.tabular.forest`.
 
 Rows are taken in blocks, all trees for one block, eight trees after the other, so that these stay in the first cache.
 A row's weights are added in the order of the trees, whatever the rows beside it.
@@ -20,12 +21,11 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.ops.kernels.assembler import NOT_LESS, SUB, SUB_DOUBLES
-from dagexec.ops.kernels.builder import BYTES, Builder, Mask, Scalar, Vector
+from dagexec.ops.kernels.builder import BYTES, Builder, Mask, Scalar
 from dagexec.ops.kernels.machine import Machine
+from dagexec.ops.kernels.row_kernels import Call
 
 Array = npt.NDArray[Any]
-Call = tuple[int, int, int, int, int]
-
 _TREES_AT_ONCE = (8, 4, 2, 1)
 _ROWS_OF_ONE = 4
 """Rows at once where a tree is walked alone."""
@@ -55,7 +55,7 @@ class WalkedTrees:
         offsets: for each root, where its target is, in bytes.
         columns: how many the nodes look at.
         negates: nodes look at the negated columns behind them, too.
-        weights: of leaves, a row each; none where there is one a leaf, which is in `memory`, or where places are wanted.
+        weights: of leaves, a row each; none where a leaf has one, in `memory`, or where places are wanted.
         targets: the number of targets; 0 where places are wanted.
     """
 
@@ -245,8 +245,8 @@ def _walk(lanes: int, form: str, is_double: bool, begins: bool, trees: int, toge
                 ended = ended & place
             again(NOT_LESS, ended, 0)
         x.set(rows[-1] + build.number(fields, _X_BYTES))
-        for row in range(together):
-            places = [place for _, place in walks[row * trees : (row + 1) * trees]]
+        for first in range(0, len(walks), trees):
+            places = [place for _, place in walks[first : first + trees]]
             _ADDED[form](build, _Ends(fields, nodes, places, children), out, begins)
             out.set(out + build.number(fields, _OUT_BYTES))
     return build.function()
@@ -254,7 +254,7 @@ def _walk(lanes: int, form: str, is_double: bool, begins: bool, trees: int, toge
 
 @dataclass(frozen=True)
 class _Ends:
-    """Where the walks of a row ended: the fields of the call, the nodes, the places, and where a leaf has its weight."""
+    """Where the walks of a row ended: the fields of the call, the nodes, the places, and where leaves have weights."""
 
     fields: Scalar
     nodes: Scalar

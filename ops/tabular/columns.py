@@ -1,4 +1,4 @@
-"""Operators that prepare columns: Scaler, Imputer, Binarizer, Normalizer, ArrayFeatureExtractor and FeatureVectorizer."""
+"""What prepares columns: Scaler, Imputer, Binarizer, Normalizer, ArrayFeatureExtractor and FeatureVectorizer."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from dagexec.core.dtypes import FLOAT32, FLOAT64, INT32, INT64
 from dagexec.core.gradient import no_gradient
 from dagexec.core.operator import Operator, Step
 from dagexec.core.registry import operator
-from dagexec.core.rows import Rows
 from dagexec.core.schema import UNBOUNDED, OperatorCall, OpSchema, RowsCall, TensorType, same_as_input
+from dagexec.core.traits import Rows
 from dagexec.errors import ModelFormatError, ShapeError
 from dagexec.ops.tabular.attributes import Array, numbers, onnx_name
 
@@ -123,7 +123,9 @@ class Imputer(Operator):
             raw = self.arguments.raw("replaced_value_float")
             values = numbers(self.arguments, self.label, "imputed_value_floats")
             return values, 0.0 if raw is None else float(raw.f or raw.i)
-        return numbers(self.arguments, self.label, "imputed_value_int64s"), self.arguments.int("replaced_value_int64", 0)
+        return numbers(self.arguments, self.label, "imputed_value_int64s"), self.arguments.int(
+            "replaced_value_int64", 0
+        )
 
     def prepare(self) -> Step:
         """A comparison, and a choice."""
@@ -185,8 +187,8 @@ def infer_normalizer(call: OperatorCall) -> Sequence[TensorType]:
     OpSchema(
         "Normalizer",
         infer=infer_normalizer,
-        doc="Each row of X over its greatest number (MAX), its sum of absolute numbers (L1), or the square root of its sum "
-        "of squares (L2); rows of zeros stay. (ai.onnx.ml.)",
+        doc="Each row of X over its greatest number (MAX), its sum of absolute numbers (L1), or the square root of its "
+        "sum of squares (L2); rows of zeros stay. (ai.onnx.ml.)",
         input_names=("X",),
         output_names=("Y",),
         args={"norm": "MAX (default), L1 or L2"},
@@ -288,8 +290,8 @@ def _of_all(asked: RowsCall) -> list[Rows | None]:
     OpSchema(
         "FeatureVectorizer",
         infer=infer_vectorizer,
-        doc="The columns of all inputs beside each other, of each as many as it is said to have: cut, or with zeros behind "
-        "them. (ai.onnx.ml.)",
+        doc="The columns of all inputs beside each other, of each as many as it is said to have: cut, or with zeros "
+        "behind them. (ai.onnx.ml.)",
         inputs=(1, UNBOUNDED),
         input_names=("X...",),
         output_names=("Y",),

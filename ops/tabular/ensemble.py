@@ -27,7 +27,7 @@ from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType
 from dagexec.core.workspace import Workspace
 from dagexec.errors import ModelFormatError
 from dagexec.ops.kernels.tree_kernels import WalkedTrees, walked_trees
-from dagexec.ops.tabular.attributes import DOMAIN, check_finite, check_length, numbers, onnx_name, texts
+from dagexec.ops.tabular.attributes import DOMAIN, check_finite, numbers, onnx_name, texts
 from dagexec.ops.tabular.forest import AVERAGE, MAX, MIN, SUM, Forest
 from dagexec.ops.tabular.scores import (
     HELP,
@@ -75,7 +75,7 @@ class Ensemble:
         return self.forest.thresholds.dtype
 
     def put_together(self, reached: Array) -> tuple[Array, Array]:
-        """For the leaves that rows reached [rows, trees], sums, least or greatest weights, and which targets have any."""
+        """For the leaves that rows reached [rows, trees], what weights come to, and which targets have any."""
         rows, targets = len(reached), self.forest.targets
         first = self._starts[reached].reshape(-1)
         counts = self._starts[reached + 1].reshape(-1) - first
@@ -95,7 +95,11 @@ class Ensemble:
     @cached_property
     def adds_up(self) -> bool:
         """Results follow from sums in float32 alone, whichever leaves give nothing."""
-        if self.dtype != np.float32 or self.aggregate not in (SUM, AVERAGE) or self.forest.leaves.weight.dtype != np.float32:
+        if (
+            self.dtype != np.float32
+            or self.aggregate not in (SUM, AVERAGE)
+            or self.forest.leaves.weight.dtype != np.float32
+        ):
             return False
         is_chosen = isinstance(self.finish, ManyScores) and not self.finish.finish.base.size
         return not is_chosen or bool(self.forest.always_given().all())
@@ -123,7 +127,8 @@ class Ensemble:
         if leaves.count * width > max(_FEW_WEIGHTS, _MOST_SPREAD * len(leaves.weight)):
             return None, None
         weights = np.zeros((leaves.count, width), np.float32)
-        np.add.at(weights, (leaves.leaf, 0 if narrow else leaves.target), leaves.weight)
+        at: Array = leaves.leaf * width + (0 if narrow else leaves.target)
+        np.add.at(weights.reshape(-1), at, leaves.weight)
         target = np.zeros(trees, np.int64)
         target[pairs // targets] = pairs % targets if narrow else 0
         return weights, target
@@ -195,7 +200,9 @@ def _finish(arguments: Arguments, label: str, targets: int, trees: int) -> Finis
 def _aggregate(arguments: Arguments, label: str) -> str:
     name = arguments.string("aggregate_function", SUM)
     if name not in (SUM, AVERAGE, MIN, MAX):
-        raise ModelFormatError(f"{label}: attribute 'aggregate_function' is {name!r}; expected SUM, AVERAGE, MIN or MAX")
+        raise ModelFormatError(
+            f"{label}: attribute 'aggregate_function' is {name!r}; expected SUM, AVERAGE, MIN or MAX"
+        )
     return name
 
 
@@ -251,9 +258,9 @@ def _classifier(arguments: Arguments, label: str, is_double: bool) -> Ensemble:
     if base.size > count:
         raise ModelFormatError(f"{label}: attribute 'base_values' must have {count} values, found {base.size}")
     finish = Finish(base[1:] if second else base[:1], 1, transform_of(arguments, label))
-    threshold = 0.5 if (leaves.weight >= 0).all() else 0.0
+    is_positive = bool((leaves.weight >= 0).all())
     one = replace(forest, leaves=replace(leaves, target=np.zeros_like(leaves.target)), targets=1)
-    return Ensemble(one, SUM, OneScore(finish, threshold, second))
+    return Ensemble(one, SUM, OneScore(finish, 0.5 if is_positive else 0.0, is_positive, second))
 
 
 _READERS = {
@@ -408,7 +415,10 @@ class TreeEnsembleRegressor(Regressing):
         rows=first_axis,
         onnx=(
             OnnxName(
-                "TreeEnsemble", 5, {name: name for name in _INDEXED_ARGS}, domain=DOMAIN,
+                "TreeEnsemble",
+                5,
+                {name: name for name in _INDEXED_ARGS},
+                domain=DOMAIN,
                 values={
                     "aggregate_function": dict(enumerate((AVERAGE, SUM, MIN, MAX))),
                     "post_transform": dict(enumerate((NONE, SOFTMAX, LOGISTIC, SOFTMAX_ZERO, PROBIT))),
@@ -425,8 +435,8 @@ class TreeEnsemble(Regressing):
     OpSchema(
         "TreeEnsembleClassifier",
         infer=infer_classes,
-        doc="For each row of X the class with the greatest sum of weights of the leaves that it reaches, and the score of "
-        "each class. (ai.onnx.ml.)",
+        doc="For each row of X the class with the greatest sum of weights of the leaves that it reaches, and the score "
+        "of each class. (ai.onnx.ml.)",
         input_names=("X",),
         output_names=("labels", "scores"),
         args=_CLASSIFIER_ARGS,

@@ -23,7 +23,7 @@ from dagexec.errors import ModelFormatError
 Array = npt.NDArray[Any]
 
 LEQ, LT, GTE, GT, EQ, NEQ, MEMBER = range(7)
-"""Questions of branches: x <= value, x < value and so on, and whether x is one of several values. ONNX numbers them so."""
+"""Questions of branches, as ONNX numbers them: x <= value, x < value and so on, and whether x is one of several."""
 
 LEAF = -1
 SUM, AVERAGE, MIN, MAX = "SUM", "AVERAGE", "MIN", "MAX"
@@ -145,7 +145,8 @@ def _before(values: Array) -> Array:
     """The greatest number below each value, NaN where there is none: x < value is x <= that."""
     with np.errstate(over="ignore"):
         before = np.nextafter(values, values.dtype.type(-np.inf))
-    return np.where(values == -np.inf, values.dtype.type(np.nan), before)
+    found: Array = np.where(values == -np.inf, values.dtype.type(np.nan), before)
+    return found
 
 
 def _longest_way(children: Array, label: str) -> int:

@@ -1,4 +1,4 @@
-"""LabelEncoder: keys become values, which are texts, integers or floats; and OneHotEncoder, a column for each category."""
+"""LabelEncoder: keys become values, texts, integers or floats; and OneHotEncoder, a column for each category."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from dagexec.core.dtypes import FLOAT32, FLOAT64, INT32, INT64, STRING, TypeMeta
 from dagexec.core.gradient import no_gradient
 from dagexec.core.operator import Operator, Step, nothing_to_do
 from dagexec.core.registry import operator
-from dagexec.core.rows import Rows
 from dagexec.core.schema import OperatorCall, OpSchema, RowsCall, TensorType
-from dagexec.errors import ModelFormatError
+from dagexec.core.traits import Rows
+from dagexec.errors import FeedError, ModelFormatError
 from dagexec.ops.tabular.attributes import Array, check_length, numbers, onnx_name, texts
 
 _KINDS = ("strings", "int64s", "floats", "tensor")
@@ -222,8 +222,6 @@ class OneHotEncoder(Operator):
         return step
 
     def _unknown(self, x: Array, y: Array) -> Exception:
-        from dagexec.errors import FeedError
-
         value = x.reshape(-1)[np.argmin(y.reshape(-1, y.shape[-1]).any(axis=-1))]
         return FeedError(f"{self.label}: {value!r} is no category")
 

@@ -109,8 +109,8 @@ _VECTORIZED = _label_args("string_vocabulary", "int64_vocabulary")
         "DictVectorizer",
         infer=None,
         on_host=True,
-        doc="The values of a mapping as a row [1, keys], in the order of the keys; 0, or an empty text, for keys that it "
-        "does not have. (ai.onnx.ml.)",
+        doc="The values of a mapping as a row [1, keys], in the order of the keys; 0, or an empty text, for keys that "
+        "it does not have. (ai.onnx.ml.)",
         input_names=("mapping",),
         output_names=("Y",),
         args=_VECTORIZED,
@@ -181,7 +181,7 @@ class CastMap(MappingOperator):
         def step() -> None:
             pairs = sorted(self.mapping().items())
             if form == "DENSE":
-                row = np.empty((1, len(pairs)), kind)
+                row: Array = np.empty((1, len(pairs)), kind)
                 row[0, :] = [change(_as_text(value)) for _, value in pairs]
             else:
                 row = np.full((1, columns), b"" if kind is np.object_ else 0, kind)

@@ -53,7 +53,9 @@ def _probit(scores: Array) -> Array:
     x = 2 * scores - 1
     logarithm = np.log((1 - x) * (1 + x))
     half = 2 / (np.pi * _PROBIT) + logarithm / 2
-    found: Array = np.sqrt(2.0, dtype=scores.dtype) * np.sign(x) * np.sqrt(np.sqrt(half**2 - logarithm / _PROBIT) - half)
+    found: Array = (
+        np.sqrt(2.0, dtype=scores.dtype) * np.sign(x) * np.sqrt(np.sqrt(half**2 - logarithm / _PROBIT) - half)
+    )
     return found
 
 
@@ -106,19 +108,21 @@ class OneScore:
 
     Attributes:
         finish: of its sum; base values and transform.
-        threshold: the second class is that of scores above it: 0.5 where no weight is negative, else 0.
-        is_second: the second class has the weights: the score of the first is 0 then, else what follows from its own.
+        threshold: the second class is that of scores above it.
+        sums_to_one: the score of the first class is 1 less that of the second, else its negative.
+        is_second: the second class has the weights: the score of the first is 0 then.
     """
 
     finish: Finish
     threshold: float
-    is_second: bool
+    sums_to_one: bool
+    is_second: bool = False
 
     @property
     def coefficients(self) -> tuple[Array, Array]:
         """Factors and addends that make two scores of one, before a logistic transform or without any."""
         factors = np.array([0 if self.is_second else -1, 1], np.float32)
-        probability = self.threshold > 0 and not self.is_second and self.finish.transform != LOGISTIC
+        probability = self.sums_to_one and not self.is_second and self.finish.transform != LOGISTIC
         return factors, np.array([1 if probability else 0, 0], np.float32)
 
     @property

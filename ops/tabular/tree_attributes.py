@@ -1,4 +1,4 @@
-"""What attributes of tree ensembles say, checked: nodes of tree and node numbers (up to ai.onnx.ml 3), or by index (5)."""
+"""What attributes of tree ensembles say, checked: nodes with numbers (up to ai.onnx.ml 3), or by index (5)."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def indexed_forest(arguments: Arguments, label: str, targets: int, *, is_double:
     )
     modes = numbers(arguments, label, "nodes_modes").astype(np.int64)
     check_length(modes, label, "nodes_modes", count)
-    if count and not (LEQ <= modes.min() and modes.max() <= MEMBER):
+    if count and (modes.min() < LEQ or modes.max() > MEMBER):
         raise ModelFormatError(f"{label}: attribute 'nodes_modes' has values that are not from {LEQ} to {MEMBER}")
     _check_range(feature, _MAX_COLUMNS, label, "nodes_featureids")
     missing = integers(arguments, label, "nodes_missing_value_tracks_true") != 0

@@ -11,6 +11,8 @@ from onnx import TensorProto, helper
 
 from tests.command_line import Cli
 
+pytestmark = pytest.mark.usefixtures("tables_are_foreign")
+
 
 @pytest.fixture
 def model(tmp_path: Path) -> str:

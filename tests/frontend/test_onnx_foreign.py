@@ -19,6 +19,8 @@ from dagexec.frontend.onnx import node as nodes
 from dagexec.frontend.onnx.foreign import FOREIGN, merged
 from dagexec.frontend.onnx.known_types import KnownTypes
 
+pytestmark = pytest.mark.usefixtures("tables_are_foreign")
+
 MATRICES = np.random.default_rng(0).standard_normal((3, 4, 4)).astype(np.float32)
 
 

@@ -48,7 +48,10 @@ def check_declared(graph: onnx.GraphProto, shapes: Mapping[str, Dims], model: Mo
         if number and type_name(number) != str(here.meta):
             raise ModelFormatError(f"tensor {name!r} is declared as {type_name(number)}, and {here.meta} is computed")
         stated = shapes.get(name)
-        found = tuple(a if a == b and compares_sizes and name in read else None for a, b in zip(here.shape, there.shape, strict=True))
+        found = tuple(
+            a if a == b and compares_sizes and name in read else None
+            for a, b in zip(here.shape, there.shape, strict=True)
+        )
         if stated is not None and not _agree(stated, found):
             raise ModelFormatError(f"tensor {name!r} is declared with shape {_shown(stated)}, computed {_shown(found)}")
 

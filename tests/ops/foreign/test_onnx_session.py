@@ -68,6 +68,7 @@ def test_both_runtimes_compute_what_numpy_does(runtime: str, inferred: int) -> N
     assert {session.runtime for session in opening._latest} == {runtime}
 
 
+@pytest.mark.usefixtures("tables_are_foreign")
 def test_nets_of_every_kind_and_their_replicas_share_sessions(runtime: str) -> None:
     """One for each shape, and that of size 1 with which loading tries it."""
     binarizer = helper.make_node("Binarizer", ["x"], ["d"], domain="ai.onnx.ml", threshold=0.5)
