@@ -182,6 +182,14 @@ class Assembler:
         """register = the 64 bits at base + scale * index + offset."""
         self._general(0x8B, register, base, index, scale, offset)
 
+    def load_short_number(self, register: int, base: int, index: int | None, scale: int = 1, offset: int = 0) -> None:
+        """register = the 32 bits at base + scale * index + offset, with their sign."""
+        self._general(0x63, register, base, index, scale, offset)
+
+    def store_number(self, register: int, base: int, offset: int = 0) -> None:
+        """The 64 bits at base + offset = register."""
+        self._general(0x89, register, base, None, 1, offset)
+
     def clear(self, register: int) -> None:
         """register = 0."""
         self._bytes += bytes([0x48 | (register > RDI) * 5, 0x31, 0xC0 | (register & 7) * 9])

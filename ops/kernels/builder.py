@@ -131,6 +131,12 @@ class Builder:
         """So many numbers of 64 bits that lie one after another."""
         return [self.number(base, 8 * place) for place in range(count)]
 
+    def short_number(self, base: Scalar, index: Scalar | None = None, scale: int = 1, offset: int = 0) -> Scalar:
+        """The 32 bits at base + scale * index + offset, an integer with a sign."""
+        return self._scalar(
+            lambda code, to, *at: code.load_short_number(to, *_place(at), scale, offset), base, *_given(index)
+        )
+
     def load(
         self, base: Scalar, index: Scalar | None = None, offset: int = 0, scale: int = 1, mask: Mask | None = None
     ) -> Vector:
@@ -206,11 +212,9 @@ class Builder:
             *_given(index),
         )
 
-    def store_number(self, number: Scalar, base: Scalar, index: Scalar | None = None, offset: int = 0) -> None:
-        """Write 64 bits to base + index + offset."""
-        self._do(
-            lambda code, value, *at: code.store_number(value, *_place(at), 1, offset), number, base, *_given(index)
-        )
+    def store_number(self, number: Scalar, base: Scalar, offset: int = 0) -> None:
+        """Write 64 bits to base + offset."""
+        self._do(lambda code, value, to: code.store_number(value, to, offset), number, base)
 
     # Vectors
 

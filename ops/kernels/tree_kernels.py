@@ -89,12 +89,19 @@ class WalkedTrees:
 
 
 def walked_trees(
-    nodes: tuple[Array, Array, Array], roots: Array, columns: int, *, negates: bool, weights: Array, targets: Array
+    nodes: tuple[Array, Array, Array],
+    roots: Array,
+    columns: int,
+    *,
+    negates: bool,
+    weights: Array,
+    targets: Array,
+    width: int,
 ) -> WalkedTrees | None:
     """Trees of `nodes`: thresholds, columns and children [nodes, 2], which are nodes or leaves -1 - i, as roots are.
 
-    `weights` are float32 [leaves, 1], where each of `targets` is that of a tree, or [leaves, targets]; or [leaves, 0]
-    to have places written. None where there are more nodes than can be numbered.
+    `weights` are float32 [leaves, 1], where each of `targets` is that of a tree, of `width` of them, or [leaves, width];
+    or [leaves, 0] to have places written. None where there are more nodes than can be numbered.
     """
     thresholds, features, children = nodes
     is_double = thresholds.dtype == np.float64
@@ -103,23 +110,22 @@ def walked_trees(
         if is_double
         else [("threshold", np.float32), ("column", np.int32), ("children", np.int32, 2)]
     )
-    units, (count, width) = kind.itemsize // 8, weights.shape
-    if max(count, len(thresholds)) * max(units, width * BYTES) > _MOST_PLACES:
+    units, (count, each) = kind.itemsize // 8, weights.shape
+    if max(count, len(thresholds)) * max(units, each * BYTES) > _MOST_PLACES:
         return None
     memory = np.zeros(count + len(thresholds), kind)
     end, rest = memory[:count][::-1], memory[count:]
     end["threshold"] = np.nan
     end["children"][:, 1] = (-1 - np.arange(count)) * units
     rest["threshold"], rest["column"], rest["children"] = thresholds, features, children * units
-    if width == 1:
+    if each == 1:
         end["children"][:, 0] = weights[:, 0].astype(np.float32).view(np.int32)
     else:
-        end["children"][:, 0] = np.arange(count) * width * BYTES
-    offsets = targets * BYTES if width == 1 else np.zeros(len(roots), np.int64)
-    number = int(targets.max(initial=0)) + 1 if width == 1 else width
-    rows = np.ascontiguousarray(weights if width > 1 else weights[:0], np.float32)
+        end["children"][:, 0] = np.arange(count) * each * BYTES
+    offsets = targets * BYTES if each == 1 else np.zeros(len(roots), np.int64)
+    rows = np.ascontiguousarray(weights if each > 1 else weights[:0], np.float32)
     start = memory.ctypes.data + count * kind.itemsize
-    return WalkedTrees(memory, start, units, roots * units, offsets, columns, negates, rows, number)
+    return WalkedTrees(memory, start, units, roots * units, offsets, columns, negates, rows, width if each else 0)
 
 
 def walk_calls(machine: Machine, trees: WalkedTrees, x: Array, out: Array) -> tuple[list[list[Call]], object] | None:

@@ -113,8 +113,9 @@ class Ensemble:
             weights, targets = np.empty((forest.leaves.count, 0), np.float32), np.zeros(len(forest.roots), np.int64)
         nodes = forest.thresholds, forest.features, forest.children
         return walked_trees(
-            nodes, forest.roots, forest.columns, negates=forest.negates, weights=weights, targets=targets
-        )
+            nodes, forest.roots, forest.columns, negates=forest.negates, weights=weights, targets=targets,
+            width=forest.targets,
+        )  # fmt: skip
 
     def _weights(self) -> tuple[Array | None, Array | None]:
         """Weights of leaves and targets of trees as `walked_trees` takes them; None where rows would be too sparse."""
