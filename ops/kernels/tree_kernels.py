@@ -100,8 +100,8 @@ def walked_trees(
 ) -> WalkedTrees | None:
     """Trees of `nodes`: thresholds, columns and children [nodes, 2], which are nodes or leaves -1 - i, as roots are.
 
-    `weights` are float32 [leaves, 1], where each of `targets` is that of a tree, of `width` of them, or [leaves, width];
-    or [leaves, 0] to have places written. None where there are more nodes than can be numbered.
+    `weights` are float32 [leaves, 1], where each of `targets`, of `width` of them, is that of a tree, or [leaves,
+    width]; or [leaves, 0] to have places written. None where there are more nodes than can be numbered.
     """
     thresholds, features, children = nodes
     is_double = thresholds.dtype == np.float64

@@ -1,7 +1,7 @@
 """From sums to what a model gives: base values, transforms of scores, and the class that they name.
 
-Specification: https://github.com/onnx/onnx/blob/main/docs/Operators-ml.md. Where that is silent, for two classes of which
-only one has weights, and for classes that no leaf of a row has a weight for, results are those of onnxruntime.
+Specification: https://github.com/onnx/onnx/blob/main/docs/Operators-ml.md. Where that is silent, for two classes of
+which only one has weights, and for classes that no leaf of a row has a weight for, results are those of onnxruntime.
 """
 
 from __future__ import annotations
