@@ -24,7 +24,7 @@ from dagexec.core.registry import schema_of
 from dagexec.core.rows import elementwise, first_axis, image_rows
 from dagexec.core.schema import OperatorCall, OpSchema, RowsCall, RowsRule, TensorType, operator_label
 from dagexec.core.shape_values import asked_operators
-from dagexec.core.traits import ImageRole, Rows
+from dagexec.core.traits import OF_ALL_ROWS, ImageRole, Rows
 from dagexec.errors import RowsError
 
 _EXAMPLES = (2, 3, 1)
@@ -94,6 +94,7 @@ class _Follower:
         self._known: dict[str, Probed] = {}
         self._rows: dict[str, Rows] = {}
         self._counted: set[str] = set()
+        self._of_all: set[str] = set()
         self._unknown = Probed.of_types((None,) * len(_EXAMPLES))
 
     def begin(self, model: Model, types: Mapping[str, TensorType], axes: Mapping[str, int]) -> None:
@@ -126,6 +127,8 @@ class _Follower:
         """Find types, contents and rows of the outputs of an operator."""
         schema = schema_of(definition.type)
         label = operator_label(definition, index, self._net)
+        for name in self._of_all.intersection(definition.input):
+            raise RowsError(f"{label}: input {name!r} was computed from all rows together")
         rows = [self._rows.get(name) for name in definition.input]
         asks = is_asked or schema.from_types is not None or all(map(_is_known, self._inputs(definition)))
         outputs = self._probed(definition, is_asked=asks)
@@ -144,6 +147,9 @@ class _Follower:
         for name, made, own in zip(definition.output, outputs, found, strict=True):
             self._known[name] = made
             self._forget(name)
+            if own is OF_ALL_ROWS:
+                self._of_all.add(name)
+                continue
             if own is not None:
                 self._rows[name] = own
             if own is None and (counted or any(rows)) and not (picks and _is_constant(made)):
@@ -158,6 +164,7 @@ class _Follower:
     def _forget(self, name: str) -> None:
         self._rows.pop(name, None)
         self._counted.discard(name)
+        self._of_all.discard(name)
 
     def _reads_count(self, definition: OperatorDef) -> bool:
         return not self._counted.isdisjoint(definition.input)
@@ -220,6 +227,8 @@ class _Follower:
         inside.follow_all(net.op)
         for name in inside._counted.intersection(net.external_output):
             raise RowsError(f"{label}: {argument}: result {name!r} depends on the number of rows")
+        for name in inside._of_all.intersection(net.external_output):
+            raise RowsError(f"{label}: {argument}: result {name!r} is computed from all rows together")
         return [inside._rows.get(name) for name in net.external_output]
 
     def take(self, name: str, blob: Probed, rows: Rows | None) -> None:
@@ -245,6 +254,8 @@ class _Follower:
         for name in model.outputs:
             if name in self._counted:
                 raise RowsError(f"model {model.name!r}: output {name!r} depends on the number of rows")
+            if name in self._of_all:
+                raise RowsError(f"model {model.name!r}: output {name!r} is computed from all rows together")
         outputs = {name: self._rows[name] for name in model.outputs if name in self._rows}
         return RowAxes({name: Rows(axis) for name, axis in axes.items()}, outputs, dict(self._rows))
 
@@ -283,10 +294,14 @@ def _check_sizes(label: str, name: str, blob: Probed, rows: Rows | None) -> None
     """Raise RowsError unless the sizes of an output are what `rows` says, for each number of examples."""
     shapes = _shapes(blob)
     ranks = {len(shape) for shape in shapes}
-    expected = () if rows is None else (rows.axis,)
-    sized = rows is None or all(
-        rows.axis < len(shape) and shape[rows.axis] == rows.size(examples)
-        for shape, examples in zip(shapes, _EXAMPLES, strict=True)
+    expected = () if rows is None or rows is OF_ALL_ROWS else (rows.axis,)
+    sized = (
+        not expected
+        or rows is None
+        or all(
+            rows.axis < len(shape) and shape[rows.axis] == rows.size(examples)
+            for shape, examples in zip(shapes, _EXAMPLES, strict=True)
+        )
     )
     if len(ranks) != 1 or _growing_axes(blob) != expected or not sized:
         listed = ", ".join(f"{shape} for {examples}" for shape, examples in zip(shapes, _EXAMPLES, strict=True))

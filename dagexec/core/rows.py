@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.schema import OperatorCall, RowsCall, RowsRule
-from dagexec.core.traits import Rows
+from dagexec.core.traits import OF_ALL_ROWS, Rows
 
 Array = npt.NDArray[Any]
 
@@ -62,11 +62,11 @@ def across(reason: str) -> RowsRule:
     return rule
 
 
-def apart_from(axes: AxesReader) -> RowsRule:
-    """Input 0 keeps its axes, and everything is computed along `axes(call)`, which rows must not be on."""
+def apart_from(axes: AxesReader, *inputs: int) -> RowsRule:
+    """Everything is computed along `axes(call)`, which the rows of `inputs` (default: input 0) must not be on."""
 
     def rule(asked: RowsCall) -> list[Rows | None]:
-        rows = asked.only(0)
+        rows = asked.only(*(inputs or (0,)))
         if rows.axis in {axis % asked.rank(0) for axis in axes(asked.call)}:
             raise asked.mixes(rows.axis)
         return asked.all_outputs(rows)
@@ -74,11 +74,11 @@ def apart_from(axes: AxesReader) -> RowsRule:
     return rule
 
 
-def before_axis(first: Callable[[OperatorCall], int]) -> RowsRule:
-    """Outputs have the axes of input 0 before `first(call)`, on one of which rows must be; others are shared."""
+def before_axis(first: Callable[[OperatorCall], int], *inputs: int) -> RowsRule:
+    """Outputs have the axes before `first(call)` of `inputs` (default: input 0), on one of which rows must be."""
 
     def rule(asked: RowsCall) -> list[Rows | None]:
-        rows = asked.only(0)
+        rows = asked.only(*(inputs or (0,)))
         if rows.axis >= first(asked.call):
             raise asked.mixes(rows.axis)
         return asked.all_outputs(rows)
@@ -97,6 +97,47 @@ def reduced(axes: Callable[[OperatorCall], tuple[Collection[int], bool]]) -> Row
         return asked.all_outputs(rows.at(rows.axis - (0 if keep else sum(axis < rows.axis for axis in gone))))
 
     return rule
+
+
+def summing(rule: RowsRule, axes: AxesReader) -> RowsRule:
+    """`rule`, of an operator that sums input 0 along `axes(call)`: see `require_side_by_side`."""
+
+    def checked(asked: RowsCall) -> list[Rows | None]:
+        require_side_by_side(asked, 0, axes(asked.call))
+        return list(rule(asked))
+
+    return checked
+
+
+def require_side_by_side(asked: RowsCall, index: int, axes: Collection[int]) -> None:
+    """Raise RowsError if only rows are behind an axis of input `index` that is summed over, one number of each.
+
+    A lone example is a run of numbers there, which NumPy and oneDNN sum pairwise or in vectors; several are runs side
+    by side, which are added one number of each after the other.
+    """
+    rows, shape = asked.rows[index], asked.call.inputs[index].shape
+    if rows is None:
+        return
+    summed = {axis % len(shape) for axis in axes}
+    for axis in summed:
+        behind = [size for place, size in enumerate(shape) if place > axis and place not in summed | {rows.axis}]
+        if axis < rows.axis and rows.size(1) * math.prod(behind) == 1:
+            raise asked.refuse(f"sums along axis {axis}, in another order where only one number is behind it")
+
+
+def gradients(rule: RowsRule, names: Callable[[OperatorCall], Sequence[str]], own: str) -> RowsRule:
+    """Outputs are gradients of what `names(call)` says: that of `own` has rows as `rule` says, others sum over all."""
+
+    def all_of_them(asked: RowsCall) -> list[Rows | None]:
+        found = rule(asked)
+        return [rows if name == own else OF_ALL_ROWS for rows, name in zip(found, names(asked.call), strict=True)]
+
+    return all_of_them
+
+
+def gradient_and_sums(rule: RowsRule) -> RowsRule:
+    """Output 0 is a gradient with rows as `rule` says; the others are sums over all."""
+    return lambda asked: [rule(asked)[0], *[OF_ALL_ROWS] * (len(asked.outputs) - 1)]
 
 
 def permuted(axes: Callable[[OperatorCall], Sequence[int]]) -> RowsRule:

@@ -100,3 +100,7 @@ class Rows:
     def size(self, examples: int) -> int:
         """The size of the axis for so many examples."""
         return self.before * examples * self.each
+
+
+OF_ALL_ROWS = Rows(-1)
+"""Of an output that is computed from all examples together, such as the gradient of weights: nothing may read it."""

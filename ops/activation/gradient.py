@@ -15,6 +15,7 @@ from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
+from dagexec.core.rows import along_axis, gradients
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType, memory_cost
 from dagexec.errors import ArgumentError
 from dagexec.ops.activation.functions import (
@@ -358,6 +359,7 @@ def infer_prelu_gradient(call: OperatorCall) -> list[TensorType]:
         output_names=("dX", "dslope"),
         args={"order": ORDER_HELP, **WANTED_ARGS},
         cost=lambda call, outputs: memory_cost(call, outputs, 4),
+        rows=gradients(along_axis(0, 0, 1, 2), lambda call: wanted_inputs(call, PRELU_INPUTS), "X"),
     )
 )
 class PReluGradient(Operator):

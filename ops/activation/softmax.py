@@ -11,7 +11,7 @@ import numpy as np
 from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
-from dagexec.core.rows import apart_from
+from dagexec.core.rows import apart_from, summing
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType, memory_cost
 from dagexec.ops.base.blocks import BLOCK, Array, block_indices, compute_dtype, convert, is_narrow
 
@@ -57,7 +57,7 @@ def softmax_schema(name: str, formula: str) -> OpSchema:
         output_names=("Y",),
         args=SOFTMAX_ARGS,
         cost=lambda call, outputs: memory_cost(call, outputs, 15),
-        rows=apart_from(normalized_axes),
+        rows=summing(apart_from(normalized_axes), normalized_axes),
     )
 
 

@@ -15,10 +15,11 @@ from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.gradient import gradient_by
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
+from dagexec.core.rows import apart_from, summing
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType, memory_cost
-from dagexec.ops.activation.softmax import SOFTMAX_ARGS, grouping
-from dagexec.ops.base.blocks import BLOCK, Array, Scratch, block_indices, compute_dtype, convert, is_narrow
-from dagexec.ops.base.broadcast_reduction import sum_passes
+from dagexec.ops.activation.softmax import SOFTMAX_ARGS, grouping, normalized_axes
+from dagexec.ops.base.blocks import BLOCK, Array, block_indices, compute_dtype, convert, is_narrow
+from dagexec.ops.base.broadcast_reduction import row_sum_pass
 
 
 def infer_softmax_gradient(call: OperatorCall) -> list[TensorType]:
@@ -41,6 +42,7 @@ def softmax_gradient_schema(name: str, formula: str) -> OpSchema:
         args=SOFTMAX_ARGS,
         inplace=lambda source, target: source == 1 and target == 0,
         cost=lambda call, outputs: memory_cost(call, outputs, 4),
+        rows=summing(apart_from(normalized_axes, 0, 1), normalized_axes),
     )
 
 
@@ -56,13 +58,12 @@ class NormalizationGradient(Operator):
             return in_sequence([])
         work = compute_dtype(dx.dtype)
         count = min(outer, max(1, BLOCK // (group * inner)))
-        rows = Scratch(self, count * inner, work)
         sums, scratch = self.scratch((count, 1, inner), work), self.scratch((count, group, inner), work)
         wide = [self.scratch((count, group, inner), work) for _ in range(2)] if is_narrow(dx.dtype) else []
         steps: list[Step] = []
         for (piece,) in block_indices((outer,), count):
             length = len(dx[piece])
-            memory = (scratch[:length], sums[:length], rows)
+            memory = (scratch[:length], sums[:length])
             if not wide:
                 steps += self.passes(y[piece], dy[piece], dx[piece], *memory)
                 continue
@@ -72,18 +73,18 @@ class NormalizationGradient(Operator):
         return in_sequence(steps)
 
     @abstractmethod
-    def passes(self, y: Array, dy: Array, dx: Array, scratch: Array, sums: Array, rows: Scratch) -> list[Step]:
-        """The NumPy calls for whole groups along axis 1; `dx` may be `dy`, and `rows` is for `sum_passes`."""
+    def passes(self, y: Array, dy: Array, dx: Array, scratch: Array, sums: Array) -> list[Step]:
+        """The NumPy calls for whole groups along axis 1; `dx` may be `dy`."""
 
 
 @operator(softmax_gradient_schema("SoftmaxGradient", "dX = Y * (dY - sum of Y * dY)."))
 class SoftmaxGradient(NormalizationGradient):
     """Gradient of Softmax."""
 
-    def passes(self, y: Array, dy: Array, dx: Array, scratch: Array, sums: Array, rows: Scratch) -> list[Step]:
+    def passes(self, y: Array, dy: Array, dx: Array, scratch: Array, sums: Array) -> list[Step]:
         return [
             partial(np.multiply, y, dy, out=scratch),
-            *sum_passes(scratch, (1,), sums, rows),
+            row_sum_pass(scratch, (1,), sums),
             partial(np.subtract, dy, sums, out=dx),
             partial(np.multiply, dx, y, out=dx),
         ]
@@ -93,9 +94,9 @@ class SoftmaxGradient(NormalizationGradient):
 class LogSoftmaxGradient(NormalizationGradient):
     """Gradient of LogSoftmax."""
 
-    def passes(self, y: Array, dy: Array, dx: Array, scratch: Array, sums: Array, rows: Scratch) -> list[Step]:
+    def passes(self, y: Array, dy: Array, dx: Array, scratch: Array, sums: Array) -> list[Step]:
         return [
-            *sum_passes(dy, (1,), sums, rows),
+            row_sum_pass(dy, (1,), sums),
             partial(np.exp, y, out=scratch),
             partial(np.multiply, scratch, sums, out=scratch),
             partial(np.subtract, dy, scratch, out=dx),

@@ -3,6 +3,9 @@
 If a tensor is stretched to a shape along some axes, its gradient is the sum over these axes of the gradient by the
 stretched one. The computation is cut into pieces that stay in the cache, as in `blocks`; of a function of several
 passes only pieces of its values exist. Pieces add up in memory order.
+
+Where the first axis is not summed over, it may be a batch: then each of its rows has the same bytes whatever is beside
+it, and no BLAS sums, which would choose its order by the number of rows.
 """
 
 from __future__ import annotations
@@ -65,7 +68,8 @@ def reduced(
     sizes, (result, *arrays) = merged_axes(shape, [target, *sources])
     axes = tuple(axis for axis, size in enumerate(sizes) if result.shape[axis] != size)
     total = result if result.dtype == work else owner.scratch(result.shape, work)
-    cutter = _Cutter(owner, sizes, work, arrays, passes)
+    are_apart = owner.is_batch_invariant and (not shape or shape[0] in (1, target.shape[0]))
+    cutter = _Cutter(owner, sizes, work, arrays, passes, are_apart)
     if not axes:
         return in_sequence(cutter.elementwise(total, result))
     steps = cutter.sums(total, axes)
@@ -82,11 +86,13 @@ class _Cutter:
         work: np.dtype[Any],
         arrays: Sequence[Array],
         passes: SourcePasses | None,
+        are_apart: bool,
     ) -> None:
         self._sizes = sizes
         self._work = work
         self._arrays = arrays
         self._passes = passes
+        self._are_apart = are_apart
         self._ranges = even_ranges(sizes, BLOCK)
         largest = int(np.prod([ranges[0].stop for ranges in self._ranges]))
         self._scratch, self._wide, self._part, self._rows = (Scratch(owner, largest, work) for _ in range(4))
@@ -124,12 +130,17 @@ class _Cutter:
             start = tuple(piece.start or 0 for piece in place)
             if start in begun:
                 part = self._part(1, target.shape)
-                steps += sum_passes(values, axes, part, self._rows)
+                steps += self._sum(values, axes, part)
                 steps.append(partial(np.add, target, part, out=target))
             else:
-                steps += sum_passes(values, axes, target, self._rows)
+                steps += self._sum(values, axes, target)
                 begun.add(start)
         return steps
+
+    def _sum(self, values: Array, axes: tuple[int, ...], target: Array) -> list[Step]:
+        if self._are_apart:
+            return [row_sum_pass(values, axes, target)]
+        return _sum_passes(values, axes, target, self._rows)
 
     def _indices(self) -> list[Slices]:
         return list(product(*self._ranges))
@@ -162,8 +173,21 @@ class _Cutter:
         return steps, pieces
 
 
-def sum_passes(values: Array, axes: tuple[int, ...], target: Array, scratch: Scratch) -> list[Step]:
-    """The passes `target = sum of values over axes`, where the target has size 1; both are float32 or float64.
+def row_sum_pass(values: Array, axes: tuple[int, ...], target: Array) -> Step:
+    """The pass `target = sum of values over axes`, where the target has size 1; both are float32 or float64.
+
+    Each number is summed in an order that the sizes of `axes` decide, and no other: `einsum` sums rows in half the time
+    of `np.add.reduce` or less.
+    """
+    kept = [axis for axis, size in enumerate(values.shape) if size != 1 and axis not in axes]
+    summed = [axis for axis in axes if values.shape[axis] != 1]
+    if values.flags.c_contiguous and target.flags.c_contiguous and max(kept, default=-1) < min(summed, default=0):
+        return partial(np.einsum, "ij->i", values.reshape(target.size, -1), out=target.reshape(-1))
+    return partial(np.add.reduce, values, axis=axes, keepdims=True, out=target)
+
+
+def _sum_passes(values: Array, axes: tuple[int, ...], target: Array, scratch: Scratch) -> list[Step]:
+    """The passes `target = sum of values over axes`, as in `row_sum_pass`, in an order that all sizes may decide.
 
     Sums over the first axes, the last ones, or both, are products of a matrix and ones, which BLAS computes up to 40
     times as fast as NumPy's reduction where rows are short.

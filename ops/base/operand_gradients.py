@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import ClassVar
 
 from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
-from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType
+from dagexec.core.schema import Cost, OperatorCall, OpSchema, RowsCall, TensorType
+from dagexec.core.traits import OF_ALL_ROWS, Rows
 from dagexec.ops.base.broadcast_reduction import SourcePasses, reduced
 from dagexec.ops.base.gradient_selection import WANTED_ARGS, wanted_inputs
 
@@ -113,8 +115,30 @@ def register_gradients(
         args={**args, **WANTED_ARGS},
         inplace=lambda source, _target: source == given,
         cost=cost,
+        rows=partial(_rows, cls),
     )
     operator(schema)(cls)
+
+
+def _rows(cls: type[OperandGradients], asked: RowsCall) -> list[Rows | None]:
+    """An operand with rows gets those of its gradient; if something is summed for it, they must be on the first axis.
+
+    Tensors with rows have as many axes as the gradient of the output.
+    """
+    asked.require_uncounted()
+    roles = cls.roles(asked.call)
+    given = roles[cls.given]
+    rows = asked.common({index: one for index, one in enumerate(asked.rows) if one is not None})
+    shape, found = asked.call.inputs[given].shape, list[Rows | None]()
+    if any(one is not None and asked.rank(index) != len(shape) for index, one in enumerate(asked.rows)):
+        raise asked.mixes(rows.axis)
+    for name in wanted_inputs(asked.call, cls.operands(asked.call)):
+        operand = roles.get(name, given)
+        own = asked.rows[operand]
+        if own is not None and rows.axis > 0 and asked.call.inputs[operand].shape != shape:
+            raise asked.mixes(rows.axis)
+        found.append(OF_ALL_ROWS if own is None else own)
+    return found
 
 
 def stretched_views(shapes: Mapping[str, tuple[int, ...]], shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:

@@ -14,6 +14,7 @@ from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.gradient import gradient_by
 from dagexec.core.operator import Operator, Step
 from dagexec.core.registry import operator, operator_class
+from dagexec.core.rows import elementwise
 from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType, memory_cost
 from dagexec.ops.base.blocks import Array, Scratch
 from dagexec.ops.base.broadcast_reduction import reduced
@@ -106,6 +107,7 @@ def pointwise_gradient(
             args=cpu.schema.args,
             inplace=lambda source, target: source == gradient and target == 0,
             cost=cost,
+            rows=elementwise,
         )
         operator(schema)(cls)
         if has_maker:

@@ -180,7 +180,8 @@ class ConvolutionGradient(GradientOperator):
 
     def input_step(self, call: OperatorCall, result: Array) -> Step:
         """The data gradient for output dY."""
-        return data_gradient(self, self.problem(result, self.x(1), None, self.x(2), conv_window(call)[1]))
+        problem = self.problem(result, self.x(1), None, self.x(2), conv_window(call)[1])
+        return data_gradient(self, problem, apart=self.is_batch_invariant)
 
 
 for _suffix in SPATIAL_AXES:

@@ -26,7 +26,13 @@ from dagexec.ops.conv.convolution import (
     only_bias,
     register_engines,
 )
-from dagexec.ops.conv.gradient import GradientOperator, data_gradient, filter_gradient, gradient_cost, gradient_types
+from dagexec.ops.conv.gradient import (
+    GradientOperator,
+    data_gradient,
+    filter_gradient,
+    gradient_cost,
+    gradient_types,
+)
 from dagexec.ops.conv.gradient_outputs import GRADIENT_ARGS
 from dagexec.ops.conv.problem import Array
 
@@ -109,7 +115,8 @@ class TransposedConvolutionGradient(GradientOperator):
         gradient = self.x(2)
         if not gradient.size:
             return only_bias(result, None, self.channels_last)
-        return self.forward(self.problem(gradient, self.x(1), None, result, transposed_window(call)[1]))
+        problem = self.problem(gradient, self.x(1), None, result, transposed_window(call)[1])
+        return self.forward(problem, apart=self.is_batch_invariant)
 
 
 for _suffix in SPATIAL_AXES:

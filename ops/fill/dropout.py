@@ -20,6 +20,7 @@ from dagexec.core.dtypes import BOOL, FLOAT_TYPES, INT64, TypeMeta
 from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of
 from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
 from dagexec.core.registry import operator
+from dagexec.core.rows import elementwise
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType, first_to_first, memory_cost
 from dagexec.core.traits import ImageRole
 from dagexec.errors import ArgumentError
@@ -209,6 +210,7 @@ def infer_dropout_gradient(call: OperatorCall) -> list[TensorType]:
         required_args=("is_test",),
         inplace=first_to_first,
         cost=lambda call, outputs: memory_cost(call, outputs, 2),
+        rows=elementwise,
     )
 )
 class DropoutGrad(Operator):

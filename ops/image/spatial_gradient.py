@@ -12,6 +12,7 @@ from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_by, gradient_of
 from dagexec.core.operator import Step, in_sequence, nothing_to_do
 from dagexec.core.registry import operator
+from dagexec.core.rows import along_axis, first_axis
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
 from dagexec.ops.base.blocks import Array, compute_dtype, convert
 from dagexec.ops.base.layout import ORDER_HELP, ImageOperator, channel_axis, channels_last
@@ -45,6 +46,7 @@ def _infer_resize(call: OperatorCall) -> list[TensorType]:
         args=RESIZE_ARGS,
         cost=reduction_cost,
         value_inputs=(2,),
+        rows=along_axis(0, 0, 1),
     )
 )
 class ResizeNearestGradient(ImageOperator):
@@ -104,6 +106,7 @@ def resize_gradient(request: GradientRequest) -> GradientOperators:
         output_names=("dX",),
         args={"group": "number of groups (default 1)", "order": ORDER_HELP},
         cost=copy_cost,
+        rows=first_axis,
     )
 )
 class ChannelShuffleGradient(ImageOperator):

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from dagexec.core.dtypes import FLOAT32, FLOAT64
 from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of
+from dagexec.core.rows import along_axis, first_axis
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.array_function import array_function
@@ -63,6 +64,7 @@ def infer_upsample(call: OperatorCall) -> list[TensorType]:
         output_names=("Y",),
         args=_ARGS,
         value_inputs=(1,),
+        rows=first_axis,
     )
 )
 def upsample(call: OperatorCall, x: Array, *_scales: Array) -> Sequence[Array]:
@@ -92,6 +94,7 @@ def infer_upsample_gradient(call: OperatorCall) -> list[TensorType]:
         output_names=("dX",),
         args=_ARGS,
         value_inputs=(2,),
+        rows=along_axis(0, 0, 1),
     )
 )
 def upsample_slope(_call: OperatorCall, dy: Array, x: Array, *_scales: Array) -> Sequence[Array]:

@@ -15,6 +15,7 @@ from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.gradient import gradient_by
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
+from dagexec.core.rows import along_axis
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
 from dagexec.ops.base.blocks import Array, Scratch, compute_dtype
 from dagexec.ops.base.pointwise import scalar_pass
@@ -72,6 +73,7 @@ def infer_label_cross_entropy(call: OperatorCall) -> list[TensorType]:
         doc="Y = -ln max(X[label], 1e-20) for each row of X, probabilities of the classes.",
         input_names=("X", "label"),
         output_names=("Y",),
+        rows=along_axis(0, 0, 1),
     )
 )
 class LabelCrossEntropy(_Labeled):
@@ -100,6 +102,7 @@ def infer_label_cross_entropy_gradient(call: OperatorCall) -> list[TensorType]:
         doc="dX = -dY / max(X, 1e-20) at the label of each row, else 0.",
         input_names=("X", "label", "dY"),
         output_names=("dX",),
+        rows=along_axis(0, 0, 1, 2),
     )
 )
 class LabelCrossEntropyGradient(_Labeled):

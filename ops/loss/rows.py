@@ -16,6 +16,7 @@ import numpy as np
 from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of
 from dagexec.core.operator import Operator, Step, in_sequence
+from dagexec.core.rows import along_axis
 from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType, memory_cost
 from dagexec.ops.base.blocks import BLOCK, Array, Scratch, compute_dtype, convert, is_narrow, row_pieces
 
@@ -158,7 +159,14 @@ def row_loss_schema(
         return [TensorType(rows(shape), call.inputs[0].meta)]
 
     return OpSchema(
-        name, infer=infer, doc=doc, input_names=tuple(inputs), output_names=("Z",), args=args or {}, cost=_row_cost
+        name,
+        infer=infer,
+        doc=doc,
+        input_names=tuple(inputs),
+        output_names=("Z",),
+        args=args or {},
+        cost=_row_cost,
+        rows=along_axis(0, *range(len(inputs))),
     )
 
 
@@ -191,6 +199,7 @@ def row_gradient_schema(
         output_names=tuple(outputs),
         args=args or {},
         cost=_row_cost,
+        rows=along_axis(0, *range(len(inputs))),
     )
 
 

@@ -17,7 +17,7 @@ from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_by, gradient_of
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
-from dagexec.core.rows import before_axis, first_axis
+from dagexec.core.rows import before_axis, first_axis, gradient_and_sums
 from dagexec.core.schema import Cost, OperatorCall, OpSchema, RowsRule, TensorType, first_to_first, memory_cost
 from dagexec.ops.base.blocks import Array, Scratch
 from dagexec.ops.base.broadcast_reduction import reduced
@@ -36,9 +36,12 @@ AXIS_ARGS = {"axis": "the first axis of the features, which scale and bias have 
 
 def feature_view(call: OperatorCall) -> View:
     """Axes from `axis` on are the channels."""
-    shape = call.inputs[0].shape
-    axis = call.axis("axis", 1, len(shape), end=True)
+    shape, axis = call.inputs[0].shape, _first_feature(call)
     return math.prod(shape[:axis]), math.prod(shape[axis:]), 1
+
+
+def _first_feature(call: OperatorCall) -> int:
+    return call.axis("axis", 1, len(call.inputs[0].shape), end=True)
 
 
 def image_view(call: OperatorCall) -> View:
@@ -128,7 +131,7 @@ def _two_operations(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
         ("X", "w", "b"),
         "Y = X * w + b: w and b have an element for each feature, X's axes from `axis` on.",
         AXIS_ARGS,
-        rows=before_axis(lambda call: call.axis("axis", 1, len(call.inputs[0].shape), end=True)),
+        rows=before_axis(_first_feature),
     )
 )
 class ElementwiseLinear(ChannelAffine):
@@ -190,9 +193,14 @@ def _product(pieces: Sequence[Array], out: Array, _scratch: Scratch) -> list[Ste
 
 
 def _gradient_schema(
-    of: str, kind: type[ChannelAffineGradient], names: tuple[str, ...], least: int, args: dict[str, str]
+    of: str,
+    kind: type[ChannelAffineGradient],
+    names: tuple[str, ...],
+    least: int,
+    args: dict[str, str],
+    first: Callable[[OperatorCall], int],
 ) -> OpSchema:
-    """Without X, dX is the only output; with it, dscale and dbias follow."""
+    """Without X, dX is the only output; with it, dscale and dbias follow. Rows are before axis `first`."""
 
     def infer(call: OperatorCall) -> list[TensorType]:
         call.require_types(0, *FLOAT_TYPES)
@@ -217,6 +225,7 @@ def _gradient_schema(
         args=args,
         inplace=first_to_first,
         cost=_two_operations,
+        rows=lambda asked: gradient_and_sums(before_axis(first, *range(len(asked.rows) - 1)))(asked),
     )
 
 
@@ -232,12 +241,12 @@ class AffineChannelGradient(ChannelAffineGradient):
     view = staticmethod(image_view)
 
 
-operator(_gradient_schema("ElementwiseLinear", ElementwiseLinearGradient, ("dY", "X", "w"), 3, AXIS_ARGS))(
-    ElementwiseLinearGradient
-)
-operator(_gradient_schema("AffineChannel", AffineChannelGradient, ("dY", "X", "scale"), 2, ORDER_ARGS))(
-    AffineChannelGradient
-)
+operator(
+    _gradient_schema("ElementwiseLinear", ElementwiseLinearGradient, ("dY", "X", "w"), 3, AXIS_ARGS, _first_feature)
+)(ElementwiseLinearGradient)
+operator(
+    _gradient_schema("AffineChannel", AffineChannelGradient, ("dY", "X", "scale"), 2, ORDER_ARGS, lambda _call: 1)
+)(AffineChannelGradient)
 
 
 gradient_by("ElementwiseLinear", "ElementwiseLinearGradient", ("dY", "X0", "X1"), of_inputs=(0, 1, 2))

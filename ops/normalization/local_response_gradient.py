@@ -11,6 +11,7 @@ from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of
 from dagexec.core.operator import Step, in_sequence
 from dagexec.core.registry import operator
+from dagexec.core.rows import along_axis
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType, memory_cost
 from dagexec.ops.base.blocks import BLOCK, Array, compute_dtype, convert, is_narrow, row_pieces
 from dagexec.ops.base.layout import ImageOperator, channel_axis
@@ -38,6 +39,7 @@ def infer_lrn_gradient(call: OperatorCall) -> list[TensorType]:
         args=LRN.schema.args,
         required_args=("size",),
         cost=lambda call, outputs: memory_cost(call, outputs, 10 + 2 * call.arguments.int("size", 1)),
+        rows=along_axis(0, 0, 1, 2),
     )
 )
 class LRNGradient(ImageOperator):

@@ -13,7 +13,7 @@ from dagexec.core.gradient import not_differentiable
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Step, in_sequence, nothing_to_do
 from dagexec.core.registry import operator
-from dagexec.core.rows import apart_from, before_axis
+from dagexec.core.rows import apart_from, before_axis, summing
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType, memory_cost
 from dagexec.ops.base.array_function import ArrayOperator, array_function
 from dagexec.ops.base.blocks import BLOCK, Array, compute_dtype, row_pieces
@@ -106,7 +106,7 @@ _SMALLEST_DEVIATION = 1e-9  # added to the deviation, as ONNX says
         args={"axes": "the axes of a mean (default: all)"},
         cost=lambda call, outputs: memory_cost(call, outputs, 6),
         onnx=(OnnxName("MeanVarianceNormalization", 13, {"axes": "axes"}),),
-        rows=apart_from(lambda call: named_axes(call)[0]),
+        rows=summing(apart_from(lambda call: named_axes(call)[0]), lambda call: named_axes(call)[0]),
     )
 )
 def mean_variance_norm(call: OperatorCall, x: Array) -> Sequence[Array]:

@@ -81,7 +81,8 @@ def group_grouping(call: OperatorCall) -> Grouping:
     return Grouping((batch, groups, width, pixels), (2, 3), (groups, width, 1), (batch, groups))
 
 
-def _first_normalized(call: OperatorCall) -> int:
+def first_normalized(call: OperatorCall) -> int:
+    """The first axis of those that LayerNorm normalizes."""
     return call.axis("axis", 1, len(call.inputs[0].shape))
 
 
@@ -255,7 +256,7 @@ class GroupNorm(_Standardize):
         },
         cost=lambda call, outputs: memory_cost(call, outputs, 8),
         results=1,
-        rows=before_axis(_first_normalized),
+        rows=before_axis(first_normalized),
     )
 )
 class LayerNorm(_Standardize):

@@ -11,7 +11,7 @@ deviation are computed again when the forward operator did not keep them.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,11 +21,19 @@ from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator, schema_of
-from dagexec.core.schema import InplaceRule, OperatorCall, OpSchema, TensorType, memory_cost, no_inplace
+from dagexec.core.rows import before_axis, gradient_and_sums
+from dagexec.core.schema import InplaceRule, OperatorCall, OpSchema, RowsCall, TensorType, memory_cost, no_inplace
+from dagexec.core.traits import Rows
 from dagexec.ops.base.blocks import BLOCK, Array, Scratch, compute_dtype, convert, is_narrow, row_pieces
 from dagexec.ops.base.pointwise import scalar_pass
 from dagexec.ops.normalization.local_response import epsilon_of, require_channel_parameters
-from dagexec.ops.normalization.standardization import Grouping, group_grouping, instance_grouping, layer_grouping
+from dagexec.ops.normalization.standardization import (
+    Grouping,
+    first_normalized,
+    group_grouping,
+    instance_grouping,
+    layer_grouping,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +264,11 @@ def _schema(
     outputs: tuple[int, int],
     inplace: InplaceRule = no_inplace,
 ) -> OpSchema:
+    def rows(asked: RowsCall) -> Sequence[Rows | None]:
+        roles = _found(inputs_of(len(asked.rows)))
+        own = [index for index in range(len(asked.rows)) if index not in (roles.scale, roles.bias)]
+        return gradient_and_sums(before_axis(first_normalized if grouping is layer_grouping else _one, *own))(asked)
+
     return OpSchema(
         f"{forward}Gradient",
         inputs=(min(4, len(inputs)) if outputs[0] == 3 else 2, len(inputs)),
@@ -267,7 +280,12 @@ def _schema(
         args=schema_of(forward).args,
         inplace=inplace,
         cost=lambda call, outputs: memory_cost(call, outputs, 14),
+        rows=rows,
     )
+
+
+def _one(_call: OperatorCall) -> int:
+    return 1
 
 
 def _found(roles: GradientInputs | None) -> GradientInputs:

@@ -13,7 +13,7 @@ from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.gradient import gradient_by, no_gradient
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
-from dagexec.core.rows import apart_from
+from dagexec.core.rows import apart_from, summing
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType, memory_cost
 from dagexec.ops.base.blocks import BLOCK, Array, Scratch, block_indices, compute_dtype, convert, is_narrow
 from dagexec.ops.base.pointwise import scalar_pass
@@ -31,9 +31,6 @@ def vectors_view(call: OperatorCall) -> tuple[int, int, int]:
     shape = call.inputs[0].shape
     axis = call.axis("axis", -1, len(shape))
     return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
-
-
-_rows = apart_from(lambda call: [call.axis("axis", -1, len(call.inputs[0].shape))])
 
 
 def infer_same(call: OperatorCall) -> list[TensorType]:
@@ -75,6 +72,10 @@ class _Vectors(Operator):
         """The NumPy calls for a piece."""
 
 
+def _normalized(call: OperatorCall) -> list[int]:
+    return [call.axis("axis", -1, len(call.inputs[0].shape))]
+
+
 def _schema(name: str, inputs: tuple[str, ...], output: str, doc: str) -> OpSchema:
     return OpSchema(
         name,
@@ -84,7 +85,7 @@ def _schema(name: str, inputs: tuple[str, ...], output: str, doc: str) -> OpSche
         output_names=(output,),
         args=ARGUMENTS,
         cost=lambda call, outputs: memory_cost(call, outputs, 4),
-        rows=_rows if len(inputs) == 1 else None,
+        rows=summing(apart_from(_normalized, *range(len(inputs))), _normalized),
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -150,13 +151,15 @@ class MaximumPoolingGradient(OneDNNOperator, MaxPoolingGradient):
     def sums(self, taps: Sequence[Tap], equal: Array, chosen: Array) -> list[Step]:
         """A primitive a tap, and NumPy where dY is not finite or the type is not one of `metas`.
 
-        There 0 times dY is not 0. The product of dY and zeros tells.
+        There 0 times dY is not 0. The product of dY and zeros tells. Sums begin with 0, to which 0 times a negative dY,
+        which may be that of another image, adds nothing.
         """
         exact = super().sums(taps, equal, chosen)
         if self.input(0).meta not in self.metas:
             return exact
         try:
-            fused = in_sequence([self._tap(tap).step for tap in taps])
+            clear = [partial(tap.totals.fill, 0) for tap in taps if tap.first]
+            fused = in_sequence([*clear, *(self._tap(tap).step for tap in taps)])
         except UnsupportedFeatureError:
             return exact
         weights = max((tap.weights for tap in taps), key=len)
@@ -174,8 +177,7 @@ class MaximumPoolingGradient(OneDNNOperator, MaxPoolingGradient):
         layout = self.packed(tap.pixels)
         attributes = self.attributes()
         attributes.binary(_MULTIPLY, layout)
-        if not tap.first:
-            attributes.add_to_destination()
+        attributes.add_to_destination()
         handles = (layout, layout, layout, attributes)
         found = self.describe_fast("binary", self.onednn.engine, _EQUAL, *handles)
         arrays = {SRC: tap.pixels, SRC_1: tap.maxima, DST: tap.totals, POST_OP | SRC_1: tap.weights}

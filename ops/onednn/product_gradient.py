@@ -22,6 +22,10 @@ class FullyConnectedGradient(OneDNNOperator, product_gradient.FullyConnectedGrad
         """Sums and conversions by NumPy, products by `product`."""
         return product_gradient.FullyConnectedGradient.prepare(self)
 
+    def row_product(self, a: Array, b: Array, target: Array) -> Step:
+        """By BLAS in products of one size where rows must be alike."""
+        return super().row_product(a, b, target) if self.is_batch_invariant else self.product(a, b, target)
+
     def product(self, a: Array, b: Array, target: Array) -> Step:
         """One matmul, or BLAS where oneDNN has none: for float64, and for matrices without elements."""
         if 0 in (a.size, b.size):

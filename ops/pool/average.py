@@ -9,6 +9,7 @@ import numpy as np
 from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Step, nothing_to_do
+from dagexec.core.rows import along_axis
 from dagexec.core.schema import OpSchema
 from dagexec.core.traits import ImageRole
 from dagexec.ops.base.blocks import compute_dtype
@@ -104,6 +105,7 @@ register_pooling(
             output_names=("dX",),
             args=_ARGS,
             cost=pooling_cost(1, of_input),
+            rows=along_axis(0, 0, 1, 2),
         )
         for rank in RANKS
     ],

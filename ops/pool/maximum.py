@@ -13,6 +13,7 @@ import numpy as np
 from dagexec.core.dtypes import NUMBER_TYPES
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Step, in_sequence, nothing_to_do
+from dagexec.core.rows import along_axis
 from dagexec.core.schema import OpSchema
 from dagexec.core.traits import ImageRole
 from dagexec.ops.base.blocks import compute_dtype
@@ -191,6 +192,7 @@ register_pooling(
             output_names=("dX",),
             args=POOL_ARGS,
             cost=pooling_cost(2, of_input),
+            rows=along_axis(0, 0, 1, 2),
         )
         for rank in RANKS
     ],

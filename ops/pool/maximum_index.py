@@ -17,7 +17,7 @@ import numpy as np
 
 from dagexec.core.dtypes import FLOAT_TYPES, INT32, INT64, NUMBER_TYPES
 from dagexec.core.operator import Step, in_sequence, nothing_to_do
-from dagexec.core.rows import first_axis
+from dagexec.core.rows import along_axis
 from dagexec.core.schema import OperatorCall, OpSchema, RowsCall, TensorType
 from dagexec.core.traits import Rows
 from dagexec.errors import ArgumentError
@@ -321,10 +321,10 @@ def _infer_gradient(call: OperatorCall) -> list[TensorType]:
 
 
 def _rows(asked: RowsCall) -> Sequence[Rows | None]:
-    """Images on axis 0. Raises RowsError where the mask has indices into the whole X."""
+    """Images on axis 0 of all inputs. Raises RowsError where the mask has indices into the whole X."""
     if asked.call.arguments.bool("flat_indices"):
         raise asked.refuse("indices count through all rows")
-    return first_axis(asked)
+    return along_axis(0, *range(len(asked.rows)))(asked)
 
 
 _ARGS = POOL_ARGS | {
@@ -362,6 +362,7 @@ register_pooling(
             output_names=("dX",),
             args=_ARGS,
             cost=pooling_cost(1, of_input),
+            rows=_rows,
         )
         for rank in RANKS
     ],

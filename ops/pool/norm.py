@@ -19,6 +19,7 @@ import numpy as np
 
 from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.operator import Step, in_sequence, nothing_to_do
+from dagexec.core.rows import along_axis
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
 from dagexec.core.traits import ImageRole
 from dagexec.errors import ArgumentError
@@ -182,6 +183,7 @@ register_pooling(
             output_names=("dX",),
             args=_ARGS,
             cost=pooling_cost(2, of_input),
+            rows=along_axis(0, 0, 1, 2),
         )
         for rank in RANKS
     ],

@@ -22,6 +22,7 @@ from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_o
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
+from dagexec.core.rows import require_side_by_side
 from dagexec.core.schema import UNBOUNDED, Cost, OperatorCall, OpSchema, RowsCall, TensorType
 from dagexec.core.traits import Rows
 from dagexec.errors import ArgumentError, GradientError
@@ -110,6 +111,9 @@ def _rows(asked: RowsCall) -> list[Rows | None]:
         label = labels[rows.axis]
         if label not in output or labels.count(label) > 1:
             raise asked.mixes(rows.axis)
+        elsewhere = {name for place, other in enumerate(operands) if place != index for name in other}
+        alone = [axis for axis, name in enumerate(labels) if name not in {*output, *elsewhere}]
+        require_side_by_side(asked, index, alone)
         found[index] = rows.at(output.index(label))
     return [asked.common(found)]
 

@@ -22,9 +22,12 @@ from dagexec.core.gradient import Gradient, GradientOperators, GradientRequest, 
 from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
 from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import operator
-from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType
+from dagexec.core.rows import before_axis, gradients
+from dagexec.core.schema import Cost, OperatorCall, OpSchema, RowsCall, TensorType
+from dagexec.core.traits import OF_ALL_ROWS, Rows
 from dagexec.ops.base.blocks import Array, compute_dtype, convert, is_narrow
 from dagexec.ops.base.gradient_selection import one_operator, wanted_inputs
+from dagexec.ops.base.row_products import row_product
 from dagexec.ops.conv.gradient_outputs import BIAS, INPUT, wanted_gradients
 from dagexec.ops.product.products import (
     FC_ARGS,
@@ -82,6 +85,7 @@ def _layer_schema(name: str, transposed: bool) -> OpSchema:
         output_names=("dW", "db", "dX"),
         args=FC_ARGS | {"wanted": f"{WANTED_HELP}: strings out of weights, bias and input (default: dW, db and dX)"},
         cost=_layer_cost,
+        rows=gradients(before_axis(lambda call: fc_matrices(call, transposed)[2], 0, 2), layer_gradients, INPUT),
     )
 
 
@@ -108,7 +112,7 @@ class FullyConnectedGradient(Operator):
             if name == BIAS:
                 steps.append(partial(np.add.reduce, dy, axis=0, out=target))
             elif name == INPUT:
-                steps.append(self.product(dy, w.T if self.transposed else w, target.reshape(rows, inner)))
+                steps.append(self.row_product(dy, w.T if self.transposed else w, target.reshape(rows, inner)))
             else:
                 operands = (x.T, dy) if self.transposed else (dy.T, x)
                 steps.append(self.product(*operands, target.reshape(w_matrix)))
@@ -118,6 +122,10 @@ class FullyConnectedGradient(Operator):
     def product(self, a: Array, b: Array, target: Array) -> Step:
         """The step target = A B, of matrices that may be transposed views; the target is packed."""
         return partial(np.matmul, a, b, out=target)
+
+    def row_product(self, a: Array, b: Array, target: Array) -> Step:
+        """As `product`, each row of A alike in any batch."""
+        return row_product(self, a, b, target)
 
     def _target(self, result: Array) -> tuple[Array, Step]:
         """Where `result` is computed, and what brings it to its place."""
@@ -184,7 +192,10 @@ class ProductGradient(Operator):
             total: Array = result
             if stretched or is_narrow(result.dtype):
                 total = self.scratch((*batch, *result.shape[-2:]), left.dtype)
-            steps.append(partial(np.matmul, left, right, out=total.reshape(*batch, *result.shape[-2:])))
+            product = total.reshape(*batch, *result.shape[-2:])
+            is_of_rows = name == "A" and not found.trans_a and left.ndim == right.ndim == 2
+            by_rows = row_product(self, left, right, product) if is_of_rows else None
+            steps.append(by_rows or partial(np.matmul, left, right, out=product))
             if stretched:
                 target, dtype = result.reshape(own), left.dtype
                 if is_narrow(result.dtype):
@@ -222,6 +233,19 @@ def _product_cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
     return Cost(flops, sum(kind.nbytes for kind in call.inputs), sum(kind.nbytes for kind in outputs))
 
 
+def _product_rows(asked: RowsCall) -> list[Rows | None]:
+    """Rows on the first axis of the stacks; or those of A alone, which may be a matrix that is not transposed."""
+    rows = asked.only(0, 1, 2)
+    ranks = asked.rank(0), asked.rank(1)
+    turned = asked.call.arguments.bool("trans_a")
+    of_b = asked.rows[1] is not None
+    fits = ranks[0] == ranks[1] > 2 if of_b else ranks[0] > 2 or (ranks[1] == 2 and not turned)
+    if rows.axis != 0 or asked.rows[0] is None or asked.rows[2] is None or not fits or max(ranks) > ranks[0]:
+        raise asked.mixes(rows.axis)
+    found = {"A": rows, "B": rows if of_b else OF_ALL_ROWS}
+    return [found[name] for name in wanted_inputs(asked.call, "AB")]
+
+
 def _product_schema(name: str, doc: str, args: dict[str, str]) -> OpSchema:
     return OpSchema(
         f"{name}Gradient",
@@ -232,6 +256,7 @@ def _product_schema(name: str, doc: str, args: dict[str, str]) -> OpSchema:
         output_names=("dA", "dB"),
         args=args | TRANSPOSE_ARGS | {"wanted": f"{WANTED_HELP}: strings out of A and B (default: both)"},
         cost=_product_cost,
+        rows=_product_rows if name == "BatchMatMul" else None,
     )
 
 

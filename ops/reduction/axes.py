@@ -18,7 +18,7 @@ from dagexec.core.dtypes import BOOL, FLOAT_TYPES, INT32, INT64, NUMBER_TYPES, T
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
-from dagexec.core.rows import reduced
+from dagexec.core.rows import reduced, summing
 from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType
 from dagexec.core.traits import ImageRole
 from dagexec.errors import ArgumentError
@@ -391,7 +391,7 @@ def reduction_schema(
         value_inputs=(1,) if axes is reduced_axes else (),
         cost=reduction_cost,
         image_role=role,
-        rows=reduced(axes),
+        rows=summing(reduced(axes), lambda call: axes(call)[0]),
     )
 
 

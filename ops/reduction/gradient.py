@@ -19,7 +19,8 @@ from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of, no_gradient
 from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
 from dagexec.core.registry import operator
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType
+from dagexec.core.schema import OperatorCall, OpSchema, RowsCall, TensorType
+from dagexec.core.traits import Rows
 from dagexec.ops.base.blocks import Array, compute_dtype, convert, is_narrow
 from dagexec.ops.base.pointwise import scalar_pass
 from dagexec.ops.reduction.axes import (
@@ -225,6 +226,19 @@ def _schema(name: str, axes: AxesReader, args: dict[str, str], names: tuple[str,
             require_lengths(call, len(names), shape)
         return [kind]
 
+    def rows(asked: RowsCall) -> list[Rows | None]:
+        own = asked.rows[names.index("X")]
+        if own is None:
+            raise asked.without_rows()
+        gone, keep = axes(_of_input(asked.call, names))
+        if own.axis in gone:
+            raise asked.mixes(own.axis)
+        left = own if keep else own.at(own.axis - sum(axis < own.axis for axis in gone))
+        for index, one in enumerate(asked.rows):
+            if one is not None and one != (own if names[index : index + 1] == ("X",) else left):
+                raise asked.refuse(f"input {index} has rows {one}, expected {left}")
+        return [own]
+
     return OpSchema(
         name,
         inputs=(len(names), len(names) + prefixes),
@@ -233,6 +247,7 @@ def _schema(name: str, axes: AxesReader, args: dict[str, str], names: tuple[str,
         input_names=(*names, "lengths") if prefixes else names,
         output_names=("dX",),
         args=args,
+        rows=rows,
     )
 
 

@@ -17,6 +17,7 @@ from dagexec.core.gradient import gradient_by
 from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
 from dagexec.core.registry import operator
 from dagexec.core.rows import reduced as reduced_rows
+from dagexec.core.rows import summing
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
 from dagexec.ops.base.blocks import Array, Scratch, compute_dtype, convert
 from dagexec.ops.base.broadcast_reduction import reduced
@@ -40,7 +41,7 @@ def infer_moments(call: OperatorCall) -> list[TensorType]:
         output_names=("mean", "variance"),
         args=AXES_ARGS,
         cost=reduction_cost,
-        rows=reduced_rows(named_axes),
+        rows=summing(reduced_rows(named_axes), lambda call: named_axes(call)[0]),
     )
 )
 class Moments(Operator):

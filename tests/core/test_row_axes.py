@@ -212,6 +212,8 @@ def _loop(operators: Sequence[OperatorDef], condition: str = "yes") -> OperatorD
     return op("Loop", ["ones", condition, "v"], ["y"], loop_net=net, trip_count=1, condition=1)
 
 
+LAYER = [op("MatMul", ["x", "k"], ["d"], trans_b=1)]
+
 MIXED: Mapping[str, tuple[Sequence[OperatorDef], str]] = {
     "softmax over rows": ([op("Softmax", ["x"], ["y"], axis=0)], "works along axis 0"),
     "a reduction over rows": ([op("ReduceSum", ["x"], ["y"], axes=[0])], "works along axis 0"),
@@ -304,6 +306,20 @@ MIXED: Mapping[str, tuple[Sequence[OperatorDef], str]] = {
     "the numbers of the rows": (
         [*NUMBERS, op("Cast", ["row"], ["f"], to="float"), op("Add", ["x", "f"], ["y"])], "'f' depends on the number",
     ),
+    "the gradient of weights": (
+        [*LAYER, op("FCGradient", ["x", "k", "d"], ["y", "db", "dx"])], "output 'y' is computed from all rows together",
+    ),
+    "what reads the gradient of weights": (
+        [*LAYER, op("FCGradient", ["x", "k", "d"], ["dw", "db", "dx"]), op("Relu", ["dw"], ["y"])],
+        "input 'dw' was computed from all rows together",
+    ),
+    "the gradient of what is stretched over rows": (
+        [op("Add", ["x", "s"], ["d"]), op("AddGradient", ["d", "x", "s"], ["dx", "y"])], "from all rows together",
+    ),
+    "sums before rows of one number": (
+        [op("Transpose", ["x"], ["t"], axes=[1, 0]), op("ReduceSum", ["t"], ["y"], axes=[0])],
+        "in another order where only one number is behind it",
+    ),
     "a shape for one batch": ([op("Reshape", ["x"], ["y", "o"], shape=[2, 4])], "shapes are not known"),
 }  # fmt: skip
 
@@ -333,6 +349,12 @@ def test_the_batch_need_not_be_the_first_axis() -> None:
     model = model_of([op("LSTM", ["x", "w", "r"], ["y"], hidden_size=2)], ["y"], w=normal(1, 8, 5), r=normal(1, 8, 2))
     found = assert_apart(model, {"x": normal(4, EXAMPLES, 5)}, {"x": 1})
     assert found.outputs == {"y": Rows(2)}
+
+
+def test_the_gradient_of_an_input_has_rows_beside_that_of_weights() -> None:
+    gradients = op("FCGradient", ["x", "k", "d"], ["dw", "db", "y"])
+    found = assert_apart(model_of([*LAYER, gradients], ["y"], k=normal(3, 4)), {"x": normal(EXAMPLES, 4)}, {"x": 0})
+    assert found.outputs == {"y": Rows(0)}
 
 
 def test_an_axis_that_an_input_does_not_have_is_refused() -> None:

@@ -30,6 +30,7 @@ from tests.rows.case import (
     positive,
     shared,
 )
+from tests.rows.gradients import gradient_cases
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 INT8 = integers(-127, 127, np.int8)
@@ -380,6 +381,6 @@ def operator_cases() -> list[Case]:
     groups = (
         of_formulas(), products(), convolutions("NCHW"), convolutions("NHWC"), other_convolutions(), poolings(),
         normalizations(), reductions(), recurrent_layers(), along_other_axes(), moved(), quantized(), attention(),
-        images_in_parts(), with_nets(), of_the_application(),
+        images_in_parts(), with_nets(), of_the_application(), gradient_cases(),
     )  # fmt: skip
     return [one for group in groups for one in group]

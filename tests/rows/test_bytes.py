@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from dagexec.core.registry import has_engine
 from tests.ops.onednn.engine import needs_onednn
-from tests.rows.case import Case, batch, case, constant, shared
+from tests.rows.case import Case, batch, case, constant, positive, shared
 from tests.rows.comparison import Difference, differences
 from tests.rows.networks import DISTINCT, network
 from tests.rows.operators import operator_cases
@@ -57,6 +57,23 @@ def test_a_row_of_a_batch_is_the_lone_row(engine: str, op_type: str) -> None:
 )
 def test_a_row_of_a_product_is_the_lone_row(engine: str, one: Case) -> None:
     assert not found(one, engine, (2, 7, 33), 1)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    "one",
+    [
+        case("SoftmaxGradient", batch(300, draw=positive), batch(300)),
+        case("MulGradient", batch(8, 7, 7), batch(8, 1, 1), batch(8, 7, 7), outputs=2),
+        case("FCGradient", batch(300), constant(40, 300), batch(40), wanted=["input"]),
+        case("MaxPool1DGradient", batch(8, 6), batch(8, 4), batch(8, 4), kernels=[3]),
+    ],
+    ids=lambda one: one.op_type,
+)
+def test_a_row_of_a_gradient_is_the_lone_row(engine: str, one: Case) -> None:
+    if engine and not has_engine(one.op_type, engine):
+        pytest.skip(f"{engine} does not compute {one.op_type}")
+    assert not found(one, engine, range(1, 10), 1)
 
 
 @pytest.mark.slow
