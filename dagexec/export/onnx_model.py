@@ -31,8 +31,8 @@ from dagexec.errors import DagexecError, ModelFormatError, UnsupportedOperatorEr
 from dagexec.export import onnx_images, onnx_operators, onnx_shapes  # noqa: F401 - registers their exporters
 from dagexec.export.onnx_node import CannotExportError, Dims, Nodes, Operation, exporter_of
 from dagexec.export.onnx_shapes import element_type
-from dagexec.platform.files import being_written, written_atomically
-from dagexec.storage.publishing import Unpublished, synchronize_folder
+from dagexec.platform.files import being_written, put_in_place, written_atomically
+from dagexec.storage.publishing import Unpublished
 
 _OPERATOR_SET = 21
 """Used unless an operator is newer: it is what onnxruntime 1.18 and newer read."""
@@ -67,10 +67,7 @@ def _save_in_two(proto: onnx.ModelProto, target: Path) -> None:
         with being_written(target):
             onnx.save_model(proto, folder.path / target.name, save_as_external_data=True, location=data)
             for name in (data, target.name):
-                with (folder.path / name).open("rb") as file:
-                    os.fsync(file.fileno())
-                (folder.path / name).replace(target.with_name(name))
-            synchronize_folder(target.parent)
+                put_in_place(folder.path / name, target.with_name(name))
     finally:
         folder.discard()
 

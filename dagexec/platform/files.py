@@ -49,12 +49,31 @@ def written_atomically(path: Path) -> Iterator[BinaryIO]:
         try:
             with temporary.open("xb") as file:
                 yield file
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(target)
+            put_in_place(temporary, target)
         finally:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
+
+
+def put_in_place(path: Path, target: Path) -> None:
+    """Rename `path` to `target`, so that either outlasts a loss of power: what was there, or all that is there now.
+
+    Of a folder, the caller has synchronized what is in it. Raises OSError.
+    """
+    synchronize(path)
+    os.replace(path, target)
+    synchronize(target.parent)
+
+
+def synchronize(path: Path) -> None:
+    """Bring the content of a file, or the names in a folder, to the disk. Raises OSError."""
+    if path.is_dir() and (os.name == "nt" or not os.access(path, os.R_OK)):
+        return  # it cannot be opened
+    handle = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 @contextmanager

@@ -13,11 +13,11 @@ from typing import Any
 
 from dagexec.errors import OutputError, StorageError
 from dagexec.platform.extras import install_command
-from dagexec.platform.files import regular_only
+from dagexec.platform.files import put_in_place, regular_only, synchronize
 from dagexec.platform.forking import reset_after_fork
 from dagexec.storage.database import Cursor, Database, Mode, Transaction, reason, register_database
 from dagexec.storage.lmdb_pages import check_pages
-from dagexec.storage.publishing import Unpublished, synchronize_folder
+from dagexec.storage.publishing import Unpublished
 
 _FILE = "data.mdb"
 _CHECKSUM = "data.crc32"
@@ -162,7 +162,7 @@ class LmdbDatabase(Database):
         """A write transaction of lmdb's, empty if it is to replace what is there."""
         with suppress(FileNotFoundError):
             (self.path / _CHECKSUM).unlink()
-            synchronize_folder(self.path)
+            synchronize(self.path)
         begun = self._environment.begin(write=True)
         if self.mode is Mode.NEW:
             begun.drop(self._environment.open_db(txn=begun), delete=False)
@@ -177,7 +177,6 @@ class LmdbDatabase(Database):
         self._environment.sync(True)
         self._leave()
         _write_checksum(folder)
-        synchronize_folder(folder)
         self._unpublished.publish()
         self._unpublished = None
         self._enter(self.path)
@@ -336,10 +335,7 @@ def _write_checksum(folder: Path) -> None:
     unfinished.unlink(missing_ok=True)  # whatever has its name
     with unfinished.open("x") as file:
         file.write(_checksum(folder / _FILE))
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.replace(target)
-    synchronize_folder(folder)
+    put_in_place(unfinished, target)
 
 
 register_database("lmdb", LmdbDatabase, exists)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from dagexec.errors import OutputError, StorageError
-from dagexec.platform.files import regular_only
+from dagexec.platform.files import regular_only, synchronize
 from dagexec.storage.database import Cursor, Database, Mode, Transaction, reason, register_database
 from dagexec.storage.publishing import Unpublished
 
@@ -99,12 +99,12 @@ class MiniTransaction(Transaction):
         """Bring the records to the disk and, of a new file, put it in its place."""
         file = self._opened()
         try:
-            file.flush()
-            os.fsync(file.fileno())
             file.close()
-            self._file = None
-            if self._unpublished is not None:
+            if self._unpublished is None:
+                synchronize(self._path)
+            else:
                 self._unpublished.publish()
+            self._file = None
         except OSError as error:
             raise self._failed(error) from None
 

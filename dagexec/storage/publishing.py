@@ -19,6 +19,7 @@ except ImportError:  # Windows: leftovers stay
     fcntl = None  # type: ignore[assignment]
 
 from dagexec.errors import OutputError
+from dagexec.platform.files import put_in_place
 from dagexec.storage.database import reason
 
 _MARK = ".unfinished-"
@@ -53,12 +54,8 @@ class Unpublished:
             raise OutputError(f"{target}: cannot be written: {reason(error)}") from None
 
     def publish(self) -> None:
-        """Put it in its place, on the disk when this returns. The caller has synchronized what is in it.
-
-        Raises OSError; then nothing has changed, and the caller discards it.
-        """
-        os.replace(self.path, self.target)
-        synchronize_folder(self.target.parent)
+        """Put it in its place, as `put_in_place` does. Raises OSError; then the caller discards it."""
+        put_in_place(self.path, self.target)
         self._unlock()
 
     def discard(self) -> None:
@@ -71,17 +68,6 @@ class Unpublished:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
-
-
-def synchronize_folder(folder: Path) -> None:
-    """Bring the names in `folder` to the disk, so that a rename outlasts a loss of power. Raises OSError."""
-    if os.name == "nt":
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def remove_leftovers(target: Path) -> None:

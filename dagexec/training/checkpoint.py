@@ -24,10 +24,10 @@ from dagexec.core.device import CPU
 from dagexec.core.tensor import Tensor
 from dagexec.core.workspace import Workspace
 from dagexec.errors import StorageError
+from dagexec.platform.files import synchronize
 from dagexec.storage import database_types
 from dagexec.storage.blob_file import BlobFile, read_blob_file, write_blobs
 from dagexec.storage.database import reason
-from dagexec.storage.publishing import synchronize_folder
 
 __all__ = ["Checkpoint", "checkpoints", "latest_checkpoint", "load_checkpoint", "save_checkpoint"]
 
@@ -227,7 +227,7 @@ def _remove(path: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
-        synchronize_folder(path.parent)
+        synchronize(path.parent)
     except OSError as error:
         logger.warning("cannot remove an old checkpoint: %s: %s", path, reason(error))
 

@@ -73,8 +73,6 @@ def export_safetensors(
     unpublished = Unpublished(Path(path))
     try:
         library.serialize_file(specs, unpublished.path, dict(metadata) if metadata else None)
-        with unpublished.path.open("rb") as file:
-            os.fsync(file.fileno())
         unpublished.publish()
     except (OSError, library.SafetensorError, TypeError) as error:
         text = reason(error) if isinstance(error, OSError) else str(error)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 _DATABASES = ("tests/storage",)
+_DURABILITY = ("tests/storage/test_durability.py",)
+_FILES = "dagexec/platform/files.py"
 _CHECKPOINTS = ("tests/training/test_checkpoint.py",)
 
 MUTANTS = (
@@ -84,5 +86,40 @@ MUTANTS = (
         "if (tensor.shape, tensor.meta) != (array.shape, meta):",
         "if tensor.shape != array.shape:",
         _CHECKPOINTS,
+    ),
+    Mutant(
+        "what takes a place need not be on the disk",
+        _FILES,
+        "    synchronize(path)\n    os.replace",
+        "    os.replace",
+        _DURABILITY,
+    ),
+    Mutant(
+        "the name of what took a place need not be on the disk",
+        _FILES,
+        "    synchronize(target.parent)\n",
+        "",
+        _DURABILITY,
+    ),
+    Mutant(
+        "content is brought to the disk when it has its name",
+        _FILES,
+        "    synchronize(path)\n    os.replace(path, target)\n",
+        "    os.replace(path, target)\n    synchronize(target)\n",
+        _DURABILITY,
+    ),
+    Mutant(
+        "records that are added need not be on the disk",
+        "dagexec/storage/minidb.py",
+        "                synchronize(self._path)\n",
+        "                pass\n",
+        _DURABILITY,
+    ),
+    Mutant(
+        "the checksum of a database takes its place as it is",
+        "dagexec/storage/lmdb_database.py",
+        "    put_in_place(unfinished, target)\n",
+        "    unfinished.replace(target)\n",
+        _DURABILITY,
     ),
 )

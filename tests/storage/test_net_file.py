@@ -1,5 +1,6 @@
 """NetDef files: what is written is read back, what is broken is named, and the bytes are Caffe2's."""
 
+import os
 import struct
 from pathlib import Path
 
@@ -189,10 +190,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
     def fail(*_args: object) -> None:
         raise OSError(28, "No space left on device")
 
-    if failing == "replace":
-        monkeypatch.setattr(Path, "replace", fail)
-    else:
-        monkeypatch.setattr(net_file.os, "fsync", fail)
+    monkeypatch.setattr(os, failing, fail)
     with pytest.raises(OutputError, match=r"net\.pb: cannot be written: No space left"):
         save_net(NetDef(name="new"), path)
     assert path.read_bytes() == before

@@ -10,17 +10,15 @@ default. A file's name is a hash of all that decides what is in it.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import logging
 import os
-import tempfile
 from pathlib import Path
 from typing import Any, cast
 
 from dagexec.devices.cuda.binding import cupy
-from dagexec.errors import DeviceError
-from dagexec.platform.files import regular_only
+from dagexec.errors import DeviceError, OutputError
+from dagexec.platform.files import regular_only, write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -113,15 +111,6 @@ def _keep(file: Path, binary: bytes) -> None:
     """Write it whole or not at all; a folder that cannot be written to is no error."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=file.parent)
-    except (OSError, ValueError) as error:
+        write_atomically(file, binary)
+    except (OSError, ValueError, OutputError) as error:
         logger.debug("kernels are not kept: %s", error)
-        return
-    try:
-        with os.fdopen(handle, "wb") as written:
-            written.write(binary)
-        os.replace(name, file)
-    except OSError as error:
-        logger.debug("kernels are not kept: %s", error)
-        with contextlib.suppress(OSError):
-            os.unlink(name)
