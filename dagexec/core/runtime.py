@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.core.device import CPU, Device, kind_of
+from dagexec.core.device import Device, kind_of
 from dagexec.core.stream import Capture, Event, Priority, Stream
 from dagexec.errors import DeviceError, ShapeError
 from dagexec.platform.forking import ProcessLock, reset_after_fork
@@ -218,16 +218,3 @@ def check_copy(destination: Array, source: Array) -> None:
             f"a copy from a {source.dtype} array of shape {source.shape} to a {destination.dtype} array of shape "
             f"{destination.shape}: expected the same"
         )
-
-
-def copy_between(destination: DeviceRuntime, source: DeviceRuntime) -> Callable[[Array, Array], None]:
-    """What copies an array of `source` to one of `destination`, as `copy_now` does.
-
-    Raises DeviceError for two different kinds of devices of which neither is the host.
-    """
-    to, of = destination.device, source.device
-    if to.kind == of.kind or of == CPU:
-        return destination.copy_now
-    if to == CPU:
-        return source.copy_now
-    raise DeviceError(f"nothing copies from {of} to {to}; copy to the host, and from there")

@@ -12,7 +12,6 @@ from dagexec.core.descriptor import TensorDescriptor
 from dagexec.core.dtypes import FLOAT32, FLOAT64
 from dagexec.core.tensor import Tensor
 from dagexec.errors import ResourceError, ShapeError
-from tests.devices.copying import copy_tensor
 
 Array = npt.NDArray[Any]
 NHWC = TensorDescriptor.ordered((2, 3, 4, 5), "NHWC")
@@ -195,14 +194,6 @@ def test_a_frozen_strided_tensor_keeps_its_layout_and_refuses_writes() -> None:
     tensor.feed(numbered() + 1, NHWC)
     assert tensor.constant is None
     np.testing.assert_array_equal(tensor.fetch(), numbered() + 1)
-
-
-def test_copying_a_tensor_copies_values_and_not_the_layout() -> None:
-    source, destination = Tensor(), Tensor()
-    source.feed(numbered(), NHWC)
-    copy_tensor(destination, source)
-    assert destination.is_packed
-    np.testing.assert_array_equal(destination.fetch(), numbered())
 
 
 def test_a_workspace_feeds_adopts_and_fetches_strided_blobs() -> None:

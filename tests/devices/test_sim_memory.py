@@ -16,7 +16,6 @@ from dagexec.core.runtime import runtime_of
 from dagexec.core.tensor import Tensor
 from dagexec.devices.sim import SimArray, SimRuntime, simulated, unwrapped
 from dagexec.errors import DeviceError, ResourceError, ShapeError
-from tests.devices.copying import copy_tensor
 
 SIM = Device("sim", 0)
 VALUES = np.arange(12, dtype=np.float32).reshape(3, 4)
@@ -128,15 +127,14 @@ def test_metadata_and_views_are_the_hosts_to_see(runtime: SimRuntime) -> None:
 
 
 def test_values_go_to_the_device_across_devices_and_back(runtime: SimRuntime) -> None:
-    with simulated("sim:1"):
-        near, far, host = tensor_of(VALUES), Tensor(Device("sim", 1)), Tensor()
-        copy_tensor(far, near)
-        copy_tensor(host, far)
-        assert host.array.tolist() == far.fetch().tolist() == VALUES.tolist()
+    with simulated("sim:1") as other:
+        near, far = tensor_of(VALUES), Tensor(Device("sim", 1))
+        other.copy_now(far.resize(near.shape, near.meta), near.array)
+        assert far.fetch().tolist() == VALUES.tolist()
         far.feed(VALUES + 1)
         assert near.fetch().tolist() == VALUES.tolist()
         twin = Tensor(SIM)
-        copy_tensor(twin, near)
+        runtime.copy_now(twin.resize(near.shape, near.meta), near.array)
         assert twin.fetch().tolist() == VALUES.tolist()
 
 

@@ -239,14 +239,13 @@ def matrix_product(
     transpose_b: bool = False,
     alpha: float = 1.0,
     beta: float = 0.0,
-    allow_tf32: bool = False,
     label: str = "a matrix product",
 ) -> Step:
     """The step C = alpha A B + beta C for stacks of matrices: device arrays of two axes or more, views included.
 
     The leading axes of A and B are stretched to C's as NumPy does; with `transpose_a` or `transpose_b` the last two
     axes are swapped first. Arrays are float32, float64, float16 or bfloat16; 16-bit floats are summed in float32, and
-    C may be float32 for them. C is not read when beta is 0. With `allow_tf32` float32 factors are rounded to TF32.
+    C may be float32 for them. C is not read when beta is 0.
     A product of no terms is beta C, or 0.
 
     Raises DeviceError, naming `label`, for arrays that `multiplies` refuses; the step raises it when cuBLAS fails.
@@ -265,7 +264,7 @@ def matrix_product(
     names = [_DATA_TYPES[array.dtype.name] for array in (a, b, c)]
     if names[0] != names[1]:
         raise DeviceError(f"{label}: a product of {a.dtype} and {b.dtype}")
-    return _Gemm(problem, a.dtype, c.dtype, (alpha, beta), allow_tf32, label, (a, b, c))
+    return _Gemm(problem, a.dtype, c.dtype, (alpha, beta), label, (a, b, c))
 
 
 class _Gemm:
@@ -279,7 +278,6 @@ class _Gemm:
         dtype: np.dtype[Any],
         result: np.dtype[Any],
         factors: tuple[float, float],
-        allow_tf32: bool,
         label: str,
         arrays: tuple[Array, ...],
     ) -> None:
@@ -287,12 +285,7 @@ class _Gemm:
         double = dtype == np.float64
         scalars = np.array(factors, np.float64 if double else np.float32)  # read by cuBLAS during the call
         alpha, beta = (int(scalars.ctypes.data) + place * scalars.itemsize for place in (0, 1))
-        if double:
-            compute = cublas.CUBLAS_COMPUTE_64F
-        elif allow_tf32 and dtype == np.float32:
-            compute = cublas.CUBLAS_COMPUTE_32F_FAST_TF32
-        else:
-            compute = cublas.CUBLAS_COMPUTE_32F
+        compute = cublas.CUBLAS_COMPUTE_64F if double else cublas.CUBLAS_COMPUTE_32F
         kind, kind_of_c = (getattr(runtime, _DATA_TYPES[one.name]) for one in (dtype, result))
         a, b, c = problem.a, problem.b, problem.c
         operations = [cublas.CUBLAS_OP_T if stack.turned else cublas.CUBLAS_OP_N for stack in (b, a)]

@@ -26,8 +26,7 @@ _TILED = r"""
 struct stacks_t { i64 axes, size[6], a[6], b[6], c[6]; };
 struct sizes_t { i64 m, n, k, count, a_row, a_column, b_row, b_column, c_row, c_column; };
 extern "C" __global__ void tiled_product(
-    const A* a, const B* b, C* c, const A* a_zero, const B* b_zero, i64 a_zero_step, i64 b_zero_step,
-    i64 a_less_all,     sizes_t s, stacks_t stacks) {
+    const A* a, const B* b, C* c, i64 a_zero, sizes_t s, stacks_t stacks) {
     __shared__ SUM left[16][17];
     __shared__ SUM right[16][17];
     int x = threadIdx.x & 15, y = threadIdx.x >> 4;
@@ -41,14 +40,12 @@ extern "C" __global__ void tiled_product(
         for (i64 row_tile = blockIdx.y; row_tile * 16 < s.m; row_tile += gridDim.y)
         for (i64 column_tile = blockIdx.x; column_tile * 16 < s.n; column_tile += gridDim.x) {
             i64 row = row_tile * 16 + y, column = column_tile * 16 + x;
-            SUM a_less = a_zero && row < s.m ? (SUM)get(a_zero, row * a_zero_step) : (SUM)a_less_all;
-            SUM b_less = b_zero && column < s.n ? (SUM)get(b_zero, column * b_zero_step) : SUM(0);
             SUM sum = 0;
             for (i64 first = 0; first < s.k; first += 16) {
                 i64 a_k = first + x, b_k = first + y;
                 bool has_a = row < s.m && a_k < s.k, has_b = column < s.n && b_k < s.k;
-                left[y][x] = has_a ? (SUM)get(a, a_at + row * s.a_row + a_k * s.a_column) - a_less : SUM(0);
-                right[y][x] = has_b ? (SUM)get(b, b_at + b_k * s.b_row + column * s.b_column) - b_less : SUM(0);
+                left[y][x] = has_a ? (SUM)get(a, a_at + row * s.a_row + a_k * s.a_column) - (SUM)a_zero : SUM(0);
+                right[y][x] = has_b ? (SUM)get(b, b_at + b_k * s.b_row + column * s.b_column) : SUM(0);
                 __syncthreads();
                 for (int i = 0; i < 16 && first + i < s.k; ++i) sum += left[y][i] * right[i][x];
                 __syncthreads();
@@ -73,9 +70,7 @@ def _over(array: Array, batch: tuple[int, ...]) -> list[int]:
     ]
 
 
-def product_of(
-    owner: CudaOperator, a: Array, b: Array, c: Array, *, alpha: float = 1.0, beta: float = 0.0, tf32: bool = False
-) -> Step:
+def product_of(owner: CudaOperator, a: Array, b: Array, c: Array, *, alpha: float = 1.0, beta: float = 0.0) -> Step:
     """The step C = alpha A B + beta C of stacks of matrices, views included, that broadcast to C as NumPy's do.
 
     Integers wrap around; their alpha is 1 and their beta 0.
@@ -85,25 +80,14 @@ def product_of(
     if not a.shape[-1]:
         return zeroed(owner, c) if beta == 0 else nothing_to_do
     if multiplies(a, b, c):
-        return matrix_product(a, b, c, alpha=alpha, beta=beta, allow_tf32=tf32, label=owner.label)
+        return matrix_product(a, b, c, alpha=alpha, beta=beta, label=owner.label)
     if (alpha, beta) != (1.0, 0.0):
         raise ValueError(f"a product of {a.dtype} {a.shape} and {b.dtype} {b.shape} with alpha {alpha} and beta {beta}")
     return tiled_product(owner, a, b, c)
 
 
-def tiled_product(
-    owner: CudaOperator,
-    a: Array,
-    b: Array,
-    c: Array,
-    a_zero: Array | None = None,
-    b_zero: Array | None = None,
-    *,
-    a_less: int = 0,
-) -> Step:
-    """The step C = (A - a_zero)(B - b_zero), stacks broadcast: a zero point has one entry, or one a row (a column).
-
-    Without a_zero, `a_less` is that of all of A.
+def tiled_product(owner: CudaOperator, a: Array, b: Array, c: Array, *, a_zero: int = 0) -> Step:
+    """The step C = (A - a_zero) B, stacks broadcast.
 
     Sums of bytes are exact; those of wider integers wrap around.
     """
@@ -117,7 +101,6 @@ def tiled_product(
     stacks = [len(batch), *batch, *empty]
     for array in (a, b, c):
         stacks += [*_over(array, batch), *empty]
-    steps = [np.int64(0 if zero is None or zero.size == 1 else 1) for zero in (a_zero, b_zero)]
     grid = (
         min(-(-n // TILE), _MAX_IN_GRID),
         min(-(-m // TILE), _MAX_IN_GRID),
@@ -126,7 +109,7 @@ def tiled_product(
     return owner.launch(
         "tiled_product",
         _TILED,
-        [a, b, c, a_zero, b_zero, *steps, np.int64(a_less), sizes, np.array(stacks, np.int64)],
+        [a, b, c, np.int64(a_zero), sizes, np.array(stacks, np.int64)],
         blocks=grid,
         threads=TILE * TILE,
         A=c_type_of(a),

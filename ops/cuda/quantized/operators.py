@@ -203,7 +203,7 @@ class CudaQuantFC(CudaQuantized, QuantFC):
         rows = y.size // units
         sums = self.sums_like((rows, units), inner, 1)
         x, zero_point = self.x(0).reshape(rows, inner), call.arguments.int("x_zero_point", 0)
-        multiply = tiled_product(self, x, w.swapaxes(0, 1), sums, a_less=zero_point)
+        multiply = tiled_product(self, x, w.swapaxes(0, 1), sums, a_zero=zero_point)
         scale = along(y.ndim - 1, y.ndim)
         bias = scale(self.x(3)) if self.arguments.bool("bias") else None
         return in_sequence([check, multiply, self.from_sums(what, sums.reshape(y.shape), scale(self.x(2)), bias, y)])
