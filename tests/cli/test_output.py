@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -39,13 +40,18 @@ def lenet() -> Iterator[dagexec.Executor]:
         yield executor
 
 
-@pytest.fixture
+@contextmanager
 def no_room() -> Iterator[None]:
-    """The system lets files of this process grow to 128 bytes, as a full disk would."""
+    """Within it, the system lets files of this process grow to 128 bytes, as a full disk would.
+
+    No fixture: pytest reports a test, maybe to a file, before it tears fixtures down.
+    """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (ROOM, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def traced(executor: dagexec.Executor, path: Path) -> None:
@@ -80,33 +86,32 @@ WRITERS: dict[str, Callable[[dagexec.Executor, Path], object]] = {
 @pytest.mark.parametrize("name", WRITERS)
 @pytest.mark.parametrize("before", [True, False])
 def test_a_full_disk_is_one_error_and_leaves_what_was(
-    name: str, before: bool, lenet: dagexec.Executor, tmp_path: Path, no_room: None
+    name: str, before: bool, lenet: dagexec.Executor, tmp_path: Path
 ) -> None:
     if name.endswith(".png"):
         pytest.importorskip("matplotlib")
     path = tmp_path / name
     if before:
         path.write_bytes(b"before")
-    with pytest.raises(OutputError, match=rf"{name}: cannot be written: File too large"):
+    with no_room(), pytest.raises(OutputError, match=rf"{name}: cannot be written: File too large"):
         WRITERS[name](lenet, path)
     assert [entry.read_bytes() for entry in tmp_path.iterdir()] == ([b"before"] if before else [])
 
 
 @pytest.mark.parametrize("option", ["--output", "--trace", "--report"])
 def test_a_command_without_room_ends_with_status_2_and_nothing_half_written(
-    option: str, cli: Cli, tmp_path: Path, no_room: None
+    option: str, cli: Cli, tmp_path: Path
 ) -> None:
-    status, _, err = cli("run", "zoo:lenet", "--repeat", "1", option, tmp_path / "file.html")
+    with no_room():
+        status, _, err = cli("run", "zoo:lenet", "--repeat", "1", option, tmp_path / "file.html")
     assert (status, list(tmp_path.iterdir())) == (2, [])
     assert "dagexec: OutputError: " in err
     assert "file.html: cannot be written: File too large" in err
 
 
-def test_a_model_of_two_files_without_room_leaves_neither(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, no_room: None
-) -> None:
+def test_a_model_of_two_files_without_room_leaves_neither(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(onnx_model, "_MOST_IN_ONE_FILE", 1000)
-    with pytest.raises(OutputError, match=r"model\.onnx: cannot be written: File too large"):
+    with no_room(), pytest.raises(OutputError, match=r"model\.onnx: cannot be written: File too large"):
         save_onnx(load_model("zoo:lenet"), tmp_path / "model.onnx")
     assert list(tmp_path.iterdir()) == []
 
