@@ -26,7 +26,7 @@ Array = npt.NDArray[Any]
 
 CUDA = Device("cuda", 0)
 NARROW: list[Any] = [np.float16, ml_dtypes.bfloat16]
-INTEGERS: list[Any] = [np.int8, np.uint8, np.int16, np.uint16, np.int32, np.int64]
+INTEGERS: list[Any] = [np.int8, np.uint8, np.int16, np.uint16, np.int32, np.int64, np.uint32, np.uint64]
 rng = np.random.default_rng(7)
 
 

@@ -11,18 +11,26 @@ __device__ inline float plus(float a, float b) { return a + b; }
 __device__ inline double plus(double a, double b) { return a + b; }
 __device__ inline int plus(int a, int b) { return (int)((u32)a + (u32)b); }
 __device__ inline i64 plus(i64 a, i64 b) { return (i64)((u64)a + (u64)b); }
+__device__ inline u32 plus(u32 a, u32 b) { return a + b; }
+__device__ inline u64 plus(u64 a, u64 b) { return a + b; }
 __device__ inline float minus(float a, float b) { return a - b; }
 __device__ inline double minus(double a, double b) { return a - b; }
 __device__ inline int minus(int a, int b) { return (int)((u32)a - (u32)b); }
 __device__ inline i64 minus(i64 a, i64 b) { return (i64)((u64)a - (u64)b); }
+__device__ inline u32 minus(u32 a, u32 b) { return a - b; }
+__device__ inline u64 minus(u64 a, u64 b) { return a - b; }
 __device__ inline float times(float a, float b) { return a * b; }
 __device__ inline double times(double a, double b) { return a * b; }
 __device__ inline int times(int a, int b) { return (int)((u32)a * (u32)b); }
 __device__ inline i64 times(i64 a, i64 b) { return (i64)((u64)a * (u64)b); }
+__device__ inline u32 times(u32 a, u32 b) { return a * b; }
+__device__ inline u64 times(u64 a, u64 b) { return a * b; }
 __device__ inline float quotient(float a, float b) { return a / b; }
 __device__ inline double quotient(double a, double b) { return a / b; }
 __device__ inline int quotient(int a, int b) { return b == 0 ? 0 : b == -1 ? minus(0, a) : a / b; }
 __device__ inline i64 quotient(i64 a, i64 b) { return b == 0 ? 0 : b == -1 ? minus((i64)0, a) : a / b; }
+__device__ inline u32 quotient(u32 a, u32 b) { return b == 0 ? 0 : a / b; }
+__device__ inline u64 quotient(u64 a, u64 b) { return b == 0 ? 0 : a / b; }
 __device__ inline float negated(float a) { return -a; }
 __device__ inline double negated(double a) { return -a; }
 __device__ inline int negated(int a) { return minus(0, a); }

@@ -120,12 +120,14 @@ class _CudaArgExtreme(CudaOperator):
     """The place of an extreme."""
 
     def prepare(self) -> Step:
-        """One reduction to a value and its place."""
+        """One reduction to a value and its place, which is counted from the end for the last of equals."""
         x, call = self.x(0), self.call()
-        if call.arguments.bool("last"):
-            raise call.fail("last=1 is not supported on CUDA; expected 0")
         axis = call.axis("axis", -1, x.ndim)
         kept = self.y(0).reshape(output_shape(x.shape, (axis,), True))
         state = "argmax_of" if isinstance(self, ArgMax) else "argmin_of"
-        groups = Groups([Phase(f"{state}<A>", "s.add(x, r);")], last="y = total0.place;")
-        return by_groups(self, state, x.shape, (axis,), groups, {"x": x}, {"y": kept})
+        if not call.arguments.bool("last"):
+            groups = Groups([Phase(f"{state}<A>", "s.add(x, r);")], last="y = total0.place;")
+            return by_groups(self, state, x.shape, (axis,), groups, {"x": x}, {"y": kept})
+        groups = Groups([Phase(f"{state}<A>", "s.add(x, end - r);")], last="y = end - total0.place;")
+        end = {"end": np.int64(x.shape[axis] - 1)}
+        return by_groups(self, f"{state}_last", x.shape, (axis,), groups, {"x": x}, {"y": kept}, end)
