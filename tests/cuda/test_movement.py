@@ -122,6 +122,14 @@ def test_slices_of_more_elements_than_a_grid_has_threads(steps: list[int]) -> No
     np.testing.assert_array_equal(dx, wide)
 
 
+@pytest.mark.parametrize("pads", [[1, 3, 2, 0], [0, 12, 7, 9], [-1, 2, 0, -2]])
+def test_a_tensor_that_wraps_begins_anew_at_its_ends(pads: list[int]) -> None:
+    x = numbers((3, 5))
+    kept = x[max(0, -pads[0]) : 3 + min(0, pads[2]), max(0, -pads[1]) : 5 + min(0, pads[3])]
+    expected = np.pad(kept, [(max(0, pads[axis]), max(0, pads[axis + 2])) for axis in (0, 1)], mode="wrap")
+    np.testing.assert_array_equal(run("Pad", [x], pads=pads, mode="wrap")[0], expected)
+
+
 @pytest.mark.slow
 def test_indices_of_64_bits_give_what_those_of_32_give_and_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     x, picks = numbers((2, 16, 9, 10)), np.array([3, 0, 3, 1, -1])

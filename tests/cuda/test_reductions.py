@@ -113,7 +113,7 @@ def test_axes_without_elements(shape: tuple[int, ...]) -> None:
 
 @given(st.integers(1, 40), st.integers(1, 400), st.booleans(), st.integers(0, 2**32 - 1))
 @settings(max_examples=10, deadline=None)
-def test_the_place_of_an_extreme_is_the_first_of_equals_or_the_last(rows: int, columns: int, last: bool, seed: int) -> None:
+def test_the_place_of_an_extreme_is_the_first_or_last_of_equals(rows: int, columns: int, last: bool, seed: int) -> None:
     x = np.random.default_rng(seed).integers(0, 5, (rows, columns)).astype(np.float32)
     x[np.random.default_rng(seed + 1).random(x.shape) < 0.01] = np.nan
     axis = 1 if last else 0

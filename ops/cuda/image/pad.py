@@ -12,7 +12,6 @@ import numpy as np
 
 from dagexec.core.operator import Step, nothing_to_do
 from dagexec.core.schema import OperatorCall
-from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.cuda.base.indices import INDICES, by_value, divider, index_type, packed_strides, require_axes
 from dagexec.ops.cuda.base.kinds import on_cuda, registered_kinds
 from dagexec.ops.cuda.base.operator import CudaOperator, c_type_of
@@ -40,7 +39,7 @@ struct pad_t {
     divider walked[8];
     i64 head[8], tail[8], first[8], stop[8], stride[8];
 };
-enum { CONSTANT, REFLECT, EDGE };
+enum { CONSTANT, REFLECT, EDGE, WRAP };
 """
 )
 
@@ -54,7 +53,10 @@ extern "C" __global__ void pad(const T* x, T* y, T value, pad_t pad, i64 n) {
         for (int d = (int)pad.axes - 1; d >= 0; --d) {
             I first = (I)pad.first[d], stop = (I)pad.stop[d];
             I at = split(rest, pad.walked[d]) - (I)pad.head[d] + first;
-            if (at < first) {
+            if (pad.mode == WRAP) {
+                at = (at - first) % (stop - first);
+                at += at < 0 ? stop : first;
+            } else if (at < first) {
                 shown = shown && pad.mode != CONSTANT;
                 at = pad.mode == REFLECT ? 2 * first - at : first;
             } else if (at >= stop) {
@@ -121,8 +123,7 @@ extern "C" __global__ void pad_gradient(const T* dy, T* dx, pad_t pad, i64 n) {
 """
 )
 
-_MODES = {"constant": 0, "reflect": 1, "edge": 2}
-"""Those of a kernel; wrap is not among them."""
+_MODES = {"constant": 0, "reflect": 1, "edge": 2, "wrap": 3}
 
 
 def _padding_of(call: OperatorCall) -> Padding:
@@ -171,8 +172,6 @@ class _CudaPadded(CudaOperator):
             return nothing_to_do
         mode = read_mode(call)
         layout, sizes = pad_argument(x.shape, _padding_of(call), mode, walk_padded=True)
-        if mode not in _MODES:
-            raise UnsupportedFeatureError(f"{self.label}: mode {mode!r} is not supported on CUDA")
         number = pad_value(call) if mode == "constant" else np.zeros(1)
         value = number.astype(y.dtype).view(f"u{y.itemsize}")[0]
         arguments = [x, y, value, layout, np.int64(y.size)]
