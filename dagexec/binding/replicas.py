@@ -17,7 +17,7 @@ import numpy.typing as npt
 from dagexec.binding.block_sizes import BlockSizes
 from dagexec.binding.io_binding import Array, IOBinding, Outputs, Signature, arrays_like, deliver, shown
 from dagexec.binding.parameters import parameter_workspace, uses_shared_buffer
-from dagexec.core.device import CPU, Device
+from dagexec.binding.placement import placed_net
 from dagexec.core.dtypes import from_numpy
 from dagexec.core.graph import Graph, build_graph
 from dagexec.core.model import Model
@@ -34,7 +34,6 @@ from dagexec.scheduler.nets.dag import DAGNet
 from dagexec.scheduler.nets.net import BaseNet
 from dagexec.scheduler.nets.options import RunOptions
 from dagexec.scheduler.nets.simple import SimpleNet
-from dagexec.scheduler.plan.copies import insert_copies, names_devices
 from dagexec.scheduler.plan.preparation import Preparation
 from dagexec.scheduler.plan.preparation_cache import MOST_BYTES
 from dagexec.scheduler.run.pool import WorkerPool
@@ -224,7 +223,7 @@ def build_replicas(
     """
     if parameters is None:
         parameters = parameter_workspace(model)
-    net_def = _placed_net(model, options.default_device, parameters)
+    net_def = placed_net(model, options.default_device, parameters)
     known = set(parameters.blobs()) | set(model.inputs)
     graph = build_graph(net_def, known.__contains__)
     written = {name for definition in graph.operators for name in definition.output}
@@ -275,27 +274,6 @@ def _freeze(parameters: Workspace, names: Iterable[str], *, has_fixed_shapes: bo
 def _has_fixed_shapes(model: Model) -> bool:
     """True when all runs are of one shape."""
     return all(info.shape is not None and None not in info.shape for info in model.inputs.values())
-
-
-def _placed_net(model: Model, device: Device, parameters: Workspace) -> NetDef:
-    """The net with copies where blobs cross devices; operators that name no device run on `device`.
-
-    Inputs are fed on the host. Parameters that the net never writes are copied to the devices that read them, here and
-    once.
-    """
-    if device == CPU and not names_devices(model.net):
-        return model.net
-    net = NetDef()
-    net.CopyFrom(model.net)
-    if device != CPU:
-        net.device_option.CopyFrom(device.to_option())
-    written = {name for definition in net.op for name in definition.output}
-    on_host = set(parameters.blobs()) | set(model.inputs)
-    constants = frozenset(parameters.blobs()) - written - set(model.inputs)
-    placed = insert_copies(net, lambda name: CPU if name in on_host else None, constants)
-    if placed.constants.op:
-        parameters.run_net_once(placed.constants)
-    return placed.net
 
 
 def _child(parameters: Workspace, inputs: Collection[str], written: Iterable[str]) -> Workspace:

@@ -14,6 +14,7 @@ from dagexec.core.proto import DeviceOption
 from dagexec.errors import DeviceError
 
 if TYPE_CHECKING:
+    from dagexec.core.dtypes import TypeMeta
     from dagexec.core.runtime import DeviceRuntime
 
 _MAX_INDEX = (1 << 31) - 1  # as a DeviceOption holds it
@@ -27,11 +28,13 @@ class DeviceKind:
         name: "cuda", as in `cuda:0`.
         number: the `device_type` of a DeviceOption.
         new_runtime: makes the runtime of a device of this kind. Raises DeviceError when there is no such device here.
+        holds: whether its operators work on tensors of an element type; None: on any but strings.
     """
 
     name: str
     number: int
     new_runtime: Callable[[Device], DeviceRuntime]
+    holds: Callable[[TypeMeta], bool] | None = None
 
 
 _kinds: dict[str, DeviceKind] = {}

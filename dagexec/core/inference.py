@@ -194,6 +194,18 @@ def probed_outputs(
     ]
 
 
+def probed_net(operators: Sequence[OperatorDef], given: Mapping[str, Probed], probes: int) -> dict[str, Probed]:
+    """What is known of every blob in so many `probes`, from what is `given`; nothing behind operators that refuse."""
+    known = dict(given)
+    unknown = Probed.of_types((None,) * probes)
+    asked = asked_operators(operators, [schema_of(definition.type) for definition in operators])
+    for index, definition in enumerate(operators):
+        inputs = [known.get(name, unknown) for name in definition.input]
+        made = probed_outputs(definition, inputs, probes, probes, is_asked=index in asked)
+        known.update(zip(definition.output, made, strict=True))
+    return known
+
+
 def _rows(blobs: Sequence[Probed], probes: int) -> Sequence[_Row]:
     """What is known of blobs, probe by probe."""
     if not blobs:

@@ -13,8 +13,10 @@ from dagexec.platform.lazy import LazyModule
 
 if not TYPE_CHECKING:
     _cuda = LazyModule("dagexec.devices.cuda.runtime")
+    _prelude = LazyModule("dagexec.devices.cuda.prelude")
     _sim = LazyModule("dagexec.devices.sim.runtime")
 else:
+    from dagexec.devices.cuda import prelude as _prelude
     from dagexec.devices.cuda import runtime as _cuda
     from dagexec.devices.sim import runtime as _sim
 
@@ -35,5 +37,7 @@ __all__ = [
 ]
 
 register_kind(DeviceKind("cpu", 0, HostRuntime))
-register_kind(DeviceKind("cuda", 1, lambda device: _cuda.CudaRuntime(device)))
+register_kind(
+    DeviceKind("cuda", 1, lambda device: _cuda.CudaRuntime(device), lambda meta: meta.name in _prelude.C_TYPES)
+)
 register_kind(DeviceKind("sim", 20901, lambda device: _sim.SimRuntime(device)))

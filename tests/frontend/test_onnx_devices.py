@@ -214,6 +214,23 @@ def test_what_the_host_alone_computes_takes_part_in_nets_of_devices(
     assert sessions or not in_sessions or any(one.HasField("n") for op in graph.operators for one in op.arg)
 
 
+def test_elements_that_a_device_has_no_type_for_stay_on_the_host() -> None:
+    """Weights of 4 bits, and float8 between two operators of the device."""
+    parts = (
+        node("DequantizeLinear", ["w", "one"], ["weights"]), node("MatMul", ["x", "weights"], ["p"]),
+        node("Cast", ["p"], ["small"], to=TensorProto.FLOAT8E5M2), node("Reshape", ["small", "row"], ["r"]),
+        node("Cast", ["r"], ["large"], to=TensorProto.FLOAT), node("Neg", ["large"], ["y"]),
+    )  # fmt: skip
+    model = model_of(*parts, outputs="y", one=np.float32(1), row=np.array([-1]))
+    model.graph.initializer.append(helper.make_tensor("w", TensorProto.UINT4, [4, 1], [1, 0, 2, 0]))
+    with emulated(record=False), dagexec.compile(model, device="cuda:0") as executor:
+        assert executor.run({"x": X})["y"].tolist() == [-7, 4, -5]
+        graph = executor.net().graph
+        on_device = {one.type for number, one in enumerate(graph.operators) if graph.device(number) != CPU}
+    assert "Negative" in on_device
+    assert on_device.isdisjoint({"DequantizeLinear", "Cast", "Reshape"})
+
+
 @pytest.mark.parametrize("in_sessions", ["sessions"], indirect=True)
 def test_operators_of_the_host_that_follow_one_another_have_no_copies_between_them(in_sessions: bool) -> None:
     model, _ = a_chain_of_the_host()

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import onnx
 
 from dagexec.core.dtypes import FLOAT32
-from dagexec.core.inference import Probed, probed_outputs
+from dagexec.core.inference import Probed, probed_net
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.schema import TensorType
 from dagexec.errors import ModelFormatError
@@ -73,12 +73,8 @@ def _inferred(model: Model, probes: Sequence[tuple[int, int]]) -> Mapping[str, P
         if info.shape is not None:
             kind = info.dtype or FLOAT32
             known[name] = Probed.of_types(TensorType(_filled(info, *sizes), kind) for sizes in probes)
-    unknown = Probed.of_types((None,) * len(probes))
-    for operator in (*(model.init_net.op if model.init_net is not None else ()), *model.net.op):
-        inputs = [known.get(name, unknown) for name in operator.input]
-        outputs = probed_outputs(operator, inputs, len(probes), len(probes), is_asked=False)
-        known.update(zip(operator.output, outputs, strict=True))
-    return known
+    operators = [*(model.init_net.op if model.init_net is not None else ()), *model.net.op]
+    return probed_net(operators, known, len(probes))
 
 
 def _filled(info: InputInfo, first: int, other: int) -> tuple[int, ...]:

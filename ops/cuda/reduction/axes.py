@@ -128,6 +128,6 @@ class _CudaArgExtreme(CudaOperator):
         if not call.arguments.bool("last"):
             groups = Groups([Phase(f"{state}<A>", "s.add(x, r);")], last="y = total0.place;")
             return by_groups(self, state, x.shape, (axis,), groups, {"x": x}, {"y": kept})
-        groups = Groups([Phase(f"{state}<A>", "s.add(x, end - r);")], last="y = end - total0.place;")
-        end = {"end": np.int64(x.shape[axis] - 1)}
-        return by_groups(self, f"{state}_last", x.shape, (axis,), groups, {"x": x}, {"y": kept}, end)
+        groups = Groups([Phase(f"{state}<A>", "s.add(x, last_place - r);")], last="y = last_place - total0.place;")
+        last_place = {"last_place": np.int64(x.shape[axis] - 1)}
+        return by_groups(self, f"{state}_last", x.shape, (axis,), groups, {"x": x}, {"y": kept}, last_place)
