@@ -64,7 +64,11 @@ class LoadedVersion:
         self.version = version
         self.runner = runner
         self.inputs = tuple(_metadata(name, info) for name, info in runner.inputs.items())
-        self.outputs = tuple(_metadata(name, info) for name, info in runner.output_info().items())
+        results = runner.output_info()
+        self.outputs = tuple(_metadata(name, info) for name, info in results.items())
+        for name, info in results.items():
+            if info.is_optional:
+                raise _no_words(name, info)
         self.names = frozenset(runner.outputs)
         self.running = 0
         self.last_seconds = 0.0
@@ -94,9 +98,13 @@ class LoadedVersion:
             await self.runner.drain_async(timeout=0)
 
 
+def _no_words(name: str, info: InputInfo) -> SettingError:
+    return SettingError(f"{name!r} is {info}; the Open Inference Protocol has no such tensors")
+
+
 def _metadata(name: str, info: InputInfo) -> TensorMetadata:
     datatype = datatype_of(info.dtype)
     if info.is_sequence or datatype is None:
-        raise SettingError(f"{name!r} is {info}; the Open Inference Protocol has no such tensors")
+        raise _no_words(name, info)
     shape = None if info.shape is None else tuple(-1 if size is None else size for size in info.shape)
     return TensorMetadata(name, datatype, shape)

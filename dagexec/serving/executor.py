@@ -16,6 +16,7 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
+import numpy as np
 import numpy.typing as npt
 
 from dagexec.binding.io_binding import Array, Outputs
@@ -28,6 +29,7 @@ from dagexec.core.feeds import Feeds, HeldMemory, as_arrays, check_feeds, check_
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.runtime import runtime_of
 from dagexec.core.spelling import did_you_mean
+from dagexec.core.variant import Variant
 from dagexec.core.workspace import Workspace
 from dagexec.errors import ClosedError, DagexecError, FeedError, RunCancelledError, ShapeError
 from dagexec.options import CompileOptions, Shapes
@@ -194,9 +196,18 @@ class Executor(Closing):
         return self.model.outputs
 
     def output_info(self) -> Mapping[str, InputInfo]:
-        """What is known of each result before a run, by inference: type, and the sizes that every run has."""
+        """What is known of each result: by inference type, and the sizes that every run has; after one, what is none.
+
+        Whether a result is a sequence or an optional is known after a run, or a warm-up.
+        """
         types = self._given_types or GivenTypes.of(self._source)
-        return types.output_info(self.inputs, self.outputs)
+        found = types.output_info(self.inputs, self.outputs)
+        blobs = self._replicas.members[0].workspace
+        for name, info in found.items():
+            value = blobs.get_blob(name).value if blobs.has_blob(name) else None
+            if isinstance(value, Variant) and not isinstance(value.content, np.ndarray):
+                found[name] = replace(info, is_sequence=value.content is not None, is_optional=value.content is None)
+        return found
 
     def run(
         self,

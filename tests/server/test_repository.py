@@ -7,7 +7,9 @@ from pathlib import Path
 
 import anyio
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper
 
 import dagexec
 from dagexec.errors import FeedError, ModelFormatError, OperatorError, QueueFullError, RunTimeoutError
@@ -20,6 +22,7 @@ from tests.server.runners import HeldRunner, Loads, repository_of
 
 pytestmark = pytest.mark.anyio
 X = np.float32([[1, 2, 3]])
+FLOATS = helper.make_tensor_type_proto(TensorProto.FLOAT, [None, 3])
 
 
 @pytest.fixture(params=["asyncio", "trio"])
@@ -295,6 +298,37 @@ async def test_an_executor_is_served_and_closed() -> None:
     await repository.drain()
     with pytest.raises(dagexec.errors.ClosedError):
         executor.run({"x": X})
+
+
+@pytest.mark.parametrize(
+    ("node", "kind", "words"),
+    [
+        (helper.make_node("SplitToSequence", ["x"], ["y"], axis=0), "sequence", "'y' is sequence of"),
+        (helper.make_node("Optional", [], ["y"], type=FLOATS), "optional", "'y' is optional"),
+    ],
+)
+async def test_a_result_that_the_protocol_has_no_words_for_is_refused_when_it_is_loaded(
+    node: onnx.NodeProto, kind: str, words: str, tmp_path: Path
+) -> None:
+    """Not by every request: the model that was there before goes on serving."""
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [None, 3])]
+    result = helper.make_sequence_type_proto(FLOATS) if kind == "sequence" else helper.make_optional_type_proto(FLOATS)
+    relu = helper.make_node("Relu", ["x"], ["y"])
+    path = tmp_path / "m.onnx"
+    repository = Repository(ServerConfig(models={"m": ModelConfig(name="m", source=path)}))
+    for one, info in ((relu, FLOATS), (node, result)):
+        graph = helper.make_graph([one], "m", inputs, [helper.make_value_info("y", info)])
+        opset = helper.make_opsetid("", 17)
+        onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=8), path)
+        if one is relu:
+            assert await repository.load_all() == {}
+            continue
+        with pytest.raises(RequestError, match=words) as caught:
+            await repository.load("m")
+        assert "the Open Inference Protocol has no such tensors" in str(caught.value)
+    np.testing.assert_array_equal((await repository.infer(asked())).outputs["y"], X)
+    assert repository.is_ready()
+    await repository.drain()
 
 
 async def test_something_ready_to_run_is_served_under_a_name() -> None:
