@@ -243,6 +243,14 @@ def test_code_names_files_that_exist() -> None:
     assert missing == []
 
 
+def test_what_programs_say_of_their_use_is_right() -> None:
+    programs = [*(ROOT / "benchmarks").glob("*.py"), *(ROOT / "examples").glob("*.py")]
+    usage = [ast.get_docstring(ast.parse(program.read_text())) or "" for program in programs]
+    lines = "".join(f"{line.strip()}\n" for text in usage for line in text.splitlines() if line.startswith("    "))
+    assert lines.count("python ") > 30
+    assert list(missing_commands(f"```\n{lines}```\n")) == []
+
+
 def test_a_variable_that_is_read_is_described() -> None:
     product = (
         text for path, text in source().items() if path.relative_to(ROOT).parts[0] in ("dagexec", "ops", "scheduler")
