@@ -124,14 +124,6 @@ def test_a_command_of_the_readme_runs(line: str, folder: Path) -> None:
             assert (folder / typed[typed.index(option) + 1]).exists()
 
 
-def test_the_first_snippet_runs(folder: Path) -> None:
-    [snippet] = [block for block in blocks("python") if "asyncio" in block]
-    code = f"import sys\nsys.modules.update(dict.fromkeys({blocked()}))\n{snippet}"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    ran = subprocess.run([sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True)
-    assert re.fullmatch(r"17 runs with the same bytes, [\d.]+ ms each\n", ran.stdout), ran.stderr
-
-
 def test_the_snippet_in_caffe2s_way_runs(folder: Path) -> None:
     [snippet] = [block for block in blocks("python") if "Workspace" in block]
     code = (
