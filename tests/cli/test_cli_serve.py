@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -23,8 +24,10 @@ import tritonclient.http as triton_http
 from onnx import TensorProto, helper
 
 import dagexec
+from dagexec.export.onnx_model import save_onnx
 from tests.command_line import Cli
-from tests.held import PATIENCE
+from tests.held import PATIENCE, doubled_model
+from tests.server.raw import asked_until_the_end, binary_request, binary_result
 
 SERVE = [sys.executable, "-c", "from dagexec.cli import main; main()", "serve"]
 LENET = "lenet=zoo:lenet"
@@ -91,6 +94,27 @@ def test_http_and_grpc_answer_alike_until_a_signal(stop: signal.Signals) -> None
         assert server.end() == 0
     assert found[0].tobytes() == found[1].tobytes() == expected().tobytes()
     assert server.log[-1].endswith("INFO ended\n")
+
+
+@pytest.mark.slow
+def test_no_client_sees_a_reset_when_a_signal_comes(tmp_path: Path) -> None:
+    """32 clients, each with a connection that it keeps, ask one request after another until they are told the end."""
+    save_onnx(doubled_model(), tmp_path / "doubled.onnx")
+    x = np.float32([[1, -2, 3]])
+    went_on = threading.Semaphore(0)
+    with served("m=doubled.onnx", folder=tmp_path) as server, ThreadPoolExecutor(32) as threads:
+        url = server.wait_for(r"serving m \(1\) at (\S+)")[1]
+        asking = [threads.submit(asked_until_the_end, url, binary_request("m", x), went_on) for _ in range(32)]
+        for _ in range(10 * 32):
+            assert went_on.acquire(timeout=PATIENCE)
+        server.process.terminate()
+        answers = [answer for one in asking for answer in one.result(PATIENCE)]
+        assert server.end() == 0
+    for answer in answers:
+        if answer.status == 200:
+            np.testing.assert_array_equal(binary_result(answer), np.maximum(x, 0) * 2)
+        else:
+            assert (answer.status, answer.headers["connection"]) == (503, "close")
 
 
 def test_a_file_configures_what_the_command_line_does_not(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -93,6 +94,20 @@ def connected(server: Server | str) -> Iterator[Client]:
         yield client
     finally:
         client.close()
+
+
+def asked_until_the_end(url: str, request: bytes, went_on: threading.Semaphore) -> list[Answer]:
+    """All answers to one request after another on one connection, until the server has said its last or closed it."""
+    found: list[Answer] = []
+    with connected(url) as client:
+        while not found or "connection" not in found[-1].headers:
+            client.send(request)
+            if client.peek() == b"":  # closed before the first byte of an answer
+                return found
+            found.append(client.answer())
+            went_on.release()
+        assert client.is_at_end()
+    return found
 
 
 def post(path: str, body: bytes, headers: Mapping[str, object] | None = None) -> bytes:

@@ -12,7 +12,7 @@ import pytest
 from dagexec.server import connection
 from dagexec.server.config import ServerConfig
 from tests.held import PATIENCE
-from tests.server.raw import Answer, binary_request, binary_result, connected
+from tests.server.raw import asked_until_the_end, binary_request, binary_result, connected
 from tests.server.runners import HeldRunner
 from tests.server.serving import on_loop, serving
 
@@ -22,20 +22,6 @@ X = np.float32([[1, -2, 3]])
 
 def get(path: str) -> bytes:
     return f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
-
-
-def asked_until_the_end(url: str, request: bytes, went_on: threading.Semaphore) -> list[Answer]:
-    """All answers to one request after another on one connection, until the server has said its last or closed it."""
-    found: list[Answer] = []
-    with connected(url) as client:
-        while not found or "connection" not in found[-1].headers:
-            client.send(request)
-            if client.peek() == b"":  # closed before the first byte of an answer
-                return found
-            found.append(client.answer())
-            went_on.release()
-        assert client.is_at_end()
-    return found
 
 
 def test_clients_that_keep_their_connections_lose_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
