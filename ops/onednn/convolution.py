@@ -26,11 +26,11 @@ from dagexec.ops.onednn.convolution_family import (
     Computation,
     ConvolutionFamily,
     grouped,
-    of_images,
     require_window,
 )
 from dagexec.ops.onednn.finishing import finishing_step
 from dagexec.ops.onednn.keeping_nan import is_seen, keeping_nan_in_place
+from dagexec.ops.onednn.pieces import Part
 from dagexec.ops.onednn.post_ops import append_post_ops, drops_nan
 from dagexec.ops.onednn.primitive import (
     BIAS,
@@ -68,14 +68,15 @@ class ForwardConvolution(ConvolutionFamily):
         if self.has_bias(call):
             parameters[BIAS], inputs[BIAS] = self.x(2), 2
         operands = {one.input: self.x(one.input) for one in post_ops if one.input >= 0 and one.kind != SUM}
-        geometry, none = self.geometry(axes), self.onednn.ffi.NULL
+        none, rows = self.onednn.ffi.NULL, window.order == order == NHWC
         # For training oneDNN's Winograd takes the filter as it is and transforms it by generated code; for inference a
         # copy does that beforehand, ten times as slowly. Other algorithms offer less for training.
         kinds = {DIRECT: FORWARD_INFERENCE, WINOGRAD: FORWARD_INFERENCE if self.is_constant(1) else FORWARD_TRAINING}
 
-        def computation(chosen: slice) -> Computation:
-            attributes = self.attributes()
-            given = {number: of_images(operand, y, chosen) for number, operand in operands.items()}
+        def computation(part: Part) -> Computation:
+            attributes, inner, result = self.attributes(), part.axes(axes), part.result(y)
+            geometry = self.geometry(inner)
+            given = {number: part.operand(operand, y) for number, operand in operands.items()}
             further = append_post_ops(attributes, self.onednn, post_ops, given, (y.ndim, order), self.label)
 
             def request(algorithm: str, layouts: Mapping[int, Descriptor]) -> Sequence[object]:
@@ -86,8 +87,8 @@ class ForwardConvolution(ConvolutionFamily):
             return Computation(
                 "convolution_forward",
                 request,
-                axes,
-                {SRC: (x[chosen], window.order), DST: (y[chosen], order)},
+                inner,
+                {SRC: (part.source(x, axes), window.order), DST: (result, order)},
                 parameters,
                 inputs,
                 DST,
@@ -96,10 +97,11 @@ class ForwardConvolution(ConvolutionFamily):
                                            else one.kind for one in post_ops),
                 attributes=post_ops,
                 own_layouts=not any(one.kind == SUM for one in post_ops),
-                composed=self.composed(axes, (window.order, order), post_ops, given, y[chosen].shape),
+                composed=self.composed(inner, (window.order, order), post_ops, given, result.shape),
+                rows=rows,
             )  # fmt: skip
 
-        assembled = self.convolution(computation(slice(None)), lambda image: computation(slice(image, image + 1)))
+        assembled = self.convolution(computation)
         places = enumerate(post_ops)
         inputs |= {POST_OP * (place + 1) | SRC_1: one.input for place, one in places if one.input in operands}
         operands_later = {one.input: self.x(one.input) for one in later if one.input >= 0}

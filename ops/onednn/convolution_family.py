@@ -7,7 +7,7 @@ of the implementation in every run.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 
@@ -18,12 +18,11 @@ from dagexec.core.operator import Prepared, Step, in_sequence, nothing_to_do
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.base.geometry import Axis, tap_count
 from dagexec.ops.base.layout import BLOCKS, NCHW, NHWC, logical_shape
-from dagexec.ops.kernels.alone import one_thread
 from dagexec.ops.onednn import widened
-from dagexec.ops.onednn.image_by_image import image_by_image
 from dagexec.ops.onednn.implementation import choose_implementation
 from dagexec.ops.onednn.operator import OneDNNOperator
 from dagexec.ops.onednn.packing import PackedForms
+from dagexec.ops.onednn.pieces import Part, in_pieces, parts_of_image
 from dagexec.ops.onednn.primitive import (
     BIAS,
     DIFF_WEIGHTS,
@@ -66,11 +65,6 @@ def require_window(axes: Sequence[Axis], label: str) -> None:
     for axis in axes:
         if axis.head < 0 or not axis.out:
             raise UnsupportedFeatureError(f"{label}: oneDNN has no convolution with negative padding {axis.head}")
-
-
-def of_images(operand: Array, result: Array, chosen: slice) -> Array:
-    """The part of an operand that goes with these images of `result`, to which it broadcasts."""
-    return operand[chosen] if operand.ndim == result.ndim and len(operand) == len(result) else operand
 
 
 def grouped(weights: Array, group: int, channels_last: bool) -> Array:
@@ -121,6 +115,7 @@ class Computation:
         own_layouts: implementations may use layouts of their own.
         algorithms: those that may be requested.
         composed: further candidates, for a number of threads.
+        rows: pieces may be rows of an image.
     """
 
     function: str
@@ -136,6 +131,7 @@ class Computation:
     own_layouts: bool = True
     algorithms: tuple[str, ...] = (DIRECT, WINOGRAD)
     composed: Composed | None = None
+    rows: bool = False
 
     @property
     def batch(self) -> int:
@@ -149,8 +145,8 @@ class Computation:
         return found | {**self.parameters} | {number: array for number, (_, array) in self.operands.items()}
 
 
-ImageOf = Callable[[int], Computation]
-"""Gives the computation of one image of a batch, by its number."""
+ComputationOf = Callable[[Part], Computation]
+"""Gives the computation of a part of a convolution."""
 
 
 class ConvolutionFamily(OneDNNOperator):
@@ -211,29 +207,29 @@ class ConvolutionFamily(OneDNNOperator):
         forms = constant.derived("onednn", PackedForms)
         return forms.get(source, target, lambda: self.reordered(self.packed(plain), target, plain)), nothing_to_do
 
-    def convolution(self, whole: Computation, image: ImageOf | None = None) -> Assembled:
-        """The steps that compute `whole`.
+    def convolution(self, computation: ComputationOf) -> Assembled:
+        """The steps that compute the whole.
 
-        With `image`, which gives the computation of one of its images, each gets the bytes that it gets alone, unless
-        the operator is asked for less.
+        The bytes of an image depend neither on threads nor on other images: it is divided by what does not count for
+        them, or in pieces.
         """
+        whole = computation(Part())
         problem = self._problem(whole, self.threads)
         self.answer(lambda: any(not one.is_reference for one in problem.candidates()))
-        if image is None or not self.is_batch_invariant:
-            return self._assembled(problem, self.implementation(problem), whole)
-        name = self._name_of_one(problem, image)
-        chosen = problem.named(name, self.threads)
-        if chosen is None or not chosen.is_batch_invariant:
-            return self._image_by_image(name, whole, image)
-        return self._assembled(problem, chosen, whole)
+        alone = self._problem(computation(Part(0)), 1)
+        chosen = self._chosen_for_all(alone)
+        if chosen.is_divisible:
+            found = problem.named(chosen.name, self.threads)
+            if found is not None:
+                return self._assembled(problem, found, whole)
+        return self._in_pieces(chosen, alone, computation, whole)
 
-    def _name_of_one(self, problem: Problem, image: ImageOf) -> str:
-        """What is chosen for one image and the most threads that the operator gets, whatever the batch, once."""
-        geometry = problem.geometry
-        if geometry not in self.names_for_all:
-            with one_thread(False):
-                self.names_for_all[geometry] = self.implementation(self._problem(image(0), self.most_threads)).name
-        return self.names_for_all[geometry]
+    def _chosen_for_all(self, alone: Problem) -> Candidate:
+        """What computes one image: that which has computed images of this geometry before."""
+        name = self.names_for_all.get(alone.geometry)
+        chosen = (alone.named(name, 1) if name else None) or self.implementation(alone)
+        self.names_for_all[alone.geometry] = chosen.name
+        return chosen
 
     def _assembled(self, problem: Problem, chosen: Candidate, whole: Computation) -> Assembled:
         pack = partial(self._packed, whole.inputs)
@@ -241,23 +237,42 @@ class ConvolutionFamily(OneDNNOperator):
         self.keeps(assembled.nbytes)
         return assembled
 
-    def _image_by_image(self, name: str, whole: Computation, image: ImageOf) -> Assembled:
-        """The steps of the candidate `name` on one image after another."""
-        first = image(0)
-        self.threads = self.most_threads  # those that it was chosen for; what keeps NaN asks as many
-        problem = self._problem(first, self.threads)
-        chosen = problem.named(name, self.threads)
-        assert chosen is not None, f"{self.label}: {name} was chosen for one image"
-        found = image_by_image(
-            problem,
-            chosen,
-            [image(number).arrays for number in range(whole.batch)],
+    def _in_pieces(
+        self, chosen: Candidate, alone: Problem, computation: ComputationOf, whole: Computation
+    ) -> Assembled:
+        """The steps of pieces, each by the implementation `chosen` for one image, `alone`."""
+
+        def computed_by(parts: Sequence[Part]) -> list[tuple[Part, Problem, Candidate]]:
+            """What computes each part of the first image; nothing where a part is not computed so."""
+            asked = [(part, self._problem(computation(part), 1)) for part in parts]
+            found = [(part, problem, problem.named(chosen.name, 1)) for part, problem in asked]
+            return [(part, problem, one) for part, problem, one in found if one is not None]
+
+        cut = parts_of_image(whole.axes, alone.products(), alone.weights_nbytes) if whole.rows else [Part(0)]
+        found = computed_by(cut)
+        if len(found) < len(cut):
+            found = [(Part(0), alone, chosen)]
+        assembled = in_pieces(
+            self.onednn,
+            self.threads,
+            self.label,
+            whole.arrays,
+            [
+                (problem, one, computation(replace(part, image=image)).arrays)
+                for image in range(whole.batch)
+                for part, problem, one in found
+            ],
             self.working_memory,
             partial(self._packed, whole.inputs),
-            frozenset(number for number, array in whole.arrays.items() if array.shape != first.arrays[number].shape),
         )
-        self.keeps(found.nbytes)
-        return found
+        self.keeps(assembled.nbytes)
+        return assembled
+
+    def filter_sums(self, whole: Computation) -> Assembled:
+        """The steps that compute the gradient of a filter, a sum over all images."""
+        problem = self._problem(whole, self.threads)
+        self.answer(lambda: any(not one.is_reference for one in problem.candidates()))
+        return self._assembled(problem, self.implementation(problem), whole)
 
     def _packed(
         self,

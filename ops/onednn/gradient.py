@@ -26,6 +26,7 @@ from dagexec.ops.onednn.convolution_family import (
     grouped,
     require_window,
 )
+from dagexec.ops.onednn.pieces import Part
 from dagexec.ops.onednn.primitive import (
     DIFF_BIAS,
     DIFF_DST,
@@ -50,16 +51,12 @@ class GradientFamily(ConvolutionFamily):
             handles = (layouts[DIFF_SRC].handle, layouts[WEIGHTS].handle, layouts[DIFF_DST].handle)
             return [CONVOLUTION[algorithm], *handles, *geometry, none, attributes.handle]
 
-        asked = Computation(
-            "convolution_backward_data",
-            request,
-            axes,
-            {DIFF_DST: (gradient, order), DIFF_SRC: (result, order)},
-            {WEIGHTS: weights},
-            {DIFF_DST: 2, WEIGHTS: 1},
-            DIFF_SRC,
-        )
-        return in_sequence(self.convolution(asked).steps)
+        def computation(part: Part) -> Computation:
+            images = {DIFF_DST: (part.result(gradient), order), DIFF_SRC: (part.source(result, axes), order)}
+            inputs = {DIFF_DST: 2, WEIGHTS: 1}
+            return Computation("convolution_backward_data", request, axes, images, {WEIGHTS: weights}, inputs, DIFF_SRC)
+
+        return in_sequence(self.convolution(computation).steps)
 
     def filter_gradient(
         self,
@@ -93,7 +90,7 @@ class GradientFamily(ConvolutionFamily):
             {SRC: x[0], DIFF_DST: gradient[0]},
             DIFF_WEIGHTS,
         )
-        return in_sequence(self.convolution(asked).steps)
+        return in_sequence(self.filter_sums(asked).steps)
 
     def bias_gradient(self, order: str, gradient: Array, result: Array) -> Step:
         """The step that sums a gradient over images and pixels."""

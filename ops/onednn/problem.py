@@ -31,12 +31,16 @@ from dagexec.ops.onednn.primitive import (
     Rebindable,
     aligned_empty,
 )
+from dagexec.platform.processor import core_cache
 
 DIRECT, WINOGRAD = "direct", "winograd"
 ALONE = ", on one thread"
 """Ends the name of a candidate that gets one thread, however many the problem has."""
 COMPOSED = "composed "
 """How names of candidates begin that are not a single primitive."""
+
+_DIVISIBLE = {"brgconv_1x1:avx512_core": 480 << 10, "brgconv_1x1:avx2": 80 << 10}
+"""Primitives that divide no sum for the sake of threads, and bytes of a second cache that this takes."""
 
 _UNCUT = 1024  # products: oneDNN 3.1 cuts no sum of so many in an inner product
 
@@ -259,6 +263,19 @@ class Candidate:
     def is_general(self) -> bool:
         """True for those that are not made for the geometry: plain loops, and matrix products on unrolled windows."""
         return self.is_reference or "gemm" in self._name_in_library.replace("brgemm", "")
+
+    @property
+    def is_divisible(self) -> bool:
+        """True where a number of the result has the same bytes however threads, and blocks of rows, divide the result.
+
+        Kernels of our own add up all of a sum at once. So does `brgconv_1x1` of float32 for each block of input
+        channels, whose size follows from their number alone (`select_ic_block` in oneDNN 3.1's
+        src/cpu/x64/jit_brgemm_conv_utils.cpp) as long as the second cache has room for 80 vectors of channels of 64
+        filters and 28 pixels, or with AVX2 for 40 of 32 filters.
+        """
+        if self.description is None:
+            return True
+        return self.description.name in _DIVISIBLE and core_cache() >= _DIVISIBLE[self.description.name]
 
     @property
     def is_batch_invariant(self) -> bool:

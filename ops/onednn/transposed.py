@@ -28,8 +28,9 @@ from dagexec.ops.onednn.convolution_family import (
     require_window,
 )
 from dagexec.ops.onednn.gradient import GradientFamily
+from dagexec.ops.onednn.pieces import Part
 from dagexec.ops.onednn.primitive import BIAS, DST, FORWARD_INFERENCE, SRC, WEIGHTS, Array, Descriptor
-from dagexec.ops.onednn.problem import ALONE, DIRECT, Candidate, Problem
+from dagexec.ops.onednn.problem import DIRECT
 from dagexec.ops.onednn.transposed_product import Layer, candidates, is_side_by_side
 
 _DECONVOLUTION_DIRECT = 0xA
@@ -58,12 +59,13 @@ class DeconvolutionOperator(ConvolutionFamily, TransposedConvolution):
             handles = (layouts[SRC].handle, layouts[WEIGHTS].handle, bias, layouts[DST].handle)
             return [FORWARD_INFERENCE, _DECONVOLUTION_DIRECT, *handles, *geometry, attributes.handle]
 
-        def computation(chosen: slice) -> Computation:
-            images = {SRC: (x[chosen], order), DST: (y[chosen], order)}
+        def computation(part: Part) -> Computation:
+            result = part.result(y)
+            images = {SRC: (part.source(x, axes), order), DST: (result, order)}
             asked = ("deconvolution_forward", request, axes, images, parameters, inputs, DST)
-            return Computation(*asked, algorithms=(DIRECT,), composed=self._composed(axes, order, y[chosen].shape))
+            return Computation(*asked, algorithms=(DIRECT,), composed=self._composed(axes, order, result.shape))
 
-        assembled = self.convolution(computation(slice(None)), lambda image: computation(slice(image, image + 1)))
+        assembled = self.convolution(computation)
         return self.offered(in_sequence(assembled.steps), assembled, inputs, {DST: 0})
 
     def _composed(self, axes: Sequence[Axis], order: str, shape: tuple[int, ...]) -> Composed | None:
@@ -78,12 +80,6 @@ class DeconvolutionOperator(ConvolutionFamily, TransposedConvolution):
         (height, width), (rows, columns) = (axis.out for axis in axes), (axis.kernel for axis in axes)
         layer = Layer(shape[0], height, width, self.x(0).shape[-1], shape[-1], rows, columns, has_bias)
         return partial(candidates, self.onednn, layer)
-
-    def implementation(self, problem: Problem) -> Candidate:
-        """As in the base; `brgconv`, where it computes this, adds up in another order for other numbers of threads."""
-        chosen = super().implementation(problem)
-        alone = problem.named(chosen.name + ALONE, 1) if problem.threads > 1 and "brgconv" in chosen.name else None
-        return alone or chosen
 
 
 class OnednnTransposedConvolutionGradient(GradientFamily, TransposedConvolutionGradient):
@@ -115,10 +111,14 @@ class OnednnTransposedConvolutionGradient(GradientFamily, TransposedConvolutionG
             handles = (layouts[SRC].handle, layouts[WEIGHTS].handle, none, layouts[DST].handle)
             return [FORWARD_INFERENCE, CONVOLUTION[algorithm], *handles, *geometry, attributes.handle]
 
-        images = {SRC: (self.x(2), order), DST: (result, order)}
-        inputs = {SRC: 2, WEIGHTS: 1}
-        asked = Computation("convolution_forward", request, axes, images, {WEIGHTS: weights}, inputs, DST)
-        return in_sequence(self.convolution(asked).steps)
+        x = self.x(2)
+
+        def computation(part: Part) -> Computation:
+            images = {SRC: (part.source(x, axes), order), DST: (part.result(result), order)}
+            inputs = {SRC: 2, WEIGHTS: 1}
+            return Computation("convolution_forward", request, axes, images, {WEIGHTS: weights}, inputs, DST)
+
+        return in_sequence(self.convolution(computation).steps)
 
 
 for _suffix in SPATIAL_AXES:

@@ -15,6 +15,7 @@ from dagexec.core.choices import choices, measuring
 from dagexec.core.operator import Operator, parts_of
 from dagexec.core.registry import create_operator
 from dagexec.core.tensor import Tensor
+from dagexec.ops.onednn import pieces
 from dagexec.ops.onednn.convolution_family import ConvolutionFamily
 from dagexec.ops.onednn.primitive import BoundPrimitive
 from dagexec.ops.onednn.problem import Candidate, Problem
@@ -41,8 +42,7 @@ def made(
             workspace.get_blob(name).get(Tensor).freeze()
     for place, array in enumerate(rows):
         workspace.feed_blob(f"rows{place}", array)
-    definition = operator_def(op_type, names, ["y"], **arguments)
-    definition.engine = "ONEDNN"
+    definition = operator_def(op_type, names, ["y"], **{"engine": "ONEDNN", **arguments})
     return workspace, create_operator(definition, workspace)
 
 
@@ -108,17 +108,17 @@ def test_images_of_transposed_convolutions(threads: int) -> None:
     assert_rows_are_those_of_lone_runs("ConvTranspose", [x], [w], kernels=[4], order="NHWC", threads=threads)
 
 
-def test_what_adds_up_in_another_order_computes_image_by_image(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_adds_up_in_another_order_computes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """On the caller's memory, too, and with what post-ops read of each image."""
-    monkeypatch.setattr(Candidate, "is_batch_invariant", False)
+    monkeypatch.setattr(pieces, "_PRODUCTS", 100)
     x, w, y = normal(1, 5, 6, 6, 4), normal(2, 5, 3, 3, 4), normal(4, 5, 4, 4, 5)
     arguments: dict[str, Any] = {"kernel": 3, "bias": 1, "post_ops": ["add:3"], "order": "NHWC"}
     workspace, operator = made("FusedConv", [x, y], [w, normal(3, 5)], **arguments)
     prepared = operator.bind(operator.infer())
     prepared()
     together = np.array(workspace.fetch_blob("y"))
-    other = computed("FusedConv", [x, y], [w, normal(3, 5)], **arguments, batch_invariant=0)
-    np.testing.assert_allclose(together, other, rtol=1e-5, atol=1e-5)
+    exact = computed("FusedConv", [x, y], [w, normal(3, 5)], **arguments, engine="")
+    np.testing.assert_allclose(together, exact, rtol=1e-5, atol=1e-5)
     assert set(prepared.input_rebinds) == {0, 3}
     backwards = {0: x[::-1].copy(), 3: y[::-1].copy()}
     for index, array in backwards.items():
@@ -129,7 +129,7 @@ def test_what_adds_up_in_another_order_computes_image_by_image(monkeypatch: pyte
     assert elsewhere[::-1].tobytes() == together.tobytes()
 
 
-def test_what_is_chosen_is_chosen_for_one_image_unless_asked_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_chosen_is_chosen_for_one_image(monkeypatch: pytest.MonkeyPatch) -> None:
     batches: list[int] = []
     chosen = ConvolutionFamily.implementation
 
@@ -144,9 +144,6 @@ def test_what_is_chosen_is_chosen_for_one_image_unless_asked_otherwise(monkeypat
         workspace.feed_blob("rows0", x[:size])
         operator.bind(operator.infer())
     assert batches == [1], "once for all batches"
-    for size in (3, 2):
-        computed("Conv", [x[:size]], [w], kernel=3, batch_invariant=0)
-    assert batches == [1, 3, 2]
 
 
 @pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -175,7 +172,7 @@ def test_images_of_little_work_keep_nan_on_the_threads_that_one_image_was_measur
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """An operator whose work was worth one thread failed while it was prepared: the team's flags could not be read."""
-    monkeypatch.setattr(Candidate, "is_batch_invariant", False)
+    monkeypatch.setattr(Candidate, "is_divisible", False)
     monkeypatch.setattr(ConvolutionFamily, "_worthwhile_threads", lambda self: 1)
     x, w = normal(1, 1, 6, 6, 16), normal(2, 16, 3, 3, 16)
     x[0, 3, 3, 0] = np.nan

@@ -1,0 +1,225 @@
+"""Convolutions in pieces: images, and rows of them, each by a primitive of one image and one thread.
+
+Which pieces there are follows from the geometry of one image alone. So the bytes of an image depend neither on the
+threads that share the pieces, nor on the images beside it, whatever the library does within a primitive: oneDNN 3.1
+chooses how `brgconv` cuts rows, channels and taps by estimates in which threads and images count
+(`brg_blocking_t::est_eff` in src/cpu/x64/jit_brgemm_conv_utils.cpp), and with them the order in which it adds up
+(`ker_base` in jit_brgemm_conv.cpp: taps that all columns of a block have come after those that some have).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import prod
+
+from dagexec.core.operator import Step, nothing_to_do
+from dagexec.ops.base.geometry import Axis
+from dagexec.ops.kernels.native import join, native_call
+from dagexec.ops.kernels.team import can_run, shares, team_step
+from dagexec.ops.onednn.binding import Library
+from dagexec.ops.onednn.primitive import Array, Descriptor, Rebindable
+from dagexec.ops.onednn.problem import Assembled, Candidate, Compute, Memory, Pack, Problem, assemble
+
+_PRODUCTS = 2_000_000
+"""Of a piece, at least: some 40 us of one core, beside which the start of a primitive is small."""
+
+_MOST = 8
+"""Pieces of an image."""
+
+_KEPT_BYTES, _PIXELS = 512 << 10, 64
+"""Weights of more bytes are read again for each piece: then it has at least so many pixels, if there are two pieces."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a convolution's result.
+
+    Attributes:
+        image: the one that it is of; None for all.
+        axis: the axis of the window that is cut, 0 for the first.
+        rows: the windows along that axis; None for all.
+    """
+
+    image: int | None = None
+    axis: int = 0
+    rows: range | None = None
+
+    def axes(self, axes: Sequence[Axis]) -> list[Axis]:
+        """The axes of the window, over the pixels that the rows read."""
+        if self.rows is None:
+            return list(axes)
+        first, last = self._read(axes[self.axis])
+        cut = axes[self.axis].part(self.rows.start, self.rows.stop)
+        cut = replace(cut, size=last - first, head=max(0, cut.head))
+        return [*axes[: self.axis], cut, *axes[self.axis + 1 :]]
+
+    def source(self, x: Array, axes: Sequence[Axis]) -> Array:
+        """What of images N, ..., C it reads."""
+        if self.rows is None:
+            return x[self._images]
+        return x[(self._images, *self._before, slice(*self._read(axes[self.axis])))]
+
+    def result(self, y: Array) -> Array:
+        """What of images N, ..., C it is."""
+        if self.rows is None:
+            return y[self._images]
+        return y[(self._images, *self._before, slice(self.rows.start, self.rows.stop))]
+
+    def operand(self, operand: Array, y: Array) -> Array:
+        """What goes with it of an operand that broadcasts to the result `y`."""
+        if operand.ndim != y.ndim:
+            return operand
+        found = operand[self._images] if len(operand) == len(y) else operand
+        place = 1 + self.axis
+        if self.rows is None or operand.shape[place] != y.shape[place]:
+            return found
+        return found[(slice(None), *self._before, slice(self.rows.start, self.rows.stop))]
+
+    @property
+    def _images(self) -> slice:
+        return slice(None) if self.image is None else slice(self.image, self.image + 1)
+
+    @property
+    def _before(self) -> tuple[slice, ...]:
+        return (slice(None),) * self.axis
+
+    def _read(self, axis: Axis) -> tuple[int, int]:
+        """The first pixel along the cut axis that the rows read, and the one behind the last."""
+        assert self.rows is not None, "all rows are read"
+        start = self.rows.start * axis.stride - axis.head
+        stop = (self.rows.stop - 1) * axis.stride - axis.head + axis.extent
+        return max(0, start), min(axis.size, stop)
+
+
+def parts_of_image(axes: Sequence[Axis], products: int, weights_nbytes: int) -> list[Part]:
+    """The pieces of an image in channels-last order, whose result takes so many products, by weights of so many bytes.
+
+    Rows are cut along the first axis that has several, so that pieces are packed.
+    """
+    whole = [Part(0)]
+    cut = next((number for number, axis in enumerate(axes) if axis.out > 1 or axis.size > 1), None)
+    if cut is None:
+        return whole
+    pixels = prod(axis.out for axis in axes)
+    count = min(_MOST, axes[cut].out, products // _PRODUCTS)
+    if weights_nbytes > _KEPT_BYTES:
+        count = min(count, max(2, pixels // _PIXELS))
+    count -= count > 1 and count % 2  # two threads share them
+    if count <= 1:
+        return whole
+    ends = [axes[cut].out * number // count for number in range(count + 1)]
+    parts = [Part(0, cut, range(*pair)) for pair in pairwise(ends)]
+    return parts if all(part.axes(axes)[cut].size > 0 for part in parts) else whole
+
+
+class _Turns:
+    """Working memory of pieces that one thread computes one after another, which is the same for all."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._arrays: list[Array] = []
+        self._taken = 0
+
+    def next_piece(self) -> None:
+        """From here on it is for another piece."""
+        self._taken = 0
+
+    def memory(self, nbytes: int) -> Array:
+        """As the operator's."""
+        place = self._taken
+        self._taken += 1
+        if place == len(self._arrays):
+            self._arrays.append(self._memory(nbytes))
+        elif self._arrays[place].nbytes < nbytes:
+            self._arrays[place] = self._memory(nbytes)
+        found: Array = self._arrays[place][:nbytes]
+        return found
+
+
+class _Packed:
+    """Parameters in other layouts, for all pieces.
+
+    Attributes:
+        steps: what brings those there that are fed.
+    """
+
+    def __init__(self, pack: Pack) -> None:
+        self.steps: list[Step] = []
+        self._pack = pack
+        self._found: list[tuple[int, Descriptor, Array]] = []
+
+    def pack(
+        self, number: int, array: Array, source: Descriptor, target: Descriptor, compute: Compute | None = None
+    ) -> tuple[Array, Step]:
+        """As the operator's; there is nothing left to do in a piece."""
+        for known, layout, packed in self._found:
+            if known == number and layout == target:
+                return packed, nothing_to_do
+        packed, step = self._pack(number, array, source, target, compute)
+        self._found.append((number, target, packed))
+        if step is not nothing_to_do:
+            self.steps.append(step)
+        return packed, nothing_to_do
+
+
+class _Bound(Rebindable):
+    """The arguments of all pieces, which lie in those of the whole."""
+
+    def __init__(self, pieces: Sequence[Assembled], offsets: Sequence[Mapping[int, int]], sizes: Mapping[int, int]):
+        """`offsets`: in elements, from the beginning of an array of the whole; `sizes`: bytes of those."""
+        self._pieces, self._offsets, self._sizes = pieces, offsets, sizes
+
+    def move(self, number: int, array: Array) -> None:
+        elements = array.reshape(-1)
+        for piece, offsets in zip(self._pieces, self._offsets, strict=True):
+            piece.bound.move(number, elements[offsets[number] :])
+
+    def nbytes(self, number: int) -> int:
+        return self._sizes[number]
+
+
+Piece = tuple[Problem, Candidate, Mapping[int, Array]]
+"""What computes a problem, and the arrays of its arguments."""
+
+
+def in_pieces(
+    library: Library,
+    threads: int,
+    label: str,
+    whole: Mapping[int, Array],
+    pieces: Sequence[Piece],
+    memory: Memory,
+    pack: Pack,
+) -> Assembled:
+    """The steps of all pieces, each a candidate for a problem on its part of the arrays, shared by so many threads."""
+    packed = _Packed(pack)
+    made: list[Assembled] = []
+    tables: list[list[Step]] = []
+    for share in shares(len(pieces), threads):
+        turns = _Turns(memory)
+        tables.append([])
+        for problem, candidate, arrays in pieces[share.start : share.stop]:
+            turns.next_piece()
+            made.append(assemble(problem, candidate, arrays, turns.memory, packed.pack))
+            tables[-1] += made[-1].steps
+    offsets = [
+        {number: (array.ctypes.data - whole[number].ctypes.data) // array.itemsize for number, array in arrays.items()}
+        for _, _, arrays in pieces
+    ]
+    bound = _Bound(made, offsets, {number: array.nbytes for number, array in whole.items()})
+    steps = [*packed.steps, *_shared(library, threads, tables, label)]
+    direct = frozenset.intersection(*(one.direct for one in made))
+    return Assembled(steps, bound, direct, sum(one.nbytes for one in made))
+
+
+def _shared(library: Library, threads: int, tables: Sequence[Sequence[Step]], label: str) -> list[Step]:
+    """The step that runs each table on a thread of the team, or the steps, where there is none or it is for one."""
+    calls = [[native_call(step) for step in table] for table in tables]
+    team, openmp = library.machine.team, library.openmp
+    if len(tables) == 1 or team is None or openmp is None or not can_run() or any(None in table for table in calls):
+        steps = [step for table in tables for step in table]
+        return join(steps, [0.0] * len(steps), 1.0)
+    rows = [[(call.function, *call.arguments) for call in table if call is not None] for table in calls]
+    return [team_step(team, threads, rows, (tables, calls), label)]
