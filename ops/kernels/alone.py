@@ -2,7 +2,7 @@
 
 Everything is chosen as for the team that the operator was given, then made for the calling thread. Kernels divide what
 they compute among threads, not the sums, and so do a library's implementations, or are known not to
-(`ops/onednn/implementation.py`, `reproducing.py`): so one of the same name gives the same bytes.
+(`ops/onednn/division.py`): so one of the same name gives the same bytes.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
+from itertools import chain, pairwise
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from dagexec.ops.onednn import widened
 from dagexec.ops.onednn.implementation import choose_implementation
 from dagexec.ops.onednn.operator import OneDNNOperator
 from dagexec.ops.onednn.packing import PackedForms
-from dagexec.ops.onednn.pieces import Part, in_pieces, parts_of_image
+from dagexec.ops.onednn.pieces import ONE, Part, in_pieces, parts_of_image, sums_of_batch
 from dagexec.ops.onednn.primitive import (
     BIAS,
     DIFF_WEIGHTS,
@@ -149,6 +149,10 @@ ComputationOf = Callable[[Part], Computation]
 """Gives the computation of a part of a convolution."""
 
 
+SumsOf = Callable[[Part, Mapping[int, Array]], Computation]
+"""Gives the computation of sums over a part of a batch into arrays, by argument number."""
+
+
 class ConvolutionFamily(OneDNNOperator):
     """What all convolutions by oneDNN share: the choice of an implementation and the steps around it."""
 
@@ -216,7 +220,7 @@ class ConvolutionFamily(OneDNNOperator):
         whole = computation(Part())
         problem = self._problem(whole, self.threads)
         self.answer(lambda: any(not one.is_reference for one in problem.candidates()))
-        alone = self._problem(computation(Part(0)), 1)
+        alone = self._problem(computation(Part(ONE)), 1)
         chosen = self._chosen_for_all(alone)
         if chosen.is_divisible:
             found = problem.named(chosen.name, self.threads)
@@ -248,31 +252,58 @@ class ConvolutionFamily(OneDNNOperator):
             found = [(part, problem, problem.named(chosen.name, 1)) for part, problem in asked]
             return [(part, problem, one) for part, problem, one in found if one is not None]
 
-        cut = parts_of_image(whole.axes, alone.products(), alone.weights_nbytes) if whole.rows else [Part(0)]
+        cut = parts_of_image(whole.axes, alone.products(), alone.weights_nbytes) if whole.rows else [Part(ONE)]
         found = computed_by(cut)
         if len(found) < len(cut):
-            found = [(Part(0), alone, chosen)]
+            found = [(Part(ONE), alone, chosen)]
         assembled = in_pieces(
             self.onednn,
             self.threads,
             self.label,
-            whole.arrays,
             [
-                (problem, one, computation(replace(part, image=image)).arrays)
+                (problem, one, computation(replace(part, images=(image, image + 1))).arrays)
                 for image in range(whole.batch)
                 for part, problem, one in found
             ],
             self.working_memory,
             partial(self._packed, whole.inputs),
+            whole.arrays,
         )
         self.keeps(assembled.nbytes)
         return assembled
 
-    def filter_sums(self, whole: Computation) -> Assembled:
-        """The steps that compute the gradient of a filter, a sum over all images."""
-        problem = self._problem(whole, self.threads)
-        self.answer(lambda: any(not one.is_reference for one in problem.candidates()))
-        return self._assembled(problem, self.implementation(problem), whole)
+    def filter_sums(self, computation: SumsOf, batch: int, results: Mapping[int, Array]) -> list[Step]:
+        """The steps that compute `results`, sums over a batch of images, by argument number.
+
+        A thread sums up some images, and these sums are added in order. How many there are follows from the batch.
+        """
+        wide = all(array.itemsize >= FLOAT32.itemsize for array in results.values())
+        ends = sums_of_batch(batch, sum(array.nbytes for array in results.values())) if wide else [0, batch]
+        sums = [results, *({number: self._like(array) for number, array in results.items()} for _ in ends[2:])]
+        asked = [computation(Part(pair), into) for pair, into in zip(pairwise(ends), sums, strict=True)]
+        self.answer(lambda: any(not one.is_reference for one in self._problem(asked[0], 1).candidates()))
+        problems = {one.batch: self._problem(one, 1) for one in asked}
+        chosen = {batch: self.implementation(problem) for batch, problem in problems.items()}
+        assembled = in_pieces(
+            self.onednn,
+            self.threads,
+            self.label,
+            [(problems[one.batch], chosen[one.batch], one.arrays) for one in asked],
+            self.working_memory,
+            partial(self._packed, asked[0].inputs),
+        )
+        self.keeps(assembled.nbytes)
+        added = [
+            partial(np.add, results[number], array, out=results[number])
+            for one in sums[1:]
+            for number, array in one.items()
+        ]
+        return [*assembled.steps, *added]
+
+    def _like(self, array: Array) -> Array:
+        """Working memory for as much, in the same shape."""
+        found: Array = self.working_memory(array.nbytes).view(array.dtype).reshape(array.shape)
+        return found
 
     def _packed(
         self,

@@ -72,25 +72,21 @@ class GradientFamily(ConvolutionFamily):
 
         `x` and `gradient` are the convolution's input and the gradient of its output, with their input numbers.
         """
-        weights = grouped(result, group, order == NHWC)
         geometry, none, attributes = self.geometry(axes), self.onednn.ffi.NULL, self.attributes()
-        parameters = {DIFF_WEIGHTS: weights} | ({} if bias is None else {DIFF_BIAS: bias})
+        results = {DIFF_WEIGHTS: result} | ({} if bias is None else {DIFF_BIAS: bias})
 
         def request(algorithm: str, layouts: Mapping[int, Descriptor]) -> Sequence[object]:
             sums = none if bias is None else layouts[DIFF_BIAS].handle
             handles = (layouts[SRC].handle, layouts[DIFF_WEIGHTS].handle, sums, layouts[DIFF_DST].handle)
             return [CONVOLUTION[algorithm], *handles, *geometry, none, attributes.handle]
 
-        asked = Computation(
-            "convolution_backward_weights",
-            request,
-            axes,
-            {SRC: (x[1], order), DIFF_DST: (gradient[1], order)},
-            parameters,
-            {SRC: x[0], DIFF_DST: gradient[0]},
-            DIFF_WEIGHTS,
-        )
-        return in_sequence(self.filter_sums(asked).steps)
+        def computation(part: Part, sums: Mapping[int, Array]) -> Computation:
+            images = {SRC: (part.source(x[1], axes), order), DIFF_DST: (part.result(gradient[1]), order)}
+            parameters = {**sums, DIFF_WEIGHTS: grouped(sums[DIFF_WEIGHTS], group, order == NHWC)}
+            inputs = {SRC: x[0], DIFF_DST: gradient[0]}
+            return Computation("convolution_backward_weights", request, axes, images, parameters, inputs, DIFF_WEIGHTS)
+
+        return in_sequence(self.filter_sums(computation, len(x[1]), results))
 
     def bias_gradient(self, order: str, gradient: Array, result: Array) -> Step:
         """The step that sums a gradient over images and pixels."""

@@ -14,7 +14,7 @@ from dagexec.core.choices import choices, choose, measuring
 from dagexec.core.dtypes import FLOAT32
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.kernels.alone import NoSingleThreadError, is_alone, one_thread
-from dagexec.ops.onednn.measuring import fastest, is_reproducible
+from dagexec.ops.onednn.measuring import fastest
 from dagexec.ops.onednn.primitive import WEIGHTS
 from dagexec.ops.onednn.problem import ALONE, NEWEST, WINOGRAD, Candidate, Problem
 from dagexec.platform.processor import processor_key
@@ -55,7 +55,7 @@ def choose_implementation(problem: Problem, *, search: bool = False, given_only:
     found = problem.named(chosen, problem.threads) if chosen else None
     if found is None or found.is_reference:
         return _undivided(problem, rule(problem))
-    return found if name and not problem.invariant else _undivided(problem, found)
+    return _undivided(problem, found)
 
 
 def for_one_thread(problem: Problem, chosen: Candidate) -> Candidate:
@@ -138,15 +138,8 @@ def _plain_choice(problem: Problem) -> Candidate | None:
 
 
 def _undivided(problem: Problem, candidate: Candidate) -> Candidate:
-    """The candidate, with one thread where more would give other bytes.
-
-    Of products that is known; a convolution that is a product, and the gradient of a filter, is run to find out. With
-    16 bits rounding would hide it.
-    """
+    """The candidate, with one thread where more would give other bytes."""
     if problem.threads == 1 or candidate.name.endswith(ALONE) or not problem.divides_sums(candidate):
-        return candidate
-    wide = problem.tensors[problem.result][1].itemsize >= 4
-    if not problem.open and wide and is_reproducible(problem, candidate):
         return candidate
     return problem.named(candidate.name + ALONE, 1) or candidate
 

@@ -24,7 +24,7 @@ from dagexec.ops.kernels.alone import NoSingleThreadError, is_alone, one_thread
 from dagexec.ops.onednn.implementation import choose_implementation, for_one_thread, rule
 from dagexec.ops.onednn.operator import OneDNNOperator
 from dagexec.ops.onednn.primitive import BIAS, DST, SRC, WEIGHTS, Array, Descriptor, PrimitiveDescriptor, describe
-from dagexec.ops.onednn.problem import ALONE, Assembled, Candidate, Problem, assemble
+from dagexec.ops.onednn.problem import Assembled, Candidate, Problem, assemble
 
 MATMUL, PACKED, AS_IT_IS = "matmul", "packed", "as it is"
 """Algorithms: matmul and inner product on weights in a layout of the implementation's choice; on those that are there.
@@ -95,7 +95,7 @@ class MeasuredProduct(OneDNNOperator):
         """
         whole = self._problem(product, product.arrays, self.threads)
         if self.is_batch_invariant:
-            chosen = self._undivided(product, whole, self._chosen_for_all(product, whole))
+            chosen = self._chosen_for_all(product, whole)
         else:
             with one_thread(False):
                 chosen = self._chosen(product, whole)
@@ -110,16 +110,6 @@ class MeasuredProduct(OneDNNOperator):
 
         arrays = {**product.arrays, **operands}
         return assemble(whole, chosen, arrays, self.working_memory, pack)
-
-    def _undivided(self, product: WeightedProduct, whole: Problem, chosen: Candidate) -> Candidate:
-        """`chosen`, with one thread where it reads what is fed, or transposed, and more would give other bytes."""
-        source = product.arrays[SRC]
-        if chosen.primitive.threads == 1 or (product.constant and source.strides[0] >= source.strides[1]):
-            return chosen
-        alone = whole.named(chosen.name + ALONE, 1)
-        if alone is None or self.is_reproducible(chosen.primitive, alone.primitive, product.arrays, product.further):
-            return chosen
-        return alone
 
     def _chosen_for_all(self, product: WeightedProduct, whole: Problem) -> Candidate:
         """What is chosen for the most threads that the operator gets and the first number of rows, for all numbers."""
@@ -204,6 +194,7 @@ class MeasuredProduct(OneDNNOperator):
             open=True,
             undivided=frozenset({AS_IT_IS}) if is_one_straight_row else frozenset(),
             invariant=self.is_batch_invariant,
+            turned=arrays[SRC].strides[0] <= arrays[SRC].strides[1],
         )
 
     def _algorithms(self, product: WeightedProduct, is_inner: bool) -> tuple[str, ...]:

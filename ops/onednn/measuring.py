@@ -28,7 +28,6 @@ from dagexec.core.choices import at_end_of_measuring
 from dagexec.core.dtypes import TypeMeta
 from dagexec.core.operator import Step, in_sequence, nothing_to_do
 from dagexec.errors import DagexecError, UnsupportedFeatureError
-from dagexec.ops.onednn.binding import usable_threads
 from dagexec.ops.onednn.operator import reorder
 from dagexec.ops.onednn.primitive import WEIGHTS, Array, Descriptor, aligned_empty
 from dagexec.ops.onednn.problem import ALONE, Assembled, Candidate, Compute, Problem, assemble
@@ -54,7 +53,6 @@ _HOPELESS = 1.4  # times the best time after the first rounds
 _FAR_BEHIND = 2.0  # times the best time after one round
 _FIRST_BEHIND, _FIRST_SECONDS = 8.0, 0.002  # times the best first run, and beyond it: not run again
 _MAKING = 0.1  # seconds beyond that: to make one takes longer than to run it
-_PATIENCE = 60.0  # seconds: for a run that only says whether threads decide its bytes
 _FILL = 2e9  # a second: bytes of tensors filled with numbers
 _PERIOD = 65_521  # random numbers, repeated: a prime, so that no two rows of a tensor are alike
 _PAGE = 4096
@@ -144,9 +142,8 @@ def fastest(problem: Problem, candidates: Sequence[Candidate], seconds: float) -
     if not measured:
         return None
     ranked = sorted(measured, key=lambda trial: trial.score if trial is first else trial.score / _GAIN)
-    reproducible = (trial.candidate.name for trial in ranked if _is_reproducible(problem, trial, arrays))
-    otherwise = ranked[0].candidate.name + ALONE if problem.open else first.candidate.name
-    chosen = next(reproducible, otherwise)
+    undivided = (one.candidate.name for one in ranked if one.threads == 1 or not problem.divides_sums(one.candidate))
+    chosen = next(undivided, ranked[0].candidate.name + ALONE)
     times = {trial.candidate.name: f"{trial.score * 1e3:.3f} ms" for trial in measured}
     logger.info("%s: measured %s; chosen: %s", problem.label, times, chosen)
     return chosen
@@ -236,33 +233,6 @@ def _assembled(problem: Problem, candidate: Candidate, arrays: dict[int, Array])
 
     given = {**arrays, problem.result: result}
     return assemble(problem, candidate, given, aligned_empty, pack), result
-
-
-def _is_reproducible(problem: Problem, trial: _Trial, arrays: dict[int, Array]) -> bool:
-    """True when the candidate gives the same bytes on one thread; in a product for one thread, also on two."""
-    if problem.threads == 1 and not problem.open:
-        return True
-    threads = usable_threads(2) if problem.threads == 1 else 1
-    if threads == problem.threads:
-        return True
-    another = problem.named(trial.candidate.name, threads)
-    if another is None:
-        return False
-    other = _make(problem, another, arrays, _FIRST_BEHIND * trial.first + _MAKING)
-    same = other is not None and other.result.tobytes() == trial.result.tobytes()
-    if not same:
-        logger.info(
-            "%s: %s skipped: on %d threads it gives other bytes than on one",
-            problem.label, trial.candidate.name, max(2, problem.threads),
-        )  # fmt: skip
-    return same
-
-
-def is_reproducible(problem: Problem, candidate: Candidate) -> bool:
-    """True when the candidate, with the threads of the problem, gives the same bytes on one; found out by a run."""
-    arrays = {number: _random(number, *kind, problem) for number, kind in problem.tensors.items()}
-    trial = _make(problem, candidate, arrays, _PATIENCE)
-    return trial is not None and _is_reproducible(problem, trial, arrays)
 
 
 def _random(number: int, layout: Descriptor, meta: TypeMeta, problem: Problem) -> Array:

@@ -26,6 +26,7 @@ from dagexec.ops.kernels.alone import NoSingleThreadError, is_alone, one_thread
 from dagexec.ops.kernels.moving import TableRebind, table_rebind
 from dagexec.ops.onednn.accuracy import is_coarse
 from dagexec.ops.onednn.binding import Library, require_library, usable_threads
+from dagexec.ops.onednn.division import cuts_sums
 from dagexec.ops.onednn.keeping_nan import is_seen, keeping_nan, scanning
 from dagexec.ops.onednn.nchw_fallback import in_plain_order
 from dagexec.ops.onednn.packing import PackedForms, offer_unpacking, packed_memory
@@ -56,7 +57,6 @@ from dagexec.ops.onednn.recipe import (
     recipe_key,
     tensors_of,
 )
-from dagexec.ops.onednn.reproducing import gives_same_bytes
 from dagexec.ops.onednn.sharing import work_seconds, worthwhile_threads
 from dagexec.platform import teams
 
@@ -327,30 +327,16 @@ class OneDNNOperator(Operator):
             raise UnsupportedFeatureError(f"{self.label}: {function}: oneDNN has only its reference implementation")
         return found
 
-    def describe_reproducible(
-        self, arrays: Mapping[int, Array], further: Arguments, function: str, *arguments: object
-    ) -> PrimitiveDescriptor:
-        """As `describe_fast`, with one thread where more would give other bytes of argument DST.
-
-        `arrays` are the arguments by number, of which types, shapes and strides count, `further` those of post-ops.
-        """
+    def describe_product(self, source: Array, result: Array, function: str, *arguments: object) -> PrimitiveDescriptor:
+        """As `describe_fast`, of a product, with one thread where more would cut sums; of 16 bits always."""
         found = self.describe_fast(function, *arguments)
         if self.threads == 1 or self._asks:
             return found
-        alone = describe(self.onednn, 1, self.label, function, *arguments)
-        if is_alone():
-            return alone
-        return found if self.is_reproducible(found, alone, arrays, further) else alone
-
-    def is_reproducible(
-        self,
-        found: PrimitiveDescriptor,
-        alone: PrimitiveDescriptor,
-        arrays: Mapping[int, Array],
-        further: Arguments,
-    ) -> bool:
-        """True when both give the same bytes of argument DST; see `describe_reproducible`."""
-        return gives_same_bytes(found, alone, arrays, further, DST, self.label)
+        turned = source.strides[-2] <= source.strides[-1]  # a row alone may be either
+        wide = result.itemsize >= FLOAT32.itemsize
+        if wide and not cuts_sums(found.name, source.shape[-1], turned):
+            return found
+        return describe(self.onednn, 1, self.label, function, *arguments)
 
     def has_kernel(self) -> bool:
         """True when the library has code for the operator as it is, in its order; nothing is made or measured."""

@@ -20,7 +20,7 @@ from dagexec.ops.kernels.native import join, native_call
 from dagexec.ops.kernels.team import can_run, shares, team_step
 from dagexec.ops.onednn.binding import Library
 from dagexec.ops.onednn.primitive import Array, Descriptor, Rebindable
-from dagexec.ops.onednn.problem import Assembled, Candidate, Compute, Memory, Pack, Problem, assemble
+from dagexec.ops.onednn.problem import Assembled, Candidate, Compute, Memory, Pack, Problem, StillArguments, assemble
 
 _PRODUCTS = 2_000_000
 """Of a piece, at least: some 40 us of one core, beside which the start of a primitive is small."""
@@ -28,8 +28,15 @@ _PRODUCTS = 2_000_000
 _MOST = 8
 """Pieces of an image."""
 
+_SUMS = 4
+"""Of a batch, which threads share."""
+
 _KEPT_BYTES, _PIXELS = 512 << 10, 64
 """Weights of more bytes are read again for each piece: then it has at least so many pixels, if there are two pieces."""
+
+
+ONE = 0, 1
+"""The first image alone."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +44,12 @@ class Part:
     """A part of a convolution's result.
 
     Attributes:
-        image: the one that it is of; None for all.
+        images: the first that it is of, and the one behind the last; None for all.
         axis: the axis of the window that is cut, 0 for the first.
         rows: the windows along that axis; None for all.
     """
 
-    image: int | None = None
+    images: tuple[int, int] | None = None
     axis: int = 0
     rows: range | None = None
 
@@ -79,7 +86,7 @@ class Part:
 
     @property
     def _images(self) -> slice:
-        return slice(None) if self.image is None else slice(self.image, self.image + 1)
+        return slice(*(self.images or (None, None)))
 
     @property
     def _before(self) -> tuple[slice, ...]:
@@ -98,7 +105,7 @@ def parts_of_image(axes: Sequence[Axis], products: int, weights_nbytes: int) -> 
 
     Rows are cut along the first axis that has several, so that pieces are packed.
     """
-    whole = [Part(0)]
+    whole = [Part(ONE)]
     cut = next((number for number, axis in enumerate(axes) if axis.out > 1 or axis.size > 1), None)
     if cut is None:
         return whole
@@ -110,11 +117,17 @@ def parts_of_image(axes: Sequence[Axis], products: int, weights_nbytes: int) -> 
     if count <= 1:
         return whole
     ends = [axes[cut].out * number // count for number in range(count + 1)]
-    parts = [Part(0, cut, range(*pair)) for pair in pairwise(ends)]
+    parts = [Part(ONE, cut, range(*pair)) for pair in pairwise(ends)]
     return parts if all(part.axes(axes)[cut].size > 0 for part in parts) else whole
 
 
-class _Turns:
+def sums_of_batch(batch: int, nbytes: int) -> list[int]:
+    """The first image of each sum over a batch, and the one behind the last, for sums of so many bytes in all."""
+    count = min(batch, _SUMS if nbytes <= _KEPT_BYTES else 2)
+    return [batch * number // count for number in range(count + 1)]
+
+
+class Turns:
     """Working memory of pieces that one thread computes one after another, which is the same for all."""
 
     def __init__(self, memory: Memory) -> None:
@@ -188,33 +201,37 @@ def in_pieces(
     library: Library,
     threads: int,
     label: str,
-    whole: Mapping[int, Array],
     pieces: Sequence[Piece],
     memory: Memory,
     pack: Pack,
+    whole: Mapping[int, Array] | None = None,
 ) -> Assembled:
-    """The steps of all pieces, each a candidate for a problem on its part of the arrays, shared by so many threads."""
+    """The steps of all pieces, shared by so many threads; each is a candidate for a problem on its part of the arrays.
+
+    With the arrays of the `whole`, in which those lie, arguments can be moved.
+    """
     packed = _Packed(pack)
     made: list[Assembled] = []
     tables: list[list[Step]] = []
     for share in shares(len(pieces), threads):
-        turns = _Turns(memory)
+        turns = Turns(memory)
         tables.append([])
         for problem, candidate, arrays in pieces[share.start : share.stop]:
             turns.next_piece()
             made.append(assemble(problem, candidate, arrays, turns.memory, packed.pack))
             tables[-1] += made[-1].steps
+    steps, nbytes = [*packed.steps, *shared_steps(library, threads, tables, label)], sum(one.nbytes for one in made)
+    if whole is None:
+        return Assembled(steps, StillArguments(), frozenset(), nbytes)
     offsets = [
         {number: (array.ctypes.data - whole[number].ctypes.data) // array.itemsize for number, array in arrays.items()}
         for _, _, arrays in pieces
     ]
     bound = _Bound(made, offsets, {number: array.nbytes for number, array in whole.items()})
-    steps = [*packed.steps, *_shared(library, threads, tables, label)]
-    direct = frozenset.intersection(*(one.direct for one in made))
-    return Assembled(steps, bound, direct, sum(one.nbytes for one in made))
+    return Assembled(steps, bound, frozenset.intersection(*(one.direct for one in made)), nbytes)
 
 
-def _shared(library: Library, threads: int, tables: Sequence[Sequence[Step]], label: str) -> list[Step]:
+def shared_steps(library: Library, threads: int, tables: Sequence[Sequence[Step]], label: str) -> list[Step]:
     """The step that runs each table on a thread of the team, or the steps, where there is none or it is for one."""
     calls = [[native_call(step) for step in table] for table in tables]
     team, openmp = library.machine.team, library.openmp

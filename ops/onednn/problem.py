@@ -17,9 +17,9 @@ from dagexec.core.dtypes import TypeMeta
 from dagexec.core.operator import Step, nothing_to_do
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.onednn.binding import Library
+from dagexec.ops.onednn.division import adds_up_alike, cuts_sums
 from dagexec.ops.onednn.operator import reorder
 from dagexec.ops.onednn.primitive import (
-    DIFF_WEIGHTS,
     EXEC_ARG_MD,
     POST_OP,
     SCRATCHPAD,
@@ -31,7 +31,6 @@ from dagexec.ops.onednn.primitive import (
     Rebindable,
     aligned_empty,
 )
-from dagexec.platform.processor import core_cache
 
 DIRECT, WINOGRAD = "direct", "winograd"
 ALONE = ", on one thread"
@@ -39,10 +38,6 @@ ALONE = ", on one thread"
 COMPOSED = "composed "
 """How names of candidates begin that are not a single primitive."""
 
-_DIVISIBLE = {"brgconv_1x1:avx512_core": 480 << 10, "brgconv_1x1:avx2": 80 << 10}
-"""Primitives that divide no sum for the sake of threads, and bytes of a second cache that this takes."""
-
-_UNCUT = 1024  # products: oneDNN 3.1 cuts no sum of so many in an inner product
 
 _GENERATIONS = ((3, "avx512"), (2, "avx2"), (1, "avx"))
 NEWEST = {16: 3, 8: 2}
@@ -111,6 +106,7 @@ class Problem:
         groups: of a convolution.
         composed: further candidates, made of more than a primitive and copies, for a number of threads.
         invariant: only candidates are offered that are batch-invariant.
+        turned: a product reads its source by columns.
     """
 
     library: Library
@@ -138,6 +134,7 @@ class Problem:
     groups: int = 1
     composed: Callable[[int], Iterable[Candidate]] | None = None
     invariant: bool = False
+    turned: bool = False
 
     def layouts(self, name: str) -> dict[int, Descriptor]:
         """The layouts of all tensors, as the candidate of that name sees them."""
@@ -186,16 +183,11 @@ class Problem:
         return None
 
     def divides_sums(self, candidate: Candidate) -> bool:
-        """True when the candidate may cut a sum into a piece a thread, so that threads decide its bytes.
-
-        The gradient of a filter sums over images and pixels, which threads share where there are few filters. Inner
-        products (`brgemm`; matmuls are `brg`) cut long sums only.
-        """
-        if self.result == DIFF_WEIGHTS:
-            return True
+        """True when the candidate, of a product, may cut a sum into a piece a thread."""
         algorithms = tuple(_prefix(algorithm, False) for algorithm in self.undivided)
-        divided = candidate.is_general or ("brgemm" in candidate.name and self.fan_in > _UNCUT)
-        return divided and not candidate.name.startswith(algorithms)
+        if candidate.description is None or candidate.name.startswith(algorithms):
+            return False
+        return cuts_sums(candidate.description.name, self.fan_in, self.turned)
 
     def _offered(self, algorithm: str, own: bool, threads: int) -> Iterator[Candidate]:
         try:
@@ -266,27 +258,20 @@ class Candidate:
 
     @property
     def is_divisible(self) -> bool:
-        """True where a number of the result has the same bytes however threads, and blocks of rows, divide the result.
+        """True for a convolution whose sums have one order however threads, and rows of a batch, divide the result.
 
-        Kernels of our own add up all of a sum at once. So does `brgconv_1x1` of float32 for each block of input
-        channels, whose size follows from their number alone (`select_ic_block` in oneDNN 3.1's
-        src/cpu/x64/jit_brgemm_conv_utils.cpp) as long as the second cache has room for 80 vectors of channels of 64
-        filters and 28 pixels, or with AVX2 for 40 of 32 filters.
+        Kernels of our own have.
         """
-        if self.description is None:
-            return True
-        return self.description.name in _DIVISIBLE and core_cache() >= _DIVISIBLE[self.description.name]
+        return self.description is None or adds_up_alike(self.description.name)
 
     @property
     def is_batch_invariant(self) -> bool:
-        """True where a row of a result has the same bytes whatever the other rows.
+        """True for a product where a row of the result has the same bytes whatever the other rows.
 
-        What oneDNN 3.1 generates for a geometry adds up channels and taps in an order that does not depend on the
-        batch and the threads; its general products have another for some numbers of rows, its Winograd algorithms cut
-        channels by the number of tiles, and `jit_1x1` cuts them by what there is for each thread. Found by runs of 1 to
-        64 rows or images on 1 to 16 threads, with AVX2 and AVX-512 (docs/onednn.md).
+        The blocks of `brg` and `brgemm` follow from the length of the sums (`division`); those of general products are
+        others for some numbers of rows.
         """
-        return not self.is_general and not any(part in self._name_in_library for part in ("wino", "jit_1x1"))
+        return not self.is_general
 
     @property
     def _name_in_library(self) -> str:

@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagexec.ops.onednn import operator, reproducing
 from tests.ops.onednn.engine import needs_onednn
 from tests.ops.running import computed
 
@@ -104,27 +103,3 @@ def test_recurrent_layers() -> None:
         arrays = {"x": normal(steps, batch, features), "w": normal(1, 4 * hidden, features)}
         arrays["r"] = normal(1, 4 * hidden, hidden)
         assert_same_bytes(iter([("LSTM", arrays, ["y"], {"hidden_size": hidden})]))
-
-
-def test_what_gives_other_bytes_on_two_threads_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried: list[tuple[int, int]] = []
-
-    def never(one: Any, other: Any, *rest: Any) -> bool:
-        tried.append((one.threads, other.threads))
-        return False
-
-    monkeypatch.setattr(operator, "gives_same_bytes", never)
-    arrays = {"a": normal(8, 30), "b": normal(30, 20)}
-    alone, shared = (computed("MatMul", arrays, ["y"], threads=threads, batch_invariant=0)[0] for threads in (1, 2))
-    assert tried == [(2, 1)]
-    assert alone.tobytes() == shared.tobytes()
-
-
-def test_a_geometry_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = list[bool]()
-    agree = reproducing._agree
-    monkeypatch.setattr(reproducing, "_known", {})
-    monkeypatch.setattr(reproducing, "_agree", lambda *given: found.append(True) or agree(*given))
-    for _ in range(3):
-        computed("MatMul", {"a": normal(9, 31), "b": normal(31, 20)}, ["y"], threads=2, batch_invariant=0)
-    assert len(found) == 1

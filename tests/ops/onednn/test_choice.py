@@ -276,26 +276,6 @@ def test_nan_where_there_should_be_a_number_is_inexact() -> None:
 
 
 @pytest.mark.usefixtures("winograd")
-def test_other_bytes_on_more_threads_are_passed_over(
-    monkeypatch: pytest.MonkeyPatch, times: dict[str, float], caplog: pytest.LogCaptureFixture
-) -> None:
-    times["winograd"] = 0.1
-    made = measurement._make
-
-    def spoiled(problem: Problem, candidate: Candidate, *rest: Any) -> measurement._Trial | None:
-        trial = made(problem, candidate, *rest)
-        if trial is not None and "winograd" in candidate.name and candidate.description.threads == 1:
-            trial.result.view(np.uint8)[0] ^= 1
-        return trial
-
-    monkeypatch.setattr(measurement, "_make", spoiled)
-    problem = replace(problem_of(), threads=2)
-    with caplog.at_level(logging.INFO, "dagexec"):
-        assert "winograd" not in str(fastest(problem, list(problem.candidates()), 60))
-    assert any("on 2 threads it gives other bytes than on one" in line for line in caplog.messages)
-
-
-@pytest.mark.usefixtures("winograd")
 def test_what_has_no_room_is_passed_over(
     monkeypatch: pytest.MonkeyPatch, times: dict[str, float], caplog: pytest.LogCaptureFixture
 ) -> None:
