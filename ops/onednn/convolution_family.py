@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain, pairwise
+from itertools import chain
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from dagexec.ops.onednn import widened
 from dagexec.ops.onednn.implementation import choose_implementation
 from dagexec.ops.onednn.operator import OneDNNOperator
 from dagexec.ops.onednn.packing import PackedForms
-from dagexec.ops.onednn.pieces import ONE, Part, in_pieces, parts_of_image, sums_of_batch
+from dagexec.ops.onednn.pieces import ONE, Part, in_pieces, parts_of_batch, parts_of_image
 from dagexec.ops.onednn.primitive import (
     BIAS,
     DIFF_WEIGHTS,
@@ -215,11 +215,14 @@ class ConvolutionFamily(OneDNNOperator):
         """The steps that compute the whole.
 
         The bytes of an image depend neither on threads nor on other images: it is divided by what does not count for
-        them, or in pieces.
+        them, or in pieces. Of an operator that is not batch-invariant, parts of the batch are computed.
         """
         whole = computation(Part())
         problem = self._problem(whole, self.threads)
         self.answer(lambda: any(not one.is_reference for one in problem.candidates()))
+        parts = [] if self.is_batch_invariant else parts_of_batch(whole.batch, problem.weights_nbytes)
+        if len(parts) > 1:
+            return self.batch_in_parts([computation(part) for part in parts], whole)
         alone = self._problem(computation(Part(ONE)), 1)
         chosen = self._chosen_for_all(alone)
         if chosen.is_divisible:
@@ -275,14 +278,26 @@ class ConvolutionFamily(OneDNNOperator):
     def filter_sums(self, computation: SumsOf, batch: int, results: Mapping[int, Array]) -> list[Step]:
         """The steps that compute `results`, sums over a batch of images, by argument number.
 
-        A thread sums up some images, and these sums are added in order. How many there are follows from the batch.
+        A thread sums up some images, and these sums are added in order.
         """
         wide = all(array.itemsize >= FLOAT32.itemsize for array in results.values())
-        ends = sums_of_batch(batch, sum(array.nbytes for array in results.values())) if wide else [0, batch]
-        sums = [results, *({number: self._like(array) for number, array in results.items()} for _ in ends[2:])]
-        asked = [computation(Part(pair), into) for pair, into in zip(pairwise(ends), sums, strict=True)]
-        self.answer(lambda: any(not one.is_reference for one in self._problem(asked[0], 1).candidates()))
+        parts = parts_of_batch(batch, sum(array.nbytes for array in results.values())) if wide else [Part((0, batch))]
+        sums = [results, *({number: self._like(array) for number, array in results.items()} for _ in parts[1:])]
+        steps = self.batch_in_parts([computation(part, into) for part, into in zip(parts, sums, strict=True)]).steps
+        added = [
+            partial(np.add, results[number], array, out=results[number])
+            for one in sums[1:]
+            for number, array in one.items()
+        ]
+        return [*steps, *added]
+
+    def batch_in_parts(self, asked: Sequence[Computation], whole: Computation | None = None) -> Assembled:
+        """The steps of computations of parts of a batch, each by what is chosen for so many images and one thread.
+
+        With the `whole` its arguments can be moved.
+        """
         problems = {one.batch: self._problem(one, 1) for one in asked}
+        self.answer(lambda: any(not one.is_reference for one in problems[asked[0].batch].candidates()))
         chosen = {batch: self.implementation(problem) for batch, problem in problems.items()}
         assembled = in_pieces(
             self.onednn,
@@ -291,14 +306,10 @@ class ConvolutionFamily(OneDNNOperator):
             [(problems[one.batch], chosen[one.batch], one.arrays) for one in asked],
             self.working_memory,
             partial(self._packed, asked[0].inputs),
+            None if whole is None else whole.arrays,
         )
         self.keeps(assembled.nbytes)
-        added = [
-            partial(np.add, results[number], array, out=results[number])
-            for one in sums[1:]
-            for number, array in one.items()
-        ]
-        return [*assembled.steps, *added]
+        return assembled
 
     def _like(self, array: Array) -> Array:
         """Working memory for as much, in the same shape."""

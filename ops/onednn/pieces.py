@@ -28,7 +28,7 @@ _PRODUCTS = 2_000_000
 _MOST = 8
 """Pieces of an image."""
 
-_SUMS = 4
+_PARTS = 4
 """Of a batch, which threads share."""
 
 _KEPT_BYTES, _PIXELS = 512 << 10, 64
@@ -121,10 +121,10 @@ def parts_of_image(axes: Sequence[Axis], products: int, weights_nbytes: int) -> 
     return parts if all(part.axes(axes)[cut].size > 0 for part in parts) else whole
 
 
-def sums_of_batch(batch: int, nbytes: int) -> list[int]:
-    """The first image of each sum over a batch, and the one behind the last, for sums of so many bytes in all."""
-    count = min(batch, _SUMS if nbytes <= _KEPT_BYTES else 2)
-    return [batch * number // count for number in range(count + 1)]
+def parts_of_batch(batch: int, weights_nbytes: int) -> list[Part]:
+    """The parts of a batch for a gradient, which has no rule for rows, of weights of so many bytes."""
+    count = min(batch, _PARTS if weights_nbytes <= _KEPT_BYTES else 2)
+    return [Part(pair) for pair in pairwise(batch * number // count for number in range(count + 1))]
 
 
 class Turns:

@@ -157,14 +157,14 @@ def test_of_large_weights_a_part_is_measured(
 @pytest.mark.parametrize("threads", [1, 2])
 def test_what_may_cut_sums_for_threads_has_one(times: dict[str, float], threads: int) -> None:
     """Inner products of more than 1024 inputs, also where they were the fastest on one thread."""
-    names = [one.name for one in problem_of("FC", inner=1100).candidates()]
+    names = [one.name for one in problem_of("FC", inner=1100, units=42).candidates()]
     times |= {name: 0.1 for name in names if "brgemm" in name}
-    arrays, expected = arrays_of("FC", 4, 1100, 40)
+    arrays, expected = arrays_of("FC", 4, 1100, 42)
     with measuring(60):
         found = run("FC", arrays, threads=threads)
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
     (chosen,) = choices.all().values()
-    problem = replace(problem_of("FC", inner=1100), threads=2)
+    problem = replace(problem_of("FC", inner=1100, units=42), threads=2)
     shared = problem.named(chosen, 2)
     assert shared is not None
     made = problem.named(_undivided(problem, shared).name, 2)
