@@ -26,7 +26,7 @@ from dagexec.ops.onednn.convolution_family import (
     grouped,
     require_window,
 )
-from dagexec.ops.onednn.pieces import Part, parts_of_batch
+from dagexec.ops.onednn.pieces import Part
 from dagexec.ops.onednn.primitive import (
     DIFF_BIAS,
     DIFF_DST,
@@ -56,8 +56,7 @@ class GradientFamily(ConvolutionFamily):
             inputs = {DIFF_DST: 2, WEIGHTS: 1}
             return Computation("convolution_backward_data", request, axes, images, {WEIGHTS: weights}, inputs, DIFF_SRC)
 
-        parts = parts_of_batch(len(result), weights.nbytes)
-        return in_sequence(self.batch_in_parts([computation(part) for part in parts]).steps)
+        return in_sequence(self.convolution(computation).steps)
 
     def filter_gradient(
         self,

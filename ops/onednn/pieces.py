@@ -122,7 +122,7 @@ def parts_of_image(axes: Sequence[Axis], products: int, weights_nbytes: int) -> 
 
 
 def parts_of_batch(batch: int, weights_nbytes: int) -> list[Part]:
-    """The parts of a batch for a gradient, which has no rule for rows, of weights of so many bytes."""
+    """The parts of a batch whose rows need not have the bytes that they have alone, with weights of so many bytes."""
     count = min(batch, _PARTS if weights_nbytes <= _KEPT_BYTES else 2)
     return [Part(pair) for pair in pairwise(batch * number // count for number in range(count + 1))]
 

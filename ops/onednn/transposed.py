@@ -28,7 +28,7 @@ from dagexec.ops.onednn.convolution_family import (
     require_window,
 )
 from dagexec.ops.onednn.gradient import GradientFamily
-from dagexec.ops.onednn.pieces import Part, parts_of_batch
+from dagexec.ops.onednn.pieces import Part
 from dagexec.ops.onednn.primitive import BIAS, DST, FORWARD_INFERENCE, SRC, WEIGHTS, Array, Descriptor
 from dagexec.ops.onednn.problem import DIRECT
 from dagexec.ops.onednn.transposed_product import Layer, candidates, is_side_by_side
@@ -118,8 +118,7 @@ class OnednnTransposedConvolutionGradient(GradientFamily, TransposedConvolutionG
             inputs = {SRC: 2, WEIGHTS: 1}
             return Computation("convolution_forward", request, axes, images, {WEIGHTS: weights}, inputs, DST)
 
-        parts = parts_of_batch(len(result), weights.nbytes)
-        return in_sequence(self.batch_in_parts([computation(part) for part in parts]).steps)
+        return in_sequence(self.convolution(computation).steps)
 
 
 for _suffix in SPATIAL_AXES:
