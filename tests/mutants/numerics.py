@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
+_ROWS = ("tests/rows/test_bytes.py::test_a_row_of_nine_is_the_lone_row",)
 _COPIES = ("tests/ops/kernels/test_copies.py",)
 
 MUTANTS = (
@@ -162,5 +163,33 @@ MUTANTS = (
         "build.store(turned[number], target, mask=down)",
         "build.store(turned[number], target)",
         _COPIES,
+    ),
+    Mutant(
+        "rows of a product are multiplied together, however many there are",
+        "ops/base/row_products.py",
+        "if not owner.is_batch_invariant or not is_by_blas(y.dtype) or not (y.size and w.size):",
+        "if True:",
+        _ROWS,
+    ),
+    Mutant(
+        "rows of stacks are multiplied together",
+        "ops/base/row_products.py",
+        "    if owner.is_batch_invariant:\n        x, w, y",
+        "    if False:\n        x, w, y",
+        _ROWS,
+    ),
+    Mutant(
+        "convolutions by NumPy multiply all images at once",
+        "ops/conv/convolution.py",
+        "apart=self.is_batch_invariant",
+        "apart=False",
+        _ROWS,
+    ),
+    Mutant(
+        "recurrent variants multiply all sequences at once",
+        "ops/recurrent/variants.py",
+        "        if self.is_batch_invariant:\n",
+        "        if False:\n",
+        _ROWS,
     ),
 )

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from dagexec import Workspace
@@ -15,6 +14,7 @@ from dagexec.core.row_axes import find_row_axes, rule_of
 from dagexec.core.traits import Rows
 from dagexec.errors import RowsError, ShapeError
 from dagexec.scheduler.nets.simple import SimpleNet
+from tests.fuzz.near import same
 from tests.rows.case import Array, Case, Given, Subject, of_examples
 from tests.rows.operators import operator_cases
 
@@ -31,8 +31,6 @@ ACROSS_ALL = {
 """Their rule refuses whatever they are given, so there is no case."""
 
 CHOSEN = (5, 0, 41)
-ROUNDING = {"bfloat16": 2e-2, "float32": 1e-4, "float64": 1e-12}
-"""How far an example may be from itself alone, relative to its largest element."""
 
 
 def computed(subject: Subject, chosen: Sequence[int]) -> dict[str, Array]:
@@ -49,15 +47,12 @@ def found_rows(subject: Subject) -> Mapping[str, Rows]:
 
 
 def assert_rows_are_apart(case: Case, subject: Subject, rows: Mapping[str, Rows]) -> None:
-    """Raise AssertionError if an example alone gives something else than in a batch."""
+    """Raise AssertionError if an example alone gives other bytes than in a batch."""
     together = computed(subject, CHOSEN)
     for place, number in enumerate(CHOSEN):
         for name, alone in computed(subject, [number]).items():
             own = of_examples(together[name], rows.get(name), [place], len(CHOSEN))
-            assert own.shape == alone.shape, (str(case), name)
-            wide, expected = own.astype(np.float64), alone.astype(np.float64)
-            limit = ROUNDING.get(alone.dtype.name, 0) * np.abs(expected).max(initial=0)
-            np.testing.assert_allclose(wide, expected, rtol=0, atol=limit, err_msg=f"{case}: {name}")
+            assert same(own, alone), (str(case), name)
 
 
 @pytest.mark.parametrize("op_type", sorted(set(TYPES) - ACROSS_ALL))
