@@ -12,6 +12,7 @@ Some libraries end the process when they get no memory: before they are called, 
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 import mmap
 import os
@@ -34,6 +35,7 @@ from dagexec.platform.library_pages import give_back_library_pages
 Array = npt.NDArray[Any]
 
 _MEMORY_INFO = "/proc/meminfo"
+_OVERCOMMIT = "/proc/sys/vm/overcommit_memory"
 _LINE = 64  # bytes: a cache line, and the widest vector register
 _FRESH = 0.05  # seconds for which a number is believed
 _FRESH_FOR_SMALL = 1.0  # seconds, for less than a part of it
@@ -42,7 +44,7 @@ _SPARE = 1 << 30  # bytes of addresses behind a block that may grow
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # of Linux; named by Python 3.13
 _MIN_MAPPED = 1 << 20  # bytes: a program keeps smaller pieces for itself when they are free
 _MIN_LISTED = 1 << 16  # bytes: smaller blocks are not listed, since preparation adds up what it takes
-_ROOM = 32 << 20  # bytes: eight times what the largest of 1,500 primitives of bundled nets took to be made
+_ROOM = 32 << 20  # bytes: eight times what the largest of 1,100 primitives of bundled nets took to be made
 
 
 @dataclass(frozen=True)
@@ -78,18 +80,30 @@ def limits() -> Iterator[Limit]:
 
 
 def _available(physical: int) -> int:
+    return _memory_info().get("MemAvailable", physical)
+
+
+def _memory_info() -> dict[str, int]:
+    """Bytes by name, as Linux has them; nothing where it does not tell."""
     try:
         with open(_MEMORY_INFO, encoding="ascii") as file:
-            for line in file:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) << 10
+            return {name: int(rest.split()[0]) << 10 for name, _, rest in (line.partition(":") for line in file)}
     except (OSError, ValueError, IndexError):
-        return physical
-    return physical
+        return {}
+
+
+@functools.cache
+def _counts_promises() -> bool:
+    """True where the system promises no more memory than it has, touched or not, and refuses the rest."""
+    try:
+        with open(_OVERCOMMIT, encoding="ascii") as file:
+            return file.read().strip() == "2"
+    except OSError:
+        return False
 
 
 def _limited() -> Iterator[Limit]:
-    """What is left of the address space, and of private memory that may be written to, where a limit is set."""
+    """What is left of the address space, and of memory that may be promised, where there is a limit."""
     if sys.platform != "linux":
         return
     import resource
@@ -102,6 +116,11 @@ def _limited() -> Iterator[Limit]:
         if limit != resource.RLIM_INFINITY:
             left = max(0, limit - (_used(field) or 0))
             yield Limit(left, f"{owner} (limit {limit:,})", committed=False)
+    if _counts_promises():
+        found = _memory_info()
+        if "CommitLimit" in found:
+            left = max(0, found["CommitLimit"] - found.get("Committed_AS", 0))
+            yield Limit(left, "what this machine promises", committed=False)
 
 
 def _used(field: int) -> int | None:
@@ -236,11 +255,13 @@ def check_fits(nbytes: int, what: str) -> None:
 
 
 def check_room(what: str) -> None:
-    """Raise ResourceError where a library that is about to do `what` might get no memory, and end the process then."""
+    """Raise ResourceError where a library that is about to do `what` might be refused memory, and end the process then.
+
+    Limits of what is touched refuse nothing: whoever takes much of that calls `check_fits`.
+    """
     for limit in _limited():
         if limit.left < _ROOM:
             raise ResourceError(f"{what}: {limit.owner} has {limit.left:,} bytes left; {_ROOM:,} must be, to be safe")
-    check_fits(_ROOM, what)
 
 
 def fits(nbytes: int) -> bool:
