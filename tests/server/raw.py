@@ -7,7 +7,7 @@ import socket
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -56,13 +56,18 @@ class Client:
 
     def answer(self) -> Answer:
         """The next answer, which has a Content-Length."""
+        head = self.headers()
+        return replace(head, body=self._file.read(int(head.headers["content-length"])))
+
+    def headers(self) -> Answer:
+        """The next answer without its body."""
         line = self._file.readline()
         assert line.startswith(b"HTTP/1.1 "), line
         headers = {}
         while (field := self._file.readline().strip()) != b"":
             name, _, value = field.decode("latin-1").partition(": ")
             headers[name.lower()] = value
-        return Answer(int(line.split()[1]), headers, self._file.read(int(headers["content-length"])))
+        return Answer(int(line.split()[1]), headers, b"")
 
     def peek(self) -> bytes:
         """Wait for the first bytes of the next answer, which stay; none if the server closed the connection."""

@@ -17,7 +17,7 @@ from dagexec.server.run import Server
 from tests.held import PATIENCE, doubled_model
 from tests.server.raw import binary_request, binary_result, connected, infer_path, post
 from tests.server.runners import HeldRunner
-from tests.server.serving import serving
+from tests.server.serving import on_loop, serving
 
 LARGE = 300_000  # rows of three: more than any socket takes at once
 
@@ -83,6 +83,37 @@ def test_a_client_that_asks_to_close(server: Server) -> None:
         np.testing.assert_array_equal(binary_result(answer), doubled(x))
         assert answer.headers["connection"] == "close"
         assert client.is_at_end()
+
+
+def test_what_is_no_http_behind_a_request_is_refused_behind_its_answer() -> None:
+    runner = HeldRunner(1.0, held=True)
+    with serving(ServerConfig()) as server, connected(server) as client:
+        server.repository.add("held", runner)
+        client.send(binary_request("held", rows(2)) + b"no HTTP\r\n\r\n")
+        while not runner.inside:
+            pass
+        on_loop(server, runner.go_on.set)
+        np.testing.assert_array_equal(binary_result(client.answer()), rows(2) + 1)
+        assert client.answer().status == 400
+        assert client.is_at_end()
+
+
+def test_a_client_that_asks_for_headers_only(server: Server) -> None:
+    """They are those of the whole answer; the next one follows."""
+    with connected(server) as client:
+        whole = client.ask(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+        client.send(b"HEAD /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+        head = client.headers()
+        assert (head.status, head.headers) == (200, whole.headers)
+        assert client.ask(binary_request("m", rows(1))).status == 200
+
+
+def test_a_client_that_sends_on_after_its_last_answer_reads_it(server: Server) -> None:
+    """And no reset, which a close with bytes unread would be."""
+    with connected(server) as client:
+        client.send(binary_request("m", rows(2), {"Connection": "close"}), b"x" * 100_000)
+        np.testing.assert_array_equal(binary_result(client.answer()), doubled(rows(2)))
+        assert client.socket.recv(1) == b""
 
 
 def test_a_client_that_leaves_within_a_large_body(server: Server) -> None:
