@@ -341,6 +341,7 @@ def test_a_replica_that_waits_for_a_record_is_woken_when_another_fails(reduction
             devices=["cpu"] * 2,
             reduction=reduction,
             workspace=workspace,
+            num_workers=2,
             timeout=60,
         )
         start = time.monotonic()
