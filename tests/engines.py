@@ -35,15 +35,19 @@ class Engines:
 
     Attributes:
         libraries: the packages of engines that are not NumPy's: `dagexec.ops.onednn` and `dagexec.ops.cuda`.
-        classes: operator types, and the class that computed each.
+        classes: operator types, the class that computed each, and whether it did so row by row.
     """
 
     libraries: frozenset[str]
-    classes: frozenset[tuple[str, type[Operator]]]
+    classes: frozenset[tuple[str, type[Operator], bool]]
 
     def of(self, operators: Collection[str]) -> set[str]:
         """Those of `operators`, for messages."""
-        return {f"{kind} by {one.__module__}.{one.__qualname__}" for kind, one in self.classes if kind in operators}
+        return {
+            f"{kind} by {one.__module__}.{one.__qualname__}{'' if by_rows else ' on whole batches'}"
+            for kind, one, by_rows in self.classes
+            if kind in operators
+        }
 
 
 class TwoEnginesError(AssertionError):
@@ -103,7 +107,7 @@ def check_one_engine(one: object, other: object) -> None:
     first, second = getattr(one, "engines", None), getattr(other, "engines", None)
     if first is None or second is None or allowed[0]:
         return
-    both = {operator for operator, _ in first.classes} & {operator for operator, _ in second.classes}
+    both = {operator for operator, *_ in first.classes} & {operator for operator, *_ in second.classes}
     here, there = first.of(both) | first.libraries, second.of(both) | second.libraries
     if here != there:
         raise TwoEnginesError(
@@ -124,8 +128,12 @@ _nets: WeakKeyDictionary[Workspace, list[Engines]] = WeakKeyDictionary()  # that
 
 def engines_of(net: BaseNet) -> Engines:
     """The engines of a net's operators, and of those in their bodies, but for what only moves elements."""
-    classes = {(operator.schema.type, type(operator)) for operator in _operators(net) if _computes(operator.schema)}
-    packages = {".".join(base.__module__.split(".")[:3]) for _, cls in classes for base in cls.__mro__}
+    classes = {
+        (operator.schema.type, type(operator), operator.is_batch_invariant)
+        for operator in _operators(net)
+        if _computes(operator.schema)
+    }
+    packages = {".".join(base.__module__.split(".")[:3]) for _, cls, _ in classes for base in cls.__mro__}
     return Engines(frozenset(packages & {"dagexec.ops.onednn", "dagexec.ops.cuda"}), frozenset(classes))
 
 

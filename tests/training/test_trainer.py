@@ -53,7 +53,8 @@ def test_every_net_type_and_number_of_workers_ends_with_the_same_bytes(
 
 
 def test_a_simulated_device_trains_to_the_bytes_of_the_host_on_the_same_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dagexec.training.steps.name_engines", lambda net: None)  # NumPy's operators on both
+    for choice in ("name_engines", "use_whole_batches"):  # NumPy's operators on both, row by row
+        monkeypatch.setattr(f"dagexec.training.steps.{choice}", lambda net: None)
     on_device = trained(make_task(0), net_type="async_dag", num_workers=2, devices=["sim:0"])
     assert on_device == trained(make_task(0), net_type="simple", num_workers=1)
 
