@@ -98,7 +98,7 @@ def test_a_result_that_does_not_fit_is_refused_by_name(
     if name == "Expand":  # its result's shape is a value of the run
         model = replace(model, inputs={**model.inputs, "shape": InputInfo(INT64, (4,))})
         feeds["shape"] = np.array([4096, 4, 32, 32])
-    with dagexec.compile(model, optimize=optimize, num_workers=1) as executor:
+    with dagexec.compile(model, optimize=optimize, num_workers=1, intra_op_threads=1) as executor:
         leave(monkeypatch, 8 * MIB)
         with pytest.raises(
             (ResourceError, OperatorError), match=r"'y'.*needs [\d,]+ bytes; this machine has 8,"
@@ -111,7 +111,7 @@ def test_a_result_that_does_not_fit_is_refused_by_name(
 def test_results_between_operators_count(monkeypatch: pytest.MonkeyPatch, optimize: bool) -> None:
     middle = operator_def("Tile", ["x"], ["t"], tiles=1 << 12, axis=1)
     model = one_input((1, 1024), middle, operator_def("ReduceMax", ["t"], ["y"], axes=[1]))
-    with dagexec.compile(model, optimize=optimize, num_workers=1) as executor:
+    with dagexec.compile(model, optimize=optimize, num_workers=1, intra_op_threads=1) as executor:
         leave(monkeypatch, 8 * MIB)
         with pytest.raises(ResourceError, match=r"Tile 't' \(operator 0\) of net 'n'.*needs 16,777,216 bytes"):
             executor.run({"x": np.ones((1, 1024), np.float32)})
@@ -163,7 +163,7 @@ def test_memory_of_other_shapes_is_let_go_of_where_both_do_not_fit(
 @pytest.mark.parametrize("shape", [(1, 1 << 16), (1, 1 << 20)], ids=["copied", "computed into place"])
 def test_results_are_copied_only_where_memory_suffices(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int]) -> None:
     tile = operator_def("Tile", ["x"], ["y"], tiles=16, axis=0)
-    with dagexec.compile(one_input(shape, tile), num_workers=1) as executor:
+    with dagexec.compile(one_input(shape, tile), num_workers=1, intra_op_threads=1) as executor:
         feeds = {"x": np.ones(shape, np.float32)}
         executor.run(feeds)
         leave(monkeypatch, MIB)
