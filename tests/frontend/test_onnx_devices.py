@@ -29,7 +29,6 @@ Array = npt.NDArray[Any]
 Expected = Callable[[Array], dict[str, Any]]
 
 X = np.array([[3, -1, 2, 3], [0, 5, -2, 1], [-3, -1, 4, 4]], np.float32)
-NAMES = np.array([b"-", b"a", b"b", b"c", b"d", b"e"], object)
 
 node = helper.make_node
 
@@ -86,7 +85,7 @@ def strings_between_numbers() -> tuple[onnx.ModelProto, Expected]:
     def expected(x: Array) -> dict[str, Any]:
         twice = [name * 2 for name in sorted({"abcd"[place] for place in x.argmax(1)})]
         values = np.array([{"aa": 7, "bb": 9}.get(name, -1) for name in twice])[:, None]
-        return {"t": np.array([[name.encode()] for name in twice], object), "y": values + 1, "e": values == values}
+        return {"t": np.array([[name] for name in twice], object), "y": values + 1, "e": values == values}
 
     return model_of(*parts, outputs="t,y,e", column=np.array([-1, 1]), one=np.int64(1)), expected
 
@@ -102,8 +101,8 @@ def a_classifier() -> tuple[onnx.ModelProto, Expected]:
     def expected(x: Array) -> dict[str, Any]:
         first = -x[:, 0]
         scores = np.stack([-first, first], 1)
-        label = np.array([b"low" if one[0] >= one[1] else b"high" for one in scores], object)
-        return {"label": label, "z": [{b"low": 2 * low, b"high": 2 * high} for low, high in scores]}
+        label = np.array(["low" if one[0] >= one[1] else "high" for one in scores], object)
+        return {"label": label, "z": [{"low": 2 * low, "high": 2 * high} for low, high in scores]}
 
     return model_of(*parts, outputs="label,z"), expected
 
