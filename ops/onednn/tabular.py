@@ -17,7 +17,7 @@ from dagexec.ops.kernels.score_kernels import ScoreForm, score_call
 from dagexec.ops.kernels.team import team_step
 from dagexec.ops.kernels.tree_kernels import walk_calls
 from dagexec.ops.onednn.operator import OneDNNOperator
-from dagexec.ops.tabular import columns, ensemble, linear
+from dagexec.ops.tabular import columns, ensemble, linear, support_vectors
 from dagexec.ops.tabular.ensemble import NUMBERS, Ensemble
 from dagexec.ops.tabular.scores import LOGISTIC, NONE, PROBIT, SOFTMAX, Finish, ManyScores, OneScore
 
@@ -195,6 +195,38 @@ class LinearClassifier(_Products, linear.LinearClassifier):
         calls, kept = self.multiplied(x, sums)
         named = self.found(self.named(finish, sums, scores, labels, ensemble.labels_of(self.arguments, self.label)))
         return in_sequence([*before, self.called([*calls, named[0][0]], (kept, named)), *named[1]])
+
+
+class _Support(_Tabular):
+    """Base of operators that compare rows with support vectors."""
+
+    metas = linear.NUMBERS
+
+    def prepare_primitive(self) -> Step:
+        """Sums and decisions by kernels, the function between them and what becomes of decisions by NumPy."""
+        assert isinstance(self, support_vectors.SupportOperator)
+        machine, (x, before), write = self.machine(), self.rows(), self.writing()
+        comparison = machine.comparison
+        sums = self.scratch((len(x), comparison.vectors.shape[1]), np.float32)
+        decisions = self.scratch((len(x), machine.bias.size), np.float32)
+        none, own = np.zeros(sums.shape[1], np.float32), self.onednn.machine
+        compared = product_calls(own, x, comparison.vectors, none, sums, distances=comparison.distances)
+        weighed = product_calls(own, sums, machine.weights, machine.bias, decisions)
+        first, last = (self.called(*self.found(made)) for made in (compared, weighed))
+        change = (
+            [] if comparison.kernel == support_vectors.LINEAR else [lambda: np.copyto(sums, comparison.values(sums))]
+        )
+        return in_sequence([*before, first, *change, last, lambda: write(decisions)])
+
+
+@operator(support_vectors.SVMRegressor.schema, engine="ONEDNN")
+class SVMRegressor(_Support, support_vectors.SVMRegressor):
+    """A number a row."""
+
+
+@operator(support_vectors.SVMClassifier.schema, engine="ONEDNN")
+class SVMClassifier(_Support, support_vectors.SVMClassifier):
+    """A class a row."""
 
 
 class _Columns(_Tabular):

@@ -1,4 +1,4 @@
-"""LabelEncoder: keys become values, texts, integers or floats; and OneHotEncoder, a column for each category."""
+"""LabelEncoder and CategoryMapper: keys become values; OneHotEncoder: a column for each category."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall, OpSchema, RowsCall, TensorType
 from dagexec.core.traits import Rows
 from dagexec.errors import FeedError, ModelFormatError
-from dagexec.ops.tabular.attributes import Array, check_length, numbers, onnx_name, texts
+from dagexec.ops.tabular.attributes import Array, check_length, integers, numbers, onnx_name, texts
 
 _KINDS = ("strings", "int64s", "floats", "tensor")
 _DEFAULTS: Mapping[TypeMeta, tuple[str, object]] = {
@@ -226,4 +226,53 @@ class OneHotEncoder(Operator):
         return FeedError(f"{self.label}: {value!r} is no category")
 
 
-no_gradient("LabelEncoder", "OneHotEncoder")
+_MAPPER = {
+    "cats_int64s": "the number of each text",
+    "cats_strings": "texts",
+    "default_int64": "the number of other texts (default -1)",
+    "default_string": "the text of other numbers (default _Unused)",
+}
+
+
+def _mapped(call: OperatorCall) -> tuple[dict[object, object], object]:
+    names = texts(call.arguments, call.label, "cats_strings").tolist()
+    values = integers(call.arguments, call.label, "cats_int64s", len(names)).tolist()
+    if call.inputs[0].meta is STRING:
+        return dict(zip(names, values, strict=True)), call.arguments.int("default_int64", -1)
+    return dict(zip(values, names, strict=True)), call.arguments.string("default_string", "_Unused").encode()
+
+
+def infer_mapper(call: OperatorCall) -> Sequence[TensorType]:
+    """Numbers of texts, and texts of numbers."""
+    _mapped(call)
+    meta = call.require_types(0, STRING, INT64)
+    return [TensorType(call.inputs[0].shape, INT64 if meta is STRING else STRING)]
+
+
+@operator(
+    OpSchema(
+        "CategoryMapper",
+        infer=infer_mapper,
+        on_host=True,
+        doc="The number of each text, or the text of each number. (ai.onnx.ml.)",
+        input_names=("X",),
+        output_names=("Y",),
+        args=_MAPPER,
+        rows=_same_rows,
+        onnx=onnx_name("CategoryMapper", 1, *_MAPPER),
+    )
+)
+class CategoryMapper(Operator):
+    """A look-up of each."""
+
+    def prepare(self) -> Step:
+        """By a `dict`."""
+        (known, other), x, y = _mapped(self.call()), self.x(0), self.y(0)
+
+        def step() -> None:
+            y.reshape(-1)[:] = [known.get(item, other) for item in x.reshape(-1).tolist()]
+
+        return step
+
+
+no_gradient("LabelEncoder", "OneHotEncoder", "CategoryMapper")
