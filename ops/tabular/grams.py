@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -43,7 +44,7 @@ class Grams:
         pool = names.tolist() if self.is_text else values
         begins = [*arguments.ints("ngram_counts"), len(pool)]
         grams: list[tuple[object, ...]] = []
-        for length, (begin, end) in enumerate(zip(begins, begins[1:], strict=False), start=1):
+        for length, (begin, end) in enumerate(pairwise(begins), start=1):
             if not 0 <= begin <= end <= len(pool) or (end - begin) % length:
                 raise ModelFormatError(f"{label}: attribute 'ngram_counts' does not cut its pool into n-grams")
             grams += [tuple(pool[place : place + length]) for place in range(begin, end, length)]

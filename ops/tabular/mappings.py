@@ -15,9 +15,11 @@ import numpy as np
 from dagexec.core.blob import content_of, set_made, tensor_in
 from dagexec.core.gradient import no_gradient
 from dagexec.core.operator import Operator, Step
+from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import operator
 from dagexec.core.schema import OpSchema
 from dagexec.core.variant import Content, Variant
+from dagexec.core.workspace import Workspace
 from dagexec.errors import BlobTypeError, ModelFormatError, ShapeError
 from dagexec.ops.tabular.attributes import Array, onnx_name
 
@@ -76,9 +78,14 @@ _ZIP = _label_args("classlabels_strings", "classlabels_int64s")
 class ZipMap(MappingOperator):
     """A sequence of mappings."""
 
+    def __init__(self, definition: OperatorDef, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
+        """Raises ModelFormatError for no keys, or two kinds of them."""
+        super().__init__(definition, workspace, index=index, net=net)
+        self._keys = _keys(self, *_ZIP)
+
     def prepare(self) -> Step:
         """One `dict` a row. Raises ShapeError unless there is a key for each column."""
-        keys = _keys(self, *_ZIP)
+        keys = self._keys
         x, blob = self.x(0), self.output_blobs[0]
         if x.dtype != np.float32 or x.ndim not in (1, 2) or x.shape[-1] != len(keys):
             raise ShapeError(f"{self.label}: X must be float32 [rows, {len(keys)}], found {x.dtype}{list(x.shape)}")
@@ -120,9 +127,14 @@ _VECTORIZED = _label_args("string_vocabulary", "int64_vocabulary")
 class DictVectorizer(MappingOperator):
     """A row of values."""
 
+    def __init__(self, definition: OperatorDef, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
+        """Raises ModelFormatError for no keys, or two kinds of them."""
+        super().__init__(definition, workspace, index=index, net=net)
+        self._keys = _keys(self, *_VECTORIZED)
+
     def prepare(self) -> Step:
         """A look at each key."""
-        keys = _keys(self, *_VECTORIZED)
+        keys = self._keys
 
         def step() -> None:
             mapping = self.mapping()

@@ -66,12 +66,13 @@ class Comparison:
 
     def values(self, sums: Array) -> Array:
         """The function of these sums."""
-        if self.kernel == RBF:
-            return np.exp(-self.gamma * sums)
         if self.kernel == LINEAR:
             return sums
-        moved = self.gamma * sums + self.addend
-        return np.tanh(moved) if self.kernel == SIGMOID else moved ** np.float32(int(self.degree))
+        moved: Array = -self.gamma * sums if self.kernel == RBF else self.gamma * sums + self.addend
+        if self.kernel == POLY:
+            return moved ** np.float32(int(self.degree))
+        found: Array = np.exp(moved) if self.kernel == RBF else np.tanh(moved)
+        return found
 
 
 def _kernel(arguments: Arguments, label: str) -> str:
