@@ -234,7 +234,7 @@ class Connection(HttpToolsProtocol):
 
     def give_way(self) -> None:
         """Close a connection that is slow, as others need its place or its memory."""
-        if self._waits_for == "body" or self._header_bytes:
+        if self._waits_for == "body" or (self._waits_for == "headers" and self._header_bytes):
             self._refuse(408, f"the {self._waits_for} of the request came too slowly, and others wait for its place")
             self.transport.close()
         else:

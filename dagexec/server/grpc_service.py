@@ -102,8 +102,11 @@ class InferenceService:
     async def model_infer(self, request: messages.ModelInferRequest) -> messages.ModelInferResponse:
         model, version = request.model_name, request.model_version or None
         try:
-            self._repository.check_inputs(model, version, [tensor.name for tensor in request.inputs])
-            asked = request_from(request, self.limits)
+            try:
+                asked = request_from(request, self.limits)
+            except RequestError:
+                self._repository.check_inputs(model, version, [tensor.name for tensor in request.inputs])
+                raise
         except RequestError as error:
             self._repository.count_refused(model, version, error)
             raise

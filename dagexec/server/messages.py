@@ -50,8 +50,8 @@ def parse_request(
 ) -> ParsedRequest:
     """The request in a body of which the first `header_length` bytes are JSON, all with None.
 
-    Its inputs are in the memory of the body. `check_inputs` is told their names first. Raises ProtocolError, and what
-    `check_inputs` raises.
+    Its inputs are in the memory of the body. Where one is wrong, `check_inputs` is told their names. Raises
+    ProtocolError, and what `check_inputs` raises.
     """
     if header_length is None:
         header_length = body.nbytes
@@ -60,8 +60,11 @@ def parse_request(
     message = parse_json(body[:header_length])
     parameters = _parameters(message)
     listed = _named_inputs(message.get("inputs"), limits)
-    check_inputs(model, version, listed)
-    inputs = _inputs(listed, body[header_length:], limits)
+    try:
+        inputs = _inputs(listed, body[header_length:], limits)
+    except ProtocolError:
+        check_inputs(model, version, listed)
+        raise
     binary: dict[str, bool] = {}
     outputs = message.get("outputs", [])
     _check_list("outputs", outputs, limits)

@@ -162,7 +162,7 @@ class Repository:
         return InferenceResponse(model=request.model, version=loaded.version, id=request.id, outputs=outputs)
 
     def check_inputs(self, model: str, version: str | None, names: Iterable[str]) -> None:
-        """Raise RequestError (400) for a name that is no input of a model that serves, before sizes are looked at."""
+        """Raise RequestError (400) for a name that is no input of a model that serves: worse than a wrong size."""
         loaded = self._loaded(model, version)
         if loaded is None:
             return

@@ -163,11 +163,14 @@ async def test_errors_of_a_run_have_their_codes_and_no_traceback(error: Exceptio
         assert (await client.infer("m", [input_of(rows())])).as_numpy("y").tolist() == (rows() + 1).tolist()
 
 
-async def test_an_input_that_there_is_not_is_named_before_its_size() -> None:
-    async with client_of(repository_of(Loads())) as client:
-        with pytest.raises(InferenceServerException, match=r"unknown input 'xs'; .*did you mean 'x'") as caught:
-            await client.infer("m", [input_of(rows().reshape(3, 2), name="xs")])
-        assert code_of(caught.value) == "INVALID_ARGUMENT"
+async def test_an_input_that_there_is_not_is_named_and_not_its_size() -> None:
+    async with serving(repository_of(Loads())) as url, grpc.aio.insecure_channel(url) as channel:
+        tensor = service_pb2.ModelInferRequest.InferInputTensor(name="xs", datatype="FP32", shape=[1, 3])
+        request = service_pb2.ModelInferRequest(model_name="m", inputs=[tensor], raw_input_contents=[b"1234"])
+        with pytest.raises(grpc.aio.AioRpcError, match="unknown input 'xs'") as caught:
+            await channel.unary_unary(INFER)(request.SerializeToString(), timeout=PATIENCE)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert str(caught.value.details()).endswith("; did you mean 'x'?")
 
 
 async def test_who_finds_the_queue_full_is_told_when_to_come_back() -> None:
