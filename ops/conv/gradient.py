@@ -20,6 +20,7 @@ import numpy as np
 
 from dagexec.core.constant import Constant
 from dagexec.core.operator import Step, in_sequence, nothing_to_do
+from dagexec.core.rows import along_axis, gradients
 from dagexec.core.schema import Cost, CostFunction, OperatorCall, OpSchema, TensorType
 from dagexec.ops.base.blocks import compute_dtype
 from dagexec.ops.conv import im2col, one_by_one
@@ -114,6 +115,10 @@ def _fill_with_bias(problem: ConvProblem) -> Step:
     return partial(np.copyto, x, bias if problem.channels_last else bias.reshape(-1, *(1,) * len(problem.axes)))
 
 
+ROWS_OF_GRADIENTS = gradients(along_axis(0, 0, 2), wanted_gradients, INPUT)
+"""Images on axis 0 of X and dY, and of dX."""
+
+
 def gradient_types(call: OperatorCall, bias: int) -> list[TensorType]:
     """The types of the outputs of a gradient operator whose inputs are X, filter and dY; `bias` is its length."""
     x, weights = call.inputs[:2]
@@ -197,6 +202,7 @@ for _suffix in SPATIAL_AXES:
             args=CONV_ARGS | GRADIENT_ARGS,
             cost=gradient_cost(2),
             has_weights=True,
+            rows=ROWS_OF_GRADIENTS,
         ),
         ConvolutionGradient,
     )

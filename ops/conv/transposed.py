@@ -27,6 +27,7 @@ from dagexec.ops.conv.convolution import (
     register_engines,
 )
 from dagexec.ops.conv.gradient import (
+    ROWS_OF_GRADIENTS,
     GradientOperator,
     data_gradient,
     filter_gradient,
@@ -150,6 +151,7 @@ for _suffix in SPATIAL_AXES:
             args=_ARGS | GRADIENT_ARGS,
             cost=gradient_cost(0),
             has_weights=True,
+            rows=ROWS_OF_GRADIENTS,
         ),
         TransposedConvolutionGradient,
     )

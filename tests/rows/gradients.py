@@ -5,7 +5,7 @@ Gradients of weights, which are sums over all rows, are not compared.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -15,6 +15,18 @@ from dagexec.core.rows import elementwise
 from tests.rows.case import Case, batch, case, constant, examples_at, integers, normal, positive, shared
 
 Shape = tuple[int, ...]
+
+CONVOLUTIONS: Sequence[tuple[tuple[int, int, int, int], dict[str, ArgumentValue]]] = (
+    ((32, 48, 1, 9), {}),
+    ((32, 32, 1, 9), {"stride": 2}),
+    ((3, 16, 3, 15), {"pad": 1}),
+    ((32, 32, 3, 9), {"pad": 1}),
+    ((16, 32, 3, 13), {"pad": 1, "stride": 2}),
+    ((12, 20, 5, 12), {}),
+    ((32, 32, 3, 9), {"pad": 1, "group": 32}),
+    ((16, 16, 3, 9), {"pad": 1, "group": 4}),
+)
+"""Channels, filters, kernel and size of the image; arguments."""
 
 
 def of_one_tensor() -> Iterator[Case]:
@@ -95,13 +107,29 @@ def of_images() -> Iterator[Case]:
         yield case("ChannelShuffleGradient", x, group=4, order=order)
         enlarged: dict[str, ArgumentValue] = {"height_scale": 2.0, "width_scale": 2.0, "order": order}
         yield case("ResizeNearestGradient", batch(*image(3, 8, 6)), batch(*image(3, 4, 3)), **enlarged)
+        for (channels, count, kernel, size), arguments in CONVOLUTIONS:
+            pad, stride, group = (int(str(arguments.get(key, least))) for key, least in _LEAST.items())
+            out = (size + 2 * pad - kernel) // stride + 1
+            x, dy = batch(*image(channels, size, size)), batch(*image(count, out, out))
+            given = {"kernel": kernel, "order": order, **arguments, "wanted": ["input"]}
+            w = constant(count, *image(channels // group, kernel, kernel))
+            yield case("ConvGradient", x, w, dy, **given)
+            yield case("ConvTransposeGradient", dy, w, x, **given)
     for rank in (1, 3):
         x, y = batch(8, *[6] * rank), batch(8, *[4] * rank)
         for name in ("MaxPool", "AveragePool", "LpPool"):
             yield case(f"{name}{rank}DGradient", x, y, y, kernels=[3] * rank)
         mask = batch(8, *[4] * rank, draw=integers(0, 6**rank, np.int32))
         yield case(f"MaxPoolWithIndex{rank}DGradient", x, y, mask, kernels=[3] * rank)
+    for rank in (1, 2, 3):
+        x, y, w = batch(4, *[6] * rank), batch(6, *[4] * rank), constant(6, 4, *[3] * rank)
+        window: dict[str, ArgumentValue] = {"kernels": [3] * rank, "wanted": ["input"]}
+        yield case(f"Conv{rank}DGradient", x, w, y, **window)
+        yield case(f"ConvTranspose{rank}DGradient", y, w, x, **window)
     yield case("UpsampleBilinearGradient", batch(3, 8, 6), batch(3, 4, 3), height_scale=2.0, width_scale=2.0)
+
+
+_LEAST = {"pad": 0, "stride": 1, "group": 1}
 
 
 def of_reductions() -> Iterator[Case]:
