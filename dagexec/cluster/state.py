@@ -239,7 +239,7 @@ class DeploymentState:
         try:
             if self._shut:
                 raise ClosedError(f"net {self._name!r}: the deployment is closed")
-            if request.is_late(now):
+            if now >= request.deadline:
                 raise timed_out(self._name, request)
             if not self._may_serve() and self.failure is not None:
                 raise self.failure.with_traceback(None)  # which would get longer with each call
@@ -437,7 +437,7 @@ class DeploymentState:
 
     def _settle(self, request: Request, result: Outputs | None, error: DagexecError | None, now: float) -> None:
         """The request is over. What is not done by its deadline was not done in time, whoever looks first."""
-        if error is None and request.is_late(now):
+        if error is None and now >= request.deadline:
             result, error = None, timed_out(self._name, request)
         self.attempts.pop(request, None)
         self._losses.pop(request, None)

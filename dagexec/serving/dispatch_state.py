@@ -110,7 +110,7 @@ class DispatchState:
         """
         if self.shut:
             raise ClosedError(f"net {self._name!r}: the executor is closed")
-        if request.is_late(now):
+        if now >= request.deadline:
             self.outcomes["timed_out"] += 1
             raise timed_out(self._name, request)
         if request.pinned is not None:
@@ -386,7 +386,7 @@ class DispatchState:
 
         What is not done by its deadline was not done in time, whoever looks first.
         """
-        if error is None and request.is_late(now):
+        if error is None and now >= request.deadline:
             result, error = None, timed_out(self._name, request)
         request.begun = request.begun if request.begun >= request.created else now
         request.run = None

@@ -169,7 +169,7 @@ class InlineRuns:
             replica.arithmetic.run(run, replica.net.name, known.steps, known.name_step)
         if request.cancelled is not None:
             raise request.cancelled
-        if request.timeout != math.inf and request.is_late(self._now()):
+        if request.timeout != math.inf and self._now() >= request.deadline:
             raise timed_out(self._dispatcher.name, request)
         outputs = known.fetch(names, out)
         if known.copied != names:

@@ -54,7 +54,7 @@ class Request:
         pinned: the replica that must serve it (warm-up), or None for any.
         run_net: False for a request that only has its replica prepared.
         timeout: seconds from the call until its caller gives it up.
-        deadline: when that is, on the dispatcher's clock.
+        deadline: when that is, on the dispatcher's clock: from then on it does not begin, and is not done in time.
         created: when it was made, on the dispatcher's clock.
         begun: when it got a replica, or ended without one.
         queue: the queue it waits in, if any.
@@ -124,10 +124,6 @@ class Request:
         self.notify = notify
         self.pinned = pinned
         self.run_net = run_net
-
-    def is_late(self, now: float) -> bool:
-        """Its deadline has come: it does not begin any more, and what is done by now is not done in time."""
-        return now >= self.deadline
 
     @property
     def is_prepared(self) -> bool:
