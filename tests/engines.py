@@ -3,7 +3,8 @@
 Whether they happen to be equal depends on the processor. While tests run, what executors and workspaces return are
 arrays that know the operators of their nets, and to compare the bytes of two that differ in their engines is an error.
 A test compares such arrays with numbers in float64, or runs both on one engine (`optimize=False` gives the host that
-of the simulated device).
+of the simulated device). The tests of single operators, tests/ops, are left out: they say where engines promise to give
+the same.
 """
 
 from __future__ import annotations
