@@ -111,8 +111,12 @@ def test_who_is_slow_gives_its_memory_to_others(
         assert first.is_at_end()
 
 
-def test_a_large_body_that_is_refused_is_read_to_its_end(server: Server) -> None:
-    """The client is told at once, and has its next request served on the same connection."""
+@pytest.mark.parametrize("patience", [1.0, 0.0])
+def test_a_large_body_that_is_refused_is_read_to_its_end(
+    server: Server, monkeypatch: pytest.MonkeyPatch, patience: float
+) -> None:
+    """The client is told at once, and has its next request served on the connection; it makes no room for itself."""
+    monkeypatch.setattr(connection, "PATIENCE_SECONDS", patience)
     request = binary_request("m", np.ones((1_000_000, 3), np.float32))
     with connected(server) as client:
         client.send(request[:2_000_000])
