@@ -242,7 +242,8 @@ class PooledRuns:
         """
         replica = request.replica
         assert replica is not None
-        self._drop_abandoned(request)
+        if request.waits_on is not None or self._joins:
+            self._drop_abandoned(request)
         if request.block == 0 and request.run_net:
             request.blocks = self._row_blocks.of(request)
         request.feed_replica()

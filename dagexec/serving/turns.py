@@ -20,7 +20,7 @@ from dagexec.serving.dispatch_state import MAX_IN_TURN
 from dagexec.serving.inline import AMPLE, InlineRuns
 from dagexec.serving.pooled import PooledRuns
 from dagexec.serving.requests import Request
-from dagexec.serving.waiting import MAX_QUEUED, MAX_TURN, EventLoop, event_loop
+from dagexec.serving.waiting import MAX_QUEUED, MAX_TURN, EventLoop
 
 
 class Turns:
@@ -47,7 +47,7 @@ class Turns:
         """`request`, which a task is about to make, may be run by its event loop."""
         plain = request.trace is None and not request.priority and request.timeout > AMPLE * MAX_IN_TURN
         if plain and self._inline.waits_for_nothing:
-            request.loop = event_loop()
+            request.loop = request.waits_on
 
     def _call(self, loop: EventLoop) -> None:
         """Have `loop` come by, from any thread."""
