@@ -60,7 +60,7 @@ class Guards:
     @classmethod
     def drawn(cls, source: random.Random) -> Guards:
         """Mostly such as see the most."""
-        return cls(source.random() < 0.7, source.choice((1, *ALIGNMENTS)))
+        return cls(source.random() < 0.75, source.choice((1, 1, *ALIGNMENTS)))
 
     def memory(self, nbytes: int) -> Array:
         """So many bytes between two pages."""

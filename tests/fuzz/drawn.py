@@ -64,7 +64,7 @@ def draw(source: random.Random) -> Drawn:
         "num_workers": 1,
         "intra_op_threads": source.choice((1, 1, 2, 3)),
     }
-    if source.random() < 0.25:
+    if source.random() < 0.15:
         net = random_net(source)
         first = source.randrange(100)
         return Drawn(
@@ -230,5 +230,6 @@ def _quantized(source: random.Random) -> Case:
 
 _MAKERS = (
     _convolution, _convolution, _convolution, _transposed_convolution, _pooling, _product, _product, _normalization,
-    _reduction, _moved, _moved, _elementwise, _recurrent, _attention, _quantized,
+    _normalization, _normalization, _reduction, _moved, _moved, _moved, _elementwise, _elementwise, _elementwise,
+    _recurrent, _attention, _quantized,
 )  # fmt: skip
