@@ -207,6 +207,13 @@ def _elementwise(source: random.Random) -> Case:
     return case(name, batch(*sizes, draw=positive), source.choice(others))
 
 
+def _fused(source: random.Random) -> Case:
+    sizes = [source.choice(SIZES) for _ in range(source.randint(1, 2))]
+    other = source.choice((batch(*sizes), constant(sizes[-1])))
+    post_ops = source.sample(("add:1", "mul:1", "tanh", "relu", "sigmoid"), 3)
+    return case("FusedElementwise", batch(*sizes), other, post_ops=["add:1", *post_ops])
+
+
 def _recurrent(source: random.Random) -> Case:
     name = source.choice(("LSTM", "GRU", "RNN"))
     gates, states = {"LSTM": (4, 3), "GRU": (3, 2), "RNN": (1, 2)}[name]
@@ -231,5 +238,5 @@ def _quantized(source: random.Random) -> Case:
 _MAKERS = (
     _convolution, _convolution, _convolution, _transposed_convolution, _pooling, _product, _product, _normalization,
     _normalization, _normalization, _reduction, _moved, _moved, _moved, _elementwise, _elementwise, _elementwise,
-    _recurrent, _attention, _quantized,
+    _fused, _recurrent, _attention, _quantized,
 )  # fmt: skip
