@@ -126,6 +126,7 @@ benchmark-onnx: $(VENV)/.installed-bench-models
 	$(BIN)/python benchmarks/onnx_models.py --make
 	$(BIN)/python benchmarks/onnx_models.py --write-docs
 	$(BIN)/python benchmarks/onnx_load.py
+	$(BIN)/python benchmarks/tabular.py --json benchmarks/results/tabular.json
 
 # Whole networks on the GPU, beside PyTorch where .venv has it; without a GPU it says so and measures nothing.
 benchmark-cuda: $(VENV)/.installed-bench

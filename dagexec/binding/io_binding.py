@@ -116,15 +116,16 @@ class IOBinding:
         if all(array.dtype != np.object_ for array in arrays):
             self.signature = tuple((p.name, p.array.dtype, p.array.shape) for p in self._inputs)
         self.copied: tuple[str, ...] | None = None
-        self._copies: list[tuple[str, Array]] = []
+        self._copies: list[tuple[str, Array | None]] = []  # None for what is not to be copied just so
         self._targets = arrays
         places = [self._outputs[name] for name in outputs]
-        if not any(
-            place is None or place.rebinds or place.array.dtype == np.object_ for place in (*places, *self._inputs)
-        ):
+        found = [place for place in (*places, *self._inputs) if place is not None]
+        if self.signature is not None and not any(place.rebinds for place in found):
             self.copied = tuple(outputs)
-            self._copies = [(place.name, place.array) for place in places if place is not None]
-        self._large = sum(array.nbytes for _, array in self._copies) >= MIN_BYTES_CHECKED
+            known = (None if place is None else place.array for place in places)
+            plain = (None if array is None or array.dtype == np.object_ else array for array in known)
+            self._copies = list(zip(outputs, plain, strict=True))
+        self._large = sum(array.nbytes for _, array in self._copies if array is not None) >= MIN_BYTES_CHECKED
 
     def in_place(self) -> bool:
         """True while the net is prepared, and its inputs are where they were, as when these were made."""
@@ -179,10 +180,10 @@ class IOBinding:
 
     def check(self, out: Mapping[str, Array]) -> None:
         """Raise FeedError, where `copied` is set, when an array of `out` has not the dtype or shape of its result."""
-        for name, array in self._copies:
-            target = out.get(name)
-            if target is not None and (target.dtype is not array.dtype or target.shape != array.shape):
-                check_result(self._net.name, name, array, target)
+        for name, target in out.items():
+            place = self._outputs.get(name)
+            if place is not None and (target.dtype is not place.array.dtype or target.shape != place.array.shape):
+                check_result(self._net.name, name, place.array, target)
 
     def bind_results(self, names: Sequence[str], out: Mapping[str, Array] | None) -> None:
         """Have large results written to where the caller gets them. To be called before a run.
@@ -215,7 +216,9 @@ class IOBinding:
         if self.copied == names:
             for name, array in self._copies:
                 target = None if out is None else out.get(name)
-                if target is None:
+                if array is None:
+                    results[name] = self._delivered(name, target)
+                elif target is None:
                     results[name] = _copied(self._net.name, name, array, None) if self._large else array.copy()
                 else:
                     target[...] = array
@@ -227,14 +230,15 @@ class IOBinding:
             if aimed is not None:
                 results[name] = aimed
                 continue
-            place = self._outputs[name]
-            target = None if out is None else out.get(name)
-            results[name] = (
-                deliver(self._net, name, target)
-                if place is None
-                else _copied(self._net.name, name, shown(self._net, place.array), target)
-            )
+            results[name] = self._delivered(name, None if out is None else out.get(name))
         return results
+
+    def _delivered(self, name: str, target: Array | None) -> Array:
+        """One result, in `target` or a new array."""
+        place = self._outputs[name]
+        if place is None:
+            return deliver(self._net, name, target)
+        return _copied(self._net.name, name, shown(self._net, place.array), target)
 
     def unbind(self) -> None:
         """Let go of all arrays that are not the replica's. To be called after a run, however it ended."""

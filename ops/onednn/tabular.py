@@ -212,11 +212,18 @@ class _Support(_Tabular):
         none, own = np.zeros(sums.shape[1], np.float32), self.onednn.machine
         compared = product_calls(own, x, comparison.vectors, none, sums, distances=comparison.distances)
         weighed = product_calls(own, sums, machine.weights, machine.bias, decisions)
-        first, last = (self.called(*self.found(made)) for made in (compared, weighed))
+        first, (calls, kept) = self.called(*self.found(compared)), self.found(weighed)
+        after: list[Step] = [lambda: write(decisions)]
+        if isinstance(machine, support_vectors.Classification) and machine.one_score is not None:
+            names = np.ascontiguousarray(machine.labels[::-1])
+            named = self.named(machine.one_score, decisions, self.y(1), self.y(0), names)
+            if named is not None:
+                calls, kept, after = [*calls, named[0][0]], (kept, named), named[1]
+        last = self.called(calls, kept)
         change = (
             [] if comparison.kernel == support_vectors.LINEAR else [lambda: np.copyto(sums, comparison.values(sums))]
         )
-        return in_sequence([*before, first, *change, last, lambda: write(decisions)])
+        return in_sequence([*before, first, *change, last, *after])
 
 
 @operator(support_vectors.SVMRegressor.schema, engine="ONEDNN")

@@ -173,6 +173,14 @@ class Classification(Machine):
             self.couples = factors, addends
 
     @property
+    def one_score(self) -> OneScore | None:
+        """How the one decision between two classes becomes two scores; above 0 it is for the first class."""
+        if len(self.pairs) != 1 or self.couples is not None:
+            return None
+        finish = Finish(np.empty(0, np.float32), 1, self.transform)
+        return OneScore(finish, 0.0, sums_to_one=self.transform not in (NONE, LOGISTIC))
+
+    @property
     def width(self) -> int:
         """The scores of a row."""
         count = len(self.labels)
@@ -190,10 +198,8 @@ class Classification(Machine):
         chosen = votes.argmax(axis=1)
         if self.couples is not None:
             return chosen, TRANSFORMS[self.transform](self._probabilities(decisions))
-        if len(self.pairs) == 1:
-            finish = Finish(np.empty(0, np.float32), 1, self.transform)
-            both = OneScore(finish, 0.0, sums_to_one=self.transform not in (NONE, LOGISTIC))
-            return chosen, both.classes(decisions)[1]
+        if self.one_score is not None:
+            return chosen, self.one_score.classes(decisions)[1]
         return chosen, TRANSFORMS[self.transform](decisions)
 
     def _greatest(self, scores: Array) -> Array:
