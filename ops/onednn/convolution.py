@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain
+
+import numpy as np
 
 from dagexec.core.dtypes import FLOAT32
 from dagexec.core.operator import Prepared, Step, in_sequence
@@ -18,16 +21,19 @@ from dagexec.ops.base.layout import NHWC, image_order
 from dagexec.ops.conv.convolution import SPATIAL_AXES, Convolution, conv_window
 from dagexec.ops.conv.fused import FUSED_CONV, FusedConvolution, first_operand, output_order
 from dagexec.ops.kernels.winograd_kernels import LANES
-from dagexec.ops.onednn import direct, pointwise
+from dagexec.ops.onednn import direct, edges, pointwise
 from dagexec.ops.onednn.accuracy import require_accurate
 from dagexec.ops.onednn.convolution_family import (
     CONVOLUTION,
     Composed,
     Computation,
     ConvolutionFamily,
+    all_of,
     grouped,
+    padding_of,
     require_window,
 )
+from dagexec.ops.onednn.division import MISREAD
 from dagexec.ops.onednn.finishing import finishing_step
 from dagexec.ops.onednn.keeping_nan import is_seen, keeping_nan_in_place
 from dagexec.ops.onednn.pieces import Part
@@ -75,20 +81,21 @@ class ForwardConvolution(ConvolutionFamily):
 
         def computation(part: Part) -> Computation:
             attributes, inner, result = self.attributes(), part.axes(axes), part.result(y)
-            geometry = self.geometry(inner)
+            source = part.source(x, axes)
             given = {number: part.operand(operand, y) for number, operand in operands.items()}
             further = append_post_ops(attributes, self.onednn, post_ops, given, (y.ndim, order), self.label)
 
-            def request(algorithm: str, layouts: Mapping[int, Descriptor]) -> Sequence[object]:
+            def request(windows: Sequence[Axis], algorithm: str, layouts: Mapping[int, Descriptor]) -> Sequence[object]:
                 bias = layouts[BIAS].handle if BIAS in layouts else none
                 handles = (layouts[SRC].handle, layouts[WEIGHTS].handle, bias, layouts[DST].handle)
+                geometry = self.geometry(windows)
                 return [kinds[algorithm], CONVOLUTION[algorithm], *handles, *geometry, attributes.handle]
 
-            return Computation(
+            whole = Computation(
                 "convolution_forward",
-                request,
+                partial(request, inner),
                 inner,
-                {SRC: (part.source(x, axes), window.order), DST: (result, order)},
+                {SRC: (source, window.order), DST: (result, order)},
                 parameters,
                 inputs,
                 DST,
@@ -100,6 +107,15 @@ class ForwardConvolution(ConvolutionFamily):
                 composed=self.composed(inner, (window.order, order), post_ops, given, result.shape),
                 rows=rows,
             )  # fmt: skip
+            if not rows or padding_of("convolution_forward", inner[-1]) < MISREAD:
+                return whole
+            edged = edges.with_edges(inner)
+            shape = (*source.shape[:-2], edged[-1].size, source.shape[-1])
+            image = np.broadcast_to(np.zeros((), x.dtype), shape)
+            images = {**whole.images, SRC: (image, order)}
+            wide = replace(whole, request=partial(request, edged), axes=edged, images=images, composed=None)
+            with_edges = partial(edges.candidates, partial(self.asked_of_library, wide), inner[-1].head)
+            return replace(whole, composed=all_of(whole.composed, with_edges))
 
         assembled = self.convolution(computation)
         places = enumerate(post_ops)

@@ -73,7 +73,15 @@ def grouped(weights: Array, group: int, channels_last: bool) -> Array:
     return logical if group == 1 else logical.reshape(group, len(weights) // group, *logical.shape[1:])
 
 
-def _all_of(first: Composed | None, second: Composed) -> Composed:
+def padding_of(function: str, columns: Axis) -> int:
+    """Columns of padding in what a convolution reads; what goes backward reads the results' columns."""
+    sides = columns.head, tail_of(columns)
+    if function == "convolution_backward_weights":
+        return 0
+    return max(sides) if function == "convolution_forward" else columns.extent - 1 - min(sides)
+
+
+def all_of(first: Composed | None, second: Composed) -> Composed:
     """The candidates of both."""
     return second if first is None else lambda threads: chain(first(threads), second(threads))
 
@@ -218,12 +226,12 @@ class ConvolutionFamily(OneDNNOperator):
         them, or in pieces. Of an operator that is not batch-invariant, parts of the batch are computed.
         """
         whole = computation(Part())
-        problem = self._problem(whole, self.threads)
+        problem = self.asked_of_library(whole, self.threads)
         self.answer(lambda: any(not one.is_reference for one in problem.candidates()))
         parts = [] if self.is_batch_invariant else parts_of_batch(whole.batch, problem.weights_nbytes)
         if len(parts) > 1:
             return self.batch_in_parts([computation(part) for part in parts], whole)
-        alone = self._problem(computation(Part(ONE)), 1)
+        alone = self.asked_of_library(computation(Part(ONE)), 1)
         chosen = self._chosen_for_all(alone)
         if chosen.is_divisible:
             found = problem.named(chosen.name, self.threads)
@@ -251,7 +259,7 @@ class ConvolutionFamily(OneDNNOperator):
 
         def computed_by(parts: Sequence[Part]) -> list[tuple[Part, Problem, Candidate]]:
             """What computes each part of the first image; nothing where a part is not computed so."""
-            asked = [(part, self._problem(computation(part), 1)) for part in parts]
+            asked = [(part, self.asked_of_library(computation(part), 1)) for part in parts]
             found = [(part, problem, problem.named(chosen.name, 1)) for part, problem in asked]
             return [(part, problem, one) for part, problem, one in found if one is not None]
 
@@ -296,7 +304,7 @@ class ConvolutionFamily(OneDNNOperator):
 
         With the `whole` its arguments can be moved.
         """
-        problems = {one.batch: self._problem(one, 1) for one in asked}
+        problems = {one.batch: self.asked_of_library(one, 1) for one in asked}
         self.answer(lambda: any(not one.is_reference for one in problems[asked[0].batch].candidates()))
         chosen = {batch: self.implementation(problem) for batch, problem in problems.items()}
         assembled = in_pieces(
@@ -331,7 +339,8 @@ class ConvolutionFamily(OneDNNOperator):
             return self.parameter(inputs[number], array, source, target)
         return constant.derived("onednn", PackedForms).get(source, target, compute), nothing_to_do
 
-    def _problem(self, asked: Computation, threads: int) -> Problem:
+    def asked_of_library(self, asked: Computation, threads: int) -> Problem:
+        """The problem that is put to the library, for so many threads."""
         library, function, axes, inputs = self.onednn, asked.function, asked.axes, asked.inputs
         images, parameters, further = asked.images, asked.parameters, asked.operands
         meta = from_numpy(next(iter(images.values()))[0].dtype)
@@ -350,9 +359,9 @@ class ConvolutionFamily(OneDNNOperator):
 
         constant = frozenset(number for number, index in inputs.items() if self.is_constant(index))
         groups = len(weights) if weights.ndim == len(axes) + 3 else 1
-        composed = asked.composed
+        composed, padding = asked.composed, padding_of(function, axes[-1])
         if groups > 1 and meta is FLOAT32 and WEIGHTS in constant and widened.pays(weights.shape):
-            composed = _all_of(composed, partial(widened.candidates, ask_wide, weights.shape))
+            composed = all_of(composed, partial(widened.candidates, ask_wide, weights.shape, padding))
         layouts = tuple((number, descriptor.key) for number, descriptor in tensors.items())
         key = None if asked.attributes is None else (asked.attributes, layouts, window, filters in constant)
 
@@ -394,6 +403,7 @@ class ConvolutionFamily(OneDNNOperator):
             ragged=_is_ragged(weights, len(axes), library.isa.lanes),
             groups=groups,
             composed=composed,
+            padding=padding,
         )
 
     def offered(

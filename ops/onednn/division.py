@@ -8,7 +8,15 @@ from __future__ import annotations
 from dagexec.platform.processor import core_cache
 
 _POINTWISE = {"brgconv_1x1:avx512_core": 480 << 10, "brgconv_1x1:avx2": 80 << 10}
+MISREAD = 2
+"""Columns of padding beside which `brgconv` may read pixels."""
+
 _UNCUT_INNER, _UNCUT_TURNED = 1024, 2047
+
+
+def misreads(name: str, padding: int) -> bool:
+    """True for a convolution that may take pixels for so many columns of padding; `edges` says why."""
+    return name.startswith("brgconv:") and "amx" not in name and padding >= MISREAD
 
 
 def adds_up_alike(name: str) -> bool:

@@ -50,7 +50,7 @@ def choose_implementation(problem: Problem, *, search: bool = False, given_only:
         with measuring(_LONG):
             name = choose(key, lambda seconds: _measured(problem, seconds))
     else:
-        name = choose(key, lambda seconds: _measured(problem, seconds), weight=_seconds(problem))
+        name = choose(key, lambda seconds: _measured(problem, seconds), weight=estimated_seconds(problem))
     chosen = name or choices.near(key) if not (given_only or search) else name
     found = problem.named(chosen, problem.threads) if chosen else None
     if found is None or found.is_reference:
@@ -108,12 +108,16 @@ def rule(problem: Problem) -> Candidate:
         return _undivided(problem, first)
     if first is not None:
         winograd = [one for one in problem.candidates(WINOGRAD) if _has_channels(one, problem)]
-        return min([first, *winograd], key=lambda one: _seconds(problem, one)) if winograd else first
+        return min([first, *winograd], key=lambda one: estimated_seconds(problem, one)) if winograd else first
     candidates = list(problem.candidates())
     estimated = [one for one in candidates if one.is_composed or (_winograd(one) and _has_channels(one, problem))]
     others = [one for one in candidates if not one.is_composed and not _winograd(one)]
     if all(one.is_reference for one in others):
-        return min(estimated, key=lambda one: _seconds(problem, one)) if estimated else _worthy(candidates, problem)[0]
+        return (
+            min(estimated, key=lambda one: estimated_seconds(problem, one))
+            if estimated
+            else _worthy(candidates, problem)[0]
+        )
     worthy = _worthy(others, problem)
     special = [one for one in worthy if not one.is_general]
     if problem.open:
@@ -121,7 +125,7 @@ def rule(problem: Problem) -> Candidate:
     if _is_fed(problem):
         special.sort(key=lambda one: "brgconv" in one.name and not (one.has_own_layout and _is_padded(problem)))
     first = special[0] if special and (_pays_copies(problem) or not special[0].has_own_layout) else worthy[0]
-    return min([first, *estimated], key=lambda one: _seconds(problem, one))
+    return min([first, *estimated], key=lambda one: estimated_seconds(problem, one))
 
 
 def _plain_choice(problem: Problem) -> Candidate | None:
@@ -173,7 +177,7 @@ def _has_channels(candidate: Candidate, problem: Problem) -> bool:
     return "wino_4x3" not in candidate.name or (meta is FLOAT32 and min(channels, written) >= _MIN_CHANNELS)
 
 
-def _seconds(problem: Problem, candidate: Candidate | None = None) -> float:
+def estimated_seconds(problem: Problem, candidate: Candidate | None = None) -> float:
     """An estimate of what a run takes on one core; without a candidate, by sums over taps."""
     if candidate is not None and candidate.seconds is not None:
         return candidate.seconds

@@ -18,7 +18,7 @@ from dagexec.core.operator import Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.base.layout import NCHW, NHWC
-from dagexec.ops.onednn.convolution_family import grouped, require_window, tail_of
+from dagexec.ops.onednn.convolution_family import grouped, padding_of, require_window, tail_of
 from dagexec.ops.onednn.packing import PackedForms
 from dagexec.ops.onednn.primitive import (
     ATTR_ZERO_POINTS,
@@ -124,7 +124,8 @@ class ConvInteger(_IntegerProduct, integer.ConvInteger):
                     source.handle, wanted.handle, self.onednn.ffi.NULL, result.handle,
                     dims([axis.stride for axis in axes]), dims([axis.dilation - 1 for axis in axes]),
                     dims([axis.head for axis in axes]), dims([tail_of(axis) for axis in axes]), attributes.handle,
-                )
+                ),
+                padding_of("convolution_forward", axes[-1]),
             )  # fmt: skip
             layout = found.descriptor(WEIGHTS_MD)
             packed = self.packed_part(filters, number, logical, layout)

@@ -17,7 +17,7 @@ from dagexec.core.dtypes import TypeMeta
 from dagexec.core.operator import Step, nothing_to_do
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.onednn.binding import Library
-from dagexec.ops.onednn.division import adds_up_alike, cuts_sums
+from dagexec.ops.onednn.division import adds_up_alike, cuts_sums, misreads
 from dagexec.ops.onednn.operator import reorder
 from dagexec.ops.onednn.primitive import (
     EXEC_ARG_MD,
@@ -107,6 +107,7 @@ class Problem:
         composed: further candidates, made of more than a primitive and copies, for a number of threads.
         invariant: only candidates are offered that are batch-invariant.
         turned: a product reads its source by columns.
+        padding: columns beside an image that a convolution takes for zeros, on the side that has more.
     """
 
     library: Library
@@ -135,6 +136,7 @@ class Problem:
     composed: Callable[[int], Iterable[Candidate]] | None = None
     invariant: bool = False
     turned: bool = False
+    padding: int = 0
 
     def layouts(self, name: str) -> dict[int, Descriptor]:
         """The layouts of all tensors, as the candidate of that name sees them."""
@@ -198,7 +200,7 @@ class Problem:
         for description in first.implementations():
             name = _prefix(algorithm, own) + description.name
             found = Candidate(name, description)
-            wanted = found.is_batch_invariant or not self.invariant
+            wanted = (found.is_batch_invariant or not self.invariant) and not misreads(description.name, self.padding)
             if name not in seen and wanted and description.scratchpad_bytes <= self.limit:
                 yield found
             seen.add(name)

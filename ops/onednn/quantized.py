@@ -21,7 +21,8 @@ from dagexec.core.registry import operator
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.activation.post_ops import PostOp, read_post_ops
 from dagexec.ops.base.layout import NCHW, NHWC, channels_last
-from dagexec.ops.onednn.convolution_family import grouped, require_window, tail_of
+from dagexec.ops.onednn.convolution_family import grouped, padding_of, require_window, tail_of
+from dagexec.ops.onednn.division import misreads
 from dagexec.ops.onednn.operator import OneDNNOperator
 from dagexec.ops.onednn.post_ops import append_post_ops, drops_nan
 from dagexec.ops.onednn.primitive import (
@@ -142,10 +143,14 @@ class QuantizedProduct(OneDNNOperator):
             return copy, []
         return copy, [self.reorder(self.image(array, NCHW), self.image(copy, NHWC), array, copy).step]
 
-    def fast(self, found: PrimitiveDescriptor) -> PrimitiveDescriptor:
-        """The first implementation that is compiled for the processor; a plain loop is slower than NumPy's BLAS."""
+    def fast(self, found: PrimitiveDescriptor, padding: int) -> PrimitiveDescriptor:
+        """The first implementation that is compiled for the processor, and right with so many columns of padding.
+
+        A plain loop is slower than NumPy's BLAS.
+        """
         for implementation in found.implementations():
-            if not implementation.name.startswith(("ref", "gemm:ref")):
+            name = implementation.name
+            if not (name.startswith(("ref", "gemm:ref")) or misreads(name, padding)):
                 return implementation
         raise UnsupportedFeatureError(f"{self.label}: oneDNN has no fast convolution of this geometry")
 
@@ -193,7 +198,8 @@ class QuantConv(QuantizedProduct, convolution.QuantConv):
                 source.handle, wanted.handle, arguments[BIAS][0].handle, result.handle,
                 dims([axis.stride for axis in axes]), dims([axis.dilation - 1 for axis in axes]),
                 dims([axis.head for axis in axes]), dims([tail_of(axis) for axis in axes]), attributes.handle,
-            )
+            ),
+            padding_of("convolution_forward", axes[-1]),
         )  # fmt: skip
         target = found.descriptor(WEIGHTS_MD)
         packed, pack = self.parameter(1, logical, self.packed(logical), target)

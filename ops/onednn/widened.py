@@ -18,6 +18,7 @@ from dagexec.core.dtypes import FLOAT32
 from dagexec.core.operator import Step
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.base.layout import NCHW
+from dagexec.ops.onednn.division import misreads
 from dagexec.ops.onednn.operator import reorder
 from dagexec.ops.onednn.packing import packed_memory
 from dagexec.ops.onednn.primitive import (
@@ -44,14 +45,18 @@ def pays(grouped: Shape) -> bool:
     return grouped[2] > 1 and prod((grouped[0], *grouped[2:])) <= MAX_SUMMED
 
 
-def candidates(ask: AskWide, grouped: Shape, threads: int) -> Iterator[Candidate]:
-    """The library's first implementation for the filter without groups, unless it is no better than that with them."""
+def candidates(ask: AskWide, grouped: Shape, padding: int, threads: int) -> Iterator[Candidate]:
+    """The library's first implementation for the filter without groups, unless it is no better than that with them.
+
+    It is right with so many columns of padding.
+    """
     groups, filters, channels, *kernel = grouped
     shape = groups * filters, groups * channels, *kernel
     try:
-        description = ask(threads, shape)
+        found = ask(threads, shape)
     except UnsupportedFeatureError:
         return
+    description = next(one for one in found.implementations() if not misreads(one.name, padding))
     candidate = Candidate(f"{COMPOSED}widened {description.name}", description)
     if not candidate.is_general:
         yield replace(candidate, assemble=partial(_assemble, candidate, shape), products=groups)

@@ -1,0 +1,82 @@
+"""Convolutions on images N, ..., W, C with padding beside their rows, for which `brgconv` of oneDNN 3.1 takes pixels.
+
+Where padding of two columns and more reaches into the last block of columns, which is smaller than others, the code
+that it generates for the first block leaves out the test for padding at the beginning of a row (`ldb_loop` in
+src/cpu/x64/brgemm/jit_brgemm_kernel.cpp: a whole block before `bdb_tail` passes over all `vpad` above -`bdb_tail`). It
+then multiplies what lies before the row: the end of another one, or what is before the image. How columns are cut is
+the library's to decide, so it is given no such padding: an image is copied to where zeros are beside its rows.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from math import prod
+
+import numpy as np
+
+from dagexec.ops.base.geometry import Axis
+from dagexec.ops.kernels.team import can_run, team_step
+from dagexec.ops.onednn.implementation import estimated_seconds
+from dagexec.ops.onednn.primitive import SRC, Array
+from dagexec.ops.onednn.problem import COMPOSED, DIRECT, Assembled, Candidate, Memory, Pack, Problem, assemble
+
+_SPEED = 0.9
+"""Of the time of the library's other implementations, which are older or have layouts of their own."""
+
+
+def with_edges(axes: Sequence[Axis]) -> list[Axis]:
+    """The axes of the window over images whose padding of columns is a part of them."""
+    *others, columns = axes
+    tail = max(0, columns.covered - columns.head - columns.size)
+    return [*others, replace(columns, size=columns.head + columns.size + tail, head=0)]
+
+
+def candidates(problem: Callable[[int], Problem], head: int, threads: int) -> Iterator[Candidate]:
+    """`brgconv` for so many threads, if the library has it.
+
+    `problem` gives that of images with edges, whose first `head` columns are padding, for a number of threads.
+    """
+    if not can_run():
+        return
+    wide = problem(threads)
+    for one in wide.candidates(DIRECT):
+        if "brgconv" in one.name:
+            seconds = _SPEED * estimated_seconds(wide, one)
+            assembled = partial(_assemble, wide, one, head)
+            yield replace(one, name=f"{COMPOSED}edged {one.name}", assemble=assembled, seconds=seconds)
+            return
+
+
+def _assemble(
+    wide: Problem,
+    candidate: Candidate,
+    head: int,
+    problem: Problem,
+    arrays: Mapping[int, Array],
+    memory: Memory,
+    pack: Pack,
+) -> Assembled:
+    image = arrays[SRC]
+    *lines, columns, channels = image.shape
+    layout = wide.tensors[SRC][0]
+    edged = memory(layout.nbytes).view(image.dtype)
+    pixel, rows = channels * image.itemsize, prod(lines)
+    row = len(edged) // rows * image.itemsize
+    start = edged.ctypes.data
+    table = np.zeros((rows + 1, 5), np.int64)
+    table[0] = _function("memset"), start, 0, rows * row, 0
+    table[1:, 0] = _function("memcpy")
+    table[1:, 1] = start + head * pixel + row * np.arange(rows)
+    table[1:, 2] = image.ctypes.data + columns * pixel * np.arange(rows)
+    table[1:, 3] = columns * pixel
+    fill = team_step(None, 1, [table], (image, edged), problem.label)
+    found = assemble(wide, candidate, {**arrays, SRC: edged}, memory, pack)
+    return replace(found, steps=[fill, *found.steps], direct=found.direct - {SRC}, nbytes=found.nbytes + table.nbytes)
+
+
+@cache
+def _function(name: str) -> int:
+    return ctypes.cast(getattr(ctypes.CDLL(None), name), ctypes.c_void_p).value or 0
