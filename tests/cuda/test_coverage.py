@@ -13,6 +13,7 @@ FILES = "files and databases are read and written by the host"
 CONTROL = "the host decides what runs, and holds values that are no tensors"
 PROCESSES = "processes meet through the host (MPI)"
 ONNX = "of ONNX files, which are run on the host"
+TABLES = "models on tables, texts and mappings among them, are run on the host"
 
 HOST = {
     "AtomicIter": COUNTERS,
@@ -79,6 +80,26 @@ HOST = {
     "TensorScatter": ONNX,
     "TileAxes": ONNX,
     "Trilu": ONNX,
+    "ArrayFeatureExtractor": TABLES,
+    "Binarizer": TABLES,
+    "CastMap": TABLES,
+    "CategoryMapper": TABLES,
+    "DictVectorizer": TABLES,
+    "FeatureVectorizer": TABLES,
+    "Imputer": TABLES,
+    "LabelEncoder": TABLES,
+    "LinearClassifier": TABLES,
+    "LinearRegressor": TABLES,
+    "Normalizer": TABLES,
+    "OneHotEncoder": TABLES,
+    "SVMClassifier": TABLES,
+    "SVMRegressor": TABLES,
+    "Scaler": TABLES,
+    "TfIdfVectorizer": TABLES,
+    "TreeEnsemble": TABLES,
+    "TreeEnsembleClassifier": TABLES,
+    "TreeEnsembleRegressor": TABLES,
+    "ZipMap": TABLES,
 }
 
 OPERATORS = [name for name in registered_operators() if operator_module(name).startswith("dagexec.ops")]

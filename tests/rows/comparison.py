@@ -11,6 +11,7 @@ import numpy as np
 import dagexec
 from dagexec import Executor
 from dagexec.core.row_axes import find_row_axes
+from tests.fuzz.near import same
 from tests.rows.case import Array, Subject, of_examples
 
 
@@ -63,7 +64,7 @@ def compared(
                     (of_examples(array, rows.get(name), [place], size), alone[number][name])
                     for place, number in enumerate(chosen)
                 ]
-                places = tuple(place for place, (one, other) in enumerate(pairs) if not _is_same(one, other))
+                places = tuple(place for place, (one, other) in enumerate(pairs) if not same(one, other))
                 if places:
                     found.append(Difference(size, places, name, max(_distance(*pairs[place]) for place in places)))
             yield size, found
@@ -73,13 +74,9 @@ def _run(executor: Executor, subject: Subject, chosen: Sequence[int]) -> dict[st
     return {name: np.array(array) for name, array in executor.run(subject.feeds(chosen)).items()}
 
 
-def _is_same(one: Array, other: Array) -> bool:
-    return (one.shape, one.dtype, one.tobytes()) == (other.shape, other.dtype, other.tobytes())
-
-
 def _distance(one: Array, other: Array) -> float:
-    """The largest difference, relative to the largest element; infinite for other shapes, and where one is NaN."""
-    if one.shape != other.shape:
+    """The largest difference, relative to the largest element; infinite for other shapes, NaN and texts."""
+    if one.shape != other.shape or one.dtype == object:
         return np.inf
     wide, alone = one.astype(np.float64), other.astype(np.float64)
     with np.errstate(invalid="ignore"):

@@ -31,6 +31,7 @@ from tests.rows.case import (
     shared,
 )
 from tests.rows.gradients import gradient_cases
+from tests.rows.tables import table_cases
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 INT8 = integers(-127, 127, np.int8)
@@ -381,6 +382,6 @@ def operator_cases() -> list[Case]:
     groups = (
         of_formulas(), products(), convolutions("NCHW"), convolutions("NHWC"), other_convolutions(), poolings(),
         normalizations(), reductions(), recurrent_layers(), along_other_axes(), moved(), quantized(), attention(),
-        images_in_parts(), with_nets(), of_the_application(), gradient_cases(),
+        images_in_parts(), with_nets(), of_the_application(), gradient_cases(), table_cases(),
     )  # fmt: skip
     return [one for group in groups for one in group]

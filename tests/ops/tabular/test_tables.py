@@ -12,7 +12,8 @@ from onnx import TensorProto, helper, numpy_helper
 import dagexec
 from dagexec.devices.sim import simulated
 from dagexec.errors import DagexecError, ModelFormatError
-from tests.ops.tabular.models import Array, agrees, model_of, random_rows
+from tests.ops.tabular.drawn import random_rows
+from tests.ops.tabular.models import Array, agrees, model_of
 
 ENGINES = pytest.mark.parametrize("optimize", [True, False], ids=["machine code", "NumPy"])
 TRANSFORMS = ["NONE", "LOGISTIC", "SOFTMAX", "SOFTMAX_ZERO"]

@@ -14,7 +14,8 @@ import dagexec
 from dagexec.devices.sim import simulated
 from dagexec.errors import DagexecError, ModelFormatError, ShapeError
 from dagexec.ops.tabular.forest import Branches, Leaves, grown
-from tests.ops.tabular.models import MODES, Attributes, agrees, model_of, random_rows, random_trees, same, weights
+from tests.ops.tabular.drawn import MODES, Attributes, random_rows, random_trees, weights
+from tests.ops.tabular.models import agrees, model_of, same
 
 TRANSFORMS = ["NONE", "LOGISTIC", "SOFTMAX", "SOFTMAX_ZERO"]
 ENGINES = pytest.mark.parametrize("optimize", [True, False], ids=["machine code", "NumPy"])
