@@ -230,8 +230,11 @@ def _run_async(before: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _known_results(executor: Executor, results: Mapping[str, Any], named: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Results that know their engines; arrays of the caller stay what they are."""
+    """Results that know their engines; arrays of the caller stay what they are, but for engines that they know."""
     engines, out = engines_of(executor.net()), named.get("out") or {}
+    for array in out.values():
+        if isinstance(array, Computed):  # made like a result of others
+            array.engines = engines
     return {name: value if name in out else _knowing(value, engines) for name, value in results.items()}
 
 

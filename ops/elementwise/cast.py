@@ -13,7 +13,7 @@ from dagexec.core.arguments import Arguments
 from dagexec.core.dtypes import FLOAT16, FLOAT32, FLOAT_TYPES, STRING, TypeMeta
 from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_by, gradient_of, no_gradient
 from dagexec.core.onnx_name import OnnxName
-from dagexec.core.operator import Operator, Step
+from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.core.rows import keeps_axes
 from dagexec.core.schema import ElementTypeError, OperatorCall, OpSchema, TensorType
@@ -92,13 +92,19 @@ class Conversion(Operator):
     """The input's elements in the output's type."""
 
     def prepare(self) -> Step:
-        """One converting copy; a plain one when the type stays."""
+        """One converting copy; a plain one when the type stays.
+
+        Floats become uint32 by way of int64: of those beyond it NumPy gives one in a row something else than one alone.
+        """
         x, y = self.x(0), self.y(0)
         if x.dtype == y.dtype:
             return partial(np.copyto, y, x)
         if is_narrow(y.dtype):
             saturate, round_mode = self.arguments.bool("saturate", True), self.arguments.string("round_mode", "up")
             return partial(to_narrow, x, y, saturate=saturate, round_mode=round_mode)
+        if y.dtype == np.uint32 and x.dtype.kind in "fV":
+            whole = self.working_memory(8 * x.size).view(np.int64).reshape(x.shape)
+            return in_sequence([partial(convert, x, whole), partial(convert, whole, y)])
         return partial(write_out if y.dtype.kind == "O" else convert, x, y)
 
 

@@ -142,6 +142,7 @@ def test_not_a_number_wins_and_empty_windows_have_none(dtype: Any) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exact
 @settings(max_examples=40, deadline=None)
 @given(
     geometry=geometries(),

@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 import trio
 
-from dagexec.errors import (
-    RunTimeoutError,
-)
+from dagexec.errors import RunTimeoutError
 from dagexec.platform.threads import ThreadWait
+from dagexec.serving.waiting import TaskWait
 from tests.held import PATIENCE, Held, rows
 from tests.serving.held_executor import BACKENDS, after_cancel, held_executor
 
@@ -138,11 +137,19 @@ async def test_a_task_cancelled_twice_still_waits_for_its_run(held: Held) -> Non
 
 
 @pytest.mark.asyncio
-async def test_a_cancellation_while_a_timed_out_run_ends_is_not_swallowed(held: Held) -> None:
+async def test_a_cancellation_while_a_timed_out_run_ends_is_not_swallowed(
+    held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def over_inside(_wait: TaskWait, timeout: float | None = None) -> bool:
+        assert timeout is not None
+        await anyio.to_thread.run_sync(held.wait_inside)
+        return False
+
     with held_executor(held) as executor:
         told = asyncio.Event()
         after_cancel(executor, told.set)
-        task = asyncio.create_task(executor.run_async({"x": rows(1)}, timeout=0.001))
+        monkeypatch.setattr(TaskWait, "wait", over_inside)
+        task = asyncio.create_task(executor.run_async({"x": rows(1)}, timeout=PATIENCE))
         await told.wait()
         task.cancel()
         await asyncio.sleep(0)
@@ -156,9 +163,16 @@ async def test_a_cancellation_while_a_timed_out_run_ends_is_not_swallowed(held: 
 async def test_asyncio_timeout_works_around_a_run(held: Held) -> None:
     with held_executor(held) as executor:
         after_cancel(executor, held.go_on.release)
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.001):
-                await executor.run_async({"x": rows(1)})
+
+        async def time_out_inside() -> None:
+            await anyio.to_thread.run_sync(held.wait_inside)
+            limit.reschedule(asyncio.get_running_loop().time())
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(time_out_inside())
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(None) as limit:
+                    await executor.run_async({"x": rows(1)})
         assert executor.statistics().cancelled == 1
 
 
@@ -167,7 +181,14 @@ async def test_asyncio_timeout_works_around_a_run(held: Held) -> None:
 async def test_a_scope_of_trio_works_around_a_run(held: Held) -> None:
     with held_executor(held) as executor:
         after_cancel(executor, held.go_on.release)
-        with trio.move_on_after(0.001) as scope:
-            await executor.run_async({"x": rows(1)})
+
+        async def time_out_inside() -> None:
+            await trio.to_thread.run_sync(held.wait_inside)
+            scope.deadline = trio.current_time()
+
+        async with trio.open_nursery() as tasks:
+            with trio.CancelScope() as scope:
+                tasks.start_soon(time_out_inside)
+                await executor.run_async({"x": rows(1)})
         assert scope.cancelled_caught
         assert executor.statistics().cancelled == 1

@@ -215,8 +215,11 @@ def test_ctrl_c_while_a_timed_out_run_ends_still_waits_for_it(held: Held, monkey
     waits: list[float] = []
     wait = ThreadWait.wait
 
-    def interrupted_second(self: ThreadWait, seconds: float = -1) -> bool:
+    def over_inside_and_interrupted_then(self: ThreadWait, seconds: float = -1) -> bool:
         waits.append(seconds)
+        if len(waits) == 1:
+            held.wait_inside()
+            return False
         if len(waits) == 2:
             raise KeyboardInterrupt
         if len(waits) == 3:
@@ -225,9 +228,9 @@ def test_ctrl_c_while_a_timed_out_run_ends_still_waits_for_it(held: Held, monkey
 
     with held_executor(held) as executor:
         with monkeypatch.context() as patch:
-            patch.setattr(ThreadWait, "wait", interrupted_second)
+            patch.setattr(ThreadWait, "wait", over_inside_and_interrupted_then)
             with pytest.raises(KeyboardInterrupt):
-                executor.run({"x": rows(1)}, timeout=0.001)
+                executor.run({"x": rows(1)}, timeout=PATIENCE)
         assert executor.statistics().running == 0
         assert executor.statistics().timed_out == 1
 

@@ -44,6 +44,20 @@ def test_floats_are_cut_towards_zero() -> None:
     assert truth.tolist() == [False, False, True, True]
 
 
+@pytest.mark.parametrize("source", [np.float64, np.float32, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("target", [np.dtype(f"{kind}int{bits}") for kind in ("", "u") for bits in (8, 16, 32, 64)])
+def test_what_a_float_beyond_an_integer_becomes_does_not_depend_on_its_place(source: Any, target: Any) -> None:
+    with np.errstate(over="ignore"):
+        x = np.array([-600, 6e4, 3e9, -3e9, 4.2e9, 1e10, -1e10, 1e19, -1e19, np.inf, -np.inf, np.nan, 7]).astype(source)
+    alone = np.concatenate([run_operator("Cast", [x[i : i + 1]], to=target.name)[0] for i in range(len(x))])
+    for count in range(1, 18):
+        [many] = run_operator("Cast", [np.repeat(x, count)], to=target.name)
+        np.testing.assert_array_equal(many, np.repeat(alone, count))
+    inside = [(given, int(found)) for given, found in zip(x.tolist(), alone, strict=True) if math.isfinite(given)]
+    limits = np.iinfo(target)
+    assert all(math.trunc(given) == found for given, found in inside if limits.min <= given <= limits.max)
+
+
 def test_overflow_and_nan_raise_no_warning() -> None:
     x = np.array([math.nan, math.inf, 1e300, -1e300])
     with warnings.catch_warnings():

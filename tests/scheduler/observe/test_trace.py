@@ -11,7 +11,7 @@ from dagexec.core.descriptor import TensorDescriptor
 from dagexec.core.operator import Operator
 from dagexec.core.stream import Event, Kernel
 from dagexec.devices.sim import SimEvent
-from dagexec.errors import ModelFormatError, OperatorError
+from dagexec.errors import OperatorError, OutputError
 from dagexec.scheduler.nets.async_dag import AsyncDAGNet
 from dagexec.scheduler.nets.dag import DAGNet
 from dagexec.scheduler.nets.net import BaseNet
@@ -355,5 +355,5 @@ def test_an_empty_trace_is_a_file_with_no_events(tmp_path: Path) -> None:
 
 
 def test_a_trace_that_cannot_be_written_says_where(tmp_path: Path) -> None:
-    with pytest.raises(ModelFormatError, match="nowhere"):
+    with pytest.raises(OutputError, match=r"nowhere/trace\.json: cannot be written: No such file or directory"):
         Trace().write(tmp_path / "nowhere" / "trace.json")
