@@ -17,7 +17,7 @@ from dagexec.core.schema import OperatorCall
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.activation.post_ops import SUM, PostOp, read_post_ops
 from dagexec.ops.base.geometry import Axis
-from dagexec.ops.base.layout import NHWC, image_order
+from dagexec.ops.base.layout import BLOCKS, NHWC, image_order
 from dagexec.ops.conv.convolution import SPATIAL_AXES, Convolution, conv_window
 from dagexec.ops.conv.fused import FUSED_CONV, FusedConvolution, first_operand, output_order
 from dagexec.ops.kernels.winograd_kernels import LANES
@@ -75,6 +75,7 @@ class ForwardConvolution(ConvolutionFamily):
             parameters[BIAS], inputs[BIAS] = self.x(2), 2
         operands = {one.input: self.x(one.input) for one in post_ops if one.input >= 0 and one.kind != SUM}
         none, rows = self.onednn.ffi.NULL, window.order == order == NHWC
+        block = BLOCKS.get(order, 0) if call.arguments.int("group", 1) == 1 else 0
         # For training oneDNN's Winograd takes the filter as it is and transforms it by generated code; for inference a
         # copy does that beforehand, ten times as slowly. Other algorithms offer less for training.
         kinds = {DIRECT: FORWARD_INFERENCE, WINOGRAD: FORWARD_INFERENCE if self.is_constant(1) else FORWARD_TRAINING}
@@ -96,7 +97,7 @@ class ForwardConvolution(ConvolutionFamily):
                 partial(request, inner),
                 inner,
                 {SRC: (source, window.order), DST: (result, order)},
-                parameters,
+                {number: part.parameter(array) for number, array in parameters.items()},
                 inputs,
                 DST,
                 operands=further,
@@ -106,6 +107,7 @@ class ForwardConvolution(ConvolutionFamily):
                 own_layouts=not any(one.kind == SUM for one in post_ops),
                 composed=self.composed(inner, (window.order, order), post_ops, given, result.shape),
                 rows=rows,
+                block=block,
             )  # fmt: skip
             if not rows or padding_of("convolution_forward", inner[-1]) < MISREAD:
                 return whole

@@ -22,7 +22,7 @@ from dagexec.ops.onednn import widened
 from dagexec.ops.onednn.implementation import choose_implementation
 from dagexec.ops.onednn.operator import OneDNNOperator
 from dagexec.ops.onednn.packing import PackedForms
-from dagexec.ops.onednn.pieces import ONE, Part, in_pieces, parts_of_batch, parts_of_image
+from dagexec.ops.onednn.pieces import ONE, Part, in_pieces, parts_of_batch, parts_of_filters, parts_of_image
 from dagexec.ops.onednn.primitive import (
     BIAS,
     DIFF_WEIGHTS,
@@ -124,6 +124,7 @@ class Computation:
         algorithms: those that may be requested.
         composed: further candidates, for a number of threads.
         rows: pieces may be rows of an image.
+        block: pieces may be blocks of so many channels of the result; 0: they may not.
     """
 
     function: str
@@ -140,6 +141,7 @@ class Computation:
     algorithms: tuple[str, ...] = (DIRECT, WINOGRAD)
     composed: Composed | None = None
     rows: bool = False
+    block: int = 0
 
     @property
     def batch(self) -> int:
@@ -263,7 +265,11 @@ class ConvolutionFamily(OneDNNOperator):
             found = [(part, problem, problem.named(chosen.name, 1)) for part, problem in asked]
             return [(part, problem, one) for part, problem, one in found if one is not None]
 
-        cut = parts_of_image(whole.axes, alone.products(), alone.weights_nbytes) if whole.rows else [Part(ONE)]
+        cut = [Part(ONE)]
+        if whole.rows:
+            cut = parts_of_image(whole.axes, alone.products(), alone.weights_nbytes)
+        elif whole.block:
+            cut = parts_of_filters(len(whole.parameters[WEIGHTS]), whole.block, alone.products(), chosen.most_pieces)
         found = computed_by(cut)
         if len(found) < len(cut):
             found = [(Part(ONE), alone, chosen)]

@@ -399,7 +399,8 @@ class OneDNNOperator(Operator):
             packed = self.working_memory(target.nbytes)
             return packed, self.reorder(source, target, array, packed).step
         forms = constant.derived("onednn", PackedForms)
-        packed = forms.get(source, target, lambda: self.reordered(source, target, array))
+        start = array.ctypes.data - self.x(index).ctypes.data
+        packed = forms.get(source, target, lambda: self.reordered(source, target, array), start)
         if source.nbytes == array.nbytes:
             library, label = self.onednn, self.label
 

@@ -55,29 +55,30 @@ class PackedForms:
 
     def __init__(self) -> None:
         self._lock = ProcessLock()
-        self._found: list[tuple[Descriptor, Descriptor, Array]] = []
+        self._found: list[tuple[Descriptor, Descriptor, int, Array]] = []
 
     def find(self, source: Descriptor, target: Descriptor) -> Array | None:
         """The tensor read as `source`, in layout `target`; None when it was not made yet."""
         with self._lock.own:
-            return self._known(source, target)
+            return self._known(source, target, 0)
 
-    def get(self, source: Descriptor, target: Descriptor, compute: Callable[[], Array]) -> Array:
-        """What `compute` gives for the tensor read as `source` and wanted as `target`, called once for the pair."""
+    def get(self, source: Descriptor, target: Descriptor, compute: Callable[[], Array], start: int = 0) -> Array:
+        """What `compute` gives for what is read as `source` from byte `start` on, wanted as `target`: called once."""
         with self._lock.own:
-            array = self._known(source, target)
+            array = self._known(source, target, start)
             if array is None:
                 array = compute()
-                self._found.append((source, target, array))
+                self._found.append((source, target, start, array))
             return array
 
     def made(self) -> list[tuple[Descriptor, Descriptor, Array]]:
-        """All of them: source, target, and the array."""
+        """Those that are read from the first byte on: source, target, and the array."""
         with self._lock.own:
-            return list(self._found)
+            return [(source, target, array) for source, target, start, array in self._found if start == 0]
 
-    def _known(self, source: Descriptor, target: Descriptor) -> Array | None:
-        return next((array for one, other, array in self._found if one == source and other == target), None)
+    def _known(self, source: Descriptor, target: Descriptor, start: int) -> Array | None:
+        asked = source, target, start
+        return next((array for *known, array in self._found if tuple(known) == asked), None)
 
 
 def offer_unpacking(

@@ -35,6 +35,8 @@ _KEPT_BYTES, _PIXELS = 512 << 10, 64
 """Weights of more bytes are read again for each piece: then it has at least so many pixels, if there are two pieces."""
 
 
+_ALL = (slice(None),) * 8
+
 ONE = 0, 1
 """The first image alone."""
 
@@ -46,12 +48,16 @@ class Part:
     Attributes:
         images: the first that it is of, and the one behind the last; None for all.
         axis: the axis of the window that is cut, 0 for the first.
-        rows: the windows along that axis; None for all.
+        rows: the windows along that axis, of images with channels last; None for all.
+        filters: those whose channels it is, of images in blocks of so many channels; None for all.
+        block: that number.
     """
 
     images: tuple[int, int] | None = None
     axis: int = 0
     rows: range | None = None
+    filters: range | None = None
+    block: int = 1
 
     def axes(self, axes: Sequence[Axis]) -> list[Axis]:
         """The axes of the window, over the pixels that the rows read."""
@@ -63,34 +69,37 @@ class Part:
         return [*axes[: self.axis], cut, *axes[self.axis + 1 :]]
 
     def source(self, x: Array, axes: Sequence[Axis]) -> Array:
-        """What of images N, ..., C it reads."""
+        """What of images it reads."""
         if self.rows is None:
             return x[self._images]
-        return x[(self._images, *self._before, slice(*self._read(axes[self.axis])))]
+        return x[(self._images, *_ALL[: self.axis], slice(*self._read(axes[self.axis])))]
 
     def result(self, y: Array) -> Array:
-        """What of images N, ..., C it is."""
-        if self.rows is None:
-            return y[self._images]
-        return y[(self._images, *self._before, slice(self.rows.start, self.rows.stop))]
+        """What of images it is."""
+        return y[(self._images, *self._place)]
+
+    def parameter(self, array: Array) -> Array:
+        """What it reads of a filter M, ... or of a number for each channel of the result."""
+        return array if self.filters is None else array[self.filters.start : self.filters.stop]
 
     def operand(self, operand: Array, y: Array) -> Array:
         """What goes with it of an operand that broadcasts to the result `y`."""
         if operand.ndim != y.ndim:
             return operand
         found = operand[self._images] if len(operand) == len(y) else operand
-        place = 1 + self.axis
-        if self.rows is None or operand.shape[place] != y.shape[place]:
-            return found
-        return found[(slice(None), *self._before, slice(self.rows.start, self.rows.stop))]
+        axis = len(self._place)
+        return found[(_ALL[0], *self._place)] if axis and operand.shape[axis] == y.shape[axis] else found
 
     @property
     def _images(self) -> slice:
         return slice(*(self.images or (None, None)))
 
     @property
-    def _before(self) -> tuple[slice, ...]:
-        return (slice(None),) * self.axis
+    def _place(self) -> tuple[slice, ...]:
+        """Where it is in an image of the result."""
+        if self.filters is not None:
+            return (slice(self.filters.start // self.block, self.filters.stop // self.block),)
+        return () if self.rows is None else (*_ALL[: self.axis], slice(self.rows.start, self.rows.stop))
 
     def _read(self, axis: Axis) -> tuple[int, int]:
         """The first pixel along the cut axis that the rows read, and the one behind the last."""
@@ -119,6 +128,15 @@ def parts_of_image(axes: Sequence[Axis], products: int, weights_nbytes: int) -> 
     ends = [axes[cut].out * number // count for number in range(count + 1)]
     parts = [Part(ONE, cut, range(*pair)) for pair in pairwise(ends)]
     return parts if all(part.axes(axes)[cut].size > 0 for part in parts) else whole
+
+
+def parts_of_filters(filters: int, block: int, products: int, most: int) -> list[Part]:
+    """The pieces, at most so many, of an image whose result of so many products is in blocks of channels."""
+    blocks = filters // block
+    count = min(most, blocks, products // _PRODUCTS)
+    count -= count > 1 and count % 2
+    ends = [block * (blocks * number // max(1, count)) for number in range(max(1, count) + 1)]
+    return [Part(ONE, filters=range(*pair), block=block) for pair in pairwise(ends)] if count > 1 else [Part(ONE)]
 
 
 def parts_of_batch(batch: int, weights_nbytes: int) -> list[Part]:
@@ -161,17 +179,17 @@ class _Packed:
     def __init__(self, pack: Pack) -> None:
         self.steps: list[Step] = []
         self._pack = pack
-        self._found: list[tuple[int, Descriptor, Array]] = []
+        self._found: list[tuple[int, int, Descriptor, Array]] = []
 
     def pack(
         self, number: int, array: Array, source: Descriptor, target: Descriptor, compute: Compute | None = None
     ) -> tuple[Array, Step]:
         """As the operator's; there is nothing left to do in a piece."""
-        for known, layout, packed in self._found:
-            if known == number and layout == target:
+        for known, start, layout, packed in self._found:
+            if known == number and layout == target and start == array.ctypes.data:
                 return packed, nothing_to_do
         packed, step = self._pack(number, array, source, target, compute)
-        self._found.append((number, target, packed))
+        self._found.append((number, array.ctypes.data, target, packed))
         if step is not nothing_to_do:
             self.steps.append(step)
         return packed, nothing_to_do

@@ -267,6 +267,11 @@ class Candidate:
         return self.description is None or adds_up_alike(self.description.name)
 
     @property
+    def most_pieces(self) -> int:
+        """In how many pieces of channels it may be cut: Winograd's algorithms transform the image for each."""
+        return 2 if "wino" in self._name_in_library else 8
+
+    @property
     def is_batch_invariant(self) -> bool:
         """True for a product where a row of the result has the same bytes whatever the other rows.
 
