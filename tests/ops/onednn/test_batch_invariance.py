@@ -15,7 +15,9 @@ from dagexec.core.choices import choices, measuring
 from dagexec.core.operator import Operator, parts_of
 from dagexec.core.registry import create_operator
 from dagexec.core.tensor import Tensor
+from dagexec.ops.base.layout import BLOCKS
 from dagexec.ops.onednn import pieces
+from dagexec.ops.onednn.availability import widest_blocks
 from dagexec.ops.onednn.convolution_family import ConvolutionFamily
 from dagexec.ops.onednn.primitive import BoundPrimitive
 from dagexec.ops.onednn.problem import Candidate, Problem
@@ -100,6 +102,30 @@ def test_images_of_convolutions(layer: tuple[int, int, int, int], order: str, th
     shared = [w, normal(3, filters)]
     assert_rows_are_those_of_lone_runs("Conv", [x], shared, **arguments)
     assert_rows_are_those_of_lone_runs("FusedConv", [x, y], shared, **arguments, bias=1, post_ops=["add:3", "relu"])
+
+
+@pytest.mark.parametrize("kernel", [1, 3, 5])
+def test_images_in_blocks_of_channels_on_any_number_of_threads(kernel: int) -> None:
+    """They are cut by channels of the result, each piece with its part of the filter, the bias and what is added."""
+    order = widest_blocks()
+    size = BLOCKS[order]
+
+    def in_blocks(images: Array) -> Array:
+        count, channels, *pixels = images.shape
+        return np.ascontiguousarray(np.moveaxis(images.reshape(count, channels // size, size, *pixels), 2, -1))
+
+    x, w, b = normal(1, 3, 32, 24, 24), normal(2, 96, 32, kernel, kernel) / kernel, normal(3, 96)
+    y = normal(4, 3, 96, 24, 24)
+    arguments: dict[str, Any] = {"kernel": kernel, "pad": kernel // 2, "bias": 1, "post_ops": ["add:3", "relu"]}
+    found = {
+        threads: computed("FusedConv", [in_blocks(x), in_blocks(y)], [w, b], order=order, threads=threads, **arguments)
+        for threads in (1, 2, 3)
+    }
+    assert len({array.tobytes() for array in found.values()}) == 1
+    lone = computed("FusedConv", [in_blocks(x)[1:2], in_blocks(y)[1:2]], [w, b], order=order, threads=2, **arguments)
+    assert lone[0].tobytes() == found[1][1].tobytes()
+    exact = computed("FusedConv", [x, y], [w, b], **arguments, engine="")
+    np.testing.assert_allclose(found[1], in_blocks(exact), rtol=0, atol=2e-5 * np.abs(exact).max())
 
 
 @pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.slow)])
