@@ -21,7 +21,6 @@ from dagexec.errors import DagexecError, ModelFormatError, UnsupportedOperatorEr
 from dagexec.export import save_onnx, to_onnx
 from tests.frontend.suite.cases import Case, all_cases, require_similar
 
-QUICK = ("lenet", "squeezenet")
 LARGE = ("vgg19", "alexnet")  # the operators of the others, in half a gigabyte
 RNG = np.random.default_rng(5)
 
@@ -54,7 +53,7 @@ def model_of(*operators: OperatorDef, shape: tuple[int | None, ...] | None = (2,
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow])
+        pytest.param(name, marks=[] if name == "lenet" else [pytest.mark.slow])
         for name in zoo.names()
         if name not in LARGE
     ],
