@@ -15,6 +15,7 @@ os.environ["DAGEXEC_KERNELS"] = "off"  # no test reads or leaves compiled kernel
 import pytest
 
 from dagexec.cli import main
+from dagexec.core.choices import choices
 from dagexec.core.registry import onnx_operators
 from dagexec.frontend.onnx import node
 from tests import engines
@@ -74,6 +75,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Which calls of the test's operators run on devices, too, and what it may compare, depends on the test alone."""
     from tests.ops.running import start_counting  # not before `pytest_configure`
 
+    if choices.all():
+        choices.forget()  # what was measured in one test decides nothing in another
     start_counting(item.nodeid)
     is_of_operator = item.nodeid.startswith("tests/ops/")  # which compares engines where they promise the same bytes
     engines.allowed[0] = is_of_operator or item.get_closest_marker("exact") is not None
