@@ -218,8 +218,9 @@ class ConvolutionFamily(OneDNNOperator):
             packed, step = super().parameter(index, plain, self.packed(plain), target)
             return packed, in_sequence([copied, step])
         copied()
-        forms = constant.derived("onednn", PackedForms)
-        return forms.get(source, target, lambda: self.reordered(self.packed(plain), target, plain)), nothing_to_do
+        forms, start = constant.derived("onednn", PackedForms), array.ctypes.data - self.x(index).ctypes.data
+        packed = forms.get(source, target, lambda: self.reordered(self.packed(plain), target, plain), start)
+        return packed, nothing_to_do
 
     def convolution(self, computation: ComputationOf) -> Assembled:
         """The steps that compute the whole.
