@@ -56,7 +56,8 @@ EXTRAS = re.compile(r"(?:'\.|\bdagexec)\[([a-z0-9,-]+)\]")
 @cache
 def files() -> dict[str, Path]:
     """Files and folders of the repository by all ends of their paths, those of programs without ".py" too."""
-    found = chain(ROOT.iterdir(), *((ROOT / folder).rglob("*") for folder in FOLDERS))
+    given = (path for path in ROOT.iterdir() if path.name not in ("build", "dist"))  # which are made
+    found = chain(given, *((ROOT / folder).rglob("*") for folder in FOLDERS))
     ends: dict[str, Path] = {}
     for path in found:
         parts = path.relative_to(ROOT).parts
