@@ -245,7 +245,7 @@ class _Columns(_Tabular):
         """One call for all rows."""
         x, y = self.x(0), self.y(0)
         width = x.shape[-1] if x.ndim else 1
-        rows, out = (array.reshape(-1, width) for array in (x, y))
+        rows, out = (array.reshape(array.size // max(width, 1), width) for array in (x, y))
         both = np.stack([np.broadcast_to(np.asarray(one, np.float32), (width,)) for one in numbers])
         call, kept = self.found(column_call(self.onednn.machine, kind, rows, out, both))
         return self.called([call], kept)

@@ -6,6 +6,7 @@ float32 behind 8-bit codes, two float16 behind those of 4 and 2 bits. The last a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -156,7 +157,7 @@ def infer_rowwise(call: OperatorCall) -> list[TensorType]:
 
 def rowwise(_call: OperatorCall, x: Array) -> Sequence[Array]:
     """A row is all that shares the first index."""
-    codes, scale, bias = quantize(x.reshape(len(x), -1), 8)
+    codes, scale, bias = quantize(x.reshape(len(x), math.prod(x.shape[1:])), 8)
     return [codes, np.stack([scale, bias], axis=-1)]
 
 

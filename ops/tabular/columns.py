@@ -38,6 +38,12 @@ def _columns(call: OperatorCall, *names: str) -> None:
             raise call.fail(f"attribute {name!r} has {count} numbers, one for each column of X")
 
 
+def _one_or_all(values: Array) -> Array:
+    """In float32; a single one without an axis, which goes with every X."""
+    found = values.astype(np.float32)
+    return found.reshape(()) if found.size == 1 else found
+
+
 def infer_scaler(call: OperatorCall) -> Sequence[TensorType]:
     """float32 in the shape of X."""
     _columns(call, "offset", "scale")
@@ -67,9 +73,8 @@ class Scaler(Operator):
 
     def numbers(self) -> tuple[Array, Array]:
         """Offset and scale."""
-        offset, scale = (numbers(self.arguments, self.label, name).astype(np.float32) for name in ("offset", "scale"))
-        zero, one = np.zeros(1, np.float32), np.ones(1, np.float32)
-        return offset if offset.size else zero, scale if scale.size else one
+        offset, scale = (_one_or_all(numbers(self.arguments, self.label, name)) for name in ("offset", "scale"))
+        return offset if offset.size else np.zeros((), np.float32), scale if scale.size else np.ones((), np.float32)
 
     def prepare(self) -> Step:
         """A difference and a product; of float64 in float64."""
@@ -90,6 +95,8 @@ def infer_imputer(call: OperatorCall) -> Sequence[TensorType]:
     given = [name for name in ("imputed_value_floats", "imputed_value_int64s") if name in call.arguments]
     if len(given) != 1 or ("floats" in given[0]) != meta.is_float:
         raise call.fail(f"it must have the values for elements of X, found {given}")
+    if not numbers(call.arguments, call.label, given[0]).size:
+        raise call.fail(f"attribute {given[0]!r} must have values")
     _columns(call, given[0])
     return [call.inputs[0]]
 
@@ -202,18 +209,17 @@ class Normalizer(Operator):
     def prepare(self) -> Step:
         """A norm for each row, and a quotient."""
         x, y = self.x(0), self.y(0)
-        rows, out = (array.reshape(-1, x.shape[-1]) for array in (x, y))
         norm = self.arguments.string("norm", "MAX")
 
         def step() -> None:
-            values = rows.astype(np.float32)
+            values = x.astype(np.float32)
             if norm == "MAX":
-                found = values.max(axis=1, keepdims=True, initial=-np.inf)
+                found = values.max(axis=-1, keepdims=True, initial=-np.inf)
             elif norm == "L1":
-                found = np.abs(values).sum(axis=1, keepdims=True)
+                found = np.abs(values).sum(axis=-1, keepdims=True)
             else:
-                found = np.sqrt(np.square(values).sum(axis=1, keepdims=True))
-            out[...] = values / np.where(found == 0, 1, found)
+                found = np.sqrt(np.square(values).sum(axis=-1, keepdims=True))
+            y[...] = values / np.where(found == 0, 1, found)
 
         return step
 
@@ -246,14 +252,13 @@ class ArrayFeatureExtractor(Operator):
     def prepare(self) -> Step:
         """One `np.take`. The step raises ShapeError for a place that is no column."""
         x, places, z = self.x(0), self.x(1), self.y(0)
-        rows, count = x.reshape(-1, x.shape[-1]), x.shape[-1]
-        out = z.reshape(len(rows), -1)
+        count, out = x.shape[-1], z.reshape(*x.shape[:-1], places.size)
 
         def step() -> None:
             wanted = places.reshape(-1)
             if wanted.min() < 0 or wanted.max() >= count:
                 raise ShapeError(f"{self.label}: {self.definition.input[1]!r} names a column that is none of {count}")
-            np.take(rows, wanted, axis=1, out=out, mode="clip")
+            np.take(x, wanted, axis=-1, out=out, mode="clip")
 
         return step
 

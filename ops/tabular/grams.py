@@ -139,7 +139,7 @@ class TfIdfVectorizer(Operator):
     def prepare(self) -> Step:
         """Row by row."""
         grams, x, y = _grams(self.call()), self.x(0), self.y(0)
-        rows, out = x.reshape(-1, x.shape[-1]), y.reshape(-1, grams.width)
+        rows, out = np.atleast_2d(x), np.atleast_2d(y)
 
         def step() -> None:
             for row, target in zip(rows.tolist(), out, strict=True):

@@ -222,7 +222,7 @@ class OneHotEncoder(Operator):
         return step
 
     def _unknown(self, x: Array, y: Array) -> Exception:
-        value = x.reshape(-1).tolist()[np.argmin(y.reshape(-1, y.shape[-1]).any(axis=-1))]
+        value = x.reshape(-1).tolist()[np.argmin(y.any(axis=-1))]
         return FeedError(f"{self.label}: {value!r} is no category")
 
 
