@@ -17,11 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.blob import Blob
+from dagexec.core.native import join
 from dagexec.core.operator import Rebind
 from dagexec.core.tensor import Tensor, binding_epoch
 from dagexec.core.variant import as_texts
 from dagexec.errors import FeedError, ResourceError
-from dagexec.ops.kernels.native import join
 from dagexec.platform.host_memory import check_fits
 from dagexec.scheduler.nets.net import BaseNet
 from dagexec.scheduler.plan.preparation import Preparation

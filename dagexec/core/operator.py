@@ -53,10 +53,6 @@ def nothing_to_do() -> None:
     """The step of an operator whose outputs are already right, such as a view."""
 
 
-FAILED_STEP = "failed_step"
-"""Attribute of what a step raises that stands for the steps of several operators: the one of them that failed."""
-
-
 def in_sequence(steps: Sequence[Step]) -> Step:
     """One step that calls `steps` in order, those with nothing to do left out."""
     needed = [step for step in steps if step is not nothing_to_do]

@@ -15,13 +15,13 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from dagexec.core.native import declare_remade
 from dagexec.core.operator import Step
-from dagexec.ops.kernels.assembler import GREATER
 from dagexec.ops.kernels.builder import BYTES, Builder, Mask, Scalar, Vector
 from dagexec.ops.kernels.machine import Machine
 from dagexec.ops.kernels.narrow_vectors import load_as_floats, store_bfloat16, store_first_uint8, store_uint8
-from dagexec.ops.kernels.native import declare_remade
 from dagexec.ops.kernels.team import team_step
+from dagexec.platform.assembler import GREATER
 
 Array = npt.NDArray[Any]
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dagexec.core.native import declare_remade
 from dagexec.core.operator import Step
 from dagexec.ops.kernels.copy_kernels import (
     ACROSS_BLOCKS,
@@ -26,7 +27,6 @@ from dagexec.ops.kernels.copy_kernels import (
     transposing_kernel,
 )
 from dagexec.ops.kernels.machine import Machine
-from dagexec.ops.kernels.native import declare_remade
 from dagexec.ops.kernels.team import team_step
 
 Array = npt.NDArray[Any]

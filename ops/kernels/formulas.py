@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dagexec.core.native import declare_remade
 from dagexec.core.operator import Step
 from dagexec.ops.base.pieces import is_same_memory
 from dagexec.ops.kernels.builder import BYTES, Builder, Mask, Scalar, Vector, fitting
 from dagexec.ops.kernels.machine import Machine
-from dagexec.ops.kernels.native import declare_remade
 from dagexec.ops.kernels.team import team_step
 
 Array = npt.NDArray[Any]

@@ -14,10 +14,10 @@ from functools import cache
 
 import numpy as np
 
+from dagexec.core.native import NativeCall, declare, table_code
 from dagexec.core.operator import Step
-from dagexec.ops.kernels.machine_code import executable
-from dagexec.ops.kernels.native import NativeCall, declare, table_code
 from dagexec.ops.kernels.team import Team
+from dagexec.platform.machine_code import executable
 
 _CLEAR = bytes.fromhex(
     "f30f1efa"  # endbr64

@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.operator import Step
-from dagexec.ops.kernels.assembler import GREATER
 from dagexec.ops.kernels.builder import BYTES, Builder, Mask, Scalar, Vector
 from dagexec.ops.kernels.machine import Machine
 from dagexec.ops.kernels.team import shares, team_step
+from dagexec.platform.assembler import GREATER
 
 Array = npt.NDArray[Any]
 

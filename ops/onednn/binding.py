@@ -22,11 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from dagexec.errors import DagexecError, DeviceError, ResourceError, UnsupportedFeatureError
-from dagexec.ops.kernels import machine_code
 from dagexec.ops.kernels.machine import Machine
 from dagexec.ops.kernels.team import Team
 from dagexec.ops.kernels.team_cores import restrict_others
-from dagexec.platform import teams
+from dagexec.platform import machine_code, teams
 from dagexec.platform.extras import install_command
 from dagexec.platform.forking import ProcessLock, without_fork
 from dagexec.platform.library_pages import give_back_library_pages, give_back_when_prepared

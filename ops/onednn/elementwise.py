@@ -4,7 +4,7 @@ A chain is one primitive: an eltwise one for a single function, otherwise a bina
 1) whose post-ops are the other links; of more than 32 links it takes several. Small chains cost little more than their
 first link: of 64 elements on one core, 0.8 us for one function and 1.9 us for 31, where NumPy takes 0.4 us a link and
 more. A lone sum of two tensors of one shape costs 0.9 us and NumPy's 0.4, but 0.5 in a row of native calls
-(`dagexec.ops.kernels.native`), which a step by NumPy would interrupt; from some thousands of elements on they are even.
+(`dagexec.core.native`), which a step by NumPy would interrupt; from some thousands of elements on they are even.
 
 oneDNN's max, min, clip, relu and the like may give a number for NaN; see `keeping_nan`.
 """

@@ -19,13 +19,13 @@ from functools import partial
 import ml_dtypes
 import numpy as np
 
+from dagexec.core.native import NativeCall, native_call
 from dagexec.core.operator import Operator, Prepared, Rebind, Step, parts_of
 from dagexec.core.tensor import Tensor
 from dagexec.core.traits import ImageRole
 from dagexec.ops.activation.post_ops import read_post_ops
 from dagexec.ops.base.blocks import Array
 from dagexec.ops.kernels.invalid_operations import Watch, can_be_seen
-from dagexec.ops.kernels.native import NativeCall, native_call
 from dagexec.ops.onednn.binding import Library
 from dagexec.ops.onednn.nchw_fallback import nchw_fallback, require_clear
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
 
+from dagexec.core.native import join, native_call
 from dagexec.core.operator import Step, nothing_to_do
 from dagexec.ops.base.geometry import Axis
-from dagexec.ops.kernels.native import join, native_call
 from dagexec.ops.kernels.team import can_run, shares, team_step
 from dagexec.ops.onednn.binding import Library
 from dagexec.ops.onednn.primitive import Array, Descriptor, Rebindable

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy.typing as npt
 
 from dagexec.core.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT8, INT32, UINT8, TypeMeta
+from dagexec.core.native import NativeCall
 from dagexec.errors import DagexecError, UnsupportedFeatureError
 from dagexec.ops.base.layout import NCHW, NCHW8C, NCHW16C, NHWC
 from dagexec.ops.kernels.alone import NoSingleThreadError, is_alone
-from dagexec.ops.kernels.native import NativeCall
 from dagexec.ops.onednn.binding import Library
 from dagexec.platform import teams
 from dagexec.platform.host_memory import aligned_bytes, check_room

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dagexec.core.choices import choices
+from dagexec.core.native import Remake, remade
 from dagexec.core.operator import Prepared, Rebind, Step, in_sequence, parts_of
 from dagexec.core.tensor import Tensor
 from dagexec.ops.kernels.alone import is_alone
-from dagexec.ops.kernels.native import Remake, remade
 from dagexec.ops.onednn.packing import PackedForms
 from dagexec.ops.onednn.primitive import (
     ArgumentRebind,

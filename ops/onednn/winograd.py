@@ -24,13 +24,13 @@ from itertools import pairwise
 import numpy as np
 
 from dagexec.core.dtypes import FLOAT32
+from dagexec.core.native import join
 from dagexec.core.operator import Step
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.activation.post_ops import SUM, PostOp
 from dagexec.ops.base.layout import NHWC
 from dagexec.ops.conv.toom_cook import kronecker
 from dagexec.ops.kernels import winograd_kernels as kernels
-from dagexec.ops.kernels.native import join
 from dagexec.ops.kernels.post_ops import FUNCTIONS
 from dagexec.ops.kernels.post_ops import PostOp as LaterPostOp
 from dagexec.ops.kernels.team import team_step

@@ -15,10 +15,10 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
+from dagexec.core.native import table_code
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.conv.toom_cook import Matrix
 from dagexec.ops.kernels import winograd_kernels as kernels
-from dagexec.ops.kernels.native import table_code
 from dagexec.ops.kernels.post_ops import post_op_kernel
 from dagexec.ops.kernels.team import native_rows
 from dagexec.ops.onednn.primitive import BIAS as BIAS_ARGUMENT

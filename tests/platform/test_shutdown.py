@@ -14,9 +14,9 @@ import pytest
 import dagexec
 from dagexec.core.operator import Operator
 from dagexec.errors import ClosedError
-from dagexec.ops.kernels.machine_code import is_supported
 from dagexec.platform import shutdown
 from dagexec.platform.deadline import Deadline
+from dagexec.platform.machine_code import is_supported
 from tests.forked import PATIENCE, in_child
 from tests.held import Held, doubled_model, held_operators, rows
 from tests.nets import net_of, temporary_operator
@@ -51,7 +51,7 @@ begun.wait()
 JOINED = """
 import ctypes, sys, threading, time
 from dagexec.ops.kernels import machine_code  # a module that others hold is emptied
-from dagexec.ops.kernels.native import NativeCall, declare, join
+from dagexec.core.native import NativeCall, declare, join
 
 libc = ctypes.CDLL(None)
 sleep = ctypes.cast(libc.usleep, ctypes.c_void_p).value

@@ -7,10 +7,10 @@ import ctypes
 import numpy as np
 import pytest
 
+from dagexec.core.native import NativeCall, join, native_call
 from dagexec.errors import DagexecError
 from dagexec.ops.kernels.invalid_operations import Watch, can_be_seen
-from dagexec.ops.kernels.machine_code import executable
-from dagexec.ops.kernels.native import NativeCall, join, native_call
+from dagexec.platform.machine_code import executable
 
 pytestmark = pytest.mark.skipif(not can_be_seen(), reason="no machine code runs here")
 

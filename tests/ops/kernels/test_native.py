@@ -11,9 +11,9 @@ from functools import partial
 
 import pytest
 
+from dagexec.core.native import NativeCall, declare, join, native_call
 from dagexec.core.operator import Step, nothing_to_do
 from dagexec.ops.kernels import native
-from dagexec.ops.kernels.native import NativeCall, declare, join, native_call
 
 JOINS = sys.platform == "linux" and platform.machine() == "x86_64"
 needs_joining = pytest.mark.skipif(not JOINS, reason="calls are joined on x86-64 Linux")
