@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.blob import Blob
-from dagexec.core.native import join
 from dagexec.core.operator import Rebind
 from dagexec.core.tensor import Tensor, binding_epoch
 from dagexec.core.variant import as_texts
@@ -307,7 +306,7 @@ def arrays_like(signature: Signature | None, feeds: Mapping[str, npt.ArrayLike])
 def _steps(preparation: Preparation) -> InlineSteps:
     """The steps in list order, small native calls made one step."""
     rows = preparation.timed_steps
-    return InlineSteps(join([step for step, _ in rows], [seconds for _, seconds in rows], MAX_JOINED_SECONDS))
+    return InlineSteps([step for step, _ in rows])
 
 
 def check_result(net: str, name: str, array: Array, target: Array) -> None:

@@ -234,11 +234,6 @@ class Operator(ABC):
         """True unless the bytes of a row may depend on the other rows of its batch: argument `batch_invariant`=0."""
         return self.arguments.bool("batch_invariant", True)
 
-    def use_one_thread(self) -> None:
-        """Leave the other cores to other runs from the next preparation on; results have the same bytes."""
-        for body in self.bodies.values():
-            body.use_one_thread()
-
     @property
     def inputs_checked(self) -> Sequence[int]:
         """The inputs that `run_check` reads: they must have their values when the run is over."""

@@ -49,7 +49,7 @@ def _is_accurate(library: Library, kind: str) -> bool:
     algorithm, alpha, beta = ELTWISE[kind](0.0, 0.0)
     attributes = Attributes(library)
     wanted = (algorithm, layout.handle, layout.handle, alpha, beta, attributes.handle)
-    found = describe(library, 1, kind, "eltwise_forward", library.engine, FORWARD_INFERENCE, *wanted)
+    found = describe(library, kind, "eltwise_forward", library.engine, FORWARD_INFERENCE, *wanted)
     found.create().bind({SRC: (layout, x), DST: (layout, y)}, kind).step()
     expected = np.array([function(value) for value in x.tolist()])
     return bool((np.abs(y - expected) < CLOSE * np.maximum(1, np.abs(expected))).all())

@@ -1,6 +1,6 @@
 """Attention by kernels of our own, some rows of queries at a time, so that their scores stay in the second cache.
 
-A thread takes some rows of some heads. It transposes the keys of a head once, and then computes the scores of some rows
+A piece is some rows of some heads. It transposes the keys of a head once, and then computes the scores of some rows
 of queries, their softmax and the weighted sum of the values, which are read where they lie. 12 heads of 128 queries and
 keys of 64 elements take 530 us on one core of an AMD EPYC (Zen 4), 95 GFLOP/s, with AVX2 570; by oneDNN's products and
 softmax, with heads moved in between, 970.
@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise, product
+from itertools import product
 
 import numpy as np
 
@@ -25,7 +25,8 @@ from dagexec.ops.attention.fused import FusedSizes, read_fused_attention
 from dagexec.ops.kernels import attention_kernels as kernels
 from dagexec.ops.kernels.attention_kernels import GROUP
 from dagexec.ops.kernels.machine import AVX2
-from dagexec.ops.kernels.team import team_step
+from dagexec.ops.kernels.sharing import pieces_of_products
+from dagexec.ops.kernels.tables import in_pieces, shares
 from dagexec.ops.onednn.operator import OneDNNOperator
 from dagexec.ops.onednn.primitive import Array
 
@@ -150,10 +151,10 @@ def _require_kernels(owner: OneDNNOperator, operands: Sequence[Array], y: Array,
 def _computing(owner: OneDNNOperator, operands: tuple[Array, Array, Array], y: Array, scores: _Scores) -> Step:
     """The step that computes Y of Q, K and V, all by head."""
     heads = _Heads(owner, operands, y, scores)
-    tables = heads.tables(owner.threads)
+    tables = heads.tables()
     if any(call[0] == 0 for table in tables for call in table):
         raise UnsupportedFeatureError(f"{owner.label}: no machine code runs here")
-    return team_step(owner.onednn.machine.team, owner.threads, tables, heads, owner.label)
+    return in_pieces(tables, heads, owner.label)
 
 
 @dataclass(frozen=True)
@@ -207,12 +208,13 @@ class _Heads:
             self._known[numbers] = self._keep(np.array(numbers, np.int64))
         return self._known[numbers]
 
-    def tables(self, threads: int) -> list[list[_Call]]:
-        """The calls of each thread."""
+    def tables(self) -> list[list[_Call]]:
+        """The calls of each piece."""
         batch, heads = self._y.shape[:2]
         units = list(product(range(batch), range(heads), range(0, self._queries, self._rows)))
-        ends = [len(units) * number // threads for number in range(threads + 1)]
-        return [list(self._calls(units[start:stop])) for start, stop in pairwise(ends)]
+        products = batch * heads * self._queries * self._keys * (self._width + self._value_width)
+        parts = shares(len(units), pieces_of_products(products, self._lanes))
+        return [list(self._calls(units[part.start : part.stop])) for part in parts]
 
     def _calls(self, units: Sequence[tuple[int, int, int]]) -> Iterator[_Call]:
         """Those for some rows of some heads, with memory of their own."""

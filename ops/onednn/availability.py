@@ -34,6 +34,6 @@ def _convolves(found: Library, order: str) -> bool:
     attributes = Attributes(found)
     arguments = (FORWARD_INFERENCE, _DIRECT, *handles, strides, dilations, pads, pads, attributes.handle)
     try:
-        return not describe(found, 1, order, "convolution_forward", found.engine, *arguments).is_reference
+        return not describe(found, order, "convolution_forward", found.engine, *arguments).is_reference
     except UnsupportedFeatureError:
         return False

@@ -133,7 +133,7 @@ class ForwardConvolution(ConvolutionFamily):
     @property
     def sees_nan(self) -> bool:
         """Also where it adds in place, but for Winograd's algorithms, by which a NaN reaches results beside it."""
-        return super().sees_nan or (self._summand is not None and is_seen(self.onednn, self.threads))
+        return super().sees_nan or (self._summand is not None and is_seen(self.onednn))
 
     @property
     def _summand(self) -> int | None:
@@ -148,7 +148,7 @@ class ForwardConvolution(ConvolutionFamily):
         summand = self._summand
         if summand is None:
             return super().kept(prepared)
-        return keeping_nan_in_place(self, prepared, self.onednn, self.team, summand)
+        return keeping_nan_in_place(self, prepared, summand)
 
     def composed(
         self,
@@ -158,7 +158,7 @@ class ForwardConvolution(ConvolutionFamily):
         operands: Mapping[int, Array],
         shape: tuple[int, ...],
     ) -> Composed | None:
-        """The candidates of `direct`, `pointwise` and `winograd`, for a number of threads; None where there are none.
+        """The candidates of `direct`, `pointwise` and `winograd`; None where there are none.
 
         `operands` are what post-ops read, by input number, for a result of `shape`.
         """
@@ -167,7 +167,7 @@ class ForwardConvolution(ConvolutionFamily):
         ways = self._by_sums, self._by_product, self._by_winograd
         found = [way(axes, post_ops, operands, shape) for way in ways]
         offered = [one for one in found if one is not None]
-        return (lambda threads: chain.from_iterable(one(threads) for one in offered)) if offered else None
+        return (lambda: chain.from_iterable(one() for one in offered)) if offered else None
 
     def _by_sums(
         self, axes: Sequence[Axis], post_ops: Sequence[PostOp], operands: Mapping[int, Array], shape: tuple[int, ...]

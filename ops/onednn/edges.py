@@ -18,7 +18,7 @@ from math import prod
 import numpy as np
 
 from dagexec.ops.base.geometry import Axis
-from dagexec.ops.kernels.team import can_run, team_step
+from dagexec.ops.kernels.tables import can_run, in_pieces
 from dagexec.ops.onednn.implementation import estimated_seconds
 from dagexec.ops.onednn.primitive import SRC, Array
 from dagexec.ops.onednn.problem import COMPOSED, DIRECT, Assembled, Candidate, Memory, Pack, Problem, assemble
@@ -34,14 +34,14 @@ def with_edges(axes: Sequence[Axis]) -> list[Axis]:
     return [*others, replace(columns, size=columns.head + columns.size + tail, head=0)]
 
 
-def candidates(problem: Callable[[int], Problem], head: int, threads: int) -> Iterator[Candidate]:
-    """`brgconv` for so many threads, if the library has it.
+def candidates(problem: Callable[[], Problem], head: int) -> Iterator[Candidate]:
+    """`brgconv`, if the library has it.
 
-    `problem` gives that of images with edges, whose first `head` columns are padding, for a number of threads.
+    `problem` gives that of images with edges, whose first `head` columns are padding.
     """
     if not can_run():
         return
-    wide = problem(threads)
+    wide = problem()
     for one in wide.candidates(DIRECT):
         if "brgconv" in one.name:
             seconds = _SPEED * estimated_seconds(wide, one)
@@ -72,7 +72,7 @@ def _assemble(
     table[1:, 1] = start + head * pixel + row * np.arange(rows)
     table[1:, 2] = image.ctypes.data + columns * pixel * np.arange(rows)
     table[1:, 3] = columns * pixel
-    fill = team_step(None, 1, [table], (image, edged), problem.label)
+    fill = in_pieces([table], (image, edged), problem.label)
     found = assemble(wide, candidate, {**arrays, SRC: edged}, memory, pack)
     return replace(found, steps=[fill, *found.steps], direct=found.direct - {SRC}, nbytes=found.nbytes + table.nbytes)
 

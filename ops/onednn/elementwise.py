@@ -131,7 +131,7 @@ class Chain(OneDNNOperator):
         order = list(operands)
         chain = [(one.kind, one.a, one.b, order.index(one.input) if one.input >= 0 else -1) for one in links]
         machine, arrays = self.onednn.machine, list(operands.values())
-        return chain_step(machine, self.team, chain, x, self.y(0), arrays, self.label)
+        return chain_step(machine, chain, x, self.y(0), arrays, self.label)
 
     def _by_primitives(self) -> Step | Prepared:
         """As many primitives as the links need, in place after the first."""
@@ -154,7 +154,7 @@ class Chain(OneDNNOperator):
             if number < adds:  # the output is still to be added
                 target = self.scratch(y.shape, y.dtype) if number == 0 else source
             if group[0].kind == GELU and is_coarse(self.onednn, group[0]):
-                kernel = gelu_step(self.onednn.machine, self.threads, source, target, self.label)
+                kernel = gelu_step(self.onednn.machine, source, target, self.label)
             else:
                 kernel = None
             if kernel is None:
@@ -285,7 +285,7 @@ class PRelu(OneDNNOperator, functions.PRelu):
         x, slope, call = self.x(0), self.x(1), self.call()
         view = slope.reshape(functions.slope_view(x.shape, slope.shape, channel_axis(call), call))
         chain = [(PRELU, 0.0, 0.0, 0)]
-        step = chain_step(self.onednn.machine, self.team, chain, x, self.y(0), [view], self.label)
+        step = chain_step(self.onednn.machine, chain, x, self.y(0), [view], self.label)
         if step is None:
             raise UnsupportedFeatureError(f"{self.label}: there is no kernel for these tensors")
         return step
@@ -303,7 +303,7 @@ class Pow(OneDNNOperator, arithmetic.Pow):
         if exponents.size != 1 or (len(self.input_blobs) == 2 and self.input(1).constant is None):
             raise UnsupportedFeatureError(f"{self.label}: the kernel takes one constant exponent")
         chain = [("pow", 1.0, float(exponents.reshape(())), -1)]
-        step = chain_step(self.onednn.machine, self.team, chain, self.x(0), self.y(0), (), self.label)
+        step = chain_step(self.onednn.machine, chain, self.x(0), self.y(0), (), self.label)
         if step is None:
             raise UnsupportedFeatureError(f"{self.label}: there is no kernel for this power")
         return step
@@ -319,7 +319,7 @@ class Scale(OneDNNOperator, unary.Scale):
         """One chain of one link."""
         factor = np.full((), self.constant("scale"), np.float32)
         chain = [("mul", 0.0, 0.0, 0)]
-        step = chain_step(self.onednn.machine, self.team, chain, self.x(0), self.y(0), [factor], self.label)
+        step = chain_step(self.onednn.machine, chain, self.x(0), self.y(0), [factor], self.label)
         if step is None:
             raise UnsupportedFeatureError(f"{self.label}: there is no kernel for these tensors")
         return step

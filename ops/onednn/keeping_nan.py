@@ -19,7 +19,7 @@ from functools import partial
 import ml_dtypes
 import numpy as np
 
-from dagexec.core.native import NativeCall, native_call
+from dagexec.core.native import NativeStep, Phases, phases_of
 from dagexec.core.operator import Operator, Prepared, Rebind, Step, parts_of
 from dagexec.core.tensor import Tensor
 from dagexec.core.traits import ImageRole
@@ -34,12 +34,12 @@ logger = logging.getLogger("dagexec")
 _LATER: Array = np.empty(0, np.uint8)
 
 
-def is_seen(library: Library, threads: int) -> bool:
-    """True where the work of `library` with so many threads is done by threads whose flags can be looked at."""
-    return library.openmp is not None and can_be_seen() and (threads == 1 or library.machine.team is not None)
+def is_seen(library: Library) -> bool:
+    """True where the work of `library` is done by the threads that call it, whose flags can be looked at."""
+    return library.openmp is not None and can_be_seen()
 
 
-def keeping_nan(operator: Operator, prepared: Prepared, library: Library, threads: int) -> Prepared:
+def keeping_nan(operator: Operator, prepared: Prepared) -> Prepared:
     """`prepared`, of `operator`, and what it takes to keep NaN. Only where `is_seen`.
 
     Raises UnsupportedFeatureError where the default engine could not compute it again.
@@ -49,11 +49,11 @@ def keeping_nan(operator: Operator, prepared: Prepared, library: Library, thread
     if _leaves_no_trace(operator):
         return scanning(operator, prepared)
     again = Recomputation(operator)
-    watch = Watch(library.machine.team if threads > 1 else None)
-    alone = native_call(prepared.step)
-    if alone is not None:
-        return again.behind(prepared, watch.guarded(alone, _threads_of(alone, threads), again.run))
-    watched = _watched(prepared.step, watch, threads)
+    watch = Watch()
+    phases = _phases(prepared.step)
+    if phases:
+        return again.behind(prepared, NativeStep(watch.guarded(phases, again.run)))
+    watched = _watched(prepared.step, watch)
 
     def run_all() -> None:
         for part in watched:
@@ -65,16 +65,14 @@ def keeping_nan(operator: Operator, prepared: Prepared, library: Library, thread
     return again.behind(prepared, run_all)
 
 
-def keeping_nan_in_place(
-    operator: Operator, prepared: Prepared, library: Library, threads: int, index: int
-) -> Prepared:
+def keeping_nan_in_place(operator: Operator, prepared: Prepared, index: int) -> Prepared:
     """As `keeping_nan`, for an operator that adds to what output 0, which is input `index`, held.
 
     Where that was finite, each NaN of the result comes from the other summand, which is computed again without it.
     """
     again = Recomputation(operator)
-    watch = Watch(library.machine.team if threads > 1 else None)
-    watched = _watched(prepared.step, watch, threads)
+    watch = Watch()
+    watched = _watched(prepared.step, watch)
     result = operator.y(0)
     flat = result.reshape(-1)
     looks = _leaves_no_trace(operator)
@@ -125,17 +123,16 @@ def _leaves_no_trace(operator: Operator) -> bool:
     return any(one.kind == "sigmoid" for one in read_post_ops(operator.call()))
 
 
-def _watched(step: Step, watch: Watch, threads: int) -> list[Step]:
+def _phases(step: Step) -> Phases | None:
+    """The native calls that all parts of `step` are; None where one is something else."""
+    found = [phases_of(part) for part in parts_of(step)]
+    return None if None in found else tuple(phase for phases in found for phase in phases or ())
+
+
+def _watched(step: Step, watch: Watch) -> list[Step]:
     """The parts of `step`, each of them watched."""
-    return [
-        watch.around(part, threads) if call is None else watch.guarded(call, _threads_of(call, threads), None)
-        for part, call in ((part, native_call(part)) for part in parts_of(step))
-    ]
-
-
-def _threads_of(call: NativeCall, threads: int) -> int:
-    """The threads of a primitive, which it says before it begins; of other calls as many as the operator has."""
-    return threads if call.before is None else call.before[1]
+    found = ((part, phases_of(part)) for part in parts_of(step))
+    return [watch.around(part) if phases is None else NativeStep(watch.guarded(phases, None)) for part, phases in found]
 
 
 class Recomputation:

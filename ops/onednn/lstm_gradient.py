@@ -65,10 +65,10 @@ class LSTMGradient(OneDNNOperator, lstm_gradient.LSTMGradient):
         hidden = slopes.shape[-1]
         i, o, f, g = (gates[:, :, gate * hidden : (gate + 1) * hidden] for gate in range(4))
         of_i, of_o, of_f, of_g = (sums[:, :, gate * hidden : (gate + 1) * hidden] for gate in range(4))
-        machine, team, label = self.onednn.machine, self.team, self.label
+        machine, label = self.onednn.machine, self.label
         found = [
-            formula_step(machine, team, _of_input_and_cell, [i, g], [of_i, of_g], label),
-            formula_step(machine, team, _of_output_and_forget, [o, f, cells], [of_o, of_f, slopes], label),
+            formula_step(machine, _of_input_and_cell, [i, g], [of_i, of_g], label),
+            formula_step(machine, _of_output_and_forget, [o, f, cells], [of_o, of_f, slopes], label),
         ]
         passes = [step for step in found if step is not None]
         return passes if len(passes) == len(found) else super().derivatives(gates, sums, cells, tanhs, slopes)
@@ -79,4 +79,4 @@ class LSTMGradient(OneDNNOperator, lstm_gradient.LSTMGradient):
         factors = [total[:, gate * hidden : (gate + 1) * hidden] for gate in range(4)]
         given = [dc, *factors, slope, forget, dh, *([] if dy is None else [dy])]
         formula = _last_step if dy is None else _step
-        return formula_step(self.onednn.machine, self.team, formula, given, [*factors, dc], self.label)
+        return formula_step(self.onednn.machine, formula, given, [*factors, dc], self.label)

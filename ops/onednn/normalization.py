@@ -214,7 +214,7 @@ class RootMeanSquareNorm(OneDNNOperator, rms_norm.RootMeanSquareNorm):
         rows, target = (array.reshape(-1, scale.size) for array in (x, y))
         epsilon = self.arguments.float("epsilon", 1e-5)
         numbers = scale.reshape(-1), epsilon, self.label
-        step = root_mean_square_step(self.onednn.machine, self.team, rows, target, *numbers)
+        step = root_mean_square_step(self.onednn.machine, rows, target, *numbers)
         if step is None:
             raise UnsupportedFeatureError(f"{self.label}: no kernels run here")
         return step
@@ -236,7 +236,7 @@ class _Grouped(OneDNNOperator):
         width = groups.view[-1]
         x, y = (array.reshape(rows, -1, width) for array in (self.x(0), self.y(0)))
         numbers = self.x(1), self.x(2), self.arguments.float("epsilon", 1e-5)
-        step = standardizing_step(self.onednn.machine, self.team, x, y, *numbers, self.label)
+        step = standardizing_step(self.onednn.machine, x, y, *numbers, self.label)
         if step is None:
             raise UnsupportedFeatureError(f"{self.label}: no kernels run here")
         return step

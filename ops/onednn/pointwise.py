@@ -77,7 +77,7 @@ def finish(
     return tuple(one for one in found[0] if one[0] != ADD_OTHER), found[1]
 
 
-def candidates(library: Library, layer: Layer, threads: int) -> Iterator[Candidate]:
+def candidates(library: Library, layer: Layer) -> Iterator[Candidate]:
     """The one for a layer, with the widest vectors that fit; none where the processor lacks AVX2 and FMA."""
     machine = library.machine
     if not machine.can_run:
@@ -86,18 +86,18 @@ def candidates(library: Library, layer: Layer, threads: int) -> Iterator[Candida
         if lanes <= machine.lanes and fits_panels(layer.filters, layer.channels, lanes):
             isa = "avx512" if machine.lanes == AVX512 else "avx2"
             name = f"{COMPOSED}panels, vectors of {lanes}:{isa}"
-            yield Candidate(name, None, partial(_assemble, layer, lanes, threads), layer.seconds)
+            yield Candidate(name, None, partial(_assemble, layer, lanes), layer.seconds)
             return
 
 
 def _assemble(
-    layer: Layer, lanes: int, threads: int, problem: Problem, arrays: Mapping[int, Array], memory: Memory, pack: Pack
+    layer: Layer, lanes: int, problem: Problem, arrays: Mapping[int, Array], memory: Memory, pack: Pack
 ) -> Assembled:
     x, y = _matrix(arrays[SRC], layer.channels), _matrix(arrays[DST], layer.filters)
     panels = _panels(layer, lanes, problem, arrays[WEIGHTS], pack)
     bias = arrays[BIAS] if layer.has_bias else np.zeros(layer.filters, np.float32)
     other = _matrix(arrays[layer.other], layer.filters) if layer.other else None
-    step = product_step(problem.library, threads, x, panels, bias, y, other, problem.label, lanes, layer.post_ops)
+    step = product_step(x, panels, bias, y, other, problem.label, lanes, layer.post_ops)
     if step is None:
         raise UnsupportedFeatureError(f"{problem.label}: no machine code can be written here")
     return Assembled([step], StillArguments(), frozenset())

@@ -17,9 +17,7 @@ from dagexec.core.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT8, INT32, UINT8, 
 from dagexec.core.native import NativeCall
 from dagexec.errors import DagexecError, UnsupportedFeatureError
 from dagexec.ops.base.layout import NCHW, NCHW8C, NCHW16C, NHWC
-from dagexec.ops.kernels.alone import NoSingleThreadError, is_alone
 from dagexec.ops.onednn.binding import Library
-from dagexec.platform import teams
 from dagexec.platform.host_memory import aligned_bytes, check_room
 
 Array = npt.NDArray[Any]
@@ -241,12 +239,10 @@ class PrimitiveDescriptor:
         key: descriptors of one key are the same; None where that is not known.
     """
 
-    __slots__ = ("__weakref__", "_ask", "_library", "_made", "_name", "_scratchpad_bytes", "handle", "key", "threads")
+    __slots__ = ("__weakref__", "_ask", "_library", "_made", "_name", "_scratchpad_bytes", "handle", "key")
 
-    def __init__(
-        self, library: Library, handle: Any, threads: int, ask: Callable[[], Any], key: Hashable | None = None
-    ) -> None:
-        """Take over `handle`, made while the calling thread was set to `threads` threads.
+    def __init__(self, library: Library, handle: Any, ask: Callable[[], Any], key: Hashable | None = None) -> None:
+        """Take over `handle`, made while the calling thread was set to one thread.
 
         `ask` asks the library again for such a handle, one that can go on to further implementations. `key` is another
         for everything else, None where that is not known.
@@ -256,7 +252,6 @@ class PrimitiveDescriptor:
         self._made: weakref.ref[Primitive] | None = None
         self._library = library
         self.handle = library.ffi.gc(handle, library.lib.dnnl_primitive_desc_destroy)
-        self.threads = threads
         self._ask = ask
         self._name = ""
 
@@ -321,12 +316,12 @@ class PrimitiveDescriptor:
         library = self._library
         walk = library.ffi.gc(self._ask(), library.lib.dnnl_primitive_desc_destroy)
         while True:
-            library.set_threads(self.threads)
+            library.use_one_thread()
             if library.lib.dnnl_primitive_desc_next_impl(walk):
                 return
             copy = library.ffi.new("h *")  # a copy stays where it is, and cannot go on from there
             library.check(library.lib.dnnl_primitive_desc_clone(copy, walk), "a primitive descriptor")
-            yield PrimitiveDescriptor(library, copy[0], self.threads, self._ask)
+            yield PrimitiveDescriptor(library, copy[0], self._ask)
 
     def create(self) -> Primitive:
         """The primitive, one as long as somebody has it: its code is generated here."""
@@ -341,32 +336,19 @@ _described: weakref.WeakValueDictionary[Hashable, PrimitiveDescriptor] = weakref
 
 
 def describe(
-    library: Library, threads: int, label: str, function: str, *arguments: object, key: Hashable | None = None
+    library: Library, label: str, function: str, *arguments: object, key: Hashable | None = None
 ) -> PrimitiveDescriptor:
     """The first implementation of `dnnl_{function}_primitive_desc_create(..., *arguments)`.
 
     `arguments` are those after the descriptor to fill in, the engine included. With a `key`, which says all that they
     do, or arguments that have one (`key_of`), operators that ask the same share one, and its primitive, as long as any
-    of them lives. Where one thread takes the place of a team (`alone`), it is for one, and of the same name.
-    Raises UnsupportedFeatureError, naming `label`, when the library has none, what `Library.check` raises, and
-    NoSingleThreadError.
+    of them lives. Raises UnsupportedFeatureError, naming `label`, when the library has none, and what `Library.check`
+    raises.
     """
-    found = _described_for(library, threads, label, function, arguments, key)
-    if threads == 1 or not is_alone():
-        return found
-    for one in _described_for(library, 1, label, function, arguments, key).implementations():
-        if one.name == found.name:
-            return one
-    raise NoSingleThreadError(f"{label}: {function}: {found.name} is not for one thread")
-
-
-def _described_for(
-    library: Library, threads: int, label: str, function: str, arguments: Sequence[object], key: Hashable | None
-) -> PrimitiveDescriptor:
     if key is None:
         fixed = library.engine, library.ffi.NULL
         key = key_of([0 if any(argument is one for one in fixed) else argument for argument in arguments])
-    whole = None if key is None else (id(library), threads, function, key)
+    whole = None if key is None else (id(library), function, key)
     known = None if whole is None else _described.get(whole)
     if known is not None:
         return known
@@ -374,12 +356,12 @@ def _described_for(
     def ask() -> Any:
         check_room(f"{label}: {function}")
         handle = library.ffi.new("h *")
-        library.set_threads(threads)
+        library.use_one_thread()
         status = getattr(library.lib, f"dnnl_{function}_primitive_desc_create")(handle, *map(handle_of, arguments))
         library.check(status, f"{label}: {function}")
         return handle[0]
 
-    found = PrimitiveDescriptor(library, ask(), threads, ask, whole)
+    found = PrimitiveDescriptor(library, ask(), ask, whole)
     if whole is not None:
         _described[whole] = found
     return found
@@ -402,7 +384,7 @@ class Primitive:
         self.library = library
         self.descriptor = descriptor
         handle = library.ffi.new("h *")
-        library.set_threads(descriptor.threads)
+        library.use_one_thread()
         library.check_allowed(f"primitive {descriptor.name}")
         check_room(f"primitive {descriptor.name}")
         status = library.lib.dnnl_primitive_create(handle, descriptor.handle)
@@ -512,7 +494,7 @@ class BoundPrimitive:
         """Execute it."""
         functions, primitive = _functions(self.primitive.library), self.primitive
         if functions.set_threads is not None:
-            functions.set_threads(primitive.descriptor.threads)
+            functions.set_threads(1)
         if functions.execute(primitive.handle, functions.stream, len(self._numbers), self._packed):
             raise self._failure()
 
@@ -524,7 +506,7 @@ class BoundPrimitive:
         handle, packed = (int(cast("uintptr_t", pointer)) for pointer in (primitive.handle, self._packed))
         arguments = (handle, functions.addresses[1], len(self._numbers), packed)
         set_threads = functions.addresses[2]
-        before = (set_threads, primitive.descriptor.threads) if set_threads else None
+        before = (set_threads, 1) if set_threads else None
         return NativeCall(functions.addresses[0], arguments, before, self._failure, self)
 
     def _failure(self) -> DagexecError:
@@ -536,8 +518,7 @@ class BoundPrimitive:
         return dict(zip(self._numbers, self._memories, strict=True))
 
     def run_once(self) -> None:
-        """Execute it, never again, and let go of its memory. Raises what `teams.require` raises."""
-        teams.require(self.primitive.descriptor.threads)
+        """Execute it, never again, and let go of its memory."""
         self()
         self._memories.clear()
 

@@ -7,7 +7,7 @@ layout of those tensors or in layouts of its own, with copies before and after.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import prod
 from typing import Protocol
 
@@ -17,7 +17,7 @@ from dagexec.core.dtypes import TypeMeta
 from dagexec.core.operator import Step, nothing_to_do
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.onednn.binding import Library
-from dagexec.ops.onednn.division import adds_up_alike, cuts_sums, misreads
+from dagexec.ops.onednn.division import adds_up_alike, misreads
 from dagexec.ops.onednn.operator import reorder
 from dagexec.ops.onednn.primitive import (
     EXEC_ARG_MD,
@@ -33,8 +33,6 @@ from dagexec.ops.onednn.primitive import (
 )
 
 DIRECT, WINOGRAD = "direct", "winograd"
-ALONE = ", on one thread"
-"""Ends the name of a candidate that gets one thread, however many the problem has."""
 COMPOSED = "composed "
 """How names of candidates begin that are not a single primitive."""
 
@@ -43,8 +41,8 @@ _GENERATIONS = ((3, "avx512"), (2, "avx2"), (1, "avx"))
 NEWEST = {16: 3, 8: 2}
 """By the float32 numbers in a vector of the instruction set, the newest generation there can be."""
 
-Ask = Callable[[str, int, bool], PrimitiveDescriptor]
-"""Asks the library, for an algorithm, a number of threads, and whether it may choose layouts of its own.
+Ask = Callable[[str, bool], PrimitiveDescriptor]
+"""Asks the library, for an algorithm, and whether it may choose layouts of its own.
 
 Raises UnsupportedFeatureError when there is none.
 """
@@ -83,8 +81,7 @@ class Problem:
     Attributes:
         library: oneDNN.
         label: how messages name the operator.
-        threads: OpenMP threads.
-        key: all that a choice of implementation depends on, beside library, processor and threads, the batch last.
+        key: all that a choice of implementation depends on, beside library and processor, the batch last.
         ask: how the library is asked.
         tensors: by argument number, the layout and element type of each tensor as the operator has it.
         result: the argument that is computed.
@@ -102,17 +99,14 @@ class Problem:
         ragged: True when channels do not fill vectors of 16, so that implementations with vectors of 8 may be faster.
         views: of algorithms that see an argument in other axes, its layout there.
         open: True when general implementations may be faster than others, as in products of few rows.
-        undivided: algorithms by which a general implementation, too, adds up each sum on one thread.
         groups: of a convolution.
-        composed: further candidates, made of more than a primitive and copies, for a number of threads.
+        composed: further candidates, made of more than a primitive and copies.
         invariant: only candidates are offered that are batch-invariant.
-        turned: a product reads its source by columns.
         padding: columns beside an image that a convolution takes for zeros, on the side that has more.
     """
 
     library: Library
     label: str
-    threads: int
     key: str
     ask: Ask
     tensors: Mapping[int, tuple[Descriptor, TypeMeta]]
@@ -130,12 +124,10 @@ class Problem:
     places: tuple[int, ...] = ()
     ragged: bool = False
     open: bool = False
-    undivided: frozenset[str] = frozenset()
     views: Mapping[str, Mapping[int, Descriptor]] = field(default_factory=dict)
     groups: int = 1
-    composed: Callable[[int], Iterable[Candidate]] | None = None
+    composed: Callable[[], Iterable[Candidate]] | None = None
     invariant: bool = False
-    turned: bool = False
     padding: int = 0
 
     def layouts(self, name: str) -> dict[int, Descriptor]:
@@ -168,32 +160,23 @@ class Problem:
         wanted = self.algorithms if algorithm is None else tuple({algorithm}.intersection(self.algorithms))
         for own in (False, True) if self.own_layouts else (False,):
             for one in wanted:
-                yield from self._offered(one, own, self.threads)
+                yield from self._offered(one, own)
         if self.composed is not None and algorithm in (None, WINOGRAD):
-            yield from self.composed(self.threads)
+            yield from self.composed()
 
-    def named(self, name: str, threads: int) -> Candidate | None:
-        """The candidate of a name, for a number of threads unless the name says one; None when there is none."""
+    def named(self, name: str) -> Candidate | None:
+        """The candidate of a name; None when there is none."""
         if self.composed is not None and name.startswith(COMPOSED):
-            return next((one for one in self.composed(threads) if one.name == name), None)
-        wanted, count = (name.removesuffix(ALONE), 1) if name.endswith(ALONE) else (name, threads)
+            return next((one for one in self.composed() if one.name == name), None)
         for own in (False, True) if self.own_layouts else (False,):
             for algorithm in self.algorithms:
-                if wanted.startswith(_prefix(algorithm, own)):
-                    found = (one for one in self._offered(algorithm, own, count) if one.name == wanted)
-                    return next((replace(one, name=name) for one in found), None)
+                if name.startswith(_prefix(algorithm, own)):
+                    return next((one for one in self._offered(algorithm, own) if one.name == name), None)
         return None
 
-    def divides_sums(self, candidate: Candidate) -> bool:
-        """True when the candidate, of a product, may cut a sum into a piece a thread."""
-        algorithms = tuple(_prefix(algorithm, False) for algorithm in self.undivided)
-        if candidate.description is None or candidate.name.startswith(algorithms):
-            return False
-        return cuts_sums(candidate.description.name, self.fan_in, self.turned)
-
-    def _offered(self, algorithm: str, own: bool, threads: int) -> Iterator[Candidate]:
+    def _offered(self, algorithm: str, own: bool) -> Iterator[Candidate]:
         try:
-            first = self.ask(algorithm, threads, own)
+            first = self.ask(algorithm, own)
         except UnsupportedFeatureError:
             return
         seen = set()
@@ -233,10 +216,6 @@ class Candidate:
         """The primitive, of one that has one."""
         assert self.description is not None, f"{self.name} has no primitive"
         return self.description
-
-    def threads(self, problem: Problem) -> int:
-        """Those that it gets for a problem."""
-        return problem.threads if self.description is None else self.description.threads
 
     @property
     def is_composed(self) -> bool:
@@ -298,7 +277,7 @@ def in_plain_order(problem: Problem, filters: Array) -> Array:
     plain = aligned_empty(layout.nbytes)
     values: Array = plain.view(np.float32)
     try:
-        reorder(problem.library, 1, problem.label, given, layout, filters, plain, aligned_empty).run_once()
+        reorder(problem.library, problem.label, given, layout, filters, plain, aligned_empty).run_once()
     except UnsupportedFeatureError:  # the library has no such copy
         np.copyto(values.reshape(filters.shape), filters)
     return values
@@ -361,7 +340,7 @@ def assemble(
         else:
             copy = memory(wanted.nbytes)
             ends = (wanted, layout, copy, array) if number == problem.result else (layout, wanted, array, copy)
-            moved = reorder(problem.library, description.threads, problem.label, *ends, memory).step
+            moved = reorder(problem.library, problem.label, *ends, memory).step
             (after if number == problem.result else before).append(moved)
         arguments[number] = (wanted, copy)
     scratchpad_bytes = description.scratchpad_bytes

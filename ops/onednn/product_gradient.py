@@ -34,7 +34,7 @@ class FullyConnectedGradient(OneDNNOperator, product_gradient.FullyConnectedGrad
             source, weights, result = (self.packed(array) for array in (a, b, target))
             handles = (source.handle, weights.handle, self.onednn.ffi.NULL, result.handle)
             asked = ("matmul", self.onednn.engine, *handles, self.attributes().handle)
-            found = self.describe_product(a, target, *asked)
+            found = self.describe_fast(*asked)
         except UnsupportedFeatureError:
             return super().product(a, b, target)
         return self.bound(found, {SRC: (source, a), WEIGHTS: (weights, b), DST: (result, target)}).step

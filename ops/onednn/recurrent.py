@@ -15,7 +15,7 @@ from dagexec.core.registry import operator
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.base.layout import NCHW
 from dagexec.ops.kernels.gate_kernels import FUNCTIONS
-from dagexec.ops.kernels.team import phased_step
+from dagexec.ops.kernels.tables import in_phases
 from dagexec.ops.onednn.operator import OneDNNOperator
 from dagexec.ops.onednn.packing import offer_unpacking
 from dagexec.ops.onednn.primitive import (
@@ -84,9 +84,7 @@ class RecurrentLayer(OneDNNOperator):
         packed, pack = self._packed(layer)
         arrays, read = self._arrays(layer)
         tables = Tables(layer, arrays, packed)
-        step = phased_step(
-            machine.team, self.threads, tables.phases(self.threads), (tables, arrays, packed), self.label
-        )
+        step = in_phases(tables.phases(), (tables, arrays, packed), self.label)
         return in_sequence([read, pack, step, *self._saved(layer, arrays)])
 
     def _variation(self, sizes: Recurrence) -> Variation:

@@ -92,16 +92,16 @@ def _by_axes(owner: Resize, x: Array, y: Array) -> Step | None:
 
 def _axis_steps(owner: Resize, x: Array, y: Array, axis: int, places: Array, weights: Array) -> list[Step | None]:
     """Those for one axis; the last one is resized between two transposes."""
-    machine, threads, label = owner.onednn.machine, owner.team, owner.label
+    machine, label = owner.onednn.machine, owner.label
     lead, tail = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 :])
     if tail > 1:
         source, target = x.reshape(lead, -1, tail), y.reshape(lead, -1, tail)
-        return [weighted_rows_step(machine, threads, source, target, places, weights, label)]
+        return [weighted_rows_step(machine, source, target, places, weights, label)]
     turned, resized = _memory(owner, (1, x.shape[axis], lead)), _memory(owner, (1, y.shape[axis], lead))
     return [
-        copy_step(machine, threads, [(x.reshape(lead, -1).T, turned[0])], label),
-        weighted_rows_step(machine, threads, turned, resized, places, weights, label),
-        copy_step(machine, threads, [(resized[0].T, y.reshape(lead, -1))], label),
+        copy_step(machine, [(x.reshape(lead, -1).T, turned[0])], label),
+        weighted_rows_step(machine, turned, resized, places, weights, label),
+        copy_step(machine, [(resized[0].T, y.reshape(lead, -1))], label),
     ]
 
 

@@ -45,7 +45,7 @@ class FormulaUpdate(OneDNNOperator, DenseUpdate):
         changed = [self.target(source).reshape(-1) for source in kept]
         extras = [self.y(index).reshape(-1) for index in parts.extras if index < len(self.output_blobs)]
         inputs = [*changed, self.x(parts.grad).reshape(-1), *numbers]
-        apply = formula_step(self.onednn.machine, self.team, formula, inputs, [*changed, *extras], self.label)
+        apply = formula_step(self.onednn.machine, formula, inputs, [*changed, *extras], self.label)
         if apply is None:
             raise UnsupportedFeatureError(f"{self.label}: there is no kernel for such arrays")
         begin, copies = self.beginning(rule), self.moved()

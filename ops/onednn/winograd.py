@@ -10,21 +10,19 @@ Lavin and Gray, "Fast algorithms for convolutional neural networks", 2015, arXiv
     y: m rows of the result   A^T along H, the bias and post-ops
 
 The transforms are kernels of `winograd_kernels`, the products one primitive: a convolution of one tap in t x t groups,
-or G times as many. Rows of tiles are taken in blocks whose v and z stay in a cache. Each number of the result is
-computed from one tile in one order, whatever the threads and the batch. oneDNN has the algorithm for AVX-512 only, in
-layout NCHW16c.
+or G times as many. Rows of tiles are taken in blocks whose v and z stay in a cache; pieces are some of the blocks. Each
+number of the result is computed from one tile in one order, whatever the blocks and the batch. oneDNN has the algorithm
+for AVX-512 only, in layout NCHW16c.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from itertools import pairwise
 
 import numpy as np
 
 from dagexec.core.dtypes import FLOAT32
-from dagexec.core.native import join
 from dagexec.core.operator import Step
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.activation.post_ops import SUM, PostOp
@@ -33,10 +31,12 @@ from dagexec.ops.conv.toom_cook import kronecker
 from dagexec.ops.kernels import winograd_kernels as kernels
 from dagexec.ops.kernels.post_ops import FUNCTIONS
 from dagexec.ops.kernels.post_ops import PostOp as LaterPostOp
-from dagexec.ops.kernels.team import team_step
+from dagexec.ops.kernels.sharing import pieces_of
+from dagexec.ops.kernels.tables import in_pieces, shares
 from dagexec.ops.onednn.binding import Library
 from dagexec.ops.onednn.operator import reorder
 from dagexec.ops.onednn.packing import packed_memory
+from dagexec.ops.onednn.pieces import Together, side_by_side
 from dagexec.ops.onednn.primitive import (
     DST,
     EXEC_ARG_MD,
@@ -49,6 +49,7 @@ from dagexec.ops.onednn.primitive import (
     WEIGHTS,
     Array,
     Attributes,
+    BoundPrimitive,
     Descriptor,
     PrimitiveDescriptor,
     aligned_empty,
@@ -60,6 +61,7 @@ from dagexec.ops.onednn.winograd_tiling import OUTPUTS, TAPS, Layer, Tiling
 
 _PRODUCT = "brgconv_1x1"  # the library's other implementations are slow in so many groups
 _DIRECT = 1  # dnnl_alg_kind_t
+_MOST = 8  # pieces, each of which has working memory of its own
 _TRANSFORMED = 2048  # filters of one channel that are transformed at once: they stay in a cache
 _PIECE = 8 << 20  # bytes of transformed filters that wait for the layout of the product
 
@@ -104,7 +106,7 @@ def is_available(library: Library) -> bool:
     return library.machine.can_run
 
 
-def candidates(library: Library, label: str, layer: Layer, limit: int, cold: bool, threads: int) -> Iterator[Candidate]:
+def candidates(library: Library, label: str, layer: Layer, limit: int, cold: bool) -> Iterator[Candidate]:
     """Those for a layer, with tiles of 2 x 2 and of 4 x 4 results; none where the processor lacks AVX2 and FMA.
 
     `limit` is the most bytes of working memory. `cold` is True when the weights come from memory in a run.
@@ -112,17 +114,18 @@ def candidates(library: Library, label: str, layer: Layer, limit: int, cold: boo
     if not is_available(library):
         return
     for outputs in OUTPUTS:
-        tiling = Tiling(layer, outputs, threads)
+        tiling = Tiling(layer, outputs)
         try:
-            description = _product(library, label, tiling, threads)
+            description = _product(library, label, tiling)
         except UnsupportedFeatureError:
             continue
-        if sum(tiling.memory(description)) <= limit:
+        pieces = _pieces(tiling, cold)
+        if len(pieces) * sum(tiling.memory(description)) <= limit:
             name = f"{COMPOSED}winograd {outputs}x{TAPS} {description.name}"
-            yield Candidate(name, description, partial(_assemble, tiling, description), tiling.seconds(cold))
+            yield Candidate(name, description, partial(_assemble, tiling, pieces, description), tiling.seconds(cold))
 
 
-def _product(library: Library, label: str, tiling: Tiling, threads: int) -> PrimitiveDescriptor:
+def _product(library: Library, label: str, tiling: Tiling) -> PrimitiveDescriptor:
     """The product for a block. Raises UnsupportedFeatureError when there is no fast one."""
     layer, places = tiling.layer, tiling.places
     tiles = tiling.block_rows * tiling.columns
@@ -135,7 +138,7 @@ def _product(library: Library, label: str, tiling: Tiling, threads: int) -> Prim
     ones, zeros = library.dims((1, 1)), library.dims((0, 0))
     geometry = ones, zeros, zeros, zeros, Attributes(library).handle
     kind = FORWARD_INFERENCE, _DIRECT
-    found = describe(library, threads, label, "convolution_forward", library.engine, *kind, *images, *geometry)
+    found = describe(library, label, "convolution_forward", library.engine, *kind, *images, *geometry)
     for one in found.implementations():
         if one.name.startswith(_PRODUCT):
             return one
@@ -144,48 +147,45 @@ def _product(library: Library, label: str, tiling: Tiling, threads: int) -> Prim
 
 def _assemble(
     tiling: Tiling,
+    pieces: Sequence[range],
     description: PrimitiveDescriptor,
     problem: Problem,
     arrays: Mapping[int, Array],
     memory: Memory,
     pack: Pack,
 ) -> Assembled:
-    """The steps of a layer, all blocks one after another."""
+    """The steps of a layer, pieces of blocks one after another."""
     layouts = {number: description.descriptor(EXEC_ARG_MD, number) for number in (SRC, WEIGHTS, DST)}
     filters, given = arrays[WEIGHTS], problem.tensors[WEIGHTS][0]
     compute = partial(_transformed, tiling, problem, filters, layouts[WEIGHTS])
     weights, _ = pack(WEIGHTS, filters, given, layouts[WEIGHTS], compute)
-    v, z, scratchpad, *strips = (memory(nbytes) for nbytes in tiling.memory(description))
-    bound = description.create().bind(
-        {
-            SRC: (layouts[SRC], v),
-            WEIGHTS: (layouts[WEIGHTS], weights),
-            DST: (layouts[DST], z),
-            SCRATCHPAD: (description.descriptor(SCRATCHPAD_MD), scratchpad),
-        },
-        problem.label,
-    )
-    tables = Tables(tiling, arrays, v, z, strips)
-    steps: list[Step] = []
-    team = partial(
-        team_step,
-        problem.library.machine.team,
-        tiling.threads,
-        keeps=(tables, v, z, strips, dict(arrays)),
-        label=problem.label,
-    )
-    for block in tiling.blocks:
-        parts = _parts(block, len(strips))
-        steps.append(team([tables.read(part, block.start, strip) for strip, part in enumerate(parts)]))
-        steps.append(bound.step)
-        steps.append(team([tables.write(part, block.start, strip) for strip, part in enumerate(parts)]))
-    return Assembled(join(steps, [0.0] * len(steps), 1.0), bound, frozenset(), tables.nbytes)
+    computed: list[list[Step]] = []
+    bounds: list[BoundPrimitive] = []
+    nbytes = 0
+    for piece in pieces:
+        v, z, scratchpad, strip = (memory(nbytes) for nbytes in tiling.memory(description))
+        bound = description.create().bind(
+            {
+                SRC: (layouts[SRC], v),
+                WEIGHTS: (layouts[WEIGHTS], weights),
+                DST: (layouts[DST], z),
+                SCRATCHPAD: (description.descriptor(SCRATCHPAD_MD), scratchpad),
+            },
+            problem.label,
+        )
+        tables = Tables(tiling, arrays, v, z, strip)
+        call = partial(in_pieces, keeps=(tables, v, z, strip, dict(arrays)), label=problem.label)
+        computed.append([])
+        for block in tiling.blocks[piece.start : piece.stop]:
+            computed[-1] += [call([tables.read(block)]), bound.step, call([tables.write(block)])]
+        bounds.append(bound)
+        nbytes += tables.nbytes
+    return Assembled(side_by_side(computed), Together(bounds), frozenset(), nbytes)
 
 
-def _parts(block: range, count: int) -> list[range]:
-    """The rows of a block for each of so many threads."""
-    ends = [block.start + len(block) * number // count for number in range(count + 1)]
-    return [range(start, stop) for start, stop in pairwise(ends)]
+def _pieces(tiling: Tiling, cold: bool) -> list[range]:
+    """The numbers of the blocks of each piece."""
+    return shares(len(tiling.blocks), pieces_of(tiling.seconds(cold), _MOST))
 
 
 def _transformed(tiling: Tiling, problem: Problem, array: Array, wanted: Descriptor) -> Array:
@@ -197,19 +197,19 @@ def _transformed(tiling: Tiling, problem: Problem, array: Array, wanted: Descrip
     matrix = kronecker([tiling.filter.filter] * 2, np.float32)
     filters = np.ascontiguousarray(in_plain_order(problem, array).reshape(-1, TAPS * TAPS).T)
     packed = packed_memory.take(wanted.nbytes)
-    pieces, piece = _pieces(tiling, wanted)
-    rows = len(matrix) // pieces
+    parts, layout = _layouts(tiling, wanted)
+    rows = len(matrix) // parts
     found = np.empty((rows, filters.shape[1]), np.float32)
     source = Descriptor.of(library, found.reshape(-1, *tiling.filter_shape[1:]), FLOAT32)
-    for number in range(pieces):
+    for number in range(parts):
         _at_places(matrix[number * rows : (number + 1) * rows], filters, found)
-        target = packed[number * piece.nbytes : (number + 1) * piece.nbytes]
-        reorder(library, 1, label, source, piece, found, target, aligned_empty).run_once()
+        target = packed[number * layout.nbytes : (number + 1) * layout.nbytes]
+        reorder(library, label, source, layout, found, target, aligned_empty).run_once()
     packed.flags.writeable = False
     return packed
 
 
-def _pieces(tiling: Tiling, wanted: Descriptor) -> tuple[int, Descriptor]:
+def _layouts(tiling: Tiling, wanted: Descriptor) -> tuple[int, Descriptor]:
     """In how many parts of equal layout, one behind another, the filter of the product is made, and that layout."""
     groups, *shape = tiling.filter_shape
     least = -(-wanted.nbytes // _PIECE)

@@ -53,11 +53,10 @@ class Layer:
 
 @dataclass(frozen=True)
 class Tiling:
-    """A layer in tiles of m x m results, for a number of threads."""
+    """A layer in tiles of m x m results."""
 
     layer: Layer
     outputs: int
-    threads: int
 
     @property
     def filter(self) -> MinimalFilter:
@@ -85,13 +84,13 @@ class Tiling:
 
     @cached_property
     def block_rows(self) -> int:
-        """Rows of tiles that are computed together: as many as stay in the caches of the cores, or more.
+        """Rows of tiles that are computed together: as many as stay in the cache of a core, or more.
 
         More where reading the weights would take longer than the rest. The last block may have fewer rows; its product
         is of as many as the others, for the weights' layout depends on that, so few should be wanting.
         """
         row = self.columns * self.places * (self.layer.channels + self.layer.filters) * _FLOAT
-        most = max(self.threads, _BLOCK * core_cache() * self.threads // row, -(-self._weights_nbytes // (2 * row)))
+        most = max(1, _BLOCK * core_cache() // row, -(-self._weights_nbytes // (2 * row)))
         most = min(most, self.rows)
         return min(range(-(-most // 2), most + 1), key=lambda size: (-(-self.rows // size) * size, -size))
 
@@ -112,12 +111,12 @@ class Tiling:
         return self.places * layer.groups, layer.filters // layer.groups, layer.channels // layer.groups, 1, 1
 
     def memory(self, description: PrimitiveDescriptor) -> tuple[int, ...]:
-        """Bytes of v, of z, of the product's working memory, and of a strip for each thread."""
+        """Bytes of v, of z, of the product's working memory, and of a strip, for one block."""
         layer, tiles = self.layer, self.block_rows * self.columns
         read = (self.columns * self.outputs + TAPS - 1) * layer.channels
         strip = self.filter.tile * max(read, self.columns * self.outputs * layer.filters) * _FLOAT
         images = (tiles * self.places * channels * _FLOAT for channels in (layer.channels, layer.filters))
-        return *images, description.scratchpad_bytes, *[strip] * min(self.threads, self.block_rows)
+        return *images, description.scratchpad_bytes, strip
 
     def seconds(self, cold: bool) -> float:
         """An estimate of what a run takes on one core; with `cold` weights they are read from memory."""

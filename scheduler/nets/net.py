@@ -160,8 +160,6 @@ class BaseNet(ABC, Closing):
 
     def use_one_thread(self) -> None:
         """Have every operator use one thread; the bytes are those that a team gives. To be called before any run."""
-        for operator in self.operators:
-            operator.use_one_thread()
         self.has_teams, self.team_threads = False, 1
 
     def close(self) -> None:

@@ -34,8 +34,8 @@ from dagexec.core.proto import NetDef
 from dagexec.core.registry import schema_of
 from dagexec.core.schema import TensorType
 from dagexec.errors import DagexecError
-from dagexec.ops.onednn.binding import library, usable_threads
-from dagexec.ops.onednn.sharing import work_seconds, worthwhile_threads
+from dagexec.ops.kernels.sharing import pieces_of, work_seconds
+from dagexec.ops.onednn.binding import library
 from dagexec.scheduler.nets.options import DEFAULT_RUN_OPTIONS, RunOptions
 from dagexec.scheduler.plan.plan import build_plan
 from dagexec.scheduler.plan.simulate import Machine
@@ -272,7 +272,7 @@ def _threads_of(graph: Graph, index: int, threads: int) -> int:
 def _widths(constraints: ScheduleConstraints) -> tuple[int, ...]:
     """The numbers of threads to try."""
     given = constraints.options.intra_op_threads
-    most = usable_threads(given or constraints.cores)
+    most = given or constraints.cores
     half = {most // 2} if most >= 4 and given is None else set()
     return tuple(sorted({1, most} | half))
 
@@ -354,7 +354,7 @@ def _scaled_times(graph: Graph, alone: Sequence[float], widths: Sequence[int]) -
     def wide(index: int, width: int) -> float:
         if _threads_of(graph, index, width) == 1:
             return alone[index]
-        gaining = worthwhile_threads(alone[index], width) == width
+        gaining = pieces_of(alone[index], width) == width
         share = 1 - _PARALLEL_SHARE + _PARALLEL_SHARE / width if gaining else 1.0
         return alone[index] * share + _TEAM_SECONDS
 

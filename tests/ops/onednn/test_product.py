@@ -32,14 +32,12 @@ def layer(x: Array, w: Array, b: Array) -> Array:
     inner=st.integers(1, 70),
     units=st.integers(1, 70),
     transposed=st.booleans(),
-    threads=st.sampled_from([1, 2]),
+    pieces=st.sampled_from([1, 2]),
 )
-def test_a_layer_multiplies_and_adds_the_bias(
-    rows: int, inner: int, units: int, transposed: bool, threads: int
-) -> None:
+def test_a_layer_multiplies_and_adds_the_bias(rows: int, inner: int, units: int, transposed: bool, pieces: int) -> None:
     x, w, b = normal(1, rows, inner), normal(2, units, inner), normal(3, units)
     fed = w.T.copy() if transposed else w
-    (found,) = run_onednn("FCTransposed" if transposed else "FC", [x, fed, b], threads=threads, batch_invariant=0)
+    (found,) = run_onednn("FCTransposed" if transposed else "FC", [x, fed, b], pieces=pieces, batch_invariant=0)
     np.testing.assert_allclose(found, layer(x, w, b), rtol=1e-4, atol=1e-4)
 
 
