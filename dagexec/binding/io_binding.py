@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.blob import Blob
+from dagexec.core.native import merged
 from dagexec.core.operator import Rebind
 from dagexec.core.tensor import Tensor, binding_epoch
 from dagexec.core.variant import as_texts
@@ -305,8 +306,8 @@ def arrays_like(signature: Signature | None, feeds: Mapping[str, npt.ArrayLike])
 
 def _steps(preparation: Preparation) -> InlineSteps:
     """The steps in list order, small native calls made one step."""
-    rows = preparation.timed_steps
-    return InlineSteps([step for step, _ in rows])
+    rows = preparation.timed(range(len(preparation.steps)))
+    return InlineSteps(merged([step for step, _ in rows], [seconds for _, seconds in rows], MAX_JOINED_SECONDS))
 
 
 def check_result(net: str, name: str, array: Array, target: Array) -> None:

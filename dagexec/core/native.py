@@ -116,6 +116,8 @@ def remade(step: Step) -> tuple[Remake, tuple[Array, ...]] | None:
 class NativeStep:
     """A step of native calls, which makes all of them in order on the calling thread. Only where `can_run`.
 
+    What it raises says in `failed_call` which of them failed.
+
     Attributes:
         phases: the calls.
     """
@@ -136,7 +138,12 @@ class NativeStep:
         """Make all calls. Raises what a call that fails makes, unless that recovers."""
         left = self._code(self._address, self._rows)
         while left:
-            recover(self._calls[self._rows - left])
+            call = self._calls[self._rows - left]
+            try:
+                recover(call)
+            except Exception as error:
+                error.failed_call = call  # type: ignore[attr-defined]
+                raise
             left -= 1
             left = self._code(self._address + ROW_BYTES * (self._rows - left), left) if left else 0
 
@@ -148,12 +155,16 @@ def recover(call: NativeCall) -> None:
     call.on_failure()
 
 
-def merged(steps: Sequence[Step]) -> list[Step]:
-    """The steps, neighbors that are native calls made one step."""
+def merged(steps: Sequence[Step], seconds: Sequence[float] = (), longest: float = 0.0) -> list[Step]:
+    """The steps, neighbors that are native calls made one step.
+
+    With estimated `seconds` for each, only as far as they take `longest` at most together.
+    """
     if not may_merge():
         return list(steps)
     found: list[Step] = []
     group: list[Step] = []
+    length = 0.0
 
     def close() -> None:
         if group:
@@ -161,12 +172,15 @@ def merged(steps: Sequence[Step]) -> list[Step]:
             found.append(group[0] if len(group) == 1 else NativeStep(tuple(phases)))
         group.clear()
 
-    for step in steps:
-        if phases_of(step) is None:
+    for step, estimate in zip(steps, seconds or [0.0] * len(steps), strict=True):
+        is_native = phases_of(step) is not None
+        if not is_native or (group and length + estimate > longest):
             close()
+        if not is_native:
             found.append(step)
-        else:
-            group.append(step)
+            continue
+        length = length + estimate if group else estimate
+        group.append(step)
     close()
     return found
 
@@ -184,6 +198,13 @@ def rows_of(calls: Sequence[NativeCall]) -> tuple[Array, list[NativeCall]]:
         rows.append((call.function, *call.arguments, _ALL_BITS))
         called.append(call)
     return np.array(rows, np.uint64).reshape(-1, 6), called
+
+
+def call_rows(table: Array) -> int:
+    """Make the calls of rows as `rows_of` gives them; how many are left, of which the first has failed."""
+    code = _code()
+    assert code is not None, "no machine code runs here"
+    return code(table.ctypes.data, len(table)) if len(table) else 0
 
 
 _Code = Callable[[int, int], int]

@@ -42,9 +42,7 @@ class Preparation:
         settled: those that a run has nothing to do for, as their results follow from the shapes.
         steps: their steps.
         seconds: the time each operator is estimated to take.
-        chain_steps: the steps of each chain of the plan, those with nothing to do left out.
         in_order: all steps in list order, those with nothing to do left out.
-        timed_steps: likewise, those with parts replaced by these, with the seconds that each is estimated to take.
         name_step: how errors name the operator of a step.
         nbytes: an estimate of what the preparation has to itself, beside arenas: steps, what they keep, and the outputs
             that no plan places, if they got memory for it.
@@ -134,14 +132,7 @@ class Preparation:
         self.prepared = tuple(prepared)
         self.steps: list[Step] = [operator.step for operator in prepared]
         self.plan: Plan = _planned(running, self.settled, self.seconds)
-        self.chain_steps = [self._steps_of(chain) for chain in self.plan.chains]
         self.in_order = self._steps_of(range(len(self.steps)))
-        self.timed_steps = [
-            (part, seconds / len(parts))
-            for one, seconds in zip(self.prepared, self.seconds, strict=True)
-            if (parts := _parts(one))
-            for part in parts
-        ]
         owners = {id(part): one for one in self.prepared for part in one.parts}
         self.name_step: NameStep = partial(_label, self.plan, self.steps, owners)
         own = _static_outputs(operators, dynamic)
@@ -169,6 +160,15 @@ class Preparation:
             + sum(one.nbytes for one in steps)
             + sum(storage.capacity for storage in new if storage is not None)
         )
+
+    def timed(self, operators: Iterable[int]) -> list[tuple[Step, float]]:
+        """The steps of these operators, those with nothing to do left out, and the seconds that each may take."""
+        return [
+            (part, self.seconds[index] / len(parts))
+            for index in operators
+            if (parts := _parts(self.prepared[index]))
+            for part in parts
+        ]
 
     def _steps_of(self, chain: Iterable[int]) -> tuple[Step, ...]:
         return tuple(part for index in chain for part in _parts(self.prepared[index]))

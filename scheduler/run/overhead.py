@@ -10,6 +10,7 @@ from dagexec.platform.threads import new_gate
 from dagexec.scheduler.plan.plan import Plan
 from dagexec.scheduler.run.pool import WorkerPool
 from dagexec.scheduler.run.run import Run, task
+from dagexec.scheduler.run.work import chain_work
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def _run_seconds(pool: WorkerPool, plan: Plan) -> float:
         ended.append(time.perf_counter())
         gate.release()
 
-    run = Run("overhead", plan, [()] * len(plan.chains), lambda _chain, _step: "", finished)
+    run = Run("overhead", chain_work(plan, [()] * len(plan.chains)), lambda _chain, _step: "", finished)
     start = time.perf_counter()
     pool.submit(run)
     gate.acquire()

@@ -1,0 +1,173 @@
+"""Work: the steps of chains as tasks with pieces, which is what workers are handed out.
+
+Neighbors in a chain that are native calls on one thread are one task; so are those that are steps of Python. A phase of
+several pieces is a task of its own, whose pieces several workers may take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Protocol
+
+from dagexec.core.native import NativeStep, Piece, may_merge, phases_of
+from dagexec.core.operator import Step, parts_of
+from dagexec.scheduler.run import engine
+from dagexec.scheduler.run.machine import TaskGraph
+
+ChainSteps = Sequence[tuple[Step, ...]]
+
+LONGEST_SECONDS = 0.5e-3
+"""Of native calls that are one piece, as estimated: a run is stopped, and left for another, between pieces."""
+
+
+class Dependencies(Protocol):
+    """What is needed of a plan."""
+
+    @property
+    def children(self) -> Sequence[Sequence[int]]:
+        """Chains that wait for each chain."""
+
+    @property
+    def parent_counts(self) -> Sequence[int]:
+        """How many chains each chain waits for."""
+
+
+@dataclass(frozen=True)
+class SingleChain:
+    """The dependencies of a single chain."""
+
+    children: tuple[tuple[int, ...], ...] = ((),)
+    parent_counts: tuple[int, ...] = (0,)
+
+
+Pieces = Sequence[tuple[Step, ...]]
+"""Of a task: the steps of each piece."""
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """Tasks, and what is done for them.
+
+    Attributes:
+        graph: the tasks.
+        steps: of each task and piece, the steps to call.
+        native: the same as memory, for runs in machine code; None where workers call the steps.
+        owners: of each task, the step of the chain that each of its steps or calls is of; empty where they are the same.
+    """
+
+    graph: TaskGraph
+    steps: Sequence[Pieces]
+    native: engine.NativeTasks | None = None
+    owners: Sequence[Sequence[tuple[Step, object]]] = ()
+
+    @cached_property
+    def is_shared(self) -> bool:
+        """True when more than one worker may find something to do."""
+        graph = self.graph
+        return any(count > 1 for count in graph.pieces) or any(len(row) > 1 for row in graph.children) or (
+            sum(not count for count in graph.parent_counts) > 1
+        )
+
+    def step_of(self, task: int, failed: object) -> Step | None:
+        """The step of the chain that a step or a native call of a task is of."""
+        owners = self.owners[task] if self.owners else ()
+        return next((step for step, one in owners if one is failed), None)
+
+
+def chain_work(plan: Dependencies, steps: ChainSteps) -> Work:
+    """A task for each chain, whose steps a worker calls."""
+    count = len(steps)
+    graph = TaskGraph([1] * count, plan.children, plan.parent_counts, range(count))
+    return Work(graph, [(chain,) for chain in steps])
+
+
+def pieces_of_chains(
+    plan: Dependencies, steps: ChainSteps, seconds: Sequence[Sequence[float]], most: int, *, in_machine_code: bool
+) -> Work:
+    """The steps of the chains, native calls in pieces, of which up to `most` of one phase are there.
+
+    `seconds` are estimates for each step. Without `in_machine_code` workers call steps for the pieces, too.
+    """
+    native = in_machine_code and may_merge() and engine.can_run()
+    stretches = [
+        stretch
+        for number, chain in enumerate(steps)
+        for stretch in _stretches(number, chain, seconds[number], most)
+    ]
+    first: dict[int, int] = {}
+    for number, stretch in enumerate(stretches):
+        first.setdefault(stretch.chain, number)
+    children: list[list[int]] = []
+    parent_counts: list[int] = []
+    for number, stretch in enumerate(stretches):
+        is_first = first[stretch.chain] == number
+        is_last = number + 1 == len(stretches) or stretches[number + 1].chain != stretch.chain
+        children.append([first[child] for child in plan.children[stretch.chain]] if is_last else [number + 1])
+        parent_counts.append(plan.parent_counts[stretch.chain] if is_first else 1)
+    graph = TaskGraph(
+        [max(1, len(stretch.pieces)) for stretch in stretches], children, parent_counts,
+        [stretch.chain for stretch in stretches],
+    )  # fmt: skip
+    owners = [stretch.owners for stretch in stretches]
+    if not native:
+        return Work(graph, [stretch.as_steps() for stretch in stretches], None, owners)
+    memory = engine.native_tasks(graph, [stretch.pieces or None for stretch in stretches])
+    called = [(stretch.steps,) if stretch.steps else () for stretch in stretches]
+    return Work(graph, called, memory, owners)
+
+
+@dataclass
+class _Stretch:
+    """A task in the making: steps of Python, or pieces of native calls."""
+
+    chain: int
+    steps: tuple[Step, ...] = ()
+    pieces: list[Piece] = field(default_factory=list)
+    owners: list[tuple[Step, object]] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def as_steps(self) -> Pieces:
+        return [(NativeStep(((piece,),)),) for piece in self.pieces] or [self.steps]
+
+
+def _stretches(number: int, chain: Sequence[Step], seconds: Sequence[float], most: int) -> list[_Stretch]:
+    """The tasks of one chain, at least one."""
+    found: list[_Stretch] = []
+    for step, estimate in zip(chain, seconds, strict=True):
+        for part in parts_of(step):
+            phases = phases_of(part)
+            if phases is None:
+                if not found or found[-1].pieces:
+                    found.append(_Stretch(number))
+                found[-1].steps += (part,)
+                found[-1].owners.append((step, part))
+                continue
+            for phase in phases:
+                pieces = _grouped(phase, most)
+                last = found[-1] if found else None
+                share = estimate / len(phases)
+                if len(pieces) == 1 and last is not None and _may_follow(last, share):
+                    last.pieces[0] += pieces[0]
+                else:
+                    last = _Stretch(number, pieces=pieces)
+                    found.append(last)
+                last.seconds += share
+                last.owners += [(step, call) for piece in pieces for call in piece]
+    return found or [_Stretch(number)]
+
+
+def _may_follow(last: _Stretch, seconds: float) -> bool:
+    return len(last.pieces) == 1 and last.seconds + seconds <= LONGEST_SECONDS
+
+
+def _grouped(phase: Sequence[Piece], most: int) -> list[Piece]:
+    """The pieces, or `most` groups of them."""
+    if len(phase) <= most:
+        return list(phase)
+    ends = [len(phase) * number // most for number in range(most + 1)]
+    return [
+        tuple(call for piece in phase[start:stop] for call in piece)
+        for start, stop in zip(ends, ends[1:], strict=False)
+    ]
