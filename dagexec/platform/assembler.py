@@ -190,9 +190,7 @@ class Assembler:
         """register = the 32 bits at base + scale * index + offset, with their sign."""
         self._general(0x63, register, base, index, scale, offset)
 
-    def store_number(
-        self, register: int, base: int, offset: int = 0, index: int | None = None, scale: int = 1
-    ) -> None:
+    def store_number(self, register: int, base: int, offset: int = 0, index: int | None = None, scale: int = 1) -> None:
         """The 64 bits at base + scale * index + offset = register."""
         self._general(0x89, register, base, index, scale, offset)
 
@@ -493,7 +491,9 @@ class Assembler:
 
     def _memory(self, opcode: int, register: int, base: int, offset: int) -> None:
         """An instruction of 64 bits with memory at base + offset; `register` may be a part of the opcode."""
-        self._bytes += bytes([0x48 | (register > RDI) << 2 | (base > RDI), opcode, 0x80 | (register & 7) << 3 | base & 7])
+        self._bytes += bytes(
+            [0x48 | (register > RDI) << 2 | (base > RDI), opcode, 0x80 | (register & 7) << 3 | base & 7]
+        )
         if base & 7 == RSP:
             self._bytes.append(0x24)
         self._bytes += struct.pack("<i", offset)

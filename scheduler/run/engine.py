@@ -20,7 +20,6 @@ from dagexec.core.native import NativeCall, Piece, call_rows, rows_of, table_cod
 from dagexec.scheduler.run.engine_code import (
     Header,
     Mode,
-    Outcome,
     PoolWords,
     Record,
     Slot,

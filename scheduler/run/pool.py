@@ -26,6 +26,7 @@ import threading
 from bisect import insort
 from contextlib import suppress
 
+from dagexec.core.native import recover
 from dagexec.errors import ClosedError, ResourceError, SettingError, WorkerLostError
 from dagexec.platform.arithmetic import operator_arithmetic
 from dagexec.platform.blocking import work as blocking
@@ -35,7 +36,6 @@ from dagexec.platform.processor import available_cores
 from dagexec.platform.shutdown import stop_at_exit
 from dagexec.platform.threads import Thread, ThreadsEndedError, ThreadWait, threads
 from dagexec.scheduler.run.affinity import CoreWakeUp
-from dagexec.core.native import recover
 from dagexec.scheduler.run.engine import NativeRun, Participant, PoolMemory
 from dagexec.scheduler.run.engine_code import Mode, Outcome
 from dagexec.scheduler.run.fair_share import Share

@@ -24,6 +24,7 @@ from dagexec.scheduler.run.work import SingleChain, Work, chain_work
 
 logger = logging.getLogger("dagexec")
 
+
 class Helping(Protocol):
     """What is used of a pool by a body that one of its workers executes."""
 
@@ -144,7 +145,7 @@ class Run:
             self.secondary.append(error)
 
     def failure(self, task: int, failed: object, cause: BaseException) -> BaseException:
-        """The error to report when `failed`, a step or a native call of `task`, raised `cause` in the calling thread."""
+        """The error to report when `failed`, a step or native call of `task`, raised `cause` in the calling thread."""
         if failed is None or needs_no_culprit(cause):
             return cause
         step = self.work.step_of(task, getattr(cause, "failed_call", failed))

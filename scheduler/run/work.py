@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import Protocol
 
 from dagexec.core.native import NativeStep, Piece, may_merge, phases_of
@@ -54,7 +55,7 @@ class Work:
         graph: the tasks.
         steps: of each task and piece, the steps to call.
         native: the same as memory, for runs in machine code; None where workers call the steps.
-        owners: of each task, the step of the chain that each of its steps or calls is of; empty where they are the same.
+        owners: of each task, the steps of the chain that its steps or calls are of; empty where they are the same.
     """
 
     graph: TaskGraph
@@ -66,8 +67,10 @@ class Work:
     def is_shared(self) -> bool:
         """True when more than one worker may find something to do."""
         graph = self.graph
-        return any(count > 1 for count in graph.pieces) or any(len(row) > 1 for row in graph.children) or (
-            sum(not count for count in graph.parent_counts) > 1
+        return (
+            any(count > 1 for count in graph.pieces)
+            or any(len(row) > 1 for row in graph.children)
+            or (sum(not count for count in graph.parent_counts) > 1)
         )
 
     def step_of(self, task: int, failed: object) -> Step | None:
@@ -92,9 +95,7 @@ def pieces_of_chains(
     """
     native = in_machine_code and may_merge() and engine.can_run()
     stretches = [
-        stretch
-        for number, chain in enumerate(steps)
-        for stretch in _stretches(number, chain, seconds[number], most)
+        stretch for number, chain in enumerate(steps) for stretch in _stretches(number, chain, seconds[number], most)
     ]
     first: dict[int, int] = {}
     for number, stretch in enumerate(stretches):
@@ -167,7 +168,4 @@ def _grouped(phase: Sequence[Piece], most: int) -> list[Piece]:
     if len(phase) <= most:
         return list(phase)
     ends = [len(phase) * number // most for number in range(most + 1)]
-    return [
-        tuple(call for piece in phase[start:stop] for call in piece)
-        for start, stop in zip(ends, ends[1:], strict=False)
-    ]
+    return [tuple(call for piece in phase[start:stop] for call in piece) for start, stop in pairwise(ends)]
