@@ -130,7 +130,7 @@ class _Stretch:
     seconds: float = 0.0
 
     def as_steps(self) -> Pieces:
-        return [(NativeStep(((piece,),)),) for piece in self.pieces] or [self.steps]
+        return [(NativeStep(((piece,),)),) if piece else () for piece in self.pieces] or [self.steps]
 
 
 def _stretches(number: int, chain: Sequence[Step], seconds: Sequence[float], most: int) -> list[_Stretch]:
@@ -156,7 +156,7 @@ def _stretches(number: int, chain: Sequence[Step], seconds: Sequence[float], mos
                     found.append(last)
                 last.seconds += share
                 last.owners += [(step, call) for piece in pieces for call in piece]
-    return found or [_Stretch(number)]
+    return found or [_Stretch(number, pieces=[()])]
 
 
 def _may_follow(last: _Stretch, seconds: float) -> bool:
