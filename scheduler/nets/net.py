@@ -113,6 +113,7 @@ class BaseNet(ABC, Closing):
         self._run_lock = threads().owned_lock()
         self._closed = False
         self._runner: threading.Thread | None = None
+        self.has_teams, self.team_threads = False, 1  # until serving does without
         self.most_pieces = options.intra_op_threads or sys.maxsize
         self._work: WeakKeyDictionary[Preparation, Work] = WeakKeyDictionary()
         self.on_host = all(self.graph.device(index) == CPU for index in range(len(self.graph)))
@@ -156,6 +157,9 @@ class BaseNet(ABC, Closing):
     def uses_several_threads(self) -> bool:
         """True when more than one thread may work for a run."""
         return not self.in_list_order
+
+    def use_one_thread(self) -> None:
+        """Nothing; until serving does without."""
 
     def close(self) -> None:
         """Release threads and streams; a closed net does not run again. Idempotent.

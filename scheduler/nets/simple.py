@@ -34,8 +34,8 @@ class SimpleNet(BaseNet):
         """A chain for each step that tells the observer, where there is one."""
         if observed is None:
             return super()._host_work(preparation, None)
-        steps = [(step,) for step in _steps(preparation, observed)] or [()]
-        return chain_work(self._plan_of_run(preparation), steps)
+        steps: list[tuple[Step, ...]] = [(step,) for step in _steps(preparation, observed)]
+        return chain_work(self._plan_of_run(preparation), steps or [()])
 
     def _pieces_of(self, preparation: Preparation) -> Work:
         """All steps in list order, as one chain."""

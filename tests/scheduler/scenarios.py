@@ -47,7 +47,9 @@ def run_of(
     graph = build_graph(net_of(parents))
     plan = build_plan(graph, [1.0] * len(graph), [(index,) for index in range(len(graph))])
     ordered = [(steps[chain[0]],) for chain in plan.chains]
-    return Run("explored", chain_work(plan, ordered), lambda chain, _step: f"operator {plan.chains[chain][0]}", finished)
+    return Run(
+        "explored", chain_work(plan, ordered), lambda chain, _step: f"operator {plan.chains[chain][0]}", finished
+    )
 
 
 def pool_scenario(
