@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.blob import Blob
-from dagexec.core.native import merged
 from dagexec.core.operator import Rebind
 from dagexec.core.tensor import Tensor, binding_epoch
 from dagexec.core.variant import as_texts
@@ -36,9 +35,6 @@ MIN_BYTES_BOUND = 1 << 15
 
 MIN_BYTES_CHECKED = 1 << 20
 """Below this nobody asks whether memory suffices for a result."""
-
-MAX_JOINED_SECONDS = 1e-3
-"""Estimated seconds after which a run looks up whether it is to stop."""
 
 
 class BoundTensor:
@@ -103,7 +99,7 @@ class IOBinding:
         self.seconds = self.seconds_at_best = self.shortest = self._last = math.inf
         self.fed = tuple(fed)
         self._names = frozenset(fed)
-        self.steps = _steps(preparation)
+        self.steps = InlineSteps(preparation.in_order)
         self.name_step = preparation.name_step
         self.in_sequence = net.in_list_order or len(preparation.plan.chains) <= 1
         self.estimated_seconds = sum(preparation.seconds)
@@ -302,12 +298,6 @@ def arrays_like(signature: Signature | None, feeds: Mapping[str, npt.ArrayLike])
             return None
         arrays.append(array)
     return arrays
-
-
-def _steps(preparation: Preparation) -> InlineSteps:
-    """The steps in list order, small native calls made one step."""
-    rows = preparation.timed(range(len(preparation.steps)))
-    return InlineSteps(merged([step for step, _ in rows], [seconds for _, seconds in rows], MAX_JOINED_SECONDS))
 
 
 def check_result(net: str, name: str, array: Array, target: Array) -> None:

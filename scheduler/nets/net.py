@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 from dagexec.core.blob import Blob
 from dagexec.core.device import CPU, Device
 from dagexec.core.graph import Graph, build_graph
-from dagexec.core.operator import Operator, Step
+from dagexec.core.operator import Operator
 from dagexec.core.proto import NetDef
 from dagexec.core.registry import create_verified
 from dagexec.core.stream import Kernel, Priority, at_work
@@ -38,7 +38,7 @@ from dagexec.scheduler.nets.options import DEFAULT_RUN_OPTIONS, RunOptions
 from dagexec.scheduler.observe.observers import ObservedRun, Observer, together
 from dagexec.scheduler.observe.trace_lines import line_observer
 from dagexec.scheduler.plan.copies import insert_copies
-from dagexec.scheduler.plan.culprit import label_of
+from dagexec.scheduler.plan.culprit import Failed, label_of
 from dagexec.scheduler.plan.dynamic import dependence
 from dagexec.scheduler.plan.plan import Plan
 from dagexec.scheduler.plan.preparation import Preparation
@@ -425,7 +425,7 @@ def _home(workspace: Workspace, name: str) -> Device | None:
     return value.device if isinstance(value, Tensor) and not value.is_empty else None
 
 
-def _name_in_order(preparation: Preparation, _chain: int | None, step: Step) -> str:
+def _name_in_order(preparation: Preparation, _chain: int | None, step: Failed) -> str:
     return preparation.name_step(None, step)
 
 

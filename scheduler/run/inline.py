@@ -54,4 +54,4 @@ def failure_inline(net: str, step: Step | None, error: BaseException, name_step:
     signaled = not isinstance(error, Exception) and threading.current_thread() is threading.main_thread()
     if step is None or signaled or needs_no_culprit(error):
         return error
-    return operator_failure(net, name_step(None, step), error)
+    return operator_failure(net, name_step(None, getattr(error, "failed_call", step)), error)

@@ -11,12 +11,12 @@ import sys
 import threading
 from collections.abc import Callable
 from numbers import Real
-from typing import Protocol, cast
+from typing import Protocol
 
 from dagexec.core.operator import Step, nothing_to_do
 from dagexec.errors import DagexecError, RunCancelledError
 from dagexec.platform.threads import ThreadWait
-from dagexec.scheduler.plan.culprit import NameStep, needs_no_culprit, operator_failure
+from dagexec.scheduler.plan.culprit import Failed, NameStep, needs_no_culprit, operator_failure
 from dagexec.scheduler.run.engine import NativeRun, PoolMemory
 from dagexec.scheduler.run.fair_share import Share
 from dagexec.scheduler.run.machine import Machine
@@ -144,13 +144,12 @@ class Run:
         elif error is not self.error:
             self.secondary.append(error)
 
-    def failure(self, task: int, failed: object, cause: BaseException) -> BaseException:
+    def failure(self, task: int, failed: Failed | None, cause: BaseException) -> BaseException:
         """The error to report when `failed`, a step or native call of `task`, raised `cause` in the calling thread."""
         if failed is None or needs_no_culprit(cause):
             return cause
-        step = self.work.step_of(task, getattr(cause, "failed_call", failed))
         chain = self.work.graph.chains[task]
-        label = self.name_step(chain, step if step is not None else cast(Step, failed))
+        label = self.name_step(chain, getattr(cause, "failed_call", failed))
         return operator_failure(self.name, label, cause, chain)
 
     def raise_error(self) -> None:

@@ -14,13 +14,11 @@ from typing import Protocol
 
 from dagexec.core.native import NativeStep, Piece, may_merge, phases_of
 from dagexec.core.operator import Step, parts_of
+from dagexec.scheduler.plan.preparation import LONGEST_SECONDS
 from dagexec.scheduler.run import engine
 from dagexec.scheduler.run.machine import TaskGraph
 
 ChainSteps = Sequence[tuple[Step, ...]]
-
-LONGEST_SECONDS = 0.5e-3
-"""Of native calls that are one piece, as estimated: a run is stopped, and left for another, between pieces."""
 
 
 class Dependencies(Protocol):
@@ -55,13 +53,11 @@ class Work:
         graph: the tasks.
         steps: of each task and piece, the steps to call.
         native: the same as memory, for runs in machine code; None where workers call the steps.
-        owners: of each task, the steps of the chain that its steps or calls are of; empty where they are the same.
     """
 
     graph: TaskGraph
     steps: Sequence[Pieces]
     native: engine.NativeTasks | None = None
-    owners: Sequence[Sequence[tuple[Step, object]]] = ()
 
     @cached_property
     def is_shared(self) -> bool:
@@ -72,11 +68,6 @@ class Work:
             or any(len(row) > 1 for row in graph.children)
             or (sum(not count for count in graph.parent_counts) > 1)
         )
-
-    def step_of(self, task: int, failed: object) -> Step | None:
-        """The step of the chain that a step or a native call of a task is of."""
-        owners = self.owners[task] if self.owners else ()
-        return next((step for step, one in owners if one is failed), None)
 
 
 def chain_work(plan: Dependencies, steps: ChainSteps) -> Work:
@@ -111,12 +102,11 @@ def pieces_of_chains(
         [max(1, len(stretch.pieces)) for stretch in stretches], children, parent_counts,
         [stretch.chain for stretch in stretches],
     )  # fmt: skip
-    owners = [stretch.owners for stretch in stretches]
     if not native:
-        return Work(graph, [stretch.as_steps() for stretch in stretches], None, owners)
+        return Work(graph, [stretch.as_steps() for stretch in stretches])
     memory = engine.native_tasks(graph, [stretch.pieces or None for stretch in stretches])
     called = [(stretch.steps,) if stretch.steps else () for stretch in stretches]
-    return Work(graph, called, memory, owners)
+    return Work(graph, called, memory)
 
 
 @dataclass
@@ -126,7 +116,6 @@ class _Stretch:
     chain: int
     steps: tuple[Step, ...] = ()
     pieces: list[Piece] = field(default_factory=list)
-    owners: list[tuple[Step, object]] = field(default_factory=list)
     seconds: float = 0.0
 
     def as_steps(self) -> Pieces:
@@ -143,7 +132,6 @@ def _stretches(number: int, chain: Sequence[Step], seconds: Sequence[float], mos
                 if not found or found[-1].pieces:
                     found.append(_Stretch(number))
                 found[-1].steps += (part,)
-                found[-1].owners.append((step, part))
                 continue
             for phase in phases:
                 pieces = _grouped(phase, most)
@@ -155,7 +143,6 @@ def _stretches(number: int, chain: Sequence[Step], seconds: Sequence[float], mos
                     last = _Stretch(number, pieces=pieces)
                     found.append(last)
                 last.seconds += share
-                last.owners += [(step, call) for piece in pieces for call in piece]
     return found or [_Stretch(number, pieces=[()])]
 
 
