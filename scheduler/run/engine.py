@@ -19,6 +19,7 @@ import numpy.typing as npt
 from dagexec.core.native import NativeCall, Piece, call_rows, rows_of, table_code
 from dagexec.scheduler.run.engine_code import (
     Header,
+    Kind,
     Mode,
     PoolWords,
     Record,
@@ -183,6 +184,11 @@ class Participant:
         """Execute pieces until there is something that Python has to do; an `Outcome`."""
         return self._enter(self._state_address, self._slot_address, mode)
 
+    def calls(self) -> list[int]:
+        """The tasks that are steps of Python and that it is to call."""
+        found: list[int] = self._slot[Slot.FIRST_CALL : Slot.FIRST_CALL + int(self._slot[Slot.CALLS])].tolist()
+        return found
+
     @property
     def task(self) -> int:
         """The task that it is in."""
@@ -201,14 +207,14 @@ class Participant:
         return not left
 
 
-def native_tasks(graph: TaskGraph, pieces: Sequence[Sequence[Piece] | None]) -> NativeTasks:
-    """The tasks of `graph` as memory; `pieces` are the native calls of each, None for a step of Python."""
+def native_tasks(graph: TaskGraph, pieces: Sequence[Sequence[Piece] | Kind]) -> NativeTasks:
+    """The tasks of `graph` as memory; `pieces` are the native calls of each, or a kind of Python's."""
     count = len(graph.pieces)
     words = -(-count // 64)
     tops = -(-words // 64)
     state = np.zeros(len(Header) + count * Task.SIZE + 2 * (tops + words), np.int64)
     children = np.array([child for row in graph.children for child in row] or [0], np.int64)
-    made = [[rows_of(piece) for piece in found or ()] for found in pieces]
+    made = [[] if isinstance(found, Kind) else [rows_of(piece) for piece in found] for found in pieces]
     tables = [[table for table, _ in row] for row in made]
     places = np.array([(table.ctypes.data, len(table)) for row in tables for table in row] or [(0, 0)], np.int64)
     tasks = state[len(Header) : len(Header) + count * Task.SIZE].reshape(-1, Task.SIZE)
@@ -216,7 +222,8 @@ def native_tasks(graph: TaskGraph, pieces: Sequence[Sequence[Piece] | None]) -> 
     for number, row in enumerate(tasks):
         row[Task.LEFT] = graph.parent_counts[number]
         row[Task.COUNT] = graph.pieces[number]
-        row[Task.IS_PYTHON] = pieces[number] is None
+        kind = pieces[number]
+        row[Task.KIND] = kind if isinstance(kind, Kind) else Kind.NATIVE
         row[Task.PIECES] = piece
         piece += 16 * len(tables[number])
         row[Task.CHILDREN] = child

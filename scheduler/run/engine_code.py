@@ -72,12 +72,20 @@ class Task(IntEnum):
     TAKEN = 1  # pieces that somebody has taken
     DONE = 2  # pieces that have ended
     COUNT = 3  # pieces
-    IS_PYTHON = 4
+    KIND = 4  # see `Kind`
     PIECES = 5  # address of the first piece: a table of native calls, and its rows
     CHILDREN = 6  # address of the numbers of tasks that wait for it
     CHILDREN_END = 7
     TICKS = 8  # of the processor's clock, that its pieces took
     SIZE = 9
+
+
+class Kind(IntEnum):
+    """Who does a task."""
+
+    NATIVE = 0
+    PYTHON = 1
+    SHORT_PYTHON = 2  # which takes no longer than to hand it out
 
 
 class Slot(IntEnum):
@@ -88,7 +96,9 @@ class Slot(IntEnum):
     ROWS_LEFT = 2  # of the table of a piece whose call failed
     WORKER = 3  # a number for the trace
     STAYS = 4  # not 0: it has no other run to turn to
-    SIZE = 5
+    CALLS = 5  # tasks that are steps of Python, which it has taken together
+    FIRST_CALL = 6  # their numbers
+    SIZE = 38
 
 
 class Record(IntEnum):
@@ -108,6 +118,7 @@ class Mode(IntEnum):
     PICK = 0  # to take something
     DONE = 1  # having ended the piece in its slot
     CONTINUE = 2  # to execute the piece in its slot
+    CALLED = 3  # having called the steps of the tasks in its slot
 
 
 class Outcome(IntEnum):
@@ -115,7 +126,7 @@ class Outcome(IntEnum):
 
     FINISHED = 0  # it has ended the last piece of the run
     OVER = 1  # somebody else had
-    PYTHON = 2  # the task in its slot is a step of Python
+    PYTHON = 2  # the tasks in its slot are steps of Python
     FAILED = 3  # a call of the piece in its slot
     IDLE = 4  # there is nothing to take, or another run needs the thread more
     WAKE = 5  # there is more to take than the piece in its slot, and a worker that sleeps
@@ -168,6 +179,8 @@ def _written() -> bytes:
     code.jump("execute", ZERO)
     code.move(R13, RDX)
     code.call_place("lock")
+    code.compare_number(R13, Mode.CALLED)
+    code.jump("called", ZERO)
     code.compare_number(R13, Mode.DONE)
     code.jump("pick", NOT_ZERO)
     _load_task(code)
@@ -232,8 +245,8 @@ def _pick(code: Assembler) -> None:
     code.store_number(RCX, R12, 8 * Task.TAKEN)
     code.clear(RCX)
     code.store_number(RCX, RBP, 8 * Slot.PIECE)
-    code.compare_memory(R12, 8 * Task.IS_PYTHON, 0)
-    code.jump("unlock and PYTHON", NOT_ZERO)
+    code.compare_memory(R12, 8 * Task.KIND, Kind.NATIVE)
+    code.jump("python", NOT_ZERO)
     code.compare_memory(R12, 8 * Task.COUNT, 2)
     code.jump("more than one", NOT_LESS)
     code.jump("taken")
@@ -242,6 +255,36 @@ def _pick(code: Assembler) -> None:
     code.load_number(RAX, RBP, None, offset=8 * Slot.TASK)
     code.call_place("insert")
     code.jump("taken")
+
+    code.mark("python")
+    code.store_number(RCX, RBP, 8 * Slot.CALLS)
+    code.load_number(RAX, RBP, None, offset=8 * Slot.TASK)
+    code.load_number(R9, R12, None, offset=8 * Task.KIND)
+    code.mark("one more call")  # of the task in rax, of the kind in r9
+    code.load_number(RCX, RBP, None, offset=8 * Slot.CALLS)
+    code.store_number(RAX, RBP, 8 * Slot.FIRST_CALL, RCX, 8)
+    code.add_number(RCX, 1)
+    code.store_number(RCX, RBP, 8 * Slot.CALLS)
+    code.compare_number(R9, Kind.SHORT_PYTHON)
+    code.jump("unlock and PYTHON", NOT_ZERO)
+    code.compare_number(RCX, Slot.SIZE - Slot.FIRST_CALL)
+    code.jump("unlock and PYTHON", ZERO)
+    code.load_number(RAX, RBX, None, offset=8 * Header.AVAILABLE)
+    code.compare_with_memory(RAX, RBX, 8 * Header.WIDTH)
+    code.jump("unlock and PYTHON", LESS)  # others want some, too
+    _choose(code, fresh=True)
+    code.call_place("find")
+    code.compare_number(RAX, 0)
+    code.jump("unlock and PYTHON", LESS)
+    code.multiply_number(R10, RAX, 8 * Task.SIZE)
+    code.add_memory(R10, RBX, 8 * Header.TASKS)
+    code.load_number(R9, R10, None, offset=8 * Task.KIND)
+    code.compare_number(R9, Kind.SHORT_PYTHON)
+    code.jump("unlock and PYTHON", NOT_ZERO)
+    code.set_number(RCX, 1)
+    code.store_number(RCX, R10, 8 * Task.TAKEN)
+    code.call_place("remove")
+    code.jump("one more call")
 
     code.mark("open")  # rax is the task
     code.store_number(RAX, RBP, 8 * Slot.TASK)
@@ -319,7 +362,28 @@ def _end(code: Assembler) -> None:
     code.jump("pick", NOT_ZERO)
     code.jump("next piece")
 
+    code.mark("called")
+    code.clear(R15)
+    code.mark("next called")
+    code.load_number(RAX, RBP, R15, 8, 8 * Slot.FIRST_CALL)
+    code.store_number(RAX, RBP, 8 * Slot.TASK)
+    _load_task(code)
+    code.add_to_memory(R12, 8 * Task.DONE, 1)
+    code.call_place("end")
+    code.add_number(R15, 1)
+    code.compare_with_memory(R15, RBP, 8 * Slot.CALLS)
+    code.jump("next called", NOT_ZERO)
+    code.jump("ended")
+
     code.mark("all done")
+    code.call_place("end")
+    code.mark("ended")
+    code.compare_memory(RBX, 8 * Header.REMAINING, 0)
+    code.jump("unlock and FINISHED", ZERO)
+    code.jump("pick")
+
+    code.mark("end")  # a function: the task in r12 has ended
+    code.add_to_memory(RBX, 8 * Header.REMAINING, -1)
     code.load_number(R13, R12, None, offset=8 * Task.CHILDREN)
     code.mark("children")
     code.compare_with_memory(R13, R12, 8 * Task.CHILDREN_END)
@@ -334,9 +398,7 @@ def _end(code: Assembler) -> None:
     code.call_place("insert")
     code.jump("children")
     code.mark("no more children")
-    code.add_to_memory(RBX, 8 * Header.REMAINING, -1)
-    code.jump("unlock and FINISHED", ZERO)
-    code.jump("pick")
+    code.end_call()
 
 
 def _wait(code: Assembler) -> None:

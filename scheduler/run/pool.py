@@ -24,6 +24,7 @@ import logging
 import os
 import threading
 from bisect import insort
+from collections.abc import Sequence
 from contextlib import suppress
 
 from dagexec.core.native import recover
@@ -524,8 +525,8 @@ class WorkerPool:
                         helper.wake()
                 mode = Mode.CONTINUE
                 if outcome == Outcome.PYTHON:
-                    self._call_steps(run, me.task, 0)
-                    mode = Mode.DONE
+                    self._call_tasks(run, me.calls())
+                    mode = Mode.CALLED
             elif outcome == Outcome.FAILED:
                 self._recover(run, me)
                 mode = Mode.DONE
@@ -549,6 +550,18 @@ class WorkerPool:
             raise
         except BaseException as error:
             self._fail(run, run.failure(me.task, call, error))
+
+    def _call_tasks(self, run: Run, tasks: Sequence[int]) -> None:
+        """Call the steps of tasks, up to one that fails, which fails the run."""
+        calls, task, step = run.work.calls, -1, None
+        try:
+            for task in tasks:
+                for step in calls[task]:
+                    step()
+        except ThreadsEndedError:
+            raise
+        except BaseException as error:  # a worker outlives whatever an operator raises
+            self._fail(run, run.failure(task, step, error))
 
     def _call_steps(self, run: Run, task: int, piece: int) -> None:
         """Call the steps of a piece, and fail the run where one fails."""

@@ -16,9 +16,14 @@ from dagexec.core.native import NativeStep, Piece, may_merge, phases_of
 from dagexec.core.operator import Step, parts_of
 from dagexec.scheduler.plan.preparation import LONGEST_SECONDS
 from dagexec.scheduler.run import engine
+from dagexec.scheduler.run.engine_code import Kind
 from dagexec.scheduler.run.machine import TaskGraph
 
 ChainSteps = Sequence[tuple[Step, ...]]
+
+
+SHORT_SECONDS = 5e-6
+"""Of steps of Python that are handed out several at a time, as estimated."""
 
 
 class Dependencies(Protocol):
@@ -58,6 +63,11 @@ class Work:
     graph: TaskGraph
     steps: Sequence[Pieces]
     native: engine.NativeTasks | None = None
+
+    @cached_property
+    def calls(self) -> Sequence[tuple[Step, ...]]:
+        """Of each task that is steps of Python, these."""
+        return [pieces[0] if pieces else () for pieces in self.steps]
 
     @cached_property
     def is_shared(self) -> bool:
@@ -104,7 +114,7 @@ def pieces_of_chains(
     )  # fmt: skip
     if not native:
         return Work(graph, [stretch.as_steps() for stretch in stretches])
-    memory = engine.native_tasks(graph, [stretch.pieces or None for stretch in stretches])
+    memory = engine.native_tasks(graph, [stretch.pieces or stretch.kind for stretch in stretches])
     called = [(stretch.steps,) if stretch.steps else () for stretch in stretches]
     return Work(graph, called, memory)
 
@@ -117,6 +127,10 @@ class _Stretch:
     steps: tuple[Step, ...] = ()
     pieces: list[Piece] = field(default_factory=list)
     seconds: float = 0.0
+
+    @property
+    def kind(self) -> Kind:
+        return Kind.SHORT_PYTHON if self.seconds <= SHORT_SECONDS else Kind.PYTHON
 
     def as_steps(self) -> Pieces:
         return [(NativeStep(((piece,),)),) if piece else () for piece in self.pieces] or [self.steps]
@@ -132,6 +146,7 @@ def _stretches(number: int, chain: Sequence[Step], seconds: Sequence[float], mos
                 if not found or found[-1].pieces:
                     found.append(_Stretch(number))
                 found[-1].steps += (part,)
+                found[-1].seconds += estimate
                 continue
             for phase in phases:
                 pieces = _grouped(phase, most)

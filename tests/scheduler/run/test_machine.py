@@ -13,12 +13,13 @@ from dagexec.core.native import NativeCall
 from dagexec.platform.machine_code import executable
 from dagexec.scheduler.run import engine
 from dagexec.scheduler.run.engine import NativeRun, Participant, PoolMemory, native_tasks
-from dagexec.scheduler.run.engine_code import Mode, Outcome
+from dagexec.scheduler.run.engine_code import Kind, Mode, Outcome
 from dagexec.scheduler.run.machine import Machine, TaskGraph, in_order
 
 needs_machine_code = pytest.mark.skipif(not engine.can_run(), reason="no machine code runs here")
 
 ADD_ONE = "f30f1efa f048ff07 31c0 c3"  # lock inc qword [rdi]; return 0
+PYTHON = (Kind.PYTHON, Kind.SHORT_PYTHON)
 READ = "f30f1efa 488b07 c3"  # return [rdi]
 
 
@@ -91,9 +92,10 @@ class Counting:
     def __init__(self, graph: TaskGraph, python: frozenset[int] = frozenset()) -> None:
         code = executable(bytes.fromhex(ADD_ONE))
         assert code is not None
+        source = random.Random(len(graph.pieces))
         self.counts: npt.NDArray[np.int64] = np.zeros(len(graph.pieces), np.int64)
         pieces = [
-            None if task in python else [(_call(code, self.counts, task),)] * count
+            source.choice(PYTHON) if task in python else [(_call(code, self.counts, task),)] * count
             for task, count in enumerate(graph.pieces)
         ]
         self.tasks = native_tasks(graph, pieces)
@@ -104,10 +106,10 @@ class Counting:
         while True:
             outcome = me.enter(mode)
             if outcome == Outcome.PYTHON:
-                self.counts[me.task] += 1
+                self.counts[me.calls()] += 1
             elif outcome not in (Outcome.IDLE, Outcome.WAKE):
                 return outcome
-            mode = {Outcome.PYTHON: Mode.DONE, Outcome.WAKE: Mode.CONTINUE}.get(Outcome(outcome), Mode.PICK)
+            mode = {Outcome.PYTHON: Mode.CALLED, Outcome.WAKE: Mode.CONTINUE}.get(Outcome(outcome), Mode.PICK)
 
 
 def _call(code: int, numbers: npt.NDArray[np.int64], place: int) -> NativeCall:
@@ -176,7 +178,7 @@ def test_a_run_that_is_stopped_or_interrupted_is_left_between_pieces() -> None:
     me = Participant(run)
     assert me.enter(Mode.PICK) == Outcome.PYTHON
     run.interrupt(True)
-    assert me.enter(Mode.DONE) == Outcome.STOPPED
+    assert me.enter(Mode.CALLED) == Outcome.STOPPED
     run.interrupt(False)
     assert me.enter(Mode.PICK) == Outcome.FINISHED
     run = counting.tasks.new_run()
