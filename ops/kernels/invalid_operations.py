@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from dagexec.core.native import NativeCall, NativeStep, Phases, Piece, can_run
 from dagexec.core.operator import Step
@@ -56,11 +58,11 @@ class Watch:
         codes = _codes()
         assert codes is not None, "nothing can be seen here"
         self.note = np.zeros(1, np.int32)
-        clear, look, self._read = codes
+        clear, look, _ = codes
         self._clear, self._look = self._call(clear), self._call(look)
 
-    def _call(self, code: int, on_failure: Callable[[], None] | None = None) -> NativeCall:
-        return NativeCall(code, (self.note.ctypes.data, 0, 0, 0), None, _failure, self.note, on_failure)
+    def _call(self, code: int) -> NativeCall:
+        return NativeCall(code, (self.note.ctypes.data, 0, 0, 0), None, _failure, self.note)
 
     def around(self, step: Step) -> Step:
         """The step that does `step`, which is no native calls, and notes what happened."""
@@ -83,10 +85,17 @@ class Watch:
             self.note[0] = 0
             recover()
 
-        read: Piece = (self._call(self._read, on_failure),)
+        read: Piece = (reading(self.note, on_failure),)
         *before, last = noting
         return (*before, ((*last[0], *read),)) if len(last) == 1 else (*noting, (read,))
 
 
+def reading(note: npt.NDArray[Any], on_failure: Callable[[], None]) -> NativeCall:
+    """The call that ends in `on_failure` where the 32 bits at the beginning of `note` are not 0."""
+    codes = _codes()
+    assert codes is not None, "nothing can be seen here"
+    return NativeCall(codes[2], (note.ctypes.data, 0, 0, 0), None, _failure, note, on_failure)
+
+
 def _failure() -> DagexecError:
-    return DagexecError("the flag of invalid operations cannot be looked at")
+    return DagexecError("a note cannot be read")

@@ -14,6 +14,9 @@ PIECE_SECONDS = 15e-6
 MOST_PIECES = 16
 """Of one step that is cut over its whole batch."""
 
+MOST_OF_ONE = 8
+"""Of one example."""
+
 _FLOPS_PER_LANE, _BYTES_PER_SECOND = 6.25e9, 10e9
 """Of one core: 50 GFLOP/s with the 8 lanes of AVX2 and 100 with the 16 of AVX-512, as convolutions of the zoo reach."""
 
@@ -35,6 +38,6 @@ def pieces_of_products(count: int, lanes: int, most: int = MOST_PIECES) -> int:
     return pieces_of(2 * count / (_FLOPS_PER_LANE * lanes), most)
 
 
-def pieces_of_bytes(nbytes: int) -> int:
+def pieces_of_bytes(nbytes: int, most: int = MOST_PIECES) -> int:
     """As `pieces_of`, of work that takes as long as moving so many bytes."""
-    return pieces_of(nbytes / _BYTES_PER_SECOND)
+    return pieces_of(nbytes / _BYTES_PER_SECOND, most)

@@ -10,14 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.native import NativeCall, NativeStep, Phases, Piece, table_code
-from dagexec.core.operator import Step
 from dagexec.errors import DagexecError
 
 Table = npt.ArrayLike
 """Calls, [calls, 5]: a function and its arguments each, whose result does not count."""
 
 
-def in_pieces(tables: Sequence[Table], keeps: object, label: str) -> Step:
+def in_pieces(tables: Sequence[Table], keeps: object, label: str) -> NativeStep:
     """The step that runs all tables, each in order, which threads may share. `keeps` lives as long as the step.
 
     How many tables there are follows from the operator's geometry, not from threads. Call it only where `can_run`.
@@ -25,7 +24,7 @@ def in_pieces(tables: Sequence[Table], keeps: object, label: str) -> Step:
     return in_phases([tables], keeps, label)
 
 
-def in_phases(phases: Sequence[Sequence[Table]], keeps: object, label: str) -> Step:
+def in_phases(phases: Sequence[Sequence[Table]], keeps: object, label: str) -> NativeStep:
     """As `in_pieces`; each phase begins when all tables of the one before have ended."""
     made = [[rows for table in tables if len(rows := native_rows(table))] for tables in phases]
     found: Phases = tuple(tuple(_piece(rows, keeps, label) for rows in tables) for tables in made if tables)

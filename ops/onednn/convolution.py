@@ -148,7 +148,7 @@ class ForwardConvolution(ConvolutionFamily):
         summand = self._summand
         if summand is None:
             return super().kept(prepared)
-        return keeping_nan_in_place(self, prepared, summand)
+        return keeping_nan_in_place(self, prepared, self.onednn.machine, summand)
 
     def composed(
         self,

@@ -18,11 +18,14 @@ from dagexec.core.operator import Prepared, Step, in_sequence, nothing_to_do
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.base.geometry import Axis, tap_count
 from dagexec.ops.base.layout import BLOCKS, NCHW, NHWC, logical_shape
+from dagexec.ops.kernels.sharing import pieces_of
+from dagexec.ops.kernels.tables import shares
 from dagexec.ops.onednn import widened
 from dagexec.ops.onednn.implementation import choose_implementation, estimated_seconds
 from dagexec.ops.onednn.operator import OneDNNOperator
 from dagexec.ops.onednn.packing import PackedForms
 from dagexec.ops.onednn.pieces import (
+    MOST_OF_BATCH,
     ONE,
     Part,
     computed_in_pieces,
@@ -243,7 +246,7 @@ class ConvolutionFamily(OneDNNOperator):
             return self.batch_in_parts([computation(part) for part in parts], whole)
         alone = self.asked_of_library(computation(Part(ONE)))
         chosen = self._chosen_for_all(alone)
-        if chosen.is_divisible:
+        if chosen.is_in_pieces:
             found = problem.named(chosen.name)
             if found is not None:
                 return self._assembled(problem, found, whole)
@@ -281,14 +284,21 @@ class ConvolutionFamily(OneDNNOperator):
         found = computed_by(cut)
         if len(found) < len(cut):
             found = [(Part(ONE), alone, chosen)]
+        pieces = pieces_of(whole.batch * estimated_seconds(alone, chosen), MOST_OF_BATCH)
+        if len(found) == 1 and chosen.is_divisible:
+            together = [Part((share.start, share.stop)) for share in shares(whole.batch, pieces)]
+            parts = computed_by(together)
+        else:
+            together = [
+                replace(part, images=(image, image + 1)) for image in range(whole.batch) for part, _, _ in found
+            ]
+            parts = [
+                (part, problem, one) for part, (_, problem, one) in zip(together, found * whole.batch, strict=True)
+            ]
         assembled = computed_in_pieces(
             self.label,
-            [
-                (problem, one, computation(replace(part, images=(image, image + 1))).arrays)
-                for image in range(whole.batch)
-                for part, problem, one in found
-            ],
-            whole.batch * estimated_seconds(alone, chosen),
+            [(problem, one, computation(part).arrays) for part, problem, one in parts],
+            pieces,
             self.working_memory,
             partial(self._packed, whole.inputs),
             whole.arrays,
@@ -323,7 +333,7 @@ class ConvolutionFamily(OneDNNOperator):
         assembled = computed_in_pieces(
             self.label,
             [(problems[one.batch], chosen[one.batch], one.arrays) for one in asked],
-            sum(estimated_seconds(problems[one.batch], chosen[one.batch]) for one in asked),
+            len(asked),
             self.working_memory,
             partial(self._packed, asked[0].inputs),
             None if whole is None else whole.arrays,

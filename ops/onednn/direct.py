@@ -141,7 +141,7 @@ def candidates(library: Library, layer: Layer) -> Iterator[Candidate]:
         if lanes <= machine.lanes and layer.fits(lanes):
             isa = "avx512" if machine.lanes == AVX512 else "avx2"
             name = f"{COMPOSED}direct, vectors of {lanes}:{isa}"
-            yield Candidate(name, None, partial(_assemble, layer, lanes), layer.seconds)
+            yield Candidate(name, None, partial(_assemble, layer, lanes), layer.seconds, is_in_pieces=True)
             return
 
 
@@ -202,7 +202,10 @@ def _parts(rows: int, spans: Sequence[_Span], pieces: int, lanes: int) -> list[t
     vectors = sum(span.vectors for span in spans)
     if -(-rows // pieces) * vectors <= -(-vectors // pieces) * rows:
         return [(part, list(spans)) for part in shares(rows, pieces)]
-    return [(range(rows), list(_within(spans, part, lanes))) for part in shares(vectors, pieces)]
+    apart = len(spans) < 2 or spans[-1].target % lanes == 0  # else the last vector writes what the one before has, too
+    found = shares(vectors - (not apart), pieces)
+    found[-1] = range(found[-1].start, vectors)
+    return [(range(rows), list(_within(spans, part, lanes))) for part in found]
 
 
 def _within(spans: Sequence[_Span], part: range, lanes: int) -> Iterator[_Span]:

@@ -33,6 +33,7 @@ from dagexec.ops.elementwise import fused as fused_elementwise
 from dagexec.ops.kernels.chains import PRELU, chain_step
 from dagexec.ops.kernels.function_kernels import GELU, gelu_step
 from dagexec.ops.onednn.accuracy import is_coarse, require_accurate
+from dagexec.ops.onednn.cutting import Parts
 from dagexec.ops.onednn.operator import OneDNNOperator
 from dagexec.ops.onednn.post_ops import BINARY, ELTWISE, append_post_ops, drops_nan, operand_descriptor
 from dagexec.ops.onednn.primitive import (
@@ -171,7 +172,7 @@ class Chain(OneDNNOperator):
     def _reads_input_twice(self) -> bool:
         return self.definition.input[0] in self.definition.input[1:]
 
-    def _link(self, x: Array, y: Array, group: Sequence[PostOp], operands: Operands) -> BoundPrimitive:
+    def _link(self, x: Array, y: Array, group: Sequence[PostOp], operands: Operands) -> BoundPrimitive | Parts:
         first = group[0]
         if len(group) == 1 and first.input < 0:
             layout = self.packed(x.reshape(-1))
@@ -186,7 +187,7 @@ class Chain(OneDNNOperator):
                 *function[1:],
                 self.attributes(),
             )
-            return self.bound(found, {SRC: (layout, x), DST: (layout, y)})
+            return self.in_parts(found, {SRC: (layout, x), DST: (layout, y)})
         for way in layouts(y.shape, operands):
             for other in self._others(group[0], way, y.dtype):
                 try:
@@ -194,7 +195,7 @@ class Chain(OneDNNOperator):
                 except UnsupportedFeatureError:
                     continue
                 if not found.is_reference:
-                    return self.bound(found, arguments)
+                    return self.in_parts(found, arguments, range(len(way.shape)), BLOCKS.get(way.order, 1))
         shapes = ", ".join(str(array.shape) for array in operands.values())
         raise UnsupportedFeatureError(
             f"{self.label}: oneDNN is slow for operands of {shapes} and a result of {y.shape}"

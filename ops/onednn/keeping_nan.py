@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 
 import ml_dtypes
@@ -25,7 +26,10 @@ from dagexec.core.tensor import Tensor
 from dagexec.core.traits import ImageRole
 from dagexec.ops.activation.post_ops import read_post_ops
 from dagexec.ops.base.blocks import Array
+from dagexec.ops.kernels.finite import FiniteScan, can_scan
 from dagexec.ops.kernels.invalid_operations import Watch, can_be_seen
+from dagexec.ops.kernels.machine import Machine
+from dagexec.ops.kernels.moving import table_rebind
 from dagexec.ops.onednn.binding import Library
 from dagexec.ops.onednn.nchw_fallback import nchw_fallback, require_clear
 
@@ -39,7 +43,7 @@ def is_seen(library: Library) -> bool:
     return library.openmp is not None and can_be_seen()
 
 
-def keeping_nan(operator: Operator, prepared: Prepared) -> Prepared:
+def keeping_nan(operator: Operator, prepared: Prepared, machine: Machine) -> Prepared:
     """`prepared`, of `operator`, and what it takes to keep NaN. Only where `is_seen`.
 
     Raises UnsupportedFeatureError where the default engine could not compute it again.
@@ -47,7 +51,7 @@ def keeping_nan(operator: Operator, prepared: Prepared) -> Prepared:
     if not any(_is_float(operator.y(index)) for index in range(len(operator.output_blobs))):
         return prepared
     if _leaves_no_trace(operator):
-        return scanning(operator, prepared)
+        return scanning(operator, prepared, machine)
     again = Recomputation(operator)
     watch = Watch()
     phases = _phases(prepared.step)
@@ -65,25 +69,17 @@ def keeping_nan(operator: Operator, prepared: Prepared) -> Prepared:
     return again.behind(prepared, run_all)
 
 
-def keeping_nan_in_place(operator: Operator, prepared: Prepared, index: int) -> Prepared:
+def keeping_nan_in_place(operator: Operator, prepared: Prepared, machine: Machine, index: int) -> Prepared:
     """As `keeping_nan`, for an operator that adds to what output 0, which is input `index`, held.
 
     Where that was finite, each NaN of the result comes from the other summand, which is computed again without it.
     """
     again = Recomputation(operator)
     watch = Watch()
-    watched = _watched(prepared.step, watch)
     result = operator.y(0)
-    flat = result.reshape(-1)
-    looks = _leaves_no_trace(operator)
+    looks, phases = _leaves_no_trace(operator), _phases(prepared.step)
 
-    def run_all() -> None:
-        held = None if _is_finite(flat) else result.copy()
-        for part in watched:
-            part()
-        if not watch.note[0] and not (looks and not _is_finite(again.inputs[0].reshape(-1))):
-            return
-        watch.note[0] = 0
+    def correct(held: Array | None) -> None:
         again.inputs[index] = exact = np.zeros_like(result) if held is None else held
         again.compute([exact])
         if held is None:
@@ -91,10 +87,32 @@ def keeping_nan_in_place(operator: Operator, prepared: Prepared, index: int) -> 
         else:
             _corrected(result, exact)
 
+    if phases and not looks and can_scan(machine, result):
+        scan, held = FiniteScan(machine, result, operator.label), list[Array]()
+
+        def hold() -> None:
+            held[:] = [result.copy()]
+
+        def recover() -> None:
+            correct(held[0] if scan.notes.any() else None)
+
+        before = *scan.step.phases, (scan.piece(hold),)
+
+        return again.behind(prepared, NativeStep((*before, *watch.guarded(phases, recover))))
+    watched, flat = _watched(prepared.step, watch), result.reshape(-1)
+
+    def run_all() -> None:
+        held = None if _is_finite(flat) else result.copy()
+        for part in watched:
+            part()
+        if watch.note[0] or (looks and not _is_finite(again.inputs[0].reshape(-1))):
+            watch.note[0] = 0
+            correct(held)
+
     return again.behind(prepared, run_all)
 
 
-def scanning(operator: Operator, prepared: Prepared) -> Prepared:
+def scanning(operator: Operator, prepared: Prepared, machine: Machine) -> Prepared:
     """`prepared`, of `operator`, for code that no flag tells of: it looks for NaN in input 0.
 
     For operators of one tensor, and for layers, in whose sums each number that is not finite meets others.
@@ -102,7 +120,14 @@ def scanning(operator: Operator, prepared: Prepared) -> Prepared:
     if not _is_float(operator.x(0)):
         return prepared
     again = Recomputation(operator)
-    step = prepared.step
+    step, phases = prepared.step, _phases(prepared.step)
+    if phases and can_scan(machine, again.inputs[0]):
+        scan = FiniteScan(machine, again.inputs[0], operator.label)
+        whole = NativeStep((*phases, *scan.step.phases, (scan.piece(again.run),)), scan.step.native_tables)
+        moved, move = prepared.input_rebinds.get(0), table_rebind(whole, again.inputs[0])
+        if moved is not None and move is not None:
+            prepared = replace(prepared, input_rebinds={**prepared.input_rebinds, 0: partial(_both, moved, move)})
+        return again.behind(prepared, whole)
 
     def run_all() -> None:
         step()
@@ -111,6 +136,11 @@ def scanning(operator: Operator, prepared: Prepared) -> Prepared:
             again.run()
 
     return again.behind(prepared, run_all)
+
+
+def _both(first: Rebind, second: Rebind, array: Array) -> None:
+    first(array)
+    second(array)
 
 
 def _leaves_no_trace(operator: Operator) -> bool:

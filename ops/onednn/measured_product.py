@@ -10,16 +10,31 @@ All products are computed in one thread, so that nothing is cut but what the ope
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from dagexec.core.dtypes import from_numpy
 from dagexec.core.operator import Step
 from dagexec.errors import UnsupportedFeatureError
+from dagexec.ops.kernels.sharing import MOST_OF_ONE, pieces_of_bytes, pieces_of_products
+from dagexec.ops.kernels.tables import shares
+from dagexec.ops.onednn.cutting import behind
 from dagexec.ops.onednn.implementation import choose_implementation, rule
 from dagexec.ops.onednn.operator import OneDNNOperator
-from dagexec.ops.onednn.primitive import BIAS, DST, SRC, WEIGHTS, Array, Descriptor, PrimitiveDescriptor, describe
+from dagexec.ops.onednn.pieces import Piece, computed_in_pieces
+from dagexec.ops.onednn.primitive import (
+    BIAS,
+    DST,
+    SRC,
+    WEIGHTS,
+    Array,
+    Attributes,
+    Descriptor,
+    PrimitiveDescriptor,
+    describe,
+)
 from dagexec.ops.onednn.problem import Assembled, Candidate, Problem, assemble
 
 MATMUL, PACKED, AS_IT_IS = "matmul", "packed", "as it is"
@@ -32,10 +47,13 @@ UNPACKED, INNER = "unpacked matmul", "inner product"
 
 INNER_PRODUCT = "inner_product_forward"
 
+_UNITS, _ROWS = 64, 8  # of a piece, at least
+_PACKED_TWICE = 16 << 20  # bytes of weights that may be in memory for one row, and for several
+
 MAX_MEASURED = 20 << 20
 """Bytes of weights: of more, a part of the units is measured, which takes as long for each byte."""
 
-Request = Callable[[Mapping[int, Descriptor]], Sequence[object]]
+Request = Callable[[Mapping[int, Descriptor], Attributes], Sequence[object]]
 """What the library is asked with after the engine, for the layouts of the arguments."""
 
 
@@ -46,6 +64,7 @@ class WeightedProduct:
     Attributes:
         function: of the library, without `dnnl_`.
         request: how it is requested.
+        attributes: of the product.
         other: how the other of matmul and inner product is requested: with WEIGHTS transposed, and the BIAS of a matmul
             a row.
         arrays: by argument number: SRC, WEIGHTS and DST are matrices.
@@ -58,6 +77,7 @@ class WeightedProduct:
 
     function: str
     request: Request
+    attributes: Attributes
     arrays: Mapping[int, Array]
     further: Mapping[int, tuple[Descriptor, Array]]
     units_axis: int
@@ -65,6 +85,25 @@ class WeightedProduct:
     key: str
     other: Request | None = None
     constant: bool = True
+
+    def cut(self, rows: range, units: range) -> WeightedProduct:
+        """The product of some rows and some units."""
+        cut = {0: (len(self.arrays[DST]), rows), 1: (self.arrays[DST].shape[1], units)}
+        of_rows, of_units = slice(rows.start, rows.stop), slice(units.start, units.stop)
+        weights = self.arrays[WEIGHTS]
+        arrays = {
+            **self.arrays,
+            SRC: self.arrays[SRC][of_rows],
+            WEIGHTS: weights[of_units] if self.units_axis == 0 else weights[:, of_units],
+            DST: _packed(self.arrays[DST][of_rows, of_units]),
+        }
+        if BIAS in arrays:
+            arrays[BIAS] = arrays[BIAS][..., of_units]
+        further = {}
+        for number, (layout, operand) in self.further.items():
+            part, before = layout.part(cut)
+            further[number] = part, behind(operand, before)
+        return replace(self, attributes=self.attributes.part(cut), arrays=arrays, further=further)
 
     def part(self, units: int) -> Mapping[int, Array]:
         """The arrays of a product with so many units, of which only shapes and strides count."""
@@ -79,6 +118,11 @@ class WeightedProduct:
         if BIAS in found:
             found[BIAS] = np.empty((*found[BIAS].shape[:-1], units), found[BIAS].dtype)
         return found
+
+
+def _packed(rows: Array) -> Array:
+    """Rows, or a part of one row, with the strides of packed ones."""
+    return rows if len(rows) > 1 else as_strided(rows, strides=(rows.nbytes, rows.itemsize))
 
 
 class MeasuredProduct(OneDNNOperator):
@@ -99,7 +143,35 @@ class MeasuredProduct(OneDNNOperator):
             return self.parameter(1, array, source, target)
 
         arrays = {**product.arrays, **operands}
-        return assemble(whole, chosen, arrays, self.working_memory, pack)
+        parts = self._parts(product, chosen.name)
+        if len(parts) < 2:
+            return assemble(whole, chosen, arrays, self.working_memory, pack)
+        return computed_in_pieces(self.label, parts, len(parts), self.working_memory, pack, arrays)
+
+    def _parts(self, product: WeightedProduct, name: str) -> list[Piece]:
+        """Products of some rows, or of one row some units, by the implementation of a name; none where it is not cut.
+
+        The library writes whole rows alone.
+        """
+        weights, (rows, units) = product.arrays[WEIGHTS], product.arrays[DST].shape
+        every = range(rows), range(units)
+        if rows == 1 and weights.nbytes <= _PACKED_TWICE:
+            count, least = pieces_of_bytes(weights.nbytes, MOST_OF_ONE), _UNITS
+        else:
+            count, least = pieces_of_products(rows * weights.size, self.onednn.isa.lanes), _ROWS
+        whole = len(every[rows == 1])
+        found: list[Piece] = []
+        for part in shares(whole // least, min(count, whole // least)) if count > 1 and whole >= 2 * least else ():
+            indices = range(part.start * least, whole if part.stop == whole // least else part.stop * least)
+            cut = product.cut(*((every[0], indices) if rows == 1 else (indices, every[1])))
+            problem = self._problem(cut, cut.arrays)
+            one = problem.named(name)
+            if one is None:
+                return []
+            found.append(
+                (problem, one, {**cut.arrays, **{number: array for number, (_, array) in cut.further.items()}})
+            )
+        return found
 
     def _chosen_for_all(self, product: WeightedProduct, whole: Problem) -> Candidate:
         """What is chosen for the first number of rows, for all numbers."""
@@ -141,10 +213,10 @@ class MeasuredProduct(OneDNNOperator):
                 if product.other is None:
                     raise UnsupportedFeatureError(f"{self.label}: there is one way to multiply")
                 free = {} if algorithm == UNPACKED else {WEIGHTS: Descriptor.any_layout(library, weights.T.shape, meta)}
-                arguments = product.other({**tensors, **turned, **free})
+                arguments = product.other({**tensors, **turned, **free}, product.attributes)
                 function = "matmul" if is_inner else INNER_PRODUCT
                 return describe(library, self.label, function, library.engine, *arguments)
-            arguments = product.request({**tensors, **(wanted if algorithm == PACKED else {})})
+            arguments = product.request({**tensors, **(wanted if algorithm == PACKED else {})}, product.attributes)
             return describe(library, self.label, product.function, library.engine, *arguments)
 
         types = {number: from_numpy(array.dtype) for number, array in arrays.items()}

@@ -18,12 +18,15 @@ from dagexec.core.choices import choices, seconds_left
 from dagexec.core.dtypes import BFLOAT16, FLOAT16, FLOAT32, TypeMeta, from_numpy
 from dagexec.core.operator import Operator, Prepared, Rebind, Step, nothing_to_do
 from dagexec.core.proto import OperatorDef
+from dagexec.core.schema import TensorType
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.activation.post_ops import SUM, PostOp
 from dagexec.ops.base.layout import ORDERS, blocked_orders, logical_shape
 from dagexec.ops.kernels.moving import TableRebind, table_rebind
+from dagexec.ops.kernels.sharing import pieces_of, work_seconds
 from dagexec.ops.onednn.accuracy import is_coarse
 from dagexec.ops.onednn.binding import Library, require_library
+from dagexec.ops.onednn.cutting import Parts, cut_primitive
 from dagexec.ops.onednn.keeping_nan import is_seen, keeping_nan, scanning
 from dagexec.ops.onednn.nchw_fallback import in_plain_order
 from dagexec.ops.onednn.packing import PackedForms, offer_unpacking, packed_memory
@@ -95,6 +98,7 @@ class OneDNNOperator(Operator):
         names_for_all: the implementation for all batches, by geometry.
         orders: of image tensors; all.
         metas: element types of input 0 that go to oneDNN; the default engine computes others.
+        asks: nothing is prepared: it is asked whether there is a kernel (`has_kernel`).
         repeats: how it is prepared follows from its definition, and the layouts of its tensors, so that operators for
             which these are the same share a `Recipe`.
         moved_inputs: the most inputs, from the first on, that nothing but arguments of native calls leads to, so that
@@ -114,7 +118,7 @@ class OneDNNOperator(Operator):
         self.onednn: Library = require_library(self.label)
         self.names_for_all: dict[str, str] = {}
         self._for_all: list[Array] = []  # during prepare
-        self._asks = False  # during has_kernel
+        self.asks = False  # during has_kernel
         self._is_unseen = False  # during prepare: compiled code, not generated; its comparisons may leave no trace
         self._keeps_nan = self.arguments.string("nan", "kept") != "any"
 
@@ -222,8 +226,8 @@ class OneDNNOperator(Operator):
     def kept(self, prepared: Prepared) -> Prepared:
         """`prepared` with what keeps NaN."""
         if self._is_unseen:
-            return scanning(self, prepared)
-        return keeping_nan(self, prepared)
+            return scanning(self, prepared, self.onednn.machine)
+        return keeping_nan(self, prepared, self.onednn.machine)
 
     def drops_nan(self) -> bool:
         """True where oneDNN may give a number for NaN, so that `keeping_nan` has to stand behind the step."""
@@ -286,7 +290,7 @@ class OneDNNOperator(Operator):
         """True when the library has code for the operator as it is, in its order; nothing is made or measured."""
         if self.input(0).meta not in self.metas:
             return False
-        self._asks = True
+        self.asks = True
         try:
             self.prepare_primitive()
         except _Answer as answer:
@@ -294,12 +298,12 @@ class OneDNNOperator(Operator):
         except UnsupportedFeatureError:
             return False
         finally:
-            self._asks = False
+            self.asks = False
         return True
 
     def answer(self, found: Callable[[], bool]) -> None:
         """Ends a preparation that is for `has_kernel` alone with what `found` gives; nothing happens in others."""
-        if self._asks:
+        if self.asks:
             raise _Answer(found())
 
     def bound(self, description: PrimitiveDescriptor, arguments: Arguments) -> BoundPrimitive:
@@ -311,6 +315,19 @@ class OneDNNOperator(Operator):
             scratchpad = (description.descriptor(SCRATCHPAD_MD), self.working_memory(nbytes))
             arguments = {**arguments, SCRATCHPAD: scratchpad}
         return description.create().bind(arguments, self.label)
+
+    def in_parts(
+        self, description: PrimitiveDescriptor, arguments: Arguments, axes: Sequence[int] = (0,), unit: int = 1
+    ) -> BoundPrimitive | Parts:
+        """As `bound`, in pieces where the work is worth it: along `axes` of the result; see `cut_primitive`."""
+        cut = None if self.asks else cut_primitive(description, arguments, axes, unit, self.pieces, self.bound)
+        return cut or self.bound(description, arguments)
+
+    @property
+    def pieces(self) -> int:
+        """In how many pieces the work of the operator is cut."""
+        outputs = [TensorType(tuple(self.y(i).shape), self.output(i).meta) for i in range(len(self.output_blobs))]
+        return pieces_of(work_seconds(self.schema.cost(self.call(), outputs), self.onednn.isa.lanes))
 
     def rebindable(
         self, step: Step, bound: Rebindable, inputs: Mapping[int, int], outputs: Mapping[int, int]

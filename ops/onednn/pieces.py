@@ -17,7 +17,7 @@ from math import prod
 from dagexec.core.native import NativeStep, merged, phases_of
 from dagexec.core.operator import Step, nothing_to_do
 from dagexec.ops.base.geometry import Axis
-from dagexec.ops.kernels.sharing import pieces_of
+from dagexec.ops.kernels.sharing import MOST_OF_ONE
 from dagexec.ops.kernels.tables import can_run, shares
 from dagexec.ops.onednn.primitive import Array, Descriptor, Rebindable
 from dagexec.ops.onednn.problem import Assembled, Candidate, Compute, Memory, Pack, Problem, StillArguments, assemble
@@ -25,13 +25,10 @@ from dagexec.ops.onednn.problem import Assembled, Candidate, Compute, Memory, Pa
 _PRODUCTS = 2_000_000
 """Of a piece, at least: some 40 us of one core, beside which the start of a primitive is small."""
 
-_MOST = 8
-"""Pieces of an image."""
-
 _PARTS = 4
 """Of a batch whose rows need not have the bytes that they have alone."""
 
-_MOST_OF_BATCH = 32
+MOST_OF_BATCH = 32
 """Pieces of a batch."""
 
 _KEPT_BYTES, _PIXELS = 512 << 10, 64
@@ -117,20 +114,33 @@ def parts_of_image(axes: Sequence[Axis], products: int, weights_nbytes: int) -> 
 
     Rows are cut along the first axis that has several, so that pieces are packed.
     """
-    whole = [Part(ONE)]
-    cut = next((number for number, axis in enumerate(axes) if axis.out > 1 or axis.size > 1), None)
+    cut = _cut_axis(axes)
     if cut is None:
-        return whole
+        return [Part(ONE)]
     pixels = prod(axis.out for axis in axes)
-    count = min(_MOST, axes[cut].out, products // _PRODUCTS)
+    count = min(MOST_OF_ONE, products // _PRODUCTS)
     if weights_nbytes > _KEPT_BYTES:
         count = min(count, max(2, pixels // _PIXELS))
+    return rows_of_image(axes, count)
+
+
+def rows_of_image(axes: Sequence[Axis], count: int, images: tuple[int, int] = ONE) -> list[Part]:
+    """An image in channels-last order in at most so many pieces."""
+    whole, cut = [Part(images)], _cut_axis(axes)
+    if cut is None:
+        return whole
+    count = min(count, axes[cut].out)
     count -= count > 1 and count % 2  # two threads share them
     if count <= 1:
         return whole
     ends = [axes[cut].out * number // count for number in range(count + 1)]
-    parts = [Part(ONE, cut, range(*pair)) for pair in pairwise(ends)]
+    parts = [Part(images, cut, range(*pair)) for pair in pairwise(ends)]
     return parts if all(part.axes(axes)[cut].size > 0 for part in parts) else whole
+
+
+def _cut_axis(axes: Sequence[Axis]) -> int | None:
+    """The first axis that has several rows."""
+    return next((number for number, axis in enumerate(axes) if axis.out > 1 or axis.size > 1), None)
 
 
 def parts_of_filters(filters: int, block: int, products: int, most: int) -> list[Part]:
@@ -235,20 +245,20 @@ Piece = tuple[Problem, Candidate, Mapping[int, Array]]
 def computed_in_pieces(
     label: str,
     parts: Sequence[Piece],
-    seconds: float,
+    count: int,
     memory: Memory,
     pack: Pack,
     whole: Mapping[int, Array] | None = None,
 ) -> Assembled:
-    """The steps of all parts, each a candidate for a problem on its part of the arrays, which take so many seconds.
+    """The steps of all parts, each a candidate for a problem on its part of the arrays, in at most `count` pieces.
 
-    Parts that are small are computed one after another in a piece. With the arrays of the `whole`, in which those of
+    With the arrays of the `whole`, in which those of
     the parts lie, arguments can be moved.
     """
     packed = _Packed(pack)
     made: list[Assembled] = []
     pieces: list[list[Step]] = []
-    for share in shares(len(parts), pieces_of(seconds, _MOST_OF_BATCH)):
+    for share in shares(len(parts), min(len(parts), count)):
         turns = Turns(memory)
         pieces.append([])
         for problem, candidate, arrays in parts[share.start : share.stop]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -20,7 +21,9 @@ from dagexec.core.registry import operator, schema_of
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.base.geometry import Axis, tap_count
 from dagexec.ops.base.layout import NCHW, NHWC
+from dagexec.ops.onednn.cutting import Arguments, image_axes, parts_of_whole
 from dagexec.ops.onednn.operator import OneDNNOperator
+from dagexec.ops.onednn.pieces import Part, rows_of_image
 from dagexec.ops.onednn.primitive import (
     DIFF_DST,
     DIFF_SRC,
@@ -32,6 +35,7 @@ from dagexec.ops.onednn.primitive import (
     SRC_1,
     Array,
     BoundPrimitive,
+    PrimitiveDescriptor,
 )
 from dagexec.ops.pool.average import AveragePooling, AveragePoolingGradient
 from dagexec.ops.pool.maximum import MaxPooling, MaxPoolingGradient, Tap
@@ -52,8 +56,15 @@ class Pooling(OneDNNOperator):
         window, axes = pool_window(self.call())
         require_pixels(axes, self.label)
         x, y = self.x(0), self.y(0)
-        source, target = self.image(x, window.order), self.image(y, window.order)
         algorithm, factor = self.algorithm(axes)
+        if window.order == NHWC and factor is None and len(x) < self.pieces and not self.asks:
+            rows = rows_of_image(axes, -(-self.pieces // len(x)))
+            parts = [replace(part, images=(image, image + 1)) for image in range(len(x)) for part in rows]
+            asked = [self._described(part, algorithm, axes) for part in parts]
+            if len({found.name for found, _ in asked}) == 1 < len(asked):
+                cut = parts_of_whole(asked, {SRC: x, DST: y}, self.bound)
+                return self.rebindable(cut.step, cut, {0: SRC}, {0: DST})
+        source, target = self.image(x, window.order), self.image(y, window.order)
         arguments = {SRC: (source, x), DST: (target, y)}
         attributes = self.attributes()
         if factor is not None:
@@ -70,8 +81,18 @@ class Pooling(OneDNNOperator):
             *pool_geometry(axes),
             attributes,
         )
-        bound = self.bound(found, arguments)
+        bound = self.in_parts(found, arguments, *image_axes(window.order))
         return self.rebindable(bound.step, bound, {0: SRC}, {0: DST})
+
+    def _described(self, part: Part, algorithm: int, axes: Sequence[Axis]) -> tuple[PrimitiveDescriptor, Arguments]:
+        """The primitive for a part of images with channels last, and its arguments."""
+        source, target, inner = part.source(self.x(0), axes), part.result(self.y(0)), part.axes(axes)
+        layouts = self.image(source, NHWC), self.image(target, NHWC)
+        geometry = *pool_geometry(inner), self.attributes()
+        found = self.describe_fast(
+            "pooling_forward", self.onednn.engine, FORWARD_INFERENCE, algorithm, *layouts, *geometry
+        )
+        return found, {SRC: (layouts[0], source), DST: (layouts[1], target)}
 
     @abstractmethod
     def algorithm(self, axes: Sequence[Axis]) -> tuple[int, Array | None]:
@@ -219,7 +240,7 @@ class MeanPoolingGradient(OneDNNOperator, AveragePoolingGradient):
             hint,
             none,
         )
-        bound = self.bound(found, {DIFF_DST: (source, dy), DIFF_SRC: (target, dx)})
+        bound = self.in_parts(found, {DIFF_DST: (source, dy), DIFF_SRC: (target, dx)}, *image_axes(window.order))
         return self.rebindable(bound.step, bound, {2: DIFF_DST}, {0: DIFF_SRC})
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from math import prod
 from typing import Any, NamedTuple, Protocol
 
 import numpy.typing as npt
 
-from dagexec.core.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT8, INT32, UINT8, TypeMeta
+from dagexec.core.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT8, INT32, UINT8, TypeMeta, from_name
 from dagexec.core.native import NativeCall
 from dagexec.errors import DagexecError, UnsupportedFeatureError
 from dagexec.ops.base.layout import NCHW, NCHW8C, NCHW16C, NHWC
@@ -45,6 +46,10 @@ _CHANNELS_LAST_TAGS = {3: 15, 4: 22, 5: 33}  # acb, acdb, acdeb
 _BLOCKED_8_TAGS = {3: 69, 4: 102, 5: 142}  # aBc8b, aBcd8b, aBcde8b
 _BLOCKED_16_TAGS = {3: 56, 4: 78, 5: 121}  # aBc16b, aBcd16b, aBcde16b
 _TAGS = {NCHW: _PLAIN_TAGS, NHWC: _CHANNELS_LAST_TAGS, NCHW8C: _BLOCKED_8_TAGS, NCHW16C: _BLOCKED_16_TAGS}
+
+
+Cut = Mapping[int, tuple[int, range]]
+"""By axis its whole size, and the indices of a part."""
 
 
 class Descriptor:
@@ -114,6 +119,43 @@ class Descriptor:
         found = _descriptors[id(library), key] = cls(library, handle[0], key)
         return found
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The logical shape; empty where it is not known."""
+        known = self._layout
+        return () if known is None else known[0]
+
+    @property
+    def _layout(self) -> tuple[tuple[int, ...], str, int | tuple[int, ...]] | None:
+        """Shape, element type, and strides or a tag; None where that is not known."""
+        key: Any = self.key
+        is_plain = isinstance(key, tuple) and len(key) == 3 and isinstance(key[1], str) and key[2] != _ANY
+        return key if is_plain else None
+
+    def part(self, cut: Cut) -> tuple[Descriptor, int]:
+        """That of the part with some indices along some axes, and the bytes before it.
+
+        Axes of size 1 stay. Raises UnsupportedFeatureError where an axis has another size, and where the layout is not
+        known.
+        """
+        if self._layout is None:
+            raise UnsupportedFeatureError("a layout of the library's own")
+        shape, name, layout = self._layout
+        meta, sizes, before = from_name(name), list(shape), 0
+        for axis, (size, indices) in cut.items():
+            if axis >= len(shape) or shape[axis] == 1:
+                continue
+            if shape[axis] != size:
+                raise UnsupportedFeatureError(f"axis {axis} has {shape[axis]} elements, not {size}")
+            sizes[axis] = len(indices)
+            step = self.nbytes // prod(shape[: axis + 1])
+            if isinstance(layout, tuple):
+                step = layout[axis] * meta.itemsize
+            before += indices.start * step
+        if isinstance(layout, tuple):
+            return Descriptor.strided(self._library, sizes, meta, layout), before
+        return Descriptor._tagged(self._library, sizes, meta, layout), before
+
     def first(self, shape: Sequence[int]) -> Descriptor:
         """That of the first elements along each axis of a tensor of this layout, in the same memory."""
         library, handle = self._library, self._library.ffi.new("h *")
@@ -172,6 +214,14 @@ class Attributes:
         """Argument `argument` has zero points along the axes of `mask`; they are given at execution."""
         self._masks.append(("zero_points", argument, mask))
         self._handle = None
+
+    def part(self, cut: Cut) -> Attributes:
+        """Those for a part of the result. Raises what `Descriptor.part` raises."""
+        found = Attributes(self._library)
+        found._masks = list(self._masks)
+        for kind, arguments in self._post_ops:
+            found._append(kind, *(one.part(cut)[0] if isinstance(one, Descriptor) else one for one in arguments))
+        return found
 
     def _append(self, kind: str, *arguments: object) -> None:
         self._post_ops.append((kind, arguments))
@@ -237,11 +287,19 @@ class PrimitiveDescriptor:
 
     Attributes:
         key: descriptors of one key are the same; None where that is not known.
+        request: what the library was asked for, the label and the arguments of `describe`.
     """
 
-    __slots__ = ("__weakref__", "_ask", "_library", "_made", "_name", "_scratchpad_bytes", "handle", "key")
+    __slots__ = ("__weakref__", "_ask", "_library", "_made", "_name", "_scratchpad_bytes", "handle", "key", "request")
 
-    def __init__(self, library: Library, handle: Any, ask: Callable[[], Any], key: Hashable | None = None) -> None:
+    def __init__(
+        self,
+        library: Library,
+        handle: Any,
+        ask: Callable[[], Any],
+        request: tuple[str, str, Sequence[object]],
+        key: Hashable | None = None,
+    ) -> None:
         """Take over `handle`, made while the calling thread was set to one thread.
 
         `ask` asks the library again for such a handle, one that can go on to further implementations. `key` is another
@@ -253,6 +311,7 @@ class PrimitiveDescriptor:
         self._library = library
         self.handle = library.ffi.gc(handle, library.lib.dnnl_primitive_desc_destroy)
         self._ask = ask
+        self.request = request
         self._name = ""
 
     @property
@@ -321,7 +380,19 @@ class PrimitiveDescriptor:
                 return
             copy = library.ffi.new("h *")  # a copy stays where it is, and cannot go on from there
             library.check(library.lib.dnnl_primitive_desc_clone(copy, walk), "a primitive descriptor")
-            yield PrimitiveDescriptor(library, copy[0], self._ask)
+            yield PrimitiveDescriptor(library, copy[0], self._ask, self.request)
+
+    def asked_for(self, cut: Cut) -> Iterator[PrimitiveDescriptor]:
+        """The implementations of the operation for a part of its tensors, all cut; none where that cannot be.
+
+        Its arguments were given as descriptors and attributes, not as handles.
+        """
+        label, function, arguments = self.request
+        try:
+            parts = [_part(one, cut) for one in arguments]
+            yield from describe(self._library, label, function, *parts).implementations()
+        except UnsupportedFeatureError:
+            return
 
     def create(self) -> Primitive:
         """The primitive, one as long as somebody has it: its code is generated here."""
@@ -330,6 +401,15 @@ class PrimitiveDescriptor:
             made = Primitive(self._library, self)
             self._made = weakref.ref(made)
         return made
+
+
+def _part(argument: object, cut: Cut) -> object:
+    """What is asked with in the place of an argument of `describe`, for a part."""
+    if isinstance(argument, Descriptor):
+        return argument.part(cut)[0]
+    if isinstance(argument, PrimitiveDescriptor):  # a hint
+        return next(argument.asked_for(cut))
+    return argument.part(cut) if isinstance(argument, Attributes) else argument
 
 
 _described: weakref.WeakValueDictionary[Hashable, PrimitiveDescriptor] = weakref.WeakValueDictionary()
@@ -361,7 +441,7 @@ def describe(
         library.check(status, f"{label}: {function}")
         return handle[0]
 
-    found = PrimitiveDescriptor(library, ask(), ask, whole)
+    found = PrimitiveDescriptor(library, ask(), ask, (label, function, arguments), whole)
     if whole is not None:
         _described[whole] = found
     return found

@@ -202,6 +202,7 @@ class Candidate:
         description: the primitive; None where there is none.
         assemble: how its steps are made, where the primitive is only a part of them.
         seconds: the estimate for one run on one core, where `implementation` has none for it.
+        is_in_pieces: its steps are pieces of all images, whose bytes do not depend on other images.
         products: by how many times its products are more than those of the problem, where they are not those.
     """
 
@@ -210,6 +211,7 @@ class Candidate:
     assemble: Assemble | None = None
     seconds: float | None = None
     products: int = 0
+    is_in_pieces: bool = False
 
     @property
     def primitive(self) -> PrimitiveDescriptor:
@@ -239,11 +241,8 @@ class Candidate:
 
     @property
     def is_divisible(self) -> bool:
-        """True for a convolution whose sums have one order however threads, and rows of a batch, divide the result.
-
-        Kernels of our own have.
-        """
-        return self.description is None or adds_up_alike(self.description.name)
+        """True for a convolution whose sums have one order however the images of a batch are divided."""
+        return self.description is not None and adds_up_alike(self.description.name)
 
     @property
     def most_pieces(self) -> int:

@@ -35,6 +35,7 @@ from dagexec.ops.onednn.primitive import (
     WEIGHTS,
     WEIGHTS_MD,
     Array,
+    Attributes,
     Descriptor,
 )
 from dagexec.ops.product import fused as fused_product
@@ -73,16 +74,17 @@ class FullyConnected(MeasuredProduct, product.FullyConnected):
         constant = self.input(1).constant is not None
         if constant or self.is_batch_invariant:
 
-            def request(layouts: Mapping[int, Descriptor]) -> Sequence[object]:
+            def request(layouts: Mapping[int, Descriptor], attributes: Attributes) -> Sequence[object]:
                 return [FORWARD_INFERENCE, *(layouts[number] for number in (SRC, WEIGHTS, BIAS, DST)), attributes]
 
-            def matmul(layouts: Mapping[int, Descriptor]) -> Sequence[object]:
+            def matmul(layouts: Mapping[int, Descriptor], attributes: Attributes) -> Sequence[object]:
                 return [*(layouts[number] for number in (SRC, WEIGHTS, BIAS, DST)), attributes]
 
             assembled = self.product(
                 WeightedProduct(
                     INNER_PRODUCT,
                     request,
+                    attributes,
                     {SRC: x, WEIGHTS: weights, BIAS: self.x(2).reshape(-1), DST: y},
                     further,
                     0,
@@ -203,20 +205,23 @@ class Product(MeasuredProduct):
         """
         if 0 in (a.size, b.size):
             raise UnsupportedFeatureError(f"{self.label}: there is nothing to multiply")
+        own = None if post_ops or b.ndim > 2 else self._in_panels(a, b, y)
+        if own is not None:
+            return own
         attributes = self.attributes()
         operands = {} if addend is None else {2: addend}
         further = append_post_ops(attributes, self.onednn, post_ops, operands, (y.ndim, NCHW), self.label)
         constant = self.input(1).constant is not None
         if a.ndim == b.ndim == 2 and (constant or self.is_batch_invariant):
 
-            def request(layouts: Mapping[int, Descriptor]) -> Sequence[object]:
+            def request(layouts: Mapping[int, Descriptor], attributes: Attributes) -> Sequence[object]:
                 return [layouts[SRC], layouts[WEIGHTS], self.onednn.ffi.NULL, layouts[DST], attributes]
 
-            def inner(layouts: Mapping[int, Descriptor]) -> Sequence[object]:
-                return [FORWARD_INFERENCE, *request(layouts)]
+            def inner(layouts: Mapping[int, Descriptor], attributes: Attributes) -> Sequence[object]:
+                return [FORWARD_INFERENCE, *request(layouts, attributes)]
 
             arrays, key = {SRC: a, WEIGHTS: b, DST: y}, _key(post_ops, further)
-            asked = WeightedProduct("matmul", request, arrays, further, 1, True, key, inner, constant)
+            asked = WeightedProduct("matmul", request, attributes, arrays, further, 1, True, key, inner, constant)
             return in_sequence(self.product(asked).steps)
         source, layout, target = (self.packed(array) for array in (a, b, y))
         wanted = Descriptor.any_layout(self.onednn, b.shape, from_numpy(b.dtype)) if constant else layout
@@ -224,8 +229,27 @@ class Product(MeasuredProduct):
         found = self.describe_fast(*asked_for)
         packed = found.descriptor(WEIGHTS_MD)
         memory, pack = self.parameter(1, b, layout, packed)
-        bound = self.bound(found, {SRC: (source, a), WEIGHTS: (packed, memory), DST: (target, y), **further})
-        return in_sequence([pack, bound.step])
+        packed = packed if constant else layout
+        arguments = {SRC: (source, a), WEIGHTS: (packed, memory), DST: (target, y), **further}
+        return in_sequence([pack, self.in_parts(found, arguments, range(y.ndim - 2)).step])
+
+    def _in_panels(self, a: Array, b: Array, y: Array) -> Step | None:
+        """The product with a constant matrix by kernels of our own; None where they are not for it."""
+        constant, weights = self.input(1).constant, b.T
+        alike = all(array.dtype == np.float32 and array.flags.c_contiguous for array in (a, y))
+        if constant is None or not alike or not is_for_panels(self.onednn, weights) or np.may_share_memory(a, y):
+            return None
+        self.answer(lambda: True)
+        lanes = self.onednn.isa.lanes
+        key = "panels", lanes, b.shape, b.strides
+
+        def packed() -> Array:
+            panels = in_panels(weights, lanes)
+            offer_unpacking(self.input(1), weights, partial(out_of_panels, panels, lanes), self.label, surely=True)
+            return panels
+
+        bias = self.for_all(np.zeros(len(weights), np.float32))
+        return product_step(a, constant.derived(key, packed), bias, y, None, self.label, lanes)
 
 
 @operator(product.MatMul.schema, engine="ONEDNN")

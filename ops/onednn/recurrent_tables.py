@@ -29,7 +29,7 @@ from dagexec.ops.kernels.gate_kernels import (
     SUMS,
 )
 from dagexec.ops.kernels.gate_product import Call
-from dagexec.ops.kernels.sharing import pieces_of_products
+from dagexec.ops.kernels.sharing import MOST_OF_ONE, pieces_of_products
 from dagexec.ops.kernels.tables import shares
 from dagexec.ops.onednn.recurrent_layer import FLOAT, Arrays, Layer
 from dagexec.platform.processor import core_cache
@@ -39,9 +39,6 @@ Table = npt.NDArray[np.int64]
 
 _CHUNK = 1 << 19
 """Bytes of X whose products with a panel follow each other."""
-
-_MOST = 8
-"""Pieces of a direction."""
 
 _CELL, _STATE, _RESET = range(3)
 """Places in `Arrays.held`."""
@@ -87,8 +84,8 @@ class Tables:
         weights = sizes.width * sizes.hidden
         groups = -(-layer.vectors // layer.grain)
         of_step = sizes.batch * weights
-        waiting = min(groups, pieces_of_products(of_step, layer.lanes, _MOST))
-        sharing = min(sizes.batch, pieces_of_products(of_step * sizes.steps, layer.lanes, _MOST))
+        waiting = min(groups, pieces_of_products(of_step, layer.lanes, MOST_OF_ONE))
+        sharing = min(sizes.batch, pieces_of_products(of_step * sizes.steps, layer.lanes, MOST_OF_ONE))
         is_masked = layer.variation.masked
         if sharing > 1 and (is_masked or FLOAT * weights <= core_cache() or waiting < 2):
             rows = shares(sizes.batch, sharing)
@@ -105,7 +102,7 @@ class Tables:
         """The product of X in pieces: some rows in all panels, or where there are few rows some panels."""
         sizes, product = self._layer.sizes, self._layer.input_product
         products = sizes.rows * sizes.features * sizes.width * sizes.directions
-        pieces = pieces_of_products(products, self._layer.lanes, _MOST * sizes.directions)
+        pieces = pieces_of_products(products, self._layer.lanes, MOST_OF_ONE * sizes.directions)
         if sizes.rows >= 2 * pieces * product.most_rows:
             every = range(product.panels * sizes.directions)
             jobs = [(every, rows) for rows in shares(sizes.rows, pieces)]

@@ -18,6 +18,7 @@ from dagexec.ops.base.layout import NCHW, image_order, spatial_sizes
 from dagexec.ops.image import resize, spatial
 from dagexec.ops.kernels.copies import copy_step
 from dagexec.ops.kernels.weighted_rows import weighted_rows_step
+from dagexec.ops.onednn.cutting import image_axes
 from dagexec.ops.onednn.operator import OneDNNOperator
 from dagexec.ops.onednn.primitive import DST, FORWARD_INFERENCE, SRC
 
@@ -128,5 +129,5 @@ def resampled(owner: OneDNNOperator, x: Array, y: Array, order: str, algorithm: 
     source, target, attributes = owner.image(x, order), owner.image(y, order), owner.attributes()
     tensors = (owner.onednn.ffi.NULL, source, target, attributes)
     found = owner.describe_fast("resampling_forward", owner.onednn.engine, FORWARD_INFERENCE, algorithm, *tensors)
-    bound = owner.bound(found, {SRC: (source, x), DST: (target, y)})
+    bound = owner.in_parts(found, {SRC: (source, x), DST: (target, y)}, *image_axes(order))
     return owner.rebindable(bound.step, bound, {0: SRC}, {})  # a caller's memory may begin anywhere

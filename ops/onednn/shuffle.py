@@ -46,7 +46,7 @@ class ChannelShuffle(OneDNNOperator, spatial.ChannelShuffle):
         layout, attributes = self.image(x, order), self.attributes()
         shuffled = (FORWARD_INFERENCE, layout, layout, 1, width, attributes)
         found = self.describe_fast("shuffle_forward", self.onednn.engine, *shuffled)
-        bound = self.bound(found, {SRC: (layout, x), DST: (layout, y)})
+        bound = self.in_parts(found, {SRC: (layout, x), DST: (layout, y)})
         return self.rebindable(bound.step, bound, {0: SRC}, {0: DST})
 
 

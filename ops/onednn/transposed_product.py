@@ -81,7 +81,7 @@ def candidates(library: Library, layer: Layer) -> Iterator[Candidate]:
         if lanes <= machine.lanes and fits_panels(layer.columns * layer.filters, layer.channels, lanes):
             isa = "avx512" if machine.lanes == AVX512 else "avx2"
             name = f"{COMPOSED}rows of taps, vectors of {lanes}:{isa}"
-            yield Candidate(name, None, partial(_assemble, layer, lanes), layer.seconds)
+            yield Candidate(name, None, partial(_assemble, layer, lanes), layer.seconds, is_in_pieces=True)
             return
 
 

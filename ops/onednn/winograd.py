@@ -34,6 +34,7 @@ from dagexec.ops.kernels.post_ops import PostOp as LaterPostOp
 from dagexec.ops.kernels.sharing import pieces_of
 from dagexec.ops.kernels.tables import in_pieces, shares
 from dagexec.ops.onednn.binding import Library
+from dagexec.ops.onednn.division import adds_up_alike
 from dagexec.ops.onednn.operator import reorder
 from dagexec.ops.onednn.packing import packed_memory
 from dagexec.ops.onednn.pieces import Together, side_by_side
@@ -122,7 +123,9 @@ def candidates(library: Library, label: str, layer: Layer, limit: int, cold: boo
         pieces = _pieces(tiling, cold)
         if len(pieces) * sum(tiling.memory(description)) <= limit:
             name = f"{COMPOSED}winograd {outputs}x{TAPS} {description.name}"
-            yield Candidate(name, description, partial(_assemble, tiling, pieces, description), tiling.seconds(cold))
+            assembled = partial(_assemble, tiling, pieces, description)
+            alike = adds_up_alike(description.name)
+            yield Candidate(name, description, assembled, tiling.seconds(cold), is_in_pieces=alike)
 
 
 def _product(library: Library, label: str, tiling: Tiling) -> PrimitiveDescriptor:
