@@ -146,35 +146,48 @@ class WorkerPool:
                 end.notify()
 
         run.finished = ended
-        with self.lock:
-            if self._closed:
-                raise ClosedError(f"net {run.name!r}: {self._closed}")
-            self._take_in(run)
-            self._workers.append(caller)
-            self._enter(caller, run)
         try:
-            self._work(caller, run, stays=True)
-        except BaseException as error:
-            with suppress(RuntimeError):
-                self.lock.release()  # in case it was raised with it
             with self.lock:
-                run.stop(error)
-                if caller.run is run:
-                    self._exit(caller, run)
-                ends = run.has_ended() and not run.over
-                run.over = run.over or ends
-            if ends:
-                finish(run)
-            end.wait()
-            raise
-        finally:
-            blocking.run = before
+                if self._closed:
+                    raise ClosedError(f"net {run.name!r}: {self._closed}")
+                if run.over:  # stopped before it began
+                    return
+                self._take_in(run)
+                run.start_tag = self._virtual_time
+                self._workers.append(caller)
+                self._enter(caller, run)
+            self._work(caller, run, stays=True)
             with self.lock:
                 self._workers.remove(caller)
                 helper = self._take_idle() if self._next_run() is not None else None
             if helper is not None:
                 helper.wake()
-        end.wait()
+            end.wait()
+        except ThreadsEndedError:
+            raise
+        except BaseException as error:
+            self._leave_early(caller, run, error)
+            end.wait()
+            raise
+        finally:
+            blocking.run = before
+
+    def _leave_early(self, caller: Worker, run: Run, error: BaseException) -> None:
+        """`error`, Ctrl-C perhaps, came to a caller's thread at any point of its `run`: nobody goes on with that."""
+        with suppress(RuntimeError):
+            self.lock.release()  # in case it was raised with it
+        with self.lock:
+            run.stop(error)
+            if caller.run is run:
+                self._exit(caller, run)
+            self._counts_changed(run)  # perhaps it came before that was told
+            ends = caller.telling is run or (run.has_ended() and not run.over)
+            run.over = run.over or ends
+            if caller in self._workers:
+                self._workers.remove(caller)
+        self._wake_all()
+        if ends:
+            finish(run)
 
     def grow(self, num_workers: int) -> None:
         """Have at least `num_workers`. One caller at a time. Raises ResourceError; those that were started stay."""
@@ -288,7 +301,7 @@ class WorkerPool:
     def _here(self) -> Worker:
         """The worker whose thread is calling."""
         ident = threading.get_ident()
-        return next(worker for worker in self._workers if worker.ident == ident)
+        return next(worker for worker in reversed(self._workers) if worker.ident == ident)
 
     def _help_once(self, share: Share) -> bool:
         """For an operator on this worker that waits: work on a run of `share`. False when none has a ready chain."""
@@ -324,7 +337,10 @@ class WorkerPool:
                 idle=len(self._idle),
                 runs_waiting=len(waiting),
                 chains_waiting=sum(run.machine.available for run in waiting),
-                busy=sum(worker.run is not None or worker.telling is not None for worker in self._workers),
+                busy=sum(
+                    worker.is_of_pool and (worker.run is not None or worker.telling is not None)
+                    for worker in self._workers
+                ),
                 replaced=self._replaced,
             )
 
@@ -446,22 +462,29 @@ class WorkerPool:
 
     def _enter(self, worker: Worker, run: Run) -> None:
         """A worker or caller goes into a run. Call with the lock held."""
-        run.enter()
+        run.active += 1  # all counts before anything is called: Ctrl-C comes between calls
         worker.run = run
         worker.depth += 1
         self._inside += worker.depth == 1
-        if run.active == 1 and isinstance(run.machine, NativeRun):
-            self._native.append(run)
-        self._tell()
+        self._counts_changed(run)
 
     def _exit(self, worker: Worker, run: Run) -> None:
         """It leaves. Call with the lock held."""
-        run.leave()
+        run.active -= 1
         worker.run = blocking.run = None
         worker.depth -= 1
         self._inside -= not worker.depth
-        if not run.active and isinstance(run.machine, NativeRun):
-            self._native.remove(run)
+        self._counts_changed(run)
+
+    def _counts_changed(self, run: Run) -> None:
+        """Somebody went into `run` or left it. Call with the lock held."""
+        if isinstance(run.machine, NativeRun):
+            run.machine.active(run.active)
+            listed = run in self._native
+            if run.active and not listed:
+                self._native.append(run)
+            elif listed and not run.active:
+                self._native.remove(run)
         self._tell()
 
     def _take_idle(self) -> Worker | None:
@@ -522,7 +545,7 @@ class WorkerPool:
                     with self.lock:
                         helper = self._helper_for(run)
                     if helper is not None:
-                        helper.wake()
+                        helper.wake(as_helper=True)
                 mode = Mode.CONTINUE
                 if outcome == Outcome.PYTHON:
                     self._call_tasks(run, me.calls())
@@ -584,7 +607,7 @@ class WorkerPool:
                 self._list(run)
             self.lock.release()
             if helper is not None:
-                helper.wake()
+                helper.wake(as_helper=True)
             task, piece = found
             self._call_steps(run, task, piece)
             self._acquire()

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from dagexec.core.operator import Step, nothing_to_do
 from dagexec.errors import DagexecError, RunCancelledError
-from dagexec.platform.threads import ThreadWait
+from dagexec.platform.threads import ThreadWait, is_interruptible
 from dagexec.scheduler.plan.culprit import Failed, NameStep, needs_no_culprit, operator_failure
 from dagexec.scheduler.run.engine import NativeRun, PoolMemory
 from dagexec.scheduler.run.fair_share import Share
@@ -104,18 +104,6 @@ class Run:
         if isinstance(self.machine, NativeRun):
             self.machine.belong_to(memory, min(self.width, workers))
 
-    def enter(self) -> None:
-        """One more worker is inside. Call with the pool's lock held, as the following."""
-        self.active += 1
-        if isinstance(self.machine, NativeRun):
-            self.machine.active(self.active)
-
-    def leave(self) -> None:
-        """One worker less is inside."""
-        self.active -= 1
-        if isinstance(self.machine, NativeRun):
-            self.machine.active(self.active)
-
     def interrupt(self, interrupted: bool) -> None:
         """Have workers inside look up after what they do, or no longer."""
         self.interrupted = interrupted
@@ -146,7 +134,8 @@ class Run:
 
     def failure(self, task: int, failed: Failed | None, cause: BaseException) -> BaseException:
         """The error to report when `failed`, a step or native call of `task`, raised `cause` in the calling thread."""
-        if failed is None or needs_no_culprit(cause):
+        signaled = not isinstance(cause, Exception) and is_interruptible()
+        if failed is None or signaled or needs_no_culprit(cause):
             return cause
         chain = self.work.graph.chains[task]
         label = self.name_step(chain, getattr(cause, "failed_call", failed))

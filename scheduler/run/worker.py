@@ -60,10 +60,15 @@ class Worker:
         self.telling: Run | None = None
         self.waiting: list[Run] = []
 
-    def wake(self) -> None:
-        """Have it look for work."""
+    @property
+    def is_of_pool(self) -> bool:
+        """False for a caller's thread."""
+        return self.number >= 0
+
+    def wake(self, *, as_helper: bool = False) -> None:
+        """Have it look for work, beside the calling thread if it is a helper of that."""
         if self.wake_up is not None:
-            self.wake_up.wake()
+            self.wake_up.wake(as_helper=as_helper)
 
 
 def acquire_contended(acquire: Callable[[bool], bool]) -> None:
