@@ -78,7 +78,7 @@ class IOBinding:
         steps: all steps in list order, some of them joined. Whoever wants a run in the caller's thread to stop, and
             none after it, clears the list.
         name_step: how errors name the operator of one of them.
-        in_sequence: the plan has one chain, or the net runs in list order, so that workers cannot share the work.
+        is_shared: several threads may find something to do in a run.
         estimated_seconds: what a run takes by the work of its operators.
         seconds: the longer of the last two runs that were measured, with feeding and fetching; else infinity.
         seconds_at_best: the shorter of these.
@@ -87,7 +87,7 @@ class IOBinding:
 
     __slots__ = (
         "_bound_results", "_copies", "_epoch", "_inputs", "_large", "_last", "_names", "_net", "_outputs",
-        "_preparation", "_targets", "copied", "estimated_seconds", "fed", "in_sequence", "name_step", "seconds",
+        "_preparation", "_targets", "copied", "estimated_seconds", "fed", "is_shared", "name_step", "seconds",
         "seconds_at_best", "shortest", "signature", "steps",
     )  # fmt: skip
 
@@ -101,7 +101,7 @@ class IOBinding:
         self._names = frozenset(fed)
         self.steps = InlineSteps(preparation.in_order)
         self.name_step = preparation.name_step
-        self.in_sequence = net.in_list_order or len(preparation.plan.chains) <= 1
+        self.is_shared = net.shares_work(preparation)
         self.estimated_seconds = sum(preparation.seconds)
         self._inputs = self._find_inputs(preparation, fed)
         self._outputs: dict[str, BoundTensor | None] = {}

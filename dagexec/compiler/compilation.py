@@ -51,7 +51,7 @@ from dagexec.errors import DeadlineExceededError, ResourceError, SettingError
 from dagexec.ops.base.layout import LAYOUTS, NCHW
 from dagexec.ops.onednn.binding import library
 from dagexec.options import CompileOptions
-from dagexec.platform import processor, teams
+from dagexec.platform import processor
 from dagexec.platform.deadline import Deadline, check_stop
 from dagexec.platform.garbage_collection import garbage_collection_paused
 from dagexec.platform.lazy import LazyModule
@@ -92,7 +92,6 @@ def compile_model(model: Model, options: CompileOptions, *, takes_parameters: bo
         raise ResourceError(f"net {model.name!r}: compilation: the system is out of memory: {error}") from error
     finally:
         forget_types()
-        teams.leave()
 
 
 def _with_islands(model: Model, options: CompileOptions) -> Compiled:

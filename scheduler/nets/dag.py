@@ -44,6 +44,7 @@ class DAGNet(BaseNet):
         super().__init__(definition, workspace, graph=graph, constants=constants, keep=keep, options=options)
         chosen = num_workers or definition.num_workers or processor.available_cores()
         self.num_workers = chosen if pool is None else pool.num_workers
+        self._uses_several = min(self.num_workers, options.num_workers or self.num_workers) > 1
         self._pool = pool
         self._owns_pool = pool is None
 
@@ -59,6 +60,10 @@ class DAGNet(BaseNet):
         if self._owns_pool and self._pool is not None:
             self._pool.close()
         super().close()
+
+    def shares_work(self, preparation: Preparation) -> bool:
+        """True when several workers may find something to do in a run of these steps."""
+        return self._uses_several and self._host_work(preparation, None).is_shared
 
     def _in_run(self) -> bool:
         """True on the thread that called `run`, and on the workers."""

@@ -153,10 +153,9 @@ class BaseNet(ABC, Closing):
         """What `Workspace.create_net` calls. `num_workers` matters only to nets with a pool."""
         return cls(definition, workspace)
 
-    @property
-    def uses_several_threads(self) -> bool:
-        """True when more than one thread may work for a run."""
-        return not self.in_list_order
+    def shares_work(self, preparation: Preparation) -> bool:
+        """True when several threads may find something to do in a run of these steps."""
+        return False
 
     def use_one_thread(self) -> None:
         """Nothing; until serving does without."""
