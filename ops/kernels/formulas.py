@@ -47,6 +47,43 @@ def formula_step(
     overwritten before they are read.
     """
     arrays = (*outputs, *inputs)
+    found = _layout(machine, formula, inputs, outputs)
+    if found is None:
+        return None
+    kernel, sizes, strides, is_remade = found
+
+    pieces = pieces_of_bytes(len(arrays) * outputs[0].nbytes)
+
+    def make(*arrays_and_label: Any) -> Step:
+        *arrays, label = arrays_and_label
+        plan = _Plan(kernel, sizes, strides, [array.ctypes.data for array in arrays])
+        return in_pieces(plan.tables(pieces, machine.lanes), (plan, arrays), label)
+
+    step = make(*arrays, label)
+    if is_remade:
+        declare_remade(step, make, arrays)
+    return step
+
+
+def formula_call(
+    machine: Machine, formula: Formula, inputs: Sequence[Array], outputs: Sequence[Array]
+) -> tuple[int, list[int]] | None:
+    """The kernel that computes matrices, and the numbers that it takes (`formula_kernel`); None as `formula_step`."""
+    found = _layout(machine, formula, inputs, outputs)
+    if found is None:
+        return None
+    kernel, (*outer, rows, count), strides, _ = found
+    if outer:
+        return None
+    addresses = [array.ctypes.data for array in (*outputs, *inputs)]
+    return kernel, [rows, count, *addresses, *(one[-2] for one in strides)]
+
+
+def _layout(
+    machine: Machine, formula: Formula, inputs: Sequence[Array], outputs: Sequence[Array]
+) -> tuple[int, tuple[int, ...], list[tuple[int, ...]], bool] | None:
+    """The kernel, the sizes of few axes and all arrays' strides along these; and whether it serves other arrays."""
+    arrays = (*outputs, *inputs)
     shape = outputs[0].shape
     views = [np.broadcast_to(array, shape) for array in arrays]
     is_plain = all(view.dtype == np.float32 for view in views)
@@ -63,20 +100,7 @@ def formula_step(
     is_remade = kernel is not None
     if kernel is None:
         kernel = formula_kernel(formula, count, _shared(arrays, own, strides), machine.lanes)
-        if kernel is None:
-            return None
-
-    pieces = pieces_of_bytes(len(arrays) * outputs[0].nbytes)
-
-    def make(*arrays_and_label: Any) -> Step:
-        *arrays, label = arrays_and_label
-        plan = _Plan(kernel, sizes, strides, [array.ctypes.data for array in arrays])
-        return in_pieces(plan.tables(pieces, machine.lanes), (plan, arrays), label)
-
-    step = make(*arrays, label)
-    if is_remade:
-        declare_remade(step, make, arrays)
-    return step
+    return None if kernel is None else (kernel, sizes, strides, is_remade)
 
 
 Sources = tuple[int | None, ...]

@@ -129,7 +129,7 @@ class RecurrentLayer(OneDNNOperator):
         arrays = Arrays(
             self.x(0),
             self.y(0),
-            self._work(layer.sums_shape),
+            self._sums(layer),
             first,
             [self.y(1 + index) if 1 + index < outputs else None for index in range(states)],
             self._work((3, *state)),
@@ -139,6 +139,16 @@ class RecurrentLayer(OneDNNOperator):
             self.y(outputs - 1) if saves and layer.form is GRU_FORM else None,
         )
         return arrays, read
+
+    def _sums(self, layer: Layer) -> Array:
+        """Memory for the sums: the output that the gates are saved in, where a row of these is one of sums."""
+        count = math.prod(layer.sums_shape)
+        saved = self.y(self.kind.results) if layer.variation.saves else None
+        return (
+            saved.reshape(layer.sums_shape)
+            if saved is not None and saved.size == count
+            else self._work(layer.sums_shape)
+        )
 
     def _work(self, shape: tuple[int, ...]) -> Array:
         return self.working_memory(math.prod(shape) * np.dtype(np.float32).itemsize).view(np.float32).reshape(shape)
@@ -162,7 +172,9 @@ class RecurrentLayer(OneDNNOperator):
             return []
         sizes, sums = layer.sizes, arrays.sums
         gates = self.y(self.kind.results).reshape(*sums.shape[:3], self.kind.gates, sizes.hidden)
-        steps: list[Step] = [partial(np.copyto, gates, sums[:, :, :, : self.kind.gates, : sizes.hidden])]
+        steps: list[Step] = []
+        if gates.ctypes.data != sums.ctypes.data:
+            steps.append(partial(np.copyto, gates, sums[:, :, :, : self.kind.gates, : sizes.hidden]))
         if arrays.cells is not None:
             last = [0 if is_reversed else sizes.steps - 1 for is_reversed in sizes.reversed]
             steps += [
