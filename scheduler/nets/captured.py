@@ -37,7 +37,7 @@ from dagexec.scheduler.plan.synchronization import synchronize
 from dagexec.scheduler.run.drain import Drain
 from dagexec.scheduler.run.inline import run_inline
 from dagexec.scheduler.run.launching import DeviceStreams, Launch, LaunchedChains, NetStreams, kernels_of
-from dagexec.scheduler.run.machine import in_order
+from dagexec.scheduler.run.machine import chain_tasks, in_order
 from dagexec.scheduler.run.run import Run
 from dagexec.scheduler.run.work import SingleChain, chain_work
 
@@ -242,7 +242,7 @@ class CapturedRun:
             fork.record(self._main)
             for stream in members[1:]:
                 stream.wait(fork)
-            order = in_order(chain_work(plan, self._launched.steps).graph)
+            order = in_order(chain_tasks(plan))
             steps = chain.from_iterable(self._launched.steps[number] for number in order)
             run_inline(net, steps, preparation.name_step)
             for stream, join in zip(members[1:], joins, strict=True):
@@ -332,7 +332,7 @@ class _CapturedTurns:
 def _width(plan: Plan) -> int:
     """How many chains are ready at once at most when they go level by level; at least 1."""
     level = [0] * len(plan.chains)
-    for number in in_order(chain_work(plan, [()] * len(plan.chains)).graph):
+    for number in in_order(chain_tasks(plan)):
         for child in plan.children[number]:
             level[child] = max(level[child], level[number] + 1)
     return max(map(level.count, set(level)), default=1)

@@ -46,7 +46,9 @@ from dagexec.scheduler.plan.preparation_cache import PreparationCache, Preparati
 from dagexec.scheduler.plan.synchronization import Synchronization, finished_chains
 from dagexec.scheduler.run import intra_op
 from dagexec.scheduler.run.drain import Drain
+from dagexec.scheduler.run.engine import NativeRun
 from dagexec.scheduler.run.launching import LaunchedChains, NetStreams, guards_of, kernels_of
+from dagexec.scheduler.run.prediction import OperatorTasks, TimedTasks, tasks_of_chains
 from dagexec.scheduler.run.run import Run, waiting_time
 from dagexec.scheduler.run.work import Work, chain_work, pieces_of_chains
 
@@ -116,6 +118,7 @@ class BaseNet(ABC, Closing):
         self.has_teams, self.team_threads = False, 1  # until serving does without
         self.most_pieces = options.intra_op_threads or sys.maxsize
         self._work: WeakKeyDictionary[Preparation, Work] = WeakKeyDictionary()
+        self._latest: tuple[Preparation, NativeRun] | None = None
         self.on_host = all(self.graph.device(index) == CPU for index in range(len(self.graph)))
         self.streams = NetStreams(
             definition.name, options.streams_per_worker, Priority[options.stream_priority.upper()]
@@ -260,6 +263,8 @@ class BaseNet(ABC, Closing):
             by_plan = partial(_name_in_order, preparation)
         run = Run(self.name, work, by_plan, finished)
         run.side_by_side = not self.in_list_order
+        if isinstance(run.machine, NativeRun):
+            self._latest = preparation, run.machine
         if observed is not None:
             observed.follow(run)
         if not self.on_host:
@@ -282,6 +287,30 @@ class BaseNet(ABC, Closing):
         if known is None:
             known = self._work[preparation] = self._pieces_of(preparation)
         return known
+
+    def tasks(self) -> OperatorTasks:
+        """What runs hand out to workers, for the shapes the blobs have now."""
+        preparation = self.prepared()
+        if not self.on_host:
+            return tasks_of_chains(preparation.plan)
+        work = self._host_work(preparation, None)
+        shares = [
+            [(operator, part * whole) for step, part in row for operator, whole in [preparation.operator_of(step)]]
+            for row in work.shares
+        ]
+        return OperatorTasks(preparation.plan, work, shares)
+
+    def measured_tasks(self) -> TimedTasks | None:
+        """Its tasks with the seconds of each in the latest run, estimates where Python calls the steps.
+
+        None before a run in machine code has ended, and while one is under way.
+        """
+        latest = self._latest
+        if latest is None or latest[1].remaining or latest[0] is not self.prepared():
+            return None
+        estimates = self.tasks().timed(latest[0].seconds).seconds
+        seconds = [took or estimate for took, estimate in zip(latest[1].task_seconds(), estimates, strict=True)]
+        return TimedTasks(latest[1].tasks.graph, seconds)
 
     def _pieces_of(self, preparation: Preparation) -> Work:
         """The work of a preparation, in machine code where that runs."""
@@ -402,7 +431,7 @@ class BaseNet(ABC, Closing):
         """Let go of all steps and their memory, and of the calls that launch them."""
         self._preparations.clear()
         self._work.clear()
-        self._current = self._launched = None
+        self._current = self._launched = self._latest = None
 
     def _let_go_of_arenas(self) -> None:
         """Empty the outputs that lie in memory of a plan: it goes when no tensor is on it any more."""

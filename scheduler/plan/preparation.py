@@ -133,6 +133,7 @@ class Preparation:
         self.prepared = tuple(prepared)
         self.steps: list[Step] = [operator.step for operator in prepared]
         self.plan: Plan = _planned(running, self.settled, self.seconds)
+        self._operator_of: dict[int, tuple[int, float]] | None = None
         self.in_order = tuple(merged(*_columns(self.timed(range(len(self.steps)))), LONGEST_SECONDS))
         in_parts = [one for one in self.prepared if one.parts]
         self.name_step: NameStep = partial(_label, self.plan, self.steps, in_parts)
@@ -170,6 +171,13 @@ class Preparation:
             if (parts := _parts(self.prepared[index]))
             for part in parts
         ]
+
+    def operator_of(self, step: Step) -> tuple[int, float]:
+        """The operator that one of the steps in `timed` is of, and what part of its time it takes."""
+        if self._operator_of is None:
+            parts = [_parts(one) for one in self.prepared]
+            self._operator_of = {id(part): (index, 1 / len(row)) for index, row in enumerate(parts) for part in row}
+        return self._operator_of[id(step)]
 
 
 def _label(plan: Plan, steps: Sequence[Step], in_parts: Sequence[Prepared], chain: int | None, failed: Failed) -> str:

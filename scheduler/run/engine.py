@@ -25,6 +25,7 @@ from dagexec.scheduler.run.engine_code import (
     Record,
     Slot,
     Task,
+    clock_code,
     engine_code,
     pausing_code,
 )
@@ -36,6 +37,7 @@ SPIN_SECONDS = 40e-6
 """How long a worker looks for work in a run before it leaves: about what it takes to wake it."""
 
 _TRIAL_PAUSES = 4000
+_CLOCK_TRIAL_SECONDS = 2e-3
 
 
 def can_run() -> bool:
@@ -76,6 +78,14 @@ class NativeTasks:
     calls: Sequence[Sequence[Sequence[NativeCall]]]
     _template: Array
     _kept: object
+
+    def without_calls(self) -> NativeTasks:
+        """The same tasks, of pieces that do nothing."""
+        rows = self._template[len(Header) : len(Header) + len(self.tables) * Task.SIZE].reshape(-1, Task.SIZE)
+        kinds = [Kind(int(kind)) for kind in rows[:, Task.KIND]]
+        return native_tasks(
+            self.graph, [[()] * len(row) or kind for row, kind in zip(self.tables, kinds, strict=True)]
+        )
 
     def new_run(self, *, traced: bool = False) -> NativeRun:
         """The state of a run that has not begun, of one thread until it belongs to a pool."""
@@ -149,10 +159,10 @@ class NativeRun:
         """So many threads are inside."""
         self._state[Header.ACTIVE] = threads
 
-    def ticks(self) -> list[int]:
-        """Of the processor's clock, what each task took."""
+    def task_seconds(self) -> list[float]:
+        """What each task took, all its pieces together; 0 for one of Python."""
         rows = self._state[len(Header) : len(Header) + len(self.tasks.graph.pieces) * Task.SIZE]
-        return [int(ticks) for ticks in rows.reshape(-1, Task.SIZE)[:, Task.TICKS]]
+        return [int(ticks) * seconds_per_tick() for ticks in rows.reshape(-1, Task.SIZE)[:, Task.TICKS]]
 
     def records(self) -> list[tuple[int, int, int, int, int]]:
         """Who executed which piece, and when; see `Record`. Of a traced run."""
@@ -245,6 +255,18 @@ def native_tasks(graph: TaskGraph, pieces: Sequence[Sequence[Piece] | Kind]) -> 
 
 def _bit(number: int) -> np.int64:
     return np.uint64(1 << number % 64).astype(np.int64)
+
+
+@cache
+def seconds_per_tick() -> float:
+    """Of the processor's clock."""
+    clock = clock_code()
+    assert clock is not None, "no machine code runs here"
+    began, first = time.perf_counter(), clock()
+    while time.perf_counter() - began < _CLOCK_TRIAL_SECONDS:
+        pass
+    last, ended = clock(), time.perf_counter()
+    return (ended - began) / (last - first)
 
 
 @cache

@@ -168,6 +168,16 @@ def pausing_code() -> Callable[[int], int] | None:
     return None if address is None else ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_long)(address)
 
 
+@cache
+def clock_code() -> Callable[[], int] | None:
+    """Code that reads the processor's clock; None where none runs."""
+    code = Assembler()
+    code.read_clock(RAX)
+    code.end_call()
+    address = executable(code.code())
+    return None if address is None else ctypes.CFUNCTYPE(ctypes.c_long)(address)
+
+
 def _written() -> bytes:
     """Registers: rbx the state, rbp the slot, r12 the task, r13 its number or what is left to take, r14 a clock."""
     code = Assembler()

@@ -14,6 +14,19 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from typing import Protocol
+
+
+class Dependencies(Protocol):
+    """What is needed of a plan."""
+
+    @property
+    def children(self) -> Sequence[Sequence[int]]:
+        """Chains that wait for each chain."""
+
+    @property
+    def parent_counts(self) -> Sequence[int]:
+        """How many chains each chain waits for."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +44,12 @@ class TaskGraph:
     children: Sequence[Sequence[int]]
     parent_counts: Sequence[int]
     chains: Sequence[int]
+
+
+def chain_tasks(plan: Dependencies) -> TaskGraph:
+    """A task of one piece for each chain."""
+    count = len(plan.parent_counts)
+    return TaskGraph([1] * count, plan.children, plan.parent_counts, range(count))
 
 
 def in_order(graph: TaskGraph) -> Iterator[int]:

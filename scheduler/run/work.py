@@ -10,32 +10,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import Protocol
 
 from dagexec.core.native import NativeStep, Piece, may_merge, phases_of
 from dagexec.core.operator import Step, parts_of
 from dagexec.scheduler.plan.preparation import LONGEST_SECONDS
 from dagexec.scheduler.run import engine
 from dagexec.scheduler.run.engine_code import Kind
-from dagexec.scheduler.run.machine import TaskGraph
+from dagexec.scheduler.run.machine import Dependencies, TaskGraph, chain_tasks
 
 ChainSteps = Sequence[tuple[Step, ...]]
 
 
 SHORT_SECONDS = 5e-6
 """Of steps of Python that are handed out several at a time, as estimated."""
-
-
-class Dependencies(Protocol):
-    """What is needed of a plan."""
-
-    @property
-    def children(self) -> Sequence[Sequence[int]]:
-        """Chains that wait for each chain."""
-
-    @property
-    def parent_counts(self) -> Sequence[int]:
-        """How many chains each chain waits for."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +45,13 @@ class Work:
         graph: the tasks.
         steps: of each task and piece, the steps to call.
         native: the same as memory, for runs in machine code; None where workers call the steps.
+        shares: of each task, steps of the chain, and what part of each one it does; empty where it does all of each.
     """
 
     graph: TaskGraph
     steps: Sequence[Pieces]
     native: engine.NativeTasks | None = None
+    shares: Sequence[Sequence[tuple[Step, float]]] = ()
 
     @cached_property
     def calls(self) -> Sequence[tuple[Step, ...]]:
@@ -82,9 +71,13 @@ class Work:
 
 def chain_work(plan: Dependencies, steps: ChainSteps) -> Work:
     """A task for each chain, whose steps a worker calls."""
-    count = len(steps)
-    graph = TaskGraph([1] * count, plan.children, plan.parent_counts, range(count))
-    return Work(graph, [(chain,) for chain in steps])
+    return Work(chain_tasks(plan), [(chain,) for chain in steps])
+
+
+def emptied(work: Work) -> Work:
+    """The same tasks, for which nothing is done."""
+    native = None if work.native is None else work.native.without_calls()
+    return Work(work.graph, [[()] * count for count in work.graph.pieces], native)
 
 
 def pieces_of_chains(
@@ -112,11 +105,12 @@ def pieces_of_chains(
         [max(1, len(stretch.pieces)) for stretch in stretches], children, parent_counts,
         [stretch.chain for stretch in stretches],
     )  # fmt: skip
+    shares = [stretch.shares for stretch in stretches]
     if not native:
-        return Work(graph, [stretch.as_steps() for stretch in stretches])
+        return Work(graph, [stretch.as_steps() for stretch in stretches], None, shares)
     memory = engine.native_tasks(graph, [stretch.pieces or stretch.kind for stretch in stretches])
     called = [(stretch.steps,) if stretch.steps else () for stretch in stretches]
-    return Work(graph, called, memory)
+    return Work(graph, called, memory, shares)
 
 
 @dataclass
@@ -126,6 +120,7 @@ class _Stretch:
     chain: int
     steps: tuple[Step, ...] = ()
     pieces: list[Piece] = field(default_factory=list)
+    shares: list[tuple[Step, float]] = field(default_factory=list)
     seconds: float = 0.0
 
     @property
@@ -140,24 +135,27 @@ def _stretches(number: int, chain: Sequence[Step], seconds: Sequence[float], mos
     """The tasks of one chain, at least one."""
     found: list[_Stretch] = []
     for step, estimate in zip(chain, seconds, strict=True):
-        for part in parts_of(step):
+        parts = parts_of(step)
+        for part in parts:
             phases = phases_of(part)
             if phases is None:
                 if not found or found[-1].pieces:
                     found.append(_Stretch(number))
                 found[-1].steps += (part,)
-                found[-1].seconds += estimate
+                found[-1].seconds += estimate / len(parts)
+                found[-1].shares.append((step, 1 / len(parts)))
                 continue
             for phase in phases:
                 pieces = _grouped(phase, most)
                 last = found[-1] if found else None
-                share = estimate / len(phases)
-                if len(pieces) == 1 and last is not None and _may_follow(last, share):
+                share = 1 / len(phases) / len(parts)
+                if len(pieces) == 1 and last is not None and _may_follow(last, estimate * share):
                     last.pieces[0] += pieces[0]
                 else:
                     last = _Stretch(number, pieces=pieces)
                     found.append(last)
-                last.seconds += share
+                last.seconds += estimate * share
+                last.shares.append((step, share))
     return found or [_Stretch(number, pieces=[()])]
 
 
