@@ -381,7 +381,6 @@ class OpSchema:
         foreign: another runtime computes it, for the reasons in its argument `reasons`.
         calls_application: it calls a function of the application, with the interpreter's lock. Nothing is known of
             it but its types, so it stays, is neither merged nor computed ahead, and is not tried on made-up inputs.
-        takes_threads: it computes with as many threads as its argument says, whatever its engine is called.
         crossing: which devices it reads and writes, if not its own alone.
     """
 
@@ -431,7 +430,6 @@ class OpSchema:
     rows: RowsRule | None = None
     foreign: bool = False
     calls_application: bool = False
-    takes_threads: bool = False
     crossing: Crossing | None = None
 
     def __post_init__(self) -> None:
