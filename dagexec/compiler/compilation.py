@@ -160,7 +160,7 @@ class _Compilation:
         self._inputs = placeholder_inputs(self._model, options.shapes or {})
         self._bench: Bench | None = None
         self._laid_out: dict[str, PassReport] = {}
-        self._origin = "known"
+        self._origin = ""  # of the layout, where there is one to choose
 
     def result(self) -> Compiled:
         """The compiled model."""
@@ -175,7 +175,9 @@ class _Compilation:
         passed = _by_stage(self._model, self._options, rewrite)
         with self._stage("schedule"):
             choice = self._schedule(passed.model)
-        report = CompilationReport(passed.outcomes, ", ".join(layouts), choice, self._origin, self._seconds)
+        report = CompilationReport(
+            passed.outcomes, ", ".join(layouts), choice, self._origin or choice.origin, self._seconds
+        )
         for line in report.lines() if logger.isEnabledFor(logging.DEBUG) else ():
             logger.debug("net %r: %s", self._model.name, line)
         options = replace(self._options, net_type=choice.net_type, num_workers=choice.workers)
@@ -227,6 +229,7 @@ class _Compilation:
             return self._options.layout
         known = self._known("layout", model)
         if known in LAYOUTS:
+            self._origin = "known"
             return known
         bench = self._measures()
         first = self._layout_by_rule(model) if bench is None else LAYOUTS[0]
@@ -234,9 +237,9 @@ class _Compilation:
         if not any(one.changes for one in report.outcomes if one.name == LAYOUT.name):
             self._laid_out[NCHW] = report
             return NCHW
+        self._origin = "estimated" if bench is None else "measured"
         if bench is None:
             return first
-        self._origin = "measured"
         plain = len(model.net.op) <= _SMALL  # larger nets are faster in another order, and NCHW is slow to measure
         names = [name for name in layouts() if plain or name != NCHW]
         seconds = min(self._tuning * _LAYOUT_SHARE, self._left())
@@ -252,13 +255,13 @@ class _Compilation:
 
     def _schedule(self, model: Model) -> Choice:
         """Net type and workers, by what a run takes: as it is measured, as it was, or as it is estimated."""
-        tasks = estimated_tasks(model, self._inputs)
-        seconds = _seconds(self._known("run", model))
-        if seconds is None:
-            tasks = self._measured_tasks(model) or tasks
-        elif tasks is not None:
-            tasks = tasks.taking(seconds)
-        return choose(model, self._options, tasks)
+        estimated = estimated_tasks(model, self._inputs)
+        known = _seconds(self._known("run", model))
+        if known is not None:
+            return choose(model, self._options, estimated and estimated.taking(known), "known")
+        measured = self._measured_tasks(model)
+        origin = "estimated" if measured is None else "measured"
+        return choose(model, self._options, measured or estimated, origin)
 
     def _measured_tasks(self, model: Model) -> TimedTasks | None:
         """The tasks of a run with their times, which are kept; None where they cannot be measured."""
@@ -275,11 +278,8 @@ class _Compilation:
             )  # fmt: skip
             found = None
         if found is not None:
-            self._origin = "measured"
             choices.keep(self.key("run", model), repr(found.work))
             choices.flush()
-        elif self._origin == "known":
-            self._origin = "estimated"
         return found
 
     def _measures(self) -> Bench | None:

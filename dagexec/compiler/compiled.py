@@ -19,7 +19,7 @@ class CompilationReport:
         passes: what each pass changed, in order.
         layout: of images, one of `ops.base.layout.LAYOUTS`; all that a pipeline's stages have.
         schedule: how the net runs, and what that is predicted to take; None where nothing was chosen.
-        origin: of layout and predictions: "measured", "known" from an earlier measurement, or "estimated" by rules.
+        origin: of the layout: "measured", "known" from an earlier measurement, or "estimated" by rules.
         seconds: what each stage of compilation took.
         islands: how islands were judged, a line each.
     """
@@ -42,7 +42,7 @@ class CompilationReport:
         predicted = self.schedule.predicted
         for workers, seconds in enumerate(predicted, 1):
             if workers == len(predicted) or workers.bit_count() == 1:
-                found.append(f"  {workers} worker(s): predicted {seconds * 1e3:.3f} ms ({self.origin})")
+                found.append(f"  {workers} worker(s): predicted {seconds * 1e3:.3f} ms ({self.schedule.origin})")
         found.append("seconds: " + ", ".join(f"{name} {seconds:.3f}" for name, seconds in self.seconds.items()))
         return found
 

@@ -83,9 +83,7 @@ class NativeTasks:
         """The same tasks, of pieces that do nothing."""
         rows = self._template[len(Header) : len(Header) + len(self.tables) * Task.SIZE].reshape(-1, Task.SIZE)
         kinds = [Kind(int(kind)) for kind in rows[:, Task.KIND]]
-        return native_tasks(
-            self.graph, [[()] * len(row) or kind for row, kind in zip(self.tables, kinds, strict=True)]
-        )
+        return native_tasks(self.graph, [[()] * len(row) or kind for row, kind in zip(self.tables, kinds, strict=True)])
 
     def new_run(self, *, traced: bool = False) -> NativeRun:
         """The state of a run that has not begun, of one thread until it belongs to a pool."""

@@ -44,15 +44,17 @@ class Choice:
 
     Attributes:
         net_type, workers: of the net.
+        origin: of what operators take: "measured", "known" from an earlier measurement, or "estimated".
         predicted: seconds of a run by 1, 2, ... workers, one a core; empty where shapes are not known.
     """
 
     net_type: str
     workers: int
+    origin: str
     predicted: tuple[float, ...] = ()
 
 
-def choose(model: Model, options: RunOptions, tasks: TimedTasks | None) -> Choice:
+def choose(model: Model, options: RunOptions, tasks: TimedTasks | None, origin: str = "estimated") -> Choice:
     """What `options` leave open, for a model whose runs are these tasks; None where that is not known.
 
     Where runs may differ in shapes, they may be large; which of them are small is seen when they are known.
@@ -63,7 +65,7 @@ def choose(model: Model, options: RunOptions, tasks: TimedTasks | None) -> Choic
     if tasks is not None and tasks.work < WORTH_SHARING and not _has_open_shapes(model):
         alone = True
     net_type = options.net_type or ("simple" if alone else "dag")
-    return Choice(net_type, options.num_workers or most_workers(options, net_type), predicted)
+    return Choice(net_type, options.num_workers or most_workers(options, net_type), origin, predicted)
 
 
 def most_workers(options: RunOptions, net_type: str) -> int:
