@@ -276,15 +276,15 @@ class ConvolutionFamily(OneDNNOperator):
             found = [(part, problem, problem.named(chosen.name)) for part, problem in asked]
             return [(part, problem, one) for part, problem, one in found if one is not None]
 
-        cut = [Part(ONE)]
+        cut, seconds = [Part(ONE)], estimated_seconds(alone, chosen)
         if whole.rows:
-            cut = parts_of_image(whole.axes, alone.products(), alone.weights_nbytes)
+            cut = parts_of_image(whole.axes, seconds, alone.weights_nbytes)
         elif whole.block:
-            cut = parts_of_filters(len(whole.parameters[WEIGHTS]), whole.block, alone.products(), chosen.most_pieces)
+            cut = parts_of_filters(len(whole.parameters[WEIGHTS]), whole.block, seconds, chosen.most_pieces)
         found = computed_by(cut)
         if len(found) < len(cut):
             found = [(Part(ONE), alone, chosen)]
-        pieces = pieces_of(whole.batch * estimated_seconds(alone, chosen), MOST_OF_BATCH)
+        pieces = pieces_of(whole.batch * seconds, MOST_OF_BATCH)
         if len(found) == 1 and chosen.is_divisible:
             together = [Part((share.start, share.stop)) for share in shares(whole.batch, pieces)]
             parts = computed_by(together)

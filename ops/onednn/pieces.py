@@ -17,13 +17,10 @@ from math import prod
 from dagexec.core.native import NativeStep, merged, phases_of
 from dagexec.core.operator import Step, nothing_to_do
 from dagexec.ops.base.geometry import Axis
-from dagexec.ops.kernels.sharing import MOST_OF_ONE
+from dagexec.ops.kernels.sharing import MOST_OF_ONE, pieces_of
 from dagexec.ops.kernels.tables import can_run, shares
 from dagexec.ops.onednn.primitive import Array, Descriptor, Rebindable
 from dagexec.ops.onednn.problem import Assembled, Candidate, Compute, Memory, Pack, Problem, StillArguments, assemble
-
-_PRODUCTS = 2_000_000
-"""Of a piece, at least: some 40 us of one core, beside which the start of a primitive is small."""
 
 _PARTS = 4
 """Of a batch whose rows need not have the bytes that they have alone."""
@@ -109,8 +106,8 @@ class Part:
         return max(0, start), min(axis.size, stop)
 
 
-def parts_of_image(axes: Sequence[Axis], products: int, weights_nbytes: int) -> list[Part]:
-    """The pieces of an image in channels-last order, whose result takes so many products, by weights of so many bytes.
+def parts_of_image(axes: Sequence[Axis], seconds: float, weights_nbytes: int) -> list[Part]:
+    """The pieces of an image in channels-last order, whose result takes so many seconds, by weights of so many bytes.
 
     Rows are cut along the first axis that has several, so that pieces are packed.
     """
@@ -118,7 +115,7 @@ def parts_of_image(axes: Sequence[Axis], products: int, weights_nbytes: int) -> 
     if cut is None:
         return [Part(ONE)]
     pixels = prod(axis.out for axis in axes)
-    count = min(MOST_OF_ONE, products // _PRODUCTS)
+    count = pieces_of(seconds, MOST_OF_ONE)
     if weights_nbytes > _KEPT_BYTES:
         count = min(count, max(2, pixels // _PIXELS))
     return rows_of_image(axes, count)
@@ -143,10 +140,10 @@ def _cut_axis(axes: Sequence[Axis]) -> int | None:
     return next((number for number, axis in enumerate(axes) if axis.out > 1 or axis.size > 1), None)
 
 
-def parts_of_filters(filters: int, block: int, products: int, most: int) -> list[Part]:
-    """The pieces, at most so many, of an image whose result of so many products is in blocks of channels."""
+def parts_of_filters(filters: int, block: int, seconds: float, most: int) -> list[Part]:
+    """The pieces, at most so many, of an image whose result is in blocks of channels and takes so many seconds."""
     blocks = filters // block
-    count = min(most, blocks, products // _PRODUCTS)
+    count = min(pieces_of(seconds, most), blocks)
     count -= count > 1 and count % 2
     ends = [block * (blocks * number // max(1, count)) for number in range(max(1, count) + 1)]
     return [Part(ONE, filters=range(*pair), block=block) for pair in pairwise(ends)] if count > 1 else [Part(ONE)]
@@ -225,17 +222,18 @@ class _Bound(Rebindable):
 
 
 class Together(Rebindable):
-    """The same arguments of several primitives."""
+    """The same arguments of several primitives, so many of which have parts of them, one behind another."""
 
-    def __init__(self, bounds: Sequence[Rebindable]) -> None:
-        self._bounds = bounds
+    def __init__(self, bounds: Sequence[Rebindable], parts: int) -> None:
+        self._bounds, self._parts = bounds, parts
 
     def move(self, number: int, array: Array) -> None:
-        for bound in self._bounds:
-            bound.move(number, array)
+        size = self._bounds[0].nbytes(number)
+        for place, bound in enumerate(self._bounds):
+            bound.move(number, array[place % self._parts * size :])
 
     def nbytes(self, number: int) -> int:
-        return self._bounds[0].nbytes(number)
+        return self._bounds[0].nbytes(number) * self._parts
 
 
 Piece = tuple[Problem, Candidate, Mapping[int, Array]]

@@ -37,6 +37,7 @@ _SLOW = frozenset({"sigmoid", "tanh", "swish", "gelu_erf", "gelu_tanh", "mish"})
 """Post-ops that take long in the library's primitives."""
 
 _PRODUCTS, _STREAM = 5e10, 2.5e10  # a second: products, bytes of weights; one core's, in `implementation`'s measure
+_KEPT_BYTES, _SHARED_PRODUCTS = 512 << 10, 5.6e10  # pieces of the library's products read more weights than that anew
 _SAVED = 4e-10  # seconds for each result of a slow post-op
 
 
@@ -63,8 +64,10 @@ class Layer:
     def seconds(self) -> float:
         """An estimate of what a run takes on one core, less what the post-ops take in the library."""
         slow = sum(kind in _SLOW for kind, _, _ in self.post_ops)
-        computed = self.rows * self.filters * max(0.0, self.channels / _PRODUCTS - slow * _SAVED)
-        return computed + 4 * self.channels * self.filters / _STREAM
+        weights = 4 * self.channels * self.filters
+        speed = _PRODUCTS if weights <= _KEPT_BYTES else _SHARED_PRODUCTS
+        computed = self.rows * self.filters * max(0.0, self.channels / speed - slow * _SAVED)
+        return computed + weights / _STREAM
 
 
 def finish(

@@ -70,6 +70,8 @@ def operand_descriptor(library: Library, operand: Array, rank: int, order: str, 
         return Descriptor.of(library, padded, meta)
     if order == NHWC:
         strides = [step // padded.itemsize for step in padded.strides]
+        if len(padded) == 1 and padded.flags.c_contiguous:
+            strides[0] = padded.size  # of a part of an image: the library compares it with that of the result
         shape = logical_shape(NHWC, padded.shape)
         return Descriptor.strided(library, shape, meta, (strides[0], strides[-1], *strides[1:-1]))
     blocks, inner = padded.shape[1], padded.shape[-1]

@@ -10,9 +10,10 @@ Lavin and Gray, "Fast algorithms for convolutional neural networks", 2015, arXiv
     y: m rows of the result   A^T along H, the bias and post-ops
 
 The transforms are kernels of `winograd_kernels`, the products one primitive: a convolution of one tap in t x t groups,
-or G times as many. Rows of tiles are taken in blocks whose v and z stay in a cache; pieces are some of the blocks. Each
-number of the result is computed from one tile in one order, whatever the blocks and the batch. oneDNN has the algorithm
-for AVX-512 only, in layout NCHW16c.
+or G times as many. Rows of tiles are taken in blocks whose v and z stay in a cache. Pieces are some of these; where
+an image has few, its transforms are pieces of rows, and its product is cut into products of some places, each of which
+has its part of v and z. Each number of the result is computed from one tile in one order, whatever the blocks and the
+batch. oneDNN has the algorithm for AVX-512 only, in layout NCHW16c.
 """
 
 from __future__ import annotations
@@ -129,11 +130,11 @@ def candidates(library: Library, label: str, layer: Layer, limit: int, cold: boo
 
 
 def _product(library: Library, label: str, tiling: Tiling) -> PrimitiveDescriptor:
-    """The product for a block. Raises UnsupportedFeatureError when there is no fast one."""
-    layer, places = tiling.layer, tiling.places
+    """A product for a block. Raises UnsupportedFeatureError when there is no fast one."""
+    layer = tiling.layer
     tiles = tiling.block_rows * tiling.columns
     source, target = (
-        Descriptor.of_order(library, (1, places * channels, tiles, 1), FLOAT32, NHWC)
+        Descriptor.of_order(library, (1, tiling.places_apart * channels, tiles, 1), FLOAT32, NHWC)
         for channels in (layer.channels, layer.filters)
     )
     weights = Descriptor.any_layout(library, tiling.filter_shape, FLOAT32)
@@ -166,29 +167,32 @@ def _assemble(
     bounds: list[BoundPrimitive] = []
     nbytes = 0
     for piece in pieces:
-        v, z, scratchpad, strip = (memory(nbytes) for nbytes in tiling.memory(description))
-        bound = description.create().bind(
-            {
-                SRC: (layouts[SRC], v),
-                WEIGHTS: (layouts[WEIGHTS], weights),
-                DST: (layouts[DST], z),
-                SCRATCHPAD: (description.descriptor(SCRATCHPAD_MD), scratchpad),
-            },
-            problem.label,
-        )
-        tables = Tables(tiling, arrays, v, z, strip)
-        call = partial(in_pieces, keeps=(tables, v, z, strip, dict(arrays)), label=problem.label)
+        v, z, *others = (memory(nbytes) for nbytes in tiling.memory(description))
+        scratchpads, strips = others[: tiling.cut], others[tiling.cut :]
+        tables = Tables(tiling, arrays, v, z, strips)
+        products = []
+        for number, scratchpad in enumerate(scratchpads):
+            parts = {
+                argument: (layouts[argument], array[number * layouts[argument].nbytes :])
+                for argument, array in ((SRC, v), (WEIGHTS, weights), (DST, z))
+            }
+            parts[SCRATCHPAD] = description.descriptor(SCRATCHPAD_MD), scratchpad
+            products.append(description.create().bind(parts, problem.label))
+        call = partial(in_pieces, keeps=(tables, v, z, strips, dict(arrays)), label=problem.label)
         computed.append([])
         for block in tiling.blocks[piece.start : piece.stop]:
-            computed[-1] += [call([tables.read(block)]), bound.step, call([tables.write(block)])]
-        bounds.append(bound)
+            rows = [block[part.start : part.stop] for part in shares(len(block), len(strips))]
+            read = call([tables.read(part, block.start, strip) for strip, part in enumerate(rows)])
+            write = call([tables.write(part, block.start, strip) for strip, part in enumerate(rows)])
+            computed[-1] += [read, *side_by_side([[bound.step] for bound in products]), write]
+        bounds += products
         nbytes += tables.nbytes
-    return Assembled(side_by_side(computed), Together(bounds), frozenset(), nbytes)
+    return Assembled(side_by_side(computed), Together(bounds, tiling.cut), frozenset(), nbytes)
 
 
 def _pieces(tiling: Tiling, cold: bool) -> list[range]:
-    """The numbers of the blocks of each piece."""
-    return shares(len(tiling.blocks), pieces_of(tiling.seconds(cold), _MOST))
+    """The numbers of the blocks of each piece; of blocks that are cut, all in one."""
+    return shares(len(tiling.blocks), 1 if tiling.cut > 1 else pieces_of(tiling.seconds(cold), _MOST))
 
 
 def _transformed(tiling: Tiling, problem: Problem, array: Array, wanted: Descriptor) -> Array:
@@ -199,8 +203,9 @@ def _transformed(tiling: Tiling, problem: Problem, array: Array, wanted: Descrip
     library, label = problem.library, problem.label
     matrix = kronecker([tiling.filter.filter] * 2, np.float32)
     filters = np.ascontiguousarray(in_plain_order(problem, array).reshape(-1, TAPS * TAPS).T)
-    packed = packed_memory.take(wanted.nbytes)
+    packed = packed_memory.take(tiling.cut * wanted.nbytes)
     parts, layout = _layouts(tiling, wanted)
+    parts *= tiling.cut
     rows = len(matrix) // parts
     found = np.empty((rows, filters.shape[1]), np.float32)
     source = Descriptor.of(library, found.reshape(-1, *tiling.filter_shape[1:]), FLOAT32)
@@ -216,8 +221,8 @@ def _layouts(tiling: Tiling, wanted: Descriptor) -> tuple[int, Descriptor]:
     """In how many parts of equal layout, one behind another, the filter of the product is made, and that layout."""
     groups, *shape = tiling.filter_shape
     least = -(-wanted.nbytes // _PIECE)
-    for pieces in range(min(least, tiling.places), tiling.places + 1):
-        if tiling.places % pieces == 0:
+    for pieces in range(min(least, tiling.places_apart), tiling.places_apart + 1):
+        if tiling.places_apart % pieces == 0:
             piece = wanted.first([groups // pieces, *shape])
             if piece.nbytes * pieces == wanted.nbytes:
                 return pieces, piece

@@ -8,7 +8,7 @@ has them in common with those at the same place in other blocks: in a table of t
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
 
@@ -35,17 +35,19 @@ _ROW_BYTES = 48  # of a native call
 class Tables:
     """Writes tables of calls, [calls, 5], for rows of tiles; the lines that they point at live as long as this."""
 
-    def __init__(self, tiling: Tiling, arrays: Mapping[int, Array], v: Array, z: Array, strip: Array) -> None:
+    def __init__(
+        self, tiling: Tiling, arrays: Mapping[int, Array], v: Array, z: Array, strips: Sequence[Array]
+    ) -> None:
         layer = tiling.layer
         self._tiling = tiling
-        self._strip = strip.ctypes.data
+        self._strips = [strip.ctypes.data for strip in strips]
         self._x, self._y, self._v, self._z = (array.ctypes.data for array in (arrays[SRC], arrays[DST], v, z))
         self._bias = arrays[BIAS_ARGUMENT].ctypes.data if layer.finish.bias else 0
         self._other = arrays[layer.other].ctypes.data - self._y if layer.other else 0
         self._zeros = _zeros(layer.width * layer.channels * _FLOAT)
         self._lines: list[Integers] = []
         self._calls = 0
-        self._common: dict[tuple[str, range], npt.NDArray[np.uint64]] = {}
+        self._common: dict[tuple[str, range, int], npt.NDArray[np.uint64]] = {}
 
     @property
     def nbytes(self) -> int:
@@ -53,12 +55,12 @@ class Tables:
         arrays = chain(self._lines, self._common.values())
         return self._calls * _ROW_BYTES + sum(array.nbytes for array in arrays)
 
-    def read(self, rows: range) -> Integers:
-        """The calls from the image to v, which begins with the first of these rows."""
+    def read(self, rows: range, first: int, strip: int) -> Integers:
+        """The calls from the image to v, where row `first` is at the beginning."""
         layer, tile, pixel = self._tiling.layer, self._tiling.filter.tile, self._tiling.layer.channels * _FLOAT
         across, head = self._across(), layer.heads[1] * pixel
         inside = min(layer.width * pixel, across - head)
-        strip_lines = self._strip + across * np.arange(tile)
+        strip_lines = self._strips[strip] + across * np.arange(tile)
         calls = self._new_lines(len(rows), 1)
         calls[:, 0, kernels.READ : kernels.READ + tile] = self._image_lines(rows)
         calls[:, 0, kernels.WRITTEN : kernels.WRITTEN + tile] = strip_lines + head
@@ -66,14 +68,14 @@ class Tables:
         outside = ((0, head), (head + inside, across - head - inside))
         zeroed = [(_memset(), line + begin, 0, size, 0) for line in strip_lines for begin, size in outside if size]
         table = self._table(calls, _require(kernels.line_kernel(self._tiling.filter.data)))
-        places = range(len(rows))
+        places = range(rows.start - first, rows.stop - first)
         self._calls += 2 * len(rows)
-        table = np.stack((table, self._calls_of("v", places)), axis=1).reshape(-1, _CALL)
+        table = np.stack((table, self._calls_of("v", places, strip)), axis=1).reshape(-1, _CALL)
         return np.concatenate((np.array(zeroed, np.int64).reshape(-1, _CALL), table)) if rows else table
 
-    def write(self, rows: range) -> Integers:
-        """The calls from z, which begins with the first of these rows, to the result."""
-        tiling, layer, start = self._tiling, self._tiling.layer, self._strip
+    def write(self, rows: range, first: int, strip: int) -> Integers:
+        """The calls from z, which begins with row `first`, to the result."""
+        tiling, layer, start = self._tiling, self._tiling.layer, self._strips[strip]
         pixel, tile = layer.filters * _FLOAT, tiling.filter.tile
         results = kernels.WRITTEN + tiling.outputs
         calls = self._new_lines(len(rows), 1)
@@ -89,8 +91,8 @@ class Tables:
         calls[:, 0, kernels.INNER : kernels.BIAS_LINE] = (pixel, width, pixel, pixel)
         table = self._table(calls, _require(kernels.line_kernel(tiling.filter.output)))
         table[:, 0] = self._last_kernels(np.minimum(tiling.outputs, height - top))
-        places = range(len(rows))
-        steps = [self._calls_of("z", places), table]
+        places = range(rows.start - first, rows.stop - first)
+        steps = [self._calls_of("z", places, strip), table]
         if layer.later:
             steps.append(self._later(written[:, 0], np.minimum(tiling.outputs, height - top) * width * layer.filters))
         self._calls += len(steps) * len(rows)
@@ -102,11 +104,11 @@ class Tables:
         zeros = np.zeros_like(written)
         return np.stack((zeros + kernel, written, elements, zeros, zeros), axis=1)
 
-    def _calls_of(self, what: str, places: range) -> Integers:
+    def _calls_of(self, what: str, places: range, strip: int) -> Integers:
         """For each of these rows of a block, the call of the table that it has in common with other blocks."""
-        key = what, places
+        key = what, places, strip
         if key not in self._common:
-            self._common[key] = native_rows(self._to_v(places) if what == "v" else self._from_z(places))
+            self._common[key] = native_rows(self._to_v(places, strip) if what == "v" else self._from_z(places, strip))
         tile = self._tiling.filter.tile
         table = np.zeros((len(places), _CALL), np.int64)
         table[:, 0] = _require(table_code())
@@ -114,28 +116,28 @@ class Tables:
         table[:, 2] = tile
         return table
 
-    def _to_v(self, places: range) -> Integers:
+    def _to_v(self, places: range, strip: int) -> Integers:
         """The calls from a strip to these rows of v."""
         tiling = self._tiling
         pixel, tile = tiling.layer.channels * _FLOAT, tiling.filter.tile
-        strip_lines = self._strip + self._across() * np.arange(tile)
+        strip_lines = self._strips[strip] + self._across() * np.arange(tile)
         calls = self._new_lines(len(places), tile)
         calls[..., kernels.READ : kernels.READ + tile] = strip_lines[:, None] + pixel * np.arange(tile)
         calls[..., kernels.WRITTEN : kernels.WRITTEN + tile] = self._tiles(self._v, places, pixel)
-        steps = tiling.outputs * pixel, tiling.places * pixel
+        steps = tiling.outputs * pixel, tiling.places_apart * pixel
         calls[..., kernels.INNER : kernels.BIAS_LINE] = (pixel, tiling.columns, *steps)
         return self._table(calls, _require(kernels.line_kernel(tiling.filter.data)))
 
-    def _from_z(self, places: range) -> Integers:
+    def _from_z(self, places: range, strip: int) -> Integers:
         """The calls from these rows of z to a strip."""
         tiling = self._tiling
         pixel, tile = tiling.layer.filters * _FLOAT, tiling.filter.tile
-        lines = self._strip + tiling.columns * tiling.outputs * pixel * np.arange(tile)
+        lines = self._strips[strip] + tiling.columns * tiling.outputs * pixel * np.arange(tile)
         calls = self._new_lines(len(places), tile)
         calls[..., kernels.READ : kernels.READ + tile] = self._tiles(self._z, places, pixel)
         written = lines[:, None] + pixel * np.arange(tiling.outputs)
         calls[..., kernels.WRITTEN : kernels.WRITTEN + tiling.outputs] = written
-        steps = tiling.places * pixel, tiling.outputs * pixel
+        steps = tiling.places_apart * pixel, tiling.outputs * pixel
         calls[..., kernels.INNER : kernels.BIAS_LINE] = (pixel, tiling.columns, *steps)
         return self._table(calls, _require(kernels.line_kernel(tiling.filter.output)))
 
@@ -153,9 +155,12 @@ class Tables:
 
     def _tiles(self, start: int, rows: range, pixel: int) -> Integers:
         """Where the places of the first tile of each row of a block lie in v or z, [rows, t, t]."""
-        tiling, tile = self._tiling, self._tiling.filter.tile
-        row = start + np.array(rows, np.int64) * tiling.columns * tiling.places * pixel
-        return row[:, None, None] + pixel * np.arange(tile * tile).reshape(tile, tile)
+        tiling, tile, apart = self._tiling, self._tiling.filter.tile, self._tiling.places_apart
+        row = start + np.array(rows, np.int64) * tiling.columns * apart * pixel
+        product, place = np.divmod(np.arange(tile * tile), apart)
+        of_product = tiling.block_rows * tiling.columns * apart * pixel
+        found: Integers = row[:, None, None] + (product * of_product + place * pixel).reshape(tile, tile)
+        return found
 
     def _image_lines(self, rows: range) -> Integers:
         """The rows of the image that each row of tiles reads, [rows, t]; zeros outside."""

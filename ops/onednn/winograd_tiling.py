@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from dagexec.ops.conv.toom_cook import MinimalFilter, minimal_filter
 from dagexec.ops.kernels.post_ops import PostOp
+from dagexec.ops.kernels.sharing import MOST_OF_ONE, pieces_of
 from dagexec.ops.kernels.winograd_kernels import Epilogue
 from dagexec.ops.onednn.primitive import PrimitiveDescriptor
 from dagexec.platform.processor import core_cache
@@ -19,6 +20,7 @@ _FLOAT = 4  # bytes
 _BLOCK = 2  # times a core's cache: v and z of a block
 _PRODUCTS, _TRANSFORMED, _STREAM = 5e10, 2.2e10, 2.5e10  # a second: products, bytes of v and z, bytes of weights
 _START = 3e-6  # seconds: to start the steps of a block
+_BLOCKS = 4  # of an image: that many are pieces
 
 
 @dataclass(frozen=True)
@@ -100,23 +102,38 @@ class Tiling:
         size = self.block_rows
         return [range(start, min(start + size, self.rows)) for start in range(0, self.rows, size)]
 
+    @cached_property
+    def cut(self) -> int:
+        """In how many products, of so many fewer places, that of a block is cut: where an image has few blocks."""
+        image = self if self.layer.batch == 1 else Tiling(replace(self.layer, batch=1), self.outputs)
+        if len(image.blocks) >= _BLOCKS:
+            return 1
+        most = pieces_of(image.seconds(cold=False), MOST_OF_ONE)
+        return max(count for count in range(1, most + 1) if self.places % count == 0)
+
+    @property
+    def places_apart(self) -> int:
+        """Of one of the products."""
+        return self.places // self.cut
+
     @property
     def _weights_nbytes(self) -> int:
         return self.places * self.layer.channels * self.layer.filters // self.layer.groups * _FLOAT
 
     @property
     def filter_shape(self) -> tuple[int, ...]:
-        """The filter of the product."""
+        """The filter of one of the products."""
         layer = self.layer
-        return self.places * layer.groups, layer.filters // layer.groups, layer.channels // layer.groups, 1, 1
+        return self.places_apart * layer.groups, layer.filters // layer.groups, layer.channels // layer.groups, 1, 1
 
     def memory(self, description: PrimitiveDescriptor) -> tuple[int, ...]:
-        """Bytes of v, of z, of the product's working memory, and of a strip, for one block."""
+        """Bytes of v, of z, of each product's working memory, and of each strip, for one block."""
         layer, tiles = self.layer, self.block_rows * self.columns
         read = (self.columns * self.outputs + TAPS - 1) * layer.channels
         strip = self.filter.tile * max(read, self.columns * self.outputs * layer.filters) * _FLOAT
         images = (tiles * self.places * channels * _FLOAT for channels in (layer.channels, layer.filters))
-        return *images, description.scratchpad_bytes, strip
+        strips = 1 if self.cut == 1 else min(self.block_rows, MOST_OF_ONE)
+        return *images, *[description.scratchpad_bytes] * self.cut, *[strip] * strips
 
     def seconds(self, cold: bool) -> float:
         """An estimate of what a run takes on one core; with `cold` weights they are read from memory."""

@@ -22,6 +22,8 @@ Case = tuple[str, list[tuple[int, ...]], dict[str, Any]]
 
 IMAGES, LAST = (2, 32, 18, 20), (2, 18, 20, 32)
 
+ONE = {"kernel": 1}
+
 CASES: dict[str, Case] = {
     "function": ("Tanh", [(3, 1000)], {}),
     "sum of tensors": ("Add", [(4, 600), (4, 600)], {}),
@@ -53,6 +55,9 @@ CASES: dict[str, Case] = {
     "depthwise, few channels": ("Conv", [(1, 3, 9, 40), (40, 3, 3, 1)], {"kernel": 3, "group": 40, "order": "NHWC"}),
     "pointwise": ("Conv", [(2, 9, 9, 64), (48, 1, 1, 64)], {"kernel": 1, "order": "NHWC"}),
     "convolution": ("Conv", [(2, 40, 40, 32), (64, 3, 3, 32)], {"kernel": 3, "pad": 1, "order": "NHWC"}),
+    "tiles": ("Conv", [(1, 14, 14, 64), (64, 3, 3, 64)], {"kernel": 3, "pad": 1, "order": "NHWC"}),
+    "tiles of many blocks": ("Conv", [(4, 60, 60, 64), (64, 3, 3, 64)], {"kernel": 3, "pad": 1, "order": "NHWC"}),
+    "bounded layer": ("FusedConv", [(1, 14, 14, 64), (64, 1, 1, 64)], {"order": "NHWC", "post_ops": ["relu"], **ONE}),
     "rows of taps": ("ConvTranspose", [(2, 6, 7, 32), (32, 2, 2, 16)], {"kernel": 2, "stride": 2, "order": "NHWC"}),
     "layer": ("FC", [(5, 256), (512, 256), (512,)], {}),
     "product": ("MatMul", [(33, 64), (64, 300)], {}),
