@@ -18,6 +18,7 @@ from dagexec.core.operator import Prepared, Step, in_sequence, nothing_to_do
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.base.geometry import Axis, tap_count
 from dagexec.ops.base.layout import BLOCKS, NCHW, NHWC, logical_shape
+from dagexec.ops.kernels.chains import chain_step
 from dagexec.ops.kernels.sharing import pieces_of
 from dagexec.ops.kernels.tables import shares
 from dagexec.ops.onednn import widened
@@ -315,12 +316,14 @@ class ConvolutionFamily(OneDNNOperator):
         parts = parts_of_batch(batch, sum(array.nbytes for array in results.values())) if wide else [Part((0, batch))]
         sums = [results, *({number: self._like(array) for number, array in results.items()} for _ in parts[1:])]
         steps = self.batch_in_parts([computation(part, into) for part, into in zip(parts, sums, strict=True)]).steps
-        added = [
-            partial(np.add, results[number], array, out=results[number])
-            for one in sums[1:]
-            for number, array in one.items()
-        ]
-        return [*steps, *added]
+        others = [[one[number] for one in sums[1:]] for number in results]
+        return [*steps, *(self._added(array, beside) for array, beside in zip(results.values(), others, strict=True))]
+
+    def _added(self, total: Array, others: Sequence[Array]) -> Step:
+        """The step that adds the others to `total`, in order."""
+        links = [("add", 0.0, 0.0, place) for place in range(len(others))]
+        step = chain_step(self.onednn.machine, links, total, total, others, self.label) if links else nothing_to_do
+        return step or in_sequence([partial(np.add, total, array, out=total) for array in others])
 
     def batch_in_parts(self, asked: Sequence[Computation], whole: Computation | None = None) -> Assembled:
         """The steps of computations of parts of a batch, each by what is chosen for so many images.
