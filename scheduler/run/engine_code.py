@@ -96,9 +96,10 @@ class Slot(IntEnum):
     ROWS_LEFT = 2  # of the table of a piece whose call failed
     WORKER = 3  # a number for the trace
     STAYS = 4  # not 0: it has no other run to turn to
-    CALLS = 5  # tasks that are steps of Python, which it has taken together
-    FIRST_CALL = 6  # their numbers
-    SIZE = 38
+    UNTIL = 5  # on the processor's clock, when it leaves to let Python look for signals; 0 for never
+    CALLS = 6  # tasks that are steps of Python, which it has taken together
+    FIRST_CALL = 7  # their numbers
+    SIZE = 39
 
 
 class Record(IntEnum):
@@ -131,6 +132,7 @@ class Outcome(IntEnum):
     IDLE = 4  # there is nothing to take, or another run needs the thread more
     WAKE = 5  # there is more to take than the piece in its slot, and a worker that sleeps
     STOPPED = 6
+    LOOK = 7  # its time to look for signals has come
 
 
 _SAVED = (RBX, RBP, R12, R13, R14, R15)
@@ -228,6 +230,7 @@ def _pick(code: Assembler) -> None:
     code.jump("unlock and STOPPED", NOT_ZERO)
     code.compare_memory(RBX, 8 * Header.REMAINING, 0)
     code.jump("unlock and OVER", ZERO)
+    _leave_in_time(code, "pick on")
     code.load_number(RAX, RBX, None, offset=8 * Header.POOL)
     code.compare_memory(RAX, 8 * PoolWords.WAITING, 0)
     code.jump("stay", ZERO)
@@ -323,6 +326,16 @@ def _pick(code: Assembler) -> None:
     code.jump("WAKE", LESS)
 
 
+def _leave_in_time(code: Assembler, name: str) -> None:
+    """With the lock, leave when it is time to look for signals."""
+    code.compare_memory(RBP, 8 * Slot.UNTIL, 0)
+    code.jump(name, ZERO)
+    code.read_clock(RAX)
+    code.compare_with_memory(RAX, RBP, 8 * Slot.UNTIL)
+    code.jump("unlock and LOOK", NOT_LESS)
+    code.mark(name)
+
+
 def _execute(code: Assembler) -> None:
     """Without the lock, the piece in the slot."""
     code.mark("execute")
@@ -370,6 +383,7 @@ def _end(code: Assembler) -> None:
     code.load_number(RAX, RBX, None, offset=8 * Header.POOL)
     code.compare_memory(RAX, 8 * PoolWords.WAITING, 0)
     code.jump("pick", NOT_ZERO)
+    _leave_in_time(code, "on with it")
     code.jump("next piece")
 
     code.mark("called")
