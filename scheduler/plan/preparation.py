@@ -19,6 +19,7 @@ from dagexec.core.blob import Blob
 from dagexec.core.graph import Graph
 from dagexec.core.native import merged
 from dagexec.core.operator import MemorySource, Operator, Prepared, Step, nothing_to_do
+from dagexec.core.purity import is_known
 from dagexec.core.tensor import Tensor
 from dagexec.errors import DeadlineExceededError, ResourceError
 from dagexec.platform.deadline import check_deadline
@@ -131,6 +132,9 @@ class Preparation:
             taken.give_back()
             raise
         self.prepared = tuple(prepared)
+        kinds = {one.definition.type: one.definition for one in operators}
+        waits = {kind: 0.0 if is_known(definition) else _WAIT_SECONDS for kind, definition in kinds.items()}
+        self._waits = [waits[one.definition.type] for one in operators]
         self.steps: list[Step] = [operator.step for operator in prepared]
         self.plan: Plan = _planned(running, self.settled, self.seconds)
         self._operator_of: dict[int, tuple[int, float]] | None = None
@@ -164,9 +168,12 @@ class Preparation:
         )
 
     def timed(self, operators: Iterable[int]) -> list[tuple[Step, float]]:
-        """The steps of these operators, those with nothing to do left out, and the seconds that each may take."""
+        """The steps of these operators, those with nothing to do left out, and the seconds that each may take.
+
+        Of one that may wait for others that is longer than to hand it out.
+        """
         return [
-            (part, self.seconds[index] / len(parts))
+            (part, max(self.seconds[index], self._waits[index]) / len(parts))
             for index in operators
             if (parts := _parts(self.prepared[index]))
             for part in parts
@@ -343,6 +350,8 @@ def _outputs(operators: Sequence[Operator]) -> Iterator[Blob]:
 
 LONGEST_SECONDS = 0.5e-3
 """Of native calls that are made in one go, as estimated: a run is stopped, and left for another, between them."""
+
+_WAIT_SECONDS = 1e-3
 
 _STEP_BYTES = 4 << 10
 """What Python takes for a prepared operator: arrays, steps, places in plans. By tracemalloc it was 3 to 4 KiB."""

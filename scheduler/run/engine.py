@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -35,6 +35,15 @@ Array = npt.NDArray[Any]
 
 SPIN_SECONDS = 40e-6
 """How long a worker looks for work in a run before it leaves: about what it takes to wake it."""
+
+WAKE_SECONDS = 60e-6
+"""Of work that is left, at least, for a worker to be woken: it takes that long until it is there."""
+
+_LEARNED_RUNS = 3
+"""After which a task is expected to take what it took in the latest of them."""
+
+LOOK_SECONDS = 20e-3
+"""For how long a thread that signals may come to is in machine code, and the piece that it is in then."""
 
 _TRIAL_PAUSES = 4000
 _CLOCK_TRIAL_SECONDS = 2e-3
@@ -78,12 +87,25 @@ class NativeTasks:
     calls: Sequence[Sequence[Sequence[NativeCall]]]
     _template: Array
     _kept: object
+    _runs: list[int] = field(default_factory=lambda: [0])
+
+    def rows(self, state: Array) -> Array:
+        """Of a state, the numbers of each task."""
+        found: Array = state[len(Header) : len(Header) + len(self.tables) * Task.SIZE].reshape(-1, Task.SIZE)
+        return found
 
     def without_calls(self) -> NativeTasks:
         """The same tasks, of pieces that do nothing."""
-        rows = self._template[len(Header) : len(Header) + len(self.tables) * Task.SIZE].reshape(-1, Task.SIZE)
-        kinds = [Kind(int(kind)) for kind in rows[:, Task.KIND]]
+        kinds = [Kind(int(kind)) for kind in self.rows(self._template)[:, Task.KIND]]
         return native_tasks(self.graph, [[()] * len(row) or kind for row, kind in zip(self.tables, kinds, strict=True)])
+
+    def learn(self, run: NativeRun) -> None:
+        """A run has ended: the next ones may take as long."""
+        if self._runs[0] < _LEARNED_RUNS:
+            self._runs[0] += 1
+            took, rows = run.ticks(), self.rows(self._template)
+            np.copyto(rows[:, Task.EXPECTED], took, where=took > 0)
+            self._template[Header.EXPECTED] = rows[rows[:, Task.LEFT] == 0, Task.EXPECTED].sum()
 
     def new_run(self, *, traced: bool = False) -> NativeRun:
         """The state of a run that has not begun, of one thread until it belongs to a pool."""
@@ -94,10 +116,10 @@ class NativeTasks:
         words = -(-tasks // 64)
         place = len(Header) + tasks * Task.SIZE
         state[Header.TASKS] = start + 8 * len(Header)
-        for field, length in (
+        for header, length in (
             (Header.FRESH_TOP, tops), (Header.FRESH, words), (Header.OPEN_TOP, tops), (Header.OPEN, words),
         ):  # fmt: skip
-            state[field] = start + 8 * place
+            state[header] = start + 8 * place
             place += length
         run.belong_to(_NO_POOL, 1)
         return run
@@ -157,10 +179,13 @@ class NativeRun:
         """So many threads are inside."""
         self._state[Header.ACTIVE] = threads
 
+    def ticks(self) -> Array:
+        """Of the processor's clock, what each task took, all its pieces together; 0 for one of Python."""
+        return self.tasks.rows(self._state)[:, Task.TICKS]
+
     def task_seconds(self) -> list[float]:
-        """What each task took, all its pieces together; 0 for one of Python."""
-        rows = self._state[len(Header) : len(Header) + len(self.tasks.graph.pieces) * Task.SIZE]
-        return [int(ticks) * seconds_per_tick() for ticks in rows.reshape(-1, Task.SIZE)[:, Task.TICKS]]
+        """The same in seconds."""
+        return [int(ticks) * seconds_per_tick() for ticks in self.ticks()]
 
     def records(self) -> list[tuple[int, int, int, int, int]]:
         """Who executed which piece, and when; see `Record`. Of a traced run."""
@@ -174,10 +199,14 @@ class NativeRun:
 class Participant:
     """A thread in a run in machine code."""
 
-    __slots__ = ("_enter", "_run", "_slot", "_slot_address", "_state_address")
+    __slots__ = ("_enter", "_looks", "_run", "_slot", "_slot_address", "_state_address")
 
-    def __init__(self, run: NativeRun, worker: int = 0, *, stays: bool = False) -> None:
-        """`worker` is its number in a trace. With `stays` it has no other run to turn to."""
+    def __init__(self, run: NativeRun, worker: int = 0, *, stays: bool = False, looks: bool = False) -> None:
+        """`worker` is its number in a trace. With `stays` it has no other run to turn to.
+
+        One that `looks` leaves from time to time, so that Python may look for signals.
+        """
+        self._looks = looks
         code = engine_code()
         assert code is not None, "no machine code runs here"
         self._enter = code
@@ -190,6 +219,8 @@ class Participant:
 
     def enter(self, mode: Mode) -> int:
         """Execute pieces until there is something that Python has to do; an `Outcome`."""
+        if self._looks:
+            self._slot[Slot.UNTIL] = now_in_ticks() + LOOK_SECONDS / seconds_per_tick()
         return self._enter(self._state_address, self._slot_address, mode)
 
     def calls(self) -> list[int]:
@@ -215,8 +246,13 @@ class Participant:
         return not left
 
 
-def native_tasks(graph: TaskGraph, pieces: Sequence[Sequence[Piece] | Kind]) -> NativeTasks:
-    """The tasks of `graph` as memory; `pieces` are the native calls of each, or a kind of Python's."""
+def native_tasks(
+    graph: TaskGraph, pieces: Sequence[Sequence[Piece] | Kind], seconds: Sequence[float] = ()
+) -> NativeTasks:
+    """The tasks of `graph` as memory; `pieces` are the native calls of each, or a kind of Python's.
+
+    Until a run has shown it, a task may take so many `seconds`.
+    """
     count = len(graph.pieces)
     words = -(-count // 64)
     tops = -(-words // 64)
@@ -234,6 +270,7 @@ def native_tasks(graph: TaskGraph, pieces: Sequence[Sequence[Piece] | Kind]) -> 
         row[Task.KIND] = kind if isinstance(kind, Kind) else Kind.NATIVE
         row[Task.PIECES] = piece
         piece += 16 * len(tables[number])
+        row[Task.EXPECTED] = seconds[number] / seconds_per_tick() if seconds else 0
         row[Task.CHILDREN] = child
         child += 8 * len(graph.children[number])
         row[Task.CHILDREN_END] = child
@@ -244,6 +281,8 @@ def native_tasks(graph: TaskGraph, pieces: Sequence[Sequence[Piece] | Kind]) -> 
         state[fresh + number // 4096] |= _bit(number // 64)
     state[Header.REMAINING] = count
     state[Header.AVAILABLE] = len(ready)
+    state[Header.EXPECTED] = sum(tasks[number, Task.EXPECTED] for number in ready)
+    state[Header.WORTH_WAKING] = WAKE_SECONDS / seconds_per_tick()
     state[Header.TOPS] = tops
     state[Header.SPINS] = _spins()
     state[Header.TABLE_CODE] = table_code() or 0
@@ -255,11 +294,17 @@ def _bit(number: int) -> np.int64:
     return np.uint64(1 << number % 64).astype(np.int64)
 
 
+def now_in_ticks() -> int:
+    """What the processor's clock says."""
+    clock = clock_code()
+    assert clock is not None, "no machine code runs here"
+    return clock()
+
+
 @cache
 def seconds_per_tick() -> float:
     """Of the processor's clock."""
-    clock = clock_code()
-    assert clock is not None, "no machine code runs here"
+    clock = now_in_ticks
     began, first = time.perf_counter(), clock()
     while time.perf_counter() - began < _CLOCK_TRIAL_SECONDS:
         pass

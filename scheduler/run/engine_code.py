@@ -19,6 +19,7 @@ from dagexec.platform.assembler import (
     R8,
     R9,
     R10,
+    R11,
     R12,
     R13,
     R14,
@@ -56,6 +57,8 @@ class Header(IntEnum):
     SPINS = 13  # how often to look for work before leaving
     TABLE_CODE = 14  # address of the code that executes a table of native calls
     TRACE = 15  # address of the address of the next `Record`; 0 where nobody wants them
+    EXPECTED = 16  # ticks that tasks may take which have a piece to take
+    WORTH_WAKING = 17  # ticks, for as many of which a worker is woken
 
 
 class PoolWords(IntEnum):
@@ -77,7 +80,8 @@ class Task(IntEnum):
     CHILDREN = 6  # address of the numbers of tasks that wait for it
     CHILDREN_END = 7
     TICKS = 8  # of the processor's clock, that its pieces took
-    SIZE = 9
+    EXPECTED = 9  # that they may take
+    SIZE = 10
 
 
 class Kind(IntEnum):
@@ -314,10 +318,10 @@ def _pick(code: Assembler) -> None:
     code.call_place("remove")
 
     code.mark("taken")
-    code.load_number(R13, RBX, None, offset=8 * Header.AVAILABLE)
+    code.load_number(R13, RBX, None, offset=8 * Header.EXPECTED)
     _unlock(code)  # before the look at who sleeps: they look for work after they have said that they do
-    code.compare_number(R13, 0)
-    code.jump("execute", ZERO)
+    code.compare_with_memory(R13, RBX, 8 * Header.WORTH_WAKING)
+    code.jump("execute", LESS)
     code.load_number(RAX, RBX, None, offset=8 * Header.POOL)
     code.compare_memory(RAX, 8 * PoolWords.IDLE, 0)
     code.jump("execute", ZERO)
@@ -482,7 +486,7 @@ def _choose(code: Assembler, *, fresh: bool) -> None:
 
 
 def _sets(code: Assembler) -> None:
-    """Functions on a set of tasks, a bit each, and a bit above for each word that has one. Change rcx, rdx and r8.
+    """Functions on a set of tasks, a bit each, and a bit above for each word that has one. Change rcx, rdx, r8 and r11.
 
     `find` gives the lowest number in rax, or -1; `insert` and `remove` are about the number in rax.
     """
@@ -510,6 +514,13 @@ def _sets(code: Assembler) -> None:
     for name in ("insert", "remove"):
         code.mark(name)
         code.add_to_memory(RBX, 8 * Header.AVAILABLE, 1 if name == "insert" else -1)
+        code.multiply_number(R11, RAX, 8 * Task.SIZE)
+        code.add_memory(R11, RBX, 8 * Header.TASKS)
+        code.load_number(R11, R11, None, offset=8 * Task.EXPECTED)
+        if name == "remove":
+            code.negate(R11)
+        code.add_memory(R11, RBX, 8 * Header.EXPECTED)
+        code.store_number(R11, RBX, 8 * Header.EXPECTED)
         code.move(RCX, RAX)
         code.shift_right(RCX, 6)
         code.move(RDX, RCX)

@@ -35,7 +35,7 @@ from dagexec.platform.deadline import Deadline
 from dagexec.platform.forking import reset_after_fork
 from dagexec.platform.processor import available_cores
 from dagexec.platform.shutdown import stop_at_exit
-from dagexec.platform.threads import Thread, ThreadsEndedError, ThreadWait, threads
+from dagexec.platform.threads import Thread, ThreadsEndedError, ThreadWait, is_interruptible, threads
 from dagexec.scheduler.run.affinity import CoreWakeUp
 from dagexec.scheduler.run.engine import NativeRun, Participant, PoolMemory
 from dagexec.scheduler.run.engine_code import Mode, Outcome
@@ -531,12 +531,14 @@ class WorkerPool:
         worker.telling = run
         run.over = True
         self.lock.release()
+        if isinstance(run.machine, NativeRun) and not run.stopped:
+            run.machine.tasks.learn(run.machine)
         finish(run)
         worker.telling = None
 
     def _work_natively(self, run: Run, machine: NativeRun, worker: Worker, stays: bool) -> None:
         """In machine code, but for what Python has to do. Returns with the lock held."""
-        me = Participant(machine, worker.number, stays=stays)
+        me = Participant(machine, worker.number, stays=stays, looks=stays and is_interruptible())
         mode = Mode.PICK
         while True:
             outcome = me.enter(mode)
@@ -553,6 +555,8 @@ class WorkerPool:
             elif outcome == Outcome.FAILED:
                 self._recover(run, me)
                 mode = Mode.DONE
+            elif outcome == Outcome.LOOK:
+                mode = Mode.PICK
             else:
                 self._acquire()
                 if outcome != Outcome.STOPPED or run.stopped or self._gives_way(run):

@@ -108,7 +108,9 @@ def pieces_of_chains(
     shares = [stretch.shares for stretch in stretches]
     if not native:
         return Work(graph, [stretch.as_steps() for stretch in stretches], None, shares)
-    memory = engine.native_tasks(graph, [stretch.pieces or stretch.kind for stretch in stretches])
+    memory = engine.native_tasks(
+        graph, [stretch.pieces or stretch.kind for stretch in stretches], [stretch.seconds for stretch in stretches]
+    )
     called = [(stretch.steps,) if stretch.steps else () for stretch in stretches]
     return Work(graph, called, memory, shares)
 

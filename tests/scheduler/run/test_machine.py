@@ -13,7 +13,7 @@ from dagexec.core.native import NativeCall
 from dagexec.platform.machine_code import executable
 from dagexec.scheduler.run import engine
 from dagexec.scheduler.run.engine import NativeRun, Participant, PoolMemory, native_tasks
-from dagexec.scheduler.run.engine_code import Kind, Mode, Outcome
+from dagexec.scheduler.run.engine_code import Kind, Mode, Outcome, Slot
 from dagexec.scheduler.run.machine import Machine, TaskGraph, in_order
 
 needs_machine_code = pytest.mark.skipif(not engine.can_run(), reason="no machine code runs here")
@@ -98,7 +98,7 @@ class Counting:
             source.choice(PYTHON) if task in python else [(_call(code, self.counts, task),)] * count
             for task, count in enumerate(graph.pieces)
         ]
-        self.tasks = native_tasks(graph, pieces)
+        self.tasks = native_tasks(graph, pieces, [1.0] * len(pieces))
 
     def work(self, run: NativeRun, worker: int) -> int:
         """Be in the run until it is over; the outcome."""
@@ -200,6 +200,21 @@ def test_who_leaves_more_behind_than_it_takes_says_so_while_a_worker_sleeps() ->
     pool.tell(0, False)
     assert me.enter(Mode.CONTINUE) == Outcome.FINISHED
     assert counting.counts.tolist() == [3]
+    counting.tasks.learn(run)
+    short = counting.tasks.new_run()
+    short.belong_to(pool, 2)
+    pool.tell(1, False)
+    assert Participant(short).enter(Mode.PICK) == Outcome.FINISHED, "nobody is woken for what is done before"
+
+
+@needs_machine_code
+def test_a_thread_that_signals_come_to_looks_for_them_between_pieces() -> None:
+    counting = Counting(tasks_of([[]], [3]))
+    run = counting.tasks.new_run()
+    me = Participant(run)
+    me._slot[Slot.UNTIL] = 1  # on a clock that began long ago
+    assert me.enter(Mode.PICK) == Outcome.LOOK
+    assert Participant(run, looks=True).enter(Mode.PICK) == Outcome.FINISHED
 
 
 @needs_machine_code
