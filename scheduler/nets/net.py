@@ -283,6 +283,10 @@ class BaseNet(ABC, Closing):
         """What a run on the host executes; kept for the next run unless somebody observes this one."""
         if observed is not None:
             return chain_work(self._plan_of_run(preparation), observed.all_chains(preparation.steps))
+        return self.work(preparation)
+
+    def work(self, preparation: Preparation) -> Work:
+        """What a run on the host that nobody observes executes."""
         known = self._work.get(preparation)
         if known is None:
             known = self._work[preparation] = self._pieces_of(preparation)
