@@ -195,7 +195,9 @@ class Chain(OneDNNOperator):
                 except UnsupportedFeatureError:
                     continue
                 if not found.is_reference:
-                    return self.in_parts(found, arguments, range(len(way.shape)), BLOCKS.get(way.order, 1))
+                    block = BLOCKS.get(way.order, 1)
+                    axes = range(len(way.shape)) if block == 1 else (0, 1)  # pixels lie within blocks of channels
+                    return self.in_parts(found, arguments, axes, block)
         shapes = ", ".join(str(array.shape) for array in operands.values())
         raise UnsupportedFeatureError(
             f"{self.label}: oneDNN is slow for operands of {shapes} and a result of {y.shape}"

@@ -21,7 +21,7 @@ from dagexec.ops.base.layout import NCHW, NHWC, image_order, logical_shape
 from dagexec.ops.kernels.standardizing import root_mean_square_step, standardizing_step
 from dagexec.ops.normalization import batch_norm, rms_norm, standardization
 from dagexec.ops.normalization import local_response as normalization
-from dagexec.ops.onednn.cutting import Parts
+from dagexec.ops.onednn.cutting import Parts, image_axes
 from dagexec.ops.onednn.keeping_nan import scanning
 from dagexec.ops.onednn.operator import OneDNNOperator
 from dagexec.ops.onednn.post_ops import BINARY
@@ -80,7 +80,7 @@ class SpatialBN(OneDNNOperator, batch_norm.SpatialBN):
         if found.is_reference:
             return self._normalize()
         arguments = {SRC: (layout, x), SRC_1: (operand, factor), DST: (layout, y), POST_OP | SRC_1: (operand, shift)}
-        bound = self.in_parts(found, arguments, (0, 1))
+        bound = self.in_parts(found, arguments, *image_axes(order))
         if all(self.input(index).constant is not None for index in range(1, 5)):
             in_sequence(steps)()
             steps = []

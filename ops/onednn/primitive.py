@@ -45,6 +45,7 @@ _PLAIN_TAGS = {1: 2, 2: 3, 3: 4, 4: 5, 5: 6, 6: 7}  # a, ab, abc, ...
 _CHANNELS_LAST_TAGS = {3: 15, 4: 22, 5: 33}  # acb, acdb, acdeb
 _BLOCKED_8_TAGS = {3: 69, 4: 102, 5: 142}  # aBc8b, aBcd8b, aBcde8b
 _BLOCKED_16_TAGS = {3: 56, 4: 78, 5: 121}  # aBc16b, aBcd16b, aBcde16b
+_BLOCK_OF_TAG = dict.fromkeys(_BLOCKED_8_TAGS.values(), 8) | dict.fromkeys(_BLOCKED_16_TAGS.values(), 16)
 _TAGS = {NCHW: _PLAIN_TAGS, NHWC: _CHANNELS_LAST_TAGS, NCHW8C: _BLOCKED_8_TAGS, NCHW16C: _BLOCKED_16_TAGS}
 
 
@@ -135,18 +136,25 @@ class Descriptor:
     def part(self, cut: Cut) -> tuple[Descriptor, int]:
         """That of the part with some indices along some axes, and the bytes before it.
 
-        Axes of size 1 stay. Raises UnsupportedFeatureError where an axis has another size, and where the layout is not
-        known.
+        Axes of size 1 stay. Raises UnsupportedFeatureError where an axis has another size, where the part does not end
+        with blocks of channels, and where the layout is not known.
         """
         if self._layout is None:
             raise UnsupportedFeatureError("a layout of the library's own")
         shape, name, layout = self._layout
+        block = _BLOCK_OF_TAG.get(layout, 1) if isinstance(layout, int) else 1
         meta, sizes, before = from_name(name), list(shape), 0
         for axis, (size, indices) in cut.items():
             if axis >= len(shape) or shape[axis] == 1:
                 continue
             if shape[axis] != size:
                 raise UnsupportedFeatureError(f"axis {axis} has {shape[axis]} elements, not {size}")
+            if (
+                block > 1
+                and axis
+                and (axis > 1 or indices.start % block or (indices.stop % block and indices.stop < size))
+            ):
+                raise UnsupportedFeatureError(f"a part of blocks of {block} channels")
             sizes[axis] = len(indices)
             step = self.nbytes // prod(shape[: axis + 1])
             if isinstance(layout, tuple):

@@ -1,10 +1,10 @@
 """Pieces of operators: what each writes and reads, found by executing it alone, and what they have in common.
 
 The pieces of a phase may run side by side, so none may write or read a byte that another writes. Which bytes native
-calls write does not depend on values. So a piece is executed on memory filled with one pattern and with its complement:
-what differs afterwards it has written. Then it is executed where bytes that the others write hold something else: if
-that changes what it writes, it reads them. What it loads and does not use does not count, nor what it puts back as it
-was.
+calls write does not depend on values. So a piece is executed on memory filled with random bytes and with their
+complements: what differs afterwards it has written. Then it is executed where bytes that the others write hold
+something else: if that changes what it writes, it reads them. What it loads and does not use does not count, nor what
+it puts back as it was.
 
 Only the memory of the operator is touched: its blobs, its working memory and its scratch, which are as before in the
 end. Blobs that others compute hold random numbers meanwhile, and zeros where they are integers, which may be indices.
@@ -24,7 +24,7 @@ from dagexec.core.blob import Blob
 from dagexec.core.device import CPU
 from dagexec.core.graph import Graph, Hazard
 from dagexec.core.native import Piece, call_rows, phases_of, rows_of
-from dagexec.core.operator import Operator, Prepared, parts_of
+from dagexec.core.operator import Operator, Prepared, Step, parts_of
 from dagexec.core.tensor import Tensor
 
 Array = npt.NDArray[Any]
@@ -32,8 +32,8 @@ Bytes = npt.NDArray[np.uint8]
 Mask = npt.NDArray[np.bool_]
 Owners = npt.NDArray[np.int16]
 
-_PATTERN = 0x4B
-"""Of memory that holds nothing: 13 million as a float32, an index near the limit as an integer."""
+_LARGE = 0x4B
+"""A byte of which four are 13 million as a float32, which no maximum hides."""
 
 _SEED = 34
 _NOBODY = -1
@@ -67,18 +67,17 @@ class PieceFault:
         return f"{self.kind.name}{on}: {self.operator}, {where}{self.what}"
 
 
-Phase = Sequence[Piece]
+Phase = Sequence[Piece | Step]
+"""Pieces of native calls; or one step of Python."""
 
 
-def phases_of_operator(prepared: Prepared) -> list[Phase] | None:
-    """The native calls that an operator is, in phases; None where it is something else, too."""
+def phases_of_operator(prepared: Prepared) -> list[Phase]:
+    """What an operator does, one phase after another."""
     found: list[Phase] = []
     for step in prepared.parts or (prepared.step,):
         for part in parts_of(step):
             phases = phases_of(part)
-            if phases is None:
-                return None
-            found += phases
+            found += [(part,)] if phases is None else phases
     return found
 
 
@@ -87,19 +86,19 @@ def check_pieces(
     index: int,
     operator: Operator,
     prepared: Prepared,
-    inputs: Collection[Blob] | None,
+    inputs: Collection[Blob],
 ) -> tuple[int, list[PieceFault]]:
     """How many pieces operator `index` has in phases of several, and what is wrong with them.
 
-    Nothing else may use its memory meanwhile. Of its inputs, the blobs in `inputs`, or all with None, hold what they
-    hold; random numbers are put into the others.
+    Nothing else may use its memory meanwhile. Of its inputs, the blobs in `inputs` hold what they hold; random numbers
+    are put into the others. What its steps of Python raise is raised.
     """
-    phases = phases_of_operator(prepared) if operator.runtime.device == CPU else None
-    if phases is None or all(len(phase) <= 1 for phase in phases):
+    phases = phases_of_operator(prepared) if operator.runtime.device == CPU else []
+    shared = sum(len(phase) for phase in phases if len(phase) > 1)
+    if not shared:
         return 0, []
-    trial = _Trial(graph, index, operator, prepared, inputs)
     with np.errstate(all="ignore"):
-        return sum(len(phase) for phase in phases if len(phase) > 1), trial.run(phases)
+        return shared, _Trial(graph, index, operator, prepared, inputs).run(phases)
 
 
 def _array_of(blob: Blob) -> Array | None:
@@ -165,7 +164,7 @@ class _Trial:
     """The execution of the pieces of an operator, one alone after another."""
 
     def __init__(
-        self, graph: Graph, index: int, operator: Operator, prepared: Prepared, kept: Collection[Blob] | None
+        self, graph: Graph, index: int, operator: Operator, prepared: Prepared, kept: Collection[Blob]
     ) -> None:
         self._label = graph.label(index)
         computed = [blob for blob in operator.input_blobs if not _is_constant(blob)]
@@ -176,10 +175,11 @@ class _Trial:
         self._named = [(array, name) for array, name in named if array is not None]
         self._named += [(array, f"working memory of {self._label}") for array in (*working, *scratch)]
         self._memory = _Memory([*inputs, *outputs, *working, *scratch])
-        kept_ids = set(map(id, computed if kept is None else kept))
+        kept_ids = set(map(id, kept))
         self._drawn = _arrays_of([blob for blob in computed if id(blob) not in kept_ids])
         self._held = self._bytes_of(scratch) & ~self._bytes_of(working) | self._bytes_of(inputs)  # that may be read
         self._wanted = self._bytes_of(outputs) & ~self._held
+        self._pattern = np.random.default_rng(_SEED).integers(0, 256, self._memory.nbytes, np.uint8)
         self._faults: list[PieceFault] = []
 
     def _bytes_of(self, arrays: Iterable[Array]) -> Mask:
@@ -227,8 +227,8 @@ class _Trial:
         """For each byte the piece that writes it; notes those that several do. Memory is as `before` in the end."""
         owner = np.full(len(before), _NOBODY, np.int16)
         found: set[tuple[int, int]] = set()
-        for pattern in (_PATTERN, _PATTERN ^ 0xFF):
-            filled = _mixed(self._held, before, np.full_like(before, pattern))
+        for pattern in (self._pattern, ~self._pattern):
+            filled = _mixed(self._held, before, pattern)
             self._memory.change_to(filled)
             for place, piece in enumerate(phase):
                 _call(piece)
@@ -255,9 +255,9 @@ class _Trial:
                     self._note(Hazard.RAW, number, (other, place), int(np.argmax(theirs)), what)
         self._memory.change_to(after)
 
-    def _depends(self, piece: Piece, own: Mask, others: Mask, before: Bytes, after: Bytes) -> bool:
+    def _depends(self, piece: Piece | Step, own: Mask, others: Mask, before: Bytes, after: Bytes) -> bool:
         """True when what a piece writes is another than in `after` where bytes of `others` are others than `before`."""
-        for changed in (~before, np.full_like(before, _PATTERN)):
+        for changed in (~before, np.full_like(before, _LARGE)):
             self._memory.change_to(_mixed(others, changed, before))
             _call(piece)
             if ((self._memory.read() != after) & own).any():
@@ -292,8 +292,11 @@ def _execute(phase: Phase) -> None:
         _call(piece)
 
 
-def _call(piece: Piece) -> None:
+def _call(piece: Piece | Step) -> None:
     """Make the calls of a piece, whatever they return: what makes up for a failure would touch what others write."""
+    if callable(piece):
+        piece()
+        return
     table, _ = rows_of(piece)
     left = call_rows(table)
     while left:

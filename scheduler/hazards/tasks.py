@@ -16,7 +16,8 @@ from dagexec.core.native import NativeCall, phases_of
 from dagexec.core.operator import Step, parts_of
 from dagexec.scheduler.hazards.pieces import PieceFault
 from dagexec.scheduler.plan.preparation import Preparation
-from dagexec.scheduler.run.work import Dependencies, Work
+from dagexec.scheduler.run.machine import Dependencies
+from dagexec.scheduler.run.work import Work
 
 
 @dataclass(frozen=True, slots=True)
