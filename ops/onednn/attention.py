@@ -34,6 +34,8 @@ _SCORES = 1 << 17
 """Bytes of scores that are computed before their softmax."""
 
 _FLOAT = 4  # bytes
+_WIDE = 2  # vectors: of wider values the last vector may have some elements twice
+_BLOCKS = 4  # of rows of queries, at least, for which the keys of a head are transposed
 _LINE = 16  # elements of a cache line
 _SAME_PLACE = 256  # elements: rows a multiple of this apart contend for few places of the first cache
 
@@ -140,7 +142,7 @@ def _require_kernels(owner: OneDNNOperator, operands: Sequence[Array], y: Array,
     if not owner.onednn.machine.can_run or any(array.dtype != np.float32 for array in (*operands, y)):
         raise UnsupportedFeatureError(f"{owner.label}: there are kernels for float32 with AVX2")
     widths = {array.shape[3] for array in operands}
-    if any(width % GROUP or not width for width in widths) or keys < GROUP or not y.size:
+    if min(widths) < GROUP or keys < GROUP or not y.size:
         raise UnsupportedFeatureError(f"{owner.label}: heads of {sorted(widths)} elements, {keys} keys")
     if any(array.strides[3] != _FLOAT for array in (*operands, y)):
         raise UnsupportedFeatureError(f"{owner.label}: the elements of a head are no neighbors")
@@ -189,12 +191,18 @@ class _Heads:
         self._keys = self._k.shape[2]
         self._queries, self._width, self._value_width = *self._q.shape[2:], self._v.shape[3]
         machine = owner.onednn.machine
-        self._lanes = machine.lanes if self._value_width % machine.lanes == 0 else AVX2
+        width = self._value_width
+        self._lanes = machine.lanes if width % machine.lanes == 0 or width > _WIDE * machine.lanes else AVX2
         self._columns = -(-self._keys // self._lanes) * self._lanes
         self._row = self._columns + (_LINE if self._columns % _SAME_PLACE == 0 else 0)
         most = kernels.most_rows(self._lanes)
         blocks = max(1, _SCORES // (_FLOAT * self._row * most))
         self._rows = min(blocks * most, -(-self._queries // most) * most)
+        heads = math.prod(self._y.shape[:2])
+        products = heads * self._queries * self._keys * (self._width + self._value_width)
+        self._pieces = pieces_of_products(products, self._lanes)
+        shared = -(-self._queries // -(-self._pieces // heads))  # queries of a head in each piece
+        self._rows = min(self._rows, max(_BLOCKS, -(-shared // most)) * most)
         self._numbers = self._keep(kernels.tail_numbers(self._keys, scores.scale, scores.hidden))
 
     def _keep(self, array: Array) -> int:
@@ -212,8 +220,7 @@ class _Heads:
         """The calls of each piece."""
         batch, heads = self._y.shape[:2]
         units = list(product(range(batch), range(heads), range(0, self._queries, self._rows)))
-        products = batch * heads * self._queries * self._keys * (self._width + self._value_width)
-        parts = shares(len(units), pieces_of_products(products, self._lanes))
+        parts = shares(len(units), self._pieces)
         return [list(self._calls(units[part.start : part.stop])) for part in parts]
 
     def _calls(self, units: Sequence[tuple[int, int, int]]) -> Iterator[_Call]:
@@ -237,13 +244,16 @@ class _Heads:
             yield from self._products(part[:, : self._keys], self._v[key], targets, self._value_width)
 
     def _transposed(self, keys: Array, packed: Array) -> Iterator[_Call]:
-        """Keys [positions, elements] as columns; the last ones together, some of them twice."""
+        """Keys [positions, elements] as columns; the last ones, and elements, together, some of them twice."""
         kernel, row = kernels.transpose_kernel() or 0, keys.strides[0]
         whole = len(keys) // GROUP
         parts = [(0, whole), *([(len(keys) - GROUP, 1)] if len(keys) % GROUP else [])]
-        for start, groups in parts:
-            fields = self._fields(groups, keys.shape[1] // GROUP, row, GROUP * row, self._row * _FLOAT)
-            yield kernel, keys.ctypes.data + start * row, packed.ctypes.data + start * _FLOAT, 0, fields
+        width = keys.shape[1]
+        elements = [(0, width // GROUP), *([(width - GROUP, 1)] if width % GROUP else [])]
+        for (start, groups), (first, count) in product(parts, elements):
+            fields = self._fields(groups, count, row, GROUP * row, self._row * _FLOAT)
+            source, target = keys.ctypes.data + start * row, packed.ctypes.data + start * _FLOAT
+            yield kernel, source + first * _FLOAT, target + first * self._row * _FLOAT, 0, fields
 
     def _products(self, x: Array, w: Array, y: Array, columns: int) -> Iterator[_Call]:
         """Y = X W in blocks of rows, those that are left as one, and panels of columns, likewise."""
@@ -256,7 +266,10 @@ class _Heads:
     def _panels(self, x: Array, w: Array, y: Array, columns: int, rows: int, blocks: int) -> Iterator[_Call]:
         most, inner = kernels.most_vectors(rows, self._lanes), x.shape[1]
         vectors = columns // self._lanes
-        for start, count, panels in ((0, most, vectors // most), (vectors // most * most, vectors % most, 1)):
+        parts = [(0, most, vectors // most), (vectors // most * most * self._lanes, vectors % most, 1)]
+        if columns % self._lanes:  # the last ones together, some of them twice
+            parts.append((columns - self._lanes, 1, 1))
+        for start, count, panels in parts:
             if not count or not panels:
                 continue
             kernel = kernels.product_kernel(rows, count, self._lanes, inner >= 4, inner % 4) or 0
@@ -266,7 +279,7 @@ class _Heads:
             fields = self._fields(
                 panels, blocks, *source, w.strides[0], width, y.strides[0], width, inner // 4 * 4 * _FLOAT
             )
-            offset = start * self._lanes * _FLOAT
+            offset = start * _FLOAT
             yield kernel, x.ctypes.data, w.ctypes.data + offset, y.ctypes.data + offset, fields
 
     def _softmax(self, scores: Array, image: int, head: int, rows: slice) -> _Call:
