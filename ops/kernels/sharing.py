@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dagexec.core.schema import Cost
 
-PIECE_SECONDS = 15e-6
+PIECE_SECONDS = 30e-6
 """The least work of a piece."""
 
 MOST_PIECES = 16

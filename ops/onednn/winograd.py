@@ -63,7 +63,7 @@ from dagexec.ops.onednn.winograd_tiling import OUTPUTS, TAPS, Layer, Tiling
 
 _PRODUCT = "brgconv_1x1"  # the library's other implementations are slow in so many groups
 _DIRECT = 1  # dnnl_alg_kind_t
-_MOST = 8  # pieces, each of which has working memory of its own
+_MOST = 4  # pieces, each of which has working memory of its own, which is cold where a core goes on to another
 _TRANSFORMED = 2048  # filters of one channel that are transformed at once: they stay in a cache
 _PIECE = 8 << 20  # bytes of transformed filters that wait for the layout of the product
 

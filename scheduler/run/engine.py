@@ -33,7 +33,7 @@ from dagexec.scheduler.run.machine import TaskGraph
 
 Array = npt.NDArray[Any]
 
-SPIN_SECONDS = 40e-6
+SPIN_SECONDS = 100e-6
 """How long a worker looks for work in a run before it leaves: about what it takes to wake it."""
 
 WAKE_SECONDS = 60e-6
