@@ -25,6 +25,8 @@ from dagexec.platform.host_memory import check_fits
 from dagexec.scheduler.nets.net import BaseNet
 from dagexec.scheduler.plan.preparation import Preparation
 from dagexec.scheduler.run.inline import InlineSteps
+from dagexec.scheduler.run.overhead import WORTH_SHARING
+from dagexec.scheduler.run.run import Run
 
 Array = npt.NDArray[Any]
 Outputs = dict[str, Array]
@@ -68,6 +70,10 @@ class BoundTensor:
         self.is_bound = False
 
 
+_TRIALS = 8
+"""How many runs are looked at, as one may have been disturbed."""
+
+
 class IOBinding:
     """Places of the inputs and outputs of one replica, for one preparation of its net. For one run at a time.
 
@@ -78,7 +84,7 @@ class IOBinding:
         steps: all steps in list order, some of them joined. Whoever wants a run in the caller's thread to stop, and
             none after it, clears the list.
         name_step: how errors name the operator of one of them.
-        is_shared: several threads may find something to do in a run.
+        is_shared: several threads may find something to do in a run, and it is worth that.
         estimated_seconds: what a run takes by the work of its operators.
         seconds: the longer of the last two runs that were measured, with feeding and fetching; else infinity.
         seconds_at_best: the shorter of these.
@@ -87,8 +93,8 @@ class IOBinding:
 
     __slots__ = (
         "_bound_results", "_copies", "_epoch", "_inputs", "_large", "_last", "_names", "_net", "_outputs",
-        "_preparation", "_targets", "copied", "estimated_seconds", "fed", "is_shared", "name_step", "seconds",
-        "seconds_at_best", "shortest", "signature", "steps",
+        "_preparation", "_targets", "_trials", "copied", "estimated_seconds", "fed", "is_shared", "name_step",
+        "seconds", "seconds_at_best", "shortest", "signature", "steps",
     )  # fmt: skip
 
     def __init__(self, net: BaseNet, preparation: Preparation, fed: Sequence[str], outputs: Sequence[str]) -> None:
@@ -102,6 +108,7 @@ class IOBinding:
         self.steps = InlineSteps(preparation.in_order)
         self.name_step = preparation.name_step
         self.is_shared = net.shares_work(preparation)
+        self._trials = _TRIALS
         self.estimated_seconds = sum(preparation.seconds)
         self._inputs = self._find_inputs(preparation, fed)
         self._outputs: dict[str, BoundTensor | None] = {}
@@ -139,6 +146,14 @@ class IOBinding:
         self.seconds_at_best = min(self._last, seconds)
         self.shortest = min(self.shortest, seconds)
         self._last = seconds
+
+    def ran(self, run: Run) -> None:
+        """`run` is over. Of the first few it is found out whether they are worth sharing."""
+        if not (self.is_shared and self._trials):
+            return
+        self._trials -= 1
+        seconds = run.native_seconds()
+        self.is_shared = seconds is None or seconds >= WORTH_SHARING
 
     def targets(self, signature: Signature) -> list[Array] | None:
         """Where to write inputs of this `signature` for a run that reads them there; None for other ones."""

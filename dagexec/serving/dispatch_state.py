@@ -177,7 +177,7 @@ class DispatchState:
     def is_short(self, replica: Replica) -> bool:
         """Whether runs of `replica` are for turns of an event loop."""
         known = replica.io_binding
-        if known is None or known.seconds_at_best > MAX_QUEUED:
+        if known is None or known.is_shared or known.seconds_at_best > MAX_QUEUED:
             return False
         alike = (one.io_binding for one in self.replicas)  # one that was made later was only measured in a crowd
         return any(

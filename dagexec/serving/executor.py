@@ -150,8 +150,7 @@ class Executor(Closing):
         if plain and few and self.net().on_host:
             self._inline = InlineRuns(self._dispatcher, self._pooled, self._batching)
         self._turns: Turns | None = None
-        in_sequence = self.num_workers == 1 or options.net_type == "simple"
-        if self._inline is not None and in_sequence and options.max_queued is None and options.max_batch == 1:
+        if self._inline is not None and options.max_queued is None and options.max_batch == 1:
             self._turns = Turns(self._dispatcher, self._pooled, self._inline)
 
     def _new_place(self) -> Place:

@@ -276,6 +276,8 @@ class PooledRuns:
         replica.arithmetic.run(self._pool.run_here, run)
         run.check_complete()
         run.raise_error()
+        assert replica.io_binding is not None
+        replica.io_binding.ran(run)
 
     def _drop_abandoned(self, request: Request) -> None:
         """End what nobody can wait for. Raises RunCancelledError if nothing is left of `request`."""
@@ -305,6 +307,8 @@ class PooledRuns:
             assert request.run is not None
             request.run.check_complete()
             request.run.raise_error()
+            if request.replica is not None and request.replica.io_binding is not None:
+                request.replica.io_binding.ran(request.run)
             if request.end_block():
                 request.block += 1
                 request.run = None

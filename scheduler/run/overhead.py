@@ -11,6 +11,9 @@ from dagexec.scheduler.run.pool import WorkerPool
 from dagexec.scheduler.run.run import Run, task
 from dagexec.scheduler.run.work import Work, emptied
 
+WORTH_SHARING = 200e-6
+"""Seconds of a run: it takes some 20 us to share one, and a worker that sleeps is there after some 60 us."""
+
 
 @dataclass(frozen=True)
 class SchedulingCosts:

@@ -141,6 +141,12 @@ class Run:
         label = self.name_step(chain, getattr(cause, "failed_call", failed))
         return operator_failure(self.name, label, cause, chain)
 
+    def native_seconds(self) -> float | None:
+        """What its pieces took, all threads together; None where Python calls some, which may wait for anything."""
+        if not isinstance(self.machine, NativeRun) or any(self.work.steps):
+            return None
+        return sum(self.machine.task_seconds())
+
     def raise_error(self) -> None:
         """Raise the first error, if any; errors of other workers are attached as notes and logged."""
         if self.error is None:

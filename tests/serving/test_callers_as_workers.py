@@ -16,6 +16,8 @@ from dagexec.core import dtypes
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.operator import Operator
 from dagexec.errors import ClosedError, OperatorError
+from dagexec.scheduler.run.overhead import WORTH_SHARING
+from dagexec.scheduler.run.run import Run
 from dagexec.scheduler.run.work import Work
 from tests.held import PATIENCE, Held, rows
 from tests.interrupts import InterruptedAtPoints
@@ -104,6 +106,30 @@ def test_pieces_of_one_operator_are_computed_by_its_caller_and_a_worker(monkeypa
         assert who & {0, 1}, "a worker"
 
 
+@pytest.mark.parametrize(("seconds", "is_shared"), [
+    ([*[2] * 8, 0.5], True), ([2, 0.5], False), ([None] * 8, True),
+])  # fmt: skip
+def test_whether_runs_are_worth_sharing_is_found_out_from_the_first_few(
+    seconds: list[float | None], is_shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In units of what is worth it; None where an operator may wait for anything."""
+    found = iter(seconds)
+
+    def measured(_run: Run) -> float | None:
+        took = next(found)
+        return None if took is None else took * WORTH_SHARING
+
+    monkeypatch.setattr(Run, "native_seconds", measured)
+    with compiled(wide_model("Copy", "Relu")) as executor:
+        binding = executor._replicas.members[0].io_binding
+        assert binding is not None
+        assert binding.is_shared
+        for _ in range(10):
+            np.testing.assert_array_equal(executor.run({"x": rows(2)})["y"], rows(4))
+        assert executor._replicas.members[0].io_binding is binding
+        assert binding.is_shared is is_shared
+
+
 def test_callers_of_which_there_are_as_many_as_cores_compute_their_own_requests_and_wait_for_nobody() -> None:
     noted = Noted()
     meeting = threading.Barrier(2)
@@ -112,10 +138,12 @@ def test_callers_of_which_there_are_as_many_as_cores_compute_their_own_requests_
         meeting.wait(PATIENCE)
         np.copyto(operator.y(0), operator.x(0))
 
+    model = wide_model("Meet", "Noted", width=8)
+    model.net.op.append(operator_def("Meet", ["y"], ["z"]))  # a worker that one of them left idle would help the other
     with (
         temporary_operator("Noted", noted, row_by_row=True),
         temporary_operator("Meet", meet, row_by_row=True),
-        compiled(wide_model("Meet", "Noted", width=8), replicas=2) as executor,
+        compiled(model, replicas=2) as executor,
         ThreadPoolExecutor(2) as callers,
     ):
 

@@ -17,7 +17,7 @@ from dagexec.serving.requests import Request
 
 def replicas(count: int) -> Any:
     """What the machine needs of them: a number, and that they are fed alike."""
-    binding = SimpleNamespace(signature=())
+    binding = SimpleNamespace(signature=(), is_shared=False)
     return [SimpleNamespace(number=number, io_binding=binding) for number in range(count)]
 
 
@@ -58,8 +58,8 @@ def test_a_full_queue_refuses_with_its_numbers_where_it_was_told_to() -> None:
 def test_whether_runs_are_short_is_known_of_all_replicas_from_one() -> None:
     """Of those with the same sizes, and of no replica whose runs are long now."""
 
-    def measured(shortest: float, now: float, signature: tuple[int, ...] = ()) -> Any:
-        return SimpleNamespace(signature=signature, shortest=shortest, seconds_at_best=now)
+    def measured(shortest: float, now: float, signature: tuple[int, ...] = (), *, is_shared: bool = False) -> Any:
+        return SimpleNamespace(signature=signature, shortest=shortest, seconds_at_best=now, is_shared=is_shared)
 
     state = DispatchState("net", replicas(2), CompileOptions())
     first, second = state.replicas
@@ -74,6 +74,8 @@ def test_whether_runs_are_short_is_known_of_all_replicas_from_one() -> None:
         assert state.is_short(second) is expected
     first.io_binding, second.io_binding = measured(MAX_IN_TURN, MAX_IN_TURN), measured(in_a_crowd, 2 * MAX_QUEUED)
     assert not state.is_short(second)
+    second.io_binding = measured(MAX_IN_TURN, MAX_IN_TURN, is_shared=True)
+    assert not state.is_short(second), "workers help"
 
 
 def test_a_request_that_comes_at_its_deadline_gets_no_replica_and_one_that_ends_at_it_is_late() -> None:

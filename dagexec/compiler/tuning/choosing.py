@@ -24,13 +24,10 @@ from dagexec.scheduler.nets.options import RunOptions
 from dagexec.scheduler.plan.chains import single_operator_chains
 from dagexec.scheduler.plan.plan import build_plan
 from dagexec.scheduler.run.machine import TaskGraph
-from dagexec.scheduler.run.overhead import SchedulingCosts, slowdown_up_to
+from dagexec.scheduler.run.overhead import WORTH_SHARING, SchedulingCosts, slowdown_up_to
 from dagexec.scheduler.run.prediction import Hardware, TimedTasks, predict_host
 
 Array = npt.NDArray[Any]
-
-WORTH_SHARING = 100e-6
-"""Seconds of a run: a worker that sleeps is awake after some 40 us."""
 
 _MOST_PIECES = 8  # of an operator, for an example
 _HELD_SECONDS = 20e-6  # how long an operator of NumPy keeps the interpreter lock, at most

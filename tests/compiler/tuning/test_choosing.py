@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dagexec.compiler.tuning.choosing import WORTH_SHARING, choose, estimated_tasks
+from dagexec.compiler.tuning.choosing import choose, estimated_tasks
 from dagexec.compiler.tuning.layouts import fastest_layout
 from dagexec.compiler.tuning.runner import Trial
 from dagexec.core.model import InputInfo, Model
@@ -15,6 +15,7 @@ from dagexec.platform import processor
 from dagexec.platform.deadline import Deadline
 from dagexec.scheduler.nets.options import RunOptions
 from dagexec.scheduler.run.machine import TaskGraph
+from dagexec.scheduler.run.overhead import WORTH_SHARING
 from dagexec.scheduler.run.prediction import TimedTasks
 from tests.compiler.tuning.nets import CHAIN, FORK, model_of, net_of
 
