@@ -21,6 +21,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -183,6 +184,14 @@ def merged(steps: Sequence[Step], seconds: Sequence[float] = (), longest: float 
         group.append(step)
     close()
     return found
+
+
+def grouped(phase: Sequence[Piece], most: int) -> list[Piece]:
+    """The pieces of a phase, or `most` groups of them."""
+    if len(phase) <= most:
+        return list(phase)
+    ends = [len(phase) * number // most for number in range(most + 1)]
+    return [tuple(call for piece in phase[start:stop] for call in piece) for start, stop in pairwise(ends)]
 
 
 def rows_of(calls: Sequence[NativeCall]) -> tuple[Array, list[NativeCall]]:

@@ -50,7 +50,7 @@ from dagexec.scheduler.run.engine import NativeRun
 from dagexec.scheduler.run.launching import LaunchedChains, NetStreams, guards_of, kernels_of
 from dagexec.scheduler.run.prediction import OperatorTasks, TimedTasks, tasks_of_chains
 from dagexec.scheduler.run.run import Run, waiting_time
-from dagexec.scheduler.run.work import Work, chain_work, pieces_of_chains
+from dagexec.scheduler.run.work import Work, chain_work, observed_work, pieces_of_chains
 
 
 class BaseNet(ABC, Closing):
@@ -282,7 +282,7 @@ class BaseNet(ABC, Closing):
     def _host_work(self, preparation: Preparation, observed: ObservedRun | None) -> Work:
         """What a run on the host executes; kept for the next run unless somebody observes this one."""
         if observed is not None:
-            return chain_work(self._plan_of_run(preparation), observed.all_chains(preparation.steps))
+            return observed_work(preparation.plan, observed.tasks_of_chains(preparation.steps, self.most_pieces))
         return self.work(preparation)
 
     def work(self, preparation: Preparation) -> Work:

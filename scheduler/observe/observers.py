@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING
 
 from dagexec.core.conversion import Conversion, ConvertedStep
 from dagexec.core.graph import Graph
-from dagexec.core.operator import Operator, Prepared, Step
+from dagexec.core.native import NativeStep, Piece, grouped, phases_of
+from dagexec.core.operator import Operator, Prepared, Step, nothing_to_do, parts_of
 from dagexec.core.profiled import Profiled, ProfiledStep
 from dagexec.platform.threads import threads
 from dagexec.scheduler.plan.culprit import stand_for
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from dagexec.core.stream import Event, Kernel, Stream
     from dagexec.scheduler.plan.plan import Plan
     from dagexec.scheduler.run.run import Run
+
+Pieces = Sequence[tuple[Step, ...]]
+"""Of a task: the steps of each piece."""
 
 _now = time.perf_counter_ns
 
@@ -81,10 +85,29 @@ class Observer:
     ) -> None:
         """`operator`, which is under way, did its part `inner`: an operator of a net that it runs, or of an island."""
 
+    def piece_started(self, run: ObservedRun, operator: int, phase: int, piece: int, worker: str) -> None:
+        """`worker` starts a piece of `operator`, which is under way and which several workers may share."""
+
+    def piece_stopped(
+        self,
+        run: ObservedRun,
+        operator: int,
+        phase: int,
+        piece: int,
+        worker: str,
+        start: int,
+        end: int,
+        error: BaseException | None,
+    ) -> None:
+        """`worker` is done with a piece of `operator`, or met `error`."""
+
     def operator_stopped(
         self, run: ObservedRun, operator: int, worker: str, start: int, end: int, error: BaseException | None
     ) -> None:
-        """`worker` is done with `operator`: has computed it, or launched it, or met `error`."""
+        """`worker` is done with `operator`: has computed it, or launched it, or met `error`.
+
+        Where workers shared it, from the first of its pieces to the last, and `worker` is one of them.
+        """
 
     def chain_stopped(
         self, run: ObservedRun, chain: int, worker: str, start: int, end: int, error: BaseException | None
@@ -170,6 +193,7 @@ class ObservedRun:
         self.parents = tuple(tuple(row) for row in parents)
         self.stopped_at: list[int] = [0] * len(self.chains)
         self._indices: dict[int, int] | None = None
+        self._shared: list[_SharedOperator] = []
         self.started = _now()
         observer.run_started(self)
 
@@ -192,6 +216,33 @@ class ObservedRun:
         """The steps of every chain under observation, from those of the operators in list order."""
         return [self.chain(number, [steps[index] for index in row]) for number, row in enumerate(self.chains)]
 
+    def tasks_of_chains(self, steps: Sequence[Step], most: int) -> list[list[Pieces]]:
+        """The tasks of every chain under observation, with up to `most` pieces of a phase; see `scheduler.run.work`."""
+        return [self._tasks(number, [steps[index] for index in row], most) for number, row in enumerate(self.chains)]
+
+    def _tasks(self, number: int, steps: Sequence[Step], most: int) -> list[Pieces]:
+        bodies: list[Sequence[Step]] = []
+        for index, step in zip(self.chains[number], steps, strict=True):
+            phases = [grouped(phase, most) for part in parts_of(step) for phase in phases_of(part) or ((),)]
+            if all(len(phase) <= 1 for phase in phases):
+                bodies.append([_ObservedOperator(self, index, step)])
+                continue
+            shared = _SharedOperator(self, index)
+            self._shared.append(shared)
+            bodies += [[shared.start], *shared.phases(step, most), [shared.stop]]
+        chain = _ObservedChain(self, number)
+        last = len(bodies) - 1
+        tasks: list[Pieces] = []
+        alone = False
+        for position, pieces in enumerate(bodies):
+            made = [(chain.step(body, position == 0, position == last),) for body in pieces]
+            if len(made) == 1 and alone:
+                tasks[-1] = [tasks[-1][0] + made[0]]
+            else:
+                tasks.append(made)
+            alone = len(made) == 1
+        return tasks or [[()]]
+
     def follow(self, run: Run) -> Run:
         """`run`, which tells the observer when it is over, before its owner is told."""
         finished = run.finished
@@ -206,7 +257,9 @@ class ObservedRun:
         return run
 
     def stopped(self, error: BaseException | None) -> None:
-        """Tell the observer that the run is over."""
+        """Tell the observer that the run is over, and before that of operators that were never done with."""
+        for shared in self._shared:
+            shared.give_up(error)
         self.observer.run_stopped(self, _now(), error)
 
     def ready(self, chain: int) -> int:
@@ -327,6 +380,67 @@ class _ObservedOperator:
             self._run.observer.converted(self._run, self.index, worker, conversion, start, _now())
 
 
+class _SharedOperator:
+    """An operator whose pieces workers share: a step before them, one for each, and one behind them."""
+
+    def __init__(self, run: ObservedRun, index: int) -> None:
+        self.index = index
+        self._run = run
+        self._began: list[int] = []
+        self._ended: list[int] = []
+        self._error: BaseException | None = None
+        self._under_way = False
+
+    def start(self) -> None:
+        """Say that the operator starts."""
+        self._under_way = True
+        self._run.observer.operator_started(self._run, self.index, threading.current_thread().name)
+
+    def stop(self) -> None:
+        """Say that it is done with."""
+        self._under_way = False
+        now = _now()
+        start, end = min(self._began, default=now), max(self._ended, default=now)
+        worker = threading.current_thread().name
+        self._run.observer.operator_stopped(self._run, self.index, worker, start, end, self._error)
+
+    def give_up(self, error: BaseException | None) -> None:
+        """The run is over: it has stopped, too."""
+        if self._under_way:
+            self._error = self._error or error
+            self.stop()
+
+    def phases(self, step: Step, most: int) -> list[list[Step]]:
+        """A step for each piece of each phase of what the operator does."""
+        found: list[list[Step]] = []
+        for part in parts_of(step):
+            native = phases_of(part)
+            for phase in [[part]] if native is None else [list(map(_as_step, grouped(one, most))) for one in native]:
+                number = len(found)
+                found.append([partial(self._piece, number, piece, body) for piece, body in enumerate(phase)])
+        return found
+
+    def _piece(self, phase: int, piece: int, step: Step) -> None:
+        run, worker = self._run, threading.current_thread().name
+        run.observer.piece_started(run, self.index, phase, piece, worker)
+        error: BaseException | None = None
+        start = _now()
+        self._began.append(start)
+        try:
+            step()
+        except BaseException as caught:
+            error = self._error = caught
+            raise
+        finally:
+            end = _now()
+            self._ended.append(end)
+            run.observer.piece_stopped(run, self.index, phase, piece, worker, start, end, error)
+
+
+def _as_step(piece: Piece) -> Step:
+    return NativeStep(((piece,),)) if piece else nothing_to_do
+
+
 def _profiling(step: Step, observer: Observer) -> Profiled | None:
     """What runs a step that can tell of its parts, if the observer wants to hear of them."""
     inner = step.step if isinstance(step, ConvertedStep) else step
@@ -364,8 +478,9 @@ class _ObservedChain:
             if is_last:
                 self._end(None)
 
-        if isinstance(body, _ObservedOperator):
-            stand_for(observed, body.index)
+        index = _operator_of(body)
+        if index is not None:
+            stand_for(observed, index)
         return observed
 
     def _begin(self) -> None:
@@ -377,6 +492,13 @@ class _ObservedChain:
     def _end(self, error: BaseException | None) -> None:
         end = self._run.stopped_at[self._number] = _now()
         self._run.observer.chain_stopped(self._run, self._number, self._worker, self._start, end, error)
+
+
+def _operator_of(body: Step) -> int | None:
+    if isinstance(body, _ObservedOperator):
+        return body.index
+    owner = getattr(body.func if isinstance(body, partial) else body, "__self__", None)
+    return owner.index if isinstance(owner, _SharedOperator) else None
 
 
 class RunsUnderWay:

@@ -50,9 +50,10 @@ def is_part_of(step: Step, failed: Failed) -> bool:
     """True where what has failed is `step`, a part of it, or one of its native calls."""
     if step is failed:
         return True
+    made = (failed.function, failed.arguments) if isinstance(failed, NativeCall) else None  # some say it anew each time
     for part in parts_of(step):
-        phases = phases_of(part) or ()
-        if part is failed or any(call is failed for phase in phases for piece in phase for call in piece):
+        calls = (call for phase in phases_of(part) or () for piece in phase for call in piece)
+        if part is failed or (made and any((call.function, call.arguments) == made for call in calls)):
             return True
     return False
 

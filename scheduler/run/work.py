@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate
 
-from dagexec.core.native import NativeStep, Piece, may_merge, phases_of
+from dagexec.core.native import NativeStep, Piece, grouped, may_merge, phases_of
 from dagexec.core.operator import Step, parts_of
+from dagexec.scheduler.observe.observers import Pieces
 from dagexec.scheduler.plan.preparation import LONGEST_SECONDS
 from dagexec.scheduler.run import engine
 from dagexec.scheduler.run.engine_code import Kind
@@ -31,10 +32,6 @@ class SingleChain:
 
     children: tuple[tuple[int, ...], ...] = ((),)
     parent_counts: tuple[int, ...] = (0,)
-
-
-Pieces = Sequence[tuple[Step, ...]]
-"""Of a task: the steps of each piece."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +77,25 @@ def emptied(work: Work) -> Work:
     return Work(work.graph, [[()] * count for count in work.graph.pieces], native)
 
 
+def observed_work(plan: Dependencies, chains: Sequence[Sequence[Pieces]]) -> Work:
+    """The tasks of each chain, whose pieces are steps that workers call."""
+    graph = _chained(plan, [list(map(len, tasks)) for tasks in chains])
+    return Work(graph, [pieces for tasks in chains for pieces in tasks])
+
+
+def _chained(plan: Dependencies, pieces: Sequence[Sequence[int]]) -> TaskGraph:
+    """The tasks of each chain, of which the pieces are given, one after another."""
+    first = [0, *accumulate(map(len, pieces))]
+    children: list[list[int]] = []
+    parent_counts: list[int] = []
+    for chain, row in enumerate(pieces):
+        after = [first[child] for child in plan.children[chain]]
+        children += [*([task + 1] for task in range(first[chain], first[chain + 1] - 1)), after]
+        parent_counts += [plan.parent_counts[chain], *[1] * (len(row) - 1)]
+    chains = [chain for chain, row in enumerate(pieces) for _ in row]
+    return TaskGraph([count for row in pieces for count in row], children, parent_counts, chains)
+
+
 def pieces_of_chains(
     plan: Dependencies, steps: ChainSteps, seconds: Sequence[Sequence[float]], most: int, *, in_machine_code: bool
 ) -> Work:
@@ -88,23 +104,9 @@ def pieces_of_chains(
     `seconds` are estimates for each step. Without `in_machine_code` workers call steps for the pieces, too.
     """
     native = in_machine_code and may_merge() and engine.can_run()
-    stretches = [
-        stretch for number, chain in enumerate(steps) for stretch in _stretches(number, chain, seconds[number], most)
-    ]
-    first: dict[int, int] = {}
-    for number, stretch in enumerate(stretches):
-        first.setdefault(stretch.chain, number)
-    children: list[list[int]] = []
-    parent_counts: list[int] = []
-    for number, stretch in enumerate(stretches):
-        is_first = first[stretch.chain] == number
-        is_last = number + 1 == len(stretches) or stretches[number + 1].chain != stretch.chain
-        children.append([first[child] for child in plan.children[stretch.chain]] if is_last else [number + 1])
-        parent_counts.append(plan.parent_counts[stretch.chain] if is_first else 1)
-    graph = TaskGraph(
-        [max(1, len(stretch.pieces)) for stretch in stretches], children, parent_counts,
-        [stretch.chain for stretch in stretches],
-    )  # fmt: skip
+    by_chain = [_stretches(chain, seconds[number], most) for number, chain in enumerate(steps)]
+    stretches = [stretch for row in by_chain for stretch in row]
+    graph = _chained(plan, [[max(1, len(stretch.pieces)) for stretch in row] for row in by_chain])
     shares = [stretch.shares for stretch in stretches]
     if not native:
         return Work(graph, [stretch.as_steps() for stretch in stretches], None, shares)
@@ -119,7 +121,6 @@ def pieces_of_chains(
 class _Stretch:
     """A task in the making: steps of Python, or pieces of native calls."""
 
-    chain: int
     steps: tuple[Step, ...] = ()
     pieces: list[Piece] = field(default_factory=list)
     shares: list[tuple[Step, float]] = field(default_factory=list)
@@ -133,7 +134,7 @@ class _Stretch:
         return [(NativeStep(((piece,),)),) if piece else () for piece in self.pieces] or [self.steps]
 
 
-def _stretches(number: int, chain: Sequence[Step], seconds: Sequence[float], most: int) -> list[_Stretch]:
+def _stretches(chain: Sequence[Step], seconds: Sequence[float], most: int) -> list[_Stretch]:
     """The tasks of one chain, at least one."""
     found: list[_Stretch] = []
     for step, estimate in zip(chain, seconds, strict=True):
@@ -142,32 +143,24 @@ def _stretches(number: int, chain: Sequence[Step], seconds: Sequence[float], mos
             phases = phases_of(part)
             if phases is None:
                 if not found or found[-1].pieces:
-                    found.append(_Stretch(number))
+                    found.append(_Stretch())
                 found[-1].steps += (part,)
                 found[-1].seconds += estimate / len(parts)
                 found[-1].shares.append((step, 1 / len(parts)))
                 continue
             for phase in phases:
-                pieces = _grouped(phase, most)
+                pieces = grouped(phase, most)
                 last = found[-1] if found else None
                 share = 1 / len(phases) / len(parts)
                 if len(pieces) == 1 and last is not None and _may_follow(last, estimate * share):
                     last.pieces[0] += pieces[0]
                 else:
-                    last = _Stretch(number, pieces=pieces)
+                    last = _Stretch(pieces=pieces)
                     found.append(last)
                 last.seconds += estimate * share
                 last.shares.append((step, share))
-    return found or [_Stretch(number, pieces=[()])]
+    return found or [_Stretch(pieces=[()])]
 
 
 def _may_follow(last: _Stretch, seconds: float) -> bool:
     return len(last.pieces) == 1 and last.seconds + seconds <= LONGEST_SECONDS
-
-
-def _grouped(phase: Sequence[Piece], most: int) -> list[Piece]:
-    """The pieces, or `most` groups of them."""
-    if len(phase) <= most:
-        return list(phase)
-    ends = [len(phase) * number // most for number in range(most + 1)]
-    return [tuple(call for piece in phase[start:stop] for call in piece) for start, stop in pairwise(ends)]
