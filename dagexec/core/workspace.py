@@ -96,6 +96,7 @@ class Workspace:
         self.allow_io: IO = IO.ANY if allow_io is True else IO(allow_io)
         self._blobs: dict[str, Blob] = {}
         self._nets: dict[str, Net] = {}
+        self._channels_last: dict[str, str] = {}
         self._lock = ProcessLock()
 
     def create_blob(self, name: str) -> Blob:
@@ -193,6 +194,14 @@ class Workspace:
         """
         self.create_local_blob(name).tensor().adopt_strided(array, writable)
 
+    def give_channels_first(self, moved: Mapping[str, str]) -> None:
+        """Where there is no blob of a name in `moved`, `fetch_blob` gives that blob's images: N, spatial, channels.
+
+        They become N, channels, spatial.
+        """
+        with self._lock.own:
+            self._channels_last.update(moved)
+
     def fetch_blob(self, name: str) -> npt.NDArray[Any]:
         """A copy of tensor blob `name`; of a sequence a list of arrays, and of an optional without a value None.
 
@@ -200,6 +209,8 @@ class Workspace:
 
         A blob that a net does not keep is not available after the run, because its memory is reused.
         """
+        if name in self._channels_last and not self.has_blob(name):
+            return np.ascontiguousarray(np.moveaxis(self.fetch_blob(self._channels_last[name]), -1, 1))
         blob = self.get_blob(name)
         if isinstance(blob.value, Variant):
             return cast(npt.NDArray[Any], blob.value.fetched(texts=self.texts))

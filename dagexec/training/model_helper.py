@@ -106,7 +106,7 @@ class ModelHelper(WindowLayers, DenseLayers, NormalizationLayers, RecurrentLayer
 
         `num_workers` defaults to the cores, of which `simple` uses one. Raises what `Workspace.create_net` raises.
         """
-        return workspace.create_net(training_form(self.net), net_type, num_workers or available_cores())
+        return workspace.create_net(training_form(self.net, workspace), net_type, num_workers or available_cores())
 
     def model(self, outputs: Sequence[str]) -> Model:
         """The model built so far, with these outputs. Later changes to the helper do not reach it.
