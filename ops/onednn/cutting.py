@@ -17,9 +17,11 @@ from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.base.layout import BLOCKS, NHWC
 from dagexec.ops.kernels.tables import shares
 from dagexec.ops.onednn.primitive import (
+    ATTR_SCALES,
     DIFF_SRC,
     DST,
     MEAN,
+    POST_OP,
     SCALE,
     SHIFT,
     VARIANCE,
@@ -37,7 +39,7 @@ Arguments = Mapping[int, tuple[Descriptor, Array]]
 Bind = Callable[[PrimitiveDescriptor, Arguments], BoundPrimitive]
 
 _WHOLE = frozenset({SCALE, SHIFT, MEAN, VARIANCE})
-"""Arguments that are not cut: they have a number for each channel."""
+"""Arguments that are not cut, beside scales and zero points: they have a number for each channel."""
 
 
 class Parts(Rebindable):
@@ -93,7 +95,7 @@ def cut_primitive(
         given = dict(arguments)
         try:
             for number, (layout, array) in arguments.items():
-                if number not in _WHOLE:
+                if number not in _WHOLE and not ATTR_SCALES <= number < POST_OP:
                     own, before = layout.part(ranges)
                     given[number] = own, behind(array, before)
         except UnsupportedFeatureError:
