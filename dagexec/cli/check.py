@@ -62,7 +62,6 @@ def check_command(
             net_type=net_type,
             device=device,
             num_workers=num_workers,
-            intra_op_threads=1,
             operator_arguments=arguments,
         ) as executor,
     ):

@@ -19,7 +19,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -27,8 +27,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.core.operator import Step
+from dagexec.core.operator import Step, nothing_to_do
 from dagexec.platform.machine_code import executable
+from dagexec.platform.threads import threads
 
 Array = npt.NDArray[Any]
 Tables = Sequence[npt.NDArray[np.uint64]]
@@ -46,6 +47,9 @@ _CODE = bytes.fromhex(
 )
 
 ROW_BYTES = 48
+_STRETCHES = 4
+"""Of a table, in controlled schedules."""
+
 _ALL_BITS = 0xFFFFFFFF
 """Of a result, those that count: all for a status, none for a function that returns nothing."""
 
@@ -192,6 +196,31 @@ def grouped(phase: Sequence[Piece], most: int) -> list[Piece]:
         return list(phase)
     ends = [len(phase) * number // most for number in range(most + 1)]
     return [tuple(call for piece in phase[start:stop] for call in piece) for start, stop in pairwise(ends)]
+
+
+def piece_step(piece: Piece) -> Step:
+    """The step that executes a piece. In a controlled schedule other threads may go on in the middle of it."""
+    if threads().concurrent or not piece:
+        return NativeStep(((piece,),)) if piece else nothing_to_do
+    stretches = [NativeStep((((part,),),)) for call in piece for part in _cut(call)]
+
+    def execute() -> None:
+        for number, stretch in enumerate(stretches):
+            if number:
+                threads().point("go on with a piece")
+            stretch()
+
+    return execute
+
+
+def _cut(call: NativeCall) -> list[NativeCall]:
+    """The call, or a few that run a part each of the table that it runs."""
+    address, rows = call.arguments[:2]
+    if call.function != table_code() or rows < 2:
+        return [call]
+    count = min(rows, _STRETCHES)
+    ends = [rows * number // count for number in range(count + 1)]
+    return [replace(call, arguments=(address + ROW_BYTES * a, b - a, 0, 0)) for a, b in pairwise(ends)]
 
 
 def rows_of(calls: Sequence[NativeCall]) -> tuple[Array, list[NativeCall]]:

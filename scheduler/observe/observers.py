@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 
 from dagexec.core.conversion import Conversion, ConvertedStep
 from dagexec.core.graph import Graph
-from dagexec.core.native import NativeStep, Piece, grouped, phases_of
-from dagexec.core.operator import Operator, Prepared, Step, nothing_to_do, parts_of
+from dagexec.core.native import grouped, phases_of, piece_step
+from dagexec.core.operator import Operator, Prepared, Step, parts_of
 from dagexec.core.profiled import Profiled, ProfiledStep
 from dagexec.platform.threads import threads
 from dagexec.scheduler.plan.culprit import stand_for
@@ -31,6 +31,7 @@ from dagexec.scheduler.plan.dynamic import CheckedStep
 if TYPE_CHECKING:
     from dagexec.core.stream import Event, Kernel, Stream
     from dagexec.scheduler.plan.plan import Plan
+    from dagexec.scheduler.run.machine import TaskGraph
     from dagexec.scheduler.run.run import Run
 
 Pieces = Sequence[tuple[Step, ...]]
@@ -170,6 +171,8 @@ class ObservedRun:
         parents: the chains that each chain waits for.
         prepared: the operators as they are prepared, in list order; empty where nobody knows.
         started: when the run was made.
+        shared: of each operator that workers share, for each of its phases the number of its task, and of its pieces.
+        tasks: what the run hands out; None before it is known, and for a run in one thread.
     """
 
     def __init__(
@@ -193,6 +196,8 @@ class ObservedRun:
         self.parents = tuple(tuple(row) for row in parents)
         self.stopped_at: list[int] = [0] * len(self.chains)
         self._indices: dict[int, int] | None = None
+        self.shared: dict[int, list[tuple[int, int]]] = {}
+        self.tasks: TaskGraph | None = None
         self._shared: list[_SharedOperator] = []
         self.started = _now()
         observer.run_started(self)
@@ -218,18 +223,21 @@ class ObservedRun:
 
     def tasks_of_chains(self, steps: Sequence[Step], most: int) -> list[list[Pieces]]:
         """The tasks of every chain under observation, with up to `most` pieces of a phase; see `scheduler.run.work`."""
-        return [self._tasks(number, [steps[index] for index in row], most) for number, row in enumerate(self.chains)]
+        found: list[list[Pieces]] = []
+        for number, row in enumerate(self.chains):
+            found.append(self._tasks(number, [steps[index] for index in row], most, sum(map(len, found))))
+        return found
 
-    def _tasks(self, number: int, steps: Sequence[Step], most: int) -> list[Pieces]:
+    def _tasks(self, number: int, steps: Sequence[Step], most: int, first: int) -> list[Pieces]:
+        """Those of a chain, of which the first has the number `first`."""
         bodies: list[Sequence[Step]] = []
         for index, step in zip(self.chains[number], steps, strict=True):
-            phases = [grouped(phase, most) for part in parts_of(step) for phase in phases_of(part) or ((),)]
-            if all(len(phase) <= 1 for phase in phases):
+            shared = _SharedOperator(self, index, step, most)
+            if all(len(phase) <= 1 for phase in shared.phases):
                 bodies.append([_ObservedOperator(self, index, step)])
                 continue
-            shared = _SharedOperator(self, index)
             self._shared.append(shared)
-            bodies += [[shared.start], *shared.phases(step, most), [shared.stop]]
+            bodies += [[shared.start], *shared.phases, [shared.stop]]
         chain = _ObservedChain(self, number)
         last = len(bodies) - 1
         tasks: list[Pieces] = []
@@ -241,10 +249,13 @@ class ObservedRun:
             else:
                 tasks.append(made)
             alone = len(made) == 1
+            if pieces and isinstance(pieces[0], _ObservedPiece):
+                self.shared.setdefault(pieces[0].index, []).append((first + len(tasks) - 1, len(pieces)))
         return tasks or [[()]]
 
     def follow(self, run: Run) -> Run:
         """`run`, which tells the observer when it is over, before its owner is told."""
+        self.tasks = run.work.graph
         finished = run.finished
 
         def stopped_and_finished() -> None:
@@ -381,64 +392,73 @@ class _ObservedOperator:
 
 
 class _SharedOperator:
-    """An operator whose pieces workers share: a step before them, one for each, and one behind them."""
+    """An operator whose pieces workers share: a step before them, one for each, and one behind them.
 
-    def __init__(self, run: ObservedRun, index: int) -> None:
+    Attributes:
+        phases: the pieces.
+    """
+
+    def __init__(self, run: ObservedRun, index: int, step: Step, most: int) -> None:
+        """The operator of this number and step, with up to `most` pieces of a phase."""
         self.index = index
-        self._run = run
-        self._began: list[int] = []
-        self._ended: list[int] = []
-        self._error: BaseException | None = None
+        self.run = run
+        self.began: list[int] = []
+        self.ended: list[int] = []
+        self.error: BaseException | None = None
         self._under_way = False
+        self.phases: list[list[Step]] = []
+        for part in parts_of(step):
+            native = phases_of(part)
+            for phase in [[part]] if native is None else [list(map(piece_step, grouped(one, most))) for one in native]:
+                number = len(self.phases)
+                self.phases.append([_ObservedPiece(self, number, piece, body) for piece, body in enumerate(phase)])
 
     def start(self) -> None:
         """Say that the operator starts."""
         self._under_way = True
-        self._run.observer.operator_started(self._run, self.index, threading.current_thread().name)
+        self.run.observer.operator_started(self.run, self.index, threading.current_thread().name)
 
     def stop(self) -> None:
         """Say that it is done with."""
         self._under_way = False
         now = _now()
-        start, end = min(self._began, default=now), max(self._ended, default=now)
+        start, end = min(self.began, default=now), max(self.ended, default=now)
         worker = threading.current_thread().name
-        self._run.observer.operator_stopped(self._run, self.index, worker, start, end, self._error)
+        self.run.observer.operator_stopped(self.run, self.index, worker, start, end, self.error)
 
     def give_up(self, error: BaseException | None) -> None:
         """The run is over: it has stopped, too."""
         if self._under_way:
-            self._error = self._error or error
+            self.error = self.error or error
             self.stop()
 
-    def phases(self, step: Step, most: int) -> list[list[Step]]:
-        """A step for each piece of each phase of what the operator does."""
-        found: list[list[Step]] = []
-        for part in parts_of(step):
-            native = phases_of(part)
-            for phase in [[part]] if native is None else [list(map(_as_step, grouped(one, most))) for one in native]:
-                number = len(found)
-                found.append([partial(self._piece, number, piece, body) for piece, body in enumerate(phase)])
-        return found
 
-    def _piece(self, phase: int, piece: int, step: Step) -> None:
-        run, worker = self._run, threading.current_thread().name
-        run.observer.piece_started(run, self.index, phase, piece, worker)
+class _ObservedPiece:
+    """The step of a piece, with what is told of it."""
+
+    __slots__ = ("_operator", "_phase", "_piece", "_step", "index")
+
+    def __init__(self, operator: _SharedOperator, phase: int, piece: int, step: Step) -> None:
+        self.index = operator.index
+        self._operator, self._phase, self._piece, self._step = operator, phase, piece, step
+
+    def __call__(self) -> None:
+        """Execute the piece once."""
+        operator, worker = self._operator, threading.current_thread().name
+        run, observer, place = operator.run, operator.run.observer, (self.index, self._phase, self._piece)
+        observer.piece_started(run, *place, worker)
         error: BaseException | None = None
         start = _now()
-        self._began.append(start)
+        operator.began.append(start)
         try:
-            step()
+            self._step()
         except BaseException as caught:
-            error = self._error = caught
+            error = operator.error = caught
             raise
         finally:
             end = _now()
-            self._ended.append(end)
-            run.observer.piece_stopped(run, self.index, phase, piece, worker, start, end, error)
-
-
-def _as_step(piece: Piece) -> Step:
-    return NativeStep(((piece,),)) if piece else nothing_to_do
+            operator.ended.append(end)
+            observer.piece_stopped(run, *place, worker, start, end, error)
 
 
 def _profiling(step: Step, observer: Observer) -> Profiled | None:
@@ -478,9 +498,8 @@ class _ObservedChain:
             if is_last:
                 self._end(None)
 
-        index = _operator_of(body)
-        if index is not None:
-            stand_for(observed, index)
+        if isinstance(body, _ObservedOperator | _ObservedPiece):
+            stand_for(observed, body.index)
         return observed
 
     def _begin(self) -> None:
@@ -492,13 +511,6 @@ class _ObservedChain:
     def _end(self, error: BaseException | None) -> None:
         end = self._run.stopped_at[self._number] = _now()
         self._run.observer.chain_stopped(self._run, self._number, self._worker, self._start, end, error)
-
-
-def _operator_of(body: Step) -> int | None:
-    if isinstance(body, _ObservedOperator):
-        return body.index
-    owner = getattr(body.func if isinstance(body, partial) else body, "__self__", None)
-    return owner.index if isinstance(owner, _SharedOperator) else None
 
 
 class RunsUnderWay:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 
-from dagexec.core.native import NativeStep, Piece, grouped, may_merge, phases_of
+from dagexec.core.native import Piece, grouped, may_merge, phases_of, piece_step
 from dagexec.core.operator import Step, parts_of
 from dagexec.scheduler.observe.observers import Pieces
 from dagexec.scheduler.plan.preparation import LONGEST_SECONDS
@@ -131,7 +131,7 @@ class _Stretch:
         return Kind.SHORT_PYTHON if self.seconds <= SHORT_SECONDS else Kind.PYTHON
 
     def as_steps(self) -> Pieces:
-        return [(NativeStep(((piece,),)),) if piece else () for piece in self.pieces] or [self.steps]
+        return [(piece_step(piece),) if piece else () for piece in self.pieces] or [self.steps]
 
 
 def _stretches(chain: Sequence[Step], seconds: Sequence[float], most: int) -> list[_Stretch]:
