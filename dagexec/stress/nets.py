@@ -235,6 +235,7 @@ class _Builder:
     def _makers(self) -> Sequence[tuple[float, Callable[[], None]]]:
         return [
             (5, self._unary),
+            (2, self._pieced),
             (5, self._binary),
             (2, self._many),
             (2, self._scaled),
@@ -326,9 +327,11 @@ class _Builder:
         x = self._floats()
         op_type = self._random.choice(["Tanh", "Sigmoid", "Negative", "Relu", "Abs", "Copy", "Softsign", "Clip"])
         arguments: dict[str, ArgumentValue] = {"min": -1.0, "max": 1.0} if op_type == "Clip" else {}
-        if op_type == "Copy" and self._blobs % 2:
-            op_type = PIECED_OPERATOR
         self._add(op_type, [x], self._kinds[x], arguments=arguments)
+
+    def _pieced(self) -> None:
+        x = self._floats()
+        self._add(PIECED_OPERATOR, [x], self._kinds[x])
 
     def _binary(self) -> None:
         a = self._floats()
