@@ -44,7 +44,7 @@ from dagexec.scheduler.plan.plan import Plan
 from dagexec.scheduler.plan.preparation import Preparation
 from dagexec.scheduler.plan.preparation_cache import PreparationCache, PreparationStatistics
 from dagexec.scheduler.plan.synchronization import Synchronization, finished_chains
-from dagexec.scheduler.run import intra_op
+from dagexec.scheduler.run.blas_thread import OneBlasThread
 from dagexec.scheduler.run.drain import Drain
 from dagexec.scheduler.run.engine import NativeRun
 from dagexec.scheduler.run.launching import LaunchedChains, NetStreams, guards_of, kernels_of
@@ -115,7 +115,6 @@ class BaseNet(ABC, Closing):
         self._run_lock = threads().owned_lock()
         self._closed = False
         self._runner: threading.Thread | None = None
-        self.has_teams, self.team_threads = False, 1  # until serving does without
         self.most_pieces = options.intra_op_threads or sys.maxsize
         self._work: WeakKeyDictionary[Preparation, Work] = WeakKeyDictionary()
         self._latest: tuple[Preparation, NativeRun] | None = None
@@ -125,7 +124,7 @@ class BaseNet(ABC, Closing):
         )
         self._lines = line_observer()
         reset_after_fork(self, BaseNet._forked)
-        self._finalizer = weakref.finalize(self, intra_op.BlasThreadLimit(options.operator_threads).release)
+        self._finalizer = weakref.finalize(self, OneBlasThread().release)
         self._finalizer.atexit = False  # with more threads, a product under way would keep OpenBLAS from ending
         self._run: Run | None = None
         if threads().concurrent:

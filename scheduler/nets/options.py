@@ -81,11 +81,6 @@ class RunOptions:
         """The replicas that are made at once."""
         return self.replicas or 1
 
-    @property
-    def operator_threads(self) -> int:
-        """The most threads inside one operator, 1 where that is left open."""
-        return self.intra_op_threads or 1
-
 
 DEFAULT_RUN_OPTIONS = RunOptions()
 """For a net that is made without options."""
