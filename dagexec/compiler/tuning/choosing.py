@@ -20,6 +20,7 @@ from dagexec.core.schema import TensorType
 from dagexec.errors import DagexecError
 from dagexec.ops.kernels.sharing import pieces_of
 from dagexec.platform import processor
+from dagexec.platform.speed import arithmetic_speed
 from dagexec.scheduler.nets.options import RunOptions
 from dagexec.scheduler.plan.chains import single_operator_chains
 from dagexec.scheduler.plan.plan import build_plan
@@ -109,5 +110,6 @@ def _estimated_seconds(graph: Graph, model: Model, inputs: Mapping[str, Array]) 
         costs = infer_net(graph, types, model.parameters).costs
     except DagexecError:
         return None
-    found = [0.0 if index in graph.views else cost and cost.seconds for index, cost in enumerate(costs)]
+    speed = arithmetic_speed()
+    found = [0.0 if index in graph.views else cost and cost.seconds_at(speed) for index, cost in enumerate(costs)]
     return None if None in found else [one or 0.0 for one in found]
