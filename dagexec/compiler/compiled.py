@@ -9,6 +9,7 @@ from dagexec.compiler.passes.rewriting import PassOutcome
 from dagexec.compiler.tuning.choosing import Choice
 from dagexec.core.model import Model
 from dagexec.options import CompileOptions
+from dagexec.platform import processor
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,8 @@ class CompilationReport:
             return found
         found.append(f"layout: {self.layout} ({self.origin})")
         found.append(f"schedule: net type {self.schedule.net_type}, {self.schedule.workers} worker(s)")
-        predicted = self.schedule.predicted
-        for workers, seconds in enumerate(predicted, 1):
-            if workers == len(predicted) or workers.bit_count() == 1:
-                found.append(f"  {workers} worker(s): predicted {seconds * 1e3:.3f} ms ({self.schedule.origin})")
+        for workers, seconds in self.schedule.predicted(processor.available_cores()).items():
+            found.append(f"  {workers} worker(s): predicted {seconds * 1e3:.3f} ms ({self.schedule.origin})")
         found.append("seconds: " + ", ".join(f"{name} {seconds:.3f}" for name, seconds in self.seconds.items()))
         return found
 

@@ -16,9 +16,10 @@ from dagexec.core.dtypes import from_numpy
 from dagexec.core.graph import Graph, build_graph
 from dagexec.core.inference import infer_net
 from dagexec.core.model import Model
-from dagexec.core.schema import TensorType
+from dagexec.core.schema import Cost, TensorType
 from dagexec.errors import DagexecError
-from dagexec.ops.kernels.sharing import pieces_of
+from dagexec.ops.kernels.sharing import MOST_OF_ONE, pieces_of, work_seconds
+from dagexec.ops.onednn.binding import library
 from dagexec.platform import processor
 from dagexec.platform.speed import arithmetic_speed
 from dagexec.scheduler.nets.options import RunOptions
@@ -30,10 +31,10 @@ from dagexec.scheduler.run.prediction import Hardware, TimedTasks, predict_host
 
 Array = npt.NDArray[Any]
 
-_MOST_PIECES = 8  # of an operator, for an example
 _HELD_SECONDS = 20e-6  # how long an operator of NumPy keeps the interpreter lock, at most
 _NOMINAL = SchedulingCosts(wake_seconds=40e-6, piece_seconds=0.2e-6)
 _NOMINAL_SLOWDOWN = 1.1
+_NUMPY_LANES = 8
 
 
 @dataclass(frozen=True)
@@ -42,14 +43,19 @@ class Choice:
 
     Attributes:
         net_type, workers: of the net.
-        origin: of what operators take: "measured", "known" from an earlier measurement, or "estimated".
-        predicted: seconds of a run by 1, 2, ... workers, one a core; empty where shapes are not known.
+        tasks: what runs are handed out as, and what that takes; None where shapes are not known.
+        origin: of these times: "measured", "known" from an earlier measurement, or "estimated".
     """
 
     net_type: str
     workers: int
+    tasks: TimedTasks | None
     origin: str
-    predicted: tuple[float, ...] = ()
+
+    def predicted(self, cores: int) -> dict[int, float]:
+        """Seconds of a run by 1, 2, 4, ... workers and by as many as there are cores; empty without `tasks`."""
+        counts = sorted({cores, *(1 << power for power in range(cores.bit_length()))})
+        return {} if self.tasks is None else {count: _predicted(self.tasks, count) for count in counts}
 
 
 def choose(model: Model, options: RunOptions, tasks: TimedTasks | None, origin: str = "estimated") -> Choice:
@@ -58,12 +64,11 @@ def choose(model: Model, options: RunOptions, tasks: TimedTasks | None, origin: 
     Where runs may differ in shapes, they may be large; which of them are small is seen when they are known.
     """
     cores = processor.available_cores()
-    predicted = () if tasks is None else tuple(_predicted(tasks, workers) for workers in range(1, cores + 1))
     alone = cores == 1 and options.num_workers is None
     if tasks is not None and tasks.work < WORTH_SHARING and not _has_open_shapes(model):
         alone = True
     net_type = options.net_type or ("simple" if alone else "dag")
-    return Choice(net_type, options.num_workers or most_workers(options, net_type), origin, predicted)
+    return Choice(net_type, options.num_workers or most_workers(options, net_type), tasks, origin)
 
 
 def most_workers(options: RunOptions, net_type: str) -> int:
@@ -85,12 +90,16 @@ def estimated_tasks(model: Model, inputs: Mapping[str, Array] | None) -> TimedTa
     if inputs is None:
         return None
     graph = build_graph(model.net, (model.parameters.keys() | model.inputs.keys()).__contains__)
-    seconds = _estimated_seconds(graph, model, inputs)
-    if seconds is None:
+    costs = _costs(graph, model, inputs)
+    if costs is None:
         return None
+    speed, found = arithmetic_speed(), library()
+    lanes = _NUMPY_LANES if found is None else found.isa.lanes
+    seconds = [0.0 if index in graph.views else cost.seconds_at(speed) for index, cost in enumerate(costs)]
     plan = build_plan(graph, seconds, single_operator_chains(graph))
-    native = [graph.operators[chain[0]].engine == "ONEDNN" if chain else True for chain in plan.chains]
-    pieces = [pieces_of(took, _MOST_PIECES) if one else 1 for took, one in zip(plan.seconds, native, strict=True)]
+    native = [all(graph.operators[index].engine == "ONEDNN" for index in chain) for chain in plan.chains]
+    works = [sum(work_seconds(costs[index], lanes) for index in chain) for chain in plan.chains]
+    pieces = [pieces_of(work, MOST_OF_ONE) if one else 1 for work, one in zip(works, native, strict=True)]
     held = [0.0 if one else min(took, _HELD_SECONDS) for took, one in zip(plan.seconds, native, strict=True)]
     tasks = TaskGraph(pieces, plan.children, plan.parent_counts, range(len(pieces)))
     return TimedTasks(tasks, plan.seconds, held)
@@ -102,14 +111,13 @@ def _has_open_shapes(model: Model) -> bool:
     return any(shape is None or None in shape for shape in shapes)
 
 
-def _estimated_seconds(graph: Graph, model: Model, inputs: Mapping[str, Array]) -> list[float] | None:
-    """What each operator takes by the cost of its work; None where inference does not say for all of them."""
+def _costs(graph: Graph, model: Model, inputs: Mapping[str, Array]) -> list[Cost] | None:
+    """The work of each operator; None where inference does not say that of all."""
     arrays = {**model.parameters, **inputs}
     types = {name: TensorType(tuple(array.shape), from_numpy(array.dtype)) for name, array in arrays.items()}
     try:
         costs = infer_net(graph, types, model.parameters).costs
     except DagexecError:
         return None
-    speed = arithmetic_speed()
-    found = [0.0 if index in graph.views else cost and cost.seconds_at(speed) for index, cost in enumerate(costs)]
-    return None if None in found else [one or 0.0 for one in found]
+    known = [cost for cost in costs if cost is not None]
+    return known if len(known) == len(costs) else None

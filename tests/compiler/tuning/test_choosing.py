@@ -63,13 +63,14 @@ def test_what_the_user_says_counts(seconds: float) -> None:
     assert net_for(RunOptions(net_type="dag"), in_pieces(seconds)) == ("dag", 4)
 
 
-def test_runs_are_predicted_for_every_number_of_workers() -> None:
-    one, two, three, four = choose(model_of(*FORK), RunOptions(), in_pieces(8 * MS)).predicted
-    assert one == 8 * MS
-    assert 8 / 2 * MS < two < 0.6 * one
-    assert 8 / 2 * MS < three < 0.6 * one  # of four pieces, one worker does two
-    assert 8 / 4 * MS < four < 0.3 * one
-    assert choose(model_of(*FORK), RunOptions(), None).predicted == ()
+def test_runs_are_predicted_for_one_worker_and_more() -> None:
+    found = choose(model_of(*FORK), RunOptions(), in_pieces(8 * MS)).predicted(6)
+    assert list(found) == [1, 2, 4, 6]
+    assert found[1] == 8 * MS
+    assert 8 / 2 * MS < found[2] < 0.6 * found[1]
+    assert 8 / 4 * MS < found[4] < 0.3 * found[1]
+    assert found[6] > 8 / 4 * MS  # there are four pieces
+    assert choose(model_of(*FORK), RunOptions(), None).predicted(6) == {}
 
 
 def test_estimates_follow_from_the_work_of_operators() -> None:
