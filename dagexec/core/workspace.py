@@ -49,6 +49,18 @@ def register_net_type(name: str, factory: NetFactory) -> None:
     _net_types[name] = factory
 
 
+FORM = "form"
+"""The argument of a net that names the form it is to be made in; any for which none is registered is ignored."""
+
+NetForm = Callable[[NetDef, "Workspace"], NetDef]
+_forms: dict[str, NetForm] = {}
+
+
+def register_form(name: str, make: NetForm) -> None:
+    """Have `Workspace.create_net` make, of a net whose argument `form` is `name`, what `make` makes of it there."""
+    _forms[name] = make
+
+
 def net_types() -> list[str]:
     """The registered net types."""
     return sorted(_net_types)
@@ -244,13 +256,17 @@ class Workspace:
     ) -> Net:
         """Build a net here and keep it under its name.
 
-        `net_type` and `num_workers` default to the def's own (`type`, else simple; `num_workers`). Raises SchemaError
-        for an empty or used name (unless `overwrite`) and whatever building the net raises.
+        `net_type` and `num_workers` default to the def's own (`type`, else simple; `num_workers`). A def that names a
+        form (`register_form`) is brought into it first. Raises SchemaError for an empty or used name (unless
+        `overwrite`) and whatever building the net raises.
         """
         if not definition.name:
             raise SchemaError("a net needs a name")
         if definition.name in self._nets and not overwrite:
             raise SchemaError(f"net {definition.name!r} already exists; pass overwrite=True to replace it")
+        forms = [_forms.get(argument.s.decode()) for argument in definition.arg if argument.name == FORM]
+        for make in filter(None, forms):
+            definition = make(definition, self)
         net = self.build_net(definition, net_type, num_workers)
         with self._lock.own:
             other = self._nets.get(definition.name)

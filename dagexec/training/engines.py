@@ -6,7 +6,7 @@ from dagexec.core.arguments import make_argument
 from dagexec.core.device import CPU, Device
 from dagexec.core.proto import NetDef
 from dagexec.core.registry import registered_engines
-from dagexec.core.workspace import Workspace
+from dagexec.core.workspace import FORM, Workspace, register_form
 from dagexec.ops.onednn.binding import library
 from dagexec.training.channels_last import with_channels_last
 from dagexec.training.split_gradients import split_gradients
@@ -28,7 +28,16 @@ def training_form(net: NetDef, workspace: Workspace) -> NetDef:
     found, moved = with_channels_last(found, workspace, ONEDNN)
     workspace.give_channels_first(moved)
     use_whole_batches(found)
+    kept = [argument for argument in found.arg if argument.name != FORM]
+    del found.arg[:]
+    found.arg.extend(kept)
     return found
+
+
+TRAINING = "training"
+"""The form of nets with gradients that a helper builds, whoever creates them."""
+
+register_form(TRAINING, training_form)
 
 
 def name_engines(net: NetDef, device: Device = CPU) -> None:

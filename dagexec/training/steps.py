@@ -71,6 +71,7 @@ class LocalSteps:
             if self._world is not None:
                 add_all_reduce(self.helper)
             task.optimizer.add_updates(self.helper)
+        del self.helper.net.arg[:]  # its form is what is chosen here
         self._metrics = {name: self.helper.blob(blob) for name, blob in results.metrics.items()}
         self.workspace = task_workspace(allow_io)
         self.helper.create(self.workspace)
