@@ -79,6 +79,14 @@ def no_wait(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(work, "_chained", without)
 
 
+def a_piece_never_taken(patch: pytest.MonkeyPatch) -> None:
+    """Runs hand out all pieces of a phase but the last."""
+    chained = work._chained
+    patch.setattr(
+        work, "_chained", lambda plan, rows: chained(plan, [[max(1, one - 1) for one in row] for row in rows])
+    )
+
+
 def test_some_cases_have_operators_in_pieces_and_pass() -> None:
     cases = with_pieces()
     assert len(cases) > len(WATCHED) / 3
@@ -94,8 +102,9 @@ def test_some_cases_have_operators_in_pieces_and_pass() -> None:
         (in_other_phases(lambda phases: [phases[0], phases[1][1:]]), "bytes are written by no piece"),
         (in_other_phases(lambda phases: [phases[0], [*phases[1], phases[1][0]]]), "both write the same bytes"),
         (no_wait, "phase 1: does not wait for phase 0"),
+        (a_piece_never_taken, "piece 3: was not executed"),
     ],
-    ids=["merged phases", "one scratch", "a piece less", "a piece twice", "no wait"],
+    ids=["merged phases", "one scratch", "a piece less", "a piece twice", "no wait", "a piece never taken"],
 )
 def test_what_is_wrong_with_pieces_is_found(plant: Plant, said: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
