@@ -238,11 +238,13 @@ def test_what_a_run_is_measured_to_take_decides_now_and_later(
 def pyramid() -> Model:
     """A detector: a backbone, a pyramid of features from three of its levels, and two heads on each."""
     helper = ModelHelper("pyramid", seed=3)
-    x = helper.add_input("data", (1, 3, 64, 64))
+    x = helper.add_input("data", (1, 3, 128, 128))
     levels = []
-    for number, channels in enumerate((16, 32, 64)):
+    for number, channels in enumerate((64, 128, 256)):
         before = 3 if not levels else channels // 2
-        x = helper.relu(helper.conv(x, f"body{number}", before, channels, kernel=3, stride=2, pad=1), f"level{number}")
+        x = helper.relu(helper.conv(x, f"down{number}", before, channels, kernel=3, stride=2, pad=1), f"level{number}")
+        for part in "abcd":  # what the branches save is little beside the backbone
+            x = helper.relu(helper.conv(x, f"{part}{number}", channels, channels, kernel=3, pad=1), f"{x}{part}")
         levels.append((x, channels))
     found, above = [], None
     for number, (level, channels) in reversed(list(enumerate(levels))):
