@@ -81,6 +81,12 @@ def test_a_worker_takes_a_task_that_nobody_is_in_before_pieces_of_one_that_anoth
     assert predict_host(tasks, Hardware(2)) == 11.0
 
 
+def test_a_worker_goes_on_with_the_task_that_it_is_in() -> None:
+    tasks = tasks_of([4, 1, 1, 1], [[3], [], [], []], [4.0, 3.0, 3.0, 5.0])
+    # one worker does all of the first and then what waits for it: 4 + 5, though another task is ready from the start
+    assert predict_host(tasks, Hardware(2)) == 9.0
+
+
 def test_every_piece_costs_its_worker_the_taking_of_it() -> None:
     tasks = tasks_of([4, 1], [[1], []], [8.0, 1.0])
     assert predict_host(tasks, Hardware(2, piece_seconds=0.25)) == 2 * (2.0 + 0.25) + 1.0 + 0.25
