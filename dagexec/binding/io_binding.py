@@ -93,8 +93,8 @@ class IOBinding:
 
     __slots__ = (
         "_bound_results", "_copies", "_epoch", "_inputs", "_large", "_last", "_names", "_net", "_outputs",
-        "_preparation", "_targets", "_trials", "copied", "estimated_seconds", "fed", "is_shared", "name_step",
-        "seconds", "seconds_at_best", "shortest", "signature", "steps",
+        "_overwritten", "_preparation", "_targets", "_trials", "copied", "estimated_seconds", "fed", "is_shared",
+        "name_step", "seconds", "seconds_at_best", "shortest", "signature", "steps",
     )  # fmt: skip
 
     def __init__(self, net: BaseNet, preparation: Preparation, fed: Sequence[str], outputs: Sequence[str]) -> None:
@@ -110,6 +110,7 @@ class IOBinding:
         self.is_shared = net.shares_work(preparation)
         self._trials = _TRIALS
         self.estimated_seconds = sum(preparation.seconds)
+        self._overwritten: set[str] = set()
         self._inputs = self._find_inputs(preparation, fed)
         self._outputs: dict[str, BoundTensor | None] = {}
         self._find_outputs(outputs)
@@ -264,6 +265,8 @@ class IOBinding:
 
     def _holds(self, place: BoundTensor) -> bool:
         """True while the blob of an input, which the net need not read, has the array that is fed."""
+        if place.name in self._overwritten:
+            return True
         value = self._net.workspace.get_blob(place.name).value
         return isinstance(value, Tensor) and value.current_array() is place.array
 
@@ -271,9 +274,14 @@ class IOBinding:
         """The places of the inputs."""
         blobs = [self._net.workspace.get_blob(name) for name in names]
         uses = _uses(self._net, blobs)
+        views = {id(binding.blob) for binding in preparation.bindings.outputs if binding.is_view}
         found = []
         for name, blob in zip(names, blobs, strict=True):
             tensor = blob.get(Tensor)
+            if id(blob) in views:  # the net makes it a view before it reads it: what is fed would go to another blob
+                self._overwritten.add(name)
+                found.append(BoundTensor(name, np.empty_like(tensor.array), ()))
+                continue
             rebinds = _rebinds(self._net, preparation, uses[id(blob)], written=False) if tensor.is_packed else ()
             found.append(BoundTensor(name, tensor.array, rebinds))
         return found
