@@ -76,7 +76,7 @@ def test_both_workers_are_seen_to_take_pieces_where_the_schedule_lets_them() -> 
     with pieced_operator():
         found = [explore(scenario, seed) for seed in range(10)]
     assert all(one.failure is None for one in found)
-    assert {len(one.result or ()) for one in found} == {1, 2}
+    assert max(len(one.result or ()) for one in found) == 2
 
 
 def test_the_file_of_a_trace_has_a_span_for_each_piece_and_one_around_them(tmp_path: Path) -> None:
