@@ -159,7 +159,7 @@ class NativeRun:
     @property
     def available(self) -> int:
         """Tasks that have a piece to take."""
-        return 0 if self._state[Header.STOP] else int(self._state[Header.AVAILABLE])
+        return 0 if self._state[Header.STOP] == 1 else int(self._state[Header.AVAILABLE])  # 2: it goes on later
 
     @property
     def remaining(self) -> int:
