@@ -37,6 +37,11 @@ def shares(count: int, parts: int) -> list[range]:
     return [range(start, stop) for start, stop in pairwise(ends) if start < stop]
 
 
+def even_shares(count: int, parts: int) -> list[range]:
+    """As `shares`, in the fewest parts whose largest has no more than it would have in so many."""
+    return shares(count, -(-count // max(1, -(-count // parts))))
+
+
 def native_rows(calls: Table) -> npt.NDArray[np.uint64]:
     """The rows of native calls whose results do not count."""
     given = np.asarray(calls, np.int64).reshape(-1, 5)

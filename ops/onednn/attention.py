@@ -25,10 +25,11 @@ from dagexec.ops.attention.fused import FusedSizes, read_fused_attention
 from dagexec.ops.kernels import attention_kernels as kernels
 from dagexec.ops.kernels.attention_kernels import GROUP
 from dagexec.ops.kernels.machine import AVX2
-from dagexec.ops.kernels.sharing import pieces_of_products
-from dagexec.ops.kernels.tables import in_pieces, shares
+from dagexec.ops.kernels.sharing import MOST_OF_ONE, pieces_of_products
+from dagexec.ops.kernels.tables import even_shares, in_pieces
 from dagexec.ops.onednn.operator import OneDNNOperator
 from dagexec.ops.onednn.primitive import Array
+from dagexec.ops.onednn.problem import in_one
 
 _SCORES = 1 << 17
 """Bytes of scores that are computed before their softmax."""
@@ -196,13 +197,8 @@ class _Heads:
         self._columns = -(-self._keys // self._lanes) * self._lanes
         self._row = self._columns + (_LINE if self._columns % _SAME_PLACE == 0 else 0)
         most = kernels.most_rows(self._lanes)
-        blocks = max(1, _SCORES // (_FLOAT * self._row * most))
-        self._rows = min(blocks * most, -(-self._queries // most) * most)
-        heads = math.prod(self._y.shape[:2])
-        products = heads * self._queries * self._keys * (self._width + self._value_width)
-        self._pieces = pieces_of_products(products, self._lanes)
-        shared = -(-self._queries // -(-self._pieces // heads))  # queries of a head in each piece
-        self._rows = min(self._rows, max(_BLOCKS, -(-shared // most)) * most)
+        self._rows = max(1, _SCORES // (_FLOAT * self._row * most)) * most
+        self._blocks = self._blocks_of_head(most)
         self._numbers = self._keep(kernels.tail_numbers(self._keys, scores.scale, scores.hidden))
 
     def _keep(self, array: Array) -> int:
@@ -216,32 +212,52 @@ class _Heads:
             self._known[numbers] = self._keep(np.array(numbers, np.int64))
         return self._known[numbers]
 
+    @property
+    def _products(self) -> int:
+        """Of a head."""
+        return self._queries * self._keys * (self._width + self._value_width)
+
+    def _blocks_of_head(self, most: int) -> list[range]:
+        """The queries of a head in parts that may be pieces, of so many rows or more of them.
+
+        Each part transposes the keys again, so that there are only as many as an example is worth.
+        """
+        heads = self._y.shape[1]
+        pieces = pieces_of_products(heads * self._products, self._lanes, MOST_OF_ONE)
+        count = max(1, pieces // heads)
+        count += pieces > heads and heads * count % 2  # two threads share them
+        rows = -(-self._queries // most)
+        parts = even_shares(rows, min(count, max(1, rows // _BLOCKS)))
+        return [range(part.start * most, min(part.stop * most, self._queries)) for part in parts]
+
     def tables(self) -> list[list[_Call]]:
         """The calls of each piece."""
         batch, heads = self._y.shape[:2]
-        units = list(product(range(batch), range(heads), range(0, self._queries, self._rows)))
-        parts = shares(len(units), self._pieces)
+        units = list(product(range(batch), range(heads), self._blocks))
+        parts = even_shares(len(units), pieces_of_products(batch * heads * self._products, self._lanes))
         return [list(self._calls(units[part.start : part.stop])) for part in parts]
 
-    def _calls(self, units: Sequence[tuple[int, int, int]]) -> Iterator[_Call]:
+    def _calls(self, units: Sequence[tuple[int, int, range]]) -> Iterator[_Call]:
         """Those for some rows of some heads, with memory of their own."""
         group = self._y.shape[1] // self._k.shape[1]
-        packed = self._owner.working_memory(self._width * self._row * _FLOAT)
-        scores = self._owner.working_memory(self._rows * self._row * _FLOAT)
+        most = min(self._rows, max(len(block) for _, _, block in units))
+        sizes = [count * self._row * _FLOAT for count in (self._width, most)]
+        packed, scores = in_one(self._owner.working_memory, sizes)
         self._kept += packed, scores
         known: tuple[int, int] | None = None
-        for image, head, start in units:
+        for image, head, block in units:
             key = image, head // group
             if known != key:
                 yield from self._transposed(self._k[key], packed)
                 known = key
-            rows = slice(start, min(start + self._rows, self._queries))
-            part = scores.view(np.float32).reshape(-1, self._row)[: rows.stop - rows.start]
-            queries, targets = self._q[image, head, rows], self._y[image, head, rows]
             columns = packed.view(np.float32).reshape(-1, self._row)
-            yield from self._products(queries, columns, part, self._columns)
-            yield self._softmax(part, image, head, rows)
-            yield from self._products(part[:, : self._keys], self._v[key], targets, self._value_width)
+            for start in range(block.start, block.stop, self._rows):
+                rows = slice(start, min(start + self._rows, block.stop))
+                part = scores.view(np.float32).reshape(-1, self._row)[: rows.stop - rows.start]
+                queries, targets = self._q[image, head, rows], self._y[image, head, rows]
+                yield from self._multiplied(queries, columns, part, self._columns)
+                yield self._softmax(part, image, head, rows)
+                yield from self._multiplied(part[:, : self._keys], self._v[key], targets, self._value_width)
 
     def _transposed(self, keys: Array, packed: Array) -> Iterator[_Call]:
         """Keys [positions, elements] as columns; the last ones, and elements, together, some of them twice."""
@@ -255,7 +271,7 @@ class _Heads:
             source, target = keys.ctypes.data + start * row, packed.ctypes.data + start * _FLOAT
             yield kernel, source + first * _FLOAT, target + first * self._row * _FLOAT, 0, fields
 
-    def _products(self, x: Array, w: Array, y: Array, columns: int) -> Iterator[_Call]:
+    def _multiplied(self, x: Array, w: Array, y: Array, columns: int) -> Iterator[_Call]:
         """Y = X W in blocks of rows, those that are left as one, and panels of columns, likewise."""
         most = kernels.most_rows(self._lanes)
         whole = len(x) // most

@@ -87,10 +87,9 @@ class ForwardConvolution(ConvolutionFamily):
             further = append_post_ops(attributes, self.onednn, post_ops, given, (y.ndim, order), self.label)
 
             def request(windows: Sequence[Axis], algorithm: str, layouts: Mapping[int, Descriptor]) -> Sequence[object]:
-                bias = layouts[BIAS].handle if BIAS in layouts else none
-                handles = (layouts[SRC].handle, layouts[WEIGHTS].handle, bias, layouts[DST].handle)
+                tensors = (layouts[SRC], layouts[WEIGHTS], layouts.get(BIAS, none), layouts[DST])
                 geometry = self.geometry(windows)
-                return [kinds[algorithm], CONVOLUTION[algorithm], *handles, *geometry, attributes.handle]
+                return [kinds[algorithm], CONVOLUTION[algorithm], *tensors, *geometry, attributes]
 
             whole = Computation(
                 "convolution_forward",

@@ -29,6 +29,7 @@ from dagexec.ops.onednn.pieces import (
     MOST_OF_BATCH,
     ONE,
     Part,
+    Piece,
     computed_in_pieces,
     parts_of_batch,
     parts_of_filters,
@@ -165,6 +166,11 @@ class Computation:
         found = {number: array for number, (array, _) in self.images.items()}
         return found | {**self.parameters} | {number: array for number, (_, array) in self.operands.items()}
 
+    @property
+    def geometry(self) -> Hashable:
+        """What a problem follows from, among the parts of a convolution."""
+        return tuple(self.axes), tuple((number, one.shape, one.strides) for number, one in self.arrays.items())
+
 
 ComputationOf = Callable[[Part], Computation]
 """Gives the computation of a part of a convolution."""
@@ -184,12 +190,11 @@ class ConvolutionFamily(OneDNNOperator):
 
     def geometry(self, axes: Sequence[Axis]) -> tuple[object, ...]:
         """Strides, dilations less 1, heads and tails, as oneDNN takes them."""
-        dims = self.onednn.dims
         return (
-            dims(axis.stride for axis in axes),
-            dims(axis.dilation - 1 for axis in axes),
-            dims(axis.head for axis in axes),
-            dims(tail_of(axis) for axis in axes),
+            tuple(axis.stride for axis in axes),
+            tuple(axis.dilation - 1 for axis in axes),
+            tuple(axis.head for axis in axes),
+            tuple(tail_of(axis) for axis in axes),
         )
 
     def is_constant(self, index: int) -> bool:
@@ -271,38 +276,37 @@ class ConvolutionFamily(OneDNNOperator):
     ) -> Assembled:
         """The steps of pieces, each by the implementation `chosen` for one image, `alone`."""
 
-        def computed_by(parts: Sequence[Part]) -> list[tuple[Part, Problem, Candidate]]:
-            """What computes each part of the first image; nothing where a part is not computed so."""
-            asked = [(part, self.asked_of_library(computation(part))) for part in parts]
-            found = [(part, problem, problem.named(chosen.name)) for part, problem in asked]
-            return [(part, problem, one) for part, problem, one in found if one is not None]
+        known: dict[Hashable, tuple[Problem, Candidate | None]] = {}
+
+        def computed_by(parts: Sequence[Part]) -> list[Piece]:
+            """What computes the parts; nothing where one of them is not computed so."""
+            found: list[Piece] = []
+            for asked in map(computation, parts):
+                if asked.geometry not in known:
+                    problem = self.asked_of_library(asked)
+                    known[asked.geometry] = problem, problem.named(chosen.name)
+                problem, one = known[asked.geometry]
+                if one is None:
+                    return []
+                found.append((problem, one, asked.arrays))
+            return found
 
         cut, seconds = [Part(ONE)], estimated_seconds(alone, chosen)
         if whole.rows:
             cut = parts_of_image(whole.axes, seconds, alone.weights_nbytes)
         elif whole.block:
             cut = parts_of_filters(len(whole.parameters[WEIGHTS]), whole.block, seconds, chosen.most_pieces)
-        found = computed_by(cut)
-        if len(found) < len(cut):
-            found = [(Part(ONE), alone, chosen)]
+        of_image = computed_by(cut) if len(cut) > 1 else []
+        cut = cut if of_image else [Part(ONE)]
         pieces = pieces_of(whole.batch * seconds, MOST_OF_BATCH)
-        if len(found) == 1 and chosen.is_divisible:
-            together = [Part((share.start, share.stop)) for share in shares(whole.batch, pieces)]
-            parts = computed_by(together)
-        else:
-            together = [
-                replace(part, images=(image, image + 1)) for image in range(whole.batch) for part, _, _ in found
-            ]
-            parts = [
-                (part, problem, one) for part, (_, problem, one) in zip(together, found * whole.batch, strict=True)
-            ]
+        found = of_image if whole.batch == 1 else []
+        if len(cut) == 1 and chosen.is_divisible:
+            found = computed_by([Part((share.start, share.stop)) for share in shares(whole.batch, pieces)])
+        if not found:
+            images = [(image, image + 1) for image in range(whole.batch)]
+            found = computed_by([replace(part, images=one) for one in images for part in cut])
         assembled = computed_in_pieces(
-            self.label,
-            [(problem, one, computation(part).arrays) for part, problem, one in parts],
-            pieces,
-            self.working_memory,
-            partial(self._packed, whole.inputs),
-            whole.arrays,
+            self.label, found, pieces, self.working_memory, partial(self._packed, whole.inputs), whole.arrays
         )
         self.keeps(assembled.nbytes)
         return assembled

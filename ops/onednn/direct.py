@@ -25,7 +25,7 @@ from dagexec.ops.kernels.direct_kernels import ADD_OTHER, Row, row_kernel
 from dagexec.ops.kernels.machine import AVX2, AVX512
 from dagexec.ops.kernels.post_ops import FUNCTIONS, PostOp
 from dagexec.ops.kernels.sharing import pieces_of
-from dagexec.ops.kernels.tables import in_pieces, shares
+from dagexec.ops.kernels.tables import even_shares, in_pieces
 from dagexec.ops.onednn.binding import Library
 from dagexec.ops.onednn.packing import packed_memory
 from dagexec.ops.onednn.primitive import BIAS, DST, POST_OP, SRC, SRC_1, WEIGHTS, Array, Descriptor
@@ -201,9 +201,9 @@ def _parts(rows: int, spans: Sequence[_Span], pieces: int, lanes: int) -> list[t
     """The rows and vectors of each piece: rows are shared, or vectors where that divides the work better."""
     vectors = sum(span.vectors for span in spans)
     if -(-rows // pieces) * vectors <= -(-vectors // pieces) * rows:
-        return [(part, list(spans)) for part in shares(rows, pieces)]
+        return [(part, list(spans)) for part in even_shares(rows, pieces)]
     apart = len(spans) < 2 or spans[-1].target % lanes == 0  # else the last vector writes what the one before has, too
-    found = shares(vectors - (not apart), pieces)
+    found = even_shares(vectors - (not apart), pieces)
     found[-1] = range(found[-1].start, vectors)
     return [(range(rows), list(_within(spans, part, lanes))) for part in found]
 

@@ -19,7 +19,7 @@ from dagexec.core.dtypes import from_numpy
 from dagexec.core.operator import Step
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.kernels.sharing import MOST_OF_ONE, pieces_of_bytes, pieces_of_products
-from dagexec.ops.kernels.tables import shares
+from dagexec.ops.kernels.tables import even_shares
 from dagexec.ops.onednn.cutting import behind
 from dagexec.ops.onednn.implementation import choose_implementation, rule
 from dagexec.ops.onednn.operator import OneDNNOperator
@@ -161,7 +161,7 @@ class MeasuredProduct(OneDNNOperator):
             count, least = pieces_of_products(rows * weights.size, self.onednn.isa.lanes), _ROWS
         whole = len(every[rows == 1])
         found: list[Piece] = []
-        for part in shares(whole // least, min(count, whole // least)) if count > 1 and whole >= 2 * least else ():
+        for part in even_shares(whole // least, count) if count > 1 and whole >= 2 * least else ():
             indices = range(part.start * least, whole if part.stop == whole // least else part.stop * least)
             cut = product.cut(*((every[0], indices) if rows == 1 else (indices, every[1])))
             problem = self._problem(cut, cut.arrays)

@@ -20,7 +20,7 @@ from dagexec.core.operator import Step
 from dagexec.ops.kernels.panel_kernels import FETCHED_LINES, LINE, MAX_ROWS, STEP, VECTORS, panel_kernel
 from dagexec.ops.kernels.post_ops import PostOp
 from dagexec.ops.kernels.sharing import pieces_of_products
-from dagexec.ops.kernels.tables import in_pieces, shares
+from dagexec.ops.kernels.tables import even_shares, in_pieces
 from dagexec.ops.onednn.binding import Library
 from dagexec.ops.onednn.packing import packed_memory
 from dagexec.ops.onednn.primitive import Array
@@ -146,10 +146,10 @@ class _Product:
         panels = -(-self._units // self._width)
         blocks = -(-self._rows // self._block)
         if -(-panels // pieces) * blocks <= -(-blocks // pieces) * panels:
-            return [(part, range(self._rows)) for part in shares(panels, pieces)]
+            return [(part, range(self._rows)) for part in even_shares(panels, pieces)]
         return [
             (range(panels), range(part.start * self._block, min(part.stop * self._block, self._rows)))
-            for part in shares(blocks, pieces)
+            for part in even_shares(blocks, pieces)
         ]
 
     def calls(self, panels: range, rows: range) -> Iterator[_Call]:

@@ -6,8 +6,9 @@ layout of those tensors or in layouts of its own, with copies before and after.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from math import prod
 from typing import Protocol
 
@@ -37,6 +38,7 @@ COMPOSED = "composed "
 """How names of candidates begin that are not a single primitive."""
 
 
+_LINE = 64  # bytes
 _GENERATIONS = ((3, "avx512"), (2, "avx2"), (1, "avx"))
 NEWEST = {16: 3, 8: 2}
 """By the float32 numbers in a vector of the instruction set, the newest generation there can be."""
@@ -271,7 +273,9 @@ class Candidate:
 
 
 def in_plain_order(problem: Problem, filters: Array) -> Array:
-    """The numbers of a float32 filter in the order M, C/G, kernel, one after another."""
+    """The numbers of a float32 filter in the order M, C/G, kernel, one after another; not to be written to."""
+    if filters.flags.c_contiguous and filters.dtype == np.float32:
+        return filters
     layout, given = problem.plain[WEIGHTS], problem.tensors[WEIGHTS][0]
     plain = aligned_empty(layout.nbytes)
     values: Array = plain.view(np.float32)
@@ -280,6 +284,13 @@ def in_plain_order(problem: Problem, filters: Array) -> Array:
     except UnsupportedFeatureError:  # the library has no such copy
         np.copyto(values.reshape(filters.shape), filters)
     return values
+
+
+def in_one(memory: Memory, sizes: Sequence[int]) -> list[Array]:
+    """Bytes of each of the sizes, on cache lines of one array: there is less to find places for than with many."""
+    starts = [0, *accumulate(-(-nbytes // _LINE) * _LINE for nbytes in sizes)]
+    array = memory(starts[-1])
+    return [array[start : start + nbytes] for start, nbytes in zip(starts, sizes, strict=False)]
 
 
 class StillArguments:

@@ -55,9 +55,8 @@ class DeconvolutionOperator(ConvolutionFamily, TransposedConvolution):
         geometry, none, attributes = self.geometry(axes), self.onednn.ffi.NULL, self.attributes()
 
         def request(_algorithm: str, layouts: Mapping[int, Descriptor]) -> Sequence[object]:
-            bias = layouts[BIAS].handle if BIAS in layouts else none
-            handles = (layouts[SRC].handle, layouts[WEIGHTS].handle, bias, layouts[DST].handle)
-            return [FORWARD_INFERENCE, _DECONVOLUTION_DIRECT, *handles, *geometry, attributes.handle]
+            tensors = (layouts[SRC], layouts[WEIGHTS], layouts.get(BIAS, none), layouts[DST])
+            return [FORWARD_INFERENCE, _DECONVOLUTION_DIRECT, *tensors, *geometry, attributes]
 
         def computation(part: Part) -> Computation:
             result = part.result(y)
@@ -108,8 +107,8 @@ class OnednnTransposedConvolutionGradient(GradientFamily, TransposedConvolutionG
         geometry, none, attributes = self.geometry(axes), self.onednn.ffi.NULL, self.attributes()
 
         def request(algorithm: str, layouts: Mapping[int, Descriptor]) -> Sequence[object]:
-            handles = (layouts[SRC].handle, layouts[WEIGHTS].handle, none, layouts[DST].handle)
-            return [FORWARD_INFERENCE, CONVOLUTION[algorithm], *handles, *geometry, attributes.handle]
+            tensors = (layouts[SRC], layouts[WEIGHTS], none, layouts[DST])
+            return [FORWARD_INFERENCE, CONVOLUTION[algorithm], *tensors, *geometry, attributes]
 
         x = self.x(2)
 

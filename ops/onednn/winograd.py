@@ -19,7 +19,7 @@ batch. oneDNN has the algorithm for AVX-512 only, in layout NCHW16c.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from dagexec.core.operator import Step
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.activation.post_ops import SUM, PostOp
 from dagexec.ops.base.layout import NHWC
-from dagexec.ops.conv.toom_cook import kronecker
+from dagexec.ops.conv.toom_cook import kronecker, minimal_filter
 from dagexec.ops.kernels import winograd_kernels as kernels
 from dagexec.ops.kernels.post_ops import FUNCTIONS
 from dagexec.ops.kernels.post_ops import PostOp as LaterPostOp
@@ -57,7 +57,7 @@ from dagexec.ops.onednn.primitive import (
     aligned_empty,
     describe,
 )
-from dagexec.ops.onednn.problem import COMPOSED, Assembled, Candidate, Memory, Pack, Problem, in_plain_order
+from dagexec.ops.onednn.problem import COMPOSED, Assembled, Candidate, Memory, Pack, Problem, in_one, in_plain_order
 from dagexec.ops.onednn.winograd_tables import Tables
 from dagexec.ops.onednn.winograd_tiling import OUTPUTS, TAPS, Layer, Tiling
 
@@ -167,7 +167,7 @@ def _assemble(
     bounds: list[BoundPrimitive] = []
     nbytes = 0
     for piece in pieces:
-        v, z, *others = (memory(nbytes) for nbytes in tiling.memory(description))
+        v, z, *others = in_one(memory, tiling.memory(description))
         scratchpads, strips = others[: tiling.cut], others[tiling.cut :]
         tables = Tables(tiling, arrays, v, z, strips)
         products = []
@@ -201,7 +201,7 @@ def _transformed(tiling: Tiling, problem: Problem, array: Array, wanted: Descrip
     It is made for a few places at a time, so that beside the result there is only a part of it in another layout.
     """
     library, label = problem.library, problem.label
-    matrix = kronecker([tiling.filter.filter] * 2, np.float32)
+    matrix = _filter_matrix(tiling.outputs)
     filters = np.ascontiguousarray(in_plain_order(problem, array).reshape(-1, TAPS * TAPS).T)
     packed = packed_memory.take(tiling.cut * wanted.nbytes)
     parts, layout = _layouts(tiling, wanted)
@@ -215,6 +215,12 @@ def _transformed(tiling: Tiling, problem: Problem, array: Array, wanted: Descrip
         reorder(library, label, source, layout, found, target, aligned_empty).run_once()
     packed.flags.writeable = False
     return packed
+
+
+@lru_cache(maxsize=2)
+def _filter_matrix(outputs: int) -> Array:
+    """What transforms the taps of a window to places."""
+    return kronecker([minimal_filter(outputs, TAPS).filter] * 2, np.float32)
 
 
 def _layouts(tiling: Tiling, wanted: Descriptor) -> tuple[int, Descriptor]:

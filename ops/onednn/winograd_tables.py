@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from dagexec.core.native import table_code
 from dagexec.errors import UnsupportedFeatureError
-from dagexec.ops.conv.toom_cook import Matrix
+from dagexec.ops.conv.toom_cook import minimal_filter
 from dagexec.ops.kernels import winograd_kernels as kernels
 from dagexec.ops.kernels.post_ops import post_op_kernel
 from dagexec.ops.kernels.tables import native_rows
@@ -67,7 +67,7 @@ class Tables:
         calls[:, 0, kernels.INNER : kernels.READ_STEP] = inside, 1
         outside = ((0, head), (head + inside, across - head - inside))
         zeroed = [(_memset(), line + begin, 0, size, 0) for line in strip_lines for begin, size in outside if size]
-        table = self._table(calls, _require(kernels.line_kernel(self._tiling.filter.data)))
+        table = self._table(calls, _require(_line_kernel(self._tiling.outputs, "data")))
         places = range(rows.start - first, rows.stop - first)
         self._calls += 2 * len(rows)
         table = np.stack((table, self._calls_of("v", places, strip)), axis=1).reshape(-1, _CALL)
@@ -89,7 +89,7 @@ class Tables:
         calls[:, 0, kernels.READ : kernels.READ + tile] = lines
         calls[:, 0, kernels.WRITTEN : results] = written
         calls[:, 0, kernels.INNER : kernels.BIAS_LINE] = (pixel, width, pixel, pixel)
-        table = self._table(calls, _require(kernels.line_kernel(tiling.filter.output)))
+        table = self._table(calls, 0)
         table[:, 0] = self._last_kernels(np.minimum(tiling.outputs, height - top))
         places = range(rows.start - first, rows.stop - first)
         steps = [self._calls_of("z", places, strip), table]
@@ -126,7 +126,7 @@ class Tables:
         calls[..., kernels.WRITTEN : kernels.WRITTEN + tile] = self._tiles(self._v, places, pixel)
         steps = tiling.outputs * pixel, tiling.places_apart * pixel
         calls[..., kernels.INNER : kernels.BIAS_LINE] = (pixel, tiling.columns, *steps)
-        return self._table(calls, _require(kernels.line_kernel(tiling.filter.data)))
+        return self._table(calls, _require(_line_kernel(tiling.outputs, "data")))
 
     def _from_z(self, places: range, strip: int) -> Integers:
         """The calls from these rows of z to a strip."""
@@ -139,7 +139,7 @@ class Tables:
         calls[..., kernels.WRITTEN : kernels.WRITTEN + tiling.outputs] = written
         steps = tiling.places_apart * pixel, tiling.outputs * pixel
         calls[..., kernels.INNER : kernels.BIAS_LINE] = (pixel, tiling.columns, *steps)
-        return self._table(calls, _require(kernels.line_kernel(tiling.filter.output)))
+        return self._table(calls, _require(_line_kernel(tiling.outputs, "output")))
 
     def _across(self) -> int:
         """Bytes of a line of a strip that is read."""
@@ -148,9 +148,9 @@ class Tables:
 
     def _last_kernels(self, counts: Integers) -> Integers:
         """The kernels that end rows of tiles, of which so many rows of pixels are in the image."""
-        matrix, finish = self._tiling.filter.output, self._tiling.layer.finish
+        outputs, finish = self._tiling.outputs, self._tiling.layer.finish
         found, inverse = np.unique(counts, return_inverse=True)
-        made = [_require(_last_kernel(matrix, int(count), finish)) for count in found]
+        made = [_require(_last_kernel(outputs, int(count), finish)) for count in found]
         return np.array(made, np.int64)[inverse]
 
     def _tiles(self, start: int, rows: range, pixel: int) -> Integers:
@@ -195,9 +195,15 @@ def _require(kernel: int | None) -> int:
     return kernel
 
 
+@lru_cache(maxsize=8)
+def _line_kernel(outputs: int, matrix: str) -> int | None:
+    """The kernel of a matrix of the minimal filter, whose fractions take long to hash."""
+    return kernels.line_kernel(getattr(minimal_filter(outputs, TAPS), matrix))
+
+
 @lru_cache(maxsize=64)
-def _last_kernel(matrix: Matrix, rows: int, finish: kernels.Epilogue) -> int | None:
-    return kernels.line_kernel(matrix[:rows], finish)
+def _last_kernel(outputs: int, rows: int, finish: kernels.Epilogue) -> int | None:
+    return kernels.line_kernel(minimal_filter(outputs, TAPS).output[:rows], finish)
 
 
 @lru_cache(maxsize=1)
