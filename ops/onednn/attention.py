@@ -197,6 +197,7 @@ class _Heads:
         self._columns = -(-self._keys // self._lanes) * self._lanes
         self._row = self._columns + (_LINE if self._columns % _SAME_PLACE == 0 else 0)
         most = kernels.most_rows(self._lanes)
+        self._products: int = self._queries * self._keys * (self._width + self._value_width)  # of a head
         self._rows = max(1, _SCORES // (_FLOAT * self._row * most)) * most
         self._blocks = self._blocks_of_head(most)
         self._numbers = self._keep(kernels.tail_numbers(self._keys, scores.scale, scores.hidden))
@@ -212,17 +213,12 @@ class _Heads:
             self._known[numbers] = self._keep(np.array(numbers, np.int64))
         return self._known[numbers]
 
-    @property
-    def _products(self) -> int:
-        """Of a head."""
-        return self._queries * self._keys * (self._width + self._value_width)
-
     def _blocks_of_head(self, most: int) -> list[range]:
         """The queries of a head in parts that may be pieces, of so many rows or more of them.
 
         Each part transposes the keys again, so that there are only as many as an example is worth.
         """
-        heads = self._y.shape[1]
+        heads: int = self._y.shape[1]
         pieces = pieces_of_products(heads * self._products, self._lanes, MOST_OF_ONE)
         count = max(1, pieces // heads)
         count += pieces > heads and heads * count % 2  # two threads share them

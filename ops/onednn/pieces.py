@@ -20,7 +20,18 @@ from dagexec.ops.base.geometry import Axis
 from dagexec.ops.kernels.sharing import MOST_OF_ONE, pieces_of
 from dagexec.ops.kernels.tables import can_run, shares
 from dagexec.ops.onednn.primitive import Array, Descriptor, Rebindable
-from dagexec.ops.onednn.problem import Assembled, Candidate, Compute, Memory, Pack, Problem, StillArguments, assemble
+from dagexec.ops.onednn.problem import (
+    Assembled,
+    Candidate,
+    Compute,
+    Memory,
+    Pack,
+    Problem,
+    StillArguments,
+    assemble,
+    joined,
+    on_lines,
+)
 
 _PARTS = 4
 """Of a batch whose rows need not have the bytes that they have alone."""
@@ -163,6 +174,11 @@ class Turns:
         self._arrays: list[Array] = []
         self._taken = 0
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes that were taken, on lines of a cache."""
+        return sum(on_lines(array.nbytes) for array in self._arrays)
+
     def next_part(self) -> None:
         """From here on it is for another part."""
         self._taken = 0
@@ -256,13 +272,16 @@ def computed_in_pieces(
     packed = _Packed(pack)
     made: list[Assembled] = []
     pieces: list[list[Step]] = []
-    for share in shares(len(parts), min(len(parts), count)):
+    cut = shares(len(parts), min(len(parts), count))
+    for share in cut:
         turns = Turns(memory)
         pieces.append([])
         for problem, candidate, arrays in parts[share.start : share.stop]:
             turns.next_part()
             made.append(assemble(problem, candidate, arrays, turns.memory, packed.pack))
             pieces[-1] += made[-1].steps
+        if share is cut[0]:
+            memory = joined(memory, turns.nbytes * (len(cut) - 1))
     steps, nbytes = [*packed.steps, *side_by_side(pieces)], sum(one.nbytes for one in made)
     if whole is None:
         return Assembled(steps, StillArguments(), frozenset(), nbytes)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from math import prod
 from typing import Protocol
 
@@ -286,11 +285,28 @@ def in_plain_order(problem: Problem, filters: Array) -> Array:
     return values
 
 
+def on_lines(nbytes: int) -> int:
+    """So many bytes as whole lines of a cache."""
+    return -(-nbytes // _LINE) * _LINE
+
+
+def joined(memory: Memory, nbytes: int) -> Memory:
+    """Gives parts of one array of so many bytes, as long as there are some: one is placed faster than many."""
+    if not nbytes:
+        return memory
+    array, taken = memory(nbytes), 0
+
+    def part(nbytes: int) -> Array:
+        nonlocal taken
+        start, taken = taken, taken + on_lines(nbytes)
+        return array[start : start + nbytes] if taken <= len(array) else memory(nbytes)
+
+    return part
+
+
 def in_one(memory: Memory, sizes: Sequence[int]) -> list[Array]:
-    """Bytes of each of the sizes, on cache lines of one array: there is less to find places for than with many."""
-    starts = [0, *accumulate(-(-nbytes // _LINE) * _LINE for nbytes in sizes)]
-    array = memory(starts[-1])
-    return [array[start : start + nbytes] for start, nbytes in zip(starts, sizes, strict=False)]
+    """Bytes of each of the sizes, on cache lines of one array."""
+    return [*map(joined(memory, sum(map(on_lines, sizes))), sizes)]
 
 
 class StillArguments:
