@@ -32,6 +32,9 @@ logger = logging.getLogger("dagexec")
 
 OLDEST_VERSION = (3, 1)
 
+_kept_loaded: list[Any] = []
+"""Libraries whose pages are given back: were one unloaded, other memory would be lost in their place."""
+
 _SUCCESS, _OUT_OF_MEMORY, _INVALID_ARGUMENTS, _UNIMPLEMENTED, _LAST_IMPLEMENTATION, _RUNTIME_ERROR = range(6)
 _FLOAT32 = 3
 _OPENMP_RUNTIME = 2
@@ -207,6 +210,7 @@ def load(path: str) -> Library:
         _try_generating(loaded)
     except DagexecError as error:
         raise DeviceError(f"{path}: {error}") from None
+    _kept_loaded.append(lib)
     give_back_when_prepared(path)
     give_back_library_pages()
     return loaded

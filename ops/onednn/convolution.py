@@ -115,7 +115,8 @@ class ForwardConvolution(ConvolutionFamily):
             image = np.broadcast_to(np.zeros((), x.dtype), shape)
             images = {**whole.images, SRC: (image, order)}
             wide = replace(whole, request=partial(request, edged), axes=edged, images=images, composed=None)
-            with_edges = partial(edges.candidates, partial(self.asked_of_library, wide), inner[-1].head)
+            asked, pixel = partial(self.asked_of_library, wide), source.shape[-1] * source.itemsize
+            with_edges = partial(edges.candidates, asked, inner[-1].head, inner[-1].size, pixel)
             return replace(whole, composed=all_of(whole.composed, with_edges))
 
         assembled = self.convolution(computation)

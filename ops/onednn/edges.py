@@ -13,7 +13,6 @@ import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from math import prod
 
 import numpy as np
 
@@ -34,8 +33,8 @@ def with_edges(axes: Sequence[Axis]) -> list[Axis]:
     return [*others, replace(columns, size=columns.head + columns.size + tail, head=0)]
 
 
-def candidates(problem: Callable[[], Problem], head: int) -> Iterator[Candidate]:
-    """`brgconv`, if the library has it.
+def candidates(problem: Callable[[], Problem], head: int, columns: int, pixel: int) -> Iterator[Candidate]:
+    """`brgconv`, if the library has it, for images of so many columns, with so many bytes a pixel.
 
     `problem` gives that of images with edges, whose first `head` columns are padding.
     """
@@ -45,7 +44,7 @@ def candidates(problem: Callable[[], Problem], head: int) -> Iterator[Candidate]
     for one in wide.candidates(DIRECT):
         if "brgconv" in one.name:
             seconds = _SPEED * estimated_seconds(wide, one)
-            assembled = partial(_assemble, wide, one, head)
+            assembled = partial(_assemble, wide, one, head, columns, pixel)
             yield replace(one, name=f"{COMPOSED}edged {one.name}", assemble=assembled, seconds=seconds)
             return
 
@@ -54,17 +53,18 @@ def _assemble(
     wide: Problem,
     candidate: Candidate,
     head: int,
+    columns: int,
+    pixel: int,
     problem: Problem,
     arrays: Mapping[int, Array],
     memory: Memory,
     pack: Pack,
 ) -> Assembled:
     image = arrays[SRC]
-    *lines, columns, channels = image.shape
     layout = wide.tensors[SRC][0]
     edged = memory(layout.nbytes).view(image.dtype)
-    pixel, rows = channels * image.itemsize, prod(lines)
-    row = len(edged) // rows * image.itemsize
+    rows = image.nbytes // (columns * pixel)
+    row = edged.nbytes // rows
     start = edged.ctypes.data
     table = np.zeros((rows + 1, 5), np.int64)
     table[0] = _function("memset"), start, 0, rows * row, 0

@@ -82,7 +82,10 @@ class DAGNet(BaseNet):
         pool = self._running_pool()
         run = self._run = self.new_run(end.notify, trace)
         try:
-            pool.submit(run)
+            if timeout is None and self.on_host and not pool.is_worker():
+                pool.run_here(run)
+            else:
+                pool.submit(run)
             if not end.wait(waiting_time(timeout)):
                 pool.stop(run, RunTimeoutError(f"net {self.name!r}: stopped after {timeout} seconds"))
                 end.wait()
