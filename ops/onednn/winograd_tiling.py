@@ -104,11 +104,14 @@ class Tiling:
 
     @cached_property
     def cut(self) -> int:
-        """In how many products, of so many fewer places, that of a block is cut: where an image has few blocks."""
+        """In how many products, of so many fewer places, that of a block is cut: where an image has few blocks.
+
+        All pieces of a block wait for each other, so that those of one block are to be worth it.
+        """
         image = self if self.layer.batch == 1 else Tiling(replace(self.layer, batch=1), self.outputs)
         if len(image.blocks) >= _BLOCKS:
             return 1
-        most = pieces_of(image.seconds(cold=False), MOST_OF_ONE)
+        most = pieces_of(image._products_seconds / len(image.blocks), MOST_OF_ONE)
         return max(count for count in range(1, most + 1) if self.places % count == 0)
 
     @property
@@ -132,14 +135,25 @@ class Tiling:
         read = (self.columns * self.outputs + TAPS - 1) * layer.channels
         strip = self.filter.tile * max(read, self.columns * self.outputs * layer.filters) * _FLOAT
         images = (tiles * self.places * channels * _FLOAT for channels in (layer.channels, layer.filters))
-        strips = 1 if self.cut == 1 else min(self.block_rows, MOST_OF_ONE)
+        shared = pieces_of(self._transforms_seconds / (2 * len(self.blocks)), MOST_OF_ONE)
+        strips = 1 if self.cut == 1 else min(self.block_rows, max(2, shared))
         return *images, *[description.scratchpad_bytes] * self.cut, *[strip] * strips
 
     def seconds(self, cold: bool) -> float:
         """An estimate of what a run takes on one core; with `cold` weights they are read from memory."""
-        layer, blocks = self.layer, len(self.blocks)
-        tiles = blocks * self.block_rows * self.columns
-        products = tiles * self.places * layer.channels * layer.filters / layer.groups / _PRODUCTS
-        transforms = tiles * self.places * (layer.channels + layer.filters) * _FLOAT / _TRANSFORMED
         read = self._weights_nbytes / _STREAM if cold else 0.0
-        return products + transforms + read + blocks * _START
+        return self._products_seconds + self._transforms_seconds + read + len(self.blocks) * _START
+
+    @property
+    def _tiles_of_blocks(self) -> int:
+        return len(self.blocks) * self.block_rows * self.columns
+
+    @property
+    def _products_seconds(self) -> float:
+        layer = self.layer
+        return self._tiles_of_blocks * self.places * layer.channels * layer.filters / layer.groups / _PRODUCTS
+
+    @property
+    def _transforms_seconds(self) -> float:
+        channels = self.layer.channels + self.layer.filters
+        return self._tiles_of_blocks * self.places * channels * _FLOAT / _TRANSFORMED
