@@ -91,11 +91,3 @@ int dnnl_lstm_forward_primitive_desc_create(h *, h engine, int prop, int directi
 
 void omp_set_num_threads(int);
 int omp_get_max_threads(void);
-int omp_get_thread_limit(void);
-int omp_get_max_active_levels(void);
-int omp_get_dynamic(void);
-int omp_pause_resource_all(int kind);
-int omp_get_thread_num(void);
-int omp_get_num_threads(void);
-void GOMP_barrier(void);
-void GOMP_parallel(void (*function)(void *), void *data, unsigned threads, unsigned flags);

@@ -11,8 +11,9 @@ import pytest
 from dagexec import Workspace
 from dagexec.core.operator import Step
 from dagexec.core.registry import create_operator
+from dagexec.ops.kernels import sharing
 from tests.ops.onednn.engine import AVX2, has_vectors_of, needs_onednn, normal
-from tests.ops.pieces import cut_into, native_phases, rows_of_piece, run_rows, shuffled
+from tests.ops.pieces import Row, cut_into, native_phases, rows_of_piece, run_rows, shuffled
 from tests.ops.running import Array, operator_def
 
 pytestmark = [needs_onednn, pytest.mark.skipif(not has_vectors_of(AVX2), reason="there are no kernels here")]
@@ -68,13 +69,27 @@ CASES: dict[str, Case] = {
 }  # fmt: skip
 
 
-def prepared(case: Case, pieces: int) -> tuple[Step, list[Array], Workspace]:
-    """The step, and its outputs."""
+WITH_EXAMPLES = [name for name in CASES if name != "recurrent layer"]
+"""Those whose first axis is that of examples; an LSTM's is time."""
+
+CUT_BY_EXAMPLE = {
+    "convolution": ("Conv", [(1, 14, 14, 32), (64, 5, 5, 32)], {"kernel": 5, "pad": 2, "order": "NHWC"}),
+    "strides": ("Conv", [(1, 25, 25, 32), (64, 3, 3, 32)], {"kernel": 3, "stride": 2, "order": "NHWC"}),
+    "layer of one tap": ("Conv", [(1, 14, 14, 64), (68, 1, 1, 64)], {"kernel": 1, "order": "NHWC"}),
+    "attention": CASES["attention"],
+}  # fmt: skip
+
+
+def prepared(case: Case, pieces: int, examples: int = 0) -> tuple[Step, list[Array], Workspace]:
+    """The step, and its outputs; of so many examples, if that is not 0, of which the first is always the same."""
     op_type, shapes, arguments = case
     workspace, names = Workspace(), [f"x{number}" for number in range(len(shapes))]
     for number, (name, shape) in enumerate(zip(names, shapes, strict=True)):
-        workspace.feed_blob(name, np.abs(normal(number, *shape)))
-        if number and op_type != "BatchMatMul":
+        array = np.abs(normal(number, *shape))
+        if examples and len(shape) == len(shapes[0]) and shape[0] == shapes[0][0]:
+            array = np.concatenate([array[:1], *(array[:1] + place for place in range(1, examples))])
+        workspace.feed_blob(name, array)
+        if number and op_type not in ("BatchMatMul", "FusedAttention"):
             workspace.get_blob(name).tensor().freeze()
     results = ["y0", "y1"] if op_type == "Split" else ["y0"]
     definition = operator_def(op_type, names, results, **arguments)
@@ -127,3 +142,44 @@ def written_by(piece: Any, outputs: list[Array]) -> list[np.ndarray[Any, np.dtyp
         for written, output in zip(found, outputs, strict=True):
             written |= output.view(np.uint8).reshape(-1) != value
     return found
+
+
+@pytest.mark.parametrize("seconds", [2e-6, 1e-7])
+@pytest.mark.parametrize("name", WITH_EXAMPLES)
+def test_an_example_has_the_same_bytes_however_its_batch_is_cut(
+    name: str, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pieces of so little work that those of a batch are others, or more, than those of the first example."""
+    monkeypatch.setattr(sharing, "PIECE_SECONDS", seconds)
+    firsts = []
+    for examples in (1, 2, 5):
+        step, outputs, _workspace = prepared(CASES[name], 0, examples)
+        step()
+        firsts.append([output[0].tobytes() for output in outputs])
+    assert firsts[1:] == [firsts[0]] * 2
+
+
+@pytest.mark.parametrize("seconds", [2e-6, 5e-7])
+@pytest.mark.parametrize("name", CUT_BY_EXAMPLE)
+def test_how_an_example_is_cut_follows_from_its_own_geometry(
+    name: str, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calls write the same places of it in any batch, where bytes may depend on what is computed in one call."""
+    monkeypatch.setattr(sharing, "PIECE_SECONDS", seconds)
+    places = []
+    for examples in (1, 2, 5):
+        step, [output], _workspace = prepared(CUT_BY_EXAMPLE[name], 0, examples)
+        step()
+        places.append(
+            {written_in_first(row, output) for piece in native_phases(step)[-1] for row in rows_of_piece(piece)}
+        )
+    assert len(places[0]) > 2
+    assert places[1:] == [places[0]] * 2
+
+
+def written_in_first(row: Row, output: Array) -> bytes:
+    """Which bytes of the first example a call writes."""
+    output.view(np.uint8)[...] = 0x55
+    run_rows([row])
+    other: bytes = np.packbits(output[0].view(np.uint8) != 0x55).tobytes()
+    return other
