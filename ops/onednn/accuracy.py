@@ -12,8 +12,15 @@ from dagexec.core.dtypes import FLOAT32
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.activation.post_ops import PostOp
 from dagexec.ops.onednn.binding import Library
+from dagexec.ops.onednn.descriptors import (
+    DST,
+    FORWARD_INFERENCE,
+    SRC,
+    Attributes,
+    Descriptor,
+)
 from dagexec.ops.onednn.post_ops import ELTWISE
-from dagexec.ops.onednn.primitive import DST, FORWARD_INFERENCE, SRC, Attributes, Descriptor, describe
+from dagexec.ops.onednn.primitive import describe
 
 CLOSE = 2e-6
 """An error that is too large, absolute or, of results above 1, relative."""

@@ -27,8 +27,8 @@ from dagexec.ops.kernels.attention_kernels import GROUP
 from dagexec.ops.kernels.machine import AVX2
 from dagexec.ops.kernels.sharing import MOST_OF_ONE, pieces_of_products
 from dagexec.ops.kernels.tables import even_shares, in_pieces
+from dagexec.ops.onednn.descriptors import Array
 from dagexec.ops.onednn.operator import OneDNNOperator
-from dagexec.ops.onednn.primitive import Array
 from dagexec.ops.onednn.problem import in_one
 
 _SCORES = 1 << 17

@@ -12,7 +12,8 @@ from dagexec.core.dtypes import FLOAT32
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.base.layout import BLOCKS
 from dagexec.ops.onednn.binding import Library, library
-from dagexec.ops.onednn.primitive import FORWARD_INFERENCE, Attributes, Descriptor, describe
+from dagexec.ops.onednn.descriptors import FORWARD_INFERENCE, Attributes, Descriptor
+from dagexec.ops.onednn.primitive import describe
 
 _DIRECT = 1
 _CHANNELS, _SIZE, _KERNEL = 64, 28, 3

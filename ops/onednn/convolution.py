@@ -33,12 +33,7 @@ from dagexec.ops.onednn.convolution_family import (
     padding_of,
     require_window,
 )
-from dagexec.ops.onednn.division import MISREAD
-from dagexec.ops.onednn.finishing import finishing_step
-from dagexec.ops.onednn.keeping_nan import is_seen, keeping_nan_in_place
-from dagexec.ops.onednn.pieces import Part
-from dagexec.ops.onednn.post_ops import append_post_ops, drops_nan
-from dagexec.ops.onednn.primitive import (
+from dagexec.ops.onednn.descriptors import (
     BIAS,
     DST,
     FORWARD_INFERENCE,
@@ -50,6 +45,11 @@ from dagexec.ops.onednn.primitive import (
     Array,
     Descriptor,
 )
+from dagexec.ops.onednn.division import MISREAD
+from dagexec.ops.onednn.finishing import finishing_step
+from dagexec.ops.onednn.keeping_nan import is_seen, keeping_nan_in_place
+from dagexec.ops.onednn.pieces import Part
+from dagexec.ops.onednn.post_ops import append_post_ops, drops_nan
 from dagexec.ops.onednn.problem import DIRECT, WINOGRAD
 from dagexec.ops.onednn.winograd import candidates, finish
 from dagexec.ops.onednn.winograd_tiling import TAPS, Layer

@@ -22,6 +22,14 @@ from dagexec.ops.kernels.chains import chain_step
 from dagexec.ops.kernels.sharing import pieces_of
 from dagexec.ops.kernels.tables import shares
 from dagexec.ops.onednn import widened
+from dagexec.ops.onednn.descriptors import (
+    BIAS,
+    DIFF_WEIGHTS,
+    WEIGHTS,
+    Array,
+    Descriptor,
+    aligned_empty,
+)
 from dagexec.ops.onednn.implementation import choose_implementation, estimated_seconds
 from dagexec.ops.onednn.operator import OneDNNOperator
 from dagexec.ops.onednn.packing import PackedForms
@@ -35,16 +43,7 @@ from dagexec.ops.onednn.pieces import (
     parts_of_filters,
     parts_of_image,
 )
-from dagexec.ops.onednn.primitive import (
-    BIAS,
-    DIFF_WEIGHTS,
-    WEIGHTS,
-    Array,
-    Descriptor,
-    PrimitiveDescriptor,
-    aligned_empty,
-    describe,
-)
+from dagexec.ops.onednn.primitive import PrimitiveDescriptor, describe
 from dagexec.ops.onednn.problem import DIRECT, WINOGRAD, Assembled, Candidate, Problem, assemble
 
 SCRATCHPAD_LIMIT = 512 << 20

@@ -16,7 +16,8 @@ from dagexec.core.operator import Step
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.base.layout import BLOCKS, NHWC
 from dagexec.ops.kernels.tables import shares
-from dagexec.ops.onednn.primitive import (
+from dagexec.ops.onednn.bound import BoundPrimitive, Rebindable
+from dagexec.ops.onednn.descriptors import (
     ATTR_SCALES,
     DIFF_SRC,
     DST,
@@ -26,11 +27,9 @@ from dagexec.ops.onednn.primitive import (
     SHIFT,
     VARIANCE,
     Array,
-    BoundPrimitive,
     Descriptor,
-    PrimitiveDescriptor,
-    Rebindable,
 )
+from dagexec.ops.onednn.primitive import PrimitiveDescriptor
 
 _LINE = 64
 """Elements: pieces of less would write to the same lines of a cache."""

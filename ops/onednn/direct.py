@@ -27,8 +27,17 @@ from dagexec.ops.kernels.post_ops import FUNCTIONS, PostOp
 from dagexec.ops.kernels.sharing import pieces_of
 from dagexec.ops.kernels.tables import even_shares, in_pieces
 from dagexec.ops.onednn.binding import Library
+from dagexec.ops.onednn.descriptors import (
+    BIAS,
+    DST,
+    POST_OP,
+    SRC,
+    SRC_1,
+    WEIGHTS,
+    Array,
+    Descriptor,
+)
 from dagexec.ops.onednn.packing import packed_memory
-from dagexec.ops.onednn.primitive import BIAS, DST, POST_OP, SRC, SRC_1, WEIGHTS, Array, Descriptor
 from dagexec.ops.onednn.problem import (
     COMPOSED,
     Assembled,

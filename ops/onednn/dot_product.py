@@ -14,7 +14,7 @@ from dagexec.ops.kernels.dot_kernels import MOST_ROWS, dot_kernel, units_of_bloc
 from dagexec.ops.kernels.sharing import pieces_of_bytes
 from dagexec.ops.kernels.tables import in_pieces, shares
 from dagexec.ops.onednn.binding import Library
-from dagexec.ops.onednn.primitive import Array
+from dagexec.ops.onednn.descriptors import Array
 
 _UNITS = 24
 """Threads share multiples of that many units, whole blocks for any number of rows."""

@@ -18,8 +18,8 @@ import numpy as np
 
 from dagexec.ops.base.geometry import Axis
 from dagexec.ops.kernels.tables import can_run, in_pieces
+from dagexec.ops.onednn.descriptors import SRC, Array
 from dagexec.ops.onednn.implementation import estimated_seconds
-from dagexec.ops.onednn.primitive import SRC, Array
 from dagexec.ops.onednn.problem import COMPOSED, DIRECT, Assembled, Candidate, Memory, Pack, Problem, assemble
 
 _SPEED = 0.9

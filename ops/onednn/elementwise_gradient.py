@@ -22,9 +22,7 @@ from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.activation import gradient as activation_gradient
 from dagexec.ops.activation import softmax_gradient
 from dagexec.ops.activation.softmax import grouping
-from dagexec.ops.onednn.operator import OneDNNOperator
-from dagexec.ops.onednn.post_ops import BINARY, ELTWISE
-from dagexec.ops.onednn.primitive import (
+from dagexec.ops.onednn.descriptors import (
     DIFF_DST,
     DIFF_SRC,
     DST,
@@ -35,6 +33,8 @@ from dagexec.ops.onednn.primitive import (
     Array,
     Descriptor,
 )
+from dagexec.ops.onednn.operator import OneDNNOperator
+from dagexec.ops.onednn.post_ops import BINARY, ELTWISE
 from dagexec.ops.onednn.softmax import LOG_SOFTMAX, SOFTMAX
 
 _AT_LEAST, _ABOVE, _BELOW = 0x1FFF6, 0x1FFF7, 0x1FFF9

@@ -11,8 +11,8 @@ from dagexec.core.operator import Step, in_sequence
 from dagexec.ops.activation.post_ops import PostOp, post_op_passes
 from dagexec.ops.kernels.conversions import convert_step
 from dagexec.ops.kernels.function_kernels import GELU, gelu_step
+from dagexec.ops.onednn.descriptors import Array
 from dagexec.ops.onednn.operator import OneDNNOperator
-from dagexec.ops.onednn.primitive import Array
 
 
 def finishing_step(owner: OneDNNOperator, post_ops: Sequence[PostOp], y: Array, operands: Mapping[int, Array]) -> Step:

@@ -26,8 +26,7 @@ from dagexec.ops.onednn.convolution_family import (
     grouped,
     require_window,
 )
-from dagexec.ops.onednn.pieces import Part
-from dagexec.ops.onednn.primitive import (
+from dagexec.ops.onednn.descriptors import (
     DIFF_BIAS,
     DIFF_DST,
     DIFF_SRC,
@@ -37,6 +36,7 @@ from dagexec.ops.onednn.primitive import (
     Array,
     Descriptor,
 )
+from dagexec.ops.onednn.pieces import Part
 
 
 class GradientFamily(ConvolutionFamily):

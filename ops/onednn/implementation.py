@@ -13,8 +13,8 @@ from math import prod
 from dagexec.core.choices import choices, choose, measuring
 from dagexec.core.dtypes import FLOAT32
 from dagexec.errors import UnsupportedFeatureError
+from dagexec.ops.onednn.descriptors import WEIGHTS
 from dagexec.ops.onednn.measuring import fastest
-from dagexec.ops.onednn.primitive import WEIGHTS
 from dagexec.ops.onednn.problem import NEWEST, WINOGRAD, Candidate, Problem
 from dagexec.platform.processor import processor_key
 

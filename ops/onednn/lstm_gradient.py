@@ -25,10 +25,10 @@ from dagexec.ops.kernels.formulas import Formula, formula_call
 from dagexec.ops.kernels.gate_product import GateProduct, Slot
 from dagexec.ops.kernels.sharing import pieces_of_products
 from dagexec.ops.kernels.tables import in_pieces, shares
+from dagexec.ops.onednn.descriptors import Array
 from dagexec.ops.onednn.matrix_pieces import product_pieces
 from dagexec.ops.onednn.operator import OneDNNOperator
 from dagexec.ops.onednn.pieces import side_by_side
-from dagexec.ops.onednn.primitive import Array
 from dagexec.ops.onednn.recurrent_tables import Table, along
 from dagexec.ops.recurrent import lstm_gradient
 from dagexec.ops.recurrent.layer_gradient import BackwardArrays

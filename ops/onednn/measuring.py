@@ -26,8 +26,13 @@ from dagexec.core.choices import at_end_of_measuring
 from dagexec.core.dtypes import TypeMeta
 from dagexec.core.operator import Step, in_sequence, nothing_to_do
 from dagexec.errors import DagexecError, UnsupportedFeatureError
+from dagexec.ops.onednn.descriptors import (
+    WEIGHTS,
+    Array,
+    Descriptor,
+    aligned_empty,
+)
 from dagexec.ops.onednn.operator import reorder
-from dagexec.ops.onednn.primitive import WEIGHTS, Array, Descriptor, aligned_empty
 from dagexec.ops.onednn.problem import Assembled, Candidate, Compute, Problem, assemble
 from dagexec.platform.deadline import Deadline, call_with_timeout, check_stop
 from dagexec.platform.processor import last_level_cache

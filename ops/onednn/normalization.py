@@ -21,11 +21,9 @@ from dagexec.ops.base.layout import NCHW, NHWC, image_order, logical_shape
 from dagexec.ops.kernels.standardizing import root_mean_square_step, standardizing_step
 from dagexec.ops.normalization import batch_norm, rms_norm, standardization
 from dagexec.ops.normalization import local_response as normalization
+from dagexec.ops.onednn.bound import BoundPrimitive
 from dagexec.ops.onednn.cutting import Parts, image_axes
-from dagexec.ops.onednn.keeping_nan import scanning
-from dagexec.ops.onednn.operator import OneDNNOperator
-from dagexec.ops.onednn.post_ops import BINARY
-from dagexec.ops.onednn.primitive import (
+from dagexec.ops.onednn.descriptors import (
     DST,
     FORWARD_INFERENCE,
     FORWARD_TRAINING,
@@ -37,9 +35,11 @@ from dagexec.ops.onednn.primitive import (
     SRC_1,
     VARIANCE,
     Array,
-    BoundPrimitive,
     Descriptor,
 )
+from dagexec.ops.onednn.keeping_nan import scanning
+from dagexec.ops.onednn.operator import OneDNNOperator
+from dagexec.ops.onednn.post_ops import BINARY
 
 _GIVEN_STATISTICS, _WITH_SCALE, _WITH_SHIFT = 1, 2, 4
 _ACROSS_CHANNELS = 0xAFF

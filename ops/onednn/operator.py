@@ -26,25 +26,25 @@ from dagexec.ops.kernels.moving import TableRebind, table_rebind
 from dagexec.ops.kernels.sharing import pieces_of, work_seconds
 from dagexec.ops.onednn.accuracy import is_coarse
 from dagexec.ops.onednn.binding import Library, require_library
+from dagexec.ops.onednn.bound import ArgumentRebind, BoundPrimitive, Rebindable
 from dagexec.ops.onednn.cutting import Parts, cut_primitive
+from dagexec.ops.onednn.descriptors import (
+    DST,
+    SCRATCHPAD,
+    SRC,
+    Array,
+    Attributes,
+    Descriptor,
+    aligned_empty,
+)
 from dagexec.ops.onednn.keeping_nan import is_seen, keeping_nan, scanning
 from dagexec.ops.onednn.nchw_fallback import in_plain_order
 from dagexec.ops.onednn.packing import PackedForms, offer_unpacking, packed_memory
 from dagexec.ops.onednn.post_ops import drops_nan
 from dagexec.ops.onednn.primitive import (
-    DST,
-    SCRATCHPAD,
     SCRATCHPAD_MD,
-    SRC,
-    ArgumentRebind,
-    Array,
-    Attributes,
-    BoundPrimitive,
-    Descriptor,
     Primitive,
     PrimitiveDescriptor,
-    Rebindable,
-    aligned_empty,
     describe,
     primitives_made,
 )

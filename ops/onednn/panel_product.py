@@ -22,8 +22,8 @@ from dagexec.ops.kernels.post_ops import PostOp
 from dagexec.ops.kernels.sharing import pieces_of_products
 from dagexec.ops.kernels.tables import even_shares, in_pieces
 from dagexec.ops.onednn.binding import Library
+from dagexec.ops.onednn.descriptors import Array
 from dagexec.ops.onednn.packing import packed_memory
-from dagexec.ops.onednn.primitive import Array
 from dagexec.platform.processor import core_cache, nearest_cache_ways
 
 MIN_WEIGHTS = 1 << 14

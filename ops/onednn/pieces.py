@@ -19,7 +19,8 @@ from dagexec.core.operator import Step, nothing_to_do
 from dagexec.ops.base.geometry import Axis
 from dagexec.ops.kernels.sharing import MOST_OF_ONE, pieces_of
 from dagexec.ops.kernels.tables import can_run, shares
-from dagexec.ops.onednn.primitive import Array, Descriptor, Rebindable
+from dagexec.ops.onednn.bound import Rebindable
+from dagexec.ops.onednn.descriptors import Array, Descriptor
 from dagexec.ops.onednn.problem import (
     Assembled,
     Candidate,

@@ -26,10 +26,9 @@ from dagexec.ops.kernels.builder import Builder, Vector
 from dagexec.ops.kernels.formulas import formula_step
 from dagexec.ops.kernels.sharing import pieces_of_bytes
 from dagexec.ops.kernels.tables import shares
+from dagexec.ops.onednn.bound import BoundPrimitive
 from dagexec.ops.onednn.cutting import Arguments, image_axes, parts_of_whole
-from dagexec.ops.onednn.operator import OneDNNOperator
-from dagexec.ops.onednn.pieces import Part, rows_of_image, side_by_side
-from dagexec.ops.onednn.primitive import (
+from dagexec.ops.onednn.descriptors import (
     DIFF_DST,
     DIFF_SRC,
     DST,
@@ -39,9 +38,10 @@ from dagexec.ops.onednn.primitive import (
     SRC,
     SRC_1,
     Array,
-    BoundPrimitive,
-    PrimitiveDescriptor,
 )
+from dagexec.ops.onednn.operator import OneDNNOperator
+from dagexec.ops.onednn.pieces import Part, rows_of_image, side_by_side
+from dagexec.ops.onednn.primitive import PrimitiveDescriptor
 from dagexec.ops.pool.average import AveragePooling, AveragePoolingGradient
 from dagexec.ops.pool.maximum import MaxPooling, MaxPoolingGradient, Tap
 from dagexec.ops.pool.window import RANKS, pool_window

@@ -17,20 +17,18 @@ from dagexec.core.dtypes import TypeMeta
 from dagexec.core.operator import Step, nothing_to_do
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.onednn.binding import Library
-from dagexec.ops.onednn.division import adds_up_alike, misreads
-from dagexec.ops.onednn.operator import reorder
-from dagexec.ops.onednn.primitive import (
-    EXEC_ARG_MD,
+from dagexec.ops.onednn.bound import Rebindable
+from dagexec.ops.onednn.descriptors import (
     POST_OP,
     SCRATCHPAD,
-    SCRATCHPAD_MD,
     WEIGHTS,
     Array,
     Descriptor,
-    PrimitiveDescriptor,
-    Rebindable,
     aligned_empty,
 )
+from dagexec.ops.onednn.division import adds_up_alike, misreads
+from dagexec.ops.onednn.operator import reorder
+from dagexec.ops.onednn.primitive import EXEC_ARG_MD, SCRATCHPAD_MD, PrimitiveDescriptor
 
 DIRECT, WINOGRAD = "direct", "winograd"
 COMPOSED = "composed "

@@ -21,23 +21,23 @@ from dagexec.ops.activation.post_ops import SUM, PostOp, read_post_ops
 from dagexec.ops.base.layout import NCHW
 from dagexec.ops.kernels.post_ops import FUNCTIONS
 from dagexec.ops.onednn.accuracy import require_accurate
+from dagexec.ops.onednn.descriptors import (
+    BIAS,
+    DST,
+    FORWARD_INFERENCE,
+    SRC,
+    WEIGHTS,
+    Array,
+    Attributes,
+    Descriptor,
+)
 from dagexec.ops.onednn.dot_product import can_multiply, dot_step
 from dagexec.ops.onednn.finishing import finishing_step
 from dagexec.ops.onednn.measured_product import INNER_PRODUCT, MeasuredProduct, WeightedProduct
 from dagexec.ops.onednn.packing import offer_unpacking
 from dagexec.ops.onednn.panel_product import in_panels, is_for_panels, out_of_panels, product_step
 from dagexec.ops.onednn.post_ops import BINARY, append_post_ops, drops_nan
-from dagexec.ops.onednn.primitive import (
-    BIAS,
-    DST,
-    FORWARD_INFERENCE,
-    SRC,
-    WEIGHTS,
-    WEIGHTS_MD,
-    Array,
-    Attributes,
-    Descriptor,
-)
+from dagexec.ops.onednn.primitive import WEIGHTS_MD
 from dagexec.ops.product import fused as fused_product
 from dagexec.ops.product import products as product
 

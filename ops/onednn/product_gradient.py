@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from dagexec.core.operator import Step, in_sequence
 from dagexec.core.registry import operator
+from dagexec.ops.onednn.descriptors import Array
 from dagexec.ops.onednn.matrix_pieces import product_pieces
 from dagexec.ops.onednn.operator import OneDNNOperator
 from dagexec.ops.onednn.pieces import side_by_side
-from dagexec.ops.onednn.primitive import Array
 from dagexec.ops.product import gradient as product_gradient
 
 

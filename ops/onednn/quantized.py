@@ -23,13 +23,10 @@ from dagexec.ops.activation.post_ops import PostOp, read_post_ops
 from dagexec.ops.base.layout import NCHW, NHWC, channels_last
 from dagexec.ops.kernels.sharing import MOST_OF_ONE, pieces_of_products
 from dagexec.ops.kernels.tables import shares
+from dagexec.ops.onednn.bound import BoundPrimitive
 from dagexec.ops.onednn.convolution_family import grouped, padding_of, require_window, tail_of
 from dagexec.ops.onednn.cutting import Parts, parts_of_whole
-from dagexec.ops.onednn.division import misreads
-from dagexec.ops.onednn.operator import OneDNNOperator
-from dagexec.ops.onednn.pieces import Part, rows_of_image
-from dagexec.ops.onednn.post_ops import append_post_ops, drops_nan
-from dagexec.ops.onednn.primitive import (
+from dagexec.ops.onednn.descriptors import (
     ATTR_SCALES,
     ATTR_ZERO_POINTS,
     BIAS,
@@ -38,13 +35,15 @@ from dagexec.ops.onednn.primitive import (
     SRC,
     SRC_1,
     WEIGHTS,
-    WEIGHTS_MD,
     Array,
     Attributes,
-    BoundPrimitive,
     Descriptor,
-    PrimitiveDescriptor,
 )
+from dagexec.ops.onednn.division import misreads
+from dagexec.ops.onednn.operator import OneDNNOperator
+from dagexec.ops.onednn.pieces import Part, rows_of_image
+from dagexec.ops.onednn.post_ops import append_post_ops, drops_nan
+from dagexec.ops.onednn.primitive import WEIGHTS_MD, PrimitiveDescriptor
 from dagexec.ops.quantized import addition, convolution, linear, product
 from dagexec.ops.quantized.accumulation import fits_int32
 from dagexec.ops.quantized.requantization import Requantization, clip_bounds

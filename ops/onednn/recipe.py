@@ -23,17 +23,16 @@ from dagexec.core.choices import choices
 from dagexec.core.native import Remake, remade
 from dagexec.core.operator import Prepared, Rebind, Step, in_sequence, parts_of
 from dagexec.core.tensor import Tensor
-from dagexec.ops.onednn.packing import PackedForms
-from dagexec.ops.onednn.primitive import (
+from dagexec.ops.onednn.bound import (
     ArgumentRebind,
-    Array,
     BoundPrimitive,
-    Descriptor,
     Memory,
-    Primitive,
     bound_primitive_of,
     memory_at,
 )
+from dagexec.ops.onednn.descriptors import Array, Descriptor
+from dagexec.ops.onednn.packing import PackedForms
+from dagexec.ops.onednn.primitive import Primitive
 
 if TYPE_CHECKING:
     from dagexec.ops.onednn.operator import OneDNNOperator

@@ -16,9 +16,7 @@ from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.base.layout import NCHW
 from dagexec.ops.kernels.gate_kernels import FUNCTIONS
 from dagexec.ops.kernels.tables import in_phases
-from dagexec.ops.onednn.operator import OneDNNOperator
-from dagexec.ops.onednn.packing import offer_unpacking
-from dagexec.ops.onednn.primitive import (
+from dagexec.ops.onednn.descriptors import (
     BIAS,
     DST,
     DST_1,
@@ -29,10 +27,12 @@ from dagexec.ops.onednn.primitive import (
     SRC_2,
     WEIGHTS,
     WEIGHTS_1,
-    WEIGHTS_MD,
     Array,
     Descriptor,
 )
+from dagexec.ops.onednn.operator import OneDNNOperator
+from dagexec.ops.onednn.packing import offer_unpacking
+from dagexec.ops.onednn.primitive import WEIGHTS_MD
 from dagexec.ops.onednn.recurrent_layer import (
     GRU_FORM,
     LINEAR_GRU_FORM,

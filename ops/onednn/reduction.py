@@ -11,8 +11,8 @@ from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.base.blocks import Array
+from dagexec.ops.onednn.descriptors import DST, SRC
 from dagexec.ops.onednn.operator import OneDNNOperator
-from dagexec.ops.onednn.primitive import DST, SRC
 from dagexec.ops.reduction import axes as reduction
 
 _MAX, _MIN, _SUM, _, _MEAN = range(0x2FFF2, 0x2FFF7)

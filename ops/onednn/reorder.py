@@ -12,8 +12,8 @@ from dagexec.core.registry import operator
 from dagexec.ops.base.layout import NCHW
 from dagexec.ops.kernels.copies import copy_step
 from dagexec.ops.kernels.moving import table_rebind
+from dagexec.ops.onednn.descriptors import DST, DTYPES, SRC
 from dagexec.ops.onednn.operator import OneDNNOperator
-from dagexec.ops.onednn.primitive import DST, DTYPES, SRC
 from dagexec.ops.shape import reorder
 
 

@@ -19,8 +19,8 @@ from dagexec.ops.image import resize, spatial
 from dagexec.ops.kernels.copies import copy_step
 from dagexec.ops.kernels.weighted_rows import weighted_rows_step
 from dagexec.ops.onednn.cutting import image_axes
+from dagexec.ops.onednn.descriptors import DST, FORWARD_INFERENCE, SRC
 from dagexec.ops.onednn.operator import OneDNNOperator
-from dagexec.ops.onednn.primitive import DST, FORWARD_INFERENCE, SRC
 
 _NEAREST = 0x2FFF0
 _LINEAR = 0x2FFF1

@@ -7,8 +7,8 @@ from typing import ClassVar
 from dagexec.core.operator import Step
 from dagexec.core.registry import operator
 from dagexec.ops.activation import softmax
+from dagexec.ops.onednn.descriptors import DST, FORWARD_INFERENCE, SRC
 from dagexec.ops.onednn.operator import OneDNNOperator
-from dagexec.ops.onednn.primitive import DST, FORWARD_INFERENCE, SRC
 
 SOFTMAX, LOG_SOFTMAX = 0x30000, 0x30001
 

@@ -27,9 +27,17 @@ from dagexec.ops.onednn.convolution_family import (
     grouped,
     require_window,
 )
+from dagexec.ops.onednn.descriptors import (
+    BIAS,
+    DST,
+    FORWARD_INFERENCE,
+    SRC,
+    WEIGHTS,
+    Array,
+    Descriptor,
+)
 from dagexec.ops.onednn.gradient import GradientFamily
 from dagexec.ops.onednn.pieces import Part
-from dagexec.ops.onednn.primitive import BIAS, DST, FORWARD_INFERENCE, SRC, WEIGHTS, Array, Descriptor
 from dagexec.ops.onednn.problem import DIRECT
 from dagexec.ops.onednn.transposed_product import Layer, candidates, is_side_by_side
 

@@ -18,8 +18,8 @@ from dagexec.core.registry import operator
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.kernels.builder import Builder, Vector
 from dagexec.ops.kernels.formulas import Formula, formula_step
+from dagexec.ops.onednn.descriptors import Array
 from dagexec.ops.onednn.operator import OneDNNOperator
-from dagexec.ops.onednn.primitive import Array
 from dagexec.ops.optimize import adam, momentum
 from dagexec.ops.optimize.update import DenseUpdate, Rule
 

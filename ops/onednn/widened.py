@@ -18,17 +18,16 @@ from dagexec.core.dtypes import FLOAT32
 from dagexec.core.operator import Step
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.base.layout import NCHW
-from dagexec.ops.onednn.division import misreads
-from dagexec.ops.onednn.operator import reorder
-from dagexec.ops.onednn.packing import packed_memory
-from dagexec.ops.onednn.primitive import (
-    EXEC_ARG_MD,
+from dagexec.ops.onednn.descriptors import (
     WEIGHTS,
     Array,
     Descriptor,
-    PrimitiveDescriptor,
     aligned_empty,
 )
+from dagexec.ops.onednn.division import misreads
+from dagexec.ops.onednn.operator import reorder
+from dagexec.ops.onednn.packing import packed_memory
+from dagexec.ops.onednn.primitive import EXEC_ARG_MD, PrimitiveDescriptor
 from dagexec.ops.onednn.problem import COMPOSED, Assembled, Candidate, Compute, Memory, Pack, Problem, assemble
 
 MAX_SUMMED = 128

@@ -35,26 +35,28 @@ from dagexec.ops.kernels.post_ops import PostOp as LaterPostOp
 from dagexec.ops.kernels.sharing import MOST_OF_ONE, pieces_of
 from dagexec.ops.kernels.tables import in_pieces, shares
 from dagexec.ops.onednn.binding import Library
-from dagexec.ops.onednn.division import adds_up_alike
-from dagexec.ops.onednn.operator import reorder
-from dagexec.ops.onednn.packing import packed_memory
-from dagexec.ops.onednn.pieces import Together, side_by_side
-from dagexec.ops.onednn.primitive import (
+from dagexec.ops.onednn.bound import BoundPrimitive
+from dagexec.ops.onednn.descriptors import (
     DST,
-    EXEC_ARG_MD,
     FORWARD_INFERENCE,
     POST_OP,
     SCRATCHPAD,
-    SCRATCHPAD_MD,
     SRC,
     SRC_1,
     WEIGHTS,
     Array,
     Attributes,
-    BoundPrimitive,
     Descriptor,
-    PrimitiveDescriptor,
     aligned_empty,
+)
+from dagexec.ops.onednn.division import adds_up_alike
+from dagexec.ops.onednn.operator import reorder
+from dagexec.ops.onednn.packing import packed_memory
+from dagexec.ops.onednn.pieces import Together, side_by_side
+from dagexec.ops.onednn.primitive import (
+    EXEC_ARG_MD,
+    SCRATCHPAD_MD,
+    PrimitiveDescriptor,
     describe,
 )
 from dagexec.ops.onednn.problem import COMPOSED, Assembled, Candidate, Memory, Pack, Problem, in_one, in_plain_order

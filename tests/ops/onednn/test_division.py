@@ -7,21 +7,23 @@ import pytest
 
 from dagexec.core.dtypes import FLOAT32
 from dagexec.ops.onednn.binding import Library, require_library
-from dagexec.ops.onednn.division import adds_up_alike
-from dagexec.ops.onednn.operator import reorder
-from dagexec.ops.onednn.primitive import (
+from dagexec.ops.onednn.descriptors import (
     DST,
     FORWARD_INFERENCE,
     SCRATCHPAD,
-    SCRATCHPAD_MD,
     SRC,
     WEIGHTS,
-    WEIGHTS_MD,
     Array,
     Attributes,
     Descriptor,
-    PrimitiveDescriptor,
     aligned_empty,
+)
+from dagexec.ops.onednn.division import adds_up_alike
+from dagexec.ops.onednn.operator import reorder
+from dagexec.ops.onednn.primitive import (
+    SCRATCHPAD_MD,
+    WEIGHTS_MD,
+    PrimitiveDescriptor,
     describe,
 )
 from dagexec.ops.onednn.problem import Candidate

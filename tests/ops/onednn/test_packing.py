@@ -9,9 +9,9 @@ import pytest
 
 from dagexec.core.dtypes import FLOAT32
 from dagexec.ops.onednn.binding import library
+from dagexec.ops.onednn.descriptors import Descriptor, aligned_empty
 from dagexec.ops.onednn.operator import reorder
 from dagexec.ops.onednn.packing import Pieces
-from dagexec.ops.onednn.primitive import Descriptor, aligned_empty
 from dagexec.platform.garbage_collection import garbage_collection_paused
 
 
