@@ -82,10 +82,7 @@ class DAGNet(BaseNet):
         pool = self._running_pool()
         run = self._run = self.new_run(end.notify, trace)
         try:
-            if timeout is None and self.on_host and not pool.is_worker():
-                pool.run_here(run)
-            else:
-                pool.submit(run)
+            pool.submit(run)
             if not end.wait(waiting_time(timeout)):
                 pool.stop(run, RunTimeoutError(f"net {self.name!r}: stopped after {timeout} seconds"))
                 end.wait()

@@ -584,6 +584,8 @@ class WorkerPool:
         try:
             for task in tasks:
                 for step in calls[task]:
+                    if run.stopped:
+                        return
                     step()
         except ThreadsEndedError:
             raise
@@ -595,6 +597,8 @@ class WorkerPool:
         step = None
         try:
             for step in run.work.steps[task][piece]:
+                if run.stopped:
+                    return
                 step()
         except ThreadsEndedError:
             raise

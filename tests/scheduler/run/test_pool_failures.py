@@ -391,7 +391,7 @@ def test_ctrl_c_that_comes_with_the_end_of_a_run_does_not_wait_for_another_end(m
         net.run()
         monkeypatch.setattr(threads_module, "acquire", taken_and_interrupted)
         with pytest.raises(KeyboardInterrupt):
-            net.run(timeout=PATIENCE)  # which workers execute
+            net.run()
         net.run()
 
 
