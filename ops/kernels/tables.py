@@ -38,8 +38,9 @@ def shares(count: int, parts: int) -> list[range]:
 
 
 def even_shares(count: int, parts: int) -> list[range]:
-    """As `shares`, in the fewest parts whose largest has no more than it would have in so many."""
-    return shares(count, -(-count // max(1, -(-count // parts))))
+    """As `shares`, in few parts whose largest has no more than it would have in so many; an even number of them."""
+    fewest = -(-count // max(1, -(-count // parts)))
+    return shares(count, min(parts, fewest + (fewest > 1 and fewest % 2)))
 
 
 def native_rows(calls: Table) -> npt.NDArray[np.uint64]:
