@@ -45,14 +45,6 @@ MUTANTS = (
         _MACHINE_TESTS,
     ),
     Mutant(
-        "machine code joins others before it begins a fresh task",
-        _CODE,
-        '    _choose(code, fresh=True)\n    code.call_place("find")\n'
-        '    code.compare_number(RAX, 0)\n    code.jump("fresh", NOT_LESS)\n',
-        "",
-        _MACHINE_TESTS,
-    ),
-    Mutant(
         "machine code lets a child begin when one of its parents is done",
         _CODE,
         '    code.jump("children", NOT_ZERO)\n    _choose(code, fresh=True)',
@@ -121,13 +113,6 @@ MUTANTS = (
         "            if helper is not None:\n                helper.wake()\n        except BaseException:",
         "        except BaseException:",
         _POOL_TESTS,
-    ),
-    Mutant(
-        "a woken worker does not find the run it was woken for",
-        _POOL,
-        "        if not run.listed:\n            self._list(run)\n        return self._take_idle()",
-        "        return self._take_idle()",
-        (*_POOL_TESTS, *_MACHINE_TESTS),
     ),
     Mutant(
         "tasks that become ready while all workers are busy are found by none of them",
