@@ -24,7 +24,7 @@ from dagexec.ops.base.geometry import Axis
 from dagexec.ops.kernels.direct_kernels import ADD_OTHER, Row, row_kernel
 from dagexec.ops.kernels.machine import AVX2, AVX512
 from dagexec.ops.kernels.post_ops import FUNCTIONS, PostOp
-from dagexec.ops.kernels.sharing import pieces_of
+from dagexec.ops.kernels.sharing import pieces_of, pieces_of_bytes
 from dagexec.ops.kernels.tables import even_shares, in_pieces
 from dagexec.ops.onednn.binding import Library
 from dagexec.ops.onednn.descriptors import (
@@ -165,10 +165,9 @@ def _assemble(
     spans = list(_spans(layer, lanes))
     weights = _weights(layer, lanes, spans, problem, arrays[WEIGHTS], pack)
     calls = _Calls(layer, lanes, arrays, weights)
-    tables = [
-        calls.table(rows, part)
-        for rows, part in _parts(layer.batch * layer.rows.out, spans, pieces_of(layer.seconds), lanes)
-    ]
+    moved = arrays[SRC].nbytes + arrays[DST].nbytes  # which takes longer than the products of one channel each
+    pieces = max(pieces_of(layer.seconds), pieces_of_bytes(moved) if layer.groups == layer.channels else 1)
+    tables = [calls.table(rows, part) for rows, part in _parts(layer.batch * layer.rows.out, spans, pieces, lanes)]
     step = in_pieces(tables, (calls, dict(arrays)), problem.label)
     return Assembled([step], StillArguments(), frozenset(), sum(table.nbytes for table in tables))
 
