@@ -35,7 +35,7 @@ from dagexec.core.tensor import Tensor
 from dagexec.ops.conv.choice import ENGINES, default_algorithm
 from dagexec.ops.conv.convolution import Convolution, conv_window
 from dagexec.platform.arithmetic import operator_arithmetic
-from dagexec.scheduler.run.intra_op import BlasThreadLimit
+from dagexec.scheduler.run.blas_thread import OneBlasThread
 
 NETWORKS = ("squeezenet", "googlenet", "resnet50", "vgg19", "mobilenet_v2")
 TOLERANCE = 1e-3  # of the largest output: far more than rounding, far less than a wrong sum
@@ -259,7 +259,7 @@ def main() -> None:
     else:
         torch.set_num_threads(1)
         torch.set_grad_enabled(False)
-    demand = BlasThreadLimit(1)
+    demand = OneBlasThread()
     rows = []
     for layer in distinct_layers(options.networks):
         for batch in options.batch:

@@ -26,7 +26,8 @@ from dagexec.devices.sim import host_time, simulated
 from dagexec.scheduler.exploration import EarliestFirst, explore
 from dagexec.scheduler.exploration.device import ControlledDriver
 from dagexec.scheduler.observe.observers import Observer
-from dagexec.scheduler.plan.simulate import lower_bound, predict_makespan, retimed
+from dagexec.scheduler.plan.plan import retimed
+from dagexec.scheduler.run.prediction import lower_bound, predict_makespan, timed_chains
 from dagexec.serving.model_source import load_model
 
 LAUNCH, KERNEL = 5e-6, 50e-6
@@ -110,7 +111,7 @@ def measure(model: Model, name: str, workers: int, streams: int, *, alike: bool)
             (max(end for _, end in times.kernels) - start) * 1e6,
             (max(times.launches) - start) * 1e6,
             predict_makespan(plan, streams) * 1e6,
-            lower_bound(plan, streams) * 1e6,
+            lower_bound(timed_chains(plan), streams) * 1e6,
         )
 
     schedule = explore(scenario, EarliestFirst())

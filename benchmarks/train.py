@@ -33,8 +33,8 @@ from dagexec.scheduler.nets.dag import DAGNet
 from dagexec.scheduler.nets.net import BaseNet
 from dagexec.scheduler.nets.simple import SimpleNet
 from dagexec.scheduler.observe.observers import TimeObserver
-from dagexec.scheduler.plan.simulate import Machine, predict, retimed
 from dagexec.scheduler.run.overhead import measure_costs, slowdown_up_to
+from dagexec.scheduler.run.prediction import Hardware, predict_host
 from dagexec.training.optimizer import SGD
 from dagexec.training.split_gradients import split_gradients
 
@@ -184,18 +184,17 @@ def inter_op(model: str, batch: int, repeat: int) -> dict[str, object]:
             dag_seconds.append(timed(dag))
             simple.run(trace=observer)
             crowded.append(side_by_side(simple, other))
-        plan = dag.plan
+        tasks = dag.tasks()
     same_steps(model, batch)
     times = observer.mean_operator_ms
-    seconds = [times[index] / 1e3 for index in range(len(plan.graph))]
+    seconds = [times[index] / 1e3 for index in range(len(tasks.plan.graph))]
     scale = statistics.median(simple_seconds) / sum(seconds)
     seconds = [scale * value for value in seconds]
     slowdown = slowdown_up_to(2, statistics.median(crowded) / statistics.median(simple_seconds))
-    costs = measure_costs(plan)
-    machine = Machine(2, 0, costs.chain_seconds, costs.wake_seconds, 0.0, slowdown)
-    one = Machine(1, 0, costs.chain_seconds, costs.wake_seconds, 0.0, slowdown)
-    again = retimed(plan, seconds)
-    predicted = predict(again, one, seconds) / predict(again, machine, seconds)
+    costs = measure_costs(tasks.work)
+    one, two = (Hardware(n, 0, costs.piece_seconds, costs.wake_seconds, 0.0, slowdown) for n in (1, 2))
+    again = tasks.timed(seconds)
+    predicted = predict_host(again, one) / predict_host(again, two)
     reached = statistics.median(simple_seconds) / statistics.median(dag_seconds)
     return {
         "model": model,

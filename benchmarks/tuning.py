@@ -1,11 +1,10 @@
-"""How good the choice of threads and workers is: compile() without options beside every fixed setting.
+"""How good the choice of net type and workers is: compile() without options beside fixed settings.
 
     python benchmarks/tuning.py [--rounds 40] [--seconds 10] [--json benchmarks/results/tuning.json] [MODEL...]
 
 Three nets made for it - a wide graph of many small operators, a chain of large convolutions, and a mix of both - and
-three of the zoo, batch 1. The fixed settings are one thread, all cores inside each operator, and operators side by side
-on all cores with one thread each. All run in turns in one process; ratios are of medians. Target: at most 1.03 of the
-best fixed setting.
+three of the zoo, batch 1. The fixed settings are one thread, and chains side by side on all cores with one thread for
+each operator. All run in turns in one process; ratios are of medians. Target: at most 1.03 of the best fixed setting.
 """
 
 from __future__ import annotations
@@ -88,9 +87,8 @@ def settings() -> dict[str, dict[str, Any]]:
     cores = available_cores()
     return {
         "chosen": {},
-        "one thread": {"net_type": "simple", "num_workers": 1, "intra_op_threads": 1},
-        "threads inside": {"net_type": "simple", "num_workers": 1, "intra_op_threads": cores},
-        "side by side": {"net_type": "dag", "num_workers": cores, "intra_op_threads": 1},
+        "one thread": {"net_type": "simple", "num_workers": 1},
+        "chains": {"net_type": "dag", "num_workers": cores, "intra_op_threads": 1},
     }
 
 
@@ -104,8 +102,8 @@ def measure(source: str, rounds: int, seconds: float) -> dict[str, Any]:
     }
     report = compile_model(model, CompileOptions(tuning_seconds=seconds)).report
     assert report is not None
-    assert report.schedule is not None
-    schedule = report.schedule.schedule
+    schedule = report.schedule
+    assert schedule is not None
     times: dict[str, list[float]] = {name: [] for name in settings()}
     with ExitStack() as stack:
         executors = {
@@ -125,11 +123,8 @@ def measure(source: str, rounds: int, seconds: float) -> dict[str, Any]:
     ratios = [chosen / other for chosen, other in zip(times["chosen"], times[best], strict=True)]
     return {
         "model": source,
-        "kind": schedule.kind,
         "net_type": schedule.net_type,
         "workers": schedule.workers,
-        "operators": len(schedule.threads),
-        "on_several_threads": sum(threads > 1 for threads in schedule.threads),
         "layout": report.layout,
         "median_ms": medians,
         "best_fixed": best,
@@ -141,7 +136,7 @@ def measure(source: str, rounds: int, seconds: float) -> dict[str, Any]:
 def summary(row: dict[str, Any]) -> str:
     """A row in one line."""
     medians = ", ".join(f"{name} {median:.2f}" for name, median in row["median_ms"].items())
-    chosen = f"{row['model']}: {row['kind']}, {row['layout']}"
+    chosen = f"{row['model']}: {row['net_type']}, {row['layout']}"
     ratios = f"{row['ratio']:.3f} ({row['median_of_ratios']:.3f} by round)"
     return f"{chosen}; ms: {medians}; to {row['best_fixed']}: {ratios}"
 

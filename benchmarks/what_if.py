@@ -1,4 +1,4 @@
-"""How good the predictions are: list scheduling from SimpleNet's times, and what the runtimes take.
+"""How good predictions from SimpleNet's times are: pieces handed out on a virtual clock, and what the runtimes take.
 
     python benchmarks/what_if.py [--repeat 25] [--json benchmarks/results/what_if.json]
 
@@ -25,7 +25,8 @@ from dagexec.options import CompileOptions
 from dagexec.scheduler.nets.async_dag import AsyncDAGNet
 from dagexec.scheduler.nets.options import RunOptions
 from dagexec.scheduler.observe.trace import Trace
-from dagexec.scheduler.plan.simulate import Machine, machine_bound, predict_device, retimed
+from dagexec.scheduler.plan.plan import retimed
+from dagexec.scheduler.run.prediction import Hardware, device_bound, predict_device
 from dagexec.serving.model_source import load_model
 
 MODELS = ("zoo:googlenet", "zoo:squeezenet_towers")
@@ -53,14 +54,14 @@ def on_streams(source: str, streams: int) -> dict[str, float]:
     kernels = [kernel for track in trace.tracks for kernel in track.kernels]
     makespan = max(kernel.end for kernel in kernels) - min(kernel.start for kernel in kernels) + LAUNCH_SECONDS
     seconds = [KERNEL_SECONDS] * len(plan.graph)
-    timed, machine = retimed(plan, seconds), Machine(1, streams, launch_seconds=LAUNCH_SECONDS)
-    predicted = predict_device(timed, machine, seconds)
+    timed, hardware = retimed(plan, seconds), Hardware(1, streams, launch_seconds=LAUNCH_SECONDS)
+    predicted = predict_device(timed, hardware, seconds)
     return {
         "streams": streams,
         "makespan_ms": makespan * 1e3,
         "predicted_ms": predicted * 1e3,
         "ratio": predicted / makespan,
-        "bound_ms": machine_bound(timed, machine) * 1e3,
+        "bound_ms": device_bound(timed, hardware) * 1e3,
     }
 
 

@@ -84,7 +84,7 @@ class CompileOptions(RunOptions):
         keep: blobs that `outputs=` of a run may name in addition to the model's outputs. Without `optimize`, all may.
         shapes: input shapes to optimize for, by name; by default the model's own, with 1 for an axis of any size.
             An ONNX model that cannot be run for all sizes is loaded for these alone (see `load_model`).
-        tuning_seconds: time limit for measuring layouts, kernels and schedules; by default DAGEXEC_TUNING_SECONDS, or
+        tuning_seconds: time limit for measuring layouts and kernels; by default DAGEXEC_TUNING_SECONDS, or
             0, which uses rules or earlier measurements of `dagexec tune` (docs/tuning.md).
         library_states: on CUDA, cuDNN operators take turns at the device's four library states instead of working on
             their own streams, which bounds the memory of their workspaces (docs/cudnn.md).
@@ -104,7 +104,7 @@ class CompileOptions(RunOptions):
             only read databases in the folder of the model's own files (docs/security.md).
         pool: who runs the model. None: if it only computes, on the host, and `num_workers` is left open, workers that
             the process has for all such models, no more than cores; otherwise workers of its own, as with "own". Or a
-            `Pool`; operators then have as many threads as there are cores for each of its workers.
+            `Pool`.
         max_queued: maximum number of requests that wait for a replica; None for no limit.
         when_full: what a call does when the queue is full: "wait" for admission, or "reject" with QueueFullError.
         max_batch: the most rows of one run: requests that wait are joined along the batch axis, and their results split

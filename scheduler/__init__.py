@@ -3,7 +3,7 @@
 Locks, in the order they may be taken (a thread holding one takes only locks further down):
 
 1. `BaseNet._run_lock` - one run of a net at a time. Held while the run lasts, by the thread that asked for it.
-2. `intra_op._lock` - guards the table of thread demands; taken when nets are made and closed. Reentrant, as a net
+2. `blas_thread._lock` - guards the demands for one thread; taken when nets are made and closed. Reentrant, as a net
    collected as garbage may be closed at any point of a thread.
 3. `Pool._lock` (`dagexec.serving.pool`) and `SharedWorkers._lock` (`dagexec.serving.places`) - guard who has a place on
    shared workers, and which these are. Threads are started under them, and joined under neither.

@@ -25,7 +25,7 @@ from dagexec.binding import io_binding
 from dagexec.core import packed_copy, tensor
 from dagexec.core.tensor import Storage, array_on
 from dagexec.devices import host
-from dagexec.ops.onednn import packing, primitive
+from dagexec.ops.onednn import descriptors, packing
 from dagexec.scheduler.memory import arena_memory
 from dagexec.scheduler.memory.arena import Arena
 from dagexec.scheduler.memory.plan import MemoryPlan
@@ -112,7 +112,7 @@ def guarded_memory(guards: Guards) -> Iterator[None]:
     with ExitStack() as stack:
         for module, name, replacement in (
             (host, "aligned_bytes", allocated),
-            (primitive, "aligned_bytes", allocated),
+            (descriptors, "aligned_bytes", allocated),
             (packed_copy, "unshared_bytes", allocated),
             (packing, "unshared_bytes", allocated),
             (tensor, "reserve", _no_addresses),

@@ -38,11 +38,15 @@ WAYS: dict[str, dict[str, Any]] = {
     "dag, 2 workers": {"net_type": "dag", "num_workers": 2},
     "dag, 64 workers": {"net_type": "dag", "num_workers": 64},
     "async_dag, 64 workers": {"net_type": "async_dag", "num_workers": 64},
-    "simple, teams": {"net_type": "simple", "intra_op_threads": 2},
-    "dag, teams": {"net_type": "dag", "num_workers": 2, "intra_op_threads": 2},
+    "dag, 2 pieces": {"net_type": "dag", "num_workers": 2, "intra_op_threads": 2},
     "64 replicas": {"replicas": 64},
     "64 replicas, 64 workers": {"replicas": 64, "net_type": "dag", "num_workers": 64},
-    "64 replicas, 64 workers, teams": {"replicas": 64, "net_type": "dag", "num_workers": 64, "intra_op_threads": 2},
+    "64 replicas, 64 workers, 2 pieces": {
+        "replicas": 64,
+        "net_type": "dag",
+        "num_workers": 64,
+        "intra_op_threads": 2,
+    },
 }
 """Options of `dagexec.compile`, by name."""
 
@@ -97,12 +101,11 @@ def digest(array: Array) -> str:
     return hashlib.sha256(array.tobytes()).hexdigest()[:16]
 
 
-def chosen_for(source: str) -> dict[str, int]:
-    """The workers, and the most threads of an operator, that `compile` chooses for a model by rules."""
+def chosen_for(source: str) -> int:
+    """The workers that `compile` chooses for a model by rules."""
     compiled = compile_model(load_model(source), CompileOptions(tuning_seconds=0.0))
-    assert compiled.report is not None
-    assert compiled.report.schedule is not None
-    return {"workers": compiled.options.num_workers, "threads": max(compiled.report.schedule.schedule.threads)}
+    assert compiled.options.num_workers is not None
+    return compiled.options.num_workers
 
 
 def report(ways: list[str], then: Callable[[], object] = lambda: None) -> None:
@@ -119,7 +122,6 @@ def report(ways: list[str], then: Callable[[], object] = lambda: None) -> None:
         then = lambda: None  # noqa: E731
         digests[way] = sorted({digest(array) for array in results})
         values = results[0]
-    found = library()
     print(
         json.dumps(
             {
@@ -127,8 +129,7 @@ def report(ways: list[str], then: Callable[[], object] = lambda: None) -> None:
                 "values": None if values is None else values.ravel().tolist(),
                 "cores": available_cores(),
                 "chosen": chosen_for("zoo:squeezenet"),
-                "team": None if found is None else min(found.team, CALLERS),
-                "onednn": found is not None,
+                "onednn": library() is not None,
             }
         )
     )

@@ -105,18 +105,38 @@ def run_bounds(trace: Trace, workers: int, run: int = -1, operator_seconds: Sequ
     if not spans:
         raise ArgumentError(f"net {traced.graph.name!r}: run {number}: the trace has no chain of it")
     start, end = min(traced.started, spans[0].start), max(span.end for span in spans)
-    intervals = tuple(_idle_intervals(spans, start, end, workers, _without_company(traced)))
+    work = list(_by_worker(trace, number, spans))
+    intervals = tuple(_idle_intervals(work, spans, start, end, workers, _without_company(traced)))
     seconds = dict.fromkeys(("serial", "imbalance", "overhead"), 0.0)
     for one in intervals:
         seconds[one.cause] += (one.end - one.start) * one.workers / 1e9
     slowdown = None
     if operator_seconds is not None:
         alone = sum(operator_seconds[span.operator] for span in trace.spans if span.run == number and span.is_whole)
-        taken = sum(span.seconds for span in trace.spans if span.run == number and span.is_whole)
+        taken = sum(span.seconds for span in trace.work_of(number))
         slowdown = taken / alone if alone else None
-    busy = sum(span.end - span.start for span in spans) / 1e9
+    busy = sum(one.end - one.start for one in work) / 1e9
     path = tuple(_critical_path(spans, traced))
     return RunBounds(workers, (end - start) / 1e9, busy, path, Idle(**seconds), intervals, slowdown)
+
+
+@dataclass(frozen=True)
+class _Busy:
+    """A worker was in a chain."""
+
+    chain: int
+    start: int
+    end: int
+
+
+def _by_worker(trace: Trace, run: int, spans: Sequence[ChainSpan]) -> Iterator[_Busy]:
+    """When workers were in chains; of a chain with operators that they shared, in its operators and pieces."""
+    chain_of = {operator: number for number, chain in enumerate(trace.runs[run].chains) for operator in chain}
+    shared = {chain_of[piece.operator] for piece in trace.pieces if piece.run == run}
+    yield from (_Busy(span.chain, span.start, span.end) for span in spans if span.chain not in shared)
+    for one in trace.work_of(run):
+        if chain_of[one.operator] in shared:
+            yield _Busy(chain_of[one.operator], one.start, one.end)
 
 
 def _without_company(run: TracedRun) -> frozenset[int]:
@@ -140,33 +160,41 @@ def _topological(parents: Sequence[Sequence[int]]) -> list[int]:
 
 
 def _idle_intervals(
-    spans: Sequence[ChainSpan], start: int, end: int, workers: int, without_company: frozenset[int]
+    work: Sequence[_Busy],
+    spans: Sequence[ChainSpan],
+    start: int,
+    end: int,
+    workers: int,
+    without_company: frozenset[int],
 ) -> Iterator[IdleInterval]:
     """Between two moments at which anything changes, one cause holds."""
-    begins, ends, readies = (_by_time(spans, moment) for moment in ("start", "end", "ready"))
-    moments = sorted({start, end, *(one for one in (*begins, *ends, *readies) if start <= one <= end)})
+    begins: dict[int, set[int]] = {}  # by time, the numbers of the work
+    ends: dict[int, set[int]] = {}
+    for number, one in enumerate(work):
+        begins.setdefault(one.start, set()).add(number)
+        ends.setdefault(one.end, set()).add(number)
+    readies: dict[int, set[int]] = {}
+    starts: dict[int, set[int]] = {}
+    for span in spans:
+        readies.setdefault(span.ready, set()).add(span.chain)
+        starts.setdefault(span.start, set()).add(span.chain)
+    moments = sorted({start, end, *(one for one in (*begins, *ends, *readies, *starts) if start <= one <= end)})
     running: set[int] = set()
     waiting: set[int] = set()
     for moment, following in pairwise(moments):
         waiting |= readies.get(moment, set())
         running |= begins.get(moment, set())
-        waiting -= running
+        waiting -= starts.get(moment, set())
         running -= ends.get(moment, set())
         idle = workers - len(running)
-        only = next(iter(running)) if len(running) == 1 else -1
+        chains = {work[number].chain for number in running}
+        only = next(iter(chains)) if len(chains) == 1 else -1
         late = idle if not running else min(idle, len(waiting))
         if late > 0:
             yield IdleInterval(moment, following, late, "overhead", only)
         if idle > late:
             cause = "serial" if only in without_company else "imbalance"
             yield IdleInterval(moment, following, idle - late, cause, only)
-
-
-def _by_time(spans: Sequence[ChainSpan], moment: str) -> dict[int, set[int]]:
-    found: dict[int, set[int]] = {}
-    for span in spans:
-        found.setdefault(getattr(span, moment), set()).add(span.chain)
-    return found
 
 
 def _critical_path(spans: Sequence[ChainSpan], run: TracedRun) -> Iterator[PathStep]:

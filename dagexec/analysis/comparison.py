@@ -1,15 +1,16 @@
 """Comparing runtimes on one model: times side by side in one interleaved run, and results byte by byte.
 
 Every runtime is measured beside what its graph allows. SimpleNet shows the operator times, alone and on all cores at
-once, and what a run costs beyond them; list scheduling of the chains then predicts the milliseconds of W workers
-(`dagexec.analysis.what_if`). From operator times alone it gives the speed-up that W workers can reach (`predicted`),
-and the critical path the one that no number of workers can beat (`bound`).
+once, and what a run costs beyond them; handing out their pieces on a virtual clock then predicts the milliseconds of W
+workers (`dagexec.analysis.what_if`). From operator times alone it gives the speed-up that W workers can reach
+(`predicted`), and the critical path the one that no number of workers can beat (`bound`).
 """
 
 from __future__ import annotations
 
 import itertools
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -34,8 +35,7 @@ from dagexec.options import DEFAULT_OPTIONS, CompileOptions
 from dagexec.platform import processor
 from dagexec.platform.extras import require_pandas
 from dagexec.platform.host_memory import check_fits
-from dagexec.scheduler.plan.plan import Plan
-from dagexec.scheduler.plan.simulate import predict_makespan, retimed
+from dagexec.scheduler.run.prediction import Hardware, OperatorTasks, predict_host
 from dagexec.serving.compile import compile
 from dagexec.serving.executor import Executor
 from dagexec.serving.model_source import ModelSource, load_model
@@ -197,10 +197,10 @@ def compare(
 ) -> Comparison:
     """Run a model `repeat` times under SimpleNet and each of `net_types` with each number of `workers`.
 
-    One thread an operator everywhere; all run the same net, as it is rewritten for one thread by `options`. Predict the
-    times of `what_if_workers` on the host, and launching on each number of `what_if_streams` at `launch_seconds` an
-    operator. `progress` is called after every run with the share that is done, up to 1, and `on_stage` before with what
-    is done next. `on_measured` is called for each runtime in the end, with its net type, workers, executor and feeds.
+    All run the same net, as it is rewritten by `options`. Predict the times of `what_if_workers` on the host, and
+    launching on each number of `what_if_streams` at `launch_seconds` an operator. `progress` is called after every run
+    with the share that is done, up to 1, and `on_stage` before with what is done next. `on_measured` is called for each
+    runtime in the end, with its net type, workers, executor and feeds.
     Raises what `compile` and `run` raise.
     """
     model = initialized(load_model(source))
@@ -208,7 +208,7 @@ def compare(
         model = replace(model, net=with_arguments(model.net, options.operator_arguments))
     origin = AS_GIVEN
     if options.optimize:
-        alone = replace(options, net_type="simple", num_workers=1, intra_op_threads=1, progress=on_stage)
+        alone = replace(options, net_type="simple", num_workers=1, progress=on_stage)
         compiled_model = compile_model(model, alone)
         model = compiled_model.model
         if compiled_model.report is not None:
@@ -223,7 +223,7 @@ def compare(
             optimize=False,
             net_type=net_type,
             num_workers=count,
-            intra_op_threads=1,
+            intra_op_threads=options.intra_op_threads,
             replicas=replicas,
         )
 
@@ -240,18 +240,19 @@ def compare(
         on_stage("runs in turns")
         profiler = CostProfiler(executors["simple", 1], crowd, inputs)
         seconds = measure(executors, profiler, inputs, repeat, progress)
-        plans = {key: executor.net().plan for key, executor in executors.items()}
+        tasks = {key: executor.net().tasks() for key, executor in executors.items()}
         for (net_type, count), executor in executors.items():
             on_measured(net_type, count, executor, inputs)
     base = statistics.median(seconds["simple", 1])
-    plan = plans[next((key for key in plans if key[0] != "simple"), ("simple", 1))]
-    cost_model = profiler.cost_model(plan)
+    shared = tasks[next((key for key in tasks if key[0] != "simple"), ("simple", 1))]
+    cost_model = profiler.cost_model(shared)
     rows = tuple(
-        _row(key, plans[key], seconds[key], base, cost_model, outputs["simple", 1], outputs[key]) for key in executors
+        _row(key, tasks[key], seconds[key], base, cost_model, outputs["simple", 1], outputs[key]) for key in executors
     )
-    predictions = what_if(plan, cost_model, what_if_workers, what_if_streams, launch_seconds)
-    foreign = foreign_share(plan.graph, cost_model.operator_seconds)
-    return Comparison(model.name, len(plan.graph), repeat, rows, cost_model, predictions, origin, foreign)
+    predictions = what_if(shared, cost_model, what_if_workers, what_if_streams, launch_seconds)
+    graph = shared.plan.graph
+    foreign = foreign_share(graph, cost_model.operator_seconds)
+    return Comparison(model.name, len(graph), repeat, rows, cost_model, predictions, origin, foreign)
 
 
 def measure(
@@ -285,7 +286,7 @@ def measure(
 
 def _row(
     key: tuple[str, int],
-    plan: Plan,
+    tasks: OperatorTasks,
     seconds: Sequence[float],
     base: float,
     cost_model: CostModel,
@@ -296,21 +297,21 @@ def _row(
     median = statistics.median(seconds)
     quartiles = statistics.quantiles(seconds, n=4, method="inclusive") if len(seconds) > 1 else [median] * 3
     alone = net_type == "simple"
-    timed = retimed(plan, cost_model.operator_seconds)
+    timed = tasks.timed(cost_model.operator_seconds)
     makespan = timed.work + cost_model.run_seconds
-    predicted = makespan if alone else cost_model.predict(plan, cost_model.machine(workers))
+    predicted = makespan if alone else cost_model.predict(tasks, cost_model.hardware(workers))
     return RuntimeResult(
         net_type=net_type,
         workers=workers,
-        chains=1 if alone else len(plan.chains),
+        chains=1 if alone else len(tasks.plan.chains),
         median_ms=median * 1e3,
         quartile_1_ms=quartiles[0] * 1e3,
         quartile_3_ms=quartiles[2] * 1e3,
         predicted_ms=predicted * 1e3,
         predicted_ratio=predicted / median,
         speed_up=base / median,
-        predicted=1.0 if alone else _ratio(timed.work, predict_makespan(timed, workers)),
-        bound=1.0 if alone else _ratio(timed.work, timed.critical_path),
+        predicted=1.0 if alone else _ratio(timed.work, predict_host(timed, Hardware(workers))),
+        bound=1.0 if alone else _ratio(timed.work, timed.critical_path(sys.maxsize)),
         largest_difference=max((_difference(expected[name], found[name]) for name in expected), default=0.0),
         same_bytes=all(_same_bytes(expected[name], found[name]) for name in expected),
         samples_ms=tuple(one * 1e3 for one in seconds),

@@ -1,7 +1,7 @@
 """What if there were more workers, or a device with streams: predictions from what was measured here.
 
 `CostModel` is what a prediction starts from, all of it measured under SimpleNet and on empty chains, none of it on
-the runtime that is predicted. `scheduler.simulate` does the list scheduling.
+the runtime that is predicted. `scheduler.run.prediction` hands out pieces of operators on a virtual clock.
 """
 
 from __future__ import annotations
@@ -14,9 +14,16 @@ from dataclasses import dataclass
 
 from dagexec.binding.io_binding import Array
 from dagexec.scheduler.observe.trace import RunSeconds, Trace
-from dagexec.scheduler.plan.plan import Plan
-from dagexec.scheduler.plan.simulate import Machine, machine_bound, predict, retimed
+from dagexec.scheduler.plan.plan import retimed
 from dagexec.scheduler.run.overhead import measure_costs, slowdown_up_to
+from dagexec.scheduler.run.prediction import (
+    Hardware,
+    OperatorTasks,
+    device_bound,
+    lower_bound,
+    predict_device,
+    predict_host,
+)
 from dagexec.serving.executor import Executor
 
 LAUNCH_SECONDS = 5e-6
@@ -30,25 +37,32 @@ class CostModel:
     Attributes:
         operator_seconds: of each operator, alone on the machine; medians, in list order.
         run_seconds: of a run beyond its operators: feeding, waking the first worker, fetching.
-        chain_seconds: for a worker to settle a chain and take the next.
+        piece_seconds: for a worker to settle a piece of an operator, or a chain, and take the next.
         wake_seconds: until an idle worker begins what it is given.
         slowdown: by what the operators take longer when 1, 2, ... cores compute.
     """
 
     operator_seconds: tuple[float, ...]
     run_seconds: float = 0.0
-    chain_seconds: float = 0.0
+    piece_seconds: float = 0.0
     wake_seconds: float = 0.0
     slowdown: tuple[float, ...] = (1.0,)
 
-    def machine(self, workers: int, streams: int = 0, launch_seconds: float = LAUNCH_SECONDS) -> Machine:
-        """A machine with so many workers and streams and the costs of this one."""
-        return Machine(workers, streams, self.chain_seconds, self.wake_seconds, launch_seconds, self.slowdown)
+    def hardware(self, workers: int, streams: int = 0, launch_seconds: float = LAUNCH_SECONDS) -> Hardware:
+        """So many workers and streams with the costs that were measured."""
+        return Hardware(workers, streams, self.piece_seconds, self.wake_seconds, launch_seconds, self.slowdown)
 
-    def predict(self, plan: Plan, machine: Machine) -> float:
-        """Seconds a run of `plan` takes on `machine`."""
-        timed = retimed(plan, self.operator_seconds)
-        return predict(timed, machine, self.operator_seconds) + self.run_seconds
+    def predict(self, tasks: OperatorTasks, hardware: Hardware) -> float:
+        """Seconds a run takes on `hardware`."""
+        if hardware.streams:
+            return predict_device(tasks.plan, hardware, self.operator_seconds) + self.run_seconds
+        return predict_host(tasks.timed(self.operator_seconds), hardware) + self.run_seconds
+
+    def bound(self, tasks: OperatorTasks, hardware: Hardware) -> float:
+        """Seconds that no schedule on `hardware` beats."""
+        if hardware.streams:
+            return device_bound(retimed(tasks.plan, self.operator_seconds), hardware)
+        return lower_bound(tasks.timed(self.operator_seconds), hardware.workers)
 
 
 class CostProfiler:
@@ -75,13 +89,13 @@ class CostProfiler:
                 ]:
                     call.result()
 
-    def cost_model(self, plan: Plan) -> CostModel:
-        """What the runs so far say; `plan` is run without its operators for the costs of scheduling.
+    def cost_model(self, tasks: OperatorTasks) -> CostModel:
+        """What the runs so far say; `tasks` are run without their operators for the costs of scheduling.
 
         Each figure is a median over runs. Medians of operators leave out what a busy machine interrupts, which runs do
         not: their sum is brought to the median of the runs' sums.
         """
-        medians = self._alone.operator_seconds(len(plan.graph))
+        medians = self._alone.operator_seconds(len(tasks.plan.graph))
         runs = self._alone.run_seconds() or [RunSeconds(0.0, 0.0)] * len(self._seconds)
         works = [run.operators for run in runs]
         beyond = [whole - run.extent for whole, run in zip(self._seconds, runs, strict=True)]
@@ -90,11 +104,11 @@ class CostProfiler:
         crowded = [run.operators for run in self._crowded.run_seconds()]
         groups = [crowded[first : first + cores] for first in range(0, len(crowded), cores)]
         ratios = [statistics.mean(group) / work for work, group in zip(works, groups, strict=False) if work]
-        costs = measure_costs(plan)
+        costs = measure_costs(tasks.work)
         return CostModel(
             operator_seconds=tuple(seconds * scale for seconds in medians),
             run_seconds=statistics.median(beyond),
-            chain_seconds=costs.chain_seconds,
+            piece_seconds=costs.piece_seconds,
             wake_seconds=costs.wake_seconds,
             slowdown=slowdown_up_to(cores, statistics.median(ratios or [1.0])),
         )
@@ -112,7 +126,7 @@ class WhatIf:
 
 
 def what_if(
-    plan: Plan,
+    tasks: OperatorTasks,
     cost_model: CostModel,
     workers: Sequence[int],
     streams: Sequence[int] = (),
@@ -123,14 +137,14 @@ def what_if(
     Every worker has a core, and every stream computes as fast as a core here; more cores at once than were measured
     slow each other down no more than those.
     """
-    timed = retimed(plan, cost_model.operator_seconds)
-    alone = cost_model.predict(plan, cost_model.machine(1))
+    alone = cost_model.predict(tasks, cost_model.hardware(1))
     rows = []
     for stream_count in (0, *streams):
         for worker_count in workers:
-            machine = cost_model.machine(worker_count, stream_count, launch_seconds)
-            seconds = cost_model.predict(plan, machine)
-            used = machine.streams_per_worker * worker_count if stream_count else 0
+            hardware = cost_model.hardware(worker_count, stream_count, launch_seconds)
+            seconds = cost_model.predict(tasks, hardware)
+            used = hardware.streams_per_worker * worker_count if stream_count else 0
             speed_up = alone / seconds if seconds else 1.0
-            rows.append(WhatIf(worker_count, used, seconds * 1e3, speed_up, machine_bound(timed, machine) * 1e3))
+            bound = cost_model.bound(tasks, hardware)
+            rows.append(WhatIf(worker_count, used, seconds * 1e3, speed_up, bound * 1e3))
     return tuple(rows)

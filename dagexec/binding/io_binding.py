@@ -21,11 +21,12 @@ from dagexec.core.operator import Rebind
 from dagexec.core.tensor import Tensor, binding_epoch
 from dagexec.core.variant import as_texts
 from dagexec.errors import FeedError, ResourceError
-from dagexec.ops.kernels.native import join
 from dagexec.platform.host_memory import check_fits
 from dagexec.scheduler.nets.net import BaseNet
 from dagexec.scheduler.plan.preparation import Preparation
 from dagexec.scheduler.run.inline import InlineSteps
+from dagexec.scheduler.run.overhead import WORTH_SHARING
+from dagexec.scheduler.run.run import Run
 
 Array = npt.NDArray[Any]
 Outputs = dict[str, Array]
@@ -36,9 +37,6 @@ MIN_BYTES_BOUND = 1 << 15
 
 MIN_BYTES_CHECKED = 1 << 20
 """Below this nobody asks whether memory suffices for a result."""
-
-MAX_JOINED_SECONDS = 1e-3
-"""Estimated seconds after which a run looks up whether it is to stop."""
 
 
 class BoundTensor:
@@ -72,6 +70,10 @@ class BoundTensor:
         self.is_bound = False
 
 
+_TRIALS = 8
+"""How many runs are looked at, as one may have been disturbed."""
+
+
 class IOBinding:
     """Places of the inputs and outputs of one replica, for one preparation of its net. For one run at a time.
 
@@ -82,7 +84,7 @@ class IOBinding:
         steps: all steps in list order, some of them joined. Whoever wants a run in the caller's thread to stop, and
             none after it, clears the list.
         name_step: how errors name the operator of one of them.
-        in_sequence: the plan has one chain, or the net runs in list order, so that workers cannot share the work.
+        is_shared: several threads may find something to do in a run, and it is worth that.
         estimated_seconds: what a run takes by the work of its operators.
         seconds: the longer of the last two runs that were measured, with feeding and fetching; else infinity.
         seconds_at_best: the shorter of these.
@@ -91,8 +93,8 @@ class IOBinding:
 
     __slots__ = (
         "_bound_results", "_copies", "_epoch", "_inputs", "_large", "_last", "_names", "_net", "_outputs",
-        "_preparation", "_targets", "copied", "estimated_seconds", "fed", "in_sequence", "name_step", "seconds",
-        "seconds_at_best", "shortest", "signature", "steps",
+        "_overwritten", "_preparation", "_targets", "_trials", "copied", "estimated_seconds", "fed", "is_shared",
+        "name_step", "seconds", "seconds_at_best", "shortest", "signature", "steps",
     )  # fmt: skip
 
     def __init__(self, net: BaseNet, preparation: Preparation, fed: Sequence[str], outputs: Sequence[str]) -> None:
@@ -103,10 +105,12 @@ class IOBinding:
         self.seconds = self.seconds_at_best = self.shortest = self._last = math.inf
         self.fed = tuple(fed)
         self._names = frozenset(fed)
-        self.steps = _steps(preparation)
+        self.steps = InlineSteps(preparation.in_order)
         self.name_step = preparation.name_step
-        self.in_sequence = net.in_list_order or len(preparation.plan.chains) <= 1
+        self.is_shared = net.shares_work(preparation)
+        self._trials = _TRIALS
         self.estimated_seconds = sum(preparation.seconds)
+        self._overwritten: set[str] = set()
         self._inputs = self._find_inputs(preparation, fed)
         self._outputs: dict[str, BoundTensor | None] = {}
         self._find_outputs(outputs)
@@ -143,6 +147,14 @@ class IOBinding:
         self.seconds_at_best = min(self._last, seconds)
         self.shortest = min(self.shortest, seconds)
         self._last = seconds
+
+    def ran(self, run: Run) -> None:
+        """`run` is over. Of the first few it is found out whether they are worth sharing."""
+        if not (self.is_shared and self._trials):
+            return
+        self._trials -= 1
+        seconds = run.native_seconds()
+        self.is_shared = seconds is None or seconds >= WORTH_SHARING
 
     def targets(self, signature: Signature) -> list[Array] | None:
         """Where to write inputs of this `signature` for a run that reads them there; None for other ones."""
@@ -253,6 +265,8 @@ class IOBinding:
 
     def _holds(self, place: BoundTensor) -> bool:
         """True while the blob of an input, which the net need not read, has the array that is fed."""
+        if place.name in self._overwritten:
+            return True
         value = self._net.workspace.get_blob(place.name).value
         return isinstance(value, Tensor) and value.current_array() is place.array
 
@@ -260,9 +274,14 @@ class IOBinding:
         """The places of the inputs."""
         blobs = [self._net.workspace.get_blob(name) for name in names]
         uses = _uses(self._net, blobs)
+        views = {id(binding.blob) for binding in preparation.bindings.outputs if binding.is_view}
         found = []
         for name, blob in zip(names, blobs, strict=True):
             tensor = blob.get(Tensor)
+            if id(blob) in views:  # the net makes it a view before it reads it: what is fed would go to another blob
+                self._overwritten.add(name)
+                found.append(BoundTensor(name, np.empty_like(tensor.array), ()))
+                continue
             rebinds = _rebinds(self._net, preparation, uses[id(blob)], written=False) if tensor.is_packed else ()
             found.append(BoundTensor(name, tensor.array, rebinds))
         return found
@@ -302,12 +321,6 @@ def arrays_like(signature: Signature | None, feeds: Mapping[str, npt.ArrayLike])
             return None
         arrays.append(array)
     return arrays
-
-
-def _steps(preparation: Preparation) -> InlineSteps:
-    """The steps in list order, small native calls made one step."""
-    rows = preparation.timed_steps
-    return InlineSteps(join([step for step, _ in rows], [seconds for _, seconds in rows], MAX_JOINED_SECONDS))
 
 
 def check_result(net: str, name: str, array: Array, target: Array) -> None:

@@ -168,24 +168,23 @@ class Replicas:
     """All replicas of a model, the workspace of their parameters, and the graph they share.
 
     `updates_parameters` tells that the net writes blobs it starts from, so that one run changes the next. `build` makes
-    the net of one more with its workspace: one that uses a single thread for a run if it is told True, and that may
-    keep one of so many portions for other shapes.
+    the net of one more with its workspace, which may keep one of so many portions for other shapes.
     """
 
     parameters: Workspace
     graph: Graph
     members: list[Replica]
     updates_parameters: bool
-    build: Callable[[bool, int], tuple[Workspace, BaseNet]]
+    build: Callable[[int], tuple[Workspace, BaseNet]]
     outputs: tuple[str, ...]
 
-    def make(self, *, one_thread: bool = False, portions: int = 1) -> Replica:
-        """One more replica, which is not a member yet; with `one_thread`, a run of it uses one thread.
+    def make(self, *, portions: int = 1) -> Replica:
+        """One more replica, which is not a member yet.
 
         It may keep one of so many portions of what the options let a replica keep for other shapes. Raises what
         `build_replicas` does.
         """
-        workspace, net = self.build(one_thread, portions)
+        workspace, net = self.build(portions)
         return Replica(len(self.members), workspace, net, self.outputs)
 
     def fitting(self, feeds: Mapping[str, npt.ArrayLike]) -> dict[str, Array] | None:
@@ -235,16 +234,12 @@ def build_replicas(
 
     inputs, texts = tuple(model.inputs), model.texts  # and not the model, which has the parameters
 
-    def build(one_thread: bool, portions: int) -> tuple[Workspace, BaseNet]:
+    def build(portions: int) -> tuple[Workspace, BaseNet]:
         workspace = _child(parameters, inputs, written)
         workspace.texts = texts
         whole = MOST_BYTES if options.preparation_bytes is None else options.preparation_bytes
         own = options if portions == 1 else replace(options, preparation_bytes=whole // portions)
-        if not one_thread:
-            return workspace, _make_net(own, net_def, workspace, pool, graph, constants, keep)
-        net = SimpleNet(net_def, workspace, graph=graph, constants=constants, keep=keep, options=own)
-        net.use_one_thread()
-        return workspace, net
+        return workspace, _make_net(own, net_def, workspace, pool, graph, constants, keep)
 
     found = Replicas(parameters, graph, [], not written.isdisjoint(parameters.blobs()), build, model.outputs)
     try:

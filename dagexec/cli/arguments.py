@@ -55,7 +55,12 @@ NetTypeOption = Annotated[
 ]
 NumWorkersOption = Annotated[int | None, typer.Option("--num-workers", min=1, help="Default: automatic.")]
 IntraOpThreadsOption = Annotated[
-    int | None, typer.Option("--intra-op-threads", min=1, help="Threads per operator. Default: automatic.")
+    int | None,
+    typer.Option(
+        "--intra-op-threads",
+        min=1,
+        help="The most threads that work on one operator at the same time. Default: no limit.",
+    ),
 ]
 OptimizeOption = Annotated[
     bool,

@@ -20,7 +20,7 @@ from dagexec.cli.reports import ReportOption, write_report
 from dagexec.report.document import Report, check_report
 from dagexec.report.graph import GraphSection
 from dagexec.report.hazards import HazardsSection, missing_edges
-from dagexec.scheduler.hazards import Proof, UnorderedAccesses, check_net
+from dagexec.scheduler.hazards import PieceFault, Proof, UnorderedAccesses, check_net
 from dagexec.scheduler.plan.plan import build_plan
 from dagexec.serving.compile import compile
 
@@ -62,7 +62,6 @@ def check_command(
             net_type=net_type,
             device=device,
             num_workers=num_workers,
-            intra_op_threads=1,
             operator_arguments=arguments,
         ) as executor,
     ):
@@ -104,8 +103,10 @@ def _print(title: str, proof: Proof, seconds: float, by_name: bool) -> None:
         **guards,
         "memories that operators compete for": proof.resources,
         "pairs of accesses checked": proof.pairs_checked,
+        "pieces of operators executed alone": proof.pieces,
         "unordered": len(proof.unordered),
         "overwritten": len(proof.overwritten),
+        "faults of pieces": len(proof.faults),
     }
     for what, count in rows.items():
         table.add_row(what, f"{count:,}")
@@ -118,18 +119,19 @@ def _print(title: str, proof: Proof, seconds: float, by_name: bool) -> None:
             "Proved: every pair is ordered or mutually exclusive, on any stream and in any schedule.", style="green"
         )
         return
-    for found in (*proof.unordered, *proof.overwritten):
+    for found in (*proof.unordered, *proof.overwritten, *proof.faults):
         console.print(Text(str(found), "red"), soft_wrap=True)
 
 
 def _as_dict(proof: Proof, seconds: float) -> dict[str, object]:
-    counts = {key: value for key, value in asdict(proof).items() if key not in ("unordered", "overwritten")}
+    counts = {key: value for key, value in asdict(proof).items() if key not in ("unordered", "overwritten", "faults")}
     unordered = [_found(found) for found in proof.unordered]
     overwritten = [asdict(found) for found in proof.overwritten]
+    faults = [_found(found) for found in proof.faults]
     return counts | {
-        "holds": proof.holds, "unordered": unordered, "overwritten": overwritten, "seconds": seconds
+        "holds": proof.holds, "unordered": unordered, "overwritten": overwritten, "faults": faults, "seconds": seconds
     }  # fmt: skip
 
 
-def _found(found: UnorderedAccesses) -> dict[str, object]:
+def _found(found: UnorderedAccesses | PieceFault) -> dict[str, object]:
     return asdict(found) | {"kind": found.kind.name}

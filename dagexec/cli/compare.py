@@ -200,7 +200,7 @@ def compare_table(comparison: Comparison) -> Table:
         caption="\nspread: interquartile range; predicted: ms, by list scheduling from the\n"
         "operator times and costs under SimpleNet; ratio: predicted / median;\n"
         "speed-up: over SimpleNet's median; bound: what the critical path allows;\n"
-        "diff.: largest difference from SimpleNet's outputs. One thread per operator.",
+        "diff.: largest difference from SimpleNet's outputs.",
         caption_justify="left",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),

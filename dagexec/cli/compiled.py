@@ -28,7 +28,7 @@ def compiled_without_measuring(model: Model, shapes: Mapping[str, Sequence[int]]
 
 
 def compiled_rows(compiled: Compiled) -> list[dict[str, object]]:
-    """For each operator: type, engine, layout of its images, threads, post-ops, control inputs and outputs."""
+    """For each operator: type, engine, layout of its images, post-ops, control inputs and outputs."""
     rows: list[dict[str, object]] = []
     for definition in compiled.model.net.op:
         arguments = Arguments(definition, definition.type)
@@ -39,7 +39,6 @@ def compiled_rows(compiled: Compiled) -> list[dict[str, object]]:
                 "type": definition.type,
                 "engine": definition.engine,
                 "order": f"{order or 'NCHW'} to {target}" if target else order,
-                "threads": max(arguments.int(name, 1) for name in ("threads", "max_threads")),
                 "post_ops": arguments.strings("post_ops"),
                 "waits_for": list(definition.control_input),
                 "outputs": list(definition.output),
@@ -51,8 +50,8 @@ def compiled_rows(compiled: Compiled) -> list[dict[str, object]]:
 def compiled_table(rows: Sequence[Mapping[str, object]]) -> Table:
     """A table with a row for each operator."""
     table = Table(title="compiled")
-    for column in ("#", "operator", "engine", "order", "threads", "post-ops", "output"):
-        table.add_column(column, justify="right" if column in ("#", "threads") else "left")
+    for column in ("#", "operator", "engine", "order", "post-ops", "output"):
+        table.add_column(column, justify="right" if column == "#" else "left")
     for index, row in enumerate(rows):
         waits = "".join(f"\n  after {name}" for name in _names(row["waits_for"]))
         table.add_row(
@@ -60,7 +59,6 @@ def compiled_table(rows: Sequence[Mapping[str, object]]) -> Table:
             str(row["type"]),
             str(row["engine"]),
             str(row["order"]),
-            str(row["threads"]),
             Text(", ".join(_names(row["post_ops"]))),
             Text(", ".join(_names(row["outputs"])) + waits),
         )

@@ -85,7 +85,6 @@ def explore_command(
     options = CompileOptions(
         net_type=net_type,
         num_workers=num_workers,
-        intra_op_threads=1,
         replicas=replicas,
         max_batch=max_batch,
         device=device,

@@ -55,7 +55,7 @@ def inspect_command(
     ] = None,
     compiled: Annotated[
         bool,
-        typer.Option("--compiled", help="Show the compiled operators: engine, layout, threads; see docs/tuning.md."),
+        typer.Option("--compiled", help="Show the compiled operators: engine, layout; see docs/tuning.md."),
     ] = False,
     device: Annotated[
         str, typer.Option("--device", help="With --compiled: the device to compile for, cpu, sim:N or cuda:N.")

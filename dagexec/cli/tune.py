@@ -1,4 +1,4 @@
-"""`dagexec tune`: measure layouts, kernels and schedules for a model once, and keep the best for later compilations."""
+"""`dagexec tune`: measure layouts and kernels for a model once, and keep the best for later compilations."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Compilation: from a model as it is given to the net that runs - passes, layout, threads and workers.
+"""Compilation: from a model as it is given to the net that runs - passes, layout, net type and workers.
 
-`compile_model` runs the init net, so that parameters are arrays, then the passes; it compares layouts of images and
-schedules of the whole net by measurement (`dagexec.compiler.tuning`) and remembers what won (`core.choices`). What it
-returns is an ordinary model, and a report of what was done to it.
+`compile_model` runs the init net, so that parameters are arrays, then the passes; it compares layouts of images by
+measurement (`dagexec.compiler.tuning`) and remembers which one won (`core.choices`). What it returns is an ordinary
+model, and a report of what was done to it.
 """
 
 from __future__ import annotations
@@ -32,29 +32,21 @@ from dagexec.compiler.passes.rewriting import Pass, PassReport, check_pass_names
 from dagexec.compiler.passes.types import forget_types
 from dagexec.compiler.stages import by_stage
 from dagexec.compiler.tuning.bench import Bench, placeholder_inputs, random_inputs
-from dagexec.compiler.tuning.choosing import (
-    Choice,
-    ScheduleConstraints,
-    choose_schedule,
-    from_text,
-    to_text,
-    with_schedule,
-    with_threads,
-)
+from dagexec.compiler.tuning.choosing import Choice, choose, estimated_tasks, most_workers
 from dagexec.compiler.tuning.layouts import estimated_layout, fastest_layout, fingerprint
-from dagexec.compiler.tuning.runner import Trial
 from dagexec.core.choices import choices
 from dagexec.core.device import CPU
 from dagexec.core.model import Model
 from dagexec.core.purity import is_known
-from dagexec.errors import DeadlineExceededError, ResourceError, SettingError
+from dagexec.errors import DeadlineExceededError, ResourceError, RunTimeoutError, SettingError
 from dagexec.ops.base.layout import LAYOUTS, NCHW
 from dagexec.ops.onednn.binding import library
 from dagexec.options import CompileOptions
-from dagexec.platform import processor, teams
+from dagexec.platform import processor
 from dagexec.platform.deadline import Deadline, check_stop
 from dagexec.platform.garbage_collection import garbage_collection_paused
 from dagexec.platform.lazy import LazyModule
+from dagexec.scheduler.run.prediction import TimedTasks
 
 if not TYPE_CHECKING:
     hashlib = LazyModule("hashlib")
@@ -68,7 +60,7 @@ PASSES: tuple[Pass, ...] = (*with_integers(SIMPLIFYING), ENGINE, BODIES, LAYOUT,
 
 _SMALL = 16  # operators
 
-_LAYOUT_SHARE, _SEARCH_SHARE, _SCHEDULE_SHARE = 0.2, 0.5, 0.3  # of the seconds for tuning
+_LAYOUT_SHARE, _SEARCH_SHARE, _RUN_SHARE = 0.3, 0.5, 0.2  # of the seconds for tuning
 
 
 def compile_model(model: Model, options: CompileOptions, *, takes_parameters: bool = False) -> Compiled:
@@ -92,7 +84,6 @@ def compile_model(model: Model, options: CompileOptions, *, takes_parameters: bo
         raise ResourceError(f"net {model.name!r}: compilation: the system is out of memory: {error}") from error
     finally:
         forget_types()
-        teams.leave()
 
 
 def _with_islands(model: Model, options: CompileOptions) -> Compiled:
@@ -117,9 +108,7 @@ def _on_own_kernels(model: Model, options: CompileOptions, *, takes_parameters: 
 
 def _as_given(model: Model, options: CompileOptions, report: CompilationReport | None = None) -> Compiled:
     net_type = options.net_type or ("async_dag" if options.capture else "dag")
-    workers = options.num_workers or max(1, processor.available_cores() // options.operator_threads)
-    if options.num_workers is None and net_type == "simple":
-        workers = min(workers, options.first_replicas)
+    workers = options.num_workers or most_workers(options, net_type)
     return Compiled(model, replace(options, net_type=net_type, num_workers=workers), report)
 
 
@@ -171,7 +160,7 @@ class _Compilation:
         self._inputs = placeholder_inputs(self._model, options.shapes or {})
         self._bench: Bench | None = None
         self._laid_out: dict[str, PassReport] = {}
-        self._origin = "known"
+        self._origin = ""  # of the layout, where there is one to choose
 
     def result(self) -> Compiled:
         """The compiled model."""
@@ -186,15 +175,13 @@ class _Compilation:
         passed = _by_stage(self._model, self._options, rewrite)
         with self._stage("schedule"):
             choice = self._schedule(passed.model)
-        schedule = choice.schedule
-        report = CompilationReport(passed.outcomes, ", ".join(layouts), choice, self._origin, self._seconds)
+        report = CompilationReport(
+            passed.outcomes, ", ".join(layouts), choice, self._origin or choice.origin, self._seconds
+        )
         for line in report.lines() if logger.isEnabledFor(logging.DEBUG) else ():
             logger.debug("net %r: %s", self._model.name, line)
-        return Compiled(
-            replace(schedule.applied(passed.model), outputs=self._outputs),
-            with_schedule(self._options, schedule),
-            report,
-        )
+        options = replace(self._options, net_type=choice.net_type, num_workers=choice.workers)
+        return Compiled(replace(passed.model, outputs=self._outputs), options, report)
 
     def rewritten(self) -> tuple[str, PassReport]:
         """The layout of images, and the model in it."""
@@ -240,10 +227,9 @@ class _Compilation:
             return NCHW
         if self._options.layout is not None:
             return self._options.layout
-        alone = self._options.first_replicas == 1
-        threads = self._options.intra_op_threads or (processor.available_cores() if alone else 1)
-        known = self._known("layout", model, threads)
+        known = self._known("layout", model)
         if known in LAYOUTS:
+            self._origin = "known"
             return known
         bench = self._measures()
         first = self._layout_by_rule(model) if bench is None else LAYOUTS[0]
@@ -251,30 +237,16 @@ class _Compilation:
         if not any(one.changes for one in report.outcomes if one.name == LAYOUT.name):
             self._laid_out[NCHW] = report
             return NCHW
+        self._origin = "estimated" if bench is None else "measured"
         if bench is None:
             return first
-        self._origin = "measured"
         plain = len(model.net.op) <= _SMALL  # larger nets are faster in another order, and NCHW is slow to measure
         names = [name for name in layouts() if plain or name != NCHW]
         seconds = min(self._tuning * _LAYOUT_SHARE, self._left())
-
-        def fastest(threads: int) -> str | None:
-            return fastest_layout(
-                names,
-                lambda name: self._late(model, after, name).model,
-                bench,
-                seconds,
-                self._deadline,
-                lambda candidate: Trial(with_threads(candidate, threads)),
-            )
-
-        found = fastest(threads) if bench.quiet() else None
-        undecided = found is None or not bench.quiet()
-        if undecided and not self._deadline.is_over:
-            found = fastest(1)  # on one thread its processor time counts, whoever uses the machine
+        found = fastest_layout(names, lambda name: self._late(model, after, name).model, bench, seconds, self._deadline)
         layout = self._layout_by_rule(model) if found is None else found
         if found is not None and not self._deadline.is_over:  # else some may not have been tried
-            layout = choices.keep(self.key("layout", model, threads), found)
+            layout = choices.keep(self.key("layout", model), found)
         bench.keep_only(self._late(model, after, layout).model)
         return layout
 
@@ -282,37 +254,33 @@ class _Compilation:
         return estimated_layout(model, self._inputs) if self._options.dtype == "float32" else LAYOUTS[0]
 
     def _schedule(self, model: Model) -> Choice:
-        options = self._options
-        constraints = ScheduleConstraints(processor.available_cores(), options)
-        replicas = options.first_replicas
-        asked = (constraints.cores, replicas, options.net_type, options.num_workers, options.intra_op_threads)
-        known = self._known("schedule", model, asked) if options.first_replicas == 1 else None
-        schedule = None if known is None else from_text(known, model.net)
-        if schedule is not None:
-            return Choice(schedule)
+        """Net type and workers, by what a run takes: as it is measured, as it was, or as it is estimated."""
+        estimated = estimated_tasks(model, self._inputs)
+        known = _seconds(self._known("run", model))
+        if known is not None:
+            return choose(model, self._options, estimated and estimated.taking(known), "known")
+        measured = self._measured_tasks(model)
+        origin = "estimated" if measured is None else "measured"
+        return choose(model, self._options, measured or estimated, origin)
+
+    def _measured_tasks(self, model: Model) -> TimedTasks | None:
+        """The tasks of a run with their times, which are kept; None where they cannot be measured."""
         bench = self._measures()
-        if bench is not None:
-            try:
-                seconds = min(self._tuning * _SCHEDULE_SHARE, self._left())
-                choice = choose_schedule(model, constraints, bench, seconds, self._inputs)
-                self._origin = "measured"
-            except DeadlineExceededError as error:
-                logger.info("net %r: scheduled by estimates: %s", model.name, error)
-                bench = None
-            except Exception as error:  # whatever an operator raises for inputs that are made up
-                logger.warning(
-                    "net %r: not measured, give compile() the shapes to tune for: %s: %s",
-                    model.name, type(error).__name__, error,
-                )  # fmt: skip
-                bench = None
-            else:
-                if options.first_replicas == 1:
-                    choices.keep(self.key("schedule", model, asked), to_text(choice.schedule))
-                    choices.flush()
-        if bench is None:
-            choice = choose_schedule(model, constraints, None, 0.0, self._inputs)
-            self._origin = "estimated"
-        return choice
+        try:
+            found = None if bench is None else bench.tasks(model, min(self._tuning * _RUN_SHARE, self._left()))
+        except (DeadlineExceededError, RunTimeoutError) as error:
+            logger.info("net %r: scheduled by estimates: %s", model.name, error)
+            found = None
+        except Exception as error:  # whatever an operator raises for inputs that are made up
+            logger.warning(
+                "net %r: not measured, give compile() the shapes to tune for: %s: %s",
+                model.name, type(error).__name__, error,
+            )  # fmt: skip
+            found = None
+        if found is not None:
+            choices.keep(self.key("run", model), repr(found.work))
+            choices.flush()
+        return found
 
     def _measures(self) -> Bench | None:
         """What measures; None where there is no time for it, or no inputs are known to do it with.
@@ -338,11 +306,11 @@ class _Compilation:
         """What is left of the seconds for tuning."""
         return max(0.0, self._deadline.left())
 
-    def _known(self, what: str, model: Model, asked: object) -> str | None:
-        """What was chosen before under `key`."""
-        return None if choices.is_empty() else choices.find(self.key(what, model, asked))
+    def _known(self, what: str, model: Model) -> str | None:
+        """What was kept before under `key`."""
+        return None if choices.is_empty() else choices.find(self.key(what, model))
 
-    def key(self, what: str, model: Model, asked: object) -> str:
+    def key(self, what: str, model: Model, asked: object = None) -> str:
         """What a choice depends on: the net with its constants' shapes, the sizes, the machine, and what was asked."""
         found = library()
         shapes = sorted((name, array.shape, str(array.dtype)) for name, array in model.parameters.items())
@@ -353,6 +321,15 @@ class _Compilation:
         cores = processor.available_cores()
         net = f"{model.name} {digest.hexdigest()[:32]}"
         return f"{what} | {processor.processor_key()} | {cores} cores | onednn {kernels} | {net}"
+
+
+def _seconds(text: str | None) -> float | None:
+    """The positive number that `text` is; None where it is something else."""
+    try:
+        seconds = float(text or "")
+    except ValueError:
+        return None
+    return seconds if 0 < seconds < math.inf else None
 
 
 def _tuning_seconds(options: CompileOptions) -> float:

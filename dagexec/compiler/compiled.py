@@ -9,6 +9,7 @@ from dagexec.compiler.passes.rewriting import PassOutcome
 from dagexec.compiler.tuning.choosing import Choice
 from dagexec.core.model import Model
 from dagexec.options import CompileOptions
+from dagexec.platform import processor
 
 
 @dataclass(frozen=True)
@@ -18,8 +19,8 @@ class CompilationReport:
     Attributes:
         passes: what each pass changed, in order.
         layout: of images, one of `ops.base.layout.LAYOUTS`; all that a pipeline's stages have.
-        schedule: how the net runs, and what it was chosen from; None where nothing was chosen.
-        origin: of layout and schedule: "measured", "known" from an earlier measurement, or "estimated" by rules.
+        schedule: how the net runs, and what that is predicted to take; None where nothing was chosen.
+        origin: of the layout: "measured", "known" from an earlier measurement, or "estimated" by rules.
         seconds: what each stage of compilation took.
         islands: how islands were judged, a line each.
     """
@@ -37,18 +38,10 @@ class CompilationReport:
         found += [f"islands: {line}" for line in self.islands]
         if self.schedule is None:
             return found
-        chosen = self.schedule.schedule
-        wide = sum(threads > 1 for threads in chosen.threads)
         found.append(f"layout: {self.layout} ({self.origin})")
-        ran = any(row.measured is not None for row in self.schedule.considered)
-        origin = "predicted" if self.origin == "measured" and not ran else self.origin
-        found.append(
-            f"schedule: {chosen.kind} ({origin}), net type {chosen.net_type}, {chosen.workers} worker(s), "
-            f"{wide} of {len(chosen.threads)} operators on several threads"
-        )
-        for row in self.schedule.considered:
-            measured = "" if row.measured is None else f", measured {row.measured * 1e3:.3f} ms"
-            found.append(f"  {row.schedule.kind}: predicted {row.predicted * 1e3:.3f} ms{measured}")
+        found.append(f"schedule: net type {self.schedule.net_type}, {self.schedule.workers} worker(s)")
+        for workers, seconds in self.schedule.predicted(processor.available_cores()).items():
+            found.append(f"  {workers} worker(s): predicted {seconds * 1e3:.3f} ms ({self.schedule.origin})")
         found.append("seconds: " + ", ".join(f"{name} {seconds:.3f}" for name, seconds in self.seconds.items()))
         return found
 

@@ -39,9 +39,6 @@ class Body(Protocol):
     def __call__(self) -> None:
         """Execute once. Raises OperatorError, and RunCancelledError or RunTimeoutError between operators."""
 
-    def use_one_thread(self) -> None:
-        """Have its operators use one thread each."""
-
     def close(self) -> None:
         """Release threads and memory."""
 

@@ -12,8 +12,7 @@ READ_BY_NETS = {
     "drawn_as": "data parallelism: the blob whose random numbers these are, on every device",
     "nan": "'any': a library's maxima may give a number for NaN (default 'kept')",
     "stream_group": "operators of one group run on one stream of the device",
-    "threads": "how many threads the operator computes with (default 1)",
-    "max_threads": "the most threads the operator computes with, as many as its work is worth at a run's shapes",
+    "threads": "of a session of another runtime: how many threads it computes with (default 1)",
     "zero_copy": "1: its pieces are written in their place in the first place (default 0)",
 }
 """Names and help texts of arguments that dagexec itself gives to operators of any type."""

@@ -53,10 +53,6 @@ def nothing_to_do() -> None:
     """The step of an operator whose outputs are already right, such as a view."""
 
 
-FAILED_STEP = "failed_step"
-"""Attribute of what a step raises that stands for the steps of several operators: the one of them that failed."""
-
-
 def in_sequence(steps: Sequence[Step]) -> Step:
     """One step that calls `steps` in order, those with nothing to do left out."""
     needed = [step for step in steps if step is not nothing_to_do]
@@ -89,6 +85,7 @@ class Prepared:
             them nor that part of the output.
         outputs_in_place: outputs that lie in input 0 already, likewise.
         working_memory: the arrays that the step was given as working memory.
+        scratch: those that it was given as scratch, which it alone has.
         nbytes: of the memory that it keeps for itself, as far as it is known: scratch, generated code, tables.
         shared_buffer: the buffer whose memory it takes while it runs; None when it has its own.
         is_settled: the outputs have their values already, for every run, and nothing writes them any more.
@@ -104,6 +101,7 @@ class Prepared:
     inputs_in_place: tuple[int, ...] = ()
     outputs_in_place: tuple[int, ...] = ()
     working_memory: tuple[Array, ...] = ()
+    scratch: tuple[Array, ...] = ()
     nbytes: int = 0
     shared_buffer: SharedBuffer | None = None
     is_settled: bool = False
@@ -125,12 +123,16 @@ class _Preparing:
         call: the operator with the inputs that it is prepared for; None until somebody asks.
         old_shape: that of input 0 before the outputs were sized, () when there is none.
         given: what it has given.
+        scratch: what `Operator.scratch` has given.
         kept_bytes: what `Operator.keeps` was told.
         is_inferred: the outputs' types were known before.
         packed_inputs, packed_outputs: arrays in place of strided tensors, by the id of the tensor.
     """
 
-    __slots__ = ("call", "given", "is_inferred", "kept_bytes", "memory", "old_shape", "packed_inputs", "packed_outputs")
+    __slots__ = (
+        "call", "given", "is_inferred", "kept_bytes", "memory", "old_shape", "packed_inputs", "packed_outputs",
+        "scratch",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -145,6 +147,7 @@ class _Preparing:
         self.call = call
         self.old_shape = old_shape
         self.given: list[Array] = []
+        self.scratch: list[Array] = []
         self.kept_bytes = 0
         self.packed_inputs: dict[int, Array] = {}
         self.packed_outputs: dict[int, Array] = {}
@@ -238,11 +241,6 @@ class Operator(ABC):
         """True unless the bytes of a row may depend on the other rows of its batch: argument `batch_invariant`=0."""
         return self.arguments.bool("batch_invariant", True)
 
-    def use_one_thread(self) -> None:
-        """Leave the other cores to other runs from the next preparation on; results have the same bytes."""
-        for body in self.bodies.values():
-            body.use_one_thread()
-
     @property
     def inputs_checked(self) -> Sequence[int]:
         """The inputs that `run_check` reads: they must have their values when the run is over."""
@@ -321,6 +319,8 @@ class Operator(ABC):
         check_fits(nbytes, f"{self.label}: working memory of shape {tuple(shape)}")
         self.keeps(nbytes)
         buffer = self.runtime.host_view(self.runtime.allocate(nbytes))
+        if self._preparing is not None:
+            self._preparing.scratch.append(buffer)
         return buffer.view(dtype).reshape(tuple(shape))
 
     def keeps(self, nbytes: int) -> None:
@@ -335,7 +335,7 @@ class Operator(ABC):
         """
         preparing = self._preparing
         if preparing is None or preparing.memory is None:
-            array = self.scratch((nbytes,), np.uint8)
+            array = self.scratch((nbytes,), np.uint8)  # which is both
         else:
             if not fits(nbytes):
                 check_fits(nbytes, f"{self.label}: working memory of {nbytes} bytes")
@@ -433,7 +433,10 @@ class Operator(ABC):
             prepared = replace(prepared, step=step, parts=())
         elif not preparing.given and not preparing.kept_bytes:
             return prepared
-        return replace(prepared, working_memory=tuple(preparing.given), nbytes=prepared.nbytes + preparing.kept_bytes)
+        return replace(
+            prepared, working_memory=tuple(preparing.given), scratch=tuple(preparing.scratch),
+            nbytes=prepared.nbytes + preparing.kept_bytes,
+        )  # fmt: skip
 
     @cached_property
     def _is_in_place(self) -> bool:

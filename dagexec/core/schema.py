@@ -64,6 +64,12 @@ NO_TENSOR = TensorType((0,), UINT8)
 """What inference sees of an input that holds another object than a tensor (`OpSchema.handles`)."""
 
 
+FLOPS_PER_SECOND = 150e9
+"""Of the nominal core of `Cost.seconds`."""
+
+_BYTES_PER_SECOND, _CALL_SECONDS = 30e9, 1e-6
+
+
 @dataclass(frozen=True, slots=True)
 class Cost:
     """Estimated work of one run of an operator: floating-point operations, and bytes to and from memory."""
@@ -74,11 +80,16 @@ class Cost:
 
     @property
     def seconds(self) -> float:
-        """A nominal time, for ranking operators only: the larger of compute and memory time, plus a fixed cost.
+        """A nominal time, the same everywhere: the larger of compute and memory time, plus a fixed cost.
 
-        The rates (50 GFLOP/s, 10 GB/s, 2 microseconds) are those of one core of a server of the 2020s.
+        The rates are those of one core of a server of the 2020s, fitted to the networks of the zoo (docs/tuning.md).
         """
-        return max(self.flops / 50e9, (self.bytes_read + self.bytes_written) / 10e9) + 2e-6
+        return self.seconds_at(1.0)
+
+    def seconds_at(self, speed: float) -> float:
+        """The time on a core that computes `speed` times as much as the nominal one."""
+        moved = self.bytes_read + self.bytes_written
+        return max(self.flops / (FLOPS_PER_SECOND * speed), moved / _BYTES_PER_SECOND) + _CALL_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,7 +392,6 @@ class OpSchema:
         foreign: another runtime computes it, for the reasons in its argument `reasons`.
         calls_application: it calls a function of the application, with the interpreter's lock. Nothing is known of
             it but its types, so it stays, is neither merged nor computed ahead, and is not tried on made-up inputs.
-        takes_threads: it computes with as many threads as its argument says, whatever its engine is called.
         crossing: which devices it reads and writes, if not its own alone.
     """
 
@@ -431,7 +441,6 @@ class OpSchema:
     rows: RowsRule | None = None
     foreign: bool = False
     calls_application: bool = False
-    takes_threads: bool = False
     crossing: Crossing | None = None
 
     def __post_init__(self) -> None:

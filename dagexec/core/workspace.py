@@ -49,6 +49,18 @@ def register_net_type(name: str, factory: NetFactory) -> None:
     _net_types[name] = factory
 
 
+FORM = "form"
+"""The argument of a net that names the form it is to be made in; any for which none is registered is ignored."""
+
+NetForm = Callable[[NetDef, "Workspace"], NetDef]
+_forms: dict[str, NetForm] = {}
+
+
+def register_form(name: str, make: NetForm) -> None:
+    """Have `Workspace.create_net` make, of a net whose argument `form` is `name`, what `make` makes of it there."""
+    _forms[name] = make
+
+
 def net_types() -> list[str]:
     """The registered net types."""
     return sorted(_net_types)
@@ -96,6 +108,7 @@ class Workspace:
         self.allow_io: IO = IO.ANY if allow_io is True else IO(allow_io)
         self._blobs: dict[str, Blob] = {}
         self._nets: dict[str, Net] = {}
+        self._channels_last: dict[str, str] = {}
         self._lock = ProcessLock()
 
     def create_blob(self, name: str) -> Blob:
@@ -193,6 +206,14 @@ class Workspace:
         """
         self.create_local_blob(name).tensor().adopt_strided(array, writable)
 
+    def give_channels_first(self, moved: Mapping[str, str]) -> None:
+        """Where there is no blob of a name in `moved`, `fetch_blob` gives that blob's images: N, spatial, channels.
+
+        They become N, channels, spatial.
+        """
+        with self._lock.own:
+            self._channels_last.update(moved)
+
     def fetch_blob(self, name: str) -> npt.NDArray[Any]:
         """A copy of tensor blob `name`; of a sequence a list of arrays, and of an optional without a value None.
 
@@ -200,6 +221,8 @@ class Workspace:
 
         A blob that a net does not keep is not available after the run, because its memory is reused.
         """
+        if name in self._channels_last and not self.has_blob(name):
+            return np.ascontiguousarray(np.moveaxis(self.fetch_blob(self._channels_last[name]), -1, 1))
         blob = self.get_blob(name)
         if isinstance(blob.value, Variant):
             return cast(npt.NDArray[Any], blob.value.fetched(texts=self.texts))
@@ -233,13 +256,17 @@ class Workspace:
     ) -> Net:
         """Build a net here and keep it under its name.
 
-        `net_type` and `num_workers` default to the def's own (`type`, else simple; `num_workers`). Raises SchemaError
-        for an empty or used name (unless `overwrite`) and whatever building the net raises.
+        `net_type` and `num_workers` default to the def's own (`type`, else simple; `num_workers`). A def that names a
+        form (`register_form`) is brought into it first. Raises SchemaError for an empty or used name (unless
+        `overwrite`) and whatever building the net raises.
         """
         if not definition.name:
             raise SchemaError("a net needs a name")
         if definition.name in self._nets and not overwrite:
             raise SchemaError(f"net {definition.name!r} already exists; pass overwrite=True to replace it")
+        forms = [_forms.get(argument.s.decode()) for argument in definition.arg if argument.name == FORM]
+        for make in filter(None, forms):
+            definition = make(definition, self)
         net = self.build_net(definition, net_type, num_workers)
         with self._lock.own:
             other = self._nets.get(definition.name)

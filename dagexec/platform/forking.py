@@ -5,8 +5,6 @@ What the parent's other threads were at stays as it was at that moment, and nobo
 - an object whose threads are gone, or that shares a lock with them, is told (`reset_after_fork`);
 - a lock that guards a few assignments is nobody's in the child (`ProcessLock`);
 - what takes longer, and cannot be found half done, is waited for before the process forks (`without_fork`).
-
-A team of OpenMP threads is let go of before the fork, see `dagexec.platform.teams`.
 """
 
 from __future__ import annotations

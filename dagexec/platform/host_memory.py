@@ -31,11 +31,15 @@ import numpy.typing as npt
 from dagexec.errors import ResourceError
 from dagexec.platform.cgroups import control_groups, memory_left, memory_limit
 from dagexec.platform.library_pages import give_back_library_pages
+from dagexec.platform.threads import threads
 
 Array = npt.NDArray[Any]
 
 _MEMORY_INFO = "/proc/meminfo"
 _OVERCOMMIT = "/proc/sys/vm/overcommit_memory"
+_UNDEFINED = 0xA5
+"""A byte of memory that nobody has written to yet, where that matters: four are about -3e-16 as a float32."""
+
 _LINE = 64  # bytes: a cache line, and the widest vector register
 _FRESH = 0.05  # seconds for which a number is believed
 _FRESH_FOR_SMALL = 1.0  # seconds, for less than a part of it
@@ -207,13 +211,18 @@ _committed_memory = CommittedMemory()
 
 
 def aligned_bytes(nbytes: int, what: str) -> npt.NDArray[np.uint8]:
-    """`nbytes` new bytes on a cache line. Raises ResourceError, saying `what` they are, when they are not to be had."""
+    """`nbytes` new bytes on a cache line. Raises ResourceError, saying `what` they are, when they are not to be had.
+
+    In a controlled schedule they are never what the one before has left there, which may well be the right values.
+    """
     check_fits(nbytes, what)
     try:
         raw = np.empty(nbytes + _LINE, np.uint8)
     except MemoryError:
         raise ResourceError(f"{what} of {nbytes:,} bytes: the system refused the allocation") from None
     commit(raw, nbytes)
+    if not threads().concurrent:
+        raw.fill(_UNDEFINED)
     offset = -raw.ctypes.data % _LINE
     return raw[offset : offset + nbytes]
 

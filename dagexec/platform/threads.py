@@ -102,6 +102,10 @@ class Threads(ABC):
     def call_later(self, seconds: float, function: Callable[[], object]) -> Timer:
         """Call `function` on a thread of its own, `seconds` from now."""
 
+    @abstractmethod
+    def point(self, doing: str) -> None:
+        """A place where another thread may go on before the caller, who is about to be `doing` something, does."""
+
     def call_briefly(self, seconds: float, function: Callable[[], object]) -> Timer:
         """Call `function`, which blocks for no longer than a lock is held, `seconds` from now.
 
@@ -125,6 +129,9 @@ class SystemThreads(Threads):
         return thread
 
     monotonic = staticmethod(time.monotonic)
+
+    def point(self, doing: str) -> None:
+        """Threads go on as they like."""
 
     def call_later(self, seconds: float, function: Callable[[], object]) -> Timer:
         timer = threading.Timer(seconds, function)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dagexec.core.arguments import Arguments
 from dagexec.core.drawing.layers import layered
 from dagexec.core.drawing.modules import Group, module_tree
 from dagexec.core.drawing.names import operator_name
@@ -52,7 +51,6 @@ class GraphSection:
 
     def _operator(self, index: int, name: str, chain: int) -> Json:
         definition = self.plan.graph.operators[index]
-        arguments = Arguments(definition, definition.type)
         cost = None if self.types is None else self.types.costs[index]
         kinds = [] if self.types is None else self.types.outputs[index]
         found: Json = {
@@ -63,7 +61,6 @@ class GraphSection:
             "outputs": list(definition.output),
             "shapes": ["unknown until it runs" if kind is None else str(kind) for kind in kinds],
             "engine": definition.engine or "default",
-            "threads": max(arguments.int(name, 1) for name in ("threads", "max_threads")),
         }
         if cost is not None:
             found |= {"flops": cost.flops, "bytes": cost.bytes_read + cost.bytes_written}

@@ -43,6 +43,17 @@ class HazardsSection:
             }
             for found in self.proof.overwritten
         ]
+        findings += [
+            {
+                "text": str(found),
+                "kind": found.kind.name,
+                "resource": found.memory,
+                "earlier": found.operator,
+                "later": found.operator,
+                "missing": found.what,
+            }
+            for found in self.proof.faults
+        ]
         return {"holds": self.proof.holds, "pairs": self.proof.pairs_checked, "findings": findings}
 
 

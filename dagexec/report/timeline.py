@@ -32,7 +32,9 @@ class TimelineSection:
         traced = self.trace.runs[self.run]
         chains = sorted((one for one in self.trace.chains if one.run == self.run), key=lambda one: one.start)
         origin = min([traced.started, *(one.start for one in chains)])
-        threads = sorted({one.thread for one in chains}, key=lambda name: (len(name), name))
+        threads = sorted(
+            {one.thread for one in (*chains, *self.trace.work_of(self.run))}, key=lambda name: (len(name), name)
+        )
         lane_of = {thread: number for number, thread in enumerate(threads)}
         streams = self._streams()
         found: Json = {
@@ -46,7 +48,7 @@ class TimelineSection:
         return found if self.bounds is None else found | _bounds(self.bounds, origin)
 
     def _worker(self, thread: str, chains: Sequence[ChainSpan], origin: int) -> Json:
-        of_run = [one for one in self.trace.spans if one.run == self.run and one.thread == thread and one.is_whole]
+        of_run = [one for one in self.trace.work_of(self.run) if one.thread == thread]
         waits = [one for one in self.trace.event_waits if one.run == self.run and one.thread == thread]
         return {
             "name": thread,

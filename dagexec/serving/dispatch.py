@@ -271,16 +271,13 @@ class Dispatcher:
             self._announce_empty()
         self.have_turns()
 
-    def add(self, replica: Replica, lone: Replica | None) -> tuple[bool, Request | None]:
-        """A replica that was made later: whether it is taken on, and the request that has it now.
-
-        With `lone`, an older one is for requests that come one at a time from here on.
-        """
+    def add(self, replica: Replica) -> tuple[bool, Request | None]:
+        """A replica that was made later: whether it is taken on, and the request that has it now."""
         self._charge_arenas_of(replica)
         with self._lock:
             if self.state.shut:
                 return False, None
-            return True, self.state.add(replica, lone, self._now())
+            return True, self.state.add(replica, self._now())
 
     def cancel(self, request: Request, error: DagexecError) -> bool:
         """End `request` with `error` as soon as no worker works for it; at once while its replica is prepared.

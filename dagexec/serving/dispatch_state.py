@@ -6,10 +6,6 @@ queue (admitted, no replica is free), on a replica, or over. Whoever frees a rep
 queue, which makes room for the next one to be admitted. Idle replicas are used in turn, the one least recently used
 first.
 
-One replica may be `lone`: its runs use all cores, and the other replicas one each. It serves requests while they come
-one at a time, and is set aside from when one came while another was running until several in a row found nothing
-running.
-
 Where requests are joined, a replica is given to a `Batch` of them; they are its members meanwhile. Then requests may
 wait in the queue while a replica is idle, for others to join them, until `next_due`. The members of a joined run that
 failed run again, each alone and before all others.
@@ -49,7 +45,6 @@ class DispatchState:
 
     Attributes:
         replicas: all of them.
-        lone: the one for requests that come one at a time, if there is one.
         idle: those that serve nobody, the one whose turn it is first.
         kept: those that serve nobody and that threads keep for their next call.
         queue: admitted requests.
@@ -75,9 +70,6 @@ class DispatchState:
         self._name = name
         self._options = options
         self.replicas = list(replicas)
-        self.lone: Replica | None = None
-        self._is_aside = False  # `lone` is neither idle nor running
-        self._crowd = 0  # how many requests have to come alone before `lone` serves again
         self.joins = options.max_batch > 1
         self.hurries = False
         self._to_be_alone = ALONE_AGAIN  # how many requests have to find nobody here before one does not wait
@@ -114,16 +106,12 @@ class DispatchState:
             self.outcomes["timed_out"] += 1
             raise timed_out(self._name, request)
         if request.pinned is not None:
-            if self._is_aside and request.pinned is self.lone:
-                self._bring_back()
             if request.pinned not in self.idle:
                 self.pinned.push(request)
                 return None
             self.assign(request.pinned, request, now)
             self.idle.remove(request.pinned)
             return request
-        if self.lone is not None:
-            self._count_arrival(self.lone)
         if self.joins:
             self._has_company()
         if request.caller:
@@ -189,7 +177,7 @@ class DispatchState:
     def is_short(self, replica: Replica) -> bool:
         """Whether runs of `replica` are for turns of an event loop."""
         known = replica.io_binding
-        if known is None or known.seconds_at_best > MAX_QUEUED:
+        if known is None or known.is_shared or known.seconds_at_best > MAX_QUEUED:
             return False
         alike = (one.io_binding for one in self.replicas)  # one that was made later was only measured in a crowd
         return any(
@@ -210,8 +198,6 @@ class DispatchState:
             return False
         if self.joins and self._has_company():
             return False
-        if self.lone is not None:
-            self._count_arrival(self.lone)
         if not (keeper or self.idle):
             return False
         replica = self.kept.by_thread[caller] if keeper else self.idle[0]
@@ -241,7 +227,7 @@ class DispatchState:
         """
         if not request.over:
             request.over = True
-            request.steps = None
+            request.steps = request.run = None
             self.outcomes[outcome] += 1
             if outcome == "completed":
                 self.times.append((request.begun - request.created, now - request.begun))
@@ -252,17 +238,14 @@ class DispatchState:
             return request.replica is None
         if request.replica is not None:
             del self.running[request.caller]
-            if self._crowd and request.replica is self.lone:
-                self._is_aside = True
-            else:
-                self.idle += (request.replica,)
+            self.idle += (request.replica,)
             request.replica = None
         return True
 
     def _keeps(self, request: Request, now: float) -> bool:
         """True when the thread whose inline run is over keeps its replica, while others, no more urgent, wait."""
         replica, first = request.replica, self.queue.head()
-        if replica is None or replica is self.lone or first is None or first.priority > request.priority:
+        if replica is None or first is None or first.priority > request.priority:
             return False
         nobody_else = not (self.pinned.waiting or self.shut or self.joins)
         return nobody_else and self.kept.leave(request.caller, replica, request.begun, now)
@@ -286,8 +269,7 @@ class DispatchState:
     def unused(self) -> list[Replica]:
         """The replicas that serve nobody, less one whose thread was interrupted when it had just taken it."""
         taken = [request.replica for request in self.running.values()]
-        aside = [self.lone] if self.lone is not None and self._is_aside else []
-        return [replica for replica in (*self.idle, *aside) if replica not in taken]
+        return [replica for replica in self.idle if replica not in taken]
 
     def withdraw(self, request: Request) -> None:
         """A request that waits will not be served; in the queue it makes room for the next one."""
@@ -305,39 +287,20 @@ class DispatchState:
         request.replica = None
         return self._give(replica, now)
 
-    def add(self, replica: Replica, lone: Replica | None, now: float) -> Request | None:
-        """A replica that was made later; `lone` is what it is from here on. Who has the new one; None when it is idle.
-
-        `lone` is another one than `replica`.
-        """
+    def add(self, replica: Replica, now: float) -> Request | None:
+        """A replica that was made later: who has it. None when it is idle."""
         self.replicas.append(replica)
         self.begun.append(0)
-        self.lone = lone
         return self._give(replica, now)
 
     def _give(self, replica: Replica, now: float) -> Request | None:
-        """`replica` is free: who has it next. None when it is idle, or set aside."""
+        """`replica` is free: who has it next. None when it is idle."""
         following = self._next(replica, now)
         if following is not None:
             self.assign(replica, following, now)
-        elif self._crowd and replica is self.lone:
-            self._is_aside = True
         else:
             self.idle.append(replica)
         return following
-
-    def _count_arrival(self, lone: Replica) -> None:
-        """A request comes: `lone` is set aside if another is running, and goes first after enough that were alone."""
-        if self.running or self.queue.waiting or self.kept.by_thread:
-            self._crowd = ALONE_AGAIN
-            if lone in self.idle:
-                self._is_aside = True
-                self.idle.remove(lone)
-            return
-        if self._crowd:
-            self._crowd -= 1
-        if not self._crowd and self.idle and self.idle[0] is not lone:
-            self._bring_back()
 
     def _has_company(self) -> bool:
         """A request comes: whether it waits for others to join it, as do those after it."""
@@ -347,14 +310,6 @@ class DispatchState:
             self._to_be_alone -= 1
         self.expects_company = bool(self._to_be_alone) and self._options.max_wait > 0
         return self.expects_company
-
-    def _bring_back(self) -> None:
-        """`lone`, which serves nobody, is the first of the idle ones."""
-        assert self.lone is not None
-        if self.lone in self.idle:
-            self.idle.remove(self.lone)
-        self.idle.appendleft(self.lone)
-        self._is_aside = False
 
     def leave_batch(self, request: Request, error: DagexecError, now: float) -> bool:
         """A member of a joined run is over with `error`, and the run goes on for the others, if there are any.
@@ -406,8 +361,6 @@ class DispatchState:
             if request.pinned is replica:
                 self.pinned.remove(request)
                 return request
-        if self._crowd and replica is self.lone:
-            return None
         if self.again.waiting:
             return self.again.pop()
         if not (self.queue.waiting or self.awaiting_admission.waiting):

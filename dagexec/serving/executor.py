@@ -33,7 +33,6 @@ from dagexec.core.variant import Variant
 from dagexec.core.workspace import Workspace
 from dagexec.errors import ClosedError, DagexecError, FeedError, RunCancelledError, ShapeError
 from dagexec.options import CompileOptions, Shapes
-from dagexec.platform import teams
 from dagexec.platform.closing import Closing
 from dagexec.platform.deadline import check_stop
 from dagexec.platform.garbage_collection import garbage_collection_paused
@@ -146,20 +145,12 @@ class Executor(Closing):
             self._growth = Growth(self._dispatcher, self._replicas, place, self._pooled.serve)
         self.graph = self._replicas.graph
         self._inline: InlineRuns | None = None
-        teams = options.operator_threads > 1
-        alone = options.first_replicas <= (1 if teams else self.num_workers)
+        few = options.first_replicas <= self.num_workers
         plain = self._telemetry is None and line_observer() is None
-        if plain and alone and self.net().on_host:
-            in_sequence = self.num_workers == 1 or options.net_type == "simple"
-            self._inline = InlineRuns(self._dispatcher, self._pooled, in_sequence, teams, self._batching)
+        if plain and few and self.net().on_host:
+            self._inline = InlineRuns(self._dispatcher, self._pooled, self._batching)
         self._turns: Turns | None = None
-        if (
-            self._inline is not None
-            and in_sequence
-            and not teams
-            and options.max_queued is None
-            and options.max_batch == 1
-        ):
+        if self._inline is not None and options.max_queued is None and options.max_batch == 1:
             self._turns = Turns(self._dispatcher, self._pooled, self._inline)
 
     def _new_place(self) -> Place:
@@ -250,7 +241,7 @@ class Executor(Closing):
             raise
         try:
             if self._inline is not None and timeout is None and trace is None and priority.__class__ is int:
-                results = self._inline.run(given, names, out)
+                results = self._inline.run(given, names, out, priority)
                 if results is not None:
                     return results
                 if (fitting := self._inline.fitting(given)) is not None:
@@ -529,12 +520,9 @@ class Executor(Closing):
         checked: Mapping[str, Array] = check_feeds(self.model, feeds, self._needed)
         if self._batching is not None:
             checked = self._batching.padded(checked)
-        try:
-            for replica in self._replicas.members:
-                check_stop()
-                self._warm(replica, checked)
-        finally:
-            teams.leave()  # the calling thread may not be the one that serves requests
+        for replica in self._replicas.members:
+            check_stop()
+            self._warm(replica, checked)
 
     def _warm(self, replica: Replica, feeds: Mapping[str, Array]) -> None:
         wait = self._new_wait()

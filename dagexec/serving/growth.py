@@ -1,8 +1,7 @@
 """More replicas while requests have to wait, for an executor whose user did not say how many.
 
-A lone request is served fastest by a net whose operators share all cores; several at once by a replica a core with one
-thread each, where nobody waits for a team. So the executor begins with one net for lone requests, and makes the others
-when requests come side by side for the first time (`dispatch_state` says who gets which). Results have the same bytes.
+The executor begins with one, whose runs are on all cores that nothing else runs on, and makes the others when requests
+come side by side for the first time. As many runs as cores have one each.
 
 The threads that ask compute with these replicas. Where runs are short, there comes to be one for each of them: to put
 a thread to sleep and wake another takes as long as the run. Until it is made, a thread waits for one of the others.
@@ -69,7 +68,6 @@ class Growth:
         self._place = place
         self._serve = serve
         self._first = replicas.members[0]
-        self._for_lone_runs = self._first.net.uses_several_threads
         self._lock = threads().lock()  # held while a replica is made
         self._over = False
 
@@ -96,13 +94,13 @@ class Growth:
     def _most(self, of_thread: bool) -> int:
         binding = self._first.io_binding
         short = of_thread and binding is not None and binding.estimated_seconds <= SHORT_SECONDS
-        return (MOST_FOR_SHORT if short else available_cores()) + self._for_lone_runs
+        return MOST_FOR_SHORT if short else available_cores()
 
     def _grow(self) -> None:
         """On a worker: make one more, and give it to who waits."""
         following: Request | None = None
         try:
-            replica = self._replicas.make(one_thread=self._for_lone_runs, portions=self._most(of_thread=True))
+            replica = self._replicas.make(portions=self._most(of_thread=True))
             following = self._add(replica)
         except DagexecError as error:
             self._give_up(error)
@@ -117,9 +115,7 @@ class Growth:
 
     def _add(self, replica: Replica) -> Request | None:
         self._replicas.members.append(replica)  # first: whoever closes the executor now closes its net
-        enough = len(self._replicas.members) > available_cores()
-        lone = self._first if self._for_lone_runs and enough else None
-        added, following = self._dispatcher.add(replica, lone)
+        added, following = self._dispatcher.add(replica)
         if not added:
             self._over = True
             replica.net.close()

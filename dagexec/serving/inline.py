@@ -1,14 +1,13 @@
-"""Inline runs: a request in the thread of its caller, when a replica is idle and workers could not share the work.
+"""Inline runs: a request in the thread of its caller, when a replica is idle.
 
-Handing a run to a worker and waiting for it costs tens of microseconds, more than a small net takes. Nothing else is
+Handing a run to a worker and waiting for it costs tens of microseconds, more than a small net takes. Where there is
+something for several threads to do in a run, workers that are idle help (`WorkerPool.run_here`). Nothing else is
 different: the run has a replica of its own, is counted, is waited for by whoever closes the executor, and can be
-stopped between operators.
+stopped between operators, or pieces of them.
 
 On the thread of an event loop that is for short runs, as measured before, of operators that are known to wait for
-nothing. They may have a timeout that is much longer: nothing stops such a run before its end, where that is looked at.
-
-Operators that use several threads have a team of them for each thread that calls them, which takes long to make: then
-only the thread that calls first runs what it asks for.
+nothing, one after another. They may have a timeout that is much longer: nothing stops such a run before its end, where
+that is looked at.
 """
 
 from __future__ import annotations
@@ -19,20 +18,16 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 
 from dagexec.binding.io_binding import Array, Outputs, arrays_like
-from dagexec.binding.replicas import Replica
 from dagexec.core.feeds import Feeds
 from dagexec.core.purity import is_known
 from dagexec.errors import RunCancelledError
-from dagexec.platform import teams
 from dagexec.platform.blocking import working_for
 from dagexec.platform.shutdown import hold_daemon
 from dagexec.platform.threads import ThreadsEndedError, ThreadWait, threads
 from dagexec.scheduler.plan.culprit import NameStep
-from dagexec.scheduler.run.affinity import current_core
 from dagexec.scheduler.run.inline import InlineSteps, run_inline
 from dagexec.serving.batching import Batching
 from dagexec.serving.dispatch import Dispatcher
-from dagexec.serving.dispatch_state import DispatchState
 from dagexec.serving.pooled import PooledRuns
 from dagexec.serving.requests import Request, timed_out
 from dagexec.serving.waiting import EventLoop
@@ -44,27 +39,21 @@ AMPLE = 10
 class InlineRuns:
     """Runs in their callers' threads, with the idle replicas of `dispatcher`."""
 
-    def __init__(
-        self, dispatcher: Dispatcher, pooled: PooledRuns, in_sequence: bool, teams: bool, batching: Batching | None
-    ) -> None:
-        """`in_sequence`: whatever its chains are, no more than one thread works for a run.
-
-        `teams`: operators use several threads. `batching` says how many rows requests have, if they may be joined.
-        """
+    def __init__(self, dispatcher: Dispatcher, pooled: PooledRuns, batching: Batching | None) -> None:
+        """`batching` says how many rows requests have, if they may be joined."""
         self._dispatcher = dispatcher
         self._batching = batching
         self._idle = dispatcher.state.idle
         self._pooled = pooled
-        self._in_sequence = in_sequence
-        self._teams = teams
         self._now = threads().monotonic
-        self._may_wait = False
-        self._asked_of = 0  # replicas, when that was found out
-        self._caller: int | None = None  # the one that has a team
-        self._in_teams: set[int] = set()  # threads whose last run was of a net whose operators have teams
 
     def run(
-        self, feeds: Feeds, names: Sequence[str], out: Mapping[str, Array] | None, timeout: float | None = None
+        self,
+        feeds: Feeds,
+        names: Sequence[str],
+        out: Mapping[str, Array] | None,
+        priority: int = 0,
+        timeout: float | None = None,
     ) -> Outputs | None:
         """The outputs; None when the run has to take the usual way, and nothing has been done.
 
@@ -78,14 +67,14 @@ class InlineRuns:
             if kept is None:
                 return None
             binding = kept.io_binding
-        if binding is None or not (self._in_sequence or binding.in_sequence) or feeds.__class__ is not dict:
+        if binding is None or feeds.__class__ is not dict:
             return None
-        if self._teams and not self._has_team():
+        if binding.is_shared and self._pooled.is_worker():
             return None
         arrays = arrays_like(binding.signature, feeds)
         if arrays is None:
             return None
-        request = Request(feeds, names, out)
+        request = Request(feeds, names, out, priority=priority)
         if timeout is not None:
             request.timeout, request.deadline = timeout, self._now() + timeout
         dispatcher = self._dispatcher
@@ -106,23 +95,13 @@ class InlineRuns:
 
         They are arrays like those that one of the replicas was fed with last, which had been checked.
         """
-        state = self._dispatcher.state
-        if len(state.replicas) != self._asked_of:
-            count = len(state.replicas)
-            self._may_wait = self._batching is None and not self._teams and self._are_for_one_thread(state)
-            self._asked_of = count  # last: Ctrl-C may come before
-        if not self._may_wait or feeds.__class__ is not dict or self._pooled.is_worker():
+        if self._batching is not None or feeds.__class__ is not dict or self._pooled.is_worker():
             return None
-        for replica in state.replicas:
+        for replica in self._dispatcher.state.replicas:
             binding = replica.io_binding
             if binding is not None and (arrays := arrays_like(binding.signature, feeds)) is not None:
                 return dict(zip(binding.fed, arrays, strict=True))
         return None
-
-    def _are_for_one_thread(self, state: DispatchState) -> bool:
-        """True when the runs of all replicas that are given to who waits use a single thread each."""
-        nets = [one.net for one in state.replicas if one is not state.lone]
-        return not any(net.has_teams for net in nets) and (self._in_sequence or all(net.in_list_order for net in nets))
 
     def run_when_free(self, request: Request, wait: ThreadWait, when_queued: Callable[[], object]) -> Outputs:
         """The outputs of `request`, which has been checked: in this thread, as soon as it is given a replica.
@@ -152,21 +131,18 @@ class InlineRuns:
         replica = request.replica
         assert replica is not None
         names, out = request.names, request.out
-        if replica.net.has_teams is not (request.caller in self._in_teams):
-            self._change_team(request.caller)
-        if replica.net.has_teams:
-            teams.require(replica.net.team_threads)
-            if current_core is not None:
-                teams.keep_off(current_core(), replica.net.team_threads)
         known = replica.io_binding
         if arrays is None or known is None or not known.take_in(arrays, names, out):
             replica.feed(request.feeds, names, out)
             known = replica.io_binding
             assert known is not None
-        request.steps = known.steps
-        if request.cancelled is None:
-            run = _run_stoppable if replica.net.has_bodies else run_inline
-            replica.arithmetic.run(run, replica.net.name, known.steps, known.name_step)
+        if known.is_shared:
+            self._pooled.run_with_help(request, replica)
+        else:
+            request.steps = known.steps
+            if request.cancelled is None:
+                run = _run_stoppable if replica.net.has_bodies else run_inline
+                replica.arithmetic.run(run, replica.net.name, known.steps, known.name_step)
         if request.cancelled is not None:
             raise request.cancelled
         if request.timeout != math.inf and self._now() >= request.deadline:
@@ -202,14 +178,14 @@ class InlineRuns:
             binding = self._idle[0].io_binding
         except IndexError:
             return None
-        if binding is None or self._teams or self._dispatcher.state.queue.waiting or not self.waits_for_nothing:
+        if binding is None or binding.is_shared or self._dispatcher.state.queue.waiting or not self.waits_for_nothing:
             return None
         if timeout is not None and not (isinstance(timeout, float | int) and timeout > AMPLE * binding.seconds):
             return None
         if not loop.spend(binding.seconds, alone=not self._dispatcher.state.running):
             return None
         began = self._now()
-        outputs = self.run(feeds, names, out, timeout)
+        outputs = self.run(feeds, names, out, timeout=timeout)
         if outputs is not None:
             binding.took(self._now() - began)
         return outputs
@@ -218,30 +194,6 @@ class InlineRuns:
     def waits_for_nothing(self) -> bool:
         """Operators may be an application's, have a queue, or a loop without end."""
         return all(map(is_known, self._dispatcher.state.replicas[0].net.graph.operators))
-
-    def choose_team(self, replica: Replica) -> None:
-        """The calling thread is about to run the net of `replica`, outside of `run`."""
-        caller = threading.get_ident()
-        if replica.net.has_teams is not (caller in self._in_teams):
-            self._change_team(caller)
-
-    def _change_team(self, caller: int) -> None:
-        """The calling thread is about to run a net whose operators have teams, after one without; or vice versa.
-
-        A team that is not used any more would slow down those that are, as long as its thread lives.
-        """
-        if caller in self._in_teams:
-            self._in_teams.discard(caller)
-            teams.leave()
-        else:
-            self._in_teams.add(caller)
-            teams.enter()
-
-    def _has_team(self) -> bool:
-        caller = threading.get_ident()
-        if self._caller is None:
-            self._caller = caller
-        return self._caller == caller
 
 
 def _run_stoppable(net: str, steps: InlineSteps, name_step: NameStep) -> None:

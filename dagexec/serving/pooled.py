@@ -9,15 +9,18 @@ The last worker to leave a run fetches, and continues with the request that has 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
 from dagexec.binding.io_binding import Outputs
+from dagexec.binding.replicas import Replica
+from dagexec.core.operator import nothing_to_do
 from dagexec.errors import ClosedError, QueueFullError, WorkerLostError
 from dagexec.platform.threads import ThreadsEndedError, is_interruptible, threads
 from dagexec.scheduler.run.inline import run_inline
 from dagexec.scheduler.run.pool import WorkerPool
-from dagexec.scheduler.run.run import task
+from dagexec.scheduler.run.run import Run, task
 from dagexec.serving.dispatch import Dispatcher
 from dagexec.serving.dispatch_state import members_of
 from dagexec.serving.keeping import KEPT_SECONDS
@@ -250,15 +253,31 @@ class PooledRuns:
         if not request.run_net:
             replica.net.prepared()
             return False
-        run = replica.net.new_run(partial(self._over, request, request.block), request.trace)
+        self._pool.submit(self._begun(request, replica, partial(self._over, request, request.block)))
+        return True
+
+    def _begun(self, request: Request, replica: Replica, finished: Callable[[], object]) -> Run:
+        """The run of `request`, whose replica is fed. Raises why it was cancelled, if it was."""
+        run = replica.net.new_run(finished, request.trace)
         run.priority = request.priority
         run.share = self._dispatcher.share
         run.width = self._width
         cancelled = self._dispatcher.started(request, run)
         if cancelled is not None:
             raise cancelled
-        self._pool.submit(run)
-        return True
+        return run
+
+    def run_with_help(self, request: Request, replica: Replica) -> None:
+        """Run `request`, whose replica is fed, in the calling thread; workers that are idle help.
+
+        Raises what goes wrong, and what interrupts the thread when nobody works for the run any more.
+        """
+        run = self._begun(request, replica, nothing_to_do)
+        replica.arithmetic.run(self._pool.run_here, run)
+        run.check_complete()
+        run.raise_error()
+        assert replica.io_binding is not None
+        replica.io_binding.ran(run)
 
     def _drop_abandoned(self, request: Request) -> None:
         """End what nobody can wait for. Raises RunCancelledError if nothing is left of `request`."""
@@ -288,6 +307,8 @@ class PooledRuns:
             assert request.run is not None
             request.run.check_complete()
             request.run.raise_error()
+            if request.replica is not None and request.replica.io_binding is not None:
+                request.replica.io_binding.ran(request.run)
             if request.end_block():
                 request.block += 1
                 request.run = None

@@ -89,7 +89,6 @@ class Turns:
                 return
             try:
                 if request.loop is loop and request.is_prepared:
-                    self._inline.choose_team(replica)
                     self._pooled.run_here(request)
                 else:
                     self._pooled.serve(request)

@@ -176,7 +176,6 @@ def make_case(seed: int, device: str | None = None, net_type: str | None = None)
     options = CompileOptions(
         net_type=net_type or drawn_type,
         num_workers=source.choice((1, 1, 2, 2, 3, 4)),
-        intra_op_threads=1,
         device=None if place == CPU else str(place),  # the net may name others
         streams_per_worker=source.choice((1, 1, 2, 4)),
         replicas=source.choice((1, 1, 2, 3)),

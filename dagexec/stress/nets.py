@@ -24,7 +24,7 @@ from dagexec.core.model import InputInfo, Model
 from dagexec.core.operator_def import op
 from dagexec.core.proto import NetDef
 from dagexec.core.registry import schema_of
-from dagexec.stress.operators import FAILING_OPERATOR, Failure
+from dagexec.stress.operators import FAILING_OPERATOR, PIECED_OPERATOR, Failure
 
 Array = npt.NDArray[Any]
 
@@ -129,6 +129,7 @@ def features_of(net: NetDef) -> Counter[str]:
     found["write-after-read edges"] = sum(1 for hazard in graph.hazards.values() if Hazard.WAR in hazard)
     found["write-after-write edges"] = sum(1 for hazard in graph.hazards.values() if Hazard.WAW in hazard)
     found["views"] = len(graph.views)
+    found["operators in pieces"] = sum(definition.type == PIECED_OPERATOR for definition in net.op)
     found["failing operators"] = sum(definition.type == FAILING_OPERATOR for definition in net.op)
     devices = Counter(str(graph.device(index)) for index in range(len(graph)))
     found["nets on several devices"] = int(len(devices) > 1)
@@ -234,6 +235,7 @@ class _Builder:
     def _makers(self) -> Sequence[tuple[float, Callable[[], None]]]:
         return [
             (5, self._unary),
+            (2, self._pieced),
             (5, self._binary),
             (2, self._many),
             (2, self._scaled),
@@ -326,6 +328,10 @@ class _Builder:
         op_type = self._random.choice(["Tanh", "Sigmoid", "Negative", "Relu", "Abs", "Copy", "Softsign", "Clip"])
         arguments: dict[str, ArgumentValue] = {"min": -1.0, "max": 1.0} if op_type == "Clip" else {}
         self._add(op_type, [x], self._kinds[x], arguments=arguments)
+
+    def _pieced(self) -> None:
+        x = self._floats()
+        self._add(PIECED_OPERATOR, [x], self._kinds[x])
 
     def _binary(self) -> None:
         a = self._floats()

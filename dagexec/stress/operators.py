@@ -1,18 +1,28 @@
-"""The operator of stress tests: it copies its input, or fails in the way that a value it is fed with asks for."""
+"""The operators of stress tests: they copy their input, one by pieces in two phases, and one fails when told to.
+
+How it fails says a value that it is fed with.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import enum
+from functools import cache
 
 import numpy as np
 
 from dagexec.core.dtypes import INT32
 from dagexec.core.operator import Operator, Step
 from dagexec.core.registry import operator
+from dagexec.core.rows import first_axis
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType, first_to_first
 from dagexec.errors import DeviceError
+from dagexec.ops.kernels.tables import can_run, in_phases, shares
 
 FAILING_OPERATOR = "StressFailure"
+PIECED_OPERATOR = "StressPieces"
+
+_PIECES = 4
 
 
 class Failure(enum.IntEnum):
@@ -79,3 +89,46 @@ class StressFailure(Operator):
             np.copyto(y, x)
 
         return step
+
+
+@operator(
+    OpSchema(
+        PIECED_OPERATOR,
+        infer=lambda call: [call.inputs[0]],
+        doc="Y = X, by pieces that workers share. For stress tests only.",
+        input_names=("X",),
+        output_names=("Y",),
+        inplace=first_to_first,
+        rows=first_axis,
+    )
+)
+class StressPieces(Operator):
+    """Copies the bytes of a tensor to memory of its own, each piece over a line of its own, and then from there."""
+
+    def prepare(self) -> Step:
+        """Two phases of pieces; where no machine code runs, one step."""
+        x, y = self.x(0), self.y(0)
+        copy = _copying()
+        if copy is None:
+            return lambda: np.copyto(y, x)
+        buffer = self.working_memory(x.nbytes)
+        parts = [range(part.start, part.stop) for part in shares(x.nbytes, _PIECES)]
+        lines = [self.working_memory(len(part)) for part in parts]
+        first = [
+            [
+                (copy, line.ctypes.data, x.ctypes.data + part.start, len(part), 0),
+                (copy, buffer.ctypes.data + part.start, line.ctypes.data, len(part), 0),
+            ]
+            for part, line in zip(parts, lines, strict=True)
+        ]
+        then = [
+            [(copy, y.ctypes.data + part.start, buffer.ctypes.data + part.start, len(part), 0)]
+            for part in reversed(parts)
+        ]
+        return in_phases([first, then], (x, y, buffer, lines), self.label)
+
+
+@cache
+def _copying() -> int | None:
+    """The address of the C library's memcpy, where native calls can be made."""
+    return ctypes.cast(ctypes.CDLL(None).memcpy, ctypes.c_void_p).value if can_run() else None

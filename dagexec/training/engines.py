@@ -6,7 +6,9 @@ from dagexec.core.arguments import make_argument
 from dagexec.core.device import CPU, Device
 from dagexec.core.proto import NetDef
 from dagexec.core.registry import registered_engines
+from dagexec.core.workspace import FORM, Workspace, register_form
 from dagexec.ops.onednn.binding import library
+from dagexec.training.channels_last import with_channels_last
 from dagexec.training.split_gradients import split_gradients
 
 ONEDNN = "ONEDNN"
@@ -14,16 +16,28 @@ BATCH_INVARIANT = "batch_invariant"
 """The argument by which a row's bytes may depend on its batch; nets for inference do not take it over."""
 
 
-def training_form(net: NetDef) -> NetDef:
+def training_form(net: NetDef, workspace: Workspace) -> NetDef:
     """The net of a training step in the form that is fastest here; `net` itself stays as it is.
 
-    Operators of the host that name no engine name oneDNN's where it computes them; a batch is computed as a whole;
-    gradients are in two operators where a layer before waits for one of them.
+    Operators of the host that name no engine name oneDNN's where it computes them; images have their channels last; a
+    batch is computed as a whole; gradients are in two operators where a layer before waits for one of them. `workspace`
+    has the parameters, and gives what a blob would hold in `net` where it is in another order.
     """
     found = split_gradients(net)
     name_engines(found)
+    found, moved = with_channels_last(found, workspace, ONEDNN)
+    workspace.give_channels_first(moved)
     use_whole_batches(found)
+    kept = [argument for argument in found.arg if argument.name != FORM]
+    del found.arg[:]
+    found.arg.extend(kept)
     return found
+
+
+TRAINING = "training"
+"""The form of nets with gradients that a helper builds, whoever creates them."""
+
+register_form(TRAINING, training_form)
 
 
 def name_engines(net: NetDef, device: Device = CPU) -> None:

@@ -16,14 +16,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from dagexec.core.arguments import make_argument
 from dagexec.core.gradient import Gradient
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.proto import NetDef
-from dagexec.core.workspace import Net, Workspace
+from dagexec.core.workspace import FORM, Net, Workspace
 from dagexec.errors import GradientError, SchemaError
 from dagexec.platform.processor import available_cores
 from dagexec.training.backward import add_gradient_operators
-from dagexec.training.engines import training_form
+from dagexec.training.engines import TRAINING, training_form
 from dagexec.training.layers.dense import DenseLayers
 from dagexec.training.layers.loss import LossLayers
 from dagexec.training.layers.normalization import NormalizationLayers
@@ -87,6 +88,7 @@ class ModelHelper(WindowLayers, DenseLayers, NormalizationLayers, RecurrentLayer
             if definition.HasField("device_option")
         }
         self._gradients = with_own_blobs(trial, gradients, length, devices)
+        trial.arg.append(make_argument(FORM, TRAINING))
         self.net.CopyFrom(trial)
         self._forward_operators = length
         return self.params_to_grad
@@ -106,7 +108,7 @@ class ModelHelper(WindowLayers, DenseLayers, NormalizationLayers, RecurrentLayer
 
         `num_workers` defaults to the cores, of which `simple` uses one. Raises what `Workspace.create_net` raises.
         """
-        return workspace.create_net(training_form(self.net), net_type, num_workers or available_cores())
+        return workspace.create_net(training_form(self.net, workspace), net_type, num_workers or available_cores())
 
     def model(self, outputs: Sequence[str]) -> Model:
         """The model built so far, with these outputs. Later changes to the helper do not reach it.

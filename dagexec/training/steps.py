@@ -14,8 +14,9 @@ from dagexec.core.workspace import Workspace
 from dagexec.errors import SchemaError
 from dagexec.ops.communication import CommonWorld, all_reduce
 from dagexec.scheduler.nets.options import RunOptions
+from dagexec.training.channels_last import with_channels_last
 from dagexec.training.distributed import WORLD, add_all_reduce, check_equal, draw_for_rank, share_of
-from dagexec.training.engines import name_engines, use_whole_batches
+from dagexec.training.engines import ONEDNN, name_engines, use_whole_batches
 from dagexec.training.evaluation import Evaluation, scalar
 from dagexec.training.model_helper import ModelHelper
 from dagexec.training.numerics import with_nan_checks
@@ -70,12 +71,13 @@ class LocalSteps:
             if self._world is not None:
                 add_all_reduce(self.helper)
             task.optimizer.add_updates(self.helper)
+        del self.helper.net.arg[:]  # its form is what is chosen here
         self._metrics = {name: self.helper.blob(blob) for name, blob in results.metrics.items()}
         self.workspace = task_workspace(allow_io)
         self.helper.create(self.workspace)
         if self._world is not None:
             self.workspace.create_blob(WORLD).value = self._world
-        net = split_gradients(self.helper.net)
+        net, _ = with_channels_last(split_gradients(self.helper.net), self.workspace, ONEDNN)
         self._net = with_nan_checks(net) if stop_on_nan else net
         self.activations = Workspace(self.workspace)
         self._evaluation = Evaluation(task, self.workspace, options, device)

@@ -119,7 +119,6 @@ def island_cost(call: OperatorCall, _outputs: Sequence[TensorType]) -> Cost:
         },
         required_args=("runtime", "model", "net", "seal"),
         foreign=True,
-        takes_threads=True,
     )
 )
 class Island(Operator):
@@ -129,12 +128,8 @@ class Island(Operator):
         """Raises ModelFormatError for one that the compiler did not make, and MissingBlobError."""
         super().__init__(definition, workspace, index=index, net=net)
         check_sealed(self.arguments, self.label)
-        self._threads = max(self.arguments.int(name, 1) for name in ("threads", "max_threads"))
         self._session: sessions.IslandSession | None = None
         reset_after_fork(self, Island._forget_session)
-
-    def use_one_thread(self) -> None:
-        self._threads, self._session = 1, None
 
     def _forget_session(self) -> None:
         """In a child: the session is of the parent."""
@@ -161,7 +156,7 @@ class Island(Operator):
             constants = {name: self.x(first + place) for place, name in enumerate(names)}
             message = _parsed(_content(self.arguments), self.label)
             specialized = self.arguments.int("specialized", 0) > 0
-            model = sessions.IslandModel(message, constants, self._threads, specialized)
+            model = sessions.IslandModel(message, constants, 1, specialized)
             runtime = cast(sessions.IslandRuntime, self.arguments.string("runtime", ""))
             self._session = sessions.open_island(runtime, model, self.label, self.definition.output)
         return self._session

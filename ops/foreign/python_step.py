@@ -19,7 +19,7 @@ from dagexec.core.operator import Operator, Step
 from dagexec.core.proto import OperatorDef
 from dagexec.core.python_step import step_of
 from dagexec.core.registry import operator
-from dagexec.core.schema import UNBOUNDED, Cost, OperatorCall, OpSchema, RowsCall, TensorType
+from dagexec.core.schema import FLOPS_PER_SECOND, UNBOUNDED, Cost, OperatorCall, OpSchema, RowsCall, TensorType
 from dagexec.core.tensor_spec import TensorSpec
 from dagexec.core.traits import Rows
 from dagexec.core.workspace import Workspace
@@ -27,7 +27,6 @@ from dagexec.errors import DagexecError, ShapeError
 from dagexec.ops.base.blocks import Array
 
 _CALL_SECONDS = 20e-6  # what calling a function on a few arrays takes at least, checks of its result included
-_FLOPS_PER_SECOND = 50e9  # the rate of `Cost.seconds`
 
 
 @lru_cache(maxsize=1024)
@@ -66,7 +65,7 @@ def python_cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
     """The declared seconds, or those of a call; and the elements once."""
     seconds = call.arguments.float("seconds", _CALL_SECONDS)
     read = sum(kind.nbytes for kind in call.inputs)
-    return Cost(math.ceil(seconds * _FLOPS_PER_SECOND), read, sum(kind.nbytes for kind in outputs))
+    return Cost(math.ceil(seconds * FLOPS_PER_SECOND), read, sum(kind.nbytes for kind in outputs))
 
 
 def _rows(asked: RowsCall) -> list[Rows | None]:

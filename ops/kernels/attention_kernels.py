@@ -15,7 +15,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from dagexec.ops.kernels.assembler import (
+from dagexec.platform.assembler import (
     ADD,
     ADD_INTEGERS,
     FMA,
@@ -42,7 +42,7 @@ from dagexec.ops.kernels.assembler import (
     Assembler,
     Instruction,
 )
-from dagexec.ops.kernels.machine_code import executable
+from dagexec.platform.machine_code import executable
 
 GROUP = 8
 """Keys that are transposed together, and elements of each."""

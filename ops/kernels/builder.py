@@ -23,7 +23,19 @@ from functools import partial
 from itertools import zip_longest
 from typing import TypeVar
 
-from dagexec.ops.kernels.assembler import (
+from dagexec.ops.kernels.registers import (
+    ARGUMENTS,
+    GENERAL,
+    MASK,
+    VECTOR,
+    OutOfRegistersError,
+    Program,
+    Value,
+    joined_moves,
+)
+from dagexec.ops.kernels.registers import Instruction as Written
+from dagexec.ops.kernels.values import Mask, Scalar, Vector
+from dagexec.platform.assembler import (
     ADD_INTEGERS,
     AND,
     EQUAL_TO,
@@ -48,19 +60,7 @@ from dagexec.ops.kernels.assembler import (
     Assembler,
     Instruction,
 )
-from dagexec.ops.kernels.machine_code import executable
-from dagexec.ops.kernels.registers import (
-    ARGUMENTS,
-    GENERAL,
-    MASK,
-    VECTOR,
-    OutOfRegistersError,
-    Program,
-    Value,
-    joined_moves,
-)
-from dagexec.ops.kernels.registers import Instruction as Written
-from dagexec.ops.kernels.values import Mask, Scalar, Vector
+from dagexec.platform.machine_code import executable
 
 __all__ = [
     "BYTES",

@@ -76,7 +76,6 @@ def is_known(link: Link) -> bool:
 
 def chain_step(
     machine: Machine,
-    threads: int,
     links: Sequence[Link],
     x: Array,
     y: Array,
@@ -89,7 +88,7 @@ def chain_step(
     """
     if not all(map(is_known, links)):
         return None
-    return formula_step(machine, threads, _Chain(tuple(links)), (x, *operands), (y,), label)
+    return formula_step(machine, _Chain(tuple(links)), (x, *operands), (y,), label)
 
 
 @dataclass(frozen=True)

@@ -8,20 +8,20 @@ shorter than a vector are not served, nor are those that overlap.
 from __future__ import annotations
 
 from functools import lru_cache
-from itertools import pairwise
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from dagexec.core.native import declare_remade
 from dagexec.core.operator import Step
-from dagexec.ops.kernels.assembler import GREATER
 from dagexec.ops.kernels.builder import BYTES, Builder, Mask, Scalar, Vector
 from dagexec.ops.kernels.machine import Machine
 from dagexec.ops.kernels.narrow_vectors import load_as_floats, store_bfloat16, store_first_uint8, store_uint8
-from dagexec.ops.kernels.native import declare_remade
-from dagexec.ops.kernels.team import team_step
+from dagexec.ops.kernels.sharing import pieces_of_bytes
+from dagexec.ops.kernels.tables import in_pieces, shares
+from dagexec.platform.assembler import GREATER
 
 Array = npt.NDArray[Any]
 
@@ -29,7 +29,7 @@ _TARGETS = {np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)}
 _SOURCES = {np.dtype(kind) for kind in (np.float32, ml_dtypes.bfloat16, np.int32, np.int8, np.uint8, np.bool_)}
 
 
-def convert_step(machine: Machine, threads: int, x: Array, y: Array, label: str) -> Step | None:
+def convert_step(machine: Machine, x: Array, y: Array, label: str) -> Step | None:
     """The step that writes the elements of `x` to `y`, of as many elements and another type, as NumPy converts them.
 
     None where the kernels do not serve: other processors and types, less than a vector, strides, or shared memory.
@@ -42,8 +42,8 @@ def convert_step(machine: Machine, threads: int, x: Array, y: Array, label: str)
 
     def make(x: Array, y: Array, label: str) -> Step:
         whole = x.size // machine.lanes
-        ends = [whole * number // threads for number in range(threads + 1)]
-        parts = [[(start * machine.lanes, stop - start)] for start, stop in pairwise(ends) if start < stop]
+        shared = shares(whole, pieces_of_bytes(x.nbytes + y.nbytes))
+        parts = [[(part.start * machine.lanes, len(part))] for part in shared]
         if x.size % machine.lanes:
             parts[-1].append((x.size - machine.lanes, 1))
         tables = [
@@ -53,7 +53,7 @@ def convert_step(machine: Machine, threads: int, x: Array, y: Array, label: str)
             ]
             for part in parts
         ]
-        return team_step(machine.team, threads, tables, (x, y), label)
+        return in_pieces(tables, (x, y), label)
 
     step = make(x, y, label)
     declare_remade(step, make, (x, y))
@@ -61,7 +61,7 @@ def convert_step(machine: Machine, threads: int, x: Array, y: Array, label: str)
 
 
 def by_range_step(machine: Machine, x: Array, y: Array, scale: Array, zero: Array, label: str) -> Step | None:
-    """The step that quantizes float32 `x` to uint8 `y` by its range, as ONNX's DynamicQuantizeLinear: on one thread.
+    """The step that quantizes float32 `x` to uint8 `y` by its range, as ONNX's DynamicQuantizeLinear: in one piece.
 
     scale = (max - min) / 255 and zero = round(-min / scale), the range taken to include 0; of nothing but 0 the scale
     is 1. NaN counts as 0. `scale`, float32, and `zero`, uint8, are arrays of one element. None where the kernel does
@@ -75,7 +75,7 @@ def by_range_step(machine: Machine, x: Array, y: Array, scale: Array, zero: Arra
     def make(x: Array, y: Array, scale: Array, zero: Array, label: str) -> Step:
         fields = np.array([x.size, x.ctypes.data, y.ctypes.data, scale.ctypes.data, zero.ctypes.data], np.int64)
         calls = [[(kernel, fields.ctypes.data, 0, 0, 0)]]
-        return team_step(machine.team, 1, calls, (fields, x, y, scale, zero), label)
+        return in_pieces(calls, (fields, x, y, scale, zero), label)
 
     step = make(x, y, scale, zero, label)
     declare_remade(step, make, (x, y, scale, zero))

@@ -1,7 +1,7 @@
 """Strided copies: what Transpose, Slice, Split, Concat and Expand come to, by the kernels of `copy_kernels`.
 
 Axes that lie in memory alike are joined. Rows that are packed on both sides are copied as vectors; where another axis
-is packed in the source, squares of 8 x 8 are transposed. Threads share the work; bytes are moved as they are.
+is packed in the source, squares of 8 x 8 are transposed. Bytes are moved as they are.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dagexec.core.native import declare_remade
 from dagexec.core.operator import Step
 from dagexec.ops.kernels.copy_kernels import (
     ACROSS_BLOCKS,
@@ -26,8 +27,8 @@ from dagexec.ops.kernels.copy_kernels import (
     transposing_kernel,
 )
 from dagexec.ops.kernels.machine import Machine
-from dagexec.ops.kernels.native import declare_remade
-from dagexec.ops.kernels.team import team_step
+from dagexec.ops.kernels.sharing import pieces_of_bytes
+from dagexec.ops.kernels.tables import in_pieces
 
 Array = npt.NDArray[Any]
 
@@ -47,7 +48,7 @@ class Axis:
     target: int
 
 
-def copy_step(machine: Machine, threads: int, pairs: Sequence[tuple[Array, Array]], label: str) -> Step | None:
+def copy_step(machine: Machine, pairs: Sequence[tuple[Array, Array]], label: str) -> Step | None:
     """The step that copies the first array of each pair, of any strides, to the second, of the same shape and type.
 
     None where the kernels do not serve: other processors, objects, and elements of less than four bytes whose rows are
@@ -57,14 +58,16 @@ def copy_step(machine: Machine, threads: int, pairs: Sequence[tuple[Array, Array
     if not pairs or any(plan is None for plan in plans):
         return None
 
+    pieces = pieces_of_bytes(2 * sum(target.nbytes for _, target in pairs))
+
     def make(*arrays_and_label: Any) -> Step:
         *arrays, label = arrays_and_label
-        tables: list[list[_Call]] = [[] for _ in range(threads)]
+        tables: list[list[_Call]] = [[] for _ in range(pieces)]
         kept: list[Array] = []
         for plan, source, target in zip(plans, arrays[::2], arrays[1::2], strict=True):
             assert plan is not None
             plan.share(source.ctypes.data, target.ctypes.data, tables, kept)
-        return team_step(machine.team, threads, tables, (kept, arrays), label)
+        return in_pieces(tables, (kept, arrays), label)
 
     arrays = [array for pair in pairs for array in pair]
     step = make(*arrays, label)
@@ -94,7 +97,7 @@ class _Plan:
         whole: that of the one for all parts but the last, which leave nothing over.
         fields: its numbers.
         outer: the axes over which it is called.
-        counted: the place of a number that counts steps along `inner`, which threads may divide.
+        counted: the place of a number that counts steps along `inner`, which pieces may divide.
         inner: these steps; one where there is nothing to divide.
     """
 
@@ -106,14 +109,14 @@ class _Plan:
     inner: Axis = Axis(1, 0, 0)
 
     def share(self, source: int, target: int, tables: Sequence[list[_Call]], kept: list[Array]) -> None:
-        """Add its calls to the tables, a table a thread, and to `kept` the numbers that they read."""
+        """Add its calls to the tables, one for each piece, and to `kept` the numbers that they read."""
         calls = list(self._calls(source, target, len(tables), kept))
         for number, table in enumerate(tables):
             table += calls[len(calls) * number // len(tables) : len(calls) * (number + 1) // len(tables)]
 
-    def _calls(self, source: int, target: int, threads: int, kept: list[Array]) -> Iterator[_Call]:
+    def _calls(self, source: int, target: int, pieces: int, kept: list[Array]) -> Iterator[_Call]:
         """All of its calls."""
-        parts = min(self.inner.size, 1 if math.prod(axis.size for axis in self.outer) >= threads else threads)
+        parts = min(self.inner.size, 1 if math.prod(axis.size for axis in self.outer) >= pieces else pieces)
         ends = [self.inner.size * number // parts for number in range(parts + 1)]
         for start, stop in pairwise(ends):
             fields = np.array(self.fields, np.int64)

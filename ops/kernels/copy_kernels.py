@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 
-from dagexec.ops.kernels.assembler import (
+from dagexec.ops.kernels.builder import BYTES, Builder, Scalar, Vector
+from dagexec.platform.assembler import (
     GREATER,
     LESS,
     PERMUTE_HALVES,
@@ -17,7 +18,6 @@ from dagexec.ops.kernels.assembler import (
     UNPACK_HIGH,
     UNPACK_LOW,
 )
-from dagexec.ops.kernels.builder import BYTES, Builder, Scalar, Vector
 
 _EachBlock = Callable[[Scalar, Scalar, int], None]
 

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import groupby
 
-from dagexec.ops.kernels.assembler import (
+from dagexec.ops.kernels.post_ops import TEMPORARIES, PostOp, write_post_op
+from dagexec.platform.assembler import (
     ADD,
     FMA,
     PERMUTE,
@@ -37,8 +38,7 @@ from dagexec.ops.kernels.assembler import (
     ZERO,
     Assembler,
 )
-from dagexec.ops.kernels.machine_code import executable
-from dagexec.ops.kernels.post_ops import TEMPORARIES, PostOp, write_post_op
+from dagexec.platform.machine_code import executable
 
 ROWS, ROW_BYTES, VECTORS, SOURCE_STEP, BIAS, OTHER = range(6)
 """Places of the 64-bit numbers that rcx points to: rows of taps, bytes from the image's row of one to that of the next,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import lru_cache
 from itertools import pairwise
 
-from dagexec.ops.kernels.assembler import (
+from dagexec.platform.assembler import (
     ADD,
     FMA,
     R8,
@@ -30,7 +30,7 @@ from dagexec.ops.kernels.assembler import (
     RSI,
     Assembler,
 )
-from dagexec.ops.kernels.machine_code import executable
+from dagexec.platform.machine_code import executable
 
 MOST_ROWS = {8: 3, 16: 4}
 """By lanes, the most rows of X that are multiplied together: with four units their sums take most registers."""

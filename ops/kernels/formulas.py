@@ -7,7 +7,7 @@ once and every result written once, where NumPy's passes go through memory for e
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import pairwise, product
 from typing import Any
@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dagexec.core.native import declare_remade
 from dagexec.core.operator import Step
 from dagexec.ops.base.pieces import is_same_memory
 from dagexec.ops.kernels.builder import BYTES, Builder, Mask, Scalar, Vector, fitting
 from dagexec.ops.kernels.machine import Machine
-from dagexec.ops.kernels.native import declare_remade
-from dagexec.ops.kernels.team import team_step
+from dagexec.ops.kernels.sharing import pieces_of_bytes
+from dagexec.ops.kernels.tables import in_pieces, shares
 
 Array = npt.NDArray[Any]
 
@@ -34,7 +35,6 @@ _MOST_WORK = 1000
 
 def formula_step(
     machine: Machine,
-    threads: int,
     formula: Formula,
     inputs: Sequence[Array],
     outputs: Sequence[Array],
@@ -46,6 +46,43 @@ def formula_step(
     kernels do not serve: other processors, types or strides, more than there are registers for, or inputs that are
     overwritten before they are read.
     """
+    arrays = (*outputs, *inputs)
+    found = _layout(machine, formula, inputs, outputs)
+    if found is None:
+        return None
+    kernel, sizes, strides, is_remade = found
+
+    pieces = pieces_of_bytes(len(arrays) * outputs[0].nbytes)
+
+    def make(*arrays_and_label: Any) -> Step:
+        *arrays, label = arrays_and_label
+        plan = _Plan(kernel, sizes, strides, [array.ctypes.data for array in arrays])
+        return in_pieces(plan.tables(pieces, machine.lanes), (plan, arrays), label)
+
+    step = make(*arrays, label)
+    if is_remade:
+        declare_remade(step, make, arrays)
+    return step
+
+
+def formula_call(
+    machine: Machine, formula: Formula, inputs: Sequence[Array], outputs: Sequence[Array]
+) -> tuple[int, list[int]] | None:
+    """The kernel that computes matrices, and the numbers that it takes (`formula_kernel`); None as `formula_step`."""
+    found = _layout(machine, formula, inputs, outputs)
+    if found is None:
+        return None
+    kernel, (*outer, rows, count), strides, _ = found
+    if outer:
+        return None
+    addresses = [array.ctypes.data for array in (*outputs, *inputs)]
+    return kernel, [rows, count, *addresses, *(one[-2] for one in strides)]
+
+
+def _layout(
+    machine: Machine, formula: Formula, inputs: Sequence[Array], outputs: Sequence[Array]
+) -> tuple[int, tuple[int, ...], list[tuple[int, ...]], bool] | None:
+    """The kernel, the sizes of few axes and all arrays' strides along these; and whether it serves other arrays."""
     arrays = (*outputs, *inputs)
     shape = outputs[0].shape
     views = [np.broadcast_to(array, shape) for array in arrays]
@@ -63,18 +100,7 @@ def formula_step(
     is_remade = kernel is not None
     if kernel is None:
         kernel = formula_kernel(formula, count, _shared(arrays, own, strides), machine.lanes)
-        if kernel is None:
-            return None
-
-    def make(*arrays_and_label: Any) -> Step:
-        *arrays, label = arrays_and_label
-        plan = _Plan(kernel, sizes, strides, [array.ctypes.data for array in arrays])
-        return team_step(machine.team, threads, plan.tables(threads, machine.lanes), (plan, arrays), label)
-
-    step = make(*arrays, label)
-    if is_remade:
-        declare_remade(step, make, arrays)
-    return step
+    return None if kernel is None else (kernel, sizes, strides, is_remade)
 
 
 Sources = tuple[int | None, ...]
@@ -136,22 +162,22 @@ class _Plan:
         self._kernel, self._shape, self._strides, self._addresses = kernel, shape, strides, addresses
         self._kept: list[Array] = []
 
-    def tables(self, threads: int, lanes: int) -> list[list[tuple[int, int, int, int, int]]]:
-        """A table a thread: of the outer axes, rows, or parts of rows that are whole vectors."""
+    def tables(self, pieces: int, lanes: int) -> list[list[tuple[int, int, int, int, int]]]:
+        """A table a piece: of the outer axes, rows, or parts of rows that are whole vectors."""
         *outer, rows, count = self._shape
-        parts = [(range(*pair), range(count)) for pair in _parts(rows, threads)]
-        if rows < threads:
-            ends = [min(count, -(-count * number // threads // lanes) * lanes) for number in range(threads + 1)]
+        parts = [(part, range(count)) for part in shares(rows, pieces)]
+        if rows < pieces:
+            ends = [min(count, -(-count * number // pieces // lanes) * lanes) for number in range(pieces + 1)]
             parts = [(range(rows), range(*pair)) for pair in pairwise(ends)]
-        tables: list[list[tuple[int, int, int, int, int]]] = [[] for _ in range(threads)]
-        if math.prod(outer) >= threads:
+        tables: list[list[tuple[int, int, int, int, int]]] = [[] for _ in range(pieces)]
+        if math.prod(outer) >= pieces:
             parts = [(range(rows), range(count))]
         places = list(product(*map(range, outer)))
         for number, (rows_of_part, columns) in enumerate(parts):
             for which, place in enumerate(places):
-                thread = number if len(parts) > 1 else which * threads // len(places)
+                piece = number if len(parts) > 1 else which * pieces // len(places)
                 if len(rows_of_part) and len(columns):
-                    tables[thread].append(self._call(place, rows_of_part, columns))
+                    tables[piece].append(self._call(place, rows_of_part, columns))
         return tables
 
     def _call(self, outer: Sequence[int], rows: range, columns: range) -> tuple[int, int, int, int, int]:
@@ -163,10 +189,6 @@ class _Plan:
         fields = np.array([len(rows), len(columns), *addresses, *(steps[-2] for steps in self._strides)], np.int64)
         self._kept.append(fields)
         return self._kernel, fields.ctypes.data, 0, 0, 0
-
-
-def _parts(count: int, parts: int) -> Iterator[tuple[int, int]]:
-    return pairwise(count * number // parts for number in range(parts + 1))
 
 
 @lru_cache(maxsize=256)

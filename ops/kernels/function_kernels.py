@@ -19,9 +19,9 @@ GELU = "gelu_erf"
 """The post-op that there is a kernel for."""
 
 
-def gelu_step(machine: Machine, threads: int, x: Array, y: Array, label: str) -> Step | None:
+def gelu_step(machine: Machine, x: Array, y: Array, label: str) -> Step | None:
     """The step that leaves the exact GELU of float32 `x` in `y`, which may be `x`; both are packed.
 
     None where the kernels cannot run, or the arrays are not of that kind.
     """
-    return chain_step(machine, threads, [(GELU, 0.0, 0.0, -1)], x, y, (), label)
+    return chain_step(machine, [(GELU, 0.0, 0.0, -1)], x, y, (), label)

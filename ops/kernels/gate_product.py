@@ -16,7 +16,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.ops.kernels.assembler import (
+from dagexec.platform.assembler import (
     FMA,
     R8,
     R9,
@@ -30,7 +30,7 @@ from dagexec.ops.kernels.assembler import (
     RSI,
     Assembler,
 )
-from dagexec.ops.kernels.machine_code import executable
+from dagexec.platform.machine_code import executable
 
 Call = tuple[int, int, int, int, int]
 """A kernel and its arguments."""

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dagexec.core.native import NativeCall, declare
 from dagexec.core.operator import Step
 from dagexec.core.shapes import element_count
-from dagexec.ops.kernels.machine_code import executable
-from dagexec.ops.kernels.native import NativeCall, declare
+from dagexec.platform.machine_code import executable
 
 Array = npt.NDArray[Any]
 

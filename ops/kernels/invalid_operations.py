@@ -3,21 +3,23 @@
 A processor's maximum gives the other operand for a NaN, so that Relu makes 0 of it. But x86-64 notes every invalid
 operation in a flag of the thread that stays set until it is cleared: one that makes a NaN of numbers, and a maximum, a
 minimum or an ordered comparison that meets a NaN (Intel, "64 and IA-32 Architectures Software Developer's Manual",
-volume 1, 11.5.2.1, and MAXPS in volume 2). So a native call is put between two others: one clears the flag, one looks.
+volume 1, 11.5.2.1, and MAXPS in volume 2). So the native calls of a piece are put between two others: one clears the
+flag, one looks.
 """
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from dagexec.core.native import NativeCall, NativeStep, Phases, Piece, can_run
 from dagexec.core.operator import Step
-from dagexec.ops.kernels.machine_code import executable
-from dagexec.ops.kernels.native import NativeCall, declare, table_code
-from dagexec.ops.kernels.team import Team
+from dagexec.errors import DagexecError
+from dagexec.platform.machine_code import executable
 
 _CLEAR = bytes.fromhex(
     "f30f1efa"  # endbr64
@@ -32,16 +34,12 @@ _NOTE = bytes.fromhex(
 )
 _READ = bytes.fromhex("f30f1efa 8b07 c3")  # return dword [rdi]
 
-_ALL_BITS, _NO_BITS = 0xFFFFFFFF, 0
-
-_Row = tuple[int, int, int, int, int, int]
-
 
 @cache
-def _codes() -> tuple[int, int, int, int] | None:
-    """The addresses of the code that runs tables, clears the flag, notes it, and reads a note; None without."""
-    found = table_code(), executable(_CLEAR), executable(_NOTE), executable(_READ)
-    return None if None in found else found  # type: ignore[return-value]
+def _codes() -> tuple[int, int, int] | None:
+    """The addresses of the code that clears the flag, notes it, and reads a note; None without."""
+    found = executable(_CLEAR), executable(_NOTE), executable(_READ)
+    return None if None in found or not can_run() else found  # type: ignore[return-value]
 
 
 def can_be_seen() -> bool:
@@ -49,73 +47,55 @@ def can_be_seen() -> bool:
     return _codes() is not None
 
 
-@cache
-def _runner(code: int) -> Callable[[int, int], int]:
-    """The machine code of tables as a function of a table and its rows."""
-    return ctypes.CFUNCTYPE(ctypes.c_ssize_t, ctypes.c_void_p, ctypes.c_ssize_t)(code)
-
-
 class Watch:
-    """Notes whether an invalid operation happened in the native calls that it guards. One thread at a time.
+    """Notes whether an invalid operation happened in the steps that it guards.
 
     Attributes:
         note: 1 when one happened, until it is set to 0.
     """
 
-    def __init__(self, team: Team | None) -> None:
-        """`team` is needed for calls whose work is done by a team of threads."""
+    def __init__(self) -> None:
         codes = _codes()
         assert codes is not None, "nothing can be seen here"
-        self._run, clear, self._code, self._read = codes
-        self._clearing: _Row = (clear, 0, 0, 0, 0, _NO_BITS)
-        self._team = team
         self.note = np.zeros(1, np.int32)
+        clear, look, _ = codes
+        self._clear, self._look = self._call(clear), self._call(look)
 
-    def _looking(self, threads: int) -> _Row:
-        """The row that notes what the flags of so many threads say, and clears them."""
-        place = self.note.ctypes.data
-        if threads == 1:
-            return self._code, place, 0, 0, 0, _NO_BITS
-        assert self._team is not None, "the team cannot be asked"
-        return self._team.parallel, self._code, place, threads, 0, _NO_BITS
+    def _call(self, code: int) -> NativeCall:
+        return NativeCall(code, (self.note.ctypes.data, 0, 0, 0), None, _failure, self.note)
 
-    def around(self, step: Step, threads: int) -> Step:
-        """The step that does `step`, the work of so many threads, and notes what happened."""
-        run = _runner(self._run)
-        clear, look = (np.array([row], np.uint64) for row in (self._clearing, self._looking(threads)))
-        places = clear.ctypes.data, look.ctypes.data
+    def around(self, step: Step) -> Step:
+        """The step that does `step`, which is no native calls, and notes what happened."""
+        clear, look = (NativeStep((((call,),),)) for call in (self._clear, self._look))
 
         def watched() -> None:
-            run(places[0], 1)
+            clear()
             step()
-            run(places[1], 1)
+            look()
 
-        watched.keeps = clear, look  # type: ignore[attr-defined]
         return watched
 
-    def guarded(self, call: NativeCall, threads: int, recover: Callable[[], None] | None) -> Step:
-        """The step that does `call` and notes; with `recover` it is called, and the note taken back, after a note.
-
-        It is a native call itself.
-        """
-        rows = [(*call.before, 0, 0, 0, _NO_BITS)] if call.before else []
-        rows += [self._clearing, (call.function, *call.arguments, _ALL_BITS), self._looking(threads)]
-        if recover is not None:
-            rows.append((self._read, self.note.ctypes.data, 0, 0, 0, _ALL_BITS))
-        table = np.array(rows, np.uint64)
-        address, count = table.ctypes.data, len(rows)
-        run = _runner(self._run)
+    def guarded(self, phases: Phases, recover: Callable[[], None] | None) -> Phases:
+        """These phases, whose pieces note; with `recover` it is called, and the note taken back, after a note."""
+        noting = tuple(tuple((self._clear, *piece, self._look) for piece in phase) for phase in phases)
+        if recover is None:
+            return noting
 
         def on_failure() -> None:
-            if recover is None or not self.note[0]:
-                raise call.failure()
             self.note[0] = 0
             recover()
 
-        def step() -> None:
-            if run(address, count):
-                on_failure()
+        read: Piece = (reading(self.note, on_failure),)
+        *before, last = noting
+        return (*before, ((*last[0], *read),)) if len(last) == 1 else (*noting, (read,))
 
-        arguments = (address, count, 0, 0)
-        declare(step, NativeCall(self._run, arguments, None, call.failure, (table, call, self), on_failure))
-        return step
+
+def reading(note: npt.NDArray[Any], on_failure: Callable[[], None]) -> NativeCall:
+    """The call that ends in `on_failure` where the 32 bits at the beginning of `note` are not 0."""
+    codes = _codes()
+    assert codes is not None, "nothing can be seen here"
+    return NativeCall(codes[2], (note.ctypes.data, 0, 0, 0), None, _failure, note, on_failure)
+
+
+def _failure() -> DagexecError:
+    return DagexecError("a note cannot be read")

@@ -12,18 +12,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dagexec.core.native import NativeStep
 from dagexec.core.operator import Step, parts_of
 
 Array = npt.NDArray[Any]
-Tables = Sequence[npt.NDArray[np.uint64]]
 
-_ATTRIBUTE = "native_tables"
 _ARGUMENTS = slice(1, 5)  # columns of a table; before them is the function
-
-
-def declare_tables(step: Step, tables: Tables) -> None:
-    """Say that `step`, a function, runs just these tables of native calls."""
-    setattr(step, _ATTRIBUTE, tables)
 
 
 class TableRebind:
@@ -50,7 +44,7 @@ def table_rebind(step: Step, array: Array) -> TableRebind | None:
     first, behind = np.uint64(array.ctypes.data), np.uint64(array.ctypes.data + array.nbytes)
     places = []
     for part in parts_of(step):
-        for table in getattr(part, _ATTRIBUTE, ()):
+        for table in part.native_tables if isinstance(part, NativeStep) else ():
             inside = np.zeros(table.shape, bool)
             arguments = table[:, _ARGUMENTS]
             inside[:, _ARGUMENTS] = (arguments >= first) & (arguments < behind)

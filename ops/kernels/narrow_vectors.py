@@ -10,8 +10,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from dagexec.ops.kernels.assembler import AND, PERMUTE_HALVES
 from dagexec.ops.kernels.builder import Builder, Scalar, Vector
+from dagexec.platform.assembler import AND, PERMUTE_HALVES
 
 _WIDEN = {
     np.dtype(np.uint8): (2, 1, 0x31),

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from dagexec.ops.kernels.assembler import (
+from dagexec.ops.kernels.post_ops import PostOp, write_post_op
+from dagexec.platform.assembler import (
     ADD,
     FMA,
     R8,
@@ -30,8 +31,7 @@ from dagexec.ops.kernels.assembler import (
     RSI,
     Assembler,
 )
-from dagexec.ops.kernels.machine_code import executable
-from dagexec.ops.kernels.post_ops import PostOp, write_post_op
+from dagexec.platform.machine_code import executable
 
 VECTORS = {8: 3, 16: 2}
 """By lanes, the most vectors in a row of a panel."""

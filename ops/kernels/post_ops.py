@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 
 from dagexec.ops.kernels import elementary
-from dagexec.ops.kernels.assembler import Assembler
 from dagexec.ops.kernels.builder import Builder, Mask, Scalar, Vector, fitting, write_within
+from dagexec.platform.assembler import Assembler
 
 TEMPORARIES = 7
 """Vectors that they need beside the one that they change."""

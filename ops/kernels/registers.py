@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from dagexec.errors import DagexecError
-from dagexec.ops.kernels.assembler import (
+from dagexec.platform.assembler import (
     R8,
     R9,
     R10,

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.ops.kernels.assembler import MUL
 from dagexec.ops.kernels.builder import BYTES, Builder, Mask, Scalar, Vector
 from dagexec.ops.kernels.machine import Machine
 from dagexec.ops.kernels.standardizing import row_sum
+from dagexec.platform.assembler import MUL
 
 Array = npt.NDArray[Any]
 Call = tuple[int, int, int, int, int]

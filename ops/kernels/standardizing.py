@@ -15,10 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.operator import Step
-from dagexec.ops.kernels.assembler import GREATER
 from dagexec.ops.kernels.builder import BYTES, Builder, Mask, Scalar, Vector
 from dagexec.ops.kernels.machine import Machine
-from dagexec.ops.kernels.team import shares, team_step
+from dagexec.ops.kernels.sharing import pieces_of_bytes
+from dagexec.ops.kernels.tables import in_pieces, shares
+from dagexec.platform.assembler import GREATER
 
 Array = npt.NDArray[Any]
 
@@ -28,10 +29,11 @@ addresses of two numbers, which are the elements of a row and epsilon; and of th
 
 _CHUNK = 1024
 _TOGETHER = 2
+_PASSES = 3  # over X and Y
 
 
 def standardizing_step(
-    machine: Machine, threads: int, x: Array, y: Array, scale: Array, bias: Array, epsilon: float, label: str
+    machine: Machine, x: Array, y: Array, scale: Array, bias: Array, epsilon: float, label: str
 ) -> Step | None:
     """The step for float32 `x` and `y` [rows, channels, width]; `scale` and `bias` [..., channels] repeat over rows.
 
@@ -47,9 +49,11 @@ def standardizing_step(
     numbers = np.array([channels * width, epsilon], np.float32)
     kept: list[Array] = [numbers]
     groups, row = scale.size // channels, channels * BYTES
-    tables: list[list[tuple[int, int, int, int, int]]] = [[] for _ in range(threads)]
-    for number, table in enumerate(tables):
-        start, stop = (rows * end // threads for end in (number, number + 1))
+    tables: list[list[tuple[int, int, int, int, int]]] = []
+    for part in shares(rows, pieces_of_bytes(_PASSES * x.nbytes)):
+        start, stop = part.start, part.stop
+        table: list[tuple[int, int, int, int, int]] = []
+        tables.append(table)
         while start < stop:
             group = start % groups
             count = min(stop - start, groups - group)
@@ -59,7 +63,7 @@ def standardizing_step(
             offset = start * row * width
             table.append((kernel, x.ctypes.data + offset, y.ctypes.data + offset, fields.ctypes.data, 0))
             start += count
-    return team_step(machine.team, threads, tables, (kept, arrays), label)
+    return in_pieces(tables, (kept, arrays), label)
 
 
 @lru_cache
@@ -87,7 +91,7 @@ _RMS_ROWS, _RMS_WIDTH, _RMS_NUMBERS, _RMS_SCALE = range(4)
 
 
 def root_mean_square_step(
-    machine: Machine, threads: int, x: Array, y: Array, scale: Array, epsilon: float, label: str
+    machine: Machine, x: Array, y: Array, scale: Array, epsilon: float, label: str
 ) -> Step | None:
     """The step Y = X / sqrt(mean of X^2 + epsilon) * scale for float32 `x` and `y` [rows, width], `scale` [width].
 
@@ -103,13 +107,13 @@ def root_mean_square_step(
     numbers = np.array([width, epsilon], np.float32)
     kept: list[Array] = [numbers]
     tables: list[list[tuple[int, int, int, int, int]]] = []
-    for part in shares(rows, threads):
+    for part in shares(rows, pieces_of_bytes(_PASSES * x.nbytes)):
         fields = np.array([len(part), width, numbers.ctypes.data, scale.ctypes.data], np.int64)
         kept.append(fields)
         offset = part.start * width * BYTES
         call = kernel, x.ctypes.data + offset, y.ctypes.data + offset, fields.ctypes.data, 0
-        tables.append([call] if part else [])
-    return team_step(machine.team, threads, tables, (kept, arrays), label)
+        tables.append([call])
+    return in_pieces(tables, (kept, arrays), label)
 
 
 @lru_cache

@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.ops.kernels.assembler import NOT_LESS, SUB, SUB_DOUBLES
 from dagexec.ops.kernels.builder import BYTES, Builder, Mask, Scalar
 from dagexec.ops.kernels.machine import Machine
 from dagexec.ops.kernels.row_kernels import Call
+from dagexec.platform.assembler import NOT_LESS, SUB, SUB_DOUBLES
 
 Array = npt.NDArray[Any]
 _TREES_AT_ONCE = (8, 4, 2, 1)

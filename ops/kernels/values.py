@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dagexec.ops.kernels.assembler import ADD, DIV, MUL, SUB, Assembler
 from dagexec.ops.kernels.registers import Value
+from dagexec.platform.assembler import ADD, DIV, MUL, SUB, Assembler
 
 if TYPE_CHECKING:
     from dagexec.ops.kernels.builder import Builder

@@ -15,7 +15,8 @@ import numpy.typing as npt
 from dagexec.core.operator import Step
 from dagexec.ops.kernels.builder import BYTES, Builder, Mask, Scalar
 from dagexec.ops.kernels.machine import Machine
-from dagexec.ops.kernels.team import shares, team_step
+from dagexec.ops.kernels.sharing import pieces_of_bytes
+from dagexec.ops.kernels.tables import in_pieces, shares
 
 Array = npt.NDArray[Any]
 
@@ -29,9 +30,7 @@ terms: of each the bytes to the row that is read, and the weight."""
 _TERM = np.dtype([("offset", np.int64), ("weight", np.float32), ("", np.float32)])
 
 
-def weighted_rows_step(
-    machine: Machine, threads: int, x: Array, y: Array, places: Array, weights: Array, label: str
-) -> Step | None:
+def weighted_rows_step(machine: Machine, x: Array, y: Array, places: Array, weights: Array, label: str) -> Step | None:
     """The step y[:, i] = sum over t of weights[t, i] * x[:, places[t, i]], of packed float32 arrays [blocks, rows, n].
 
     None where there are too many terms, or the kernel cannot run.
@@ -46,8 +45,9 @@ def weighted_rows_step(
     terms["weight"] = weights.T
     kept: list[Array] = [terms]
     blocks, rows = y.shape[:2]
-    parts = [range(rows)] * threads if blocks >= threads else shares(rows, threads)
-    shared = shares(blocks, threads) if blocks >= threads else [range(blocks)] * len(parts)
+    pieces = pieces_of_bytes(y.nbytes * (1 + len(places)))
+    parts = [range(rows)] * pieces if blocks >= pieces else shares(rows, pieces)
+    shared = shares(blocks, pieces) if blocks >= pieces else [range(blocks)] * len(parts)
 
     def calls(part: range, images: range) -> Iterator[tuple[int, int, int, int, int]]:
         fields = np.array([y.shape[2], len(part), terms[part.start :].ctypes.data], np.int64)
@@ -57,7 +57,7 @@ def weighted_rows_step(
             yield kernel, x.ctypes.data + image * x.strides[0], target, fields.ctypes.data, 0
 
     tables = [list(calls(part, images)) for part, images in zip(parts, shared, strict=False)]
-    return team_step(machine.team, threads, tables, (kept, x, y), label)
+    return in_pieces(tables, (kept, x, y), label)
 
 
 @lru_cache

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
-from dagexec.ops.kernels.assembler import (
+from dagexec.platform.assembler import (
     ADD,
     FMA,
     MAX,
@@ -38,7 +38,7 @@ from dagexec.ops.kernels.assembler import (
     SUB,
     Assembler,
 )
-from dagexec.ops.kernels.machine_code import executable
+from dagexec.platform.machine_code import executable
 
 LANES = 8
 """Float32 numbers in a vector: lines are whole vectors."""

@@ -12,8 +12,15 @@ from dagexec.core.dtypes import FLOAT32
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.activation.post_ops import PostOp
 from dagexec.ops.onednn.binding import Library
+from dagexec.ops.onednn.descriptors import (
+    DST,
+    FORWARD_INFERENCE,
+    SRC,
+    Attributes,
+    Descriptor,
+)
 from dagexec.ops.onednn.post_ops import ELTWISE
-from dagexec.ops.onednn.primitive import DST, FORWARD_INFERENCE, SRC, Attributes, Descriptor, describe
+from dagexec.ops.onednn.primitive import describe
 
 CLOSE = 2e-6
 """An error that is too large, absolute or, of results above 1, relative."""
@@ -49,7 +56,7 @@ def _is_accurate(library: Library, kind: str) -> bool:
     algorithm, alpha, beta = ELTWISE[kind](0.0, 0.0)
     attributes = Attributes(library)
     wanted = (algorithm, layout.handle, layout.handle, alpha, beta, attributes.handle)
-    found = describe(library, 1, kind, "eltwise_forward", library.engine, FORWARD_INFERENCE, *wanted)
+    found = describe(library, kind, "eltwise_forward", library.engine, FORWARD_INFERENCE, *wanted)
     found.create().bind({SRC: (layout, x), DST: (layout, y)}, kind).step()
     expected = np.array([function(value) for value in x.tolist()])
     return bool((np.abs(y - expected) < CLOSE * np.maximum(1, np.abs(expected))).all())

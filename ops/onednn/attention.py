@@ -1,6 +1,6 @@
 """Attention by kernels of our own, some rows of queries at a time, so that their scores stay in the second cache.
 
-A thread takes some rows of some heads. It transposes the keys of a head once, and then computes the scores of some rows
+A piece is some rows of some heads. It transposes the keys of a head once, and then computes the scores of some rows
 of queries, their softmax and the weighted sum of the values, which are read where they lie. 12 heads of 128 queries and
 keys of 64 elements take 530 us on one core of an AMD EPYC (Zen 4), 95 GFLOP/s, with AVX2 570; by oneDNN's products and
 softmax, with heads moved in between, 970.
@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise, product
+from itertools import product
 
 import numpy as np
 
@@ -25,14 +25,18 @@ from dagexec.ops.attention.fused import FusedSizes, read_fused_attention
 from dagexec.ops.kernels import attention_kernels as kernels
 from dagexec.ops.kernels.attention_kernels import GROUP
 from dagexec.ops.kernels.machine import AVX2
-from dagexec.ops.kernels.team import team_step
+from dagexec.ops.kernels.sharing import MOST_OF_ONE, pieces_of_products
+from dagexec.ops.kernels.tables import even_shares, in_pieces
+from dagexec.ops.onednn.descriptors import Array
 from dagexec.ops.onednn.operator import OneDNNOperator
-from dagexec.ops.onednn.primitive import Array
+from dagexec.ops.onednn.problem import in_one
 
 _SCORES = 1 << 17
 """Bytes of scores that are computed before their softmax."""
 
 _FLOAT = 4  # bytes
+_WIDE = 2  # vectors: of wider values the last vector may have some elements twice
+_BLOCKS = 4  # of rows of queries, at least, for which the keys of a head are transposed
 _LINE = 16  # elements of a cache line
 _SAME_PLACE = 256  # elements: rows a multiple of this apart contend for few places of the first cache
 
@@ -139,7 +143,7 @@ def _require_kernels(owner: OneDNNOperator, operands: Sequence[Array], y: Array,
     if not owner.onednn.machine.can_run or any(array.dtype != np.float32 for array in (*operands, y)):
         raise UnsupportedFeatureError(f"{owner.label}: there are kernels for float32 with AVX2")
     widths = {array.shape[3] for array in operands}
-    if any(width % GROUP or not width for width in widths) or keys < GROUP or not y.size:
+    if min(widths) < GROUP or keys < GROUP or not y.size:
         raise UnsupportedFeatureError(f"{owner.label}: heads of {sorted(widths)} elements, {keys} keys")
     if any(array.strides[3] != _FLOAT for array in (*operands, y)):
         raise UnsupportedFeatureError(f"{owner.label}: the elements of a head are no neighbors")
@@ -150,10 +154,10 @@ def _require_kernels(owner: OneDNNOperator, operands: Sequence[Array], y: Array,
 def _computing(owner: OneDNNOperator, operands: tuple[Array, Array, Array], y: Array, scores: _Scores) -> Step:
     """The step that computes Y of Q, K and V, all by head."""
     heads = _Heads(owner, operands, y, scores)
-    tables = heads.tables(owner.threads)
+    tables = heads.tables()
     if any(call[0] == 0 for table in tables for call in table):
         raise UnsupportedFeatureError(f"{owner.label}: no machine code runs here")
-    return team_step(owner.onednn.machine.team, owner.threads, tables, heads, owner.label)
+    return in_pieces(tables, heads, owner.label)
 
 
 @dataclass(frozen=True)
@@ -188,12 +192,14 @@ class _Heads:
         self._keys = self._k.shape[2]
         self._queries, self._width, self._value_width = *self._q.shape[2:], self._v.shape[3]
         machine = owner.onednn.machine
-        self._lanes = machine.lanes if self._value_width % machine.lanes == 0 else AVX2
+        width = self._value_width
+        self._lanes = machine.lanes if width % machine.lanes == 0 or width > _WIDE * machine.lanes else AVX2
         self._columns = -(-self._keys // self._lanes) * self._lanes
         self._row = self._columns + (_LINE if self._columns % _SAME_PLACE == 0 else 0)
         most = kernels.most_rows(self._lanes)
-        blocks = max(1, _SCORES // (_FLOAT * self._row * most))
-        self._rows = min(blocks * most, -(-self._queries // most) * most)
+        self._products: int = self._queries * self._keys * (self._width + self._value_width)  # of a head
+        self._rows = max(1, _SCORES // (_FLOAT * self._row * most)) * most
+        self._blocks = self._blocks_of_head(most)
         self._numbers = self._keep(kernels.tail_numbers(self._keys, scores.scale, scores.hidden))
 
     def _keep(self, array: Array) -> int:
@@ -207,43 +213,61 @@ class _Heads:
             self._known[numbers] = self._keep(np.array(numbers, np.int64))
         return self._known[numbers]
 
-    def tables(self, threads: int) -> list[list[_Call]]:
-        """The calls of each thread."""
-        batch, heads = self._y.shape[:2]
-        units = list(product(range(batch), range(heads), range(0, self._queries, self._rows)))
-        ends = [len(units) * number // threads for number in range(threads + 1)]
-        return [list(self._calls(units[start:stop])) for start, stop in pairwise(ends)]
+    def _blocks_of_head(self, most: int) -> list[range]:
+        """The queries of a head in parts that may be pieces, of so many rows or more of them.
 
-    def _calls(self, units: Sequence[tuple[int, int, int]]) -> Iterator[_Call]:
+        Each part transposes the keys again, so that there are only as many as an example is worth.
+        """
+        heads: int = self._y.shape[1]
+        pieces = pieces_of_products(heads * self._products, self._lanes, MOST_OF_ONE)
+        count = max(1, pieces // heads)
+        count += pieces > heads and heads * count % 2  # two threads share them
+        rows = -(-self._queries // most)
+        parts = even_shares(rows, min(count, max(1, rows // _BLOCKS)))
+        return [range(part.start * most, min(part.stop * most, self._queries)) for part in parts]
+
+    def tables(self) -> list[list[_Call]]:
+        """The calls of each piece."""
+        batch, heads = self._y.shape[:2]
+        units = list(product(range(batch), range(heads), self._blocks))
+        parts = even_shares(len(units), pieces_of_products(batch * heads * self._products, self._lanes))
+        return [list(self._calls(units[part.start : part.stop])) for part in parts]
+
+    def _calls(self, units: Sequence[tuple[int, int, range]]) -> Iterator[_Call]:
         """Those for some rows of some heads, with memory of their own."""
         group = self._y.shape[1] // self._k.shape[1]
-        packed = self._owner.working_memory(self._width * self._row * _FLOAT)
-        scores = self._owner.working_memory(self._rows * self._row * _FLOAT)
+        most = min(self._rows, max(len(block) for _, _, block in units))
+        sizes = [count * self._row * _FLOAT for count in (self._width, most)]
+        packed, scores = in_one(self._owner.working_memory, sizes)
         self._kept += packed, scores
         known: tuple[int, int] | None = None
-        for image, head, start in units:
+        for image, head, block in units:
             key = image, head // group
             if known != key:
                 yield from self._transposed(self._k[key], packed)
                 known = key
-            rows = slice(start, min(start + self._rows, self._queries))
-            part = scores.view(np.float32).reshape(-1, self._row)[: rows.stop - rows.start]
-            queries, targets = self._q[image, head, rows], self._y[image, head, rows]
             columns = packed.view(np.float32).reshape(-1, self._row)
-            yield from self._products(queries, columns, part, self._columns)
-            yield self._softmax(part, image, head, rows)
-            yield from self._products(part[:, : self._keys], self._v[key], targets, self._value_width)
+            for start in range(block.start, block.stop, self._rows):
+                rows = slice(start, min(start + self._rows, block.stop))
+                part = scores.view(np.float32).reshape(-1, self._row)[: rows.stop - rows.start]
+                queries, targets = self._q[image, head, rows], self._y[image, head, rows]
+                yield from self._multiplied(queries, columns, part, self._columns)
+                yield self._softmax(part, image, head, rows)
+                yield from self._multiplied(part[:, : self._keys], self._v[key], targets, self._value_width)
 
     def _transposed(self, keys: Array, packed: Array) -> Iterator[_Call]:
-        """Keys [positions, elements] as columns; the last ones together, some of them twice."""
+        """Keys [positions, elements] as columns; the last ones, and elements, together, some of them twice."""
         kernel, row = kernels.transpose_kernel() or 0, keys.strides[0]
         whole = len(keys) // GROUP
         parts = [(0, whole), *([(len(keys) - GROUP, 1)] if len(keys) % GROUP else [])]
-        for start, groups in parts:
-            fields = self._fields(groups, keys.shape[1] // GROUP, row, GROUP * row, self._row * _FLOAT)
-            yield kernel, keys.ctypes.data + start * row, packed.ctypes.data + start * _FLOAT, 0, fields
+        width = keys.shape[1]
+        elements = [(0, width // GROUP), *([(width - GROUP, 1)] if width % GROUP else [])]
+        for (start, groups), (first, count) in product(parts, elements):
+            fields = self._fields(groups, count, row, GROUP * row, self._row * _FLOAT)
+            source, target = keys.ctypes.data + start * row, packed.ctypes.data + start * _FLOAT
+            yield kernel, source + first * _FLOAT, target + first * self._row * _FLOAT, 0, fields
 
-    def _products(self, x: Array, w: Array, y: Array, columns: int) -> Iterator[_Call]:
+    def _multiplied(self, x: Array, w: Array, y: Array, columns: int) -> Iterator[_Call]:
         """Y = X W in blocks of rows, those that are left as one, and panels of columns, likewise."""
         most = kernels.most_rows(self._lanes)
         whole = len(x) // most
@@ -254,7 +278,10 @@ class _Heads:
     def _panels(self, x: Array, w: Array, y: Array, columns: int, rows: int, blocks: int) -> Iterator[_Call]:
         most, inner = kernels.most_vectors(rows, self._lanes), x.shape[1]
         vectors = columns // self._lanes
-        for start, count, panels in ((0, most, vectors // most), (vectors // most * most, vectors % most, 1)):
+        parts = [(0, most, vectors // most), (vectors // most * most * self._lanes, vectors % most, 1)]
+        if columns % self._lanes:  # the last ones together, some of them twice
+            parts.append((columns - self._lanes, 1, 1))
+        for start, count, panels in parts:
             if not count or not panels:
                 continue
             kernel = kernels.product_kernel(rows, count, self._lanes, inner >= 4, inner % 4) or 0
@@ -264,7 +291,7 @@ class _Heads:
             fields = self._fields(
                 panels, blocks, *source, w.strides[0], width, y.strides[0], width, inner // 4 * 4 * _FLOAT
             )
-            offset = start * self._lanes * _FLOAT
+            offset = start * _FLOAT
             yield kernel, x.ctypes.data, w.ctypes.data + offset, y.ctypes.data + offset, fields
 
     def _softmax(self, scores: Array, image: int, head: int, rows: slice) -> _Call:

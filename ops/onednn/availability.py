@@ -12,7 +12,8 @@ from dagexec.core.dtypes import FLOAT32
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.base.layout import BLOCKS
 from dagexec.ops.onednn.binding import Library, library
-from dagexec.ops.onednn.primitive import FORWARD_INFERENCE, Attributes, Descriptor, describe
+from dagexec.ops.onednn.descriptors import FORWARD_INFERENCE, Attributes, Descriptor
+from dagexec.ops.onednn.primitive import describe
 
 _DIRECT = 1
 _CHANNELS, _SIZE, _KERNEL = 64, 28, 3
@@ -34,6 +35,6 @@ def _convolves(found: Library, order: str) -> bool:
     attributes = Attributes(found)
     arguments = (FORWARD_INFERENCE, _DIRECT, *handles, strides, dilations, pads, pads, attributes.handle)
     try:
-        return not describe(found, 1, order, "convolution_forward", found.engine, *arguments).is_reference
+        return not describe(found, order, "convolution_forward", found.engine, *arguments).is_reference
     except UnsupportedFeatureError:
         return False

@@ -11,22 +11,18 @@ cffi lets other threads run while a call lasts.
 from __future__ import annotations
 
 import logging
-import math
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 from dagexec.errors import DagexecError, DeviceError, ResourceError, UnsupportedFeatureError
-from dagexec.ops.kernels import machine_code
 from dagexec.ops.kernels.machine import Machine
-from dagexec.ops.kernels.team import Team
-from dagexec.ops.kernels.team_cores import restrict_others
-from dagexec.platform import teams
+from dagexec.platform import machine_code
 from dagexec.platform.extras import install_command
 from dagexec.platform.forking import ProcessLock, without_fork
 from dagexec.platform.library_pages import give_back_library_pages, give_back_when_prepared
@@ -36,8 +32,8 @@ logger = logging.getLogger("dagexec")
 
 OLDEST_VERSION = (3, 1)
 
-_TEAM_FUNCTIONS = "GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads", "GOMP_barrier"
-_PAUSE_SOFT = 1
+_kept_loaded: list[Any] = []
+"""Libraries whose pages are given back: were one unloaded, other memory would be lost in their place."""
 
 _SUCCESS, _OUT_OF_MEMORY, _INVALID_ARGUMENTS, _UNIMPLEMENTED, _LAST_IMPLEMENTATION, _RUNTIME_ERROR = range(6)
 _FLOAT32 = 3
@@ -45,7 +41,6 @@ _OPENMP_RUNTIME = 2
 _RUNTIMES = {1: "one thread", _OPENMP_RUNTIME: "OpenMP", 4: "TBB"}
 _OTHER_RUNTIMES = {8: "a thread pool of the caller", 256: "OpenCL", 512: "SYCL"}
 
-_SPINS = "2000"  # iterations of libgomp's waiting loop, 20 ns each
 _BINDING = ("GOMP_CPU_AFFINITY", "OMP_PROC_BIND", "OMP_PLACES")
 
 
@@ -61,7 +56,6 @@ class Library:
         lib: the C functions.
         engine: the CPU engine, which lives as long as the process.
         openmp: the OpenMP functions of the runtime that it uses; None for other threading.
-        team: the most threads that its runtime is certain to give a primitive that asks for them.
     """
 
     path: str
@@ -71,20 +65,11 @@ class Library:
     lib: Any
     engine: Any
     openmp: Any
-    team: float = math.inf
 
     @cached_property
     def machine(self) -> Machine:
-        """What kernels of our own run on beside it: the instruction set that it may use, and its threads."""
-        return Machine(self.isa.lanes if self.isa.name != "AVX" else 1, self._threads())
-
-    def _threads(self) -> Team | None:
-        """The threads of its runtime, for kernels; None where they cannot be called."""
-        try:
-            functions = [getattr(self.openmp, name) for name in _TEAM_FUNCTIONS]
-        except (AttributeError, self.ffi.error):  # no OpenMP, or another one
-            return None
-        return Team(*(int(self.ffi.cast("uintptr_t", function)) for function in functions))
+        """What kernels of our own run on beside it: the instruction set that it may use."""
+        return Machine(self.isa.lanes if self.isa.name != "AVX" else 1)
 
     def described(self) -> str:
         """Version and instruction set, for keys of choices and for reports."""
@@ -121,10 +106,10 @@ class Library:
             raise UnsupportedFeatureError(f"{what}: {_NO_CODE}")
         self.check(status, what)
 
-    def set_threads(self, threads: int) -> None:
-        """What primitives made or executed by the calling thread may use from now on."""
+    def use_one_thread(self) -> None:
+        """Have primitives that the calling thread makes or executes from now on compute in that thread."""
         if self.openmp is not None:
-            self.openmp.omp_set_num_threads(threads)
+            self.openmp.omp_set_num_threads(1)
 
     def dims(self, values: Any) -> Any:
         """`values` as a `dnnl_dims_t`."""
@@ -156,18 +141,6 @@ def require_library(label: str) -> Library:
     if found is None:
         raise UnsupportedFeatureError(f"{label}: oneDNN is not available; install it with: {install_command('onednn')}")
     return found
-
-
-def usable_threads(threads: int) -> int:
-    """How many of `threads` threads a primitive may have, so that it gets them.
-
-    1 in a forked child that would wait for threads of the parent (`teams.stranded`). No more than the runtime gives: a
-    primitive that was made for a team of two and gets one thread leaves half of its result as it was.
-    """
-    if teams.stranded():
-        return 1
-    found = library()
-    return threads if found is None else int(min(threads, found.team))
 
 
 def _search() -> Library | None:
@@ -232,16 +205,14 @@ def load(path: str) -> Library:
     lib.dnnl_set_primitive_cache_capacity(0)  # 3.1 gives one implementation forever when it caches; we keep our own
     isa = instruction_set(int(lib.dnnl_get_effective_cpu_isa()))
     openmp = _openmp(path, found.cpu_runtime)
-    loaded = Library(path, version, isa, ffi, lib, engine[0], openmp, _team(openmp))
+    loaded = Library(path, version, isa, ffi, lib, engine[0], openmp)
     try:
         _try_generating(loaded)
     except DagexecError as error:
         raise DeviceError(f"{path}: {error}") from None
+    _kept_loaded.append(lib)
     give_back_when_prepared(path)
     give_back_library_pages()
-    team = loaded.machine.team
-    if team is not None:
-        teams.on_restrict(partial(restrict_others, team))
     return loaded
 
 
@@ -264,16 +235,10 @@ def _try_generating(library: Library) -> None:
 
 @contextmanager
 def _openmp_settings() -> Iterator[None]:
-    """Within it, a libgomp that is loaded takes the settings that suit workers. Child processes do not see them.
+    """Within it, a libgomp that is loaded is not told to bind threads to cores. Child processes do not see that.
 
-    Threads of its teams that wait, for the next primitive or for each other, spin for 40 us, not for 4 ms, and then
-    sleep. So long they would take a core from other workers after each primitive of several threads, and from each
-    other where other processes use the cores: then a team is on one core, and each barrier takes as long as they spin
-    several times over. The policy `active` has them spin for 20 us where there are more of them than cores. What the
-    user set of these stays.
-
-    What binds threads to cores is kept from it. It would put every thread that has a team on the first core, the one
-    that loads it at once, with all threads that this one starts.
+    It would put the thread that loads it on the first core, with all threads that this one starts. Primitives compute
+    in the threads that execute them, one each, so that no other setting counts.
 
     A libgomp that already exists is left alone. Copies that packages bring along have other names, and are not the one
     that oneDNN loads.
@@ -281,20 +246,11 @@ def _openmp_settings() -> Iterator[None]:
     if _is_loaded("libgomp.so"):
         yield
         return
-    before = dict(os.environ)
-    spins = {"GOMP_SPINCOUNT": _SPINS, "OMP_WAIT_POLICY": "active"}
-    if not spins.keys() & before.keys():
-        os.environ.update(spins)
-    for name in _BINDING:
-        os.environ.pop(name, None)
+    before = {name: os.environ.pop(name) for name in _BINDING if name in os.environ}
     try:
         yield
     finally:
-        for name in (*spins, *_BINDING):
-            if name in before:
-                os.environ[name] = before[name]
-            else:
-                os.environ.pop(name, None)
+        os.environ.update(before)
 
 
 def _is_loaded(library: str) -> bool:
@@ -323,20 +279,4 @@ def _openmp(path: str, runtime: int) -> Any:
             continue
     else:
         return None
-    try:
-        pause = openmp.omp_pause_resource_all
-        teams.on_release(lambda: (pause(_PAUSE_SOFT), openmp))  # a function alone does not keep its library loaded
-    except ffi.error:  # before OpenMP 5.0 threads keep their teams
-        teams.on_release(None)
     return openmp
-
-
-def _team(openmp: Any) -> float:
-    """The most threads that OpenMP gives in any case: settings may limit them, or let the runtime give fewer."""
-    if openmp is None:
-        return math.inf
-    fixed = openmp.omp_get_max_active_levels() and not openmp.omp_get_dynamic()
-    limit = int(openmp.omp_get_thread_limit()) if fixed else 1
-    if limit == 1:
-        logger.info("operators use one thread each: OpenMP's settings allow no more, or fewer than requested")
-    return limit

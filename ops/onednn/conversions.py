@@ -27,7 +27,7 @@ class Conversion(OneDNNOperator):
 
     def prepare_primitive(self) -> Step:
         """The kernel's step. Raises UnsupportedFeatureError for what it has no code for."""
-        step = convert_step(self.onednn.machine, self.team, self.x(0), self.y(0), self.label)
+        step = convert_step(self.onednn.machine, self.x(0), self.y(0), self.label)
         if step is None:
             raise UnsupportedFeatureError(f"{self.label}: there is no kernel for this conversion")
         return step

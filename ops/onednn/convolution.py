@@ -33,12 +33,7 @@ from dagexec.ops.onednn.convolution_family import (
     padding_of,
     require_window,
 )
-from dagexec.ops.onednn.division import MISREAD
-from dagexec.ops.onednn.finishing import finishing_step
-from dagexec.ops.onednn.keeping_nan import is_seen, keeping_nan_in_place
-from dagexec.ops.onednn.pieces import Part
-from dagexec.ops.onednn.post_ops import append_post_ops, drops_nan
-from dagexec.ops.onednn.primitive import (
+from dagexec.ops.onednn.descriptors import (
     BIAS,
     DST,
     FORWARD_INFERENCE,
@@ -50,6 +45,11 @@ from dagexec.ops.onednn.primitive import (
     Array,
     Descriptor,
 )
+from dagexec.ops.onednn.division import MISREAD
+from dagexec.ops.onednn.finishing import finishing_step
+from dagexec.ops.onednn.keeping_nan import is_seen, keeping_nan_in_place
+from dagexec.ops.onednn.pieces import Part
+from dagexec.ops.onednn.post_ops import append_post_ops, drops_nan
 from dagexec.ops.onednn.problem import DIRECT, WINOGRAD
 from dagexec.ops.onednn.winograd import candidates, finish
 from dagexec.ops.onednn.winograd_tiling import TAPS, Layer
@@ -87,10 +87,9 @@ class ForwardConvolution(ConvolutionFamily):
             further = append_post_ops(attributes, self.onednn, post_ops, given, (y.ndim, order), self.label)
 
             def request(windows: Sequence[Axis], algorithm: str, layouts: Mapping[int, Descriptor]) -> Sequence[object]:
-                bias = layouts[BIAS].handle if BIAS in layouts else none
-                handles = (layouts[SRC].handle, layouts[WEIGHTS].handle, bias, layouts[DST].handle)
+                tensors = (layouts[SRC], layouts[WEIGHTS], layouts.get(BIAS, none), layouts[DST])
                 geometry = self.geometry(windows)
-                return [kinds[algorithm], CONVOLUTION[algorithm], *handles, *geometry, attributes.handle]
+                return [kinds[algorithm], CONVOLUTION[algorithm], *tensors, *geometry, attributes]
 
             whole = Computation(
                 "convolution_forward",
@@ -116,7 +115,8 @@ class ForwardConvolution(ConvolutionFamily):
             image = np.broadcast_to(np.zeros((), x.dtype), shape)
             images = {**whole.images, SRC: (image, order)}
             wide = replace(whole, request=partial(request, edged), axes=edged, images=images, composed=None)
-            with_edges = partial(edges.candidates, partial(self.asked_of_library, wide), inner[-1].head)
+            asked, pixel = partial(self.asked_of_library, wide), source.shape[-1] * source.itemsize
+            with_edges = partial(edges.candidates, asked, inner[-1].head, inner[-1].size, pixel)
             return replace(whole, composed=all_of(whole.composed, with_edges))
 
         assembled = self.convolution(computation)
@@ -133,7 +133,7 @@ class ForwardConvolution(ConvolutionFamily):
     @property
     def sees_nan(self) -> bool:
         """Also where it adds in place, but for Winograd's algorithms, by which a NaN reaches results beside it."""
-        return super().sees_nan or (self._summand is not None and is_seen(self.onednn, self.threads))
+        return super().sees_nan or (self._summand is not None and is_seen(self.onednn))
 
     @property
     def _summand(self) -> int | None:
@@ -148,7 +148,7 @@ class ForwardConvolution(ConvolutionFamily):
         summand = self._summand
         if summand is None:
             return super().kept(prepared)
-        return keeping_nan_in_place(self, prepared, self.onednn, self.team, summand)
+        return keeping_nan_in_place(self, prepared, self.onednn.machine, summand)
 
     def composed(
         self,
@@ -158,7 +158,7 @@ class ForwardConvolution(ConvolutionFamily):
         operands: Mapping[int, Array],
         shape: tuple[int, ...],
     ) -> Composed | None:
-        """The candidates of `direct`, `pointwise` and `winograd`, for a number of threads; None where there are none.
+        """The candidates of `direct`, `pointwise` and `winograd`; None where there are none.
 
         `operands` are what post-ops read, by input number, for a result of `shape`.
         """
@@ -167,7 +167,7 @@ class ForwardConvolution(ConvolutionFamily):
         ways = self._by_sums, self._by_product, self._by_winograd
         found = [way(axes, post_ops, operands, shape) for way in ways]
         offered = [one for one in found if one is not None]
-        return (lambda threads: chain.from_iterable(one(threads) for one in offered)) if offered else None
+        return (lambda: chain.from_iterable(one() for one in offered)) if offered else None
 
     def _by_sums(
         self, axes: Sequence[Axis], post_ops: Sequence[PostOp], operands: Mapping[int, Array], shape: tuple[int, ...]

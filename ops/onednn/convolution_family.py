@@ -18,21 +18,32 @@ from dagexec.core.operator import Prepared, Step, in_sequence, nothing_to_do
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.base.geometry import Axis, tap_count
 from dagexec.ops.base.layout import BLOCKS, NCHW, NHWC, logical_shape
+from dagexec.ops.kernels.chains import chain_step
+from dagexec.ops.kernels.sharing import pieces_of
+from dagexec.ops.kernels.tables import shares
 from dagexec.ops.onednn import widened
-from dagexec.ops.onednn.implementation import choose_implementation
-from dagexec.ops.onednn.operator import OneDNNOperator
-from dagexec.ops.onednn.packing import PackedForms
-from dagexec.ops.onednn.pieces import ONE, Part, in_pieces, parts_of_batch, parts_of_filters, parts_of_image
-from dagexec.ops.onednn.primitive import (
+from dagexec.ops.onednn.descriptors import (
     BIAS,
     DIFF_WEIGHTS,
     WEIGHTS,
     Array,
     Descriptor,
-    PrimitiveDescriptor,
     aligned_empty,
-    describe,
 )
+from dagexec.ops.onednn.implementation import choose_implementation, estimated_seconds
+from dagexec.ops.onednn.operator import OneDNNOperator
+from dagexec.ops.onednn.packing import PackedForms
+from dagexec.ops.onednn.pieces import (
+    MOST_OF_BATCH,
+    ONE,
+    Part,
+    Piece,
+    computed_in_pieces,
+    parts_of_batch,
+    parts_of_filters,
+    parts_of_image,
+)
+from dagexec.ops.onednn.primitive import PrimitiveDescriptor, describe
 from dagexec.ops.onednn.problem import DIRECT, WINOGRAD, Assembled, Candidate, Problem, assemble
 
 SCRATCHPAD_LIMIT = 512 << 20
@@ -48,8 +59,8 @@ Image = tuple[Array, str]
 Operands = Mapping[int, tuple[Descriptor, Array]]
 """Further arguments of an execution, as they are: by number, layout and array."""
 
-Composed = Callable[[int], Iterable[Candidate]]
-"""Gives candidates for a number of threads."""
+Composed = Callable[[], Iterable[Candidate]]
+"""Gives candidates."""
 
 Request = Callable[[str, Mapping[int, Descriptor]], Sequence[object]]
 """What the library is asked with after the engine, for an algorithm and the layouts of the arguments."""
@@ -83,7 +94,7 @@ def padding_of(function: str, columns: Axis) -> int:
 
 def all_of(first: Composed | None, second: Composed) -> Composed:
     """The candidates of both."""
-    return second if first is None else lambda threads: chain(first(threads), second(threads))
+    return second if first is None else lambda: chain(first(), second())
 
 
 def _is_for_winograd(axes: Sequence[Axis], weights: Array) -> bool:
@@ -122,7 +133,7 @@ class Computation:
         attributes: what else the library is requested: convolutions that ask for the same share a primitive then.
         own_layouts: implementations may use layouts of their own.
         algorithms: those that may be requested.
-        composed: further candidates, for a number of threads.
+        composed: further candidates.
         rows: pieces may be rows of an image.
         block: pieces may be blocks of so many channels of the result; 0: they may not.
     """
@@ -154,6 +165,11 @@ class Computation:
         found = {number: array for number, (array, _) in self.images.items()}
         return found | {**self.parameters} | {number: array for number, (_, array) in self.operands.items()}
 
+    @property
+    def geometry(self) -> Hashable:
+        """What a problem follows from, among the parts of a convolution."""
+        return tuple(self.axes), tuple((number, one.shape, one.strides) for number, one in self.arrays.items())
+
 
 ComputationOf = Callable[[Part], Computation]
 """Gives the computation of a part of a convolution."""
@@ -173,12 +189,11 @@ class ConvolutionFamily(OneDNNOperator):
 
     def geometry(self, axes: Sequence[Axis]) -> tuple[object, ...]:
         """Strides, dilations less 1, heads and tails, as oneDNN takes them."""
-        dims = self.onednn.dims
         return (
-            dims(axis.stride for axis in axes),
-            dims(axis.dilation - 1 for axis in axes),
-            dims(axis.head for axis in axes),
-            dims(tail_of(axis) for axis in axes),
+            tuple(axis.stride for axis in axes),
+            tuple(axis.dilation - 1 for axis in axes),
+            tuple(axis.head for axis in axes),
+            tuple(tail_of(axis) for axis in axes),
         )
 
     def is_constant(self, index: int) -> bool:
@@ -225,19 +240,19 @@ class ConvolutionFamily(OneDNNOperator):
     def convolution(self, computation: ComputationOf) -> Assembled:
         """The steps that compute the whole.
 
-        The bytes of an image depend neither on threads nor on other images: it is divided by what does not count for
-        them, or in pieces. Of an operator that is not batch-invariant, parts of the batch are computed.
+        The bytes of an image do not depend on other images: it is computed by what gives the same in any batch, or in
+        pieces of its own. Of an operator that is not batch-invariant, parts of the batch are computed.
         """
         whole = computation(Part())
-        problem = self.asked_of_library(whole, self.threads)
+        problem = self.asked_of_library(whole)
         self.answer(lambda: any(not one.is_reference for one in problem.candidates()))
         parts = [] if self.is_batch_invariant else parts_of_batch(whole.batch, problem.weights_nbytes)
         if len(parts) > 1:
             return self.batch_in_parts([computation(part) for part in parts], whole)
-        alone = self.asked_of_library(computation(Part(ONE)), 1)
+        alone = self.asked_of_library(computation(Part(ONE)))
         chosen = self._chosen_for_all(alone)
-        if chosen.is_divisible:
-            found = problem.named(chosen.name, self.threads)
+        if chosen.is_in_pieces:
+            found = problem.named(chosen.name)
             if found is not None:
                 return self._assembled(problem, found, whole)
         return self._in_pieces(chosen, alone, computation, whole)
@@ -245,7 +260,7 @@ class ConvolutionFamily(OneDNNOperator):
     def _chosen_for_all(self, alone: Problem) -> Candidate:
         """What computes one image: that which has computed images of this geometry before."""
         name = self.names_for_all.get(alone.geometry)
-        chosen = (alone.named(name, 1) if name else None) or self.implementation(alone)
+        chosen = (alone.named(name) if name else None) or self.implementation(alone)
         self.names_for_all[alone.geometry] = chosen.name
         return chosen
 
@@ -260,32 +275,37 @@ class ConvolutionFamily(OneDNNOperator):
     ) -> Assembled:
         """The steps of pieces, each by the implementation `chosen` for one image, `alone`."""
 
-        def computed_by(parts: Sequence[Part]) -> list[tuple[Part, Problem, Candidate]]:
-            """What computes each part of the first image; nothing where a part is not computed so."""
-            asked = [(part, self.asked_of_library(computation(part), 1)) for part in parts]
-            found = [(part, problem, problem.named(chosen.name, 1)) for part, problem in asked]
-            return [(part, problem, one) for part, problem, one in found if one is not None]
+        known: dict[Hashable, tuple[Problem, Candidate | None]] = {}
 
-        cut = [Part(ONE)]
+        def computed_by(parts: Sequence[Part]) -> list[Piece]:
+            """What computes the parts; nothing where one of them is not computed so."""
+            found: list[Piece] = []
+            for asked in map(computation, parts):
+                if asked.geometry not in known:
+                    problem = self.asked_of_library(asked)
+                    known[asked.geometry] = problem, problem.named(chosen.name)
+                problem, one = known[asked.geometry]
+                if one is None:
+                    return []
+                found.append((problem, one, asked.arrays))
+            return found
+
+        cut, seconds = [Part(ONE)], estimated_seconds(alone, chosen)
         if whole.rows:
-            cut = parts_of_image(whole.axes, alone.products(), alone.weights_nbytes)
+            cut = parts_of_image(whole.axes, seconds, alone.weights_nbytes)
         elif whole.block:
-            cut = parts_of_filters(len(whole.parameters[WEIGHTS]), whole.block, alone.products(), chosen.most_pieces)
-        found = computed_by(cut)
-        if len(found) < len(cut):
-            found = [(Part(ONE), alone, chosen)]
-        assembled = in_pieces(
-            self.onednn,
-            self.threads,
-            self.label,
-            [
-                (problem, one, computation(replace(part, images=(image, image + 1))).arrays)
-                for image in range(whole.batch)
-                for part, problem, one in found
-            ],
-            self.working_memory,
-            partial(self._packed, whole.inputs),
-            whole.arrays,
+            cut = parts_of_filters(len(whole.parameters[WEIGHTS]), whole.block, seconds, chosen.most_pieces)
+        of_image = computed_by(cut) if len(cut) > 1 else []
+        cut = cut if of_image else [Part(ONE)]
+        pieces = pieces_of(whole.batch * seconds, MOST_OF_BATCH)
+        found = of_image if whole.batch == 1 else []
+        if len(cut) == 1 and chosen.is_divisible:
+            found = computed_by([Part((share.start, share.stop)) for share in shares(whole.batch, pieces)])
+        if not found:
+            images = [(image, image + 1) for image in range(whole.batch)]
+            found = computed_by([replace(part, images=one) for one in images for part in cut])
+        assembled = computed_in_pieces(
+            self.label, found, pieces, self.working_memory, partial(self._packed, whole.inputs), whole.arrays
         )
         self.keeps(assembled.nbytes)
         return assembled
@@ -293,32 +313,33 @@ class ConvolutionFamily(OneDNNOperator):
     def filter_sums(self, computation: SumsOf, batch: int, results: Mapping[int, Array]) -> list[Step]:
         """The steps that compute `results`, sums over a batch of images, by argument number.
 
-        A thread sums up some images, and these sums are added in order.
+        Each piece sums up some images, and these sums are added in order.
         """
         wide = all(array.itemsize >= FLOAT32.itemsize for array in results.values())
         parts = parts_of_batch(batch, sum(array.nbytes for array in results.values())) if wide else [Part((0, batch))]
         sums = [results, *({number: self._like(array) for number, array in results.items()} for _ in parts[1:])]
         steps = self.batch_in_parts([computation(part, into) for part, into in zip(parts, sums, strict=True)]).steps
-        added = [
-            partial(np.add, results[number], array, out=results[number])
-            for one in sums[1:]
-            for number, array in one.items()
-        ]
-        return [*steps, *added]
+        others = [[one[number] for one in sums[1:]] for number in results]
+        return [*steps, *(self._added(array, beside) for array, beside in zip(results.values(), others, strict=True))]
+
+    def _added(self, total: Array, others: Sequence[Array]) -> Step:
+        """The step that adds the others to `total`, in order."""
+        links = [("add", 0.0, 0.0, place) for place in range(len(others))]
+        step = chain_step(self.onednn.machine, links, total, total, others, self.label) if links else nothing_to_do
+        return step or in_sequence([partial(np.add, total, array, out=total) for array in others])
 
     def batch_in_parts(self, asked: Sequence[Computation], whole: Computation | None = None) -> Assembled:
-        """The steps of computations of parts of a batch, each by what is chosen for so many images and one thread.
+        """The steps of computations of parts of a batch, each by what is chosen for so many images.
 
         With the `whole` its arguments can be moved.
         """
-        problems = {one.batch: self.asked_of_library(one, 1) for one in asked}
+        problems = {one.batch: self.asked_of_library(one) for one in asked}
         self.answer(lambda: any(not one.is_reference for one in problems[asked[0].batch].candidates()))
         chosen = {batch: self.implementation(problem) for batch, problem in problems.items()}
-        assembled = in_pieces(
-            self.onednn,
-            self.threads,
+        assembled = computed_in_pieces(
             self.label,
             [(problems[one.batch], chosen[one.batch], one.arrays) for one in asked],
+            len(asked),
             self.working_memory,
             partial(self._packed, asked[0].inputs),
             None if whole is None else whole.arrays,
@@ -346,8 +367,8 @@ class ConvolutionFamily(OneDNNOperator):
             return self.parameter(inputs[number], array, source, target)
         return constant.derived("onednn", PackedForms).get(source, target, compute), nothing_to_do
 
-    def asked_of_library(self, asked: Computation, threads: int) -> Problem:
-        """The problem that is put to the library, for so many threads."""
+    def asked_of_library(self, asked: Computation) -> Problem:
+        """The problem that is put to the library."""
         library, function, axes, inputs = self.onednn, asked.function, asked.axes, asked.inputs
         images, parameters, further = asked.images, asked.parameters, asked.operands
         meta = from_numpy(next(iter(images.values()))[0].dtype)
@@ -360,9 +381,9 @@ class ConvolutionFamily(OneDNNOperator):
         orders = {order for _, order in images.values()}
         window = ";".join(f"{axis.kernel},{axis.stride},{axis.dilation},{axis.head},{tail_of(axis)}" for axis in axes)
 
-        def ask_wide(threads: int, shape: tuple[int, ...]) -> PrimitiveDescriptor:
+        def ask_wide(shape: tuple[int, ...]) -> PrimitiveDescriptor:
             arguments = asked.request(DIRECT, {**tensors, filters: Descriptor.any_layout(library, shape, meta)})
-            return describe(library, threads, self.label, function, library.engine, *arguments)
+            return describe(library, self.label, function, library.engine, *arguments)
 
         constant = frozenset(number for number, index in inputs.items() if self.is_constant(index))
         groups = len(weights) if weights.ndim == len(axes) + 3 else 1
@@ -372,7 +393,7 @@ class ConvolutionFamily(OneDNNOperator):
         layouts = tuple((number, descriptor.key) for number, descriptor in tensors.items())
         key = None if asked.attributes is None else (asked.attributes, layouts, window, filters in constant)
 
-        def ask(algorithm: str, threads: int, own: bool) -> PrimitiveDescriptor:
+        def ask(algorithm: str, own: bool) -> PrimitiveDescriptor:
             if own and algorithm == DIRECT and NHWC in orders:
                 raise UnsupportedFeatureError(f"{self.label}: direct implementations read NHWC directly")
             free = {
@@ -381,7 +402,7 @@ class ConvolutionFamily(OneDNNOperator):
             }
             arguments = asked.request(algorithm, {**tensors, **wanted, **free})
             whole = None if key is None else (algorithm, own, key)
-            return describe(library, threads, self.label, function, library.engine, *arguments, key=whole)
+            return describe(library, self.label, function, library.engine, *arguments, key=whole)
 
         shapes = [f"{list(logical_shape(order, array.shape)[1:])} {order}" for array, order in images.values()]
         fed = "" if filters == asked.result else "constant " if filters in constant else "fed "
@@ -391,7 +412,6 @@ class ConvolutionFamily(OneDNNOperator):
         return Problem(
             library=library,
             label=self.label,
-            threads=threads,
             key=" | ".join(parts),
             ask=ask,
             tensors={number: (descriptor, meta) for number, descriptor in tensors.items()},

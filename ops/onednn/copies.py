@@ -42,7 +42,7 @@ class Moving(OneDNNOperator):
         made = super(OneDNNOperator, self).prepare()  # type: ignore[safe-super]
         prepared = made if isinstance(made, Prepared) else Prepared(made)
         pairs = copied_pairs(prepared.step)
-        step = None if pairs is None else copy_step(self.onednn.machine, self.team, pairs, self.label)
+        step = None if pairs is None else copy_step(self.onednn.machine, pairs, self.label)
         if step is None:
             if prepared.step is nothing_to_do:
                 return prepared

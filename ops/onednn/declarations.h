@@ -10,7 +10,6 @@ const version_t *dnnl_version(void);
 int dnnl_engine_create(h *, int kind, size_t index);
 int dnnl_stream_create(h *, h engine, unsigned flags);
 int dnnl_stream_destroy(h);
-int dnnl_stream_wait(h);
 int dnnl_get_effective_cpu_isa(void);
 int dnnl_set_primitive_cache_capacity(int);
 
@@ -20,7 +19,6 @@ int dnnl_memory_desc_create_submemory(h *, h parent, const dims_t dims, const di
 int dnnl_memory_desc_clone(h *, h);
 int dnnl_memory_desc_destroy(h);
 int dnnl_memory_desc_equal(h, h);
-int dnnl_memory_desc_query(h, int what, void *result);
 size_t dnnl_memory_desc_get_size(h);
 int dnnl_memory_create(h *, h desc, h engine, void *handle);
 int dnnl_memory_set_data_handle(h, void *handle);
@@ -29,7 +27,6 @@ int dnnl_memory_destroy(h);
 int dnnl_primitive_attr_create(h *);
 int dnnl_primitive_attr_destroy(h);
 int dnnl_primitive_attr_set_scratchpad_mode(h, int mode);
-int dnnl_primitive_attr_set_fpmath_mode(h, int mode);
 int dnnl_primitive_attr_set_scales_mask(h, int arg, int mask);
 int dnnl_primitive_attr_set_zero_points_mask(h, int arg, int mask);
 int dnnl_primitive_attr_set_post_ops(h, h post_ops);
@@ -49,7 +46,6 @@ int dnnl_primitive_execute(h primitive, h stream, int nargs, const exec_arg_t *a
 int dnnl_primitive_destroy(h);
 
 int dnnl_reorder_primitive_desc_create(h *, h src, h src_engine, h dst, h dst_engine, h attr);
-int dnnl_concat_primitive_desc_create(h *, h engine, h dst, int n, int axis, const h *srcs, h attr);
 int dnnl_sum_primitive_desc_create(h *, h engine, h dst, int n, const float *scales, const h *srcs, h attr);
 int dnnl_binary_primitive_desc_create(h *, h engine, int alg, h src0, h src1, h dst, h attr);
 int dnnl_convolution_forward_primitive_desc_create(h *, h engine, int prop, int alg, h src, h weights, h bias, h dst,
@@ -91,11 +87,3 @@ int dnnl_lstm_forward_primitive_desc_create(h *, h engine, int prop, int directi
 
 void omp_set_num_threads(int);
 int omp_get_max_threads(void);
-int omp_get_thread_limit(void);
-int omp_get_max_active_levels(void);
-int omp_get_dynamic(void);
-int omp_pause_resource_all(int kind);
-int omp_get_thread_num(void);
-int omp_get_num_threads(void);
-void GOMP_barrier(void);
-void GOMP_parallel(void (*function)(void *), void *data, unsigned threads, unsigned flags);

@@ -3,7 +3,7 @@
 They are made where oneDNN has products of narrow matrices, or less: depthwise ones, also of one axis and with
 dilations, and groups that are a part of a vector of channels, or some vectors. Filters are kept as [vectors, taps of a
 column, taps of a row, channels read, lanes]. A row of the result is one call for as many vectors as follow each other;
-threads share rows, or vectors where that divides the work better. Of depthwise channels that are no whole vectors the
+pieces are rows, or vectors where that divides the work better. Of depthwise channels that are no whole vectors the
 last vector begins earlier, and writes some results a second time.
 """
 
@@ -24,10 +24,20 @@ from dagexec.ops.base.geometry import Axis
 from dagexec.ops.kernels.direct_kernels import ADD_OTHER, Row, row_kernel
 from dagexec.ops.kernels.machine import AVX2, AVX512
 from dagexec.ops.kernels.post_ops import FUNCTIONS, PostOp
-from dagexec.ops.kernels.team import shares, team_step
+from dagexec.ops.kernels.sharing import pieces_of, pieces_of_bytes
+from dagexec.ops.kernels.tables import even_shares, in_pieces
 from dagexec.ops.onednn.binding import Library
+from dagexec.ops.onednn.descriptors import (
+    BIAS,
+    DST,
+    POST_OP,
+    SRC,
+    SRC_1,
+    WEIGHTS,
+    Array,
+    Descriptor,
+)
 from dagexec.ops.onednn.packing import packed_memory
-from dagexec.ops.onednn.primitive import BIAS, DST, POST_OP, SRC, SRC_1, WEIGHTS, Array, Descriptor
 from dagexec.ops.onednn.problem import (
     COMPOSED,
     Assembled,
@@ -131,7 +141,7 @@ def _is_alike(operand: Array, shape: tuple[int, ...]) -> bool:
     return operand.shape == shape and operand.dtype == np.float32 and operand.flags.c_contiguous
 
 
-def candidates(library: Library, layer: Layer, threads: int) -> Iterator[Candidate]:
+def candidates(library: Library, layer: Layer) -> Iterator[Candidate]:
     """The one for a layer, with the widest vectors that fit; none where the processor lacks AVX2 and FMA."""
     machine = library.machine
     if not machine.can_run:
@@ -140,14 +150,13 @@ def candidates(library: Library, layer: Layer, threads: int) -> Iterator[Candida
         if lanes <= machine.lanes and layer.fits(lanes):
             isa = "avx512" if machine.lanes == AVX512 else "avx2"
             name = f"{COMPOSED}direct, vectors of {lanes}:{isa}"
-            yield Candidate(name, None, partial(_assemble, layer, lanes, threads), layer.seconds)
+            yield Candidate(name, None, partial(_assemble, layer, lanes), layer.seconds, is_in_pieces=True)
             return
 
 
 def _assemble(
     layer: Layer,
     lanes: int,
-    threads: int,
     problem: Problem,
     arrays: Mapping[int, Array],
     memory: Memory,
@@ -156,8 +165,10 @@ def _assemble(
     spans = list(_spans(layer, lanes))
     weights = _weights(layer, lanes, spans, problem, arrays[WEIGHTS], pack)
     calls = _Calls(layer, lanes, arrays, weights)
-    tables = [calls.table(rows, part) for rows, part in _parts(layer.batch * layer.rows.out, spans, threads, lanes)]
-    step = team_step(problem.library.machine.team, threads, tables, (calls, dict(arrays)), problem.label)
+    moved = arrays[SRC].nbytes + arrays[DST].nbytes  # which takes longer than the products of one channel each
+    pieces = max(pieces_of(layer.seconds), pieces_of_bytes(moved) if layer.groups == layer.channels else 1)
+    tables = [calls.table(rows, part) for rows, part in _parts(layer.batch * layer.rows.out, spans, pieces, lanes)]
+    step = in_pieces(tables, (calls, dict(arrays)), problem.label)
     return Assembled([step], StillArguments(), frozenset(), sum(table.nbytes for table in tables))
 
 
@@ -194,12 +205,15 @@ def _spans(layer: Layer, lanes: int) -> Iterator[_Span]:
         yield _Span(1, whole, layer.channels - lanes, layer.filters - lanes, step)
 
 
-def _parts(rows: int, spans: Sequence[_Span], threads: int, lanes: int) -> list[tuple[range, list[_Span]]]:
-    """The rows and vectors of each thread: it shares rows, or vectors where that divides the work better."""
+def _parts(rows: int, spans: Sequence[_Span], pieces: int, lanes: int) -> list[tuple[range, list[_Span]]]:
+    """The rows and vectors of each piece: rows are shared, or vectors where that divides the work better."""
     vectors = sum(span.vectors for span in spans)
-    if -(-rows // threads) * vectors <= -(-vectors // threads) * rows:
-        return [(part, list(spans)) for part in shares(rows, threads)]
-    return [(range(rows), list(_within(spans, part, lanes))) for part in shares(vectors, threads)]
+    if -(-rows // pieces) * vectors <= -(-vectors // pieces) * rows:
+        return [(part, list(spans)) for part in even_shares(rows, pieces)]
+    apart = len(spans) < 2 or spans[-1].target % lanes == 0  # else the last vector writes what the one before has, too
+    found = even_shares(vectors - (not apart), pieces)
+    found[-1] = range(found[-1].start, vectors)
+    return [(range(rows), list(_within(spans, part, lanes))) for part in found]
 
 
 def _within(spans: Sequence[_Span], part: range, lanes: int) -> Iterator[_Span]:

@@ -1,6 +1,6 @@
-"""Which primitives of oneDNN 3.1 divide their sums, so that threads or the batch decide their bytes: from its source.
+"""Which convolutions of oneDNN 3.1 divide their sums, so that the batch decides their bytes: from its source.
 
-What no rule here says of an implementation is not assumed of it: it gets pieces, or one thread.
+What no rule here says of an implementation is not assumed of it: it gets pieces.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ _POINTWISE = {"brgconv_1x1:avx512_core": 480 << 10, "brgconv_1x1:avx2": 80 << 10
 MISREAD = 2
 """Columns of padding beside which `brgconv` may read pixels."""
 
-_UNCUT_INNER, _UNCUT_TURNED = 1024, 2047
-
 
 def misreads(name: str, padding: int) -> bool:
     """True for a convolution that may take pixels for so many columns of padding; `edges` says why."""
@@ -20,26 +18,13 @@ def misreads(name: str, padding: int) -> bool:
 
 
 def adds_up_alike(name: str) -> bool:
-    """True for a convolution whose sums have one order whatever threads and rows it is given.
+    """True for a convolution whose sums have one order whatever rows it is given.
 
     `brgconv_1x1` of float32 adds up a block of input channels at once, and the size of the blocks follows from the
     number of channels alone (`select_ic_block` in src/cpu/x64/jit_brgemm_conv_utils.cpp) where the second cache has
     room for 80 vectors of channels, of 64 filters and 28 pixels, or with AVX2 for 40 of 32 filters. `brgconv` chooses
-    how it cuts rows, channels and taps by estimates in which threads and images count (`est_eff`), and the order of its
+    how it cuts rows, channels and taps by estimates in which images count (`est_eff`), and the order of its
     sums follows (`ker_base` in jit_brgemm_conv.cpp: taps that some columns of a block lack come before or after the
     others).
     """
     return name in _POINTWISE and core_cache() >= _POINTWISE[name]
-
-
-def cuts_sums(name: str, products: int, turned: bool) -> bool:
-    """True for a product of float32 that may cut a sum of so many products for the sake of threads.
-
-    An inner product (`brgemm`) does for more than 1,024 (`init_ip_conf_fwd` in jit_brgemm_inner_product_utils.cpp), a
-    matmul (`brg`) for 2,048 and more of a source that is `turned`, read by columns (`compute_blocking_heuristic_avx512`
-    in matmul/brgemm_matmul_utils.cpp); else its blocks follow from the length of the sums alone. `gemm` may always.
-    """
-    kind = name.partition(":")[0]
-    if kind == "brg":
-        return turned and products > _UNCUT_TURNED
-    return products > _UNCUT_INNER if kind == "brgemm" else True

@@ -11,9 +11,10 @@ import numpy as np
 
 from dagexec.core.operator import Step
 from dagexec.ops.kernels.dot_kernels import MOST_ROWS, dot_kernel, units_of_block
-from dagexec.ops.kernels.team import shares, team_step
+from dagexec.ops.kernels.sharing import pieces_of_bytes
+from dagexec.ops.kernels.tables import in_pieces, shares
 from dagexec.ops.onednn.binding import Library
-from dagexec.ops.onednn.primitive import Array
+from dagexec.ops.onednn.descriptors import Array
 
 _UNITS = 24
 """Threads share multiples of that many units, whole blocks for any number of rows."""
@@ -26,16 +27,14 @@ def can_multiply(library: Library, inner: int) -> bool:
     return library.machine.can_run and inner % library.isa.lanes == 0
 
 
-def dot_step(
-    library: Library, threads: int, x: Array, weights: Array, bias: Array, y: Array, label: str
-) -> Step | None:
+def dot_step(library: Library, x: Array, weights: Array, bias: Array, y: Array, label: str) -> Step | None:
     """The step of X [rows, inner], W [units, inner] and b [units], all packed; None where the kernels cannot run."""
     product = _DotProduct(library.isa.lanes, x, weights, bias, y)
-    groups = -(-y.shape[1] // _UNITS)
-    tables = [list(product.calls(part.start * _UNITS, part.stop * _UNITS)) for part in shares(groups, threads)]
+    groups, pieces = -(-y.shape[1] // _UNITS), pieces_of_bytes(weights.nbytes)
+    tables = [list(product.calls(part.start * _UNITS, part.stop * _UNITS)) for part in shares(groups, pieces)]
     if any(call[0] == 0 for table in tables for call in table):
         return None
-    return team_step(library.machine.team, threads, tables, product, label)
+    return in_pieces(tables, product, label)
 
 
 class _DotProduct:

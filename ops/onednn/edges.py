@@ -13,14 +13,13 @@ import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from math import prod
 
 import numpy as np
 
 from dagexec.ops.base.geometry import Axis
-from dagexec.ops.kernels.team import can_run, team_step
+from dagexec.ops.kernels.tables import can_run, in_pieces
+from dagexec.ops.onednn.descriptors import SRC, Array
 from dagexec.ops.onednn.implementation import estimated_seconds
-from dagexec.ops.onednn.primitive import SRC, Array
 from dagexec.ops.onednn.problem import COMPOSED, DIRECT, Assembled, Candidate, Memory, Pack, Problem, assemble
 
 _SPEED = 0.9
@@ -34,18 +33,18 @@ def with_edges(axes: Sequence[Axis]) -> list[Axis]:
     return [*others, replace(columns, size=columns.head + columns.size + tail, head=0)]
 
 
-def candidates(problem: Callable[[int], Problem], head: int, threads: int) -> Iterator[Candidate]:
-    """`brgconv` for so many threads, if the library has it.
+def candidates(problem: Callable[[], Problem], head: int, columns: int, pixel: int) -> Iterator[Candidate]:
+    """`brgconv`, if the library has it, for images of so many columns, with so many bytes a pixel.
 
-    `problem` gives that of images with edges, whose first `head` columns are padding, for a number of threads.
+    `problem` gives that of images with edges, whose first `head` columns are padding.
     """
     if not can_run():
         return
-    wide = problem(threads)
+    wide = problem()
     for one in wide.candidates(DIRECT):
         if "brgconv" in one.name:
             seconds = _SPEED * estimated_seconds(wide, one)
-            assembled = partial(_assemble, wide, one, head)
+            assembled = partial(_assemble, wide, one, head, columns, pixel)
             yield replace(one, name=f"{COMPOSED}edged {one.name}", assemble=assembled, seconds=seconds)
             return
 
@@ -54,17 +53,18 @@ def _assemble(
     wide: Problem,
     candidate: Candidate,
     head: int,
+    columns: int,
+    pixel: int,
     problem: Problem,
     arrays: Mapping[int, Array],
     memory: Memory,
     pack: Pack,
 ) -> Assembled:
     image = arrays[SRC]
-    *lines, columns, channels = image.shape
     layout = wide.tensors[SRC][0]
     edged = memory(layout.nbytes).view(image.dtype)
-    pixel, rows = channels * image.itemsize, prod(lines)
-    row = len(edged) // rows * image.itemsize
+    rows = image.nbytes // (columns * pixel)
+    row = edged.nbytes // rows
     start = edged.ctypes.data
     table = np.zeros((rows + 1, 5), np.int64)
     table[0] = _function("memset"), start, 0, rows * row, 0
@@ -72,7 +72,7 @@ def _assemble(
     table[1:, 1] = start + head * pixel + row * np.arange(rows)
     table[1:, 2] = image.ctypes.data + columns * pixel * np.arange(rows)
     table[1:, 3] = columns * pixel
-    fill = team_step(None, 1, [table], (image, edged), problem.label)
+    fill = in_pieces([table], (image, edged), problem.label)
     found = assemble(wide, candidate, {**arrays, SRC: edged}, memory, pack)
     return replace(found, steps=[fill, *found.steps], direct=found.direct - {SRC}, nbytes=found.nbytes + table.nbytes)
 

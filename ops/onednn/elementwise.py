@@ -4,7 +4,7 @@ A chain is one primitive: an eltwise one for a single function, otherwise a bina
 1) whose post-ops are the other links; of more than 32 links it takes several. Small chains cost little more than their
 first link: of 64 elements on one core, 0.8 us for one function and 1.9 us for 31, where NumPy takes 0.4 us a link and
 more. A lone sum of two tensors of one shape costs 0.9 us and NumPy's 0.4, but 0.5 in a row of native calls
-(`dagexec.ops.kernels.native`), which a step by NumPy would interrupt; from some thousands of elements on they are even.
+(`dagexec.core.native`), which a step by NumPy would interrupt; from some thousands of elements on they are even.
 
 oneDNN's max, min, clip, relu and the like may give a number for NaN; see `keeping_nan`.
 """
@@ -33,18 +33,19 @@ from dagexec.ops.elementwise import fused as fused_elementwise
 from dagexec.ops.kernels.chains import PRELU, chain_step
 from dagexec.ops.kernels.function_kernels import GELU, gelu_step
 from dagexec.ops.onednn.accuracy import is_coarse, require_accurate
-from dagexec.ops.onednn.operator import OneDNNOperator
-from dagexec.ops.onednn.post_ops import BINARY, ELTWISE, append_post_ops, drops_nan, operand_descriptor
-from dagexec.ops.onednn.primitive import (
+from dagexec.ops.onednn.bound import BoundPrimitive
+from dagexec.ops.onednn.cutting import Parts
+from dagexec.ops.onednn.descriptors import (
     DST,
     FORWARD_INFERENCE,
     SRC,
     SRC_1,
     Array,
-    BoundPrimitive,
     Descriptor,
-    PrimitiveDescriptor,
 )
+from dagexec.ops.onednn.operator import OneDNNOperator
+from dagexec.ops.onednn.post_ops import BINARY, ELTWISE, append_post_ops, drops_nan, operand_descriptor
+from dagexec.ops.onednn.primitive import PrimitiveDescriptor
 
 MAX_POST_OPS = 32
 """What one primitive takes."""
@@ -131,7 +132,7 @@ class Chain(OneDNNOperator):
         order = list(operands)
         chain = [(one.kind, one.a, one.b, order.index(one.input) if one.input >= 0 else -1) for one in links]
         machine, arrays = self.onednn.machine, list(operands.values())
-        return chain_step(machine, self.team, chain, x, self.y(0), arrays, self.label)
+        return chain_step(machine, chain, x, self.y(0), arrays, self.label)
 
     def _by_primitives(self) -> Step | Prepared:
         """As many primitives as the links need, in place after the first."""
@@ -154,7 +155,7 @@ class Chain(OneDNNOperator):
             if number < adds:  # the output is still to be added
                 target = self.scratch(y.shape, y.dtype) if number == 0 else source
             if group[0].kind == GELU and is_coarse(self.onednn, group[0]):
-                kernel = gelu_step(self.onednn.machine, self.threads, source, target, self.label)
+                kernel = gelu_step(self.onednn.machine, source, target, self.label)
             else:
                 kernel = None
             if kernel is None:
@@ -171,7 +172,7 @@ class Chain(OneDNNOperator):
     def _reads_input_twice(self) -> bool:
         return self.definition.input[0] in self.definition.input[1:]
 
-    def _link(self, x: Array, y: Array, group: Sequence[PostOp], operands: Operands) -> BoundPrimitive:
+    def _link(self, x: Array, y: Array, group: Sequence[PostOp], operands: Operands) -> BoundPrimitive | Parts:
         first = group[0]
         if len(group) == 1 and first.input < 0:
             layout = self.packed(x.reshape(-1))
@@ -186,7 +187,7 @@ class Chain(OneDNNOperator):
                 *function[1:],
                 self.attributes(),
             )
-            return self.bound(found, {SRC: (layout, x), DST: (layout, y)})
+            return self.in_parts(found, {SRC: (layout, x), DST: (layout, y)})
         for way in layouts(y.shape, operands):
             for other in self._others(group[0], way, y.dtype):
                 try:
@@ -194,7 +195,9 @@ class Chain(OneDNNOperator):
                 except UnsupportedFeatureError:
                     continue
                 if not found.is_reference:
-                    return self.bound(found, arguments)
+                    block = BLOCKS.get(way.order, 1)
+                    axes = range(len(way.shape)) if block == 1 else (0, 1)  # pixels lie within blocks of channels
+                    return self.in_parts(found, arguments, axes, block)
         shapes = ", ".join(str(array.shape) for array in operands.values())
         raise UnsupportedFeatureError(
             f"{self.label}: oneDNN is slow for operands of {shapes} and a result of {y.shape}"
@@ -285,7 +288,7 @@ class PRelu(OneDNNOperator, functions.PRelu):
         x, slope, call = self.x(0), self.x(1), self.call()
         view = slope.reshape(functions.slope_view(x.shape, slope.shape, channel_axis(call), call))
         chain = [(PRELU, 0.0, 0.0, 0)]
-        step = chain_step(self.onednn.machine, self.team, chain, x, self.y(0), [view], self.label)
+        step = chain_step(self.onednn.machine, chain, x, self.y(0), [view], self.label)
         if step is None:
             raise UnsupportedFeatureError(f"{self.label}: there is no kernel for these tensors")
         return step
@@ -303,7 +306,7 @@ class Pow(OneDNNOperator, arithmetic.Pow):
         if exponents.size != 1 or (len(self.input_blobs) == 2 and self.input(1).constant is None):
             raise UnsupportedFeatureError(f"{self.label}: the kernel takes one constant exponent")
         chain = [("pow", 1.0, float(exponents.reshape(())), -1)]
-        step = chain_step(self.onednn.machine, self.team, chain, self.x(0), self.y(0), (), self.label)
+        step = chain_step(self.onednn.machine, chain, self.x(0), self.y(0), (), self.label)
         if step is None:
             raise UnsupportedFeatureError(f"{self.label}: there is no kernel for this power")
         return step
@@ -319,7 +322,7 @@ class Scale(OneDNNOperator, unary.Scale):
         """One chain of one link."""
         factor = np.full((), self.constant("scale"), np.float32)
         chain = [("mul", 0.0, 0.0, 0)]
-        step = chain_step(self.onednn.machine, self.team, chain, self.x(0), self.y(0), [factor], self.label)
+        step = chain_step(self.onednn.machine, chain, self.x(0), self.y(0), [factor], self.label)
         if step is None:
             raise UnsupportedFeatureError(f"{self.label}: there is no kernel for these tensors")
         return step

@@ -22,9 +22,7 @@ from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.activation import gradient as activation_gradient
 from dagexec.ops.activation import softmax_gradient
 from dagexec.ops.activation.softmax import grouping
-from dagexec.ops.onednn.operator import OneDNNOperator
-from dagexec.ops.onednn.post_ops import BINARY, ELTWISE
-from dagexec.ops.onednn.primitive import (
+from dagexec.ops.onednn.descriptors import (
     DIFF_DST,
     DIFF_SRC,
     DST,
@@ -35,6 +33,8 @@ from dagexec.ops.onednn.primitive import (
     Array,
     Descriptor,
 )
+from dagexec.ops.onednn.operator import OneDNNOperator
+from dagexec.ops.onednn.post_ops import BINARY, ELTWISE
 from dagexec.ops.onednn.softmax import LOG_SOFTMAX, SOFTMAX
 
 _AT_LEAST, _ABOVE, _BELOW = 0x1FFF6, 0x1FFF7, 0x1FFF9
@@ -116,10 +116,10 @@ class FunctionGradient(OneDNNOperator):
             links.append(limit)
         attributes.binary(BINARY["mul"], layout)
         links.append((layout, dy))
-        handles = (layout.handle, beside[0].handle, layout.handle, attributes.handle)
+        handles = (layout, beside[0], layout, attributes)
         found = self.describe_fast("binary", self.onednn.engine, derivative.algorithm, *handles)
         factors = {POST_OP * (number + 1) | SRC_1: link for number, link in enumerate(links) if link is not None}
-        bound = self.bound(found, {SRC: (layout, y), SRC_1: beside, DST: (layout, dx), **factors})
+        bound = self.in_parts(found, {SRC: (layout, y), SRC_1: beside, DST: (layout, dx), **factors}, (1,))
         if self.definition.input[0] == self.definition.input[1]:
             return bound.step
         inputs = {1: POST_OP * len(links) | SRC_1}
@@ -144,13 +144,13 @@ class NormalizationGradient(OneDNNOperator):
         shape = (outer, group) if inner == 1 else (outer, group, inner)
         y, dy, dx = self.x(0).reshape(shape), self.x(1).reshape(shape), self.y(0).reshape(shape)
         layout, attributes = self.packed(y), self.attributes()
-        both = (layout.handle, layout.handle)
+        both = (layout, layout)
         forward = self.describe(
-            "softmax_forward", self.onednn.engine, FORWARD_TRAINING, self.algorithm, *both, 1, attributes.handle
+            "softmax_forward", self.onednn.engine, FORWARD_TRAINING, self.algorithm, *both, 1, attributes
         )
-        handles = (*both, layout.handle, 1, forward.handle, attributes.handle)
+        handles = (*both, layout, 1, forward, attributes)
         found = self.describe_fast("softmax_backward", self.onednn.engine, self.algorithm, *handles)
-        bound = self.bound(found, {DST: (layout, y), DIFF_DST: (layout, dy), DIFF_SRC: (layout, dx)})
+        bound = self.in_parts(found, {DST: (layout, y), DIFF_DST: (layout, dy), DIFF_SRC: (layout, dx)}, (0, 2))
         return self.rebindable(bound.step, bound, {0: DST, 1: DIFF_DST}, {0: DIFF_SRC})
 
 

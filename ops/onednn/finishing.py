@@ -11,8 +11,8 @@ from dagexec.core.operator import Step, in_sequence
 from dagexec.ops.activation.post_ops import PostOp, post_op_passes
 from dagexec.ops.kernels.conversions import convert_step
 from dagexec.ops.kernels.function_kernels import GELU, gelu_step
+from dagexec.ops.onednn.descriptors import Array
 from dagexec.ops.onednn.operator import OneDNNOperator
-from dagexec.ops.onednn.primitive import Array
 
 
 def finishing_step(owner: OneDNNOperator, post_ops: Sequence[PostOp], y: Array, operands: Mapping[int, Array]) -> Step:
@@ -31,14 +31,14 @@ def finishing_step(owner: OneDNNOperator, post_ops: Sequence[PostOp], y: Array, 
 
 def _gelu(owner: OneDNNOperator, y: Array) -> list[Step] | None:
     """Its steps; None where there are no kernels for `y`."""
-    machine, threads, label = owner.onednn.machine, owner.threads, owner.label
+    machine, label = owner.onednn.machine, owner.label
     values = y if y.dtype == np.float32 else owner.scratch(y.shape, np.float32)
-    steps = [gelu_step(machine, threads, values, values, label)]
+    steps = [gelu_step(machine, values, values, label)]
     if values is not y:
         steps = [
-            convert_step(machine, threads, y, values, label),
+            convert_step(machine, y, values, label),
             *steps,
-            convert_step(machine, threads, values, y, label),
+            convert_step(machine, values, y, label),
         ]
     found = [step for step in steps if step is not None]
     return found if len(found) == len(steps) else None

@@ -33,7 +33,7 @@ class GeluGradient(OneDNNOperator, gradient.GeluGradient):
         """The formula of the exact form, or of the approximation."""
         formula = _fast if self.arguments.bool("fast_gelu") else _exact
         inputs = [self.x(0), self.x(1)]
-        step = formula_step(self.onednn.machine, self.team, formula, inputs, [self.y(0)], self.label)
+        step = formula_step(self.onednn.machine, formula, inputs, [self.y(0)], self.label)
         if step is None:
             raise UnsupportedFeatureError(f"{self.label}: there is no kernel for these tensors")
         return step

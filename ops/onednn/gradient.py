@@ -26,8 +26,7 @@ from dagexec.ops.onednn.convolution_family import (
     grouped,
     require_window,
 )
-from dagexec.ops.onednn.pieces import Part
-from dagexec.ops.onednn.primitive import (
+from dagexec.ops.onednn.descriptors import (
     DIFF_BIAS,
     DIFF_DST,
     DIFF_SRC,
@@ -37,6 +36,7 @@ from dagexec.ops.onednn.primitive import (
     Array,
     Descriptor,
 )
+from dagexec.ops.onednn.pieces import Part
 
 
 class GradientFamily(ConvolutionFamily):
@@ -48,8 +48,8 @@ class GradientFamily(ConvolutionFamily):
         geometry, none, attributes = self.geometry(axes), self.onednn.ffi.NULL, self.attributes()
 
         def request(algorithm: str, layouts: Mapping[int, Descriptor]) -> Sequence[object]:
-            handles = (layouts[DIFF_SRC].handle, layouts[WEIGHTS].handle, layouts[DIFF_DST].handle)
-            return [CONVOLUTION[algorithm], *handles, *geometry, none, attributes.handle]
+            tensors = (layouts[DIFF_SRC], layouts[WEIGHTS], layouts[DIFF_DST])
+            return [CONVOLUTION[algorithm], *tensors, *geometry, none, attributes]
 
         def computation(part: Part) -> Computation:
             images = {DIFF_DST: (part.result(gradient), order), DIFF_SRC: (part.source(result, axes), order)}
@@ -76,9 +76,9 @@ class GradientFamily(ConvolutionFamily):
         results = {DIFF_WEIGHTS: result} | ({} if bias is None else {DIFF_BIAS: bias})
 
         def request(algorithm: str, layouts: Mapping[int, Descriptor]) -> Sequence[object]:
-            sums = none if bias is None else layouts[DIFF_BIAS].handle
-            handles = (layouts[SRC].handle, layouts[DIFF_WEIGHTS].handle, sums, layouts[DIFF_DST].handle)
-            return [CONVOLUTION[algorithm], *handles, *geometry, none, attributes.handle]
+            sums = none if bias is None else layouts[DIFF_BIAS]
+            tensors = (layouts[SRC], layouts[DIFF_WEIGHTS], sums, layouts[DIFF_DST])
+            return [CONVOLUTION[algorithm], *tensors, *geometry, none, attributes]
 
         def computation(part: Part, sums: Mapping[int, Array]) -> Computation:
             images = {SRC: (part.source(x[1], axes), order), DIFF_DST: (part.result(gradient[1]), order)}

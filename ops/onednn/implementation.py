@@ -13,10 +13,9 @@ from math import prod
 from dagexec.core.choices import choices, choose, measuring
 from dagexec.core.dtypes import FLOAT32
 from dagexec.errors import UnsupportedFeatureError
-from dagexec.ops.kernels.alone import NoSingleThreadError, is_alone, one_thread
+from dagexec.ops.onednn.descriptors import WEIGHTS
 from dagexec.ops.onednn.measuring import fastest
-from dagexec.ops.onednn.primitive import WEIGHTS
-from dagexec.ops.onednn.problem import ALONE, NEWEST, WINOGRAD, Candidate, Problem
+from dagexec.ops.onednn.problem import NEWEST, WINOGRAD, Candidate, Problem
 from dagexec.platform.processor import processor_key
 
 logger = logging.getLogger("dagexec")
@@ -37,12 +36,8 @@ def choose_implementation(problem: Problem, *, search: bool = False, given_only:
     """The candidate that computes `problem`; never the library's plain loops.
 
     `search` measures without a budget; `given_only` uses no measured choice, but those of a file that the caller named.
-    Raises UnsupportedFeatureError when there is no candidate, and NoSingleThreadError.
+    Raises UnsupportedFeatureError when there is no candidate.
     """
-    if is_alone() and problem.threads > 1:
-        with one_thread(False):
-            of_team = choose_implementation(problem, search=search, given_only=given_only)
-        return for_one_thread(problem, of_team)
     key = _key(problem)
     if given_only:
         name = choices.find(key, given_only=True)
@@ -52,17 +47,9 @@ def choose_implementation(problem: Problem, *, search: bool = False, given_only:
     else:
         name = choose(key, lambda seconds: _measured(problem, seconds), weight=estimated_seconds(problem))
     chosen = name or choices.near(key) if not (given_only or search) else name
-    found = problem.named(chosen, problem.threads) if chosen else None
+    found = problem.named(chosen) if chosen else None
     if found is None or found.is_reference:
-        return _undivided(problem, rule(problem))
-    return _undivided(problem, found)
-
-
-def for_one_thread(problem: Problem, chosen: Candidate) -> Candidate:
-    """The candidate that was `chosen` for a team, where one thread takes its place. Raises NoSingleThreadError."""
-    found = problem.named(chosen.name, problem.threads)
-    if found is None:
-        raise NoSingleThreadError(f"{problem.label}: {chosen.name} is not for one thread")
+        return rule(problem)
     return found
 
 
@@ -79,9 +66,7 @@ def _worthy(candidates: list[Candidate], problem: Problem) -> list[Candidate]:
     Raises UnsupportedFeatureError when nothing is left.
     """
     if problem.open and not all(one.is_reference for one in candidates):
-        found = [one for one in candidates if not one.is_reference]
-        whole = [one for one in found if not problem.divides_sums(one)]  # others would get one thread
-        return whole or found if problem.invariant and problem.threads > 1 else found
+        return [one for one in candidates if not one.is_reference]
     special = [one for one in candidates if not one.is_general]
     newest = max((one.generation for one in special), default=0)
     oldest = min(newest, 2) if problem.ragged else newest
@@ -100,12 +85,11 @@ def rule(problem: Problem) -> Candidate:
 
     Copies into layouts of its own pay for an implementation when the alternative is a matrix product on unrolled
     windows, and these are of more than one tap, or of few pixels. Filters that are fed are copied in every run, and
-    the layout that `brgconv` wants is reached the slowest: it goes last then. Of products, what would give other bytes
-    on more threads has one.
+    the layout that `brgconv` wants is reached the slowest: it goes last then.
     """
     first = _plain_choice(problem)
     if first is not None and problem.open:
-        return _undivided(problem, first)
+        return first
     if first is not None:
         winograd = [one for one in problem.candidates(WINOGRAD) if _has_channels(one, problem)]
         return min([first, *winograd], key=lambda one: estimated_seconds(problem, one)) if winograd else first
@@ -121,7 +105,7 @@ def rule(problem: Problem) -> Candidate:
     worthy = _worthy(others, problem)
     special = [one for one in worthy if not one.is_general]
     if problem.open:
-        return _undivided(problem, worthy[0])
+        return worthy[0]
     if _is_fed(problem):
         special.sort(key=lambda one: "brgconv" in one.name and not (one.has_own_layout and _is_padded(problem)))
     first = special[0] if special and (_pays_copies(problem) or not special[0].has_own_layout) else worthy[0]
@@ -139,13 +123,6 @@ def _plain_choice(problem: Problem) -> Candidate | None:
     newest = first.generation == NEWEST.get(problem.library.isa.lanes)
     certain = newest and not first.is_general and not first.has_own_layout and not _is_fed(problem)
     return first if problem.open or certain else None
-
-
-def _undivided(problem: Problem, candidate: Candidate) -> Candidate:
-    """The candidate, with one thread where more would give other bytes."""
-    if problem.threads == 1 or candidate.name.endswith(ALONE) or not problem.divides_sums(candidate):
-        return candidate
-    return problem.named(candidate.name + ALONE, 1) or candidate
 
 
 def _is_fed(problem: Problem) -> bool:
@@ -205,7 +182,6 @@ def _key(problem: Problem) -> str:
     parts = [
         f"oneDNN {library.described()}",
         processor_key(),
-        f"{problem.threads} thread(s)",
         f"limit {problem.limit}",
         "cold weights" if problem.cold else "warm weights",
         problem.key,

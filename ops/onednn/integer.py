@@ -19,18 +19,18 @@ from dagexec.core.registry import operator
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.base.layout import NCHW, NHWC
 from dagexec.ops.onednn.convolution_family import grouped, padding_of, require_window, tail_of
-from dagexec.ops.onednn.packing import PackedForms
-from dagexec.ops.onednn.primitive import (
+from dagexec.ops.onednn.descriptors import (
     ATTR_ZERO_POINTS,
     DST,
     FORWARD_INFERENCE,
     SRC,
     WEIGHTS,
-    WEIGHTS_MD,
     Array,
     Attributes,
     Descriptor,
 )
+from dagexec.ops.onednn.packing import PackedForms
+from dagexec.ops.onednn.primitive import WEIGHTS_MD
 from dagexec.ops.onednn.quantized import Arguments, QuantizedProduct
 from dagexec.ops.quantized import integer
 from dagexec.ops.quantized.accumulation import Operand

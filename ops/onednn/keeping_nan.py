@@ -14,18 +14,22 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 
 import ml_dtypes
 import numpy as np
 
+from dagexec.core.native import NativeStep, Phases, phases_of
 from dagexec.core.operator import Operator, Prepared, Rebind, Step, parts_of
 from dagexec.core.tensor import Tensor
 from dagexec.core.traits import ImageRole
 from dagexec.ops.activation.post_ops import read_post_ops
 from dagexec.ops.base.blocks import Array
+from dagexec.ops.kernels.finite import FiniteScan, can_scan
 from dagexec.ops.kernels.invalid_operations import Watch, can_be_seen
-from dagexec.ops.kernels.native import NativeCall, native_call
+from dagexec.ops.kernels.machine import Machine
+from dagexec.ops.kernels.moving import table_rebind
 from dagexec.ops.onednn.binding import Library
 from dagexec.ops.onednn.nchw_fallback import nchw_fallback, require_clear
 
@@ -34,12 +38,12 @@ logger = logging.getLogger("dagexec")
 _LATER: Array = np.empty(0, np.uint8)
 
 
-def is_seen(library: Library, threads: int) -> bool:
-    """True where the work of `library` with so many threads is done by threads whose flags can be looked at."""
-    return library.openmp is not None and can_be_seen() and (threads == 1 or library.machine.team is not None)
+def is_seen(library: Library) -> bool:
+    """True where the work of `library` is done by the threads that call it, whose flags can be looked at."""
+    return library.openmp is not None and can_be_seen()
 
 
-def keeping_nan(operator: Operator, prepared: Prepared, library: Library, threads: int) -> Prepared:
+def keeping_nan(operator: Operator, prepared: Prepared, machine: Machine) -> Prepared:
     """`prepared`, of `operator`, and what it takes to keep NaN. Only where `is_seen`.
 
     Raises UnsupportedFeatureError where the default engine could not compute it again.
@@ -47,13 +51,13 @@ def keeping_nan(operator: Operator, prepared: Prepared, library: Library, thread
     if not any(_is_float(operator.y(index)) for index in range(len(operator.output_blobs))):
         return prepared
     if _leaves_no_trace(operator):
-        return scanning(operator, prepared)
+        return scanning(operator, prepared, machine)
     again = Recomputation(operator)
-    watch = Watch(library.machine.team if threads > 1 else None)
-    alone = native_call(prepared.step)
-    if alone is not None:
-        return again.behind(prepared, watch.guarded(alone, _threads_of(alone, threads), again.run))
-    watched = _watched(prepared.step, watch, threads)
+    watch = Watch()
+    phases = _phases(prepared.step)
+    if phases:
+        return again.behind(prepared, NativeStep(watch.guarded(phases, again.run)))
+    watched = _watched(prepared.step, watch)
 
     def run_all() -> None:
         for part in watched:
@@ -65,27 +69,17 @@ def keeping_nan(operator: Operator, prepared: Prepared, library: Library, thread
     return again.behind(prepared, run_all)
 
 
-def keeping_nan_in_place(
-    operator: Operator, prepared: Prepared, library: Library, threads: int, index: int
-) -> Prepared:
+def keeping_nan_in_place(operator: Operator, prepared: Prepared, machine: Machine, index: int) -> Prepared:
     """As `keeping_nan`, for an operator that adds to what output 0, which is input `index`, held.
 
     Where that was finite, each NaN of the result comes from the other summand, which is computed again without it.
     """
     again = Recomputation(operator)
-    watch = Watch(library.machine.team if threads > 1 else None)
-    watched = _watched(prepared.step, watch, threads)
+    watch = Watch()
     result = operator.y(0)
-    flat = result.reshape(-1)
-    looks = _leaves_no_trace(operator)
+    looks, phases = _leaves_no_trace(operator), _phases(prepared.step)
 
-    def run_all() -> None:
-        held = None if _is_finite(flat) else result.copy()
-        for part in watched:
-            part()
-        if not watch.note[0] and not (looks and not _is_finite(again.inputs[0].reshape(-1))):
-            return
-        watch.note[0] = 0
+    def correct(held: Array | None) -> None:
         again.inputs[index] = exact = np.zeros_like(result) if held is None else held
         again.compute([exact])
         if held is None:
@@ -93,10 +87,32 @@ def keeping_nan_in_place(
         else:
             _corrected(result, exact)
 
+    if phases and not looks and can_scan(machine, result):
+        scan, held = FiniteScan(machine, result, operator.label), list[Array]()
+
+        def hold() -> None:
+            held[:] = [result.copy()]
+
+        def recover() -> None:
+            correct(held[0] if scan.notes.any() else None)
+
+        before = *scan.step.phases, (scan.piece(hold),)
+
+        return again.behind(prepared, NativeStep((*before, *watch.guarded(phases, recover))))
+    watched, flat = _watched(prepared.step, watch), result.reshape(-1)
+
+    def run_all() -> None:
+        held = None if _is_finite(flat) else result.copy()
+        for part in watched:
+            part()
+        if watch.note[0] or (looks and not _is_finite(again.inputs[0].reshape(-1))):
+            watch.note[0] = 0
+            correct(held)
+
     return again.behind(prepared, run_all)
 
 
-def scanning(operator: Operator, prepared: Prepared) -> Prepared:
+def scanning(operator: Operator, prepared: Prepared, machine: Machine) -> Prepared:
     """`prepared`, of `operator`, for code that no flag tells of: it looks for NaN in input 0.
 
     For operators of one tensor, and for layers, in whose sums each number that is not finite meets others.
@@ -104,7 +120,14 @@ def scanning(operator: Operator, prepared: Prepared) -> Prepared:
     if not _is_float(operator.x(0)):
         return prepared
     again = Recomputation(operator)
-    step = prepared.step
+    step, phases = prepared.step, _phases(prepared.step)
+    if phases and can_scan(machine, again.inputs[0]):
+        scan = FiniteScan(machine, again.inputs[0], operator.label)
+        whole = NativeStep((*phases, *scan.step.phases, (scan.piece(again.run),)), scan.step.native_tables)
+        moved, move = prepared.input_rebinds.get(0), table_rebind(whole, again.inputs[0])
+        if moved is not None and move is not None:
+            prepared = replace(prepared, input_rebinds={**prepared.input_rebinds, 0: partial(_both, moved, move)})
+        return again.behind(prepared, whole)
 
     def run_all() -> None:
         step()
@@ -113,6 +136,11 @@ def scanning(operator: Operator, prepared: Prepared) -> Prepared:
             again.run()
 
     return again.behind(prepared, run_all)
+
+
+def _both(first: Rebind, second: Rebind, array: Array) -> None:
+    first(array)
+    second(array)
 
 
 def _leaves_no_trace(operator: Operator) -> bool:
@@ -125,17 +153,16 @@ def _leaves_no_trace(operator: Operator) -> bool:
     return any(one.kind == "sigmoid" for one in read_post_ops(operator.call()))
 
 
-def _watched(step: Step, watch: Watch, threads: int) -> list[Step]:
+def _phases(step: Step) -> Phases | None:
+    """The native calls that all parts of `step` are; None where one is something else."""
+    found = [phases_of(part) for part in parts_of(step)]
+    return None if None in found else tuple(phase for phases in found for phase in phases or ())
+
+
+def _watched(step: Step, watch: Watch) -> list[Step]:
     """The parts of `step`, each of them watched."""
-    return [
-        watch.around(part, threads) if call is None else watch.guarded(call, _threads_of(call, threads), None)
-        for part, call in ((part, native_call(part)) for part in parts_of(step))
-    ]
-
-
-def _threads_of(call: NativeCall, threads: int) -> int:
-    """The threads of a primitive, which it says before it begins; of other calls as many as the operator has."""
-    return threads if call.before is None else call.before[1]
+    found = ((part, phases_of(part)) for part in parts_of(step))
+    return [watch.around(part) if phases is None else NativeStep(watch.guarded(phases, None)) for part, phases in found]
 
 
 class Recomputation:

@@ -4,26 +4,36 @@ The weights come from memory, so that what counts for few rows is how fast they 
 8.3 ms by the library's first implementation, 6.0 by that for AVX2, and 5.7 by the general product on weights as they
 are; for 8 rows of 4096 x 4096 it is 3.6, 6.2 and 7.7 ms.
 
-On several threads the library's inner product cuts sums of more than 1024 products into pieces, and gives other bytes
-than on one. Its matmul on packed weights, which is as fast within 6%, gave the same in all that was tried, so
-that goes first, and whatever gives other bytes on one thread than on two is skipped. Before AVX-512 both are the
-library's general product, which cuts sums, too, unless it is one row by weights as they are: that has one thread.
+All products are computed in one thread, so that nothing is cut but what the operator cuts itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from dagexec.core.dtypes import from_numpy
 from dagexec.core.operator import Step
 from dagexec.errors import UnsupportedFeatureError
-from dagexec.ops.kernels.alone import NoSingleThreadError, is_alone, one_thread
-from dagexec.ops.onednn.implementation import choose_implementation, for_one_thread, rule
+from dagexec.ops.kernels.sharing import MOST_OF_ONE, pieces_of_bytes, pieces_of_products
+from dagexec.ops.kernels.tables import even_shares
+from dagexec.ops.onednn.cutting import behind
+from dagexec.ops.onednn.descriptors import (
+    BIAS,
+    DST,
+    SRC,
+    WEIGHTS,
+    Array,
+    Attributes,
+    Descriptor,
+)
+from dagexec.ops.onednn.implementation import choose_implementation, rule
 from dagexec.ops.onednn.operator import OneDNNOperator
-from dagexec.ops.onednn.primitive import BIAS, DST, SRC, WEIGHTS, Array, Descriptor, PrimitiveDescriptor, describe
+from dagexec.ops.onednn.pieces import Piece, computed_in_pieces
+from dagexec.ops.onednn.primitive import PrimitiveDescriptor, describe
 from dagexec.ops.onednn.problem import Assembled, Candidate, Problem, assemble
 
 MATMUL, PACKED, AS_IT_IS = "matmul", "packed", "as it is"
@@ -36,10 +46,13 @@ UNPACKED, INNER = "unpacked matmul", "inner product"
 
 INNER_PRODUCT = "inner_product_forward"
 
+_UNITS, _ROWS = 64, 8  # of a piece, at least
+_PACKED_TWICE = 16 << 20  # bytes of weights that may be in memory for one row, and for several
+
 MAX_MEASURED = 20 << 20
 """Bytes of weights: of more, a part of the units is measured, which takes as long for each byte."""
 
-Request = Callable[[Mapping[int, Descriptor]], Sequence[object]]
+Request = Callable[[Mapping[int, Descriptor], Attributes], Sequence[object]]
 """What the library is asked with after the engine, for the layouts of the arguments."""
 
 
@@ -50,6 +63,7 @@ class WeightedProduct:
     Attributes:
         function: of the library, without `dnnl_`.
         request: how it is requested.
+        attributes: of the product.
         other: how the other of matmul and inner product is requested: with WEIGHTS transposed, and the BIAS of a matmul
             a row.
         arrays: by argument number: SRC, WEIGHTS and DST are matrices.
@@ -62,6 +76,7 @@ class WeightedProduct:
 
     function: str
     request: Request
+    attributes: Attributes
     arrays: Mapping[int, Array]
     further: Mapping[int, tuple[Descriptor, Array]]
     units_axis: int
@@ -69,6 +84,25 @@ class WeightedProduct:
     key: str
     other: Request | None = None
     constant: bool = True
+
+    def cut(self, rows: range, units: range) -> WeightedProduct:
+        """The product of some rows and some units."""
+        cut = {0: (len(self.arrays[DST]), rows), 1: (self.arrays[DST].shape[1], units)}
+        of_rows, of_units = slice(rows.start, rows.stop), slice(units.start, units.stop)
+        weights = self.arrays[WEIGHTS]
+        arrays = {
+            **self.arrays,
+            SRC: self.arrays[SRC][of_rows],
+            WEIGHTS: weights[of_units] if self.units_axis == 0 else weights[:, of_units],
+            DST: _packed(self.arrays[DST][of_rows, of_units]),
+        }
+        if BIAS in arrays:
+            arrays[BIAS] = arrays[BIAS][..., of_units]
+        further = {}
+        for number, (layout, operand) in self.further.items():
+            part, before = layout.part(cut)
+            further[number] = part, behind(operand, before)
+        return replace(self, attributes=self.attributes.part(cut), arrays=arrays, further=further)
 
     def part(self, units: int) -> Mapping[int, Array]:
         """The arrays of a product with so many units, of which only shapes and strides count."""
@@ -85,6 +119,11 @@ class WeightedProduct:
         return found
 
 
+def _packed(rows: Array) -> Array:
+    """Rows, or a part of one row, with the strides of packed ones."""
+    return rows if len(rows) > 1 else as_strided(rows, strides=(rows.nbytes, rows.itemsize))
+
+
 class MeasuredProduct(OneDNNOperator):
     """Base of operators that multiply with constant weights."""
 
@@ -93,14 +132,8 @@ class MeasuredProduct(OneDNNOperator):
 
         Raises UnsupportedFeatureError where there is only the library's reference, or nothing that is batch-invariant.
         """
-        whole = self._problem(product, product.arrays, self.threads)
-        if self.is_batch_invariant:
-            chosen = self._chosen_for_all(product, whole)
-        else:
-            with one_thread(False):
-                chosen = self._chosen(product, whole)
-            if is_alone():
-                chosen = for_one_thread(whole, chosen)
+        whole = self._problem(product, product.arrays)
+        chosen = self._chosen_for_all(product, whole) if self.is_batch_invariant else self._chosen(product, whole)
         operands = {number: array for number, (_, array) in product.further.items()}
 
         def pack(
@@ -109,20 +142,45 @@ class MeasuredProduct(OneDNNOperator):
             return self.parameter(1, array, source, target)
 
         arrays = {**product.arrays, **operands}
-        return assemble(whole, chosen, arrays, self.working_memory, pack)
+        parts = self._parts(product, chosen.name)
+        if len(parts) < 2:
+            return assemble(whole, chosen, arrays, self.working_memory, pack)
+        return computed_in_pieces(self.label, parts, len(parts), self.working_memory, pack, arrays)
+
+    def _parts(self, product: WeightedProduct, name: str) -> list[Piece]:
+        """Products of some rows, or of one row some units, by the implementation of a name; none where it is not cut.
+
+        The library writes whole rows alone.
+        """
+        weights, (rows, units) = product.arrays[WEIGHTS], product.arrays[DST].shape
+        every = range(rows), range(units)
+        if rows == 1 and weights.nbytes <= _PACKED_TWICE:
+            count, least = pieces_of_bytes(weights.nbytes, MOST_OF_ONE), _UNITS
+        else:
+            count, least = pieces_of_products(rows * weights.size, self.onednn.isa.lanes), _ROWS
+        whole = len(every[rows == 1])
+        found: list[Piece] = []
+        for part in even_shares(whole // least, count) if count > 1 and whole >= 2 * least else ():
+            indices = range(part.start * least, whole if part.stop == whole // least else part.stop * least)
+            cut = product.cut(*((every[0], indices) if rows == 1 else (indices, every[1])))
+            problem = self._problem(cut, cut.arrays)
+            one = problem.named(name)
+            if one is None:
+                return []
+            found.append(
+                (problem, one, {**cut.arrays, **{number: array for number, (_, array) in cut.further.items()}})
+            )
+        return found
 
     def _chosen_for_all(self, product: WeightedProduct, whole: Problem) -> Candidate:
-        """What is chosen for the most threads that the operator gets and the first number of rows, for all numbers."""
+        """What is chosen for the first number of rows, for all numbers."""
         names = self.names_for_all
         if whole.geometry not in names:
-            with one_thread(False):
-                problem = self._problem(product, product.arrays, self.most_threads)
-                names[whole.geometry] = self._chosen(product, problem).name
+            names[whole.geometry] = self._chosen(product, whole).name
         name = names[whole.geometry]
-        found = whole.named(name, self.threads)
+        found = whole.named(name)
         if found is None:
-            kind = NoSingleThreadError if is_alone() else UnsupportedFeatureError
-            raise kind(f"{self.label}: oneDNN has no {name} for {whole.batch} rows")
+            raise UnsupportedFeatureError(f"{self.label}: oneDNN has no {name} for {whole.batch} rows")
         return found
 
     def _chosen(self, product: WeightedProduct, whole: Problem) -> Candidate:
@@ -135,10 +193,10 @@ class MeasuredProduct(OneDNNOperator):
         if product.further:
             return rule(whole)
         part = product.part(max(1, units * MAX_MEASURED // weights.nbytes // 16 * 16))
-        name = choose_implementation(self._problem(product, part, whole.threads)).name
-        return whole.named(name, whole.threads) or rule(whole)
+        name = choose_implementation(self._problem(product, part)).name
+        return whole.named(name) or rule(whole)
 
-    def _problem(self, product: WeightedProduct, arrays: Mapping[int, Array], threads: int) -> Problem:
+    def _problem(self, product: WeightedProduct, arrays: Mapping[int, Array]) -> Problem:
         library, weights = self.onednn, arrays[WEIGHTS]
         meta = from_numpy(weights.dtype)
         tensors = {number: self.packed(array) for number, array in arrays.items()}
@@ -149,16 +207,16 @@ class MeasuredProduct(OneDNNOperator):
             turned = {WEIGHTS: self.packed(weights.T)}
             turned |= {BIAS: self.packed(arrays[BIAS].reshape(1, -1))} if BIAS in arrays else {}
 
-        def ask(algorithm: str, threads: int, own: bool) -> PrimitiveDescriptor:
+        def ask(algorithm: str, own: bool) -> PrimitiveDescriptor:
             if algorithm in (MATMUL, UNPACKED, INNER):
                 if product.other is None:
                     raise UnsupportedFeatureError(f"{self.label}: there is one way to multiply")
                 free = {} if algorithm == UNPACKED else {WEIGHTS: Descriptor.any_layout(library, weights.T.shape, meta)}
-                arguments = product.other({**tensors, **turned, **free})
+                arguments = product.other({**tensors, **turned, **free}, product.attributes)
                 function = "matmul" if is_inner else INNER_PRODUCT
-                return describe(library, threads, self.label, function, library.engine, *arguments)
-            arguments = product.request({**tensors, **(wanted if algorithm == PACKED else {})})
-            return describe(library, threads, self.label, product.function, library.engine, *arguments)
+                return describe(library, self.label, function, library.engine, *arguments)
+            arguments = product.request({**tensors, **(wanted if algorithm == PACKED else {})}, product.attributes)
+            return describe(library, self.label, product.function, library.engine, *arguments)
 
         types = {number: from_numpy(array.dtype) for number, array in arrays.items()}
         types |= {number: from_numpy(array.dtype) for number, (_, array) in product.further.items()}
@@ -166,7 +224,6 @@ class MeasuredProduct(OneDNNOperator):
         strides = ["turned" if weights.strides[0] < weights.strides[1] else "straight"]
         strides += ["turned source"] if arrays[SRC].strides[0] < arrays[SRC].strides[1] else []
         rows = len(arrays[SRC])
-        is_one_straight_row = rows == 1 and is_inner and strides == ["straight"]
         parts = [
             f"{product.function} {meta}",
             f"weights {list(weights.shape)} {' '.join(strides)}",
@@ -177,7 +234,6 @@ class MeasuredProduct(OneDNNOperator):
         return Problem(
             library=library,
             label=self.label,
-            threads=threads,
             key=" | ".join(parts),
             ask=ask,
             tensors={number: (layout, types[number]) for number, layout in tensors_of_all.items()},
@@ -192,13 +248,11 @@ class MeasuredProduct(OneDNNOperator):
             cold=self.arguments.bool("cold_weights", True),
             batch=rows,
             open=True,
-            undivided=frozenset({AS_IT_IS}) if is_one_straight_row else frozenset(),
             invariant=self.is_batch_invariant,
-            turned=arrays[SRC].strides[0] <= arrays[SRC].strides[1],
         )
 
     def _algorithms(self, product: WeightedProduct, is_inner: bool) -> tuple[str, ...]:
-        """Those to ask for, in order; where sums may be cut, as inner products do on several threads, last."""
+        """Those to ask for, in order."""
         if not self.is_batch_invariant:
             packed = (MATMUL, PACKED) if is_inner else (PACKED,)
             return (*packed, AS_IT_IS) if product.packs else (AS_IT_IS, *packed)

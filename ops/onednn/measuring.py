@@ -1,12 +1,10 @@
-"""Measuring the implementations of a problem: which is fastest, among those that are exact and reproducible.
+"""Measuring the implementations of a problem: which is fastest, among those that are exact.
 
 They run alternately on tensors of random numbers. Weights of a problem that is `cold` are read from memory, not from a
 cache: implementations differ in how many bytes they make of them. An implementation is skipped when its result is
-further from the first one's than rounding explains, and when it gives other bytes on one thread than on the number that
-it is to run with. A product for which nothing else is left, as where all there is are matrix products for AVX2, which
-cut long sums into a piece a thread, gets one thread.
+further from the first one's than rounding explains.
 
-One thread is timed by what it computed, where that is less than what the clock says: others may use the machine.
+A run is timed by what its thread computed, where that is less than what the clock says: others may use the machine.
 
 What an implementation takes is known only once it has run, and nothing can interrupt it then. So each is made and run
 for the first time in a thread that is left behind when it takes far longer than the fastest so far, or longer than
@@ -28,10 +26,14 @@ from dagexec.core.choices import at_end_of_measuring
 from dagexec.core.dtypes import TypeMeta
 from dagexec.core.operator import Step, in_sequence, nothing_to_do
 from dagexec.errors import DagexecError, UnsupportedFeatureError
+from dagexec.ops.onednn.descriptors import (
+    WEIGHTS,
+    Array,
+    Descriptor,
+    aligned_empty,
+)
 from dagexec.ops.onednn.operator import reorder
-from dagexec.ops.onednn.primitive import WEIGHTS, Array, Descriptor, aligned_empty
-from dagexec.ops.onednn.problem import ALONE, Assembled, Candidate, Compute, Problem, assemble
-from dagexec.platform import teams
+from dagexec.ops.onednn.problem import Assembled, Candidate, Compute, Problem, assemble
 from dagexec.platform.deadline import Deadline, call_with_timeout, check_stop
 from dagexec.platform.processor import last_level_cache
 
@@ -85,7 +87,6 @@ class _Trial:
     """A candidate on tensors of its own."""
 
     candidate: Candidate
-    threads: int
     assembled: Assembled
     result: Array
     first: float
@@ -100,12 +101,11 @@ class _Trial:
             bound = self.assembled.bound
             bound.move(WEIGHTS, self.elsewhere.place(bound.nbytes(WEIGHTS)))
         steps = self.assembled.steps
-        alone = self.threads == 1
         begun, start = time.thread_time(), time.perf_counter()
         for step in steps:
             step()
         passed = time.perf_counter() - start
-        return min(passed, time.thread_time() - begun) if alone else passed
+        return min(passed, time.thread_time() - begun)
 
     @property
     def score(self) -> float:
@@ -142,8 +142,7 @@ def fastest(problem: Problem, candidates: Sequence[Candidate], seconds: float) -
     if not measured:
         return None
     ranked = sorted(measured, key=lambda trial: trial.score if trial is first else trial.score / _GAIN)
-    undivided = (one.candidate.name for one in ranked if one.threads == 1 or not problem.divides_sums(one.candidate))
-    chosen = next(undivided, ranked[0].candidate.name + ALONE)
+    chosen = ranked[0].candidate.name
     times = {trial.candidate.name: f"{trial.score * 1e3:.3f} ms" for trial in measured}
     logger.info("%s: measured %s; chosen: %s", problem.label, times, chosen)
     return chosen
@@ -190,7 +189,6 @@ def _make(problem: Problem, candidate: Candidate, arrays: dict[int, Array], seco
     """A trial that has run once; None when the candidate cannot be made, or not within `seconds`."""
 
     def first() -> tuple[Assembled, Array, float]:
-        teams.require(candidate.threads(problem))
         assembled, result = _assembled(problem, candidate, arrays)
         start = time.perf_counter()
         for step in assembled.steps:
@@ -199,7 +197,6 @@ def _make(problem: Problem, candidate: Candidate, arrays: dict[int, Array], seco
 
     try:
         assembled, result, took = call_with_timeout(first, seconds)
-        teams.require(candidate.threads(problem))  # in this thread, too
     except (DagexecError, MemoryError) as error:
         logger.info("%s: %s skipped: %s", problem.label, candidate.name, error)
         return None
@@ -208,7 +205,7 @@ def _make(problem: Problem, candidate: Candidate, arrays: dict[int, Array], seco
         pool = _pool(problem.tensors[WEIGHTS][1])
         if assembled.bound.nbytes(WEIGHTS) <= pool.nbytes:  # larger ones drive themselves out of the cache
             elsewhere = pool
-    return _Trial(candidate, candidate.threads(problem), assembled, result.copy(), took, [], elsewhere)
+    return _Trial(candidate, assembled, result.copy(), took, [], elsewhere)
 
 
 def _assembled(problem: Problem, candidate: Candidate, arrays: dict[int, Array]) -> tuple[Assembled, Array]:
@@ -221,7 +218,7 @@ def _assembled(problem: Problem, candidate: Candidate, arrays: dict[int, Array])
         if compute is not None:
             return compute(), nothing_to_do
         packed = aligned_empty(target.nbytes)
-        ask = (problem.library, candidate.threads(problem), problem.label)
+        ask = (problem.library, problem.label)
         try:
             step: Step = reorder(*ask, source, target, array, packed, aligned_empty).step
         except UnsupportedFeatureError:

@@ -21,10 +21,9 @@ from dagexec.ops.base.layout import NCHW, NHWC, image_order, logical_shape
 from dagexec.ops.kernels.standardizing import root_mean_square_step, standardizing_step
 from dagexec.ops.normalization import batch_norm, rms_norm, standardization
 from dagexec.ops.normalization import local_response as normalization
-from dagexec.ops.onednn.keeping_nan import scanning
-from dagexec.ops.onednn.operator import OneDNNOperator
-from dagexec.ops.onednn.post_ops import BINARY
-from dagexec.ops.onednn.primitive import (
+from dagexec.ops.onednn.bound import BoundPrimitive
+from dagexec.ops.onednn.cutting import Parts, image_axes
+from dagexec.ops.onednn.descriptors import (
     DST,
     FORWARD_INFERENCE,
     FORWARD_TRAINING,
@@ -36,9 +35,11 @@ from dagexec.ops.onednn.primitive import (
     SRC_1,
     VARIANCE,
     Array,
-    BoundPrimitive,
     Descriptor,
 )
+from dagexec.ops.onednn.keeping_nan import scanning
+from dagexec.ops.onednn.operator import OneDNNOperator
+from dagexec.ops.onednn.post_ops import BINARY
 
 _GIVEN_STATISTICS, _WITH_SCALE, _WITH_SHIFT = 1, 2, 4
 _ACROSS_CHANNELS = 0xAFF
@@ -79,7 +80,7 @@ class SpatialBN(OneDNNOperator, batch_norm.SpatialBN):
         if found.is_reference:
             return self._normalize()
         arguments = {SRC: (layout, x), SRC_1: (operand, factor), DST: (layout, y), POST_OP | SRC_1: (operand, shift)}
-        bound = self.bound(found, arguments)
+        bound = self.in_parts(found, arguments, *image_axes(order))
         if all(self.input(index).constant is not None for index in range(1, 5)):
             in_sequence(steps)()
             steps = []
@@ -104,16 +105,18 @@ class SpatialBN(OneDNNOperator, batch_norm.SpatialBN):
         bound, steps, _ = self._normalization(FORWARD_INFERENCE, _GIVEN_STATISTICS)
         return self.rebindable(in_sequence([*steps, bound.step]), bound, {0: SRC}, {0: DST})
 
-    def _normalization(self, kind: int, flags: int) -> tuple[BoundPrimitive, list[Step], tuple[Array, Array]]:
+    def _normalization(self, kind: int, flags: int) -> tuple[BoundPrimitive | Parts, list[Step], tuple[Array, Array]]:
         """The primitive with scale and shift, on float32 parameters, the steps before it, and its mean and variance."""
-        x, y, order = self.x(0), self.y(0), image_order(self.call())
+        order = image_order(self.call())
+        is_given = bool(flags & _GIVEN_STATISTICS)
+        x, y = (_rows_apart(array, order) if is_given else array for array in (self.x(0), self.y(0)))
         layout, attributes = self.image(x, order), self.attributes()
         flags |= _WITH_SCALE | _WITH_SHIFT
         tensors = (layout, layout, normalization.epsilon_of(self.call()), flags, attributes)
         found = self.describe_fast("batch_normalization_forward", self.onednn.engine, kind, *tensors)
         arguments = {SRC: (layout, x), DST: (layout, y)}
         steps: list[Step] = []
-        given_too = ((3, MEAN), (4, VARIANCE)) if flags & _GIVEN_STATISTICS else ()
+        given_too = ((3, MEAN), (4, VARIANCE)) if is_given else ()
         for index, number in ((1, SCALE), (2, SHIFT), *given_too):
             given = self.x(index)
             source = self.packed(given)
@@ -125,7 +128,13 @@ class SpatialBN(OneDNNOperator, batch_norm.SpatialBN):
             vector = Descriptor.of_order(self.onednn, self.x(1).shape, FLOAT32, "NCHW")
             for number in (MEAN, VARIANCE):
                 arguments[number] = (vector, self.scratch(self.x(1).shape, np.float32))
-        return self.bound(found, arguments), steps, (arguments[MEAN][1], arguments[VARIANCE][1])
+        bound = self.in_parts(found, arguments) if is_given else self.bound(found, arguments)
+        return bound, steps, (arguments[MEAN][1], arguments[VARIANCE][1])
+
+
+def _rows_apart(image: Array, order: str) -> Array:
+    """Images in NHWC as more of them, of one row each, for what treats pixels alike; others as they are."""
+    return image.reshape(-1, 1, *image.shape[2:]) if order == NHWC else image
 
 
 @operator(normalization.LRN.schema, engine="ONEDNN")
@@ -140,13 +149,14 @@ class LRN(OneDNNOperator, normalization.LRN):
 
     def kept(self, prepared: Prepared) -> Prepared:
         """No flag tells of sums."""
-        return scanning(self, prepared)
+        return scanning(self, prepared, self.onednn.machine)
 
     def prepare_primitive(self) -> Step:
         """One LRN; output `scale` is NumPy's to compute."""
         if len(self.output_blobs) > 1:
             raise UnsupportedFeatureError(f"{self.label}: oneDNN has no output 'scale'")
-        x, y, order = self.x(0), self.y(0), image_order(self.call())
+        order = image_order(self.call())
+        x, y = (_rows_apart(array, order) for array in (self.x(0), self.y(0)))
         layout, attributes = self.image(x, order), self.attributes()
         defaults = (("alpha", 0.0), ("beta", 0.0), ("bias", 1.0))
         numbers = (self.arguments.float(name, default) for name, default in defaults)
@@ -161,7 +171,7 @@ class LRN(OneDNNOperator, normalization.LRN):
             *numbers,
             attributes,
         )
-        bound = self.bound(found, {SRC: (layout, x), DST: (layout, y)})
+        bound = self.in_parts(found, {SRC: (layout, x), DST: (layout, y)})
         return self.rebindable(bound.step, bound, {0: SRC}, {0: DST})
 
 
@@ -194,7 +204,7 @@ class LayerNorm(OneDNNOperator, standardization.LayerNorm):
             array, conversion = self.parameter(index, given, self.packed(given), wanted)
             arguments[number] = (wanted, array)
             steps.append(conversion)
-        bound = self.bound(found, arguments)
+        bound = self.in_parts(found, arguments)
         return self.rebindable(in_sequence([*steps, bound.step]), bound, {0: SRC}, {0: DST})
 
 
@@ -214,7 +224,7 @@ class RootMeanSquareNorm(OneDNNOperator, rms_norm.RootMeanSquareNorm):
         rows, target = (array.reshape(-1, scale.size) for array in (x, y))
         epsilon = self.arguments.float("epsilon", 1e-5)
         numbers = scale.reshape(-1), epsilon, self.label
-        step = root_mean_square_step(self.onednn.machine, self.team, rows, target, *numbers)
+        step = root_mean_square_step(self.onednn.machine, rows, target, *numbers)
         if step is None:
             raise UnsupportedFeatureError(f"{self.label}: no kernels run here")
         return step
@@ -236,7 +246,7 @@ class _Grouped(OneDNNOperator):
         width = groups.view[-1]
         x, y = (array.reshape(rows, -1, width) for array in (self.x(0), self.y(0)))
         numbers = self.x(1), self.x(2), self.arguments.float("epsilon", 1e-5)
-        step = standardizing_step(self.onednn.machine, self.team, x, y, *numbers, self.label)
+        step = standardizing_step(self.onednn.machine, x, y, *numbers, self.label)
         if step is None:
             raise UnsupportedFeatureError(f"{self.label}: no kernels run here")
         return step

@@ -22,9 +22,7 @@ from dagexec.ops.normalization import local_response_gradient as normalization_g
 from dagexec.ops.normalization.batch_norm import num_batches_of
 from dagexec.ops.normalization.batch_norm_gradient import GradientMemory
 from dagexec.ops.normalization.local_response import epsilon_of
-from dagexec.ops.onednn.operator import OneDNNOperator
-from dagexec.ops.onednn.post_ops import BINARY
-from dagexec.ops.onednn.primitive import (
+from dagexec.ops.onednn.descriptors import (
     DIFF_DST,
     DIFF_SRC,
     DST,
@@ -36,10 +34,12 @@ from dagexec.ops.onednn.primitive import (
     SRC_1,
     VARIANCE,
     WORKSPACE,
-    WORKSPACE_MD,
     Array,
     Descriptor,
 )
+from dagexec.ops.onednn.operator import OneDNNOperator
+from dagexec.ops.onednn.post_ops import BINARY
+from dagexec.ops.onednn.primitive import WORKSPACE_MD
 
 _BACKWARD = 128  # dnnl_prop_kind_t
 _DIFF_SCALE, _DIFF_SHIFT = 255, 256

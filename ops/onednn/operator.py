@@ -1,4 +1,4 @@
-"""What operators with engine ONEDNN share: the library, threads, working memory, packed constants, and the way back.
+"""What operators with engine ONEDNN share: the library, working memory, packed constants, and the way back.
 
 A class names this one first and the class of the default engine second. It says in `prepare_primitive` how oneDNN
 computes the operator; where oneDNN refuses, the default engine's `prepare` serves this preparation, in blocked orders
@@ -19,32 +19,32 @@ from dagexec.core.dtypes import BFLOAT16, FLOAT16, FLOAT32, TypeMeta, from_numpy
 from dagexec.core.operator import Operator, Prepared, Rebind, Step, nothing_to_do
 from dagexec.core.proto import OperatorDef
 from dagexec.core.schema import TensorType
-from dagexec.errors import ArgumentError, UnsupportedFeatureError
+from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.activation.post_ops import SUM, PostOp
 from dagexec.ops.base.layout import ORDERS, blocked_orders, logical_shape
-from dagexec.ops.kernels.alone import NoSingleThreadError, is_alone, one_thread
 from dagexec.ops.kernels.moving import TableRebind, table_rebind
+from dagexec.ops.kernels.sharing import pieces_of, work_seconds
 from dagexec.ops.onednn.accuracy import is_coarse
-from dagexec.ops.onednn.binding import Library, require_library, usable_threads
-from dagexec.ops.onednn.division import cuts_sums
+from dagexec.ops.onednn.binding import Library, require_library
+from dagexec.ops.onednn.bound import ArgumentRebind, BoundPrimitive, Rebindable
+from dagexec.ops.onednn.cutting import Parts, cut_primitive
+from dagexec.ops.onednn.descriptors import (
+    DST,
+    SCRATCHPAD,
+    SRC,
+    Array,
+    Attributes,
+    Descriptor,
+    aligned_empty,
+)
 from dagexec.ops.onednn.keeping_nan import is_seen, keeping_nan, scanning
 from dagexec.ops.onednn.nchw_fallback import in_plain_order
 from dagexec.ops.onednn.packing import PackedForms, offer_unpacking, packed_memory
 from dagexec.ops.onednn.post_ops import drops_nan
 from dagexec.ops.onednn.primitive import (
-    DST,
-    SCRATCHPAD,
     SCRATCHPAD_MD,
-    SRC,
-    ArgumentRebind,
-    Array,
-    Attributes,
-    BoundPrimitive,
-    Descriptor,
     Primitive,
     PrimitiveDescriptor,
-    Rebindable,
-    aligned_empty,
     describe,
     primitives_made,
 )
@@ -57,8 +57,6 @@ from dagexec.ops.onednn.recipe import (
     recipe_key,
     tensors_of,
 )
-from dagexec.ops.onednn.sharing import work_seconds, worthwhile_threads
-from dagexec.platform import teams
 
 if TYPE_CHECKING:
     from dagexec.core.workspace import Workspace
@@ -67,8 +65,6 @@ logger = logging.getLogger("dagexec")
 
 _latest: deque[Primitive] = deque(maxlen=64)
 """Reorders that have packed weights: the next layer may have weights of the same shape."""
-
-_SHARED_BYTES = 1 << 20  # of weights: fewer are packed before other threads have woken up
 
 _PRIMITIVE_BYTES = 64 << 10
 """What the library takes for a new primitive, most of it code; by about that resident memory grows in a small CNN."""
@@ -99,11 +95,10 @@ class OneDNNOperator(Operator):
 
     Attributes:
         onednn: the library.
-        threads: OpenMP threads of its primitives: argument `threads` of the definition (default 1), or, while it is
-            prepared, as many of `max_threads` as the work is worth at these shapes.
         names_for_all: the implementation for all batches, by geometry.
         orders: of image tensors; all.
         metas: element types of input 0 that go to oneDNN; the default engine computes others.
+        asks: nothing is prepared: it is asked whether there is a kernel (`has_kernel`).
         repeats: how it is prepared follows from its definition, and the layouts of its tensors, so that operators for
             which these are the same share a `Recipe`.
         moved_inputs: the most inputs, from the first on, that nothing but arguments of native calls leads to, so that
@@ -118,18 +113,12 @@ class OneDNNOperator(Operator):
     moved_inputs: ClassVar[int] = 0
 
     def __init__(self, definition: OperatorDef, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
-        """Raises UnsupportedFeatureError without oneDNN, and ArgumentError for `threads` below 1."""
+        """Raises UnsupportedFeatureError without oneDNN."""
         super().__init__(definition, workspace, index=index, net=net)
         self.onednn: Library = require_library(self.label)
-        self.threads = self.arguments.int("threads", 1)
-        if self.threads < 1:
-            raise ArgumentError(f"{self.label}: argument 'threads' must be at least 1, found {self.threads}")
-        self.threads = usable_threads(self.threads)
-        self._max_threads = self.arguments.int("max_threads", 1)
-        self._is_alone = False
         self.names_for_all: dict[str, str] = {}
         self._for_all: list[Array] = []  # during prepare
-        self._asks = False  # during has_kernel
+        self.asks = False  # during has_kernel
         self._is_unseen = False  # during prepare: compiled code, not generated; its comparisons may leave no trace
         self._keeps_nan = self.arguments.string("nan", "kept") != "any"
 
@@ -137,12 +126,6 @@ class OneDNNOperator(Operator):
         """oneDNN's step, or the default engine's where oneDNN refuses and the default engine knows the order."""
         if all(self.y(index).size == 0 for index in range(len(self.output_blobs))):
             return nothing_to_do
-        if self._is_alone:
-            try:
-                with one_thread():
-                    return self._movable(self._prepare())
-            except NoSingleThreadError as reason:
-                logger.info("%s: it has a team in every run: %s", self.label, reason)
         return self._movable(self._prepare())
 
     def _movable(self, step: Step) -> Step:
@@ -162,8 +145,6 @@ class OneDNNOperator(Operator):
         followed = self._followed()
         if isinstance(followed, Prepared):
             return followed
-        if self._max_threads > 1:
-            self.threads = self._worthwhile_threads()
         if self.prefers_default():
             return super().prepare()  # type: ignore[safe-super]
         try:
@@ -186,16 +167,6 @@ class OneDNNOperator(Operator):
             self._is_unseen = False
             self._for_all.clear()
 
-    def use_one_thread(self) -> None:
-        """Also its primitives; they give the bytes that those of a team would."""
-        super().use_one_thread()
-        self._is_alone = True
-
-    @property
-    def team(self) -> int:
-        """How many threads the primitives that are being prepared have."""
-        return 1 if is_alone() else self.threads
-
     def _noted(self, prepared: Prepared, wanted: _Wanted | None, keeps_nan: bool) -> Prepared:
         """`prepared`, with what keeps NaN if need be; how it was made is noted for others, if that is `wanted`."""
         recipe = None
@@ -210,10 +181,10 @@ class OneDNNOperator(Operator):
 
     @property
     def circumstances(self) -> Hashable | None:
-        """Threads, and what was chosen; None while choices are measured, and where values count."""
+        """What was chosen; None while choices are measured, and where values count."""
         if not self.repeats or seconds_left() > 0:
             return None
-        return self._is_alone, self.most_threads, frozenset(self.names_for_all.items()), choices.generation
+        return frozenset(self.names_for_all.items()), choices.generation
 
     def _followed(self) -> Prepared | _Wanted | None:
         """It as another operator was prepared, if one was; else where others will look for how it was, or None.
@@ -230,7 +201,7 @@ class OneDNNOperator(Operator):
         prepared = None if recipe is None else follow_recipe(recipe, self, tensors)
         if recipe is None or prepared is None:
             return _Wanted(key, tensors)
-        self.threads, self._is_unseen = recipe.threads, recipe.is_unseen
+        self._is_unseen = recipe.is_unseen
         self.names_for_all.update(recipe.names_for_all)
         try:
             return replace(self.kept(prepared), keeps=recipe) if recipe.keeps_nan else prepared
@@ -252,23 +223,11 @@ class OneDNNOperator(Operator):
         """True for what `for_all` was told of."""
         return any(array is one for one in self._for_all)
 
-    @property
-    def most_threads(self) -> int:
-        """The threads that its primitives may have now, as `usable_threads` says."""
-        if self._max_threads == 1:
-            return self.threads
-        return 1 if teams.stranded() else int(min(self._max_threads, self.onednn.team))
-
-    def _worthwhile_threads(self) -> int:
-        outputs = [TensorType(tuple(self.y(i).shape), self.output(i).meta) for i in range(len(self.output_blobs))]
-        seconds = work_seconds(self.schema.cost(self.call(), outputs), self.onednn.isa.lanes)
-        return worthwhile_threads(seconds, self.most_threads)
-
     def kept(self, prepared: Prepared) -> Prepared:
         """`prepared` with what keeps NaN."""
         if self._is_unseen:
-            return scanning(self, prepared)
-        return keeping_nan(self, prepared, self.onednn, self.team)
+            return scanning(self, prepared, self.onednn.machine)
+        return keeping_nan(self, prepared, self.onednn.machine)
 
     def drops_nan(self) -> bool:
         """True where oneDNN may give a number for NaN, so that `keeping_nan` has to stand behind the step."""
@@ -278,7 +237,7 @@ class OneDNNOperator(Operator):
     def sees_nan(self) -> bool:
         """True where it can be seen that oneDNN has met a NaN, and the inputs are still there then."""
         in_place = not set(self.definition.input).isdisjoint(self.definition.output)
-        return not in_place and is_seen(self.onednn, self.threads)
+        return not in_place and is_seen(self.onednn)
 
     def split_post_ops(self, post_ops: Sequence[PostOp]) -> tuple[Sequence[PostOp], Sequence[PostOp]]:
         """Those of the primitive, and those behind it: from the first on that is coarse, or would drop NaN unseen."""
@@ -314,8 +273,8 @@ class OneDNNOperator(Operator):
         return Descriptor.of_order(self.onednn, logical_shape(order, array.shape), from_numpy(array.dtype), order)
 
     def describe(self, function: str, *arguments: object) -> PrimitiveDescriptor:
-        """See `primitive.describe`: the first implementation, for this operator's threads."""
-        return describe(self.onednn, self.threads, self.label, function, *arguments)
+        """See `primitive.describe`: the first implementation."""
+        return describe(self.onednn, self.label, function, *arguments)
 
     def describe_fast(self, function: str, *arguments: object) -> PrimitiveDescriptor:
         """As `describe`, but raises UnsupportedFeatureError for oneDNN's reference code.
@@ -327,22 +286,11 @@ class OneDNNOperator(Operator):
             raise UnsupportedFeatureError(f"{self.label}: {function}: oneDNN has only its reference implementation")
         return found
 
-    def describe_product(self, source: Array, result: Array, function: str, *arguments: object) -> PrimitiveDescriptor:
-        """As `describe_fast`, of a product, with one thread where more would cut sums; of 16 bits always."""
-        found = self.describe_fast(function, *arguments)
-        if self.threads == 1 or self._asks:
-            return found
-        turned = source.strides[-2] <= source.strides[-1]  # a row alone may be either
-        wide = result.itemsize >= FLOAT32.itemsize
-        if wide and not cuts_sums(found.name, source.shape[-1], turned):
-            return found
-        return describe(self.onednn, 1, self.label, function, *arguments)
-
     def has_kernel(self) -> bool:
         """True when the library has code for the operator as it is, in its order; nothing is made or measured."""
         if self.input(0).meta not in self.metas:
             return False
-        self._asks = True
+        self.asks = True
         try:
             self.prepare_primitive()
         except _Answer as answer:
@@ -350,12 +298,12 @@ class OneDNNOperator(Operator):
         except UnsupportedFeatureError:
             return False
         finally:
-            self._asks = False
+            self.asks = False
         return True
 
     def answer(self, found: Callable[[], bool]) -> None:
         """Ends a preparation that is for `has_kernel` alone with what `found` gives; nothing happens in others."""
-        if self._asks:
+        if self.asks:
             raise _Answer(found())
 
     def bound(self, description: PrimitiveDescriptor, arguments: Arguments) -> BoundPrimitive:
@@ -367,6 +315,19 @@ class OneDNNOperator(Operator):
             scratchpad = (description.descriptor(SCRATCHPAD_MD), self.working_memory(nbytes))
             arguments = {**arguments, SCRATCHPAD: scratchpad}
         return description.create().bind(arguments, self.label)
+
+    def in_parts(
+        self, description: PrimitiveDescriptor, arguments: Arguments, axes: Sequence[int] = (0,), unit: int = 1
+    ) -> BoundPrimitive | Parts:
+        """As `bound`, in pieces where the work is worth it: along `axes` of the result; see `cut_primitive`."""
+        cut = None if self.asks else cut_primitive(description, arguments, axes, unit, self.pieces, self.bound)
+        return cut or self.bound(description, arguments)
+
+    @property
+    def pieces(self) -> int:
+        """In how many pieces the work of the operator is cut."""
+        outputs = [TensorType(tuple(self.y(i).shape), self.output(i).meta) for i in range(len(self.output_blobs))]
+        return pieces_of(work_seconds(self.schema.cost(self.call(), outputs), self.onednn.isa.lanes))
 
     def rebindable(
         self, step: Step, bound: Rebindable, inputs: Mapping[int, int], outputs: Mapping[int, int]
@@ -385,7 +346,7 @@ class OneDNNOperator(Operator):
 
     def reorder(self, source: Descriptor, target: Descriptor, x: Array, y: Array) -> BoundPrimitive:
         """The primitive that copies `x` to `y`, from layout and type `source` to `target`."""
-        return reorder(self.onednn, self.threads, self.label, source, target, x, y, self.working_memory)
+        return reorder(self.onednn, self.label, source, target, x, y, self.working_memory)
 
     def parameter(self, index: int, array: Array, source: Descriptor, target: Descriptor) -> tuple[Array, Step]:
         """Input `index`, seen as `array` of layout `source`, in layout `target`, and the step that makes it so.
@@ -405,7 +366,7 @@ class OneDNNOperator(Operator):
             library, label = self.onednn, self.label
 
             def unpack(plain: Array) -> None:
-                reorder(library, 1, label, target, source, packed, plain, aligned_empty).run_once()
+                reorder(library, label, target, source, packed, plain, aligned_empty).run_once()
 
             offer_unpacking(self.input(index), array, unpack, label)
         return packed, nothing_to_do
@@ -414,8 +375,7 @@ class OneDNNOperator(Operator):
         """A new array: `array`, of layout `source`, in layout `target`."""
         nbytes = target.nbytes
         packed = packed_memory.take(nbytes)
-        threads = self.threads if nbytes >= _SHARED_BYTES else 1
-        bound = reorder(self.onednn, threads, self.label, source, target, array, packed, aligned_empty)
+        bound = reorder(self.onednn, self.label, source, target, array, packed, aligned_empty)
         bound.run_once()
         _latest.append(bound.primitive)
         packed.flags.writeable = False
@@ -424,7 +384,6 @@ class OneDNNOperator(Operator):
 
 def reorder(
     library: Library,
-    threads: int,
     label: str,
     source: Descriptor,
     target: Descriptor,
@@ -439,7 +398,7 @@ def reorder(
     engine, attributes = library.engine, Attributes(library)
     layouts = (source.handle, engine, target.handle, engine)
     key = None if source.key is None or target.key is None else (source.key, target.key)
-    found = describe(library, threads, label, "reorder", *layouts, attributes.handle, key=key)
+    found = describe(library, label, "reorder", *layouts, attributes.handle, key=key)
     arguments = {SRC: (source, x), DST: (target, y)}
     if found.scratchpad_bytes:
         arguments[SCRATCHPAD] = (found.descriptor(SCRATCHPAD_MD), memory(found.scratchpad_bytes))

@@ -13,7 +13,7 @@ import numpy as np
 
 from dagexec.core.device import CPU
 from dagexec.core.tensor import Tensor
-from dagexec.ops.onednn.primitive import Array, Descriptor, aligned_empty
+from dagexec.ops.onednn.descriptors import Array, Descriptor, aligned_empty
 from dagexec.platform.forking import ProcessLock
 from dagexec.platform.host_memory import unshared_bytes
 

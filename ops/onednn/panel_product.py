@@ -19,10 +19,11 @@ import numpy as np
 from dagexec.core.operator import Step
 from dagexec.ops.kernels.panel_kernels import FETCHED_LINES, LINE, MAX_ROWS, STEP, VECTORS, panel_kernel
 from dagexec.ops.kernels.post_ops import PostOp
-from dagexec.ops.kernels.team import shares, team_step
+from dagexec.ops.kernels.sharing import pieces_of_products
+from dagexec.ops.kernels.tables import even_shares, in_pieces
 from dagexec.ops.onednn.binding import Library
+from dagexec.ops.onednn.descriptors import Array
 from dagexec.ops.onednn.packing import packed_memory
-from dagexec.ops.onednn.primitive import Array
 from dagexec.platform.processor import core_cache, nearest_cache_ways
 
 MIN_WEIGHTS = 1 << 14
@@ -89,8 +90,6 @@ def _widths(units: int, lanes: int) -> Iterator[tuple[int, int, int]]:
 
 
 def product_step(
-    library: Library,
-    threads: int,
     x: Array,
     panels: Array,
     bias: Array,
@@ -106,10 +105,10 @@ def product_step(
     the kernels cannot run.
     """
     product = _Product(lanes, x, panels, bias, y, addend, post_ops)
-    tables = [list(product.calls(panels, blocks)) for panels, blocks in product.parts(threads)]
+    tables = [list(product.calls(panels, blocks)) for panels, blocks in product.parts()]
     if any(kernel == 0 for table in tables for kernel, *_ in table):
         return None
-    return team_step(library.machine.team, threads, tables, product, label)
+    return in_pieces(tables, product, label)
 
 
 class _Product:
@@ -141,15 +140,16 @@ class _Product:
         self._kept: list[Array] = []
         self._known: dict[tuple[int, int, int, int], tuple[int, int]] = {}
 
-    def parts(self, threads: int) -> list[tuple[range, range]]:
-        """The panels and the rows of each thread: it shares panels, or rows where that divides the work better."""
+    def parts(self) -> list[tuple[range, range]]:
+        """The panels and the rows of each piece: panels are shared, or rows where that divides the work better."""
+        pieces = pieces_of_products(self._rows * self._units * self._inner, self._lanes)
         panels = -(-self._units // self._width)
         blocks = -(-self._rows // self._block)
-        if -(-panels // threads) * blocks <= -(-blocks // threads) * panels:
-            return [(part, range(self._rows)) for part in shares(panels, threads)]
+        if -(-panels // pieces) * blocks <= -(-blocks // pieces) * panels:
+            return [(part, range(self._rows)) for part in even_shares(panels, pieces)]
         return [
             (range(panels), range(part.start * self._block, min(part.stop * self._block, self._rows)))
-            for part in shares(blocks, threads)
+            for part in even_shares(blocks, pieces)
         ]
 
     def calls(self, panels: range, rows: range) -> Iterator[_Call]:

@@ -1,8 +1,8 @@
 """Convolutions in pieces: images, and rows of them, each by a primitive of one image and one thread.
 
-Which pieces there are follows from the geometry of one image alone. So the bytes of an image depend neither on the
-threads that share the pieces, nor on the images beside it, whatever the library does within a primitive: oneDNN 3.1
-chooses how `brgconv` cuts rows, channels and taps by estimates in which threads and images count
+Which pieces there are follows from the geometry of one image alone. So the bytes of an image depend neither on
+which threads compute the pieces, nor on the images beside it, whatever the library does within a primitive: oneDNN 3.1
+chooses how `brgconv` cuts rows, channels and taps by estimates in which images count
 (`brg_blocking_t::est_eff` in src/cpu/x64/jit_brgemm_conv_utils.cpp), and with them the order in which it adds up
 (`ker_base` in jit_brgemm_conv.cpp: taps that all columns of a block have come after those that some have).
 """
@@ -14,22 +14,31 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
 
+from dagexec.core.native import NativeStep, merged, phases_of
 from dagexec.core.operator import Step, nothing_to_do
 from dagexec.ops.base.geometry import Axis
-from dagexec.ops.kernels.native import join, native_call
-from dagexec.ops.kernels.team import can_run, shares, team_step
-from dagexec.ops.onednn.binding import Library
-from dagexec.ops.onednn.primitive import Array, Descriptor, Rebindable
-from dagexec.ops.onednn.problem import Assembled, Candidate, Compute, Memory, Pack, Problem, StillArguments, assemble
-
-_PRODUCTS = 2_000_000
-"""Of a piece, at least: some 40 us of one core, beside which the start of a primitive is small."""
-
-_MOST = 8
-"""Pieces of an image."""
+from dagexec.ops.kernels.sharing import MOST_OF_ONE, pieces_of
+from dagexec.ops.kernels.tables import can_run, shares
+from dagexec.ops.onednn.bound import Rebindable
+from dagexec.ops.onednn.descriptors import Array, Descriptor
+from dagexec.ops.onednn.problem import (
+    Assembled,
+    Candidate,
+    Compute,
+    Memory,
+    Pack,
+    Problem,
+    StillArguments,
+    assemble,
+    joined,
+    on_lines,
+)
 
 _PARTS = 4
-"""Of a batch, which threads share."""
+"""Of a batch whose rows need not have the bytes that they have alone."""
+
+MOST_OF_BATCH = 32
+"""Pieces of a batch."""
 
 _KEPT_BYTES, _PIXELS = 512 << 10, 64
 """Weights of more bytes are read again for each piece: then it has at least so many pixels, if there are two pieces."""
@@ -109,31 +118,44 @@ class Part:
         return max(0, start), min(axis.size, stop)
 
 
-def parts_of_image(axes: Sequence[Axis], products: int, weights_nbytes: int) -> list[Part]:
-    """The pieces of an image in channels-last order, whose result takes so many products, by weights of so many bytes.
+def parts_of_image(axes: Sequence[Axis], seconds: float, weights_nbytes: int) -> list[Part]:
+    """The pieces of an image in channels-last order, whose result takes so many seconds, by weights of so many bytes.
 
     Rows are cut along the first axis that has several, so that pieces are packed.
     """
-    whole = [Part(ONE)]
-    cut = next((number for number, axis in enumerate(axes) if axis.out > 1 or axis.size > 1), None)
+    cut = _cut_axis(axes)
     if cut is None:
-        return whole
+        return [Part(ONE)]
     pixels = prod(axis.out for axis in axes)
-    count = min(_MOST, axes[cut].out, products // _PRODUCTS)
+    count = pieces_of(seconds, MOST_OF_ONE)
     if weights_nbytes > _KEPT_BYTES:
         count = min(count, max(2, pixels // _PIXELS))
+    return rows_of_image(axes, count)
+
+
+def rows_of_image(axes: Sequence[Axis], count: int, images: tuple[int, int] = ONE) -> list[Part]:
+    """An image in channels-last order in at most so many pieces."""
+    whole, cut = [Part(images)], _cut_axis(axes)
+    if cut is None:
+        return whole
+    count = min(count, axes[cut].out)
     count -= count > 1 and count % 2  # two threads share them
     if count <= 1:
         return whole
     ends = [axes[cut].out * number // count for number in range(count + 1)]
-    parts = [Part(ONE, cut, range(*pair)) for pair in pairwise(ends)]
+    parts = [Part(images, cut, range(*pair)) for pair in pairwise(ends)]
     return parts if all(part.axes(axes)[cut].size > 0 for part in parts) else whole
 
 
-def parts_of_filters(filters: int, block: int, products: int, most: int) -> list[Part]:
-    """The pieces, at most so many, of an image whose result of so many products is in blocks of channels."""
+def _cut_axis(axes: Sequence[Axis]) -> int | None:
+    """The first axis that has several rows."""
+    return next((number for number, axis in enumerate(axes) if axis.out > 1 or axis.size > 1), None)
+
+
+def parts_of_filters(filters: int, block: int, seconds: float, most: int) -> list[Part]:
+    """The pieces, at most so many, of an image whose result is in blocks of channels and takes so many seconds."""
     blocks = filters // block
-    count = min(most, blocks, products // _PRODUCTS)
+    count = min(pieces_of(seconds, most), blocks)
     count -= count > 1 and count % 2
     ends = [block * (blocks * number // max(1, count)) for number in range(max(1, count) + 1)]
     return [Part(ONE, filters=range(*pair), block=block) for pair in pairwise(ends)] if count > 1 else [Part(ONE)]
@@ -146,15 +168,20 @@ def parts_of_batch(batch: int, weights_nbytes: int) -> list[Part]:
 
 
 class Turns:
-    """Working memory of pieces that one thread computes one after another, which is the same for all."""
+    """Working memory of parts that are computed one after another, which is the same for all."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
         self._arrays: list[Array] = []
         self._taken = 0
 
-    def next_piece(self) -> None:
-        """From here on it is for another piece."""
+    @property
+    def nbytes(self) -> int:
+        """Bytes that were taken, on lines of a cache."""
+        return sum(on_lines(array.nbytes) for array in self._arrays)
+
+    def next_part(self) -> None:
+        """From here on it is for another part."""
         self._taken = 0
 
     def memory(self, nbytes: int) -> Array:
@@ -211,50 +238,71 @@ class _Bound(Rebindable):
         return self._sizes[number]
 
 
+class Together(Rebindable):
+    """The same arguments of several primitives, so many of which have parts of them, one behind another."""
+
+    def __init__(self, bounds: Sequence[Rebindable], parts: int) -> None:
+        self._bounds, self._parts = bounds, parts
+
+    def move(self, number: int, array: Array) -> None:
+        size = self._bounds[0].nbytes(number)
+        for place, bound in enumerate(self._bounds):
+            bound.move(number, array[place % self._parts * size :])
+
+    def nbytes(self, number: int) -> int:
+        return self._bounds[0].nbytes(number) * self._parts
+
+
 Piece = tuple[Problem, Candidate, Mapping[int, Array]]
 """What computes a problem, and the arrays of its arguments."""
 
 
-def in_pieces(
-    library: Library,
-    threads: int,
+def computed_in_pieces(
     label: str,
-    pieces: Sequence[Piece],
+    parts: Sequence[Piece],
+    count: int,
     memory: Memory,
     pack: Pack,
     whole: Mapping[int, Array] | None = None,
 ) -> Assembled:
-    """The steps of all pieces, shared by so many threads; each is a candidate for a problem on its part of the arrays.
+    """The steps of all parts, each a candidate for a problem on its part of the arrays, in at most `count` pieces.
 
-    With the arrays of the `whole`, in which those lie, arguments can be moved.
+    With the arrays of the `whole`, in which those of
+    the parts lie, arguments can be moved.
     """
     packed = _Packed(pack)
     made: list[Assembled] = []
-    tables: list[list[Step]] = []
-    for share in shares(len(pieces), threads):
+    pieces: list[list[Step]] = []
+    cut = shares(len(parts), min(len(parts), count))
+    for share in cut:
         turns = Turns(memory)
-        tables.append([])
-        for problem, candidate, arrays in pieces[share.start : share.stop]:
-            turns.next_piece()
+        pieces.append([])
+        for problem, candidate, arrays in parts[share.start : share.stop]:
+            turns.next_part()
             made.append(assemble(problem, candidate, arrays, turns.memory, packed.pack))
-            tables[-1] += made[-1].steps
-    steps, nbytes = [*packed.steps, *shared_steps(library, threads, tables, label)], sum(one.nbytes for one in made)
+            pieces[-1] += made[-1].steps
+        if share is cut[0]:
+            memory = joined(memory, turns.nbytes * (len(cut) - 1))
+    steps, nbytes = [*packed.steps, *side_by_side(pieces)], sum(one.nbytes for one in made)
     if whole is None:
         return Assembled(steps, StillArguments(), frozenset(), nbytes)
     offsets = [
         {number: (array.ctypes.data - whole[number].ctypes.data) // array.itemsize for number, array in arrays.items()}
-        for _, _, arrays in pieces
+        for _, _, arrays in parts
     ]
     bound = _Bound(made, offsets, {number: array.nbytes for number, array in whole.items()})
     return Assembled(steps, bound, frozenset.intersection(*(one.direct for one in made)), nbytes)
 
 
-def shared_steps(library: Library, threads: int, tables: Sequence[Sequence[Step]], label: str) -> list[Step]:
-    """The step that runs each table on a thread of the team, or the steps, where there is none or it is for one."""
-    calls = [[native_call(step) for step in table] for table in tables]
-    team, openmp = library.machine.team, library.openmp
-    if len(tables) == 1 or team is None or openmp is None or not can_run() or any(None in table for table in calls):
-        steps = [step for table in tables for step in table]
-        return join(steps, [0.0] * len(steps), 1.0)
-    rows = [[(call.function, *call.arguments) for call in table if call is not None] for table in calls]
-    return [team_step(team, threads, rows, (tables, calls), label)]
+def side_by_side(pieces: Sequence[Sequence[Step]]) -> list[Step]:
+    """The step whose pieces are these steps, each list in order; or all steps, where one is more than native calls."""
+    steps = [step for piece in pieces for step in piece]
+    found = [[phases_of(step) for step in piece] for piece in pieces]
+    if not can_run() or any(phases is None for piece in found for phases in piece):
+        return steps
+    if len(pieces) == 1:
+        return merged(steps)
+    calls = tuple(
+        tuple(call for phases in piece for phase in phases or () for part in phase for call in part) for piece in found
+    )
+    return [NativeStep((calls,))]

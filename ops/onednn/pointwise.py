@@ -20,8 +20,15 @@ from dagexec.ops.kernels.machine import AVX2, AVX512
 from dagexec.ops.kernels.post_ops import PostOp
 from dagexec.ops.onednn import direct
 from dagexec.ops.onednn.binding import Library
+from dagexec.ops.onednn.descriptors import (
+    BIAS,
+    DST,
+    SRC,
+    WEIGHTS,
+    Array,
+    Descriptor,
+)
 from dagexec.ops.onednn.panel_product import fits_panels, in_panels, product_step
-from dagexec.ops.onednn.primitive import BIAS, DST, SRC, WEIGHTS, Array, Descriptor
 from dagexec.ops.onednn.problem import (
     COMPOSED,
     Assembled,
@@ -37,6 +44,7 @@ _SLOW = frozenset({"sigmoid", "tanh", "swish", "gelu_erf", "gelu_tanh", "mish"})
 """Post-ops that take long in the library's primitives."""
 
 _PRODUCTS, _STREAM = 5e10, 2.5e10  # a second: products, bytes of weights; one core's, in `implementation`'s measure
+_KEPT_BYTES, _SHARED_PRODUCTS = 512 << 10, 5.6e10  # pieces of the library's products read more weights than that anew
 _SAVED = 4e-10  # seconds for each result of a slow post-op
 
 
@@ -63,8 +71,10 @@ class Layer:
     def seconds(self) -> float:
         """An estimate of what a run takes on one core, less what the post-ops take in the library."""
         slow = sum(kind in _SLOW for kind, _, _ in self.post_ops)
-        computed = self.rows * self.filters * max(0.0, self.channels / _PRODUCTS - slow * _SAVED)
-        return computed + 4 * self.channels * self.filters / _STREAM
+        weights = 4 * self.channels * self.filters
+        speed = _PRODUCTS if weights <= _KEPT_BYTES else _SHARED_PRODUCTS
+        computed = self.rows * self.filters * max(0.0, self.channels / speed - slow * _SAVED)
+        return computed + weights / _STREAM
 
 
 def finish(
@@ -77,7 +87,7 @@ def finish(
     return tuple(one for one in found[0] if one[0] != ADD_OTHER), found[1]
 
 
-def candidates(library: Library, layer: Layer, threads: int) -> Iterator[Candidate]:
+def candidates(library: Library, layer: Layer) -> Iterator[Candidate]:
     """The one for a layer, with the widest vectors that fit; none where the processor lacks AVX2 and FMA."""
     machine = library.machine
     if not machine.can_run:
@@ -86,18 +96,18 @@ def candidates(library: Library, layer: Layer, threads: int) -> Iterator[Candida
         if lanes <= machine.lanes and fits_panels(layer.filters, layer.channels, lanes):
             isa = "avx512" if machine.lanes == AVX512 else "avx2"
             name = f"{COMPOSED}panels, vectors of {lanes}:{isa}"
-            yield Candidate(name, None, partial(_assemble, layer, lanes, threads), layer.seconds)
+            yield Candidate(name, None, partial(_assemble, layer, lanes), layer.seconds, is_in_pieces=True)
             return
 
 
 def _assemble(
-    layer: Layer, lanes: int, threads: int, problem: Problem, arrays: Mapping[int, Array], memory: Memory, pack: Pack
+    layer: Layer, lanes: int, problem: Problem, arrays: Mapping[int, Array], memory: Memory, pack: Pack
 ) -> Assembled:
     x, y = _matrix(arrays[SRC], layer.channels), _matrix(arrays[DST], layer.filters)
     panels = _panels(layer, lanes, problem, arrays[WEIGHTS], pack)
     bias = arrays[BIAS] if layer.has_bias else np.zeros(layer.filters, np.float32)
     other = _matrix(arrays[layer.other], layer.filters) if layer.other else None
-    step = product_step(problem.library, threads, x, panels, bias, y, other, problem.label, lanes, layer.post_ops)
+    step = product_step(x, panels, bias, y, other, problem.label, lanes, layer.post_ops)
     if step is None:
         raise UnsupportedFeatureError(f"{problem.label}: no machine code can be written here")
     return Assembled([step], StillArguments(), frozenset())

@@ -2,15 +2,17 @@
 
 oneDNN's maximum of a window with a NaN is that of its other pixels, or NaN; see `keeping_nan`.
 
-oneDNN's own gradient of a maximum goes to one pixel a window, Caffe2's to all that equal it: so only the comparisons
-and sums of the default engine's passes are oneDNN's, and the results are the same.
+oneDNN's own gradient of a maximum goes to one pixel a window, Caffe2's to all that equal it: so what
+compares and sums is a kernel of our own, or a primitive of oneDNN's in the default engine's passes.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import product
 
 import numpy as np
 
@@ -20,8 +22,13 @@ from dagexec.core.registry import operator, schema_of
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.base.geometry import Axis, tap_count
 from dagexec.ops.base.layout import NCHW, NHWC
-from dagexec.ops.onednn.operator import OneDNNOperator
-from dagexec.ops.onednn.primitive import (
+from dagexec.ops.kernels.builder import Builder, Vector
+from dagexec.ops.kernels.formulas import formula_step
+from dagexec.ops.kernels.sharing import pieces_of_bytes
+from dagexec.ops.kernels.tables import shares
+from dagexec.ops.onednn.bound import BoundPrimitive
+from dagexec.ops.onednn.cutting import Arguments, image_axes, parts_of_whole
+from dagexec.ops.onednn.descriptors import (
     DIFF_DST,
     DIFF_SRC,
     DST,
@@ -31,8 +38,10 @@ from dagexec.ops.onednn.primitive import (
     SRC,
     SRC_1,
     Array,
-    BoundPrimitive,
 )
+from dagexec.ops.onednn.operator import OneDNNOperator
+from dagexec.ops.onednn.pieces import Part, rows_of_image, side_by_side
+from dagexec.ops.onednn.primitive import PrimitiveDescriptor
 from dagexec.ops.pool.average import AveragePooling, AveragePoolingGradient
 from dagexec.ops.pool.maximum import MaxPooling, MaxPoolingGradient, Tap
 from dagexec.ops.pool.window import RANKS, pool_window
@@ -52,8 +61,15 @@ class Pooling(OneDNNOperator):
         window, axes = pool_window(self.call())
         require_pixels(axes, self.label)
         x, y = self.x(0), self.y(0)
-        source, target = self.image(x, window.order), self.image(y, window.order)
         algorithm, factor = self.algorithm(axes)
+        if window.order == NHWC and factor is None and len(x) < self.pieces and not self.asks:
+            rows = rows_of_image(axes, -(-self.pieces // len(x)))
+            parts = [replace(part, images=(image, image + 1)) for image in range(len(x)) for part in rows]
+            asked = [self._described(part, algorithm, axes) for part in parts]
+            if len({found.name for found, _ in asked}) == 1 < len(asked):
+                cut = parts_of_whole(asked, {SRC: x, DST: y}, self.bound)
+                return self.rebindable(cut.step, cut, {0: SRC}, {0: DST})
+        source, target = self.image(x, window.order), self.image(y, window.order)
         arguments = {SRC: (source, x), DST: (target, y)}
         attributes = self.attributes()
         if factor is not None:
@@ -70,8 +86,18 @@ class Pooling(OneDNNOperator):
             *pool_geometry(axes),
             attributes,
         )
-        bound = self.bound(found, arguments)
+        bound = self.in_parts(found, arguments, *image_axes(window.order))
         return self.rebindable(bound.step, bound, {0: SRC}, {0: DST})
+
+    def _described(self, part: Part, algorithm: int, axes: Sequence[Axis]) -> tuple[PrimitiveDescriptor, Arguments]:
+        """The primitive for a part of images with channels last, and its arguments."""
+        source, target, inner = part.source(self.x(0), axes), part.result(self.y(0)), part.axes(axes)
+        layouts = self.image(source, NHWC), self.image(target, NHWC)
+        geometry = *pool_geometry(inner), self.attributes()
+        found = self.describe_fast(
+            "pooling_forward", self.onednn.engine, FORWARD_INFERENCE, algorithm, *layouts, *geometry
+        )
+        return found, {SRC: (layouts[0], source), DST: (layouts[1], target)}
 
     @abstractmethod
     def algorithm(self, axes: Sequence[Axis]) -> tuple[int, Array | None]:
@@ -136,17 +162,56 @@ class MeanPooling(Pooling, AveragePooling):
         return mean_algorithm(axes, self.arguments.bool("count_include_pad"))
 
 
+def _added_where_equal(build: Builder, read: Callable[[int], Vector]) -> list[Vector]:
+    """Of sums, X, Y and dY: dY added to the sums where X equals Y."""
+    return [read(0) + build.select(build.equal(read(1), read(2)), read(3), 0.0)]
+
+
+def _zeros(build: Builder, read: Callable[[int], Vector]) -> list[Vector]:
+    return [build.constant(0.0)]
+
+
 class MaximumPoolingGradient(OneDNNOperator, MaxPoolingGradient):
-    """The default engine's passes over rows, with one primitive a tap: dX += dY * (X == Y)."""
+    """A kernel of our own for each tap, in pieces of images, where pixels are rows of memory.
+
+    Elsewhere, in NCHW with strides, the default engine's passes over rows, with one primitive a tap:
+    dX += dY * (X == Y). Taps come in the same order, so that a pixel's sum is the same.
+    """
 
     orders = (NCHW, NHWC)
 
     def prepare_primitive(self) -> Step:
-        return MaxPoolingGradient.prepare(self)
+        pieces = self._pieces() if self.input(0).meta is FLOAT32 and self.y(0).size else None
+        return MaxPoolingGradient.prepare(self) if pieces is None else in_sequence(side_by_side(pieces))
 
     def needs_onednn(self) -> bool:
         """Never: the rows are the default engine's."""
         return False
+
+    def _pieces(self) -> list[list[Step]] | None:
+        """Some images each, all taps in order; None where the kernel does not serve."""
+        window, whole = pool_window(self.call())
+        axes = [axis.trimmed() for axis in whole]
+        dx, x, y, dy = self.y(0), self.x(0), self.x(1), self.x(2)
+        before = (slice(None),) * (0 if window.channels_last else 1)
+        taps = [
+            [axis.tap(number) for axis, number in zip(axes, numbers, strict=True)]
+            for numbers in product(*(range(axis.kernel) for axis in axes))
+        ]
+        count = min(len(x), pieces_of_bytes(3 * len(taps) * y.nbytes + x.nbytes))
+        pieces: list[list[Step]] = []
+        for share in shares(len(x), count):
+            images = slice(share.start, share.stop)
+            made = [formula_step(self.onednn.machine, _zeros, [], [dx[images]], self.label)]
+            for tap in taps:
+                of_windows, of_pixels = ((images, *before, *one) for one in zip(*tap, strict=True))
+                if dx[of_pixels].size:
+                    inputs = [dx[of_pixels], x[of_pixels], y[of_windows], dy[of_windows]]
+                    made.append(formula_step(self.onednn.machine, _added_where_equal, inputs, inputs[:1], self.label))
+                if made[-1] is None:
+                    return None
+            pieces.append([step for step in made if step is not None])
+        return pieces
 
     def sums(self, taps: Sequence[Tap], equal: Array, chosen: Array) -> list[Step]:
         """A primitive a tap, and NumPy where dY is not finite or the type is not one of `metas`.
@@ -219,7 +284,7 @@ class MeanPoolingGradient(OneDNNOperator, AveragePoolingGradient):
             hint,
             none,
         )
-        bound = self.bound(found, {DIFF_DST: (source, dy), DIFF_SRC: (target, dx)})
+        bound = self.in_parts(found, {DIFF_DST: (source, dy), DIFF_SRC: (target, dx)}, *image_axes(window.order))
         return self.rebindable(bound.step, bound, {2: DIFF_DST}, {0: DIFF_SRC})
 
 

@@ -12,7 +12,13 @@ from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.activation.post_ops import SUM, PostOp
 from dagexec.ops.base.layout import BLOCKS, NCHW, NHWC, logical_shape
 from dagexec.ops.onednn.binding import Library
-from dagexec.ops.onednn.primitive import POST_OP, SRC_1, Array, Attributes, Descriptor
+from dagexec.ops.onednn.descriptors import (
+    POST_OP,
+    SRC_1,
+    Array,
+    Attributes,
+    Descriptor,
+)
 
 _RELU, _TANH, _ELU, _SQUARE, _ABS, _SQRT, _LINEAR, _SOFTPLUS, _HARDSIGMOID, _LOGISTIC, _EXP = range(0x20, 0x2B)
 _GELU_TANH, _SWISH, _LOG, _CLIP, _, _POW, _GELU_ERF, _, _MISH, _HARDSWISH = range(0x2B, 0x35)
@@ -70,6 +76,8 @@ def operand_descriptor(library: Library, operand: Array, rank: int, order: str, 
         return Descriptor.of(library, padded, meta)
     if order == NHWC:
         strides = [step // padded.itemsize for step in padded.strides]
+        if len(padded) == 1 and padded.flags.c_contiguous:
+            strides[0] = padded.size  # of a part of an image: the library compares it with that of the result
         shape = logical_shape(NHWC, padded.shape)
         return Descriptor.strided(library, shape, meta, (strides[0], strides[-1], *strides[1:-1]))
     blocks, inner = padded.shape[1], padded.shape[-1]

@@ -6,8 +6,8 @@ layout of those tensors or in layouts of its own, with copies before and after.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import prod
 from typing import Protocol
 
@@ -17,34 +17,31 @@ from dagexec.core.dtypes import TypeMeta
 from dagexec.core.operator import Step, nothing_to_do
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.onednn.binding import Library
-from dagexec.ops.onednn.division import adds_up_alike, cuts_sums, misreads
-from dagexec.ops.onednn.operator import reorder
-from dagexec.ops.onednn.primitive import (
-    EXEC_ARG_MD,
+from dagexec.ops.onednn.bound import Rebindable
+from dagexec.ops.onednn.descriptors import (
     POST_OP,
     SCRATCHPAD,
-    SCRATCHPAD_MD,
     WEIGHTS,
     Array,
     Descriptor,
-    PrimitiveDescriptor,
-    Rebindable,
     aligned_empty,
 )
+from dagexec.ops.onednn.division import adds_up_alike, misreads
+from dagexec.ops.onednn.operator import reorder
+from dagexec.ops.onednn.primitive import EXEC_ARG_MD, SCRATCHPAD_MD, PrimitiveDescriptor
 
 DIRECT, WINOGRAD = "direct", "winograd"
-ALONE = ", on one thread"
-"""Ends the name of a candidate that gets one thread, however many the problem has."""
 COMPOSED = "composed "
 """How names of candidates begin that are not a single primitive."""
 
 
+_LINE = 64  # bytes
 _GENERATIONS = ((3, "avx512"), (2, "avx2"), (1, "avx"))
 NEWEST = {16: 3, 8: 2}
 """By the float32 numbers in a vector of the instruction set, the newest generation there can be."""
 
-Ask = Callable[[str, int, bool], PrimitiveDescriptor]
-"""Asks the library, for an algorithm, a number of threads, and whether it may choose layouts of its own.
+Ask = Callable[[str, bool], PrimitiveDescriptor]
+"""Asks the library, for an algorithm, and whether it may choose layouts of its own.
 
 Raises UnsupportedFeatureError when there is none.
 """
@@ -83,8 +80,7 @@ class Problem:
     Attributes:
         library: oneDNN.
         label: how messages name the operator.
-        threads: OpenMP threads.
-        key: all that a choice of implementation depends on, beside library, processor and threads, the batch last.
+        key: all that a choice of implementation depends on, beside library and processor, the batch last.
         ask: how the library is asked.
         tensors: by argument number, the layout and element type of each tensor as the operator has it.
         result: the argument that is computed.
@@ -102,17 +98,14 @@ class Problem:
         ragged: True when channels do not fill vectors of 16, so that implementations with vectors of 8 may be faster.
         views: of algorithms that see an argument in other axes, its layout there.
         open: True when general implementations may be faster than others, as in products of few rows.
-        undivided: algorithms by which a general implementation, too, adds up each sum on one thread.
         groups: of a convolution.
-        composed: further candidates, made of more than a primitive and copies, for a number of threads.
+        composed: further candidates, made of more than a primitive and copies.
         invariant: only candidates are offered that are batch-invariant.
-        turned: a product reads its source by columns.
         padding: columns beside an image that a convolution takes for zeros, on the side that has more.
     """
 
     library: Library
     label: str
-    threads: int
     key: str
     ask: Ask
     tensors: Mapping[int, tuple[Descriptor, TypeMeta]]
@@ -130,12 +123,10 @@ class Problem:
     places: tuple[int, ...] = ()
     ragged: bool = False
     open: bool = False
-    undivided: frozenset[str] = frozenset()
     views: Mapping[str, Mapping[int, Descriptor]] = field(default_factory=dict)
     groups: int = 1
-    composed: Callable[[int], Iterable[Candidate]] | None = None
+    composed: Callable[[], Iterable[Candidate]] | None = None
     invariant: bool = False
-    turned: bool = False
     padding: int = 0
 
     def layouts(self, name: str) -> dict[int, Descriptor]:
@@ -168,32 +159,23 @@ class Problem:
         wanted = self.algorithms if algorithm is None else tuple({algorithm}.intersection(self.algorithms))
         for own in (False, True) if self.own_layouts else (False,):
             for one in wanted:
-                yield from self._offered(one, own, self.threads)
+                yield from self._offered(one, own)
         if self.composed is not None and algorithm in (None, WINOGRAD):
-            yield from self.composed(self.threads)
+            yield from self.composed()
 
-    def named(self, name: str, threads: int) -> Candidate | None:
-        """The candidate of a name, for a number of threads unless the name says one; None when there is none."""
+    def named(self, name: str) -> Candidate | None:
+        """The candidate of a name; None when there is none."""
         if self.composed is not None and name.startswith(COMPOSED):
-            return next((one for one in self.composed(threads) if one.name == name), None)
-        wanted, count = (name.removesuffix(ALONE), 1) if name.endswith(ALONE) else (name, threads)
+            return next((one for one in self.composed() if one.name == name), None)
         for own in (False, True) if self.own_layouts else (False,):
             for algorithm in self.algorithms:
-                if wanted.startswith(_prefix(algorithm, own)):
-                    found = (one for one in self._offered(algorithm, own, count) if one.name == wanted)
-                    return next((replace(one, name=name) for one in found), None)
+                if name.startswith(_prefix(algorithm, own)):
+                    return next((one for one in self._offered(algorithm, own) if one.name == name), None)
         return None
 
-    def divides_sums(self, candidate: Candidate) -> bool:
-        """True when the candidate, of a product, may cut a sum into a piece a thread."""
-        algorithms = tuple(_prefix(algorithm, False) for algorithm in self.undivided)
-        if candidate.description is None or candidate.name.startswith(algorithms):
-            return False
-        return cuts_sums(candidate.description.name, self.fan_in, self.turned)
-
-    def _offered(self, algorithm: str, own: bool, threads: int) -> Iterator[Candidate]:
+    def _offered(self, algorithm: str, own: bool) -> Iterator[Candidate]:
         try:
-            first = self.ask(algorithm, threads, own)
+            first = self.ask(algorithm, own)
         except UnsupportedFeatureError:
             return
         seen = set()
@@ -219,6 +201,7 @@ class Candidate:
         description: the primitive; None where there is none.
         assemble: how its steps are made, where the primitive is only a part of them.
         seconds: the estimate for one run on one core, where `implementation` has none for it.
+        is_in_pieces: its steps are pieces of all images, whose bytes do not depend on other images.
         products: by how many times its products are more than those of the problem, where they are not those.
     """
 
@@ -227,16 +210,13 @@ class Candidate:
     assemble: Assemble | None = None
     seconds: float | None = None
     products: int = 0
+    is_in_pieces: bool = False
 
     @property
     def primitive(self) -> PrimitiveDescriptor:
         """The primitive, of one that has one."""
         assert self.description is not None, f"{self.name} has no primitive"
         return self.description
-
-    def threads(self, problem: Problem) -> int:
-        """Those that it gets for a problem."""
-        return problem.threads if self.description is None else self.description.threads
 
     @property
     def is_composed(self) -> bool:
@@ -260,11 +240,8 @@ class Candidate:
 
     @property
     def is_divisible(self) -> bool:
-        """True for a convolution whose sums have one order however threads, and rows of a batch, divide the result.
-
-        Kernels of our own have.
-        """
-        return self.description is None or adds_up_alike(self.description.name)
+        """True for a convolution whose sums have one order however the images of a batch are divided."""
+        return self.description is not None and adds_up_alike(self.description.name)
 
     @property
     def most_pieces(self) -> int:
@@ -293,15 +270,41 @@ class Candidate:
 
 
 def in_plain_order(problem: Problem, filters: Array) -> Array:
-    """The numbers of a float32 filter in the order M, C/G, kernel, one after another."""
+    """The numbers of a float32 filter in the order M, C/G, kernel, one after another; not to be written to."""
+    if filters.flags.c_contiguous and filters.dtype == np.float32:
+        return filters
     layout, given = problem.plain[WEIGHTS], problem.tensors[WEIGHTS][0]
     plain = aligned_empty(layout.nbytes)
     values: Array = plain.view(np.float32)
     try:
-        reorder(problem.library, 1, problem.label, given, layout, filters, plain, aligned_empty).run_once()
+        reorder(problem.library, problem.label, given, layout, filters, plain, aligned_empty).run_once()
     except UnsupportedFeatureError:  # the library has no such copy
         np.copyto(values.reshape(filters.shape), filters)
     return values
+
+
+def on_lines(nbytes: int) -> int:
+    """So many bytes as whole lines of a cache."""
+    return -(-nbytes // _LINE) * _LINE
+
+
+def joined(memory: Memory, nbytes: int) -> Memory:
+    """Gives parts of one array of so many bytes, as long as there are some: one is placed faster than many."""
+    if not nbytes:
+        return memory
+    array, taken = memory(nbytes), 0
+
+    def part(nbytes: int) -> Array:
+        nonlocal taken
+        start, taken = taken, taken + on_lines(nbytes)
+        return array[start : start + nbytes] if taken <= len(array) else memory(nbytes)
+
+    return part
+
+
+def in_one(memory: Memory, sizes: Sequence[int]) -> list[Array]:
+    """Bytes of each of the sizes, on cache lines of one array."""
+    return [*map(joined(memory, sum(map(on_lines, sizes))), sizes)]
 
 
 class StillArguments:
@@ -361,7 +364,7 @@ def assemble(
         else:
             copy = memory(wanted.nbytes)
             ends = (wanted, layout, copy, array) if number == problem.result else (layout, wanted, array, copy)
-            moved = reorder(problem.library, description.threads, problem.label, *ends, memory).step
+            moved = reorder(problem.library, problem.label, *ends, memory).step
             (after if number == problem.result else before).append(moved)
         arguments[number] = (wanted, copy)
     scratchpad_bytes = description.scratchpad_bytes

@@ -20,29 +20,24 @@ from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.activation.post_ops import SUM, PostOp, read_post_ops
 from dagexec.ops.base.layout import NCHW
 from dagexec.ops.kernels.post_ops import FUNCTIONS
-from dagexec.ops.kernels.team import shares
 from dagexec.ops.onednn.accuracy import require_accurate
-from dagexec.ops.onednn.division import cuts_sums
+from dagexec.ops.onednn.descriptors import (
+    BIAS,
+    DST,
+    FORWARD_INFERENCE,
+    SRC,
+    WEIGHTS,
+    Array,
+    Attributes,
+    Descriptor,
+)
 from dagexec.ops.onednn.dot_product import can_multiply, dot_step
 from dagexec.ops.onednn.finishing import finishing_step
 from dagexec.ops.onednn.measured_product import INNER_PRODUCT, MeasuredProduct, WeightedProduct
 from dagexec.ops.onednn.packing import offer_unpacking
 from dagexec.ops.onednn.panel_product import in_panels, is_for_panels, out_of_panels, product_step
-from dagexec.ops.onednn.pieces import Turns, shared_steps
 from dagexec.ops.onednn.post_ops import BINARY, append_post_ops, drops_nan
-from dagexec.ops.onednn.primitive import (
-    BIAS,
-    DST,
-    FORWARD_INFERENCE,
-    SCRATCHPAD,
-    SCRATCHPAD_MD,
-    SRC,
-    WEIGHTS,
-    WEIGHTS_MD,
-    Array,
-    Descriptor,
-    describe,
-)
+from dagexec.ops.onednn.primitive import WEIGHTS_MD
 from dagexec.ops.product import fused as fused_product
 from dagexec.ops.product import products as product
 
@@ -79,16 +74,17 @@ class FullyConnected(MeasuredProduct, product.FullyConnected):
         constant = self.input(1).constant is not None
         if constant or self.is_batch_invariant:
 
-            def request(layouts: Mapping[int, Descriptor]) -> Sequence[object]:
+            def request(layouts: Mapping[int, Descriptor], attributes: Attributes) -> Sequence[object]:
                 return [FORWARD_INFERENCE, *(layouts[number] for number in (SRC, WEIGHTS, BIAS, DST)), attributes]
 
-            def matmul(layouts: Mapping[int, Descriptor]) -> Sequence[object]:
+            def matmul(layouts: Mapping[int, Descriptor], attributes: Attributes) -> Sequence[object]:
                 return [*(layouts[number] for number in (SRC, WEIGHTS, BIAS, DST)), attributes]
 
             assembled = self.product(
                 WeightedProduct(
                     INNER_PRODUCT,
                     request,
+                    attributes,
                     {SRC: x, WEIGHTS: weights, BIAS: self.x(2).reshape(-1), DST: y},
                     further,
                     0,
@@ -106,7 +102,7 @@ class FullyConnected(MeasuredProduct, product.FullyConnected):
             wanted = layout
         layouts_and_attributes = (source, wanted, bias, target, attributes)
         asked = (INNER_PRODUCT, self.onednn.engine, FORWARD_INFERENCE, *layouts_and_attributes)
-        found = self.describe_product(x, y, *asked)
+        found = self.describe_fast(*asked)
         packed = found.descriptor(WEIGHTS_MD)
         memory, pack = self.parameter(1, weights, layout, packed)
         arguments = {SRC: (source, x), WEIGHTS: (packed, memory), BIAS: (bias, self.x(2)), DST: (target, y), **further}
@@ -125,7 +121,7 @@ class FullyConnected(MeasuredProduct, product.FullyConnected):
         if np.may_share_memory(x, y) or not can_multiply(self.onednn, x.shape[1]):
             return None
         self.answer(lambda: True)
-        return dot_step(self.onednn, self.threads, x, self.x(1).reshape(w_matrix), bias, y, self.label)
+        return dot_step(self.onednn, x, self.x(1).reshape(w_matrix), bias, y, self.label)
 
     def _in_panels(self, x: Array, w_matrix: tuple[int, int], y: Array) -> Step | None:
         """The step by kernels of our own; None where they are not for it.
@@ -151,7 +147,7 @@ class FullyConnected(MeasuredProduct, product.FullyConnected):
         lanes = self.onednn.isa.lanes
         own = tuple((one.kind, one.a, one.b) for one in later)
         panels = constant.derived(("panels", lanes, w_matrix, self.transposed), lambda: self._packed(w_matrix, lanes))
-        return product_step(self.onednn, self.threads, x, panels, bias, y, addend, self.label, lanes, own)
+        return product_step(x, panels, bias, y, addend, self.label, lanes, own)
 
     def _packed(self, w_matrix: tuple[int, int], lanes: int) -> Array:
         """The weights in panels, from which they can be made anew."""
@@ -209,53 +205,51 @@ class Product(MeasuredProduct):
         """
         if 0 in (a.size, b.size):
             raise UnsupportedFeatureError(f"{self.label}: there is nothing to multiply")
+        own = None if post_ops or b.ndim > 2 else self._in_panels(a, b, y)
+        if own is not None:
+            return own
         attributes = self.attributes()
         operands = {} if addend is None else {2: addend}
         further = append_post_ops(attributes, self.onednn, post_ops, operands, (y.ndim, NCHW), self.label)
         constant = self.input(1).constant is not None
         if a.ndim == b.ndim == 2 and (constant or self.is_batch_invariant):
 
-            def request(layouts: Mapping[int, Descriptor]) -> Sequence[object]:
+            def request(layouts: Mapping[int, Descriptor], attributes: Attributes) -> Sequence[object]:
                 return [layouts[SRC], layouts[WEIGHTS], self.onednn.ffi.NULL, layouts[DST], attributes]
 
-            def inner(layouts: Mapping[int, Descriptor]) -> Sequence[object]:
-                return [FORWARD_INFERENCE, *request(layouts)]
+            def inner(layouts: Mapping[int, Descriptor], attributes: Attributes) -> Sequence[object]:
+                return [FORWARD_INFERENCE, *request(layouts, attributes)]
 
             arrays, key = {SRC: a, WEIGHTS: b, DST: y}, _key(post_ops, further)
-            asked = WeightedProduct("matmul", request, arrays, further, 1, True, key, inner, constant)
+            asked = WeightedProduct("matmul", request, attributes, arrays, further, 1, True, key, inner, constant)
             return in_sequence(self.product(asked).steps)
         source, layout, target = (self.packed(array) for array in (a, b, y))
         wanted = Descriptor.any_layout(self.onednn, b.shape, from_numpy(b.dtype)) if constant else layout
         asked_for = ("matmul", self.onednn.engine, source, wanted, self.onednn.ffi.NULL, target, attributes)
-        found = self.describe_product(a, y, *asked_for)
-        if y.ndim > 2 and not further and cuts_sums(found.name, a.shape[-1], a.strides[-2] <= a.strides[-1]):
-            return self._one_by_one(a, b, y)
+        found = self.describe_fast(*asked_for)
         packed = found.descriptor(WEIGHTS_MD)
         memory, pack = self.parameter(1, b, layout, packed)
-        bound = self.bound(found, {SRC: (source, a), WEIGHTS: (packed, memory), DST: (target, y), **further})
-        return in_sequence([pack, bound.step])
+        packed = packed if constant else layout
+        arguments = {SRC: (source, a), WEIGHTS: (packed, memory), DST: (target, y), **further}
+        return in_sequence([pack, self.in_parts(found, arguments, range(y.ndim - 2)).step])
 
-    def _one_by_one(self, a: Array, b: Array, y: Array) -> Step:
-        """The products of a stack, which threads share, each on one thread."""
-        stack = y.shape[:-2]
-        a, b = (np.broadcast_to(array, (*stack, *array.shape[-2:])) for array in (a, b))
-        tables: list[list[Step]] = []
-        places = list(np.ndindex(*stack))
-        for share in shares(len(places), self.threads):
-            turns = Turns(self.working_memory)
-            tables.append([])
-            for place in places[share.start : share.stop]:
-                turns.next_piece()
-                arrays = a[place], b[place], y[place]
-                source, weights, target = (self.packed(array) for array in arrays)
-                asked = (source, weights, self.onednn.ffi.NULL, target, self.attributes())
-                found = describe(self.onednn, 1, self.label, "matmul", self.onednn.engine, *asked)
-                memory = {SRC: (source, arrays[0]), WEIGHTS: (weights, arrays[1]), DST: (target, arrays[2])}
-                if found.scratchpad_bytes:
-                    scratchpad = turns.memory(found.scratchpad_bytes)
-                    memory[SCRATCHPAD] = found.descriptor(SCRATCHPAD_MD), scratchpad
-                tables[-1].append(found.create().bind(memory, self.label).step)
-        return in_sequence(shared_steps(self.onednn, self.threads, tables, self.label))
+    def _in_panels(self, a: Array, b: Array, y: Array) -> Step | None:
+        """The product with a constant matrix by kernels of our own; None where they are not for it."""
+        constant, weights = self.input(1).constant, b.T
+        alike = all(array.dtype == np.float32 and array.flags.c_contiguous for array in (a, y))
+        if constant is None or not alike or not is_for_panels(self.onednn, weights) or np.may_share_memory(a, y):
+            return None
+        self.answer(lambda: True)
+        lanes = self.onednn.isa.lanes
+        key = "panels", lanes, b.shape, b.strides
+
+        def packed() -> Array:
+            panels = in_panels(weights, lanes)
+            offer_unpacking(self.input(1), weights, partial(out_of_panels, panels, lanes), self.label, surely=True)
+            return panels
+
+        bias = self.for_all(np.zeros(len(weights), np.float32))
+        return product_step(a, constant.derived(key, packed), bias, y, None, self.label, lanes)
 
 
 @operator(product.MatMul.schema, engine="ONEDNN")

@@ -7,11 +7,12 @@ own, which for weights that change every run means a copy there and one back; ma
 
 from __future__ import annotations
 
-from dagexec.core.operator import Step
+from dagexec.core.operator import Step, in_sequence
 from dagexec.core.registry import operator
-from dagexec.errors import UnsupportedFeatureError
+from dagexec.ops.onednn.descriptors import Array
+from dagexec.ops.onednn.matrix_pieces import product_pieces
 from dagexec.ops.onednn.operator import OneDNNOperator
-from dagexec.ops.onednn.primitive import DST, SRC, WEIGHTS, Array
+from dagexec.ops.onednn.pieces import side_by_side
 from dagexec.ops.product import gradient as product_gradient
 
 
@@ -27,17 +28,8 @@ class FullyConnectedGradient(OneDNNOperator, product_gradient.FullyConnectedGrad
         return super().row_product(a, b, target) if self.is_batch_invariant else self.product(a, b, target)
 
     def product(self, a: Array, b: Array, target: Array) -> Step:
-        """One matmul, or BLAS where oneDNN has none: for float64, and for matrices without elements."""
-        if 0 in (a.size, b.size):
-            return super().product(a, b, target)
-        try:
-            source, weights, result = (self.packed(array) for array in (a, b, target))
-            handles = (source.handle, weights.handle, self.onednn.ffi.NULL, result.handle)
-            asked = ("matmul", self.onednn.engine, *handles, self.attributes().handle)
-            found = self.describe_product(a, target, *asked)
-        except UnsupportedFeatureError:
-            return super().product(a, b, target)
-        return self.bound(found, {SRC: (source, a), WEIGHTS: (weights, b), DST: (result, target)}).step
+        """Matmuls that threads may share."""
+        return in_sequence(side_by_side(product_pieces(self, a, b, target)))
 
 
 @operator(product_gradient.FCGradient.schema, engine="ONEDNN")

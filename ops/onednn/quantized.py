@@ -8,7 +8,7 @@ other one: outputs of integers are at most one step from the default engine's.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
@@ -21,11 +21,12 @@ from dagexec.core.registry import operator
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.activation.post_ops import PostOp, read_post_ops
 from dagexec.ops.base.layout import NCHW, NHWC, channels_last
+from dagexec.ops.kernels.sharing import MOST_OF_ONE, pieces_of_products
+from dagexec.ops.kernels.tables import shares
+from dagexec.ops.onednn.bound import BoundPrimitive
 from dagexec.ops.onednn.convolution_family import grouped, padding_of, require_window, tail_of
-from dagexec.ops.onednn.division import misreads
-from dagexec.ops.onednn.operator import OneDNNOperator
-from dagexec.ops.onednn.post_ops import append_post_ops, drops_nan
-from dagexec.ops.onednn.primitive import (
+from dagexec.ops.onednn.cutting import Parts, parts_of_whole
+from dagexec.ops.onednn.descriptors import (
     ATTR_SCALES,
     ATTR_ZERO_POINTS,
     BIAS,
@@ -34,12 +35,15 @@ from dagexec.ops.onednn.primitive import (
     SRC,
     SRC_1,
     WEIGHTS,
-    WEIGHTS_MD,
     Array,
     Attributes,
     Descriptor,
-    PrimitiveDescriptor,
 )
+from dagexec.ops.onednn.division import misreads
+from dagexec.ops.onednn.operator import OneDNNOperator
+from dagexec.ops.onednn.pieces import Part, rows_of_image
+from dagexec.ops.onednn.post_ops import append_post_ops, drops_nan
+from dagexec.ops.onednn.primitive import WEIGHTS_MD, PrimitiveDescriptor
 from dagexec.ops.quantized import addition, convolution, linear, product
 from dagexec.ops.quantized.accumulation import fits_int32
 from dagexec.ops.quantized.requantization import Requantization, clip_bounds
@@ -47,6 +51,8 @@ from dagexec.ops.quantized.scales import BYTES, checked_scales, scale_argument
 
 _CONVOLUTION_DIRECT = 1
 _BINARY_ADD = 0x1FFF0
+_NARROW = 4  # products of bytes in the time of one of float32
+_ROWS = 8  # of a piece of a matrix, at least
 
 Arguments = dict[int, tuple[Descriptor, Array]]
 
@@ -143,14 +149,22 @@ class QuantizedProduct(OneDNNOperator):
             return copy, []
         return copy, [self.reorder(self.image(array, NCHW), self.image(copy, NHWC), array, copy).step]
 
-    def fast(self, found: PrimitiveDescriptor, padding: int) -> PrimitiveDescriptor:
+    def in_given_parts(
+        self, asked: Sequence[tuple[PrimitiveDescriptor, Arguments]], whole: Mapping[int, Array]
+    ) -> BoundPrimitive | Parts:
+        """Primitives on their arguments, parts of the `whole`."""
+        return self.bound(*asked[0]) if len(asked) == 1 else parts_of_whole(asked, whole, self.bound)
+
+    def fast(self, found: PrimitiveDescriptor, padding: int, *, adds_in_groups: bool = False) -> PrimitiveDescriptor:
         """The first implementation that is compiled for the processor, and right with so many columns of padding.
 
-        A plain loop is slower than NumPy's BLAS.
+        A plain loop is slower than NumPy's BLAS. The library's product on unrolled windows adds other elements than
+        those in the same place to the results of groups (oneDNN 3.1).
         """
         for implementation in found.implementations():
             name = implementation.name
-            if not (name.startswith(("ref", "gemm:ref")) or misreads(name, padding)):
+            is_wrong = misreads(name, padding) or (adds_in_groups and "gemm" in name)
+            if not (name.startswith(("ref", "gemm:ref")) or is_wrong):
                 return implementation
         raise UnsupportedFeatureError(f"{self.label}: oneDNN has no fast convolution of this geometry")
 
@@ -187,24 +201,44 @@ class QuantConv(QuantizedProduct, convolution.QuantConv):
         if what.addend is not None:
             operands[what.addend], fetch = self.last(self.x(what.addend))
             before += fetch
-        arguments |= append_post_ops(attributes, self.onednn, scaling.post_ops, operands, (y.ndim, NHWC), self.label)
         logical = grouped(weights, group, window.channels_last)
         wanted = Descriptor.any_layout(self.onednn, logical.shape, INT8)
-        source, result = self.image(x, NHWC), self.image(y, NHWC)
-        dims = self.onednn.dims
-        found = self.fast(
-            self.describe(
-                "convolution_forward", self.onednn.engine, FORWARD_INFERENCE, _CONVOLUTION_DIRECT,
-                source.handle, wanted.handle, arguments[BIAS][0].handle, result.handle,
-                dims([axis.stride for axis in axes]), dims([axis.dilation - 1 for axis in axes]),
-                dims([axis.head for axis in axes]), dims([tail_of(axis) for axis in axes]), attributes.handle,
-            ),
-            padding_of("convolution_forward", axes[-1]),
-        )  # fmt: skip
-        target = found.descriptor(WEIGHTS_MD)
-        packed, pack = self.parameter(1, logical, self.packed(logical), target)
-        arguments |= {SRC: (source, x), WEIGHTS: (target, packed), DST: (result, y)}
-        bound = self.bound(found, arguments)
+        layout, dims = self.packed(logical), self.onednn.dims
+        packing: list[Step] = []
+
+        def described(part: Part) -> tuple[PrimitiveDescriptor, Arguments]:
+            own, inner = attributes.part({}), part.axes(axes)
+            source, target = part.source(x, axes), part.result(y)
+            added = {index: part.operand(operand, y) for index, operand in operands.items()}
+            further = append_post_ops(own, self.onednn, scaling.post_ops, added, (y.ndim, NHWC), self.label)
+            images = self.image(source, NHWC), self.image(target, NHWC)
+            found = self.fast(
+                self.describe(
+                    "convolution_forward", self.onednn.engine, FORWARD_INFERENCE, _CONVOLUTION_DIRECT,
+                    images[0], wanted, arguments[BIAS][0], images[1],
+                    dims([axis.stride for axis in inner]), dims([axis.dilation - 1 for axis in inner]),
+                    dims([axis.head for axis in inner]), dims([tail_of(axis) for axis in inner]), own,
+                ),
+                padding_of("convolution_forward", inner[-1]),
+                adds_in_groups=group > 1 and bool(operands),
+            )  # fmt: skip
+            packed, pack = self.parameter(1, logical, layout, found.descriptor(WEIGHTS_MD))
+            packing.append(pack)
+            given = {
+                SRC: (images[0], source),
+                WEIGHTS: (found.descriptor(WEIGHTS_MD), packed),
+                DST: (images[1], target),
+            }
+            return found, {**arguments, **further, **given}
+
+        products = y.size * weights[0].size // len(x)
+        count = pieces_of_products(products // _NARROW, self.onednn.isa.lanes, MOST_OF_ONE)
+        parts = [Part()]
+        if self.input(1).constant is not None and not self.asks:
+            rows = rows_of_image(axes, count)
+            parts = [replace(part, images=(image, image + 1)) for image in range(len(x)) for part in rows]
+        bound = self.in_given_parts([described(part) for part in parts], {SRC: x, DST: y})
+        result, pack = self.image(y, NHWC), packing[0]
         store = [] if y is self.y(0) else [self.reorder(result, self.image(self.y(0), NCHW), y, self.y(0)).step]
         step = in_sequence([*before, *load, pack, bound.step, *store])
         return self.rebindable(step, bound, {0: SRC}, {0: DST}) if x is self.x(0) and y is self.y(0) else step
@@ -227,21 +261,32 @@ class QuantFC(QuantizedProduct, product.QuantFC):
         arguments, before = self.scale_arguments(what, scaling, attributes, 2, self.arguments.int("x_zero_point", 0))
         x, y, weights = self.x(0).reshape(-1, inner), self.y(0).reshape(-1, units), self.x(1).T
         operands = {} if what.addend is None else {what.addend: self.x(what.addend).reshape(y.shape)}
-        arguments |= append_post_ops(attributes, self.onednn, scaling.post_ops, operands, (2, NCHW), self.label)
         bias = arguments[BIAS][1].reshape(1, units)
         arguments[BIAS] = (self.packed(bias), bias)
-        source, result = self.packed(x), self.packed(y)
-        wanted = Descriptor.any_layout(self.onednn, weights.shape, INT8)
-        found = self.describe(
-            "matmul", self.onednn.engine, source.handle, wanted.handle, arguments[BIAS][0].handle, result.handle,
-            attributes.handle,
-        )  # fmt: skip
-        if found.is_reference:
-            raise UnsupportedFeatureError(f"{self.label}: oneDNN has no fast product of these sizes")
-        target = found.descriptor(WEIGHTS_MD)
-        packed, pack = self.parameter(1, weights, self.packed(weights), target)
-        arguments |= {SRC: (source, x), WEIGHTS: (target, packed), DST: (result, y)}
-        bound = self.bound(found, arguments)
+        wanted, layout = Descriptor.any_layout(self.onednn, weights.shape, INT8), self.packed(weights)
+        packing: list[Step] = []
+
+        def described(part: range) -> tuple[PrimitiveDescriptor, Arguments]:
+            own, rows = attributes.part({}), slice(part.start, part.stop)
+            added = {index: operand[rows] for index, operand in operands.items()}
+            further = append_post_ops(own, self.onednn, scaling.post_ops, added, (2, NCHW), self.label)
+            source, result = self.packed(x[rows]), self.packed(y[rows])
+            found = self.describe("matmul", self.onednn.engine, source, wanted, arguments[BIAS][0], result, own)
+            if found.is_reference:
+                raise UnsupportedFeatureError(f"{self.label}: oneDNN has no fast product of these sizes")
+            target = found.descriptor(WEIGHTS_MD)
+            packed, pack = self.parameter(1, weights, layout, target)
+            packing.append(pack)
+            return found, {
+                **arguments, **further, SRC: (source, x[rows]), WEIGHTS: (target, packed), DST: (result, y[rows])
+            }  # fmt: skip
+
+        count = 1
+        if self.input(1).constant is not None and not self.asks:
+            products = len(x) * weights.size // _NARROW
+            count = max(1, min(pieces_of_products(products, self.onednn.isa.lanes), len(x) // _ROWS))
+        bound = self.in_given_parts([described(part) for part in shares(len(x), count)], {SRC: x, DST: y})
+        pack = packing[0]
         return self.rebindable(in_sequence([*before, pack, bound.step]), bound, {0: SRC}, {0: DST})
 
 
@@ -275,12 +320,10 @@ class QuantAdd(OneDNNOperator, addition.QuantAdd):
             links.append(PostOp("linear", 1.0, float(what.y_zero_point)))
         append_post_ops(attributes, self.onednn, links, {}, (1, NCHW), self.label)
         first, second, result = self.packed(a), self.packed(b), self.packed(y)
-        found = self.describe(
-            "binary", self.onednn.engine, _BINARY_ADD, first.handle, second.handle, result.handle, attributes.handle
-        )
+        found = self.describe("binary", self.onednn.engine, _BINARY_ADD, first, second, result, attributes)
         if found.is_reference:
             raise UnsupportedFeatureError(f"{self.label}: oneDNN has no fast sum of these types")
-        bound = self.bound(found, arguments | {SRC: (first, a), SRC_1: (second, b), DST: (result, y)})
+        bound = self.in_parts(found, arguments | {SRC: (first, a), SRC_1: (second, b), DST: (result, y)})
         return self.rebindable(bound.step, bound, {0: SRC}, {0: DST})
 
     def _scale(self, value: np.float32) -> tuple[Descriptor, Array]:
@@ -322,10 +365,10 @@ class _LinearCopy(OneDNNOperator):
             arguments[ATTR_ZERO_POINTS | argument] = (Descriptor.strided(self.onednn, (1,), INT32, (1,)), point)
         source, target = self.packed(x.reshape(-1)), self.packed(y.reshape(-1))
         engine = self.onednn.engine
-        found = self.describe("reorder", source.handle, engine, target.handle, engine, attributes.handle)
+        found = self.describe("reorder", source, engine, target, engine, attributes)
         if found.is_reference:
             raise UnsupportedFeatureError(f"{self.label}: oneDNN has no fast copy between these types")
-        bound = self.bound(found, arguments | {SRC: (source, x), DST: (target, y)})
+        bound = self.in_parts(found, arguments | {SRC: (source, x), DST: (target, y)})
         return self.rebindable(bound.step, bound, {0: SRC}, {0: DST})
 
 

@@ -20,21 +20,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dagexec.core.choices import choices
+from dagexec.core.native import Remake, remade
 from dagexec.core.operator import Prepared, Rebind, Step, in_sequence, parts_of
 from dagexec.core.tensor import Tensor
-from dagexec.ops.kernels.alone import is_alone
-from dagexec.ops.kernels.native import Remake, remade
-from dagexec.ops.onednn.packing import PackedForms
-from dagexec.ops.onednn.primitive import (
+from dagexec.ops.onednn.bound import (
     ArgumentRebind,
-    Array,
     BoundPrimitive,
-    Descriptor,
     Memory,
-    Primitive,
     bound_primitive_of,
     memory_at,
 )
+from dagexec.ops.onednn.descriptors import Array, Descriptor
+from dagexec.ops.onednn.packing import PackedForms
+from dagexec.ops.onednn.primitive import Primitive
 
 if TYPE_CHECKING:
     from dagexec.ops.onednn.operator import OneDNNOperator
@@ -79,7 +77,7 @@ class Recipe:
 
     Attributes:
         working: bytes of each piece of working memory.
-        threads, is_unseen: those of the operator while it is prepared.
+        is_unseen: of the operator while it is prepared.
         keeps_nan: what keeps NaN stands behind the calls.
         names_for_all: those of the operator once it was prepared; who follows goes on with them, so that its bytes stay
             the same in every batch.
@@ -87,7 +85,6 @@ class Recipe:
 
     calls: tuple[_Call | _Remaking, ...]
     working: tuple[int, ...]
-    threads: int
     is_unseen: bool
     keeps_nan: bool
     names_for_all: Mapping[str, str]
@@ -167,7 +164,7 @@ def recipe_key(operator: OneDNNOperator, tensors: Tensors) -> Hashable | None:
         return None
     layouts = tensors.layouts
     names = frozenset(operator.names_for_all.items())
-    return operator.common_form, layouts, tensors.constant, operator.most_threads, is_alone(), names, choices.generation
+    return operator.common_form, layouts, tensors.constant, names, choices.generation
 
 
 def find_recipe(key: Hashable) -> Recipe | None:
@@ -223,7 +220,7 @@ def read_recipe(
     if offered != sum(len(call.inputs) + len(call.outputs) for call in calls if isinstance(call, _Call)):
         return None
     sizes = tuple(array.nbytes for array in working)
-    return Recipe(tuple(calls), sizes, operator.threads, is_unseen, keeps_nan, dict(operator.names_for_all))
+    return Recipe(tuple(calls), sizes, is_unseen, keeps_nan, dict(operator.names_for_all))
 
 
 def _read_remaking(step: Step, places: Mapping[int, _Place], tensors: Tensors) -> _Remaking | None:

@@ -15,10 +15,8 @@ from dagexec.core.registry import operator
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.base.layout import NCHW
 from dagexec.ops.kernels.gate_kernels import FUNCTIONS
-from dagexec.ops.kernels.team import phased_step
-from dagexec.ops.onednn.operator import OneDNNOperator
-from dagexec.ops.onednn.packing import offer_unpacking
-from dagexec.ops.onednn.primitive import (
+from dagexec.ops.kernels.tables import in_phases
+from dagexec.ops.onednn.descriptors import (
     BIAS,
     DST,
     DST_1,
@@ -29,10 +27,12 @@ from dagexec.ops.onednn.primitive import (
     SRC_2,
     WEIGHTS,
     WEIGHTS_1,
-    WEIGHTS_MD,
     Array,
     Descriptor,
 )
+from dagexec.ops.onednn.operator import OneDNNOperator
+from dagexec.ops.onednn.packing import offer_unpacking
+from dagexec.ops.onednn.primitive import WEIGHTS_MD
 from dagexec.ops.onednn.recurrent_layer import (
     GRU_FORM,
     LINEAR_GRU_FORM,
@@ -84,9 +84,7 @@ class RecurrentLayer(OneDNNOperator):
         packed, pack = self._packed(layer)
         arrays, read = self._arrays(layer)
         tables = Tables(layer, arrays, packed)
-        step = phased_step(
-            machine.team, self.threads, tables.phases(self.threads), (tables, arrays, packed), self.label
-        )
+        step = in_phases(tables.phases(), (tables, arrays, packed), self.label)
         return in_sequence([read, pack, step, *self._saved(layer, arrays)])
 
     def _variation(self, sizes: Recurrence) -> Variation:
@@ -131,7 +129,7 @@ class RecurrentLayer(OneDNNOperator):
         arrays = Arrays(
             self.x(0),
             self.y(0),
-            self._work(layer.sums_shape),
+            self._sums(layer),
             first,
             [self.y(1 + index) if 1 + index < outputs else None for index in range(states)],
             self._work((3, *state)),
@@ -141,6 +139,16 @@ class RecurrentLayer(OneDNNOperator):
             self.y(outputs - 1) if saves and layer.form is GRU_FORM else None,
         )
         return arrays, read
+
+    def _sums(self, layer: Layer) -> Array:
+        """Memory for the sums: the output that the gates are saved in, where a row of these is one of sums."""
+        count = math.prod(layer.sums_shape)
+        saved = self.y(self.kind.results) if layer.variation.saves else None
+        return (
+            saved.reshape(layer.sums_shape)
+            if saved is not None and saved.size == count
+            else self._work(layer.sums_shape)
+        )
 
     def _work(self, shape: tuple[int, ...]) -> Array:
         return self.working_memory(math.prod(shape) * np.dtype(np.float32).itemsize).view(np.float32).reshape(shape)
@@ -164,7 +172,9 @@ class RecurrentLayer(OneDNNOperator):
             return []
         sizes, sums = layer.sizes, arrays.sums
         gates = self.y(self.kind.results).reshape(*sums.shape[:3], self.kind.gates, sizes.hidden)
-        steps: list[Step] = [partial(np.copyto, gates, sums[:, :, :, : self.kind.gates, : sizes.hidden])]
+        steps: list[Step] = []
+        if gates.ctypes.data != sums.ctypes.data:
+            steps.append(partial(np.copyto, gates, sums[:, :, :, : self.kind.gates, : sizes.hidden]))
         if arrays.cells is not None:
             last = [0 if is_reversed else sizes.steps - 1 for is_reversed in sizes.reversed]
             steps += [

@@ -1,8 +1,8 @@
-"""The native calls that compute a recurrent layer, one table a thread for all time steps.
+"""The native calls that compute a recurrent layer, one table a piece for all time steps.
 
-Nothing returns to the interpreter between steps. Each direction has threads of its own; these share rows of the batch,
-or units, and wait for each other at every step then. An element's bytes depend neither on its batch, nor on how long
-other sequences are, nor on the threads.
+Nothing returns to the interpreter between steps. Each direction has pieces of its own: rows of the batch, or units, for
+which every step is a phase. An element's bytes depend neither on its batch, nor on how long other sequences are, nor on
+the pieces.
 
 What is called differs from step to step by the same numbers of bytes, but for the first step and the last: so few are
 written one by one.
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +29,8 @@ from dagexec.ops.kernels.gate_kernels import (
     SUMS,
 )
 from dagexec.ops.kernels.gate_product import Call
+from dagexec.ops.kernels.sharing import MOST_OF_ONE, pieces_of_products
+from dagexec.ops.kernels.tables import shares
 from dagexec.ops.onednn.recurrent_layer import FLOAT, Arrays, Layer
 from dagexec.platform.processor import core_cache
 
@@ -39,16 +40,13 @@ Table = npt.NDArray[np.int64]
 _CHUNK = 1 << 19
 """Bytes of X whose products with a panel follow each other."""
 
-_MIN_SHARE = 1 << 14
-"""Products of one step for each of several threads, where they wait for each other at every step."""
-
 _CELL, _STATE, _RESET = range(3)
 """Places in `Arrays.held`."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """What one thread computes of every step: some rows and vectors of units of one direction."""
+    """What one piece computes of every step: some rows and vectors of units of one direction."""
 
     direction: int
     rows: range
@@ -64,32 +62,32 @@ class Tables:
         self._packed = packed
         self._fields: list[Table] = []
 
-    def phases(self, threads: int) -> list[list[Table]]:
-        """The tables of so many threads, in phases that wait for all of the phase before."""
-        parts, waits = self._parts(threads)
+    def phases(self) -> list[list[Table]]:
+        """The tables of pieces, in phases that wait for all of the phase before."""
+        parts, waits = self._parts()
         stages = [[self._stage(part, number) for number in range(len(self._layer.products))] for part in parts]
-        found = [list(self._input_tables(threads))]
+        found = [list(self._input_tables())]
         if waits:
             for step in range(self._layer.sizes.steps):
                 found += [[calls[step] for calls in of_parts] for of_parts in zip(*stages, strict=True)]
         else:
             found.append([np.concatenate(of_stages, axis=1).reshape(-1, 5) for of_stages in stages])
-        count = max(map(len, found))
-        return [tables + [np.zeros((0, 5), np.int64)] * (count - len(tables)) for tables in found]
+        return found
 
-    def _parts(self, threads: int) -> tuple[list[Part], bool]:
+    def _parts(self) -> tuple[list[Part], bool]:
         """Who computes what in the steps, and whether these wait for each other.
 
         Rows are shared where the weights stay in each core's cache, else units, where a step is long enough.
         """
         layer, sizes = self._layer, self._layer.sizes
-        sharing = max(1, threads // sizes.directions)
         rows, vectors = [range(sizes.batch)], [range(layer.vectors)]
         weights = sizes.width * sizes.hidden
         groups = -(-layer.vectors // layer.grain)
-        waiting = min(sharing, groups, sizes.batch * weights // _MIN_SHARE)
+        of_step = sizes.batch * weights
+        waiting = min(groups, pieces_of_products(of_step, layer.lanes, MOST_OF_ONE))
+        sharing = min(sizes.batch, pieces_of_products(of_step * sizes.steps, layer.lanes, MOST_OF_ONE))
         is_masked = layer.variation.masked
-        if sizes.batch >= sharing and (is_masked or FLOAT * weights <= core_cache() or waiting < sharing):
+        if sharing > 1 and (is_masked or FLOAT * weights <= core_cache() or waiting < 2):
             rows = shares(sizes.batch, sharing)
         elif waiting > 1 and not is_masked:
             vectors = [
@@ -100,14 +98,16 @@ class Tables:
         parts = [Part(number, of_rows, of_units) for number in numbers for of_rows in rows for of_units in vectors]
         return parts, len(vectors) > 1
 
-    def _input_tables(self, threads: int) -> Iterator[Table]:
-        """The product of X for each thread: some rows in all panels, or where there are few rows some panels."""
+    def _input_tables(self) -> Iterator[Table]:
+        """The product of X in pieces: some rows in all panels, or where there are few rows some panels."""
         sizes, product = self._layer.sizes, self._layer.input_product
-        if sizes.rows >= 2 * threads * product.most_rows:
+        products = sizes.rows * sizes.features * sizes.width * sizes.directions
+        pieces = pieces_of_products(products, self._layer.lanes, MOST_OF_ONE * sizes.directions)
+        if sizes.rows >= 2 * pieces * product.most_rows:
             every = range(product.panels * sizes.directions)
-            jobs = [(every, rows) for rows in shares(sizes.rows, threads)]
+            jobs = [(every, rows) for rows in shares(sizes.rows, pieces)]
         else:
-            jobs = [(panels, range(sizes.rows)) for panels in shares(product.panels * sizes.directions, threads)]
+            jobs = [(panels, range(sizes.rows)) for panels in shares(product.panels * sizes.directions, pieces)]
         for panels, rows in jobs:
             yield np.array(list(self._input_calls(panels, rows)), np.int64).reshape(-1, 5)
 
@@ -201,9 +201,3 @@ def along(make: Callable[[int], Sequence[Sequence[int]] | Sequence[int]], steps:
     if steps > 1:
         found[-1] = make(steps - 1)
     return found
-
-
-def shares(count: int, parts: int) -> list[range]:
-    """About equal parts of range(count), those that are empty left out."""
-    ends = [count * number // parts for number in range(parts + 1)]
-    return [range(start, stop) for start, stop in pairwise(ends) if start < stop]

@@ -11,8 +11,8 @@ from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.base.blocks import Array
+from dagexec.ops.onednn.descriptors import DST, SRC
 from dagexec.ops.onednn.operator import OneDNNOperator
-from dagexec.ops.onednn.primitive import DST, SRC
 from dagexec.ops.reduction import axes as reduction
 
 _MAX, _MIN, _SUM, _, _MEAN = range(0x2FFF2, 0x2FFF7)
@@ -55,7 +55,7 @@ class Reducing(OneDNNOperator):
         attributes = self.attributes()
         tensors = (source, target, 0.0, 0.0, attributes)
         found = self.describe_fast("reduction", self.onednn.engine, self._algorithm(), *tensors)
-        bound = self.bound(found, {SRC: (source, x), DST: (target, self.y(0))})
+        bound = self.in_parts(found, {SRC: (source, x), DST: (target, self.y(0))}, range(len(shape)))
         if self._algorithm() in (_MAX, _MIN) and self.output(0).meta.is_float:
             kept_shape = reduction.output_shape(x.shape, axes, True)
             return in_sequence([bound.step, self._beyond_limits(x, axes, self.y(0).reshape(kept_shape))])

@@ -12,8 +12,8 @@ from dagexec.core.registry import operator
 from dagexec.ops.base.layout import NCHW
 from dagexec.ops.kernels.copies import copy_step
 from dagexec.ops.kernels.moving import table_rebind
+from dagexec.ops.onednn.descriptors import DST, DTYPES, SRC
 from dagexec.ops.onednn.operator import OneDNNOperator
-from dagexec.ops.onednn.primitive import DST, DTYPES, SRC
 from dagexec.ops.shape import reorder
 
 
@@ -39,7 +39,7 @@ class Reorder(OneDNNOperator, reorder.Reorder):
         if NCHW not in (source, target) or self.input(0).meta is not FLOAT32 or not x.size:
             return None
         pair = reorder.in_common_blocks(x, source, target), reorder.in_common_blocks(y, target, source)
-        step = copy_step(self.onednn.machine, self.team, [pair], self.label)
+        step = copy_step(self.onednn.machine, [pair], self.label)
         if step is None:
             return None
         reads, writes = table_rebind(step, x), table_rebind(step, y)

@@ -18,8 +18,9 @@ from dagexec.ops.base.layout import NCHW, image_order, spatial_sizes
 from dagexec.ops.image import resize, spatial
 from dagexec.ops.kernels.copies import copy_step
 from dagexec.ops.kernels.weighted_rows import weighted_rows_step
+from dagexec.ops.onednn.cutting import image_axes
+from dagexec.ops.onednn.descriptors import DST, FORWARD_INFERENCE, SRC
 from dagexec.ops.onednn.operator import OneDNNOperator
-from dagexec.ops.onednn.primitive import DST, FORWARD_INFERENCE, SRC
 
 _NEAREST = 0x2FFF0
 _LINEAR = 0x2FFF1
@@ -92,16 +93,16 @@ def _by_axes(owner: Resize, x: Array, y: Array) -> Step | None:
 
 def _axis_steps(owner: Resize, x: Array, y: Array, axis: int, places: Array, weights: Array) -> list[Step | None]:
     """Those for one axis; the last one is resized between two transposes."""
-    machine, threads, label = owner.onednn.machine, owner.team, owner.label
+    machine, label = owner.onednn.machine, owner.label
     lead, tail = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 :])
     if tail > 1:
         source, target = x.reshape(lead, -1, tail), y.reshape(lead, -1, tail)
-        return [weighted_rows_step(machine, threads, source, target, places, weights, label)]
+        return [weighted_rows_step(machine, source, target, places, weights, label)]
     turned, resized = _memory(owner, (1, x.shape[axis], lead)), _memory(owner, (1, y.shape[axis], lead))
     return [
-        copy_step(machine, threads, [(x.reshape(lead, -1).T, turned[0])], label),
-        weighted_rows_step(machine, threads, turned, resized, places, weights, label),
-        copy_step(machine, threads, [(resized[0].T, y.reshape(lead, -1))], label),
+        copy_step(machine, [(x.reshape(lead, -1).T, turned[0])], label),
+        weighted_rows_step(machine, turned, resized, places, weights, label),
+        copy_step(machine, [(resized[0].T, y.reshape(lead, -1))], label),
     ]
 
 
@@ -128,5 +129,5 @@ def resampled(owner: OneDNNOperator, x: Array, y: Array, order: str, algorithm: 
     source, target, attributes = owner.image(x, order), owner.image(y, order), owner.attributes()
     tensors = (owner.onednn.ffi.NULL, source, target, attributes)
     found = owner.describe_fast("resampling_forward", owner.onednn.engine, FORWARD_INFERENCE, algorithm, *tensors)
-    bound = owner.bound(found, {SRC: (source, x), DST: (target, y)})
+    bound = owner.in_parts(found, {SRC: (source, x), DST: (target, y)}, *image_axes(order))
     return owner.rebindable(bound.step, bound, {0: SRC}, {})  # a caller's memory may begin anywhere

@@ -13,8 +13,14 @@ from dagexec.core.operator import Step
 from dagexec.core.registry import operator
 from dagexec.ops.base.layout import BLOCKS, channel_axis, channel_count, image_order
 from dagexec.ops.image import spatial
+from dagexec.ops.onednn.descriptors import (
+    DST,
+    DTYPES,
+    FORWARD_INFERENCE,
+    SRC,
+    Array,
+)
 from dagexec.ops.onednn.operator import OneDNNOperator
-from dagexec.ops.onednn.primitive import DST, DTYPES, FORWARD_INFERENCE, SRC, Array
 
 
 @operator(spatial.ChannelShuffle.schema, engine="ONEDNN")
@@ -46,7 +52,7 @@ class ChannelShuffle(OneDNNOperator, spatial.ChannelShuffle):
         layout, attributes = self.image(x, order), self.attributes()
         shuffled = (FORWARD_INFERENCE, layout, layout, 1, width, attributes)
         found = self.describe_fast("shuffle_forward", self.onednn.engine, *shuffled)
-        bound = self.bound(found, {SRC: (layout, x), DST: (layout, y)})
+        bound = self.in_parts(found, {SRC: (layout, x), DST: (layout, y)})
         return self.rebindable(bound.step, bound, {0: SRC}, {0: DST})
 
 

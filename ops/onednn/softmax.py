@@ -7,8 +7,8 @@ from typing import ClassVar
 from dagexec.core.operator import Step
 from dagexec.core.registry import operator
 from dagexec.ops.activation import softmax
+from dagexec.ops.onednn.descriptors import DST, FORWARD_INFERENCE, SRC
 from dagexec.ops.onednn.operator import OneDNNOperator
-from dagexec.ops.onednn.primitive import DST, FORWARD_INFERENCE, SRC
 
 SOFTMAX, LOG_SOFTMAX = 0x30000, 0x30001
 
@@ -29,7 +29,7 @@ class _Normalizing(OneDNNOperator):
         layout, attributes = self.packed(x), self.attributes()
         handles = (layout, layout, 1, attributes)
         found = self.describe_fast("softmax_forward", self.onednn.engine, FORWARD_INFERENCE, self.algorithm, *handles)
-        bound = self.bound(found, {SRC: (layout, x), DST: (layout, y)})
+        bound = self.in_parts(found, {SRC: (layout, x), DST: (layout, y)}, (0, 2))
         return self.rebindable(bound.step, bound, {0: SRC}, {0: DST})
 
 

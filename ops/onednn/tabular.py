@@ -1,4 +1,4 @@
-"""Operators on tables by machine code of our own, with engine ONEDNN: where it may run, and on how many threads."""
+"""Operators on tables by machine code of our own, with engine ONEDNN: where it may run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dagexec.core.registry import operator
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.kernels.row_kernels import FILLED, L1, L2, SCALED, Call, column_call, product_calls
 from dagexec.ops.kernels.score_kernels import ScoreForm, score_call
-from dagexec.ops.kernels.team import team_step
+from dagexec.ops.kernels.tables import in_pieces
 from dagexec.ops.kernels.tree_kernels import walk_calls
 from dagexec.ops.onednn.operator import OneDNNOperator
 from dagexec.ops.tabular import columns, ensemble, linear, support_vectors
@@ -35,7 +35,7 @@ class _Tabular(OneDNNOperator):
     def called(self, calls: Sequence[Call], kept: object) -> Step:
         """One step for the calls."""
         self.answer(lambda: True)
-        return team_step(None, 1, [calls], kept, self.label)
+        return in_pieces([calls], kept, self.label)
 
     def found(self, made: Any) -> Any:
         """What a kernel is made as. Raises UnsupportedFeatureError for None."""

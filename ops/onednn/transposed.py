@@ -27,9 +27,17 @@ from dagexec.ops.onednn.convolution_family import (
     grouped,
     require_window,
 )
+from dagexec.ops.onednn.descriptors import (
+    BIAS,
+    DST,
+    FORWARD_INFERENCE,
+    SRC,
+    WEIGHTS,
+    Array,
+    Descriptor,
+)
 from dagexec.ops.onednn.gradient import GradientFamily
 from dagexec.ops.onednn.pieces import Part
-from dagexec.ops.onednn.primitive import BIAS, DST, FORWARD_INFERENCE, SRC, WEIGHTS, Array, Descriptor
 from dagexec.ops.onednn.problem import DIRECT
 from dagexec.ops.onednn.transposed_product import Layer, candidates, is_side_by_side
 
@@ -55,9 +63,8 @@ class DeconvolutionOperator(ConvolutionFamily, TransposedConvolution):
         geometry, none, attributes = self.geometry(axes), self.onednn.ffi.NULL, self.attributes()
 
         def request(_algorithm: str, layouts: Mapping[int, Descriptor]) -> Sequence[object]:
-            bias = layouts[BIAS].handle if BIAS in layouts else none
-            handles = (layouts[SRC].handle, layouts[WEIGHTS].handle, bias, layouts[DST].handle)
-            return [FORWARD_INFERENCE, _DECONVOLUTION_DIRECT, *handles, *geometry, attributes.handle]
+            tensors = (layouts[SRC], layouts[WEIGHTS], layouts.get(BIAS, none), layouts[DST])
+            return [FORWARD_INFERENCE, _DECONVOLUTION_DIRECT, *tensors, *geometry, attributes]
 
         def computation(part: Part) -> Computation:
             result = part.result(y)
@@ -108,8 +115,8 @@ class OnednnTransposedConvolutionGradient(GradientFamily, TransposedConvolutionG
         geometry, none, attributes = self.geometry(axes), self.onednn.ffi.NULL, self.attributes()
 
         def request(algorithm: str, layouts: Mapping[int, Descriptor]) -> Sequence[object]:
-            handles = (layouts[SRC].handle, layouts[WEIGHTS].handle, none, layouts[DST].handle)
-            return [FORWARD_INFERENCE, CONVOLUTION[algorithm], *handles, *geometry, attributes.handle]
+            tensors = (layouts[SRC], layouts[WEIGHTS], none, layouts[DST])
+            return [FORWARD_INFERENCE, CONVOLUTION[algorithm], *tensors, *geometry, attributes]
 
         x = self.x(2)
 

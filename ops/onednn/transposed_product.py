@@ -21,8 +21,15 @@ from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.base.geometry import Axis
 from dagexec.ops.kernels.machine import AVX2, AVX512
 from dagexec.ops.onednn.binding import Library
+from dagexec.ops.onednn.descriptors import (
+    BIAS,
+    DST,
+    SRC,
+    WEIGHTS,
+    Array,
+    Descriptor,
+)
 from dagexec.ops.onednn.panel_product import fits_panels, in_panels, product_step
-from dagexec.ops.onednn.primitive import BIAS, DST, SRC, WEIGHTS, Array, Descriptor
 from dagexec.ops.onednn.problem import (
     COMPOSED,
     Assembled,
@@ -72,7 +79,7 @@ def is_side_by_side(axes: Sequence[Axis]) -> bool:
     )
 
 
-def candidates(library: Library, layer: Layer, threads: int) -> Iterator[Candidate]:
+def candidates(library: Library, layer: Layer) -> Iterator[Candidate]:
     """The one for a layer, with the widest vectors that fit; none where the processor lacks AVX2 and FMA."""
     machine = library.machine
     if not machine.can_run:
@@ -81,12 +88,12 @@ def candidates(library: Library, layer: Layer, threads: int) -> Iterator[Candida
         if lanes <= machine.lanes and fits_panels(layer.columns * layer.filters, layer.channels, lanes):
             isa = "avx512" if machine.lanes == AVX512 else "avx2"
             name = f"{COMPOSED}rows of taps, vectors of {lanes}:{isa}"
-            yield Candidate(name, None, partial(_assemble, layer, lanes, threads), layer.seconds)
+            yield Candidate(name, None, partial(_assemble, layer, lanes), layer.seconds, is_in_pieces=True)
             return
 
 
 def _assemble(
-    layer: Layer, lanes: int, threads: int, problem: Problem, arrays: Mapping[int, Array], memory: Memory, pack: Pack
+    layer: Layer, lanes: int, problem: Problem, arrays: Mapping[int, Array], memory: Memory, pack: Pack
 ) -> Assembled:
     panels = _panels(layer, lanes, problem, arrays[WEIGHTS], pack)
     units, lines = layer.columns * layer.filters, layer.batch * layer.height
@@ -97,7 +104,7 @@ def _assemble(
     steps = []
     for row in range(layer.rows):
         product = (x, panels[row], bias, y[:, row], None, problem.label, lanes)
-        step = product_step(problem.library, threads, *product)
+        step = product_step(*product)
         if step is None:
             raise UnsupportedFeatureError(f"{problem.label}: no machine code can be written here")
         steps.append(step)

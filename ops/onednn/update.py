@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
 from dagexec.core.dtypes import FLOAT32
-from dagexec.core.operator import Step
+from dagexec.core.operator import Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.kernels.builder import Builder, Vector
 from dagexec.ops.kernels.formulas import Formula, formula_step
+from dagexec.ops.onednn.descriptors import Array
 from dagexec.ops.onednn.operator import OneDNNOperator
-from dagexec.ops.onednn.primitive import Array
 from dagexec.ops.optimize import adam, momentum
 from dagexec.ops.optimize.update import DenseUpdate, Rule
 
@@ -38,25 +39,22 @@ class FormulaUpdate(OneDNNOperator, DenseUpdate):
         """
 
     def prepare_primitive(self) -> Step:
-        """The rule's begin, and the kernel."""
+        """The kernel. The rule begins before it, unless a rate that the kernel can read is all that it needs."""
         parts, rule = self.parts, self.make_rule()
         formula, numbers = self.formula(rule)
+        begin = [self.beginning(rule)]
+        if parts.iteration is None and parts.rate is not None and self.input(parts.rate).meta is FLOAT32:
+            rate, begin = self.x(parts.rate).reshape(()), []
+            numbers = [rate if number is rule.rate else number for number in numbers]
         kept = [*(() if parts.param is None else (parts.param,)), *parts.state]
         changed = [self.target(source).reshape(-1) for source in kept]
         extras = [self.y(index).reshape(-1) for index in parts.extras if index < len(self.output_blobs)]
         inputs = [*changed, self.x(parts.grad).reshape(-1), *numbers]
-        apply = formula_step(self.onednn.machine, self.team, formula, inputs, [*changed, *extras], self.label)
+        apply = formula_step(self.onednn.machine, formula, inputs, [*changed, *extras], self.label)
         if apply is None:
             raise UnsupportedFeatureError(f"{self.label}: there is no kernel for such arrays")
-        begin, copies = self.beginning(rule), self.moved()
-
-        def update() -> None:
-            begin()
-            for target, source in copies:
-                np.copyto(target, source)
-            apply()
-
-        return update
+        copies = [partial(np.copyto, target, source) for target, source in self.moved()]
+        return in_sequence([*begin, *copies, apply])
 
 
 def _nesterov(build: Builder, read: Read) -> list[Vector]:

@@ -18,17 +18,16 @@ from dagexec.core.dtypes import FLOAT32
 from dagexec.core.operator import Step
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.base.layout import NCHW
-from dagexec.ops.onednn.division import misreads
-from dagexec.ops.onednn.operator import reorder
-from dagexec.ops.onednn.packing import packed_memory
-from dagexec.ops.onednn.primitive import (
-    EXEC_ARG_MD,
+from dagexec.ops.onednn.descriptors import (
     WEIGHTS,
     Array,
     Descriptor,
-    PrimitiveDescriptor,
     aligned_empty,
 )
+from dagexec.ops.onednn.division import misreads
+from dagexec.ops.onednn.operator import reorder
+from dagexec.ops.onednn.packing import packed_memory
+from dagexec.ops.onednn.primitive import EXEC_ARG_MD, PrimitiveDescriptor
 from dagexec.ops.onednn.problem import COMPOSED, Assembled, Candidate, Compute, Memory, Pack, Problem, assemble
 
 MAX_SUMMED = 128
@@ -36,8 +35,8 @@ MAX_SUMMED = 128
 
 Shape = tuple[int, ...]
 
-AskWide = Callable[[int, Shape], PrimitiveDescriptor]
-"""Asks the library for the convolution without groups, for a number of threads and the shape of its filter."""
+AskWide = Callable[[Shape], PrimitiveDescriptor]
+"""Asks the library for the convolution without groups, for the shape of its filter."""
 
 
 def pays(grouped: Shape) -> bool:
@@ -45,7 +44,7 @@ def pays(grouped: Shape) -> bool:
     return grouped[2] > 1 and prod((grouped[0], *grouped[2:])) <= MAX_SUMMED
 
 
-def candidates(ask: AskWide, grouped: Shape, padding: int, threads: int) -> Iterator[Candidate]:
+def candidates(ask: AskWide, grouped: Shape, padding: int) -> Iterator[Candidate]:
     """The library's first implementation for the filter without groups, unless it is no better than that with them.
 
     It is right with so many columns of padding.
@@ -53,7 +52,7 @@ def candidates(ask: AskWide, grouped: Shape, padding: int, threads: int) -> Iter
     groups, filters, channels, *kernel = grouped
     shape = groups * filters, groups * channels, *kernel
     try:
-        found = ask(threads, shape)
+        found = ask(shape)
     except UnsupportedFeatureError:
         return
     description = next(one for one in found.implementations() if not misreads(one.name, padding))
@@ -92,13 +91,11 @@ def _widened(problem: Problem, shape: Shape, layout: Descriptor, array: Array, t
     groups = problem.groups
     grouped = groups, shape[0] // groups, shape[1] // groups, *shape[2:]
     plain = aligned_empty(problem.plain[WEIGHTS].nbytes)
-    reorder(
-        library, 1, label, problem.tensors[WEIGHTS][0], problem.plain[WEIGHTS], array, plain, aligned_empty
-    ).run_once()
+    reorder(library, label, problem.tensors[WEIGHTS][0], problem.plain[WEIGHTS], array, plain, aligned_empty).run_once()
     wide = np.zeros((groups, grouped[1], groups, *grouped[2:]), FLOAT32.numpy)
     for group, values in enumerate(plain.view(FLOAT32.numpy).reshape(grouped)):
         wide[group, :, group] = values
     packed = packed_memory.take(target.nbytes)
-    reorder(library, 1, label, layout, target, wide, packed, aligned_empty).run_once()
+    reorder(library, label, layout, target, wide, packed, aligned_empty).run_once()
     packed.flags.writeable = False
     return packed

@@ -10,16 +10,16 @@ Lavin and Gray, "Fast algorithms for convolutional neural networks", 2015, arXiv
     y: m rows of the result   A^T along H, the bias and post-ops
 
 The transforms are kernels of `winograd_kernels`, the products one primitive: a convolution of one tap in t x t groups,
-or G times as many. Rows of tiles are taken in blocks whose v and z stay in a cache. Each number of the result is
-computed from one tile in one order, whatever the threads and the batch. oneDNN has the algorithm for AVX-512 only, in
-layout NCHW16c.
+or G times as many. Rows of tiles are taken in blocks whose v and z stay in a cache. Pieces are some of these; where
+an image has few, its transforms are pieces of rows, and its product is cut into products of some places, each of which
+has its part of v and z. Each number of the result is computed from one tile in one order, whatever the blocks and the
+batch. oneDNN has the algorithm for AVX-512 only, in layout NCHW16c.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
-from itertools import pairwise
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -28,38 +28,44 @@ from dagexec.core.operator import Step
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.activation.post_ops import SUM, PostOp
 from dagexec.ops.base.layout import NHWC
-from dagexec.ops.conv.toom_cook import kronecker
+from dagexec.ops.conv.toom_cook import kronecker, minimal_filter
 from dagexec.ops.kernels import winograd_kernels as kernels
-from dagexec.ops.kernels.native import join
 from dagexec.ops.kernels.post_ops import FUNCTIONS
 from dagexec.ops.kernels.post_ops import PostOp as LaterPostOp
-from dagexec.ops.kernels.team import team_step
+from dagexec.ops.kernels.sharing import MOST_OF_ONE, pieces_of
+from dagexec.ops.kernels.tables import in_pieces, shares
 from dagexec.ops.onednn.binding import Library
-from dagexec.ops.onednn.operator import reorder
-from dagexec.ops.onednn.packing import packed_memory
-from dagexec.ops.onednn.primitive import (
+from dagexec.ops.onednn.bound import BoundPrimitive
+from dagexec.ops.onednn.descriptors import (
     DST,
-    EXEC_ARG_MD,
     FORWARD_INFERENCE,
     POST_OP,
     SCRATCHPAD,
-    SCRATCHPAD_MD,
     SRC,
     SRC_1,
     WEIGHTS,
     Array,
     Attributes,
     Descriptor,
-    PrimitiveDescriptor,
     aligned_empty,
+)
+from dagexec.ops.onednn.division import adds_up_alike
+from dagexec.ops.onednn.operator import reorder
+from dagexec.ops.onednn.packing import packed_memory
+from dagexec.ops.onednn.pieces import Together, side_by_side
+from dagexec.ops.onednn.primitive import (
+    EXEC_ARG_MD,
+    SCRATCHPAD_MD,
+    PrimitiveDescriptor,
     describe,
 )
-from dagexec.ops.onednn.problem import COMPOSED, Assembled, Candidate, Memory, Pack, Problem, in_plain_order
+from dagexec.ops.onednn.problem import COMPOSED, Assembled, Candidate, Memory, Pack, Problem, in_one, in_plain_order
 from dagexec.ops.onednn.winograd_tables import Tables
 from dagexec.ops.onednn.winograd_tiling import OUTPUTS, TAPS, Layer, Tiling
 
 _PRODUCT = "brgconv_1x1"  # the library's other implementations are slow in so many groups
 _DIRECT = 1  # dnnl_alg_kind_t
+_COLD = 7e-10  # seconds: ten times what each byte takes where a core goes on to a piece with other working memory
 _TRANSFORMED = 2048  # filters of one channel that are transformed at once: they stay in a cache
 _PIECE = 8 << 20  # bytes of transformed filters that wait for the layout of the product
 
@@ -104,7 +110,7 @@ def is_available(library: Library) -> bool:
     return library.machine.can_run
 
 
-def candidates(library: Library, label: str, layer: Layer, limit: int, cold: bool, threads: int) -> Iterator[Candidate]:
+def candidates(library: Library, label: str, layer: Layer, limit: int, cold: bool) -> Iterator[Candidate]:
     """Those for a layer, with tiles of 2 x 2 and of 4 x 4 results; none where the processor lacks AVX2 and FMA.
 
     `limit` is the most bytes of working memory. `cold` is True when the weights come from memory in a run.
@@ -112,22 +118,26 @@ def candidates(library: Library, label: str, layer: Layer, limit: int, cold: boo
     if not is_available(library):
         return
     for outputs in OUTPUTS:
-        tiling = Tiling(layer, outputs, threads)
+        tiling = Tiling(layer, outputs)
         try:
-            description = _product(library, label, tiling, threads)
+            description = _product(library, label, tiling)
         except UnsupportedFeatureError:
             continue
-        if sum(tiling.memory(description)) <= limit:
+        nbytes = sum(tiling.memory(description))
+        pieces = _pieces(tiling, cold, nbytes)
+        if len(pieces) * nbytes <= limit:
             name = f"{COMPOSED}winograd {outputs}x{TAPS} {description.name}"
-            yield Candidate(name, description, partial(_assemble, tiling, description), tiling.seconds(cold))
+            assembled = partial(_assemble, tiling, pieces, description)
+            alike = adds_up_alike(description.name)
+            yield Candidate(name, description, assembled, tiling.seconds(cold), is_in_pieces=alike)
 
 
-def _product(library: Library, label: str, tiling: Tiling, threads: int) -> PrimitiveDescriptor:
-    """The product for a block. Raises UnsupportedFeatureError when there is no fast one."""
-    layer, places = tiling.layer, tiling.places
+def _product(library: Library, label: str, tiling: Tiling) -> PrimitiveDescriptor:
+    """A product for a block. Raises UnsupportedFeatureError when there is no fast one."""
+    layer = tiling.layer
     tiles = tiling.block_rows * tiling.columns
     source, target = (
-        Descriptor.of_order(library, (1, places * channels, tiles, 1), FLOAT32, NHWC)
+        Descriptor.of_order(library, (1, tiling.places_apart * channels, tiles, 1), FLOAT32, NHWC)
         for channels in (layer.channels, layer.filters)
     )
     weights = Descriptor.any_layout(library, tiling.filter_shape, FLOAT32)
@@ -135,7 +145,7 @@ def _product(library: Library, label: str, tiling: Tiling, threads: int) -> Prim
     ones, zeros = library.dims((1, 1)), library.dims((0, 0))
     geometry = ones, zeros, zeros, zeros, Attributes(library).handle
     kind = FORWARD_INFERENCE, _DIRECT
-    found = describe(library, threads, label, "convolution_forward", library.engine, *kind, *images, *geometry)
+    found = describe(library, label, "convolution_forward", library.engine, *kind, *images, *geometry)
     for one in found.implementations():
         if one.name.startswith(_PRODUCT):
             return one
@@ -144,48 +154,53 @@ def _product(library: Library, label: str, tiling: Tiling, threads: int) -> Prim
 
 def _assemble(
     tiling: Tiling,
+    pieces: Sequence[range],
     description: PrimitiveDescriptor,
     problem: Problem,
     arrays: Mapping[int, Array],
     memory: Memory,
     pack: Pack,
 ) -> Assembled:
-    """The steps of a layer, all blocks one after another."""
+    """The steps of a layer, pieces of blocks one after another."""
     layouts = {number: description.descriptor(EXEC_ARG_MD, number) for number in (SRC, WEIGHTS, DST)}
     filters, given = arrays[WEIGHTS], problem.tensors[WEIGHTS][0]
     compute = partial(_transformed, tiling, problem, filters, layouts[WEIGHTS])
     weights, _ = pack(WEIGHTS, filters, given, layouts[WEIGHTS], compute)
-    v, z, scratchpad, *strips = (memory(nbytes) for nbytes in tiling.memory(description))
-    bound = description.create().bind(
-        {
-            SRC: (layouts[SRC], v),
-            WEIGHTS: (layouts[WEIGHTS], weights),
-            DST: (layouts[DST], z),
-            SCRATCHPAD: (description.descriptor(SCRATCHPAD_MD), scratchpad),
-        },
-        problem.label,
-    )
-    tables = Tables(tiling, arrays, v, z, strips)
-    steps: list[Step] = []
-    team = partial(
-        team_step,
-        problem.library.machine.team,
-        tiling.threads,
-        keeps=(tables, v, z, strips, dict(arrays)),
-        label=problem.label,
-    )
-    for block in tiling.blocks:
-        parts = _parts(block, len(strips))
-        steps.append(team([tables.read(part, block.start, strip) for strip, part in enumerate(parts)]))
-        steps.append(bound.step)
-        steps.append(team([tables.write(part, block.start, strip) for strip, part in enumerate(parts)]))
-    return Assembled(join(steps, [0.0] * len(steps), 1.0), bound, frozenset(), tables.nbytes)
+    computed: list[list[Step]] = []
+    bounds: list[BoundPrimitive] = []
+    nbytes = 0
+    for piece in pieces:
+        v, z, *others = in_one(memory, tiling.memory(description))
+        scratchpads, strips = others[: tiling.cut], others[tiling.cut :]
+        tables = Tables(tiling, arrays, v, z, strips)
+        products = []
+        for number, scratchpad in enumerate(scratchpads):
+            parts = {
+                argument: (layouts[argument], array[number * layouts[argument].nbytes :])
+                for argument, array in ((SRC, v), (WEIGHTS, weights), (DST, z))
+            }
+            parts[SCRATCHPAD] = description.descriptor(SCRATCHPAD_MD), scratchpad
+            products.append(description.create().bind(parts, problem.label))
+        call = partial(in_pieces, keeps=(tables, v, z, strips, dict(arrays)), label=problem.label)
+        computed.append([])
+        for block in tiling.blocks[piece.start : piece.stop]:
+            rows = [block[part.start : part.stop] for part in shares(len(block), len(strips))]
+            read = call([tables.read(part, block.start, strip) for strip, part in enumerate(rows)])
+            write = call([tables.write(part, block.start, strip) for strip, part in enumerate(rows)])
+            computed[-1] += [read, *side_by_side([[bound.step] for bound in products]), write]
+        bounds += products
+        nbytes += tables.nbytes
+    return Assembled(side_by_side(computed), Together(bounds, tiling.cut), frozenset(), nbytes)
 
 
-def _parts(block: range, count: int) -> list[range]:
-    """The rows of a block for each of so many threads."""
-    ends = [block.start + len(block) * number // count for number in range(count + 1)]
-    return [range(start, stop) for start, stop in pairwise(ends)]
+def _pieces(tiling: Tiling, cold: bool, nbytes: int) -> list[range]:
+    """The numbers of the blocks of each piece, which has working memory of so many bytes; if they are cut, all in one.
+
+    Blocks of 1.3 MB, of 300 us, took 14% longer in four pieces than in one.
+    """
+    seconds = tiling.seconds(cold)
+    most = max(2, int(seconds / (_COLD * nbytes)))
+    return shares(len(tiling.blocks), 1 if tiling.cut > 1 else pieces_of(seconds, min(most, MOST_OF_ONE)))
 
 
 def _transformed(tiling: Tiling, problem: Problem, array: Array, wanted: Descriptor) -> Array:
@@ -194,27 +209,34 @@ def _transformed(tiling: Tiling, problem: Problem, array: Array, wanted: Descrip
     It is made for a few places at a time, so that beside the result there is only a part of it in another layout.
     """
     library, label = problem.library, problem.label
-    matrix = kronecker([tiling.filter.filter] * 2, np.float32)
+    matrix = _filter_matrix(tiling.outputs)
     filters = np.ascontiguousarray(in_plain_order(problem, array).reshape(-1, TAPS * TAPS).T)
-    packed = packed_memory.take(wanted.nbytes)
-    pieces, piece = _pieces(tiling, wanted)
-    rows = len(matrix) // pieces
+    packed = packed_memory.take(tiling.cut * wanted.nbytes)
+    parts, layout = _layouts(tiling, wanted)
+    parts *= tiling.cut
+    rows = len(matrix) // parts
     found = np.empty((rows, filters.shape[1]), np.float32)
     source = Descriptor.of(library, found.reshape(-1, *tiling.filter_shape[1:]), FLOAT32)
-    for number in range(pieces):
+    for number in range(parts):
         _at_places(matrix[number * rows : (number + 1) * rows], filters, found)
-        target = packed[number * piece.nbytes : (number + 1) * piece.nbytes]
-        reorder(library, 1, label, source, piece, found, target, aligned_empty).run_once()
+        target = packed[number * layout.nbytes : (number + 1) * layout.nbytes]
+        reorder(library, label, source, layout, found, target, aligned_empty).run_once()
     packed.flags.writeable = False
     return packed
 
 
-def _pieces(tiling: Tiling, wanted: Descriptor) -> tuple[int, Descriptor]:
+@lru_cache(maxsize=2)
+def _filter_matrix(outputs: int) -> Array:
+    """What transforms the taps of a window to places."""
+    return kronecker([minimal_filter(outputs, TAPS).filter] * 2, np.float32)
+
+
+def _layouts(tiling: Tiling, wanted: Descriptor) -> tuple[int, Descriptor]:
     """In how many parts of equal layout, one behind another, the filter of the product is made, and that layout."""
     groups, *shape = tiling.filter_shape
     least = -(-wanted.nbytes // _PIECE)
-    for pieces in range(min(least, tiling.places), tiling.places + 1):
-        if tiling.places % pieces == 0:
+    for pieces in range(min(least, tiling.places_apart), tiling.places_apart + 1):
+        if tiling.places_apart % pieces == 0:
             piece = wanted.first([groups // pieces, *shape])
             if piece.nbytes * pieces == wanted.nbytes:
                 return pieces, piece

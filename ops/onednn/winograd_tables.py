@@ -15,14 +15,19 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
+from dagexec.core.native import table_code
 from dagexec.errors import UnsupportedFeatureError
-from dagexec.ops.conv.toom_cook import Matrix
+from dagexec.ops.conv.toom_cook import minimal_filter
 from dagexec.ops.kernels import winograd_kernels as kernels
-from dagexec.ops.kernels.native import table_code
 from dagexec.ops.kernels.post_ops import post_op_kernel
-from dagexec.ops.kernels.team import native_rows
-from dagexec.ops.onednn.primitive import BIAS as BIAS_ARGUMENT
-from dagexec.ops.onednn.primitive import DST, SRC, Array, aligned_empty
+from dagexec.ops.kernels.tables import native_rows
+from dagexec.ops.onednn.descriptors import BIAS as BIAS_ARGUMENT
+from dagexec.ops.onednn.descriptors import (
+    DST,
+    SRC,
+    Array,
+    aligned_empty,
+)
 from dagexec.ops.onednn.winograd_tiling import TAPS, Tiling
 
 Integers = npt.NDArray[np.int64]
@@ -67,7 +72,7 @@ class Tables:
         calls[:, 0, kernels.INNER : kernels.READ_STEP] = inside, 1
         outside = ((0, head), (head + inside, across - head - inside))
         zeroed = [(_memset(), line + begin, 0, size, 0) for line in strip_lines for begin, size in outside if size]
-        table = self._table(calls, _require(kernels.line_kernel(self._tiling.filter.data)))
+        table = self._table(calls, _require(_line_kernel(self._tiling.outputs, "data")))
         places = range(rows.start - first, rows.stop - first)
         self._calls += 2 * len(rows)
         table = np.stack((table, self._calls_of("v", places, strip)), axis=1).reshape(-1, _CALL)
@@ -89,7 +94,7 @@ class Tables:
         calls[:, 0, kernels.READ : kernels.READ + tile] = lines
         calls[:, 0, kernels.WRITTEN : results] = written
         calls[:, 0, kernels.INNER : kernels.BIAS_LINE] = (pixel, width, pixel, pixel)
-        table = self._table(calls, _require(kernels.line_kernel(tiling.filter.output)))
+        table = self._table(calls, 0)
         table[:, 0] = self._last_kernels(np.minimum(tiling.outputs, height - top))
         places = range(rows.start - first, rows.stop - first)
         steps = [self._calls_of("z", places, strip), table]
@@ -124,9 +129,9 @@ class Tables:
         calls = self._new_lines(len(places), tile)
         calls[..., kernels.READ : kernels.READ + tile] = strip_lines[:, None] + pixel * np.arange(tile)
         calls[..., kernels.WRITTEN : kernels.WRITTEN + tile] = self._tiles(self._v, places, pixel)
-        steps = tiling.outputs * pixel, tiling.places * pixel
+        steps = tiling.outputs * pixel, tiling.places_apart * pixel
         calls[..., kernels.INNER : kernels.BIAS_LINE] = (pixel, tiling.columns, *steps)
-        return self._table(calls, _require(kernels.line_kernel(tiling.filter.data)))
+        return self._table(calls, _require(_line_kernel(tiling.outputs, "data")))
 
     def _from_z(self, places: range, strip: int) -> Integers:
         """The calls from these rows of z to a strip."""
@@ -137,9 +142,9 @@ class Tables:
         calls[..., kernels.READ : kernels.READ + tile] = self._tiles(self._z, places, pixel)
         written = lines[:, None] + pixel * np.arange(tiling.outputs)
         calls[..., kernels.WRITTEN : kernels.WRITTEN + tiling.outputs] = written
-        steps = tiling.places * pixel, tiling.outputs * pixel
+        steps = tiling.places_apart * pixel, tiling.outputs * pixel
         calls[..., kernels.INNER : kernels.BIAS_LINE] = (pixel, tiling.columns, *steps)
-        return self._table(calls, _require(kernels.line_kernel(tiling.filter.output)))
+        return self._table(calls, _require(_line_kernel(tiling.outputs, "output")))
 
     def _across(self) -> int:
         """Bytes of a line of a strip that is read."""
@@ -148,16 +153,19 @@ class Tables:
 
     def _last_kernels(self, counts: Integers) -> Integers:
         """The kernels that end rows of tiles, of which so many rows of pixels are in the image."""
-        matrix, finish = self._tiling.filter.output, self._tiling.layer.finish
+        outputs, finish = self._tiling.outputs, self._tiling.layer.finish
         found, inverse = np.unique(counts, return_inverse=True)
-        made = [_require(_last_kernel(matrix, int(count), finish)) for count in found]
+        made = [_require(_last_kernel(outputs, int(count), finish)) for count in found]
         return np.array(made, np.int64)[inverse]
 
     def _tiles(self, start: int, rows: range, pixel: int) -> Integers:
         """Where the places of the first tile of each row of a block lie in v or z, [rows, t, t]."""
-        tiling, tile = self._tiling, self._tiling.filter.tile
-        row = start + np.array(rows, np.int64) * tiling.columns * tiling.places * pixel
-        return row[:, None, None] + pixel * np.arange(tile * tile).reshape(tile, tile)
+        tiling, tile, apart = self._tiling, self._tiling.filter.tile, self._tiling.places_apart
+        row = start + np.array(rows, np.int64) * tiling.columns * apart * pixel
+        product, place = np.divmod(np.arange(tile * tile), apart)
+        of_product = tiling.block_rows * tiling.columns * apart * pixel
+        found: Integers = row[:, None, None] + (product * of_product + place * pixel).reshape(tile, tile)
+        return found
 
     def _image_lines(self, rows: range) -> Integers:
         """The rows of the image that each row of tiles reads, [rows, t]; zeros outside."""
@@ -192,9 +200,15 @@ def _require(kernel: int | None) -> int:
     return kernel
 
 
+@lru_cache(maxsize=8)
+def _line_kernel(outputs: int, matrix: str) -> int | None:
+    """The kernel of a matrix of the minimal filter, whose fractions take long to hash."""
+    return kernels.line_kernel(getattr(minimal_filter(outputs, TAPS), matrix))
+
+
 @lru_cache(maxsize=64)
-def _last_kernel(matrix: Matrix, rows: int, finish: kernels.Epilogue) -> int | None:
-    return kernels.line_kernel(matrix[:rows], finish)
+def _last_kernel(outputs: int, rows: int, finish: kernels.Epilogue) -> int | None:
+    return kernels.line_kernel(minimal_filter(outputs, TAPS).output[:rows], finish)
 
 
 @lru_cache(maxsize=1)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from dagexec.ops.conv.toom_cook import MinimalFilter, minimal_filter
 from dagexec.ops.kernels.post_ops import PostOp
+from dagexec.ops.kernels.sharing import MOST_OF_ONE, pieces_of
 from dagexec.ops.kernels.winograd_kernels import Epilogue
 from dagexec.ops.onednn.primitive import PrimitiveDescriptor
 from dagexec.platform.processor import core_cache
@@ -19,6 +20,7 @@ _FLOAT = 4  # bytes
 _BLOCK = 2  # times a core's cache: v and z of a block
 _PRODUCTS, _TRANSFORMED, _STREAM = 5e10, 2.2e10, 2.5e10  # a second: products, bytes of v and z, bytes of weights
 _START = 3e-6  # seconds: to start the steps of a block
+_BLOCKS = 4  # of an image: that many are pieces
 
 
 @dataclass(frozen=True)
@@ -53,11 +55,10 @@ class Layer:
 
 @dataclass(frozen=True)
 class Tiling:
-    """A layer in tiles of m x m results, for a number of threads."""
+    """A layer in tiles of m x m results."""
 
     layer: Layer
     outputs: int
-    threads: int
 
     @property
     def filter(self) -> MinimalFilter:
@@ -85,13 +86,13 @@ class Tiling:
 
     @cached_property
     def block_rows(self) -> int:
-        """Rows of tiles that are computed together: as many as stay in the caches of the cores, or more.
+        """Rows of tiles that are computed together: as many as stay in the cache of a core, or more.
 
         More where reading the weights would take longer than the rest. The last block may have fewer rows; its product
         is of as many as the others, for the weights' layout depends on that, so few should be wanting.
         """
         row = self.columns * self.places * (self.layer.channels + self.layer.filters) * _FLOAT
-        most = max(self.threads, _BLOCK * core_cache() * self.threads // row, -(-self._weights_nbytes // (2 * row)))
+        most = max(1, _BLOCK * core_cache() // row, -(-self._weights_nbytes // (2 * row)))
         most = min(most, self.rows)
         return min(range(-(-most // 2), most + 1), key=lambda size: (-(-self.rows // size) * size, -size))
 
@@ -101,29 +102,58 @@ class Tiling:
         size = self.block_rows
         return [range(start, min(start + size, self.rows)) for start in range(0, self.rows, size)]
 
+    @cached_property
+    def cut(self) -> int:
+        """In how many products, of so many fewer places, that of a block is cut: where an image has few blocks.
+
+        All pieces of a block wait for each other, so that those of one block are to be worth it.
+        """
+        image = self if self.layer.batch == 1 else Tiling(replace(self.layer, batch=1), self.outputs)
+        if len(image.blocks) >= _BLOCKS:
+            return 1
+        most = pieces_of(image._products_seconds / len(image.blocks), MOST_OF_ONE)
+        return max(count for count in range(1, most + 1) if self.places % count == 0)
+
+    @property
+    def places_apart(self) -> int:
+        """Of one of the products."""
+        return self.places // self.cut
+
     @property
     def _weights_nbytes(self) -> int:
         return self.places * self.layer.channels * self.layer.filters // self.layer.groups * _FLOAT
 
     @property
     def filter_shape(self) -> tuple[int, ...]:
-        """The filter of the product."""
+        """The filter of one of the products."""
         layer = self.layer
-        return self.places * layer.groups, layer.filters // layer.groups, layer.channels // layer.groups, 1, 1
+        return self.places_apart * layer.groups, layer.filters // layer.groups, layer.channels // layer.groups, 1, 1
 
     def memory(self, description: PrimitiveDescriptor) -> tuple[int, ...]:
-        """Bytes of v, of z, of the product's working memory, and of a strip for each thread."""
+        """Bytes of v, of z, of each product's working memory, and of each strip, for one block."""
         layer, tiles = self.layer, self.block_rows * self.columns
         read = (self.columns * self.outputs + TAPS - 1) * layer.channels
         strip = self.filter.tile * max(read, self.columns * self.outputs * layer.filters) * _FLOAT
         images = (tiles * self.places * channels * _FLOAT for channels in (layer.channels, layer.filters))
-        return *images, description.scratchpad_bytes, *[strip] * min(self.threads, self.block_rows)
+        shared = pieces_of(self._transforms_seconds / (2 * len(self.blocks)), MOST_OF_ONE)
+        strips = 1 if self.cut == 1 else min(self.block_rows, max(2, shared))
+        return *images, *[description.scratchpad_bytes] * self.cut, *[strip] * strips
 
     def seconds(self, cold: bool) -> float:
         """An estimate of what a run takes on one core; with `cold` weights they are read from memory."""
-        layer, blocks = self.layer, len(self.blocks)
-        tiles = blocks * self.block_rows * self.columns
-        products = tiles * self.places * layer.channels * layer.filters / layer.groups / _PRODUCTS
-        transforms = tiles * self.places * (layer.channels + layer.filters) * _FLOAT / _TRANSFORMED
         read = self._weights_nbytes / _STREAM if cold else 0.0
-        return products + transforms + read + blocks * _START
+        return self._products_seconds + self._transforms_seconds + read + len(self.blocks) * _START
+
+    @property
+    def _tiles_of_blocks(self) -> int:
+        return len(self.blocks) * self.block_rows * self.columns
+
+    @property
+    def _products_seconds(self) -> float:
+        layer = self.layer
+        return self._tiles_of_blocks * self.places * layer.channels * layer.filters / layer.groups / _PRODUCTS
+
+    @property
+    def _transforms_seconds(self) -> float:
+        channels = self.layer.channels + self.layer.filters
+        return self._tiles_of_blocks * self.places * channels * _FLOAT / _TRANSFORMED

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -164,6 +164,14 @@ class BackwardArrays(WorkArrays):
         """The array for the gradient of input `index` of the layer; None where nobody asks for it."""
         return self.y(self.inputs.wanted[index]) if index in self.inputs.wanted else None
 
+    @cached_property
+    def bias_sums(self) -> Array | None:
+        """Memory for the sums of B's gradient: directions x 1 x gates of the state; None where nobody asks for it."""
+        sizes = self.sizes
+        if sizes.bias is None or sizes.bias not in self.inputs.wanted:
+            return None
+        return self.scratch((sizes.directions, 1, sizes.width))
+
     def state_copies(self, number: int, states: Sequence[Array]) -> list[Step]:
         """The steps that set the gradients of direction `number`'s initial state, as far as wanted, to `states`."""
         found = [(index, state) for index, state in zip(self.inputs.state_inputs, states, strict=False)]
@@ -216,13 +224,19 @@ class BackwardArrays(WorkArrays):
             weights = self.x(1).reshape(columns, sizes.features)  # directions * gates, features
             steps.append(partial(np.matmul, sums, weights, out=dx.reshape(sizes.rows, sizes.features)))
         if dw is not None:
-            x = self.x(0)
-            if self.padding.is_possible:
-                x = self.scratch(x.shape)
-                steps += [partial(np.copyto, x, self.x(0)), *self.zeros_where_ended(x)]
+            x, copies = self.x_of_sums()
+            steps += copies
             rows = x.reshape(sizes.rows, sizes.features)  # steps * batch, features
             steps.append(partial(np.matmul, sums.T, rows, out=dw.reshape(columns, sizes.features)))
         return steps
+
+    def x_of_sums(self) -> tuple[Array, list[Step]]:
+        """X with zeros where a sequence has ended, and the steps that make it so."""
+        x = self.x(0)
+        if not self.padding.is_possible:
+            return x, []
+        found = self.scratch(x.shape)
+        return found, [partial(np.copyto, found, x), *self.zeros_where_ended(found)]
 
     def zeros_where_ended(self, array: Array) -> list[Step]:
         """The step that makes `array`, steps x batch x more, 0 where a sequence has ended, if there are lengths.

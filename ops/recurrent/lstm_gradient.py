@@ -52,7 +52,10 @@ class LSTMGradient(Operator):
             if earlier is not None:
                 passes += self._recurrent_gradient(arrays, number, earlier)
         passes += arrays.input_gradients()
-        passes += self._bias_gradients(arrays)
+        if arrays.bias_sums is not None:
+            columns = sizes.directions * sizes.width
+            sums = arrays.sums.reshape(sizes.rows, columns)
+            passes += [arrays.bias_gradient(sums, arrays.bias_sums.reshape(columns)), *self.bias_copies(arrays)]
         return in_sequence([*steps, *arrays.before, *passes, *arrays.after])
 
     def _direction(self, arrays: BackwardArrays, number: int) -> Step:
@@ -77,8 +80,7 @@ class LSTMGradient(Operator):
                 i, o = total[:, :hidden], total[:, hidden : 2 * hidden]
                 forget_and_cell = total[:, 2 * hidden :].reshape(batch, 2, hidden)
                 forget, slope = gates[step, :, 2 * hidden : 3 * hidden], slopes[step - low]
-                kernel = self.kernel(total, dh, dc, slope, forget, None if dy is None else dy[step])
-                parts.append((step, total, i, o, forget_and_cell, slope, forget, kernel))
+                parts.append((step, total, i, o, forget_and_cell, slope, forget))
             ended = padding.ended[low:high]
             blocks.append((in_sequence(factors), high, sums[low:high], slopes[: high - low], ended, parts))
         dc_twice = dc[:, None, :]
@@ -91,12 +93,8 @@ class LSTMGradient(Operator):
                 if high > padding.full:
                     np.copyto(block, 0, where=ended)
                     np.copyto(block_slopes, 0, where=ended)
-                for step, total, i, o, forget_and_cell, slope, forget, kernel in parts:
+                for step, total, i, o, forget_and_cell, slope, forget in parts:
                     ends = step >= padding.full
-                    if kernel is not None and not ends:
-                        kernel()
-                        np.matmul(total, recurrent, dh)
-                        continue
                     if dy is not None:
                         if ends:
                             np.add(dh, dy[step], dh, where=padding.running[step])
@@ -120,13 +118,6 @@ class LSTMGradient(Operator):
 
         return run
 
-    def kernel(self, total: Array, dh: Array, dc: Array, slope: Array, forget: Array, dy: Array | None) -> Step | None:
-        """One step that no sequence ends before, but for the product; None for NumPy's passes.
-
-        With dh + dy for dH: dC += dH * slope; the factors in `total` times dC, o's times dH; then dC *= forget.
-        """
-        return None
-
     def _factors(
         self, arrays: BackwardArrays, number: int, low: int, high: int, tanhs: Array, slopes: Array
     ) -> list[Step]:
@@ -137,7 +128,7 @@ class LSTMGradient(Operator):
         sizes, hidden = arrays.sizes, arrays.sizes.hidden
         gates, sums = arrays.saved(0)[low:high, :, number], arrays.sums[low:high, :, number]
         cells, first_c = arrays.saved(1)[:, number], arrays.first_states(sizes, number)[1]
-        passes = self.derivatives(gates, sums, cells[low:high], tanhs, slopes)
+        passes = self._derivatives(gates, sums, cells[low:high], tanhs, slopes)
         of_f = sums[:, :, 2 * hidden : 3 * hidden]
         backwards = sizes.reversed[number]
         start = sizes.steps - 1 if backwards else 0
@@ -150,7 +141,7 @@ class LSTMGradient(Operator):
             rest, earlier = of_f[max(low, 1) - low :], cells[max(low, 1) - 1 : high - 1]
         return [*passes, partial(np.multiply, rest, earlier, rest)]
 
-    def derivatives(self, gates: Array, sums: Array, cells: Array, tanhs: Array, slopes: Array) -> list[Step]:
+    def _derivatives(self, gates: Array, sums: Array, cells: Array, tanhs: Array, slopes: Array) -> list[Step]:
         """The passes that set `slopes`, and `sums` but for the cell of the step before, a factor of f's."""
         hidden = slopes.shape[-1]
         one = np.asarray(1, gates.dtype)
@@ -179,14 +170,10 @@ class LSTMGradient(Operator):
         return [*arrays.earlier_states(number, earlier), partial(np.matmul, sums.T, states, out=target[number])]
 
     @staticmethod
-    def _bias_gradients(arrays: BackwardArrays) -> list[Step]:
-        """The gradient of B: its two parts are added, and so have the same."""
+    def bias_copies(arrays: BackwardArrays) -> list[Step]:
+        """The copy of the sums for B to both of its parts, which are added and so have the same gradient."""
         sizes = arrays.sizes
-        target = None if sizes.bias is None else arrays.wanted(sizes.bias)
-        if target is None:
+        if arrays.bias_sums is None or sizes.bias is None:
             return []
-        columns = sizes.directions * sizes.width
-        total = arrays.scratch((sizes.directions, 1, sizes.width))
-        both = target.reshape(sizes.directions, 2, sizes.width)  # directions, (W, R), gates
-        found = arrays.bias_gradient(arrays.sums.reshape(sizes.rows, columns), total.reshape(columns))
-        return [found, partial(np.copyto, both, total)]
+        both = arrays.y(arrays.inputs.wanted[sizes.bias]).reshape(sizes.directions, 2, sizes.width)
+        return [partial(np.copyto, both, arrays.bias_sums)]

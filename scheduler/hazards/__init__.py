@@ -8,11 +8,13 @@ from dagexec.scheduler.hazards.accesses import Accesses, Resource, named_accesse
 from dagexec.scheduler.hazards.check import Proof, UnorderedAccesses, check_net, check_plan
 from dagexec.scheduler.hazards.detector import Detector, Race, detecting
 from dagexec.scheduler.hazards.happens_before import HappensBefore
+from dagexec.scheduler.hazards.pieces import PieceFault
 
 __all__ = [
     "Accesses",
     "Detector",
     "HappensBefore",
+    "PieceFault",
     "Proof",
     "Race",
     "Resource",

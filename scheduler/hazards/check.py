@@ -22,10 +22,14 @@ from dagexec.core.graph import Graph, Hazard
 from dagexec.scheduler.hazards.accesses import Accesses, named_accesses, prepared_accesses, touched_memory
 from dagexec.scheduler.hazards.happens_before import HappensBefore
 from dagexec.scheduler.hazards.overwriting import Overwritten, find_overwritten
+from dagexec.scheduler.hazards.pieces import PieceFault, check_pieces
+from dagexec.scheduler.hazards.tasks import check_work
 from dagexec.scheduler.nets.async_dag import AsyncDAGNet
 from dagexec.scheduler.nets.net import BaseNet
 from dagexec.scheduler.plan.plan import Plan, build_plan, build_sequence
+from dagexec.scheduler.plan.preparation import Preparation
 from dagexec.scheduler.plan.synchronization import Synchronization, finished_chains, synchronize
+from dagexec.scheduler.run.work import SingleChain
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,8 @@ class Proof:
         pairs_checked: of conflicting accesses.
         unordered: the pairs that are not ordered.
         overwritten: where memory is planned, the blobs whose values are gone when they are wanted.
+        pieces: of operators of the host, in phases of several, that were executed alone.
+        faults: what is wrong with pieces, or with the tasks that they are handed out in.
     """
 
     operators: int
@@ -73,6 +79,8 @@ class Proof:
     pairs_checked: int
     unordered: tuple[UnorderedAccesses, ...]
     overwritten: tuple[Overwritten, ...] = ()
+    pieces: int = 0
+    faults: tuple[PieceFault, ...] = ()
 
     def together(self, other: Proof) -> Proof:
         """Both as one."""
@@ -83,8 +91,8 @@ class Proof:
 
     @property
     def holds(self) -> bool:
-        """True when every pair is ordered, and every reader finds the values of its blob."""
-        return not self.unordered and not self.overwritten
+        """True when every pair is ordered, every reader finds the values of its blob, and pieces are apart."""
+        return not self.unordered and not self.overwritten and not self.faults
 
 
 Pair = tuple[int, int, Hazard]
@@ -140,7 +148,8 @@ def check_plan(
 def check_net(net: BaseNet, streams: int | None = None, *, by_name: bool = False) -> Proof:
     """Prove that runs of `net`, for the shapes its blobs have now, order all conflicting accesses; prepares if need be.
 
-    Where memory is planned, also that nobody finds another tensor's values in it.
+    Where memory is planned, also that nobody finds another tensor's values in it. Operators of several pieces are
+    executed, piece by piece (`hazards.pieces`): the net must not be running.
     `streams` are those of each device in all, where the net's own number is not meant. With `by_name` nothing is
     prepared: blobs stand for memory, and views for what they may view. Raises what preparing raises.
     """
@@ -154,7 +163,22 @@ def check_net(net: BaseNet, streams: int | None = None, *, by_name: bool = False
     if preparation.memory is not None:
         inputs = [binding.blob for binding in preparation.bindings.inputs]
         proof = replace(proof, overwritten=find_overwritten(net.graph, net.operators, touched, inputs, net.keep))
-    return _with_bodies(net, proof)
+    return _with_bodies(net, _with_pieces(net, preparation, proof))
+
+
+def _with_pieces(net: BaseNet, preparation: Preparation, proof: Proof) -> Proof:
+    """`proof`, and that of the pieces of the operators, and of the tasks of a run on the host."""
+    inputs = [binding.blob for binding in preparation.bindings.inputs]
+    found = [
+        check_pieces(net.graph, index, operator, prepared, inputs)
+        for index, (operator, prepared) in enumerate(zip(net.operators, preparation.prepared, strict=True))
+    ]
+    faults = [fault for _, row in found for fault in row]
+    if net.on_host:
+        plan = SingleChain() if net.in_list_order else preparation.plan
+        chains = [range(len(net.graph))] if net.in_list_order else preparation.plan.chains
+        faults += check_work(net.graph, preparation, plan, chains, net.work(preparation))
+    return replace(proof, pieces=sum(count for count, _ in found), faults=tuple(faults))
 
 
 def _with_bodies(net: BaseNet, proof: Proof) -> Proof:

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -38,6 +38,8 @@ from dagexec.core.tensor import binding_epoch
 from dagexec.errors import HazardError
 from dagexec.platform.threads import threads
 from dagexec.scheduler.hazards.accesses import Accesses, prepared_accesses
+from dagexec.scheduler.hazards.piece_watch import PieceWatch
+from dagexec.scheduler.hazards.pieces import PieceFault
 from dagexec.scheduler.observe.observers import ObservedRun, Observer
 
 
@@ -105,6 +107,8 @@ class _RunClocks:
         launched: per chain, the chains that the plan launches before it, as bits.
         ended: chains that the host has left.
         strands: per stream, the chains that have put work there and their clocks, in order.
+        chain_of: the chain of each operator.
+        on_host: nothing is put on streams, and workers may hand on a chain between two operators.
     """
 
     def __init__(self, run: ObservedRun, accesses: Accesses, base: int, before: int) -> None:
@@ -113,6 +117,8 @@ class _RunClocks:
         self.base = base
         self.before = before
         count = len(run.chains)
+        self.chain_of = {operator: number for number, chain in enumerate(run.chains) for operator in chain}
+        self.on_host = all(run.graph.device(operator) == CPU for operator in self.chain_of)
         self.host = [before] * count
         self.launched = [0] * count
         self.ended = [False] * count
@@ -160,11 +166,12 @@ class Detector(Observer):
     """Finds unordered accesses of the runs it is told of: pass it as `trace` to `run`, of any nets at once.
 
     Streams must tell it what is launched (`core.runtime.StreamObserver`), as those of `sim` do. `races` are those
-    found so far, each pair of operators once a resource; `accesses` counts how many were looked at.
+    found so far, each pair of operators once a resource, and what is wrong with pieces of operators; `accesses` counts
+    how many were looked at.
     """
 
     def __init__(self) -> None:
-        self.races: list[Race] = []
+        self.races: list[Race | PieceFault] = []
         self.accesses = 0
         self._lock = threads().lock()
         self._working = _Working()
@@ -175,7 +182,8 @@ class Detector(Observer):
         self._events: weakref.WeakKeyDictionary[Event, _Recorded] = weakref.WeakKeyDictionary()
         self._actual: dict[Stream, int] = {}
         self._turns: dict[tuple[str, int], list[_Access]] = {}
-        self._found: set[tuple[str, str, str]] = set()
+        self._found: set[tuple[str, str, str] | PieceFault] = set()
+        self._pieces = PieceWatch()
 
     def raise_found(self) -> None:
         """Raise HazardError, with all of them, if any race was found."""
@@ -203,7 +211,9 @@ class Detector(Observer):
                     if stream not in shared and not stream.is_idle:
                         self._report_early_end(clocks, stream)
             self._ended[id(run.operators)] = (run.operators, clocks.everything)
+            self._pieces.run_stopped(run)
             if not self._runs:
+                self._pieces.forget()
                 self._next_bit = 0
                 for known in (self._ended, self._events, self._actual, self._turns):
                     known.clear()
@@ -211,9 +221,10 @@ class Detector(Observer):
     def chain_started(self, run: ObservedRun, chain: int, worker: str, ready: int, start: int) -> None:
         """The calling thread works on `chain` now."""
         with self._lock:
-            working = self._working
-            working.clocks, working.chain, working.operator = self._runs[run], chain, None
-            working.clocks.begin(chain)
+            clocks, working = self._runs[run], self._working
+            clocks.begin(chain)
+            if not clocks.on_host:
+                working.clocks, working.chain, working.operator = clocks, chain, None
 
     def chain_stopped(
         self, run: ObservedRun, chain: int, worker: str, start: int, end: int, error: BaseException | None
@@ -224,23 +235,46 @@ class Detector(Observer):
 
     def operator_started(self, run: ObservedRun, operator: int, worker: str) -> None:
         """The calling thread works on `operator` now."""
+        self._report_pieces(self._pieces.operator_started(run, operator))
         working = self._working
         working.operator, working.turns = operator, watch_turns()
+
+    def piece_started(self, run: ObservedRun, operator: int, phase: int, piece: int, worker: str) -> None:
+        """The calling thread has no operator to itself any more."""
+        self._working.operator = self._working.turns = None
+
+    def piece_stopped(
+        self,
+        run: ObservedRun,
+        operator: int,
+        phase: int,
+        piece: int,
+        worker: str,
+        start: int,
+        end: int,
+        error: BaseException | None,
+    ) -> None:
+        self._pieces.piece_stopped(run, operator, phase, piece)
 
     def operator_stopped(
         self, run: ObservedRun, operator: int, worker: str, start: int, end: int, error: BaseException | None
     ) -> None:
         """What ran on the host has made its accesses."""
         working = self._working
-        clocks, working.operator = working.clocks, None
-        if clocks is None or run.graph.device(operator) != CPU:
+        working.operator = None
+        if run.graph.device(operator) != CPU:
             return
+        if error is None:
+            self._report_pieces(self._pieces.operator_stopped(run, operator))
         with self._lock:
-            clock = clocks.host[working.chain]
+            clocks = self._runs[run]
+            chain = clocks.chain_of[operator]
+            clock = clocks.host[chain]
             taken = frozenset(working.turns.taken if working.turns is not None else ())
             access = _Access(clocks.base + operator, clocks, operator, f"worker {worker}", taken, True)
             self._touch(access, clock, clock)
-            clocks.host[working.chain] = clock | 1 << access.bit
+            clocks.host[chain] = clock | 1 << access.bit
+        working.turns = None
 
     def launched(self, stream: Stream, kernel: Kernel) -> None:
         """The kernel of an operator makes its accesses at this place of `stream`."""
@@ -364,6 +398,12 @@ class Detector(Observer):
         if key not in self._found:
             self._found.add(key)
             self.races.append(Race(resource, kind, labels[0], labels[1], first.place, second.place))
+
+    def _report_pieces(self, faults: Iterable[PieceFault]) -> None:
+        with self._lock:
+            new = [fault for fault in faults if fault not in self._found]
+            self._found.update(new)
+            self.races += new
 
     def _report_early_end(self, clocks: _RunClocks, stream: Stream) -> None:
         """The run is over for its owner, but not `stream`."""

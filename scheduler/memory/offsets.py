@@ -149,5 +149,5 @@ def best_fit(offsets: npt.NDArray[Any], room: npt.NDArray[Any], size: int) -> in
     starts = offsets[order]
     reached = np.concatenate(([0], np.maximum.accumulate(starts + room[order])))
     gaps = starts - reached[:-1]
-    fitting = np.flatnonzero(gaps >= size)
+    fitting = (gaps >= size).nonzero()[0]
     return int(reached[fitting[np.argmin(gaps[fitting])]] if len(fitting) else reached[-1])

@@ -22,12 +22,13 @@ from dagexec.core.workspace import Workspace
 from dagexec.errors import DeviceError
 from dagexec.platform.blocking import check_stopped, work
 from dagexec.scheduler.nets.net import BaseNet
-from dagexec.scheduler.observe.observers import ObservedRun, Observer, Tell, observed_in_body, telling
+from dagexec.scheduler.observe.observers import Observer, Tell, observed_in_body, telling
 from dagexec.scheduler.plan.culprit import NameStep, label_of
 from dagexec.scheduler.plan.inference import inferred_and_settled
 from dagexec.scheduler.plan.preparation import Preparation
 from dagexec.scheduler.run.inline import failure_inline
-from dagexec.scheduler.run.run import ChainSteps, Helping, Run
+from dagexec.scheduler.run.run import Helping, Run
+from dagexec.scheduler.run.work import chain_work
 
 MIN_SECONDS_SAVED = 100e-6
 """Estimated seconds that one more worker must save an execution; to wake it and wait for it costs half of that."""
@@ -154,12 +155,14 @@ class BodyNet(BaseNet):
         return [observed_in_body(label, step, tell) for label, step in zip(labels, preparation.steps, strict=True)]
 
     def _run_side_by_side(self, preparation: Preparation, outer: Run, pool: Helping, tell: Tell | None) -> None:
-        plan, chains, name_step = preparation.plan, preparation.chain_steps, preparation.name_step
-        if tell is not None:
+        plan, name_step = preparation.plan, preparation.name_step
+        if tell is None:
+            work = self._host_work(preparation, None)
+        else:
             steps = self._observed_steps(preparation, tell)
-            chains = [tuple(steps[index] for index in chain) for chain in plan.chains]
+            work = chain_work(plan, [tuple(steps[index] for index in chain) for chain in plan.chains])
             name_step = partial(label_of, plan, steps)
-        run = Run(self.name, plan, chains, name_step, nothing_to_do)
+        run = Run(self.name, work, name_step, nothing_to_do)
         pool.run_within(run, outer)
         run.raise_error()
         run.check_complete()
@@ -194,10 +197,6 @@ class BodyNet(BaseNet):
         """Let go of all steps."""
         super()._forget_preparations()
         self._judged = None
-
-    def _host_steps(self, preparation: Preparation, observed: ObservedRun | None) -> ChainSteps:
-        """The prepared ones; what observers are told of a body comes from the steps themselves."""
-        return preparation.chain_steps
 
     def _execute(self, preparation: Preparation, timeout: float | None, trace: Observer | None) -> None:
         """As the outer operator executes it."""

@@ -11,7 +11,6 @@ host, which a replay would repeat.
 
 from __future__ import annotations
 
-import heapq
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -38,7 +37,9 @@ from dagexec.scheduler.plan.synchronization import synchronize
 from dagexec.scheduler.run.drain import Drain
 from dagexec.scheduler.run.inline import run_inline
 from dagexec.scheduler.run.launching import DeviceStreams, Launch, LaunchedChains, NetStreams, kernels_of
-from dagexec.scheduler.run.run import Run, SingleChain
+from dagexec.scheduler.run.machine import chain_tasks, in_order
+from dagexec.scheduler.run.run import Run
+from dagexec.scheduler.run.work import SingleChain, chain_work
 
 MAX_STREAMS = 16
 """Streams of a capture at most: branches beyond them are put behind others."""
@@ -75,8 +76,8 @@ class CapturedNet(AsyncDAGNet):
             run = super().new_run(ended, trace)
             return run
         replay = partial(self._replay, preparation)
-        run = Run(self.name, SingleChain(), [(replay,)], lambda _chain, _step: f"net {self.name!r}, captured", finished)
-        run.teams = self.team_threads
+        work = chain_work(SingleChain(), [(replay,)])
+        run = Run(self.name, work, lambda _chain, _step: f"net {self.name!r}, captured", finished)
         last = self._streams_for(preparation.plan).all()[0]
         Drain(run, self.streams, self.operators, partial(self._call_end, run), last, self.checked)
         return run
@@ -241,7 +242,8 @@ class CapturedRun:
             fork.record(self._main)
             for stream in members[1:]:
                 stream.wait(fork)
-            steps = chain.from_iterable(self._launched.steps[number] for number in _in_order(plan))
+            order = in_order(chain_tasks(plan))
+            steps = chain.from_iterable(self._launched.steps[number] for number in order)
             run_inline(net, steps, preparation.name_step)
             for stream, join in zip(members[1:], joins, strict=True):
                 join.record(stream)
@@ -327,24 +329,10 @@ class _CapturedTurns:
         self._ends[name] = (stream, event)
 
 
-def _in_order(plan: Plan) -> Iterator[int]:
-    """The chains, each after its parents, the ones of highest priority first."""
-    counts = list(plan.parent_counts)
-    ready = list(plan.frontier)
-    heapq.heapify(ready)
-    while ready:
-        number = heapq.heappop(ready)
-        yield number
-        for child in plan.children[number]:
-            counts[child] -= 1
-            if not counts[child]:
-                heapq.heappush(ready, child)
-
-
 def _width(plan: Plan) -> int:
     """How many chains are ready at once at most when they go level by level; at least 1."""
     level = [0] * len(plan.chains)
-    for number in _in_order(plan):
+    for number in in_order(chain_tasks(plan)):
         for child in plan.children[number]:
             level[child] = max(level[child], level[number] + 1)
     return max(map(level.count, set(level)), default=1)

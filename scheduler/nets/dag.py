@@ -14,10 +14,10 @@ from dagexec.platform import processor
 from dagexec.platform.threads import ThreadWait
 from dagexec.scheduler.nets.net import BaseNet
 from dagexec.scheduler.nets.options import DEFAULT_RUN_OPTIONS, RunOptions
-from dagexec.scheduler.observe.observers import ObservedRun, Observer
+from dagexec.scheduler.observe.observers import Observer
 from dagexec.scheduler.plan.preparation import Preparation
 from dagexec.scheduler.run.pool import WorkerPool
-from dagexec.scheduler.run.run import ChainSteps, Run, task, waiting_time
+from dagexec.scheduler.run.run import Run, task, waiting_time
 
 
 class DAGNet(BaseNet):
@@ -40,11 +40,11 @@ class DAGNet(BaseNet):
         keep: frozenset[str] | None = None,
         options: RunOptions = DEFAULT_RUN_OPTIONS,
     ) -> None:
-        """`num_workers` defaults to the def's own, else to the cores divided by the threads of an operator."""
+        """`num_workers` defaults to the def's own, else to the cores."""
         super().__init__(definition, workspace, graph=graph, constants=constants, keep=keep, options=options)
-        cores = processor.available_cores()
-        chosen = num_workers or definition.num_workers or max(1, cores // options.operator_threads)
+        chosen = num_workers or definition.num_workers or processor.available_cores()
         self.num_workers = chosen if pool is None else pool.num_workers
+        self._uses_several = min(self.num_workers, options.num_workers or self.num_workers) > 1
         self._pool = pool
         self._owns_pool = pool is None
 
@@ -61,13 +61,13 @@ class DAGNet(BaseNet):
             self._pool.close()
         super().close()
 
+    def shares_work(self, preparation: Preparation) -> bool:
+        """True when several workers may find something to do in a run of these steps."""
+        return self._uses_several and self._host_work(preparation, None).is_shared
+
     def _in_run(self) -> bool:
         """True on the thread that called `run`, and on the workers."""
         return super()._in_run() or (self._pool is not None and self._pool.is_worker())
-
-    def _host_steps(self, preparation: Preparation, observed: ObservedRun | None) -> ChainSteps:
-        """The prepared ones, or those that tell the observer."""
-        return preparation.chain_steps if observed is None else observed.all_chains(preparation.steps)
 
     def _call_end(self, run: Run, end: Callable[[], object]) -> None:
         """Have `end` called by a worker, or right here when the net was closed meanwhile and has none any more."""

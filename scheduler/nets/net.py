@@ -6,6 +6,7 @@ anew. One run of a net continues at a time; a second caller waits for the first.
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from abc import ABC, abstractmethod
@@ -13,6 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import ClassVar, Self
+from weakref import WeakKeyDictionary
 
 from dagexec.core.blob import Blob
 from dagexec.core.device import CPU, Device
@@ -24,7 +26,6 @@ from dagexec.core.stream import Kernel, Priority, at_work
 from dagexec.core.tensor import Tensor
 from dagexec.core.workspace import Workspace
 from dagexec.errors import ClosedError, DagexecError, ResourceError, RunTimeoutError
-from dagexec.platform import teams
 from dagexec.platform.closing import Closing
 from dagexec.platform.deadline import Deadline
 from dagexec.platform.forking import reset_after_fork
@@ -37,16 +38,19 @@ from dagexec.scheduler.nets.options import DEFAULT_RUN_OPTIONS, RunOptions
 from dagexec.scheduler.observe.observers import ObservedRun, Observer, together
 from dagexec.scheduler.observe.trace_lines import line_observer
 from dagexec.scheduler.plan.copies import insert_copies
-from dagexec.scheduler.plan.culprit import label_of
+from dagexec.scheduler.plan.culprit import Failed, label_of
 from dagexec.scheduler.plan.dynamic import dependence
 from dagexec.scheduler.plan.plan import Plan
 from dagexec.scheduler.plan.preparation import Preparation
 from dagexec.scheduler.plan.preparation_cache import PreparationCache, PreparationStatistics
 from dagexec.scheduler.plan.synchronization import Synchronization, finished_chains
-from dagexec.scheduler.run import intra_op
+from dagexec.scheduler.run.blas_thread import OneBlasThread
 from dagexec.scheduler.run.drain import Drain
+from dagexec.scheduler.run.engine import NativeRun
 from dagexec.scheduler.run.launching import LaunchedChains, NetStreams, guards_of, kernels_of
-from dagexec.scheduler.run.run import ChainSteps, Run, waiting_time
+from dagexec.scheduler.run.prediction import OperatorTasks, TimedTasks, tasks_of_chains
+from dagexec.scheduler.run.run import Run, waiting_time
+from dagexec.scheduler.run.work import Work, chain_work, observed_work, pieces_of_chains
 
 
 class BaseNet(ABC, Closing):
@@ -57,8 +61,7 @@ class BaseNet(ABC, Closing):
         graph: operators and their order.
         operators: the operator objects, in list order.
         workspace: where the blobs are.
-        has_teams: operators may use several threads each.
-        team_threads: how many at most.
+        most_pieces: of an operator, that may be under way at the same time.
         has_bodies: some operator runs nets.
         arena_memory: what its memory plans lie in.
         streams: those it has leased, of the devices that its operators run on.
@@ -111,17 +114,17 @@ class BaseNet(ABC, Closing):
         self._launched: tuple[Preparation, LaunchedChains] | None = None
         self._run_lock = threads().owned_lock()
         self._closed = False
-        self._inherited = False
         self._runner: threading.Thread | None = None
-        self.team_threads = max(map(_most_threads, self.operators), default=1)
-        self.has_teams = self.team_threads > 1
+        self.most_pieces = options.intra_op_threads or sys.maxsize
+        self._work: WeakKeyDictionary[Preparation, Work] = WeakKeyDictionary()
+        self._latest: tuple[Preparation, NativeRun] | None = None
         self.on_host = all(self.graph.device(index) == CPU for index in range(len(self.graph)))
         self.streams = NetStreams(
             definition.name, options.streams_per_worker, Priority[options.stream_priority.upper()]
         )
         self._lines = line_observer()
         reset_after_fork(self, BaseNet._forked)
-        self._finalizer = weakref.finalize(self, intra_op.BlasThreadLimit(options.operator_threads).release)
+        self._finalizer = weakref.finalize(self, OneBlasThread().release)
         self._finalizer.atexit = False  # with more threads, a product under way would keep OpenBLAS from ending
         self._run: Run | None = None
         if threads().concurrent:
@@ -130,7 +133,6 @@ class BaseNet(ABC, Closing):
     def _forked(self) -> None:
         """In a child made by `os.fork`: whoever was running the net is a thread of the parent."""
         self._run_lock = threads().owned_lock()
-        self._inherited = True
 
     def _stop_at_exit(self) -> Callable[[Deadline], object]:
         run = self._run
@@ -153,16 +155,12 @@ class BaseNet(ABC, Closing):
         """What `Workspace.create_net` calls. `num_workers` matters only to nets with a pool."""
         return cls(definition, workspace)
 
-    @property
-    def uses_several_threads(self) -> bool:
-        """True when more than one thread may work for a run."""
-        return self.has_teams or not self.in_list_order
+    def shares_work(self, preparation: Preparation) -> bool:
+        """True when several threads may find something to do in a run of these steps."""
+        return False
 
     def use_one_thread(self) -> None:
-        """Have every operator use one thread; the bytes are those that a team gives. To be called before any run."""
-        for operator in self.operators:
-            operator.use_one_thread()
-        self.has_teams, self.team_threads = False, 1
+        """Nothing; until serving does without."""
 
     def close(self) -> None:
         """Release threads and streams; a closed net does not run again. Idempotent.
@@ -226,15 +224,7 @@ class BaseNet(ABC, Closing):
                 raise RunTimeoutError(f"net {self.name!r}: still running for another caller after {timeout} s")
             if self._closed:
                 raise ClosedError(f"net {self.name!r} is closed")
-            if self._inherited and self.has_teams and teams.stranded():
-                raise ClosedError(
-                    f"net {self.name!r}: its operators have several threads each, which stayed in the process that "
-                    f"this one was forked from; make the net anew here"
-                )
             self._runner = threading.current_thread()
-            if self.has_teams:
-                teams.require(self.team_threads)
-                teams.enter()
             preparation = self.prepared()
             if timeout is not None and threads().monotonic() - began >= timeout:
                 raise RunTimeoutError(f"net {self.name!r}: not begun within {timeout} seconds")
@@ -264,13 +254,16 @@ class BaseNet(ABC, Closing):
         plan = self._plan_of_run(preparation)
         observed = self._observed(trace, None if self.in_list_order and self.on_host else plan)
         if self.on_host:
-            steps = self._host_steps(preparation, observed)
+            work = self._host_work(preparation, observed)
         else:
-            steps = self._launched_chains(preparation, plan, observed).steps
+            work = chain_work(plan, self._launched_chains(preparation, plan, observed).steps)
         by_plan = preparation.name_step if plan is preparation.plan else partial(label_of, plan, preparation.steps)
-        run = Run(self.name, plan, steps, by_plan, finished)
-        run.teams = self.team_threads
+        if self.in_list_order and self.on_host and observed is None:  # which is one chain
+            by_plan = partial(_name_in_order, preparation)
+        run = Run(self.name, work, by_plan, finished)
         run.side_by_side = not self.in_list_order
+        if isinstance(run.machine, NativeRun):
+            self._latest = preparation, run.machine
         if observed is not None:
             observed.follow(run)
         if not self.on_host:
@@ -285,9 +278,53 @@ class BaseNet(ABC, Closing):
         """Call `end`, which tells the owner of a run on devices that it is over, on this thread or another."""
         end()
 
-    @abstractmethod
-    def _host_steps(self, preparation: Preparation, observed: ObservedRun | None) -> ChainSteps:
-        """The steps of each chain of a run on the host."""
+    def _host_work(self, preparation: Preparation, observed: ObservedRun | None) -> Work:
+        """What a run on the host executes; kept for the next run unless somebody observes this one."""
+        if observed is not None:
+            return observed_work(preparation.plan, observed.tasks_of_chains(preparation.steps, self.most_pieces))
+        return self.work(preparation)
+
+    def work(self, preparation: Preparation) -> Work:
+        """What a run on the host that nobody observes executes."""
+        known = self._work.get(preparation)
+        if known is None:
+            known = self._work[preparation] = self._pieces_of(preparation)
+        return known
+
+    def tasks(self) -> OperatorTasks:
+        """What runs hand out to workers, for the shapes the blobs have now."""
+        preparation = self.prepared()
+        if not self.on_host:
+            return tasks_of_chains(preparation.plan)
+        work = self._host_work(preparation, None)
+        shares = [
+            [(operator, part * whole) for step, part in row for operator, whole in [preparation.operator_of(step)]]
+            for row in work.shares
+        ]
+        return OperatorTasks(preparation.plan, work, shares)
+
+    def measured_tasks(self) -> TimedTasks | None:
+        """Its tasks with the seconds of each in the latest run, estimates where Python calls the steps.
+
+        None before a run in machine code has ended, and while one is under way.
+        """
+        latest = self._latest
+        if latest is None or latest[1].remaining or latest[0] is not self.prepared():
+            return None
+        estimates = self.tasks().timed(latest[0].seconds).seconds
+        seconds = [took or estimate for took, estimate in zip(latest[1].task_seconds(), estimates, strict=True)]
+        return TimedTasks(latest[1].tasks.graph, seconds)
+
+    def _pieces_of(self, preparation: Preparation) -> Work:
+        """The work of a preparation, in machine code where that runs."""
+        timed = [preparation.timed(chain) for chain in preparation.plan.chains]
+        return pieces_of_chains(
+            preparation.plan,
+            [tuple(step for step, _ in row) for row in timed],
+            [[seconds for _, seconds in row] for row in timed],
+            self.most_pieces,
+            in_machine_code=threads().concurrent,
+        )
 
     def synchronization(self, plan: Plan) -> Synchronization:
         """What orders the chains of `plan` on their devices: nothing, where each is done when its call returns."""
@@ -396,7 +433,8 @@ class BaseNet(ABC, Closing):
     def _forget_preparations(self) -> None:
         """Let go of all steps and their memory, and of the calls that launch them."""
         self._preparations.clear()
-        self._current = self._launched = None
+        self._work.clear()
+        self._current = self._launched = self._latest = None
 
     def _let_go_of_arenas(self) -> None:
         """Empty the outputs that lie in memory of a plan: it goes when no tensor is on it any more."""
@@ -418,8 +456,8 @@ def _home(workspace: Workspace, name: str) -> Device | None:
     return value.device if isinstance(value, Tensor) and not value.is_empty else None
 
 
-def _most_threads(operator: Operator) -> int:
-    return max(operator.arguments.int(name, 1) for name in ("threads", "max_threads"))
+def _name_in_order(preparation: Preparation, _chain: int | None, step: Failed) -> str:
+    return preparation.name_step(None, step)
 
 
 def _names_checked(operator: Operator) -> list[str]:

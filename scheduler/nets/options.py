@@ -19,10 +19,9 @@ class RunOptions:
 
     How it runs:
         net_type: `simple`, `dag` or `async_dag`; None to have it chosen.
-        num_workers: threads of the pool; None to have it chosen, without `optimize` the cores divided by
-            `intra_op_threads`, and for `simple` no more than `replicas`.
-        intra_op_threads: threads inside one operator; None to have it chosen, without `optimize` 1. With more than 1,
-            results may differ in the last bits from those with 1.
+        num_workers: threads of the pool; None for as many as there are cores, and for `simple` no more than `replicas`.
+        intra_op_threads: the most threads that work on one operator at the same time, whose pieces they share; None for
+            no limit. Results have the same bytes with any number.
         replicas: how many runs may be in flight at once. Parameters are shared; each replica has its own activations.
             None: 1; where nothing else of how the model runs is given, more as soon as requests wait for one another
             (docs/embedding.md).
@@ -81,11 +80,6 @@ class RunOptions:
     def first_replicas(self) -> int:
         """The replicas that are made at once."""
         return self.replicas or 1
-
-    @property
-    def operator_threads(self) -> int:
-        """The most threads inside one operator, 1 where that is left open."""
-        return self.intra_op_threads or 1
 
 
 DEFAULT_RUN_OPTIONS = RunOptions()

@@ -15,7 +15,8 @@ from dagexec.scheduler.observe.observers import ObservedRun, Observer
 from dagexec.scheduler.plan.plan import Plan, build_sequence
 from dagexec.scheduler.plan.preparation import Preparation
 from dagexec.scheduler.run.inline import run_inline
-from dagexec.scheduler.run.run import ChainSteps, Run
+from dagexec.scheduler.run.run import Run
+from dagexec.scheduler.run.work import SingleChain, Work, chain_work, pieces_of_chains
 
 
 class SimpleNet(BaseNet):
@@ -23,26 +24,24 @@ class SimpleNet(BaseNet):
 
     net_type: ClassVar[str] = "simple"
     in_list_order: ClassVar[bool] = True
-    _chains: tuple[Preparation, ChainSteps] | None = None
 
     def _plan_of_run(self, preparation: Preparation) -> Plan:
         """Every operator is a chain that waits for the one before."""
         settled = preparation.settled
         return self.graph.derived(("sequence", settled), lambda: build_sequence(self.graph, settled))
 
-    def _host_steps(self, preparation: Preparation, observed: ObservedRun | None) -> ChainSteps:
-        """A chain for each step; kept for the next run unless somebody observes this one."""
-        if observed is not None:
-            return [(step,) for step in _steps(preparation, observed)] or [()]
-        known = self._chains
-        if known is None or known[0] is not preparation:
-            known = self._chains = (preparation, [(step,) for step in _steps(preparation)] or [()])
-        return known[1]
+    def _host_work(self, preparation: Preparation, observed: ObservedRun | None) -> Work:
+        """A chain for each step that tells the observer, where there is one."""
+        if observed is None:
+            return super()._host_work(preparation, None)
+        steps: list[tuple[Step, ...]] = [(step,) for step in _steps(preparation, observed)]
+        return chain_work(self._plan_of_run(preparation), steps or [()])
 
-    def _forget_preparations(self) -> None:
-        """Let go of all steps."""
-        super()._forget_preparations()
-        self._chains = None
+    def _pieces_of(self, preparation: Preparation) -> Work:
+        """All steps in list order, as one chain."""
+        timed = preparation.timed(range(len(self.graph)))
+        steps, seconds = tuple(step for step, _ in timed), [seconds for _, seconds in timed]
+        return pieces_of_chains(SingleChain(), [steps], [seconds], 1, in_machine_code=threads().concurrent)
 
     def _execute(self, preparation: Preparation, timeout: float | None, trace: Observer | None) -> None:
         with operator_arithmetic():  # as on a worker of a pool
@@ -138,7 +137,7 @@ def _steps(preparation: Preparation, observed: ObservedRun | None = None) -> Seq
 
 def _until_stopped(run: Run) -> Iterator[Step]:
     """The steps of all chains, up to the chain after which the run was stopped."""
-    for steps in run.steps:
+    for (steps,) in run.work.steps:
         if run.stopped:
             return
         yield from steps

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING
 
 from dagexec.core.conversion import Conversion, ConvertedStep
 from dagexec.core.graph import Graph
-from dagexec.core.operator import Operator, Prepared, Step
+from dagexec.core.native import grouped, phases_of, piece_step
+from dagexec.core.operator import Operator, Prepared, Step, parts_of
 from dagexec.core.profiled import Profiled, ProfiledStep
 from dagexec.platform.threads import threads
 from dagexec.scheduler.plan.culprit import stand_for
@@ -30,7 +31,11 @@ from dagexec.scheduler.plan.dynamic import CheckedStep
 if TYPE_CHECKING:
     from dagexec.core.stream import Event, Kernel, Stream
     from dagexec.scheduler.plan.plan import Plan
+    from dagexec.scheduler.run.machine import TaskGraph
     from dagexec.scheduler.run.run import Run
+
+Pieces = Sequence[tuple[Step, ...]]
+"""Of a task: the steps of each piece."""
 
 _now = time.perf_counter_ns
 
@@ -81,10 +86,29 @@ class Observer:
     ) -> None:
         """`operator`, which is under way, did its part `inner`: an operator of a net that it runs, or of an island."""
 
+    def piece_started(self, run: ObservedRun, operator: int, phase: int, piece: int, worker: str) -> None:
+        """`worker` starts a piece of `operator`, which is under way and which several workers may share."""
+
+    def piece_stopped(
+        self,
+        run: ObservedRun,
+        operator: int,
+        phase: int,
+        piece: int,
+        worker: str,
+        start: int,
+        end: int,
+        error: BaseException | None,
+    ) -> None:
+        """`worker` is done with a piece of `operator`, or met `error`."""
+
     def operator_stopped(
         self, run: ObservedRun, operator: int, worker: str, start: int, end: int, error: BaseException | None
     ) -> None:
-        """`worker` is done with `operator`: has computed it, or launched it, or met `error`."""
+        """`worker` is done with `operator`: has computed it, or launched it, or met `error`.
+
+        Where workers shared it, from the first of its pieces to the last, and `worker` is one of them.
+        """
 
     def chain_stopped(
         self, run: ObservedRun, chain: int, worker: str, start: int, end: int, error: BaseException | None
@@ -147,6 +171,8 @@ class ObservedRun:
         parents: the chains that each chain waits for.
         prepared: the operators as they are prepared, in list order; empty where nobody knows.
         started: when the run was made.
+        shared: of each operator that workers share, for each of its phases the number of its task, and of its pieces.
+        tasks: what the run hands out; None before it is known, and for a run in one thread.
     """
 
     def __init__(
@@ -170,6 +196,9 @@ class ObservedRun:
         self.parents = tuple(tuple(row) for row in parents)
         self.stopped_at: list[int] = [0] * len(self.chains)
         self._indices: dict[int, int] | None = None
+        self.shared: dict[int, list[tuple[int, int]]] = {}
+        self.tasks: TaskGraph | None = None
+        self._shared: list[_SharedOperator] = []
         self.started = _now()
         observer.run_started(self)
 
@@ -192,8 +221,41 @@ class ObservedRun:
         """The steps of every chain under observation, from those of the operators in list order."""
         return [self.chain(number, [steps[index] for index in row]) for number, row in enumerate(self.chains)]
 
+    def tasks_of_chains(self, steps: Sequence[Step], most: int) -> list[list[Pieces]]:
+        """The tasks of every chain under observation, with up to `most` pieces of a phase; see `scheduler.run.work`."""
+        found: list[list[Pieces]] = []
+        for number, row in enumerate(self.chains):
+            found.append(self._tasks(number, [steps[index] for index in row], most, sum(map(len, found))))
+        return found
+
+    def _tasks(self, number: int, steps: Sequence[Step], most: int, first: int) -> list[Pieces]:
+        """Those of a chain, of which the first has the number `first`."""
+        bodies: list[Sequence[Step]] = []
+        for index, step in zip(self.chains[number], steps, strict=True):
+            shared = _SharedOperator(self, index, step, most)
+            if all(len(phase) <= 1 for phase in shared.phases):
+                bodies.append([_ObservedOperator(self, index, step)])
+                continue
+            self._shared.append(shared)
+            bodies += [[shared.start], *shared.phases, [shared.stop]]
+        chain = _ObservedChain(self, number)
+        last = len(bodies) - 1
+        tasks: list[Pieces] = []
+        alone = False
+        for position, pieces in enumerate(bodies):
+            made = [(chain.step(body, position == 0, position == last),) for body in pieces]
+            if len(made) == 1 and alone:
+                tasks[-1] = [tasks[-1][0] + made[0]]
+            else:
+                tasks.append(made)
+            alone = len(made) == 1
+            if pieces and isinstance(pieces[0], _ObservedPiece):
+                self.shared.setdefault(pieces[0].index, []).append((first + len(tasks) - 1, len(pieces)))
+        return tasks or [[()]]
+
     def follow(self, run: Run) -> Run:
         """`run`, which tells the observer when it is over, before its owner is told."""
+        self.tasks = run.work.graph
         finished = run.finished
 
         def stopped_and_finished() -> None:
@@ -206,7 +268,9 @@ class ObservedRun:
         return run
 
     def stopped(self, error: BaseException | None) -> None:
-        """Tell the observer that the run is over."""
+        """Tell the observer that the run is over, and before that of operators that were never done with."""
+        for shared in self._shared:
+            shared.give_up(error)
         self.observer.run_stopped(self, _now(), error)
 
     def ready(self, chain: int) -> int:
@@ -327,6 +391,76 @@ class _ObservedOperator:
             self._run.observer.converted(self._run, self.index, worker, conversion, start, _now())
 
 
+class _SharedOperator:
+    """An operator whose pieces workers share: a step before them, one for each, and one behind them.
+
+    Attributes:
+        phases: the pieces.
+    """
+
+    def __init__(self, run: ObservedRun, index: int, step: Step, most: int) -> None:
+        """The operator of this number and step, with up to `most` pieces of a phase."""
+        self.index = index
+        self.run = run
+        self.began: list[int] = []
+        self.ended: list[int] = []
+        self.error: BaseException | None = None
+        self._under_way = False
+        self.phases: list[list[Step]] = []
+        for part in parts_of(step):
+            native = phases_of(part)
+            for phase in [[part]] if native is None else [list(map(piece_step, grouped(one, most))) for one in native]:
+                number = len(self.phases)
+                self.phases.append([_ObservedPiece(self, number, piece, body) for piece, body in enumerate(phase)])
+
+    def start(self) -> None:
+        """Say that the operator starts."""
+        self._under_way = True
+        self.run.observer.operator_started(self.run, self.index, threading.current_thread().name)
+
+    def stop(self) -> None:
+        """Say that it is done with."""
+        self._under_way = False
+        now = _now()
+        start, end = min(self.began, default=now), max(self.ended, default=now)
+        worker = threading.current_thread().name
+        self.run.observer.operator_stopped(self.run, self.index, worker, start, end, self.error)
+
+    def give_up(self, error: BaseException | None) -> None:
+        """The run is over: it has stopped, too."""
+        if self._under_way:
+            self.error = self.error or error
+            self.stop()
+
+
+class _ObservedPiece:
+    """The step of a piece, with what is told of it."""
+
+    __slots__ = ("_operator", "_phase", "_piece", "_step", "index")
+
+    def __init__(self, operator: _SharedOperator, phase: int, piece: int, step: Step) -> None:
+        self.index = operator.index
+        self._operator, self._phase, self._piece, self._step = operator, phase, piece, step
+
+    def __call__(self) -> None:
+        """Execute the piece once."""
+        operator, worker = self._operator, threading.current_thread().name
+        run, observer, place = operator.run, operator.run.observer, (self.index, self._phase, self._piece)
+        observer.piece_started(run, *place, worker)
+        error: BaseException | None = None
+        start = _now()
+        operator.began.append(start)
+        try:
+            self._step()
+        except BaseException as caught:
+            error = operator.error = caught
+            raise
+        finally:
+            end = _now()
+            operator.ended.append(end)
+            observer.piece_stopped(run, *place, worker, start, end, error)
+
+
 def _profiling(step: Step, observer: Observer) -> Profiled | None:
     """What runs a step that can tell of its parts, if the observer wants to hear of them."""
     inner = step.step if isinstance(step, ConvertedStep) else step
@@ -364,7 +498,7 @@ class _ObservedChain:
             if is_last:
                 self._end(None)
 
-        if isinstance(body, _ObservedOperator):
+        if isinstance(body, _ObservedOperator | _ObservedPiece):
             stand_for(observed, body.index)
         return observed
 

@@ -6,7 +6,7 @@ tensor is converted for an operator, the conversion has a span of its own within
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,7 +39,8 @@ class TracedRun:
 class Span:
     """One execution of an operator by a worker, or of a `conversion` for it; on a device the launch of the operator.
 
-    With `inner`, of an operator of that label in a net that the operator runs, or in the session of an island.
+    With `inner`, of an operator of that label in a net that the operator runs, or in the session of an island. Of an
+    operator whose pieces were shared (`Trace.pieces`), from the first to the last of them; `thread` was one of several.
 
     Times are nanoseconds of `time.perf_counter_ns`; `run` is the place of the run in `Trace.runs`. `error` is the name
     of what the operator raised.
@@ -63,6 +64,25 @@ class Span:
     def is_whole(self) -> bool:
         """True for a whole operator of the run, not a part of one."""
         return self.conversion is None and self.inner is None
+
+
+@dataclass(frozen=True, slots=True)
+class PieceSpan:
+    """One execution of a piece of an operator by a worker; times as of a `Span`."""
+
+    operator: int
+    phase: int
+    piece: int
+    thread: str
+    start: int
+    end: int
+    run: int
+    error: str | None = None
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return (self.end - self.start) / 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +207,7 @@ class Trace(Observer):
     def __init__(self) -> None:
         self.runs: list[TracedRun] = []
         self.spans: list[Span] = []
+        self.pieces: list[PieceSpan] = []
         self.chains: list[ChainSpan] = []
         self.event_waits: list[EventWait] = []
         self.arrows: list[Arrow] = []
@@ -220,12 +241,20 @@ class Trace(Observer):
         rows = (sorted(on_device or on_host) for on_host, on_device in zip(host, device, strict=True))
         return [row[len(row) // 2] if row else 0.0 for row in rows]
 
+    def work_of(self, run: int) -> list[Span | PieceSpan]:
+        """What the workers did in a run: its operators, those that were shared by their pieces."""
+        return [span for span in self._work() if span.run == run]
+
+    def _work(self) -> Iterator[Span | PieceSpan]:
+        shared = {(piece.run, piece.operator) for piece in self.pieces}
+        yield from (span for span in self.spans if span.is_whole and (span.run, span.operator) not in shared)
+        yield from self.pieces
+
     def run_seconds(self) -> list[RunSeconds]:
         """What the operators of each run took on the workers, for each run in which one ran."""
-        spans: dict[int, list[Span]] = {}
-        for span in self.spans:
-            if span.is_whole:
-                spans.setdefault(span.run, []).append(span)
+        spans: dict[int, list[Span | PieceSpan]] = {}
+        for span in self._work():
+            spans.setdefault(span.run, []).append(span)
         return [
             RunSeconds(
                 sum(span.seconds for span in row),
@@ -261,6 +290,7 @@ class Trace(Observer):
             return summary("Trace: no runs")
         number = len(self.runs) - 1
         run = self.runs[number]
+        work = self.work_of(number)
         spans = [span for span in self.spans if span.run == number and span.is_whole]
         label = list(map(operator_title, run.graph.operators))
         lanes = [
@@ -268,11 +298,11 @@ class Trace(Observer):
                 thread,
                 [
                     (one.start - run.started, one.end - run.started, label[one.operator], one.operator)
-                    for one in spans
+                    for one in work
                     if one.thread == thread
                 ],
             )
-            for thread in sorted({span.thread for span in spans})
+            for thread in sorted({span.thread for span in work})
         ]
         slowest = sorted(spans, key=lambda span: span.start - span.end)[:10]
         rows = [(label[one.operator], one.thread, f"{one.seconds * 1e6:.1f}") for one in slowest]
@@ -325,6 +355,20 @@ class Trace(Observer):
     ) -> None:
         name = None if error is None else type(error).__name__
         self.spans.append(Span(operator, worker, start, end, None, self._numbers[run], name, inner))
+
+    def piece_stopped(
+        self,
+        run: ObservedRun,
+        operator: int,
+        phase: int,
+        piece: int,
+        worker: str,
+        start: int,
+        end: int,
+        error: BaseException | None,
+    ) -> None:
+        name = None if error is None else type(error).__name__
+        self.pieces.append(PieceSpan(operator, phase, piece, worker, start, end, self._numbers[run], name))
 
     def operator_stopped(
         self, run: ObservedRun, operator: int, worker: str, start: int, end: int, error: BaseException | None

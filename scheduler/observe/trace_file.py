@@ -2,7 +2,9 @@
 
     process                      tracks            what is on them
     one a run, "net NAME, run N" one a worker      chains (X), in them operators, conversions and waits for events
+                                                   (X); pieces of operators that workers shared
                                  queue wait        async spans (b, e): a chain from when it is ready till it is taken
+                                 chains, operators likewise, where they were shared
     one a device                 one a stream      kernels (X) and waits for events, on the device's clock
 
 Arrows (s, f) lead from the chain that made another ready to that one when a different worker took it, and from the
@@ -27,7 +29,16 @@ from dagexec.core.device import CPU, Device
 from dagexec.platform.files import write_atomically
 
 if TYPE_CHECKING:
-    from dagexec.scheduler.observe.trace import ChainSpan, EventWait, KernelSpan, Span, StreamTrack, Trace, TracedRun
+    from dagexec.scheduler.observe.trace import (
+        ChainSpan,
+        EventWait,
+        KernelSpan,
+        PieceSpan,
+        Span,
+        StreamTrack,
+        Trace,
+        TracedRun,
+    )
 
 TraceEvent = dict[str, object]
 Place = tuple[int, int, float]
@@ -82,7 +93,10 @@ class _HostEvents:
         self._trace = trace
         self._identifiers = identifiers
         self._origin = min((run.started for run in trace.runs), default=0)
-        spans: list[Span | ChainSpan | EventWait] = [*trace.spans, *trace.chains, *trace.event_waits]
+        spans: list[Span | PieceSpan | ChainSpan | EventWait] = [
+            *trace.spans, *trace.pieces, *trace.chains, *trace.event_waits,
+        ]  # fmt: skip
+        self._shared = {(piece.run, piece.operator) for piece in trace.pieces}
         self._threads = {used: next(tids) for used in sorted({(span.run, span.thread) for span in spans})}
 
     def events(self) -> Iterator[TraceEvent]:
@@ -100,7 +114,11 @@ class _HostEvents:
         chain_of = [_chain_of(run) for run in trace.runs]
         for span in trace.spans:
             name, category, arguments = _described(span, trace.runs[span.run], chain_of[span.run])
-            yield self._complete(span.run, span.thread, name, category, span.start, span.end, arguments)
+            make = self._across if (span.run, span.operator) in self._shared and span.is_whole else self._within
+            yield from make(span.run, span.thread, name, category, span.start, span.end, arguments)
+        for piece in trace.pieces:
+            name, arguments = _described_piece(piece, trace.runs[piece.run], chain_of[piece.run])
+            yield self._complete(piece.run, piece.thread, name, "piece", piece.start, piece.end, arguments)
         for failure in trace.failures:
             yield {
                 "name": f"run failed: {failure.name}", "cat": "failure", "ph": "i", "s": "p", "pid": failure.run + 1,
@@ -119,19 +137,33 @@ class _HostEvents:
             "ts": self._microseconds(start), "dur": (end - start) / 1e3, "args": arguments,
         }  # fmt: skip
 
+    def _within(
+        self, run: int, thread: str, name: str, category: str, start: int, end: int, arguments: TraceEvent
+    ) -> Iterator[TraceEvent]:
+        """A span on the track of a worker."""
+        yield self._complete(run, thread, name, category, start, end, arguments)
+
+    def _across(
+        self, run: int, thread: str, name: str, category: str, start: int, end: int, arguments: TraceEvent
+    ) -> Iterator[TraceEvent]:
+        """A span beside the tracks of workers, who did other things, too, while it lasted."""
+        number = next(self._identifiers)
+        for phase, time in (("b", start), ("e", end)):
+            yield {
+                "name": name, "cat": category, "ph": phase, "id": number, "pid": run + 1,
+                "tid": self._threads[run, thread], "ts": self._microseconds(time), "args": arguments,
+            }  # fmt: skip
+
     def _chain(self, span: ChainSpan, run: TracedRun) -> Iterator[TraceEvent]:
         operators = list(run.chains[span.chain])
         arguments: TraceEvent = {
             "chain": span.chain, "operators": len(operators), "queue wait us": (span.start - span.ready) / 1e3,
         }  # fmt: skip
-        yield self._complete(span.run, span.thread, f"chain {span.chain}", "chain", span.start, span.end, arguments)
-        number = next(self._identifiers)
-        for phase, time in (("b", span.ready), ("e", span.start)):
-            yield {
-                "name": "queue wait", "cat": "queue wait", "ph": phase, "id": number, "pid": span.run + 1,
-                "tid": self._threads[span.run, span.thread], "ts": self._microseconds(time),
-                "args": {"chain": span.chain},
-            }  # fmt: skip
+        shared = any((span.run, operator) in self._shared for operator in operators)
+        make = self._across if shared else self._within
+        yield from make(span.run, span.thread, f"chain {span.chain}", "chain", span.start, span.end, arguments)
+        waited: TraceEvent = {"chain": span.chain}
+        yield from self._across(span.run, span.thread, "queue wait", "queue wait", span.ready, span.start, waited)
 
     def _arrows(self) -> Iterator[TraceEvent]:
         """From the parent that was done last to its child, where another worker took the child."""
@@ -176,6 +208,19 @@ def _described(span: Span, run: TracedRun, chain_of: dict[int, int]) -> tuple[st
     blob, source, target = span.conversion.blob, span.conversion.source, span.conversion.target
     found |= {"blob": blob, "shape": list(source.shape), "from": source.layout, "to": target.layout}
     return f"convert {blob}", "conversion", found
+
+
+def _described_piece(piece: PieceSpan, run: TracedRun, chain_of: dict[int, int]) -> tuple[str, TraceEvent]:
+    """Name and arguments of the event of `piece`."""
+    definition = run.graph.operators[piece.operator]
+    found: TraceEvent = {
+        "index": piece.operator, "chain": chain_of[piece.operator], "phase": piece.phase, "piece": piece.piece,
+    }  # fmt: skip
+    if definition.name:
+        found["operator"] = definition.name
+    return f"{definition.type} {piece.phase}.{piece.piece}", found | (
+        {} if piece.error is None else {"failed": piece.error}
+    )
 
 
 def _device_events(

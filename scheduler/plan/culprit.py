@@ -11,13 +11,17 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from dagexec.core.operator import Operator, Step
+from dagexec.core.native import NativeCall, phases_of
+from dagexec.core.operator import Operator, Step, parts_of
 from dagexec.errors import DagexecError, OperatorError, ResourceError, RunCancelledError, RunTimeoutError
 from dagexec.platform.threads import ThreadsEndedError
 from dagexec.scheduler.plan.plan import Plan
 
-NameStep = Callable[[int | None, Step], str]
-"""How errors call a step of a chain; the chain is None in a run that has none."""
+Failed = Step | NativeCall
+"""What has failed: the step of an operator, a part of it, or one of the native calls that it is."""
+
+NameStep = Callable[[int | None, Failed], str]
+"""How errors call what has failed in a chain; the chain is None in a run that has none."""
 
 _OPERATOR = "operator_index"
 
@@ -27,8 +31,8 @@ def stand_for(step: Step, operator: int) -> None:
     setattr(step, _OPERATOR, operator)
 
 
-def label_of(plan: Plan, prepared: Sequence[Step], chain: int | None, step: Step) -> str:
-    """How errors name the operator whose step this is, among those of `chain`, or with None of the net.
+def label_of(plan: Plan, prepared: Sequence[Step], chain: int | None, step: Failed) -> str:
+    """How errors name the operator that this is of, among those of `chain`, or with None of the net.
 
     `prepared` are the steps of all operators. A step that is none of them and does not `stand_for` one, such as the
     call that launches a chain, is named after the first operator of its chain.
@@ -36,10 +40,22 @@ def label_of(plan: Plan, prepared: Sequence[Step], chain: int | None, step: Step
     index: int | None = getattr(step, _OPERATOR, None)
     candidates = range(len(prepared)) if chain is None else plan.chains[chain]
     if index is None:
-        index = next((found for found in candidates if prepared[found] is step), None)
+        index = next((found for found in candidates if is_part_of(prepared[found], step)), None)
     if index is None and chain is None:
         return f"an operator of net {plan.graph.name!r}"
     return plan.graph.label(candidates[0] if index is None else index)
+
+
+def is_part_of(step: Step, failed: Failed) -> bool:
+    """True where what has failed is `step`, a part of it, or one of its native calls."""
+    if step is failed:
+        return True
+    made = (failed.function, failed.arguments) if isinstance(failed, NativeCall) else None  # some say it anew each time
+    for part in parts_of(step):
+        calls = (call for phase in phases_of(part) or () for piece in phase for call in piece)
+        if part is failed or (made and any((call.function, call.arguments) == made for call in calls)):
+            return True
+    return False
 
 
 def needs_no_culprit(error: BaseException) -> bool:

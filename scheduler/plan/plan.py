@@ -6,7 +6,7 @@ A plan is immutable and shared by every net and run made from it; what changes d
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dagexec.core.graph import Graph
 from dagexec.scheduler.plan.chains import Chain, compute_chains, single_operator_chains
@@ -83,6 +83,15 @@ def build_plan(graph: Graph, seconds: Sequence[float], chains: Sequence[Chain] |
         seconds=tuple(times[number] for number in order),
         levels=tuple(levels[number] for number in order),
     )
+
+
+def retimed(plan: Plan, operator_seconds: Sequence[float]) -> Plan:
+    """The plan with measured times. Its chains keep their order, as a net's do, which has estimates to go by."""
+    seconds = tuple(sum(operator_seconds[index] for index in chain) for chain in plan.chains)
+    levels = list(seconds)
+    for chain in reversed(range(len(plan.chains))):  # a chain comes after all it waits for
+        levels[chain] += max((levels[child] for child in plan.children[chain]), default=0.0)
+    return replace(plan, seconds=seconds, levels=tuple(levels))
 
 
 def build_sequence(graph: Graph, settled: frozenset[int] = frozenset()) -> Plan:

@@ -9,7 +9,7 @@ shapes depend on a value computed by the run, and every operator after it, gets 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,14 +17,16 @@ import numpy.typing as npt
 
 from dagexec.core.blob import Blob
 from dagexec.core.graph import Graph
+from dagexec.core.native import merged
 from dagexec.core.operator import MemorySource, Operator, Prepared, Step, nothing_to_do
+from dagexec.core.purity import is_known
 from dagexec.core.tensor import Tensor
 from dagexec.errors import DeadlineExceededError, ResourceError
 from dagexec.platform.deadline import check_deadline
 from dagexec.scheduler.memory import ArenaMemory, BufferPatterns, Inferred, MemoryPlan, graph_order, list_order
 from dagexec.scheduler.plan.bindings import Bindings
 from dagexec.scheduler.plan.chains import compute_chains
-from dagexec.scheduler.plan.culprit import NameStep, label_of, naming_failures
+from dagexec.scheduler.plan.culprit import Failed, NameStep, is_part_of, label_of, naming_failures
 from dagexec.scheduler.plan.dynamic import CheckedStep
 from dagexec.scheduler.plan.inference import inferred_and_settled
 from dagexec.scheduler.plan.plan import Plan, build_plan
@@ -42,9 +44,7 @@ class Preparation:
         settled: those that a run has nothing to do for, as their results follow from the shapes.
         steps: their steps.
         seconds: the time each operator is estimated to take.
-        chain_steps: the steps of each chain of the plan, those with nothing to do left out.
-        in_order: all steps in list order, those with nothing to do left out.
-        timed_steps: likewise, those with parts replaced by these, with the seconds that each is estimated to take.
+        in_order: all steps in list order, those with nothing to do left out, short native calls made one step.
         name_step: how errors name the operator of a step.
         nbytes: an estimate of what the preparation has to itself, beside arenas: steps, what they keep, and the outputs
             that no plan places, if they got memory for it.
@@ -132,18 +132,15 @@ class Preparation:
             taken.give_back()
             raise
         self.prepared = tuple(prepared)
+        kinds = {one.definition.type: one.definition for one in operators}
+        waits = {kind: 0.0 if is_known(definition) else _WAIT_SECONDS for kind, definition in kinds.items()}
+        self._waits = [waits[one.definition.type] for one in operators]
         self.steps: list[Step] = [operator.step for operator in prepared]
         self.plan: Plan = _planned(running, self.settled, self.seconds)
-        self.chain_steps = [self._steps_of(chain) for chain in self.plan.chains]
-        self.in_order = self._steps_of(range(len(self.steps)))
-        self.timed_steps = [
-            (part, seconds / len(parts))
-            for one, seconds in zip(self.prepared, self.seconds, strict=True)
-            if (parts := _parts(one))
-            for part in parts
-        ]
-        owners = {id(part): one for one in self.prepared for part in one.parts}
-        self.name_step: NameStep = partial(_label, self.plan, self.steps, owners)
+        self._operator_of: dict[int, tuple[int, float]] | None = None
+        self.in_order = tuple(merged(*_columns(self.timed(range(len(self.steps)))), LONGEST_SECONDS))
+        in_parts = [one for one in self.prepared if one.parts]
+        self.name_step: NameStep = partial(_label, self.plan, self.steps, in_parts)
         own = _static_outputs(operators, dynamic)
         self.written = (*own, *(blob for one in self.prepared for blob in one.blobs))
         self.bindings = Bindings(inputs, self.written)
@@ -170,16 +167,37 @@ class Preparation:
             + sum(storage.capacity for storage in new if storage is not None)
         )
 
-    def _steps_of(self, chain: Iterable[int]) -> tuple[Step, ...]:
-        return tuple(part for index in chain for part in _parts(self.prepared[index]))
+    def timed(self, operators: Iterable[int]) -> list[tuple[Step, float]]:
+        """The steps of these operators, those with nothing to do left out, and the seconds that each may take.
+
+        Of one that may wait for others that is longer than to hand it out.
+        """
+        return [
+            (part, max(self.seconds[index], self._waits[index]) / len(parts))
+            for index in operators
+            if (parts := _parts(self.prepared[index]))
+            for part in parts
+        ]
+
+    def operator_of(self, step: Step) -> tuple[int, float]:
+        """The operator that one of the steps in `timed` is of, and what part of its time it takes."""
+        if self._operator_of is None:
+            parts = [_parts(one) for one in self.prepared]
+            self._operator_of = {id(part): (index, 1 / len(row)) for index, row in enumerate(parts) for part in row}
+        return self._operator_of[id(step)]
 
 
-def _label(plan: Plan, steps: Sequence[Step], owners: Mapping[int, Prepared], chain: int | None, step: Step) -> str:
-    """As `label_of`; of a part, by its id in `owners`, what its operator says."""
-    owner = owners.get(id(step))
-    if owner is not None and owner.name_part is not None:
-        return owner.name_part(step)
-    return label_of(plan, steps, chain, step)
+def _label(plan: Plan, steps: Sequence[Step], in_parts: Sequence[Prepared], chain: int | None, failed: Failed) -> str:
+    """As `label_of`; of a part of an operator `in_parts`, what that says."""
+    for one in in_parts:
+        part = next((part for part in one.parts if is_part_of(part, failed)), None)
+        if part is not None and one.name_part is not None:
+            return one.name_part(part)
+    return label_of(plan, steps, chain, failed)
+
+
+def _columns(timed: Sequence[tuple[Step, float]]) -> tuple[list[Step], list[float]]:
+    return [step for step, _ in timed], [seconds for _, seconds in timed]
 
 
 def _parts(prepared: Prepared) -> tuple[Step, ...]:
@@ -329,6 +347,11 @@ def _own_what_is_written(operators: Sequence[Operator], inputs: Iterable[Blob]) 
 def _outputs(operators: Sequence[Operator]) -> Iterator[Blob]:
     return (blob for operator in operators for blob in operator.output_blobs)
 
+
+LONGEST_SECONDS = 0.5e-3
+"""Of native calls that are made in one go, as estimated: a run is stopped, and left for another, between them."""
+
+_WAIT_SECONDS = 1e-3
 
 _STEP_BYTES = 4 << 10
 """What Python takes for a prepared operator: arrays, steps, places in plans. By tracemalloc it was 3 to 4 KiB."""

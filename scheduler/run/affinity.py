@@ -6,7 +6,7 @@ the cores that other working workers of this process hold, and the worker holds 
 waits again.
 
 The choice is made with the thread's affinity mask, which every thread and every process that it starts inherits for
-life: a team of OpenMP, a subprocess, the workers of an executor inside an operator. So the mask is narrow only from the
+life: a subprocess, the workers of an executor inside an operator. So the mask is narrow only from the
 wake-up until the worker is awake. While it works, and while it waits, it may run wherever the process may.
 
 Linux only, and only for pools of at least two workers and no more than cores; otherwise the system is left alone.
@@ -60,13 +60,18 @@ class CoreWakeUp:
         if narrowed:
             _restrict(0, self._allowed)
 
-    def wake(self) -> None:
-        """Let the worker go on, on a core that no other working worker holds. One that is not waiting will not wait."""
-        if not self._allowed:
+    def wake(self, *, as_helper: bool = False) -> None:
+        """Let the worker go on, on a core that no other working worker holds. One that is not waiting will not wait.
+
+        `as_helper` of the calling thread, which goes on computing on its core.
+        """
+        if not self._allowed or current_core is None:
             self._open()
             return
         with _lock:  # once it is awake nobody narrows its mask any more
             free = self._allowed - _held
+            if as_helper:
+                free.discard(current_core())
             if self._waiting and free and len(free) < len(self._allowed):
                 self._narrowed = True
                 _restrict(self._thread, free)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 
-from dagexec.core.operator import FAILED_STEP, Step
+from dagexec.core.operator import Step
 from dagexec.platform.threads import ThreadWait
 from dagexec.scheduler.plan.culprit import NameStep, needs_no_culprit, operator_failure
 
@@ -54,4 +54,4 @@ def failure_inline(net: str, step: Step | None, error: BaseException, name_step:
     signaled = not isinstance(error, Exception) and threading.current_thread() is threading.main_thread()
     if step is None or signaled or needs_no_culprit(error):
         return error
-    return operator_failure(net, name_step(None, getattr(error, FAILED_STEP, step)), error)
+    return operator_failure(net, name_step(None, getattr(error, "failed_call", step)), error)

@@ -26,7 +26,7 @@ from dagexec.scheduler.observe.observers import ObservedRun
 from dagexec.scheduler.plan.culprit import operator_failure
 from dagexec.scheduler.plan.preparation import Preparation
 from dagexec.scheduler.plan.synchronization import Synchronization
-from dagexec.scheduler.run.run import ChainSteps
+from dagexec.scheduler.run.work import ChainSteps
 
 Launch = Callable[[Stream], object]
 

@@ -1,4 +1,4 @@
-"""Overhead: what scheduling costs on this machine, measured on chains that compute nothing."""
+"""Overhead: what scheduling costs on this machine, measured on tasks that compute nothing."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ import time
 from dataclasses import dataclass
 
 from dagexec.platform.threads import new_gate
-from dagexec.scheduler.plan.plan import Plan
 from dagexec.scheduler.run.pool import WorkerPool
 from dagexec.scheduler.run.run import Run, task
+from dagexec.scheduler.run.work import Work, emptied
+
+WORTH_SHARING = 200e-6
+"""Seconds of a run: it takes some 20 us to share one, and a worker that sleeps is there after some 60 us."""
 
 
 @dataclass(frozen=True)
 class SchedulingCosts:
-    """Seconds until an idle worker begins what it is given, and for a worker to settle a chain and take the next."""
+    """Seconds until an idle worker begins what it is given, and for a worker to settle a piece and take the next."""
 
     wake_seconds: float
-    chain_seconds: float
+    piece_seconds: float
 
 
 def slowdown_up_to(cores: int, measured: float) -> tuple[float, ...]:
@@ -27,15 +30,16 @@ def slowdown_up_to(cores: int, measured: float) -> tuple[float, ...]:
     return tuple(1 + (max(measured, 1.0) - 1) * busy / (cores - 1) for busy in range(cores))
 
 
-def measure_costs(plan: Plan, repeat: int = 51) -> SchedulingCosts:
-    """Run the chains of `plan` `repeat` times without their operators, on one worker; medians."""
+def measure_costs(work: Work, repeat: int = 51) -> SchedulingCosts:
+    """Run the tasks of `work` `repeat` times without their operators, on one worker; medians."""
+    work = emptied(work)
     wakes, runs = [], []
     with WorkerPool(1, name="overhead") as pool:
         for _ in range(repeat):
             wakes.append(_wake_seconds(pool))
-            runs.append(_run_seconds(pool, plan))
+            runs.append(_run_seconds(pool, work))
     wake = statistics.median(wakes)
-    return SchedulingCosts(wake, max(0.0, statistics.median(runs) - wake) / len(plan.chains))
+    return SchedulingCosts(wake, max(0.0, statistics.median(runs) - wake) / sum(work.graph.pieces))
 
 
 def _wake_seconds(pool: WorkerPool) -> float:
@@ -52,7 +56,7 @@ def _wake_seconds(pool: WorkerPool) -> float:
     return begun[0] - start
 
 
-def _run_seconds(pool: WorkerPool, plan: Plan) -> float:
+def _run_seconds(pool: WorkerPool, work: Work) -> float:
     gate = new_gate()
     ended: list[float] = []
 
@@ -60,7 +64,7 @@ def _run_seconds(pool: WorkerPool, plan: Plan) -> float:
         ended.append(time.perf_counter())
         gate.release()
 
-    run = Run("overhead", plan, [()] * len(plan.chains), lambda _chain, _step: "", finished)
+    run = Run("overhead", work, lambda _chain, _step: "", finished)
     start = time.perf_counter()
     pool.submit(run)
     gate.acquire()

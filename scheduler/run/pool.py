@@ -1,13 +1,17 @@
-"""WorkerPool: the threads of one executor, or of several. They take ready chains of the runs submitted to them.
+"""WorkerPool: the threads of one executor, or of several. They carry out what the machines of runs decide.
 
-One lock guards everything that changes; a worker takes it once a chain, to settle the chain it has run (count down its
-children) and to choose the next: the ready child or waiting chain of the highest priority. A ready child that wins
-continues in the same worker without passing through the heap. A worker with nothing to do waits to be woken, and
-whoever leaves ready chains behind wakes one.
+What is done next in a run its machine says (`machine`), which is in machine code where the run's operators are: then
+workers are in there together, without the interpreter lock, until there is something for Python to do. One lock guards
+everything else that changes. A worker with nothing to do waits to be woken, and whoever leaves something behind wakes
+one.
 
-Of several runs the pool serves the one with the highest `priority`; among equal ones that of the user who had least of
-the workers (`fair_share`), if there are several; and of one user's the oldest. Workers inside a run of lower priority
-leave it at the end of their chain as long as the other has ready chains.
+Of several runs the pool serves the one with the highest `priority`; among equal ones one that no worker is in; then
+that of the user who had least of the workers (`fair_share`), if there are several; and of one user's the oldest.
+Workers inside a run of lower priority leave it at the end of their piece as long as the other has something to do; and
+so do those that are not alone in a run, for a run that nobody is in.
+
+A caller's thread may work for its own run (`run_here`). Workers help there as far as all together are no more than the
+pool has workers.
 
 A worker that dies, by something raised in it outside any operator, is replaced by a new thread. The run it was in ends
 with WorkerLostError, the others do not notice. In a child made by `os.fork` a pool has no threads and is closed.
@@ -19,22 +23,26 @@ import itertools
 import logging
 import os
 import threading
+from bisect import insort
+from collections.abc import Sequence
 from contextlib import suppress
-from heapq import heappop, heappush, heappushpop
 
+from dagexec.core.native import recover
 from dagexec.errors import ClosedError, ResourceError, SettingError, WorkerLostError
-from dagexec.platform import teams
 from dagexec.platform.arithmetic import operator_arithmetic
 from dagexec.platform.blocking import work as blocking
 from dagexec.platform.deadline import Deadline
 from dagexec.platform.forking import reset_after_fork
 from dagexec.platform.processor import available_cores
 from dagexec.platform.shutdown import stop_at_exit
-from dagexec.platform.threads import Thread, ThreadsEndedError, ThreadWait, threads
+from dagexec.platform.threads import Thread, ThreadsEndedError, ThreadWait, is_interruptible, threads
 from dagexec.scheduler.run.affinity import CoreWakeUp
+from dagexec.scheduler.run.engine import NativeRun, Participant, PoolMemory
+from dagexec.scheduler.run.engine_code import Mode, Outcome
 from dagexec.scheduler.run.fair_share import Share
 from dagexec.scheduler.run.helping import HelpingWait
-from dagexec.scheduler.run.run import ChainSteps, Run, finish
+from dagexec.scheduler.run.machine import Machine
+from dagexec.scheduler.run.run import Run, finish
 from dagexec.scheduler.run.worker import PoolStatistics, Worker, acquire_contended
 
 logger = logging.getLogger("dagexec")
@@ -66,7 +74,10 @@ class WorkerPool:
         self._workers: list[Worker] = []
         self._idle: list[Worker] = []
         self._helping: list[HelpingWait] = []
-        self._runs: list[tuple[int, float, int, Run]] = []  # heap of (-priority, start tag, order, run)
+        self._runs: list[tuple[int, float, int, Run]] = []  # sorted, of (-priority, start tag, order, run)
+        self._native: list[Run] = []  # with workers inside, in machine code; they may leave something behind unseen
+        self._inside = 0  # workers and callers that are in runs
+        self._memory = PoolMemory()
         self._virtual_time = 0.0  # the largest start tag of those that were taken
         self._orders = itertools.count()
         self._numbers = itertools.count()
@@ -99,19 +110,84 @@ class WorkerPool:
             with self.lock:
                 if self._closed:
                     raise ClosedError(f"net {run.name!r}: {self._closed}")
-                run.order = next(self._orders)
-                run.pool = self
+                self._take_in(run)
                 if run.share is not None:
                     run.start_tag, run.advance = run.share.enter(self._virtual_time)
-                if run.priority:
-                    self._prioritized = True
                 self._list(run)
-                helper = self._idle.pop() if self._idle else None
+                helper = self._take_idle()
             if helper is not None:
                 helper.wake()
         except BaseException:  # KeyboardInterrupt
             self._wake_all()
             raise
+
+    def _take_in(self, run: Run) -> None:
+        """A run has come. Call with the lock held."""
+        run.order = next(self._orders)
+        run.pool = self
+        run.take_in(self._memory, self.num_workers)
+        if run.priority:
+            self._prioritized = True
+
+    def run_here(self, run: Run) -> None:
+        """Execute a run on the calling thread, no worker's, with the help of workers that are idle, until it is over.
+
+        `run.finished` is called on the thread that ends it. Raises what interrupts the calling thread, when nobody
+        works for the run any more, and ClosedError after `close`.
+        """
+        caller = Worker(threading.current_thread().name)
+        caller.ident = threading.get_ident()
+        finished, end, before = run.finished, ThreadWait(), blocking.run
+
+        def ended() -> None:
+            try:
+                finished()
+            finally:
+                end.notify()
+
+        run.finished = ended
+        try:
+            with self.lock:
+                if self._closed:
+                    raise ClosedError(f"net {run.name!r}: {self._closed}")
+                if run.over:  # stopped before it began
+                    return
+                self._take_in(run)
+                run.start_tag = self._virtual_time
+                self._workers.append(caller)
+                self._enter(caller, run)
+            self._work(caller, run, stays=True)
+            with self.lock:
+                self._workers.remove(caller)
+                helper = self._take_idle() if self._next_run() is not None else None
+            if helper is not None:
+                helper.wake()
+            end.wait()
+        except ThreadsEndedError:
+            raise
+        except BaseException as error:
+            self._leave_early(caller, run, error)
+            end.wait()
+            raise
+        finally:
+            blocking.run = before
+
+    def _leave_early(self, caller: Worker, run: Run, error: BaseException) -> None:
+        """`error`, Ctrl-C perhaps, came to a caller's thread at any point of its `run`: nobody goes on with that."""
+        with suppress(RuntimeError):
+            self.lock.release()  # in case it was raised with it
+        with self.lock:
+            run.stop(error)
+            if caller.run is run:
+                self._exit(caller, run)
+            self._counts_changed(run)  # perhaps it came before that was told
+            ends = caller.telling is run or (run.has_ended() and not run.over)
+            run.over = run.over or ends
+            if caller in self._workers:
+                self._workers.remove(caller)
+        self._wake_all()
+        if ends:
+            finish(run)
 
     def grow(self, num_workers: int) -> None:
         """Have at least `num_workers`. One caller at a time. Raises ResourceError; those that were started stay."""
@@ -138,19 +214,20 @@ class WorkerPool:
         run.finished = end.notify
         run.priority, run.width = outer.priority, outer.width
         with self.lock:
-            run.order = next(self._orders)
-            run.pool = self
+            self._take_in(run)
             outer.inner.append(run)
             if outer.stopped:
                 assert outer.error is not None
                 run.stop(outer.error)
+            self._enter(worker, run)
         try:
-            self._help(worker, run)
+            self._work(worker, run)
             end.wait()
         except BaseException as error:  # raised outside of any operator: nobody else may stay behind in the blobs
             with self.lock:
                 run.stop(error)
-                run.active -= worker.run is run
+                if worker.run is run:
+                    self._exit(worker, run)
             if run.active:
                 end.wait()
             raise
@@ -158,26 +235,6 @@ class WorkerPool:
             with self.lock:
                 worker.run = blocking.run = outer
                 outer.inner.remove(run)
-
-    def _help(self, worker: Worker, run: Run) -> None:
-        """Run chains of `run` until it has none that are ready; say that it is over if nobody is in it then."""
-        while True:
-            with self.lock:
-                chain = heappop(run.ready) if run.ready else -1
-                if chain < 0:
-                    unattended = not run.active and not run.over
-                    run.over = run.over or unattended
-                    break
-                run.active += 1
-                worker.run = run
-                helper = self._idle.pop() if self._idle and run.has_place() else None
-                if run.ready and not run.listed:
-                    self._list(run)
-            if helper is not None:
-                helper.wake()
-            self._work(worker, run, chain)
-        if unattended:
-            finish(run)
 
     def stop(self, run: Run, error: BaseException) -> None:
         """Let `run` start no further chain and end with `error`. Chains under way finish first.
@@ -244,7 +301,7 @@ class WorkerPool:
     def _here(self) -> Worker:
         """The worker whose thread is calling."""
         ident = threading.get_ident()
-        return next(worker for worker in self._workers if worker.ident == ident)
+        return next(worker for worker in reversed(self._workers) if worker.ident == ident)
 
     def _help_once(self, share: Share) -> bool:
         """For an operator on this worker that waits: work on a run of `share`. False when none has a ready chain."""
@@ -256,11 +313,9 @@ class WorkerPool:
             outer = worker.run
             assert outer is not None
             worker.waiting.append(outer)
-            run.active += 1
-            worker.run = run
-            chain = heappop(run.ready)
+            self._enter(worker, run)
         try:
-            self._work(worker, run, chain)
+            self._work(worker, run)
         except BaseException as error:
             with suppress(RuntimeError):
                 self.lock.release()  # in case it was raised with it
@@ -276,19 +331,23 @@ class WorkerPool:
     def statistics(self) -> PoolStatistics:
         """Counts at this moment."""
         with self.lock:
-            waiting = [run for *_, run in self._runs if run.ready]
+            waiting = [run for *_, run in self._runs if run.machine.available]
             return PoolStatistics(
                 workers=self.num_workers,
                 idle=len(self._idle),
                 runs_waiting=len(waiting),
-                chains_waiting=sum(len(run.ready) for run in waiting),
-                busy=sum(worker.run is not None or worker.telling is not None for worker in self._workers),
+                chains_waiting=sum(run.machine.available for run in waiting),
+                busy=sum(
+                    worker.is_of_pool and (worker.run is not None or worker.telling is not None)
+                    for worker in self._workers
+                ),
                 replaced=self._replaced,
             )
 
     def _start_worker(self) -> None:
         """Start one more thread. Raises RuntimeError when the system starts no more."""
-        worker = Worker(f"{self.name}-{next(self._numbers)}")
+        number = next(self._numbers)
+        worker = Worker(f"{self.name}-{number}", number)
         with self.lock:
             self._workers.append(worker)
         try:
@@ -328,38 +387,32 @@ class WorkerPool:
                     me.leave()
                     return
                 self._idle.append(worker)
-                lock.release()
-                teams.leave_to_others()
-                me.wait()
-                lock.acquire()
-                if worker in self._idle:  # nobody took it from there: a worker died
+                self._tell()
+                if self._next_run() is None:
+                    lock.release()
+                    me.wait()
+                    lock.acquire()
+                if worker in self._idle:  # nobody took it from there: there was something, or a worker died
                     self._idle.remove(worker)
+                    self._tell()
                 lock.release()
                 continue
-            run.active += 1
-            worker.run = run
-            chain = heappop(run.ready)
+            self._enter(worker, run)
             self._virtual_time = max(self._virtual_time, run.start_tag)
             advance, run.advance = run.advance, 0.0
-            helper = self._idle.pop() if self._idle and run.has_place() else None
+            helper = self._take_idle() if self._next_run() is not None else None
             lock.release()
             if helper is not None:
                 helper.wake()
-            if run.teams > 1:
-                try:
-                    teams.require(run.teams)
-                    teams.enter(worker.wake)
-                except ResourceError as error:
-                    self._fail(run, error)
             if run.share is None:
-                self._work(worker, run, chain)
+                self._work(worker, run)
             else:
-                self._work_charged(worker, run, chain, run.share, advance)
+                self._work_charged(worker, run, run.share, advance)
 
-    def _work_charged(self, worker: Worker, run: Run, chain: int, share: Share, advance: float) -> None:
+    def _work_charged(self, worker: Worker, run: Run, share: Share, advance: float) -> None:
         """`_work`, charged to `share`; a worker that dies in it charges nothing."""
         began = self._source.monotonic()
-        self._work(worker, run, chain)
+        self._work(worker, run)
         with self.lock:
             share.charge(self._source.monotonic() - began, advance)
 
@@ -367,92 +420,215 @@ class WorkerPool:
         """Have every worker look for work: a thread that was ended may have taken one as idle and not woken it."""
         with self.lock:
             self._idle.clear()
+            self._tell()
             workers = list(self._workers)
         for worker in workers:
             worker.wake()
 
     def _next_run(self) -> Run | None:
         """The first run that a worker may enter; others leave the list. Call with the lock held."""
-        runs = self._runs
-        while runs:
-            run = runs[0][3]
-            if run.has_place():
+        for run in self._native:
+            if not run.listed and run.has_place():
+                self._list(run)
+        runs, found, place = self._runs, None, 0
+        has_room = self._inside < self.num_workers
+        while place < len(runs):
+            run = runs[place][3]
+            if not run.has_place():
+                del runs[place]
+                run.listed = False
+                continue
+            if found is not None and run.priority < found.priority:
+                break
+            if not run.active:
                 return run
-            heappop(runs)
-            run.listed = False
-        return None
+            if found is None and has_room:
+                found = run
+            place += 1
+        return found
 
     def _list(self, run: Run) -> None:
-        """Let workers find `run`, which has ready chains and is not listed. Call with the lock held."""
+        """Let workers find `run`, which has something to do and is not listed. Call with the lock held."""
         run.listed = True
-        heappush(self._runs, (-run.priority, run.start_tag, run.order, run))
+        insort(self._runs, (-run.priority, run.start_tag, run.order, run))
         for wait in self._helping:
             if wait.share is run.share:
                 wait.look()
         if self._prioritized:
             for worker in self._workers:
                 if worker.run is not None and worker.run.priority < run.priority:
-                    worker.run.interrupted = True
+                    worker.run.interrupt(True)
+        self._tell()
 
-    def _work(self, worker: Worker, run: Run, chain: int) -> None:
-        """Run `chain`, then whatever is ready in this run, until nothing is or the run is stopped.
+    def _enter(self, worker: Worker, run: Run) -> None:
+        """A worker or caller goes into a run. Call with the lock held."""
+        run.active += 1  # all counts before anything is called: Ctrl-C comes between calls
+        worker.run = run
+        worker.depth += 1
+        self._inside += worker.depth == 1
+        self._counts_changed(run)
 
-        This loop is the scheduler's whole cost per operator, hence the local names and the bare lock calls.
-        """
-        acquire, release = self.lock.acquire, self.lock.release
-        wait = not self._source.concurrent  # a controlled schedule decides who gets the lock
-        idle = self._idle
-        ready, counts, children = run.ready, run.counts, run.plan.children
-        steps: ChainSteps = [()] * len(run.steps) if run.stopped else run.steps
-        blocking.run = run
-        step = None
-        while True:
-            try:
-                for step in steps[chain]:
-                    step()
-            except ThreadsEndedError:
-                raise
-            except BaseException as error:  # a worker outlives whatever an operator raises
-                self._fail(run, run.failure(chain, step, error))
-            if not acquire(wait):
-                acquire_contended(acquire)
-            if run.interrupted and (run.stopped or self._gives_way(run, chain)):
-                break
-            following = -1
-            for child in children[chain]:
-                count = counts[child] - 1
-                counts[child] = count
-                if not count:
-                    if following < 0:
-                        following = child
-                    else:
-                        heappush(ready, child)
-            if following >= 0:
-                chain = heappushpop(ready, following) if ready else following
-            elif ready:
-                chain = heappop(ready)
-            else:
-                break
-            if ready and idle and run.active < run.width:
-                helper = idle.pop()
-                if not run.listed:
-                    self._list(run)
-                release()
-                helper.wake()
-            else:
-                if ready and not run.listed:
-                    self._list(run)
-                release()
+    def _exit(self, worker: Worker, run: Run) -> None:
+        """It leaves. Call with the lock held."""
         run.active -= 1
         worker.run = blocking.run = None
-        if run.active or ready:
-            release()
+        worker.depth -= 1
+        self._inside -= not worker.depth
+        self._counts_changed(run)
+
+    def _counts_changed(self, run: Run) -> None:
+        """Somebody went into `run` or left it. Call with the lock held."""
+        if isinstance(run.machine, NativeRun):
+            run.machine.active(run.active)
+            listed = run in self._native
+            if run.active and not listed:
+                self._native.append(run)
+            elif listed and not run.active:
+                self._native.remove(run)
+        self._tell()
+
+    def _take_idle(self) -> Worker | None:
+        """A worker that sleeps, to be woken with the lock let go, if there is one. Call with the lock held."""
+        if not self._idle:
+            return None
+        found = self._idle.pop()
+        self._tell()
+        return found
+
+    def _tell(self) -> None:
+        """Tell those who are in machine code what they may have to know. Call with the lock held."""
+        if self._native:
+            surplus = self._inside - self.num_workers
+            self._memory.tell(len(self._idle) if surplus < 0 else 0, surplus > 0 or self._is_unattended())
+
+    def _is_unattended(self) -> bool:
+        """True where some run waits for a worker that should go before those with several. Call with the lock held."""
+        least = max((worker.run.priority for worker in self._workers if worker.run is not None), default=0)
+        return any(not run.active and run.priority >= least and run.has_place() for *_, run in self._runs)
+
+    def _helper_for(self, run: Run) -> Worker | None:
+        """A worker that sleeps and may go into `run`, which others may find from now on. Call with the lock held."""
+        if not run.has_place():
+            return None
+        if not run.listed:
+            self._list(run)
+        return self._take_idle() if self._inside < self.num_workers else None
+
+    def _work(self, worker: Worker, run: Run, *, stays: bool = False) -> None:
+        """Do what there is to do in a run that the worker has entered, until there is nothing or the run is stopped.
+
+        One that `stays` has no other run to turn to.
+        """
+        blocking.run = run
+        if isinstance(run.machine, NativeRun):
+            self._work_natively(run, run.machine, worker, stays)
+        else:
+            self._work_in_python(run, run.machine)
+        self._exit(worker, run)  # with the lock, which was kept
+        if run.over or not run.has_ended():
+            self.lock.release()
             return
         worker.telling = run
         run.over = True
-        release()
+        self.lock.release()
+        if isinstance(run.machine, NativeRun) and not run.stopped:
+            run.machine.tasks.learn(run.machine)
         finish(run)
         worker.telling = None
+
+    def _work_natively(self, run: Run, machine: NativeRun, worker: Worker, stays: bool) -> None:
+        """In machine code, but for what Python has to do. Returns with the lock held."""
+        me = Participant(machine, worker.number, stays=stays, looks=stays and is_interruptible())
+        mode = Mode.PICK
+        while True:
+            outcome = me.enter(mode)
+            if outcome == Outcome.PYTHON or outcome == Outcome.WAKE:
+                if self._idle:
+                    with self.lock:
+                        helper = self._helper_for(run)
+                    if helper is not None:
+                        helper.wake(as_helper=True)
+                mode = Mode.CONTINUE
+                if outcome == Outcome.PYTHON:
+                    self._call_tasks(run, me.calls())
+                    mode = Mode.CALLED
+            elif outcome == Outcome.FAILED:
+                self._recover(run, me)
+                mode = Mode.DONE
+            elif outcome == Outcome.LOOK:
+                mode = Mode.PICK
+            else:
+                self._acquire()
+                if outcome != Outcome.STOPPED or run.stopped or self._gives_way(run):
+                    return
+                self.lock.release()
+                mode = Mode.PICK
+
+    def _recover(self, run: Run, me: Participant) -> None:
+        """A native call has failed: have the rest of the piece done, or fail the run."""
+        call = None
+        try:
+            while True:
+                call = me.failed_call()
+                recover(call)
+                if me.continue_piece():
+                    return
+        except ThreadsEndedError:
+            raise
+        except BaseException as error:
+            self._fail(run, run.failure(me.task, call, error))
+
+    def _call_tasks(self, run: Run, tasks: Sequence[int]) -> None:
+        """Call the steps of tasks, up to one that fails, which fails the run."""
+        calls, task, step = run.work.calls, -1, None
+        try:
+            for task in tasks:
+                for step in calls[task]:
+                    if run.stopped:
+                        return
+                    step()
+        except ThreadsEndedError:
+            raise
+        except BaseException as error:  # a worker outlives whatever an operator raises
+            self._fail(run, run.failure(task, step, error))
+
+    def _call_steps(self, run: Run, task: int, piece: int) -> None:
+        """Call the steps of a piece, and fail the run where one fails."""
+        step = None
+        try:
+            for step in run.work.steps[task][piece]:
+                if run.stopped:
+                    return
+                step()
+        except ThreadsEndedError:
+            raise
+        except BaseException as error:  # a worker outlives whatever an operator raises
+            self._fail(run, run.failure(task, step, error))
+
+    def _work_in_python(self, run: Run, machine: Machine) -> None:
+        """One piece after another. Returns with the lock held."""
+        self._acquire()
+        found = None if run.stopped else machine.take()
+        while found is not None:
+            helper = self._helper_for(run) if machine.available and self._idle else None
+            if machine.available and not run.listed:
+                self._list(run)
+            self.lock.release()
+            if helper is not None:
+                helper.wake(as_helper=True)
+            task, piece = found
+            self._call_steps(run, task, piece)
+            self._acquire()
+            machine.end(task)
+            if run.interrupted and (run.stopped or self._gives_way(run)):
+                break
+            found = machine.take(task)
+        if machine.available and not run.listed:
+            self._list(run)
+
+    def _acquire(self) -> None:
+        if not self.lock.acquire(not self._source.concurrent):  # a controlled schedule decides who gets the lock
+            acquire_contended(self.lock.acquire)
 
     def _fail(self, run: Run, failure: BaseException) -> None:
         """An operator of `run`, in which the caller is, has failed."""
@@ -461,19 +637,13 @@ class WorkerPool:
         if run.on_stop is not None:
             run.on_stop()
 
-    def _gives_way(self, run: Run, chain: int) -> bool:
-        """Settle `chain` and True when a run of higher priority has a ready chain. Call with the lock held."""
+    def _gives_way(self, run: Run) -> bool:
+        """True when a run of higher priority has something to do. Call with the lock held."""
         first = self._next_run()
-        if first is None or first.priority <= run.priority:
-            run.interrupted = False
-            return False
-        for child in run.plan.children[chain]:
-            run.counts[child] -= 1
-            if not run.counts[child]:
-                heappush(run.ready, child)
-        if run.ready and not run.listed:
-            self._list(run)
-        return True
+        if first is not None and first.priority > run.priority:
+            return True
+        run.interrupt(False)
+        return False
 
     def _replace(self, worker: Worker, error: BaseException) -> None:
         """End the run that `worker` died in, and start another worker in its place."""
@@ -487,6 +657,9 @@ class WorkerPool:
             worker.wake_up.leave()
         self._wake_all()
         self._lose(worker, error)
+        with self.lock:
+            self._inside -= worker.depth > 0
+            worker.depth = 0
         try:
             self._start_worker()
         except RuntimeError:
@@ -501,11 +674,11 @@ class WorkerPool:
         with self.lock:
             run, told = worker.run, worker.telling
             if run is not None:
-                run.active -= 1
+                self._exit(worker, run)
                 lost = WorkerLostError(f"net {run.name!r}: worker {worker.name} died: {type(error).__name__}: {error}")
                 lost.__cause__ = error
                 run.stop(lost)
-                if not run.active:
+                if not run.active and not run.over:
                     run.over = True
                     told = run
         if run is not None and run.on_stop is not None:
@@ -521,4 +694,5 @@ class WorkerPool:
             "threads do not survive a fork, so make a new one after it"
         )
         self._workers, self._idle, self._helping, self._runs, self._threads = [], [], [], [], []
+        self._native, self._inside = [], 0
         self.workers = set()

@@ -9,45 +9,20 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from numbers import Real
 from typing import Protocol
 
 from dagexec.core.operator import Step, nothing_to_do
 from dagexec.errors import DagexecError, RunCancelledError
-from dagexec.platform.threads import ThreadWait
-from dagexec.scheduler.plan.culprit import NameStep, needs_no_culprit, operator_failure
+from dagexec.platform.threads import ThreadWait, is_interruptible
+from dagexec.scheduler.plan.culprit import Failed, NameStep, needs_no_culprit, operator_failure
+from dagexec.scheduler.run.engine import NativeRun, PoolMemory
 from dagexec.scheduler.run.fair_share import Share
+from dagexec.scheduler.run.machine import Machine
+from dagexec.scheduler.run.work import SingleChain, Work, chain_work
 
 logger = logging.getLogger("dagexec")
-
-ChainSteps = Sequence[tuple[Step, ...]]
-
-
-class Dependencies(Protocol):
-    """What a run needs of a plan."""
-
-    @property
-    def children(self) -> Sequence[Sequence[int]]:
-        """Chains that wait for each chain."""
-
-    @property
-    def parent_counts(self) -> Sequence[int]:
-        """How many chains each chain waits for."""
-
-    @property
-    def frontier(self) -> Sequence[int]:
-        """Chains that wait for none, ascending; at least one."""
-
-
-@dataclass(frozen=True)
-class SingleChain:
-    """The dependencies of a single chain."""
-
-    children: tuple[tuple[int, ...], ...] = ((),)
-    parent_counts: tuple[int, ...] = (0,)
-    frontier: tuple[int, ...] = (0,)
 
 
 class Helping(Protocol):
@@ -58,26 +33,23 @@ class Helping(Protocol):
 
 
 class Run:
-    """One execution: parent counts still open, chains ready, workers inside, and the error if there is one.
+    """One execution: the machine that decides in it, workers inside, and the error if there is one.
 
     Attributes:
-        plan: what is executed.
-        steps: the prepared steps of each chain.
-        counts: parents that each chain still waits for.
-        ready: heap of ready chains nobody has taken yet.
+        work: what is executed.
+        machine: what is left of it.
         active: workers inside this run.
         width: the most workers that may be inside at once.
-        priority: of several runs with ready chains, the one with the highest is served first.
+        priority: of several runs with something to take, the one with the highest is served first.
         share: of the user of the pool that it is charged to; None for a pool with one user.
         start_tag: among runs of one priority, the smallest is served first (see `fair_share`); set by the pool.
         advance: seconds that its share was charged before it ran.
         order: among equal tags, the smallest is served first; set by the pool.
-        stopped: no further chain is started (failure or cancellation).
-        interrupted: workers inside look up after their chain: the run is stopped, or another may have to go first.
-        over: nobody is inside any more and nobody will be; `finished` is being called or was.
+        stopped: nothing further is begun (failure or cancellation).
+        interrupted: workers inside look up after what they do: the run is stopped, or another may have to go first.
+        over: it has ended, or nobody is inside any more and nobody will be; `finished` is being called or was.
         on_stop: called with no lock held after the run was stopped, as often as that happens; None when nobody asks.
-        listed: the pool knows that this run has ready chains.
-        teams: how many threads an operator uses at most (see `dagexec.platform.teams`).
+        listed: the pool knows that this run has something to take.
         inner: runs of bodies that operators of this one wait for; they are stopped with it.
         pool: the pool that executes it, once it was submitted; None before.
         side_by_side: its chains may run side by side, so those of bodies in it may, too.
@@ -87,16 +59,15 @@ class Run:
     """
 
     __slots__ = (
-        "active", "advance", "counts", "error", "finished", "inner", "interrupted", "listed", "name", "name_step",
-        "on_stop", "order", "over", "plan", "pool", "priority", "ready", "secondary", "share", "side_by_side",
-        "start_tag", "steps", "stopped", "teams", "waits", "width",
+        "active", "advance", "error", "finished", "inner", "interrupted", "listed", "machine", "name", "name_step",
+        "on_stop", "order", "over", "pool", "priority", "secondary", "share", "side_by_side", "start_tag", "stopped",
+        "waits", "width", "work",
     )  # fmt: skip
 
     def __init__(
         self,
         name: str,
-        plan: Dependencies,
-        steps: ChainSteps,
+        work: Work,
         name_step: NameStep,
         finished: Callable[[], object],
         priority: int = 0,
@@ -106,15 +77,12 @@ class Run:
         `finished` is called at the end of the run; a second time if the worker that called it died in the call.
         """
         self.name = name
-        self.plan = plan
-        self.steps = steps
+        self.work = work
+        self.machine: Machine | NativeRun = Machine(work.graph) if work.native is None else work.native.new_run()
         self.name_step = name_step
         self.finished = finished
-        self.counts = list(plan.parent_counts)
-        self.ready = list(plan.frontier)  # ascending, hence already a heap
         self.active = 0
         self.width = sys.maxsize
-        self.teams = 1
         self.priority = priority
         self.share: Share | None = None
         self.start_tag = self.advance = 0.0
@@ -131,9 +99,24 @@ class Run:
         self.pool: Helping | None = None
         self.side_by_side = True
 
+    def take_in(self, memory: PoolMemory, workers: int) -> None:
+        """A pool of so many workers takes it."""
+        if isinstance(self.machine, NativeRun):
+            self.machine.belong_to(memory, min(self.width, workers))
+
+    def interrupt(self, interrupted: bool) -> None:
+        """Have workers inside look up after what they do, or no longer."""
+        self.interrupted = interrupted
+        if isinstance(self.machine, NativeRun):
+            self.machine.interrupt(interrupted)
+
     def has_place(self) -> bool:
-        """True when a chain is ready that one more worker may take. Call with the pool's lock held."""
-        return bool(self.ready) and self.active < self.width
+        """True when there is something that one more worker may take."""
+        return self.machine.available > 0 and self.active < self.width and not self.over
+
+    def has_ended(self) -> bool:
+        """True when nobody has anything left to do."""
+        return not self.machine.remaining or (self.stopped and not self.active)
 
     def stop(self, error: BaseException) -> None:
         """Start no further chain; keep the first error, attach and log later ones. Call with the pool's lock held."""
@@ -141,7 +124,7 @@ class Run:
         for wait in tuple(self.waits):
             wait.notify()
         self.interrupted = True
-        self.ready.clear()
+        self.machine.stop()
         for inner in self.inner:
             inner.stop(RunCancelledError(f"net {inner.name!r}: the run that it is part of was stopped"))
         if self.error is None:
@@ -149,11 +132,20 @@ class Run:
         elif error is not self.error:
             self.secondary.append(error)
 
-    def failure(self, chain: int, step: Step | None, cause: BaseException) -> BaseException:
-        """The error to report when `step` of `chain` raised `cause` in the calling thread."""
-        if step is None or needs_no_culprit(cause):
+    def failure(self, task: int, failed: Failed | None, cause: BaseException) -> BaseException:
+        """The error to report when `failed`, a step or native call of `task`, raised `cause` in the calling thread."""
+        signaled = not isinstance(cause, Exception) and is_interruptible()
+        if failed is None or signaled or needs_no_culprit(cause):
             return cause
-        return operator_failure(self.name, self.name_step(chain, step), cause, chain)
+        chain = self.work.graph.chains[task]
+        label = self.name_step(chain, getattr(cause, "failed_call", failed))
+        return operator_failure(self.name, label, cause, chain)
+
+    def native_seconds(self) -> float | None:
+        """What its pieces took, all threads together; None where Python calls some, which may wait for anything."""
+        if not isinstance(self.machine, NativeRun) or any(self.work.steps):
+            return None
+        return sum(self.machine.task_seconds())
 
     def raise_error(self) -> None:
         """Raise the first error, if any; errors of other workers are attached as notes and logged."""
@@ -166,15 +158,15 @@ class Run:
         raise self.error
 
     def check_complete(self) -> None:
-        """Raise DagexecError unless every chain ran. A check on the scheduler itself, after a run without error."""
-        if self.error is None and any(self.counts):
-            waiting = sum(1 for count in self.counts if count)
-            raise DagexecError(f"net {self.name!r}: the run ended with {waiting} chains not started")
+        """Raise DagexecError unless all was done. A check on the scheduler itself, after a run without error."""
+        if self.error is None and self.machine.remaining:
+            raise DagexecError(f"net {self.name!r}: the run ended with {self.machine.remaining} tasks not done")
 
 
 def task(name: str, function: Step, priority: int = 0, share: Share | None = None) -> Run:
     """A run that calls `function` on a worker, for work that belongs beside the nets', such as feeding inputs."""
-    run = Run(name, SingleChain(), [(function,)], lambda _chain, _step: name, lambda: None, priority)
+    work = chain_work(SingleChain(), [(function,)])
+    run = Run(name, work, lambda _chain, _step: name, lambda: None, priority)
     run.share = share
     return run
 

@@ -21,8 +21,8 @@ class PoolStatistics:
         workers: its threads.
         idle: workers that wait for something to do.
         busy: workers inside a run, or telling the owner of one that it is over.
-        runs_waiting: runs with chains that nobody has taken.
-        chains_waiting: those chains.
+        runs_waiting: runs with something that nobody has taken.
+        chains_waiting: the chains, or pieces of operators, that one may take there.
         replaced: workers that died and were replaced, since the pool was made.
     """
 
@@ -39,27 +39,36 @@ class Worker:
 
     Attributes:
         name: the thread's.
+        number: of the pool's workers; -1 for a caller.
         wake_up: how it is woken; None until the thread runs.
         run: the run it is inside, and counted in; with a run of a body in an operator, the inner one.
+        depth: how many runs it is in, one within an operator of the other.
         ident: of its thread, 0 until that runs.
         telling: the run whose owner it is telling that it is over.
         waiting: runs in whose operators it waits, while it helps others.
     """
 
-    __slots__ = ("ident", "name", "run", "telling", "waiting", "wake_up")
+    __slots__ = ("depth", "ident", "name", "number", "run", "telling", "waiting", "wake_up")
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, number: int = -1) -> None:
         self.name = name
+        self.number = number
+        self.depth = 0
         self.ident = 0
         self.wake_up: CoreWakeUp | None = None
         self.run: Run | None = None
         self.telling: Run | None = None
         self.waiting: list[Run] = []
 
-    def wake(self) -> None:
-        """Have it look for work."""
+    @property
+    def is_of_pool(self) -> bool:
+        """False for a caller's thread."""
+        return self.number >= 0
+
+    def wake(self, *, as_helper: bool = False) -> None:
+        """Have it look for work, beside the calling thread if it is a helper of that."""
         if self.wake_up is not None:
-            self.wake_up.wake()
+            self.wake_up.wake(as_helper=as_helper)
 
 
 def acquire_contended(acquire: Callable[[bool], bool]) -> None:

@@ -10,10 +10,12 @@ import pytest
 import dagexec
 from dagexec.analysis.comparison import compare, measure, random_feeds
 from dagexec.analysis.what_if import CostModel, CostProfiler, slowdown_up_to, what_if
+from dagexec.compiler.compilation import compile_model
 from dagexec.core.graph import build_graph
 from dagexec.options import CompileOptions
 from dagexec.scheduler.observe.trace import Span, Trace
 from dagexec.scheduler.plan.plan import build_plan
+from dagexec.scheduler.run.prediction import tasks_of_chains
 from tests.command_line import Cli
 from tests.nets import net_of, parents_from_edges
 
@@ -23,7 +25,7 @@ SECONDS = (1e-3, 4e-3, 3e-3, 1e-3)
 
 def test_predictions_for_more_workers_end_at_the_critical_path() -> None:
     plan = build_plan(build_graph(net_of(DIAMOND)), [1.0] * 4)
-    one, two, many = what_if(plan, CostModel(SECONDS), (1, 2, 64))
+    one, two, many = what_if(tasks_of_chains(plan), CostModel(SECONDS), (1, 2, 64))
     assert (one.predicted_ms, one.speed_up, one.bound_ms) == pytest.approx((9.0, 1.0, 9.0))
     assert (two.predicted_ms, two.speed_up, two.bound_ms) == pytest.approx((6.0, 1.5, 6.0))
     assert (many.workers, many.streams, many.predicted_ms) == (64, 0, pytest.approx(6.0))
@@ -31,8 +33,8 @@ def test_predictions_for_more_workers_end_at_the_critical_path() -> None:
 
 def test_what_a_run_and_its_chains_cost_is_part_of_a_prediction_but_not_of_the_bound() -> None:
     plan = build_plan(build_graph(net_of(DIAMOND)), [1.0] * 4)
-    cost_model = CostModel(SECONDS, run_seconds=2e-3, chain_seconds=0.1e-3, wake_seconds=0.5e-3)
-    one, two = what_if(plan, cost_model, (1, 2))
+    cost_model = CostModel(SECONDS, run_seconds=2e-3, piece_seconds=0.1e-3, wake_seconds=0.5e-3)
+    one, two = what_if(tasks_of_chains(plan), cost_model, (1, 2))
     assert one.predicted_ms == pytest.approx(2 + 9 + 4 * 0.1)
     assert two.predicted_ms == pytest.approx(2 + 6 + 3 * 0.1)  # the branch that wakes a worker is the shorter one
     assert (one.bound_ms, two.bound_ms) == pytest.approx((9.0, 6.0))
@@ -40,7 +42,7 @@ def test_what_a_run_and_its_chains_cost_is_part_of_a_prediction_but_not_of_the_b
 
 def test_workers_that_launch_are_predicted_for_each_number_of_streams() -> None:
     plan = build_plan(build_graph(net_of(DIAMOND)), [1.0] * 4)
-    rows = what_if(plan, CostModel(SECONDS), (1, 2), (1, 4), launch_seconds=0.1e-3)
+    rows = what_if(tasks_of_chains(plan), CostModel(SECONDS), (1, 2), (1, 4), launch_seconds=0.1e-3)
     assert [(row.workers, row.streams) for row in rows] == [(1, 0), (2, 0), (1, 1), (2, 2), (1, 4), (2, 4)]
     alone = rows[2]
     assert alone.predicted_ms == pytest.approx(0.1 + 9.0)
@@ -78,13 +80,13 @@ def test_a_cost_model_is_made_of_medians_and_of_what_the_operators_take_longer_o
     profiler = CostProfiler(alone, crowd, {})  # type: ignore[arg-type]
     for _ in range(3):
         profiler.run()
-    found = profiler.cost_model(plan)
+    found = profiler.cost_model(tasks_of_chains(plan))
     # medians 1 and 4 ms, brought to the median of the runs' sums 4, 6 and 6 ms
     assert found.operator_seconds == pytest.approx((1e-3 * 6 / 5, 4e-3 * 6 / 5))
     # (8 + 6) / 2 over 4, (8 + 10) / 2 over 6, 12 over 6: the median is 7 / 4
     assert found.slowdown == pytest.approx((1.0, 1.75))
     assert found.run_seconds < 0  # no time has passed beside the operators' made-up times
-    assert found.chain_seconds >= 0
+    assert found.piece_seconds >= 0
     assert found.wake_seconds > 0
 
 
@@ -127,13 +129,16 @@ def test_compare_predicts_from_simple_nets_times_alone() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_a_row_is_predicted_from_its_own_plan_and_workers() -> None:
-    comparison = compare("zoo:squeezenet", CompileOptions(optimize=False), net_types=("dag",), workers=(1, 2), repeat=1)
-    with dagexec.compile("zoo:squeezenet", optimize=False, net_type="dag") as executor:
+    model = compile_model(dagexec.load_model("zoo:squeezenet"), CompileOptions()).model
+    comparison = compare(model, CompileOptions(optimize=False), net_types=("dag",), workers=(1, 2), repeat=1)
+    with dagexec.compile(model, optimize=False, net_type="dag") as executor:
         executor.run(random_feeds(executor.model))
-        plan = executor.net().plan
+        tasks = executor.net().tasks()
+    assert max(tasks.work.graph.pieces) > 1
     for row in comparison.rows[1:]:
-        seconds = comparison.cost_model.predict(plan, comparison.cost_model.machine(row.workers))
+        seconds = comparison.cost_model.predict(tasks, comparison.cost_model.hardware(row.workers))
         assert row.predicted_ms == pytest.approx(seconds * 1e3)
         assert row.predicted_ratio == pytest.approx(row.predicted_ms / row.median_ms)
 

@@ -570,3 +570,15 @@ def test_results_are_written_backwards_and_with_gaps() -> None:
         for place in (rows(0)[::-1, ::-1], np.zeros((4, 6), np.float32)[::2, ::2], np.zeros((3, 2), np.float32).T):
             assert executor.run({"x": rows(1)}, out={"y": place})["y"] is place
             np.testing.assert_array_equal(place, rows(2))
+
+
+def test_an_input_that_the_net_makes_a_view_of_another_does_not_take_its_place() -> None:
+    net = NetDef(name="viewed", external_input=["x", "z"], external_output=["y"])
+    net.op.add(type="StopGradient", input=["x"], output=["z"])
+    net.op.add(type="Negative", input=["z"], output=["y"])
+    info = InputInfo(dtypes.FLOAT32, (None, 8))
+    model = Model("viewed", net, inputs={"x": info, "z": info}, outputs=("y",))
+    with dagexec.compile(model, optimize=False, net_type="simple") as executor:
+        for number in range(4):  # feeds go to where the net reads them from the third run on
+            x = np.full((2, 8), number + 1, np.float32)
+            np.testing.assert_array_equal(executor.run({"x": x, "z": np.zeros_like(x)})["y"], -x)

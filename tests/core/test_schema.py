@@ -167,8 +167,10 @@ def test_a_value_is_known_or_said_to_be_unknown() -> None:
 def test_cost_counts_bytes_and_ranks_by_the_slower_of_compute_and_memory() -> None:
     cost = memory_cost(call(MATRIX, VECTOR), [MATRIX, VECTOR], 2.0)
     assert cost == Cost(flops=18, bytes_read=36, bytes_written=36)
-    assert Cost(0, 10**9, 0).seconds == pytest.approx(0.1, rel=0.01)
-    assert Cost(5 * 10**9, 10**6, 0).seconds == pytest.approx(0.1, rel=0.01)
+    assert Cost(0, 10**9, 0).seconds == pytest.approx(1 / 30, rel=0.01)
+    assert Cost(15 * 10**9, 10**6, 0).seconds == pytest.approx(0.1, rel=0.01)
+    assert Cost(15 * 10**9, 10**6, 0).seconds_at(2.0) == pytest.approx(0.05, rel=0.01)
+    assert Cost(0, 10**9, 0).seconds_at(2.0) == pytest.approx(1 / 30, rel=0.01)
     assert Cost(0, 0, 0).seconds > 0
 
 

@@ -15,9 +15,8 @@ import pytest
 
 import dagexec
 from dagexec.errors import ResourceError
-from dagexec.ops.kernels import machine_code
 from dagexec.ops.onednn.binding import library
-from dagexec.platform import host_memory, teams
+from dagexec.platform import host_memory, machine_code
 from dagexec.platform.host_memory import check_room
 
 MIB = 1 << 20
@@ -135,41 +134,3 @@ def test_machine_code_without_memory_is_a_resource_error() -> None:
             machine_code.executable(b"\xc3")
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
-
-
-def test_a_team_that_the_system_has_no_threads_for_is_a_resource_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_thread: object) -> None:
-        raise RuntimeError("can't start new thread")
-
-    teams.leave()
-    with monkeypatch.context() as patch:
-        patch.setattr(teams.threading.Thread, "start", refuse)
-        with pytest.raises(ResourceError, match="a team of 3 threads: the system could only start 0 more"):
-            teams.require(3)
-        teams.require(1)  # the caller alone
-    teams.require(3)
-    teams.leave()
-
-
-@pytest.mark.skipif(library() is None or library().team < 2, reason="needs oneDNN with threads")  # type: ignore[union-attr]
-@pytest.mark.parametrize("num_workers", [1, 2])
-def test_a_run_without_room_for_its_threads_fails_and_the_next_one_runs(
-    monkeypatch: pytest.MonkeyPatch, num_workers: int
-) -> None:
-    def refuse(threads: int) -> None:
-        raise ResourceError(f"a team of {threads} threads: the system could only start 0 more")
-
-    options = {"intra_op_threads": 2, "num_workers": num_workers, "net_type": "dag", "pool": "own"}
-    with dagexec.compile("zoo:lenet", **options) as executor:  # type: ignore[arg-type]
-        expected = executor.run(FEEDS)
-        assert executor.net().has_teams
-        for timeout in (None, 60.0):  # in the calling thread, where it may be, and on workers
-            with monkeypatch.context() as patch:
-                patch.setattr(teams, "require", refuse)
-                with pytest.raises(ResourceError, match="a team of 2 threads"):
-                    executor.run(FEEDS, timeout=timeout)
-            found = executor.run(FEEDS, timeout=timeout)
-            assert {name: array.tobytes() for name, array in found.items()} == {
-                name: array.tobytes() for name, array in expected.items()
-            }
-        assert executor.statistics().pool.replaced == 0

@@ -22,8 +22,6 @@ from dagexec.analysis.comparison import random_feeds
 from dagexec.cli.check import check_command
 from dagexec.cli.feeds import read_feeds
 from dagexec.cli.inspect import inspect_command
-from dagexec.compiler.tuning.choosing import to_text
-from dagexec.compiler.tuning.schedule import Schedule
 from dagexec.core.choices import choices, load_choices
 from dagexec.core.model import Model
 from dagexec.core.workspace import Workspace
@@ -269,12 +267,11 @@ def plausible_choices() -> Iterable[tuple[str, str]]:
         asked[key] = None
         return None
 
-    with patch.object(choices, "find", find), dagexec.compile(choices_model()) as executor:
-        operators = len(executor.model.net.op)
-    schedule = Schedule("levels", "dag", 2, (1,) * operators, ((0, 1),))
+    with patch.object(choices, "find", find), dagexec.compile(choices_model()):
+        pass
     names = ("direct brgconv:avx2", "winograd jit_wino_4x3:avx512_core", "own layout, direct x64:gemm:jit")
     for number, key in enumerate(asked):
-        if key.startswith("schedule"):
-            yield key, to_text(schedule)
+        if key.startswith("run"):
+            yield key, "0.002"
         else:
             yield key, "NHWC" if key.startswith("layout") else names[number % len(names)]

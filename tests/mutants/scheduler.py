@@ -5,6 +5,8 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 _POOL = "scheduler/run/pool.py"
+_MACHINE, _CODE = "scheduler/run/machine.py", "scheduler/run/engine_code.py"
+_MACHINE_TESTS = ("tests/scheduler/run/test_machine.py",)
 _POOL_TESTS = (
     "tests/scheduler/run/test_pool.py",
     "tests/scheduler/run/test_pool_priority.py",
@@ -15,25 +17,46 @@ _GRAPH_TESTS = ("tests/core/test_graph.py", "tests/scheduler/plan/test_chains.py
 
 MUTANTS = (
     Mutant(
-        "a worker no longer takes the most urgent chain",
-        _POOL,
-        "chain = heappushpop(ready, following) if ready else following",
-        "chain = following",
-        _POOL_TESTS,
+        "a worker takes the least urgent of the fresh tasks",
+        _MACHINE,
+        "task = heappop(self._fresh)",
+        "task = self._fresh.pop()",
+        _MACHINE_TESTS,
     ),
     Mutant(
-        "a worker that has no child to go on with takes the least urgent chain",
-        _POOL,
-        "            elif ready:\n                chain = heappop(ready)",
-        "            elif ready:\n                chain = ready.pop()",
-        _POOL_TESTS,
+        "a worker joins others before it begins a fresh task",
+        _MACHINE,
+        "        if self._fresh:",
+        "        if self._fresh and not self._open:",
+        _MACHINE_TESTS,
     ),
     Mutant(
-        "a worker that enters a run takes the least urgent chain",
-        _POOL,
-        "chain = heappop(run.ready)\n            self._virtual_time",
-        "chain = run.ready.pop()\n            self._virtual_time",
-        _POOL_TESTS,
+        "a worker leaves the task that it is in",
+        _MACHINE,
+        "if last >= 0 and",
+        "if last >= len(self._taken) and",
+        _MACHINE_TESTS,
+    ),
+    Mutant(
+        "a phase begins when one piece of the one before has ended",
+        _MACHINE,
+        "if self._done[task] < self._graph.pieces[task]:",
+        "if self._done[task] != 1:",
+        _MACHINE_TESTS,
+    ),
+    Mutant(
+        "machine code lets a child begin when one of its parents is done",
+        _CODE,
+        '    code.jump("children", NOT_ZERO)\n    _choose(code, fresh=True)',
+        "    _choose(code, fresh=True)",
+        _MACHINE_TESTS,
+    ),
+    Mutant(
+        "machine code wakes nobody",
+        _CODE,
+        '    code.jump("WAKE", LESS)',
+        '    code.jump("execute")',
+        _MACHINE_TESTS,
     ),
     Mutant(
         "a replaced worker wakes nobody",
@@ -45,22 +68,22 @@ MUTANTS = (
     Mutant(
         "a woken worker stays on the idle list",
         _POOL,
-        "helper = idle.pop()\n",
-        "helper = idle[-1]\n",
+        "found = self._idle.pop()",
+        "found = self._idle[-1]",
         _POOL_TESTS,
     ),
     Mutant(
         "a run gives way to one of equal priority",
         _POOL,
-        "first.priority <= run.priority",
-        "first.priority < run.priority",
+        "first.priority > run.priority",
+        "first.priority >= run.priority",
         _POOL_TESTS,
     ),
     Mutant(
         "a run gives way to none",
         _POOL,
-        "first.priority <= run.priority",
-        "first.priority >= run.priority",
+        "first.priority > run.priority",
+        "first.priority < run.priority",
         _POOL_TESTS,
     ),
     Mutant(
@@ -73,8 +96,8 @@ MUTANTS = (
     Mutant(
         "any number of workers enter a run",
         "scheduler/run/run.py",
-        "bool(self.ready) and self.active < self.width",
-        "bool(self.ready)",
+        "self.machine.available > 0 and self.active < self.width and not self.over",
+        "self.machine.available > 0 and not self.over",
         _POOL_TESTS,
     ),
     Mutant(
@@ -92,30 +115,24 @@ MUTANTS = (
         _POOL_TESTS,
     ),
     Mutant(
-        "a woken worker does not find the run it was woken for",
+        "tasks that become ready while all workers are busy are found by none of them",
         _POOL,
-        "                if not run.listed:\n                    self._list(run)\n                release()\n",
-        "                release()\n",
+        "            if machine.available and not run.listed:\n                self._list(run)\n"
+        "            self.lock.release()",
+        "            self.lock.release()",
         _POOL_TESTS,
     ),
     Mutant(
-        "chains that become ready while all workers are busy are found by none of them",
-        _POOL,
-        "                if ready and not run.listed:\n                    self._list(run)\n                release()",
-        "                release()",
-        _POOL_TESTS,
-    ),
-    Mutant(
-        "a chain starts when one of its parents is done",
-        _POOL,
-        "                if not count:\n                    if following < 0:",
-        "                if count >= 0:\n                    if following < 0:",
-        _POOL_TESTS,
+        "a task begins when one of its parents is done",
+        _MACHINE,
+        "if not self._left[child] and",
+        "if self._left[child] >= 0 and",
+        _MACHINE_TESTS,
     ),
     Mutant(
         "a failed run goes on with its ready chains",
         "scheduler/run/run.py",
-        "        self.interrupted = True\n        self.ready.clear()",
+        "        self.interrupted = True\n        self.machine.stop()",
         "",
         ("tests/scheduler/run/test_pool.py",),
     ),

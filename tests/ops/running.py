@@ -21,6 +21,7 @@ from dagexec.ops.base.layout import blocked_orders
 from dagexec.platform.arithmetic import operator_arithmetic
 from dagexec.scheduler.nets.simple import SimpleNet
 from tests.cuda.emulated import cuda_devices, has_compiler, has_gpu
+from tests.ops.pieces import cut_into
 
 Array = npt.NDArray[Any]
 
@@ -66,9 +67,13 @@ def computed(
     results: list[str],
     frozen: str = "",
     engine: str = "ONEDNN",
+    pieces: int = 0,
     **arguments: Any,
 ) -> list[Array]:
-    """The results of one operator on blobs of these names, those in `frozen` constant, one run."""
+    """The results of one operator on blobs of these names, those in `frozen` constant, one run.
+
+    It is cut into so many `pieces`, by default into as many as its work is worth.
+    """
     workspace = Workspace()
     for name, array in arrays.items():
         workspace.feed_blob(name, array)
@@ -77,17 +82,28 @@ def computed(
     definition = operator_def(op_type, list(arrays), results, **arguments)
     definition.engine = engine
     operator = create_operator(definition, workspace)
-    step = operator.bind(operator.infer())
+    with cut_into(pieces):
+        step = operator.bind(operator.infer())
     with operator_arithmetic():
         step()
     return [workspace.fetch_blob(name) for name in results]
 
 
 def run_operator(
-    op_type: str, inputs: list[npt.ArrayLike], outputs: int = 1, *, engine: str = "", **arguments: ArgumentValue
+    op_type: str,
+    inputs: list[npt.ArrayLike],
+    outputs: int = 1,
+    *,
+    engine: str = "",
+    pieces: int = 0,
+    **arguments: ArgumentValue,
 ) -> list[Array]:
-    """`dagexec.testing.run_operator`; now and then on the simulated device, too, which must give the same bytes."""
-    found = testing.run_operator(op_type, inputs, outputs, engine=engine, **arguments)
+    """`dagexec.testing.run_operator`; now and then on the simulated device, too, which must give the same bytes.
+
+    `pieces` are as in `computed`.
+    """
+    with cut_into(pieces):
+        found = testing.run_operator(op_type, inputs, outputs, engine=engine, **arguments)
     arrays = {f"x{index}": np.asarray(value) for index, value in enumerate(inputs)}
     definition = operator_def(op_type, list(arrays), [f"y{index}" for index in range(outputs)], **arguments)
     definition.engine = engine

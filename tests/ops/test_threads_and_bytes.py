@@ -46,8 +46,8 @@ def products(rows: int, inner: int, units: int, dtype: Any = np.float32) -> Iter
 
 def assert_same_bytes(cases: Iterator[Case], frozen: str = "") -> None:
     for op_type, arrays, results, given_arguments in cases:
-        alone = computed(op_type, arrays, results, frozen, threads=1, **given_arguments)
-        shared = computed(op_type, arrays, results, frozen, threads=2, **given_arguments)
+        alone = computed(op_type, arrays, results, frozen, pieces=1, **given_arguments)
+        shared = computed(op_type, arrays, results, frozen, pieces=2, **given_arguments)
         shapes = [array.shape for array in arrays.values()]
         for name, one, other in zip(results, alone, shared, strict=True):
             assert one.tobytes() == other.tobytes(), (op_type, name, shapes, given_arguments)

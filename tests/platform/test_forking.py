@@ -1,4 +1,4 @@
-"""Processes made by fork: a child computes with teams of its own, and serves with what its parent has compiled."""
+"""Processes made by fork: a child computes with threads of its own, and serves with what its parent has compiled."""
 
 from __future__ import annotations
 
@@ -26,11 +26,10 @@ from dagexec.core.choices import Choices, choose, measuring
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.tensor import Tensor
 from dagexec.errors import ClosedError, DagexecError, QueueClosedError
-from dagexec.ops.kernels import native
-from dagexec.ops.onednn.binding import library, usable_threads
+from dagexec.ops.onednn.binding import library
 from dagexec.ops.onednn.packing import packed_memory
 from dagexec.ops.storage.tensor_input import _Prefetch
-from dagexec.platform import forking, teams
+from dagexec.platform import forking
 from dagexec.serving.executor import Executor
 from dagexec.storage.reader import DBReader
 from dagexec.training.data import BatchLoader
@@ -39,24 +38,23 @@ from dagexec.training.queue_feeding import QueueFeeder
 from tests.forked import PATIENCE, in_child, passed_alone
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
-needs_teams = pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
+needs_onednn = pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
 
 _WIDE = (128, 512)  # of the weights
 _X = np.random.default_rng(0).standard_normal((64, 512), np.float32)
 
 
-def product(threads: int = 2) -> tuple[NetDef, NetDef]:
-    """Nets that make weights, and multiply by them on so many threads."""
+def product() -> tuple[NetDef, NetDef]:
+    """Nets that make weights, and multiply by them."""
     fill = OperatorDef(type="XavierFill", output=["w"], arg=[make_argument("shape", _WIDE)])
     fill.device_option.random_seed = 1
     zeros = OperatorDef(type="ConstantFill", output=["b"], arg=[make_argument("shape", _WIDE[:1])])
     multiply = OperatorDef(type="FC", input=["x", "w", "b"], output=["y"], engine="ONEDNN")
-    multiply.arg.append(make_argument("threads", threads))
     return NetDef(name="init", op=[fill, zeros]), NetDef(name="product", op=[multiply], external_input=["x", "w", "b"])
 
 
 def compiled(**options: object) -> Executor:
-    """The product as it is given: its operator has two threads, whatever the machine."""
+    """The product as it is given."""
     return dagexec.compile(product(), optimize=False, **{"num_workers": 1, **options})  # type: ignore[arg-type]
 
 
@@ -67,15 +65,15 @@ def result(executor: Executor) -> bytes:
 
 @pytest.fixture
 def executor() -> Iterator[Executor]:
-    """An executor that has run in this thread, which has a team from then on."""
+    """An executor that has run in this thread."""
     with compiled() as made:
         result(made)
         yield made
 
 
 def compile_and_run() -> bytes:
-    """What a child does that makes everything anew, with passes and with a team."""
-    with dagexec.compile("zoo:lenet", num_workers=1, intra_op_threads=2) as other:
+    """What a child does that makes everything anew, with passes, and with a worker that helps."""
+    with dagexec.compile("zoo:lenet", net_type="dag", num_workers=2) as other:
         other.run({"data": np.zeros((1, 1, 28, 28), np.float32)})
     with compiled() as made:
         return result(made)
@@ -85,8 +83,8 @@ def _put(queue: multiprocessing.SimpleQueue[bytes]) -> None:
     queue.put(compile_and_run())
 
 
-@needs_teams
-def test_a_child_of_multiprocessing_compiles_and_runs_on_two_threads_as_its_parent_does() -> None:
+@needs_onednn
+def test_a_child_of_multiprocessing_compiles_and_runs_as_its_parent_does() -> None:
     expected = compile_and_run()
     with compiled() as executor:
         assert result(executor) == expected
@@ -103,12 +101,7 @@ def test_a_child_of_multiprocessing_compiles_and_runs_on_two_threads_as_its_pare
         assert result(executor) == expected
 
 
-@needs_teams
-def test_a_child_has_as_many_threads_an_operator_as_its_parent(executor: Executor) -> None:
-    assert in_child(lambda: usable_threads(2)) == usable_threads(2)
-
-
-@needs_teams
+@needs_onednn
 def test_a_net_without_workers_goes_on_in_a_child() -> None:
     workspace = dagexec.Workspace()
     init, predict = product()
@@ -126,8 +119,8 @@ def test_a_net_without_workers_goes_on_in_a_child() -> None:
     assert in_child(again) == expected
 
 
-@needs_teams
-def test_where_native_code_forks_and_leaves_a_team_behind_operators_have_one_thread(
+@needs_onednn
+def test_where_native_code_forks_a_net_without_workers_goes_on_and_an_executor_is_reopened(
     executor: Executor, request: pytest.FixtureRequest
 ) -> None:
     """Some servers call fork themselves, and tell Python in the child only."""
@@ -147,10 +140,7 @@ def test_where_native_code_forks_and_leaves_a_team_behind_operators_have_one_thr
         signal.alarm(PATIENCE)
         try:
             ctypes.pythonapi.PyOS_AfterFork_Child()
-            assert teams.stranded()
-            assert usable_threads(2) == 1
-            with pytest.raises(ClosedError, match="make the net anew"):
-                net.run()
+            net.run()
             executor.reopen()
             result(executor)
             compile_and_run()
@@ -320,7 +310,7 @@ class Server:
             assert os.waitpid(child, 0)[1] == signal.SIGTERM
 
 
-@needs_teams
+@needs_onednn
 def test_a_server_that_forks_after_it_has_compiled_answers_with_the_parents_bytes(executor: Executor) -> None:
     expected = result(executor)
     server = Server(executor, workers=2)
@@ -363,8 +353,8 @@ def test_locks_that_another_thread_holds_are_free_in_the_child(executor: Executo
     weights = executor.net().workspace.get_blob("w").get(Tensor)
     assert weights.constant is not None
     held = (
-        choices.choices._lock.own, choices._turn, choices._lock.own, native._lock.own, packed_memory._lock.own,
-        weights.constant._lock.own, executor.net().workspace._lock.own, teams._lock, executor._pool.lock,
+        choices.choices._lock.own, choices._turn, choices._lock.own, packed_memory._lock.own,
+        weights.constant._lock.own, executor.net().workspace._lock.own, executor._pool.lock,
     )  # fmt: skip
 
     def everything() -> tuple[str | None, int, bytes, bytes]:
@@ -497,7 +487,7 @@ def test_a_batch_that_another_thread_was_reading_is_not_taken_for_read_in_a_chil
     ahead.wait()
 
 
-@needs_teams
+@needs_onednn
 @pytest.mark.slow
 def test_children_compile_and_run_whatever_other_threads_of_the_parent_were_at() -> None:
     expected = compile_and_run()

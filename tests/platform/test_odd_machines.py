@@ -29,8 +29,7 @@ LIMIT_SECONDS = 120
 ROOT = Path(__file__).parents[2]
 OWN_SETTINGS = ("GOMP_", "KMP_", "MKL_", "OMP_", "DAGEXEC_JOIN")
 
-FEW = ("chosen", "dag, 2 workers", "dag, teams", "async_dag, 64 workers")
-WITHOUT_TEAMS = ("chosen", "simple", "dag, 2 workers", "64 replicas")
+FEW = ("chosen", "simple", "dag, 2 workers", "dag, 2 pieces", "async_dag, 64 workers")
 
 pytestmark = pytest.mark.slow  # nearly every test starts processes
 needs_onednn = pytest.mark.skipif(library() is None, reason="needs oneDNN")
@@ -109,25 +108,25 @@ def assert_computed_by_numpy(found: Mapping[str, Any], usual: Mapping[str, Any])
 
 class TestFewCores:
     @needs_linux
-    def test_on_one_core_everything_runs_and_no_operator_has_a_team(self, usual: dict[str, Any]) -> None:
+    def test_on_one_core_everything_runs_on_one_worker(self, usual: dict[str, Any]) -> None:
         one = str(min(os.sched_getaffinity(0)))
         found = report(tuple(WAYS), start=("taskset", "-c", one))
         assert_same_bytes(found, usual, tuple(WAYS))
         assert found["cores"] == 1
-        assert found["chosen"] == {"workers": 1, "threads": 1}
+        assert found["chosen"] == 1
 
     @needs_linux
-    def test_on_one_core_tuning_measures_and_chooses_one_thread(self) -> None:
+    def test_on_one_core_tuning_measures_and_chooses_one_worker(self) -> None:
         program = """
 import dagexec
 from dagexec.compiler.compilation import compile_model
 from dagexec.options import CompileOptions
 from tests.odd_machine import branching_model
 compiled = compile_model(branching_model(), CompileOptions(tuning_seconds=2.0))
-print(compiled.options.num_workers, max(compiled.report.schedule.schedule.threads))
+print(compiled.options.num_workers, compiled.options.net_type)
 """
         printed, _ = python(program, start=("taskset", "-c", str(min(os.sched_getaffinity(0)))))
-        assert printed.split() == ["1", "1"]
+        assert printed.split() == ["1", "simple"]
 
     @needs_two_cores
     def test_64_workers_and_64_callers_get_the_same_bytes(self, usual: dict[str, Any]) -> None:
@@ -196,7 +195,7 @@ class TestQuota:
         found = report(FEW, before=join)
         assert_same_bytes(found, usual, FEW)
         assert found["cores"] == 1
-        assert found["chosen"] == {"workers": 1, "threads": 1}
+        assert found["chosen"] == 1
 
     @needs_two_cores
     def test_in_a_made_up_control_group_likewise(self, tmp_path: Path) -> None:
@@ -207,7 +206,7 @@ class TestQuota:
             f"cgroups._ROOT = pathlib.Path({str(tmp_path)!r})",
         )
         assert found["cores"] == 1
-        assert found["chosen"] == {"workers": 1, "threads": 1}
+        assert found["chosen"] == 1
 
 
 TOO_LARGE = """
@@ -305,24 +304,10 @@ print(hashlib.sha256(gradient.tobytes()).hexdigest())
 """
 """A sum whose bytes depend on the number of threads, on one."""
 
-WEIGHT_GRADIENT = """
-import numpy as np
-from tests.ops.running import run_operator
-numbers = np.random.default_rng(0)
-shapes = (1, 64, 14, 14), (256, 64, 3, 3), (1, 256, 14, 14)
-x, w, dy = (numbers.standard_normal(shape, np.float32) for shape in shapes)
-inputs = [np.ascontiguousarray(one.transpose(0, 2, 3, 1)) for one in (x, w, dy)]
-one, two = (
-    run_operator("ConvGradient", inputs, 2, engine="ONEDNN", kernel=3, pad=1, no_bias=1, order="NHWC", threads=threads)
-    for threads in (1, 2)
-)
-for single, team in zip(one, two):
-    np.testing.assert_allclose(single, team, rtol=1e-3, atol=1e-3)
-print("close")
-"""
-
-FEWER_THREADS = [{"OMP_THREAD_LIMIT": "1"}, {"OMP_DYNAMIC": "true"}, {"OMP_MAX_ACTIVE_LEVELS": "0"}]
 SETTINGS = [
+    {"OMP_THREAD_LIMIT": "1"},
+    {"OMP_DYNAMIC": "true"},
+    {"OMP_MAX_ACTIVE_LEVELS": "0"},
     {"OMP_NUM_THREADS": "1"},
     {"OMP_NUM_THREADS": "64", "MKL_NUM_THREADS": "64", "OPENBLAS_NUM_THREADS": "64"},
     {"KMP_AFFINITY": "compact", "KMP_BLOCKTIME": "infinite"},
@@ -340,23 +325,6 @@ class TestOpenMPSettings:
     @pytest.mark.parametrize("settings", SETTINGS, ids=named)
     def test_numbers_and_waiting_change_no_byte(self, settings: dict[str, str], usual: dict[str, Any]) -> None:
         assert_same_bytes(report(FEW, environment=settings), usual, FEW)
-
-    @pytest.mark.parametrize("settings", FEWER_THREADS, ids=named)
-    def test_where_openmp_may_give_fewer_threads_operators_have_one(
-        self, settings: dict[str, str], usual: dict[str, Any]
-    ) -> None:
-        found = report(FEW, environment=settings)
-        assert_same_bytes(found, usual, FEW)
-        assert found["team"] == 1
-        assert found["chosen"]["threads"] == 1
-        assert [line for line in found["log"] if line.startswith("operators use one thread each")]
-
-    @pytest.mark.parametrize("settings", FEWER_THREADS, ids=named)
-    def test_where_openmp_may_give_fewer_threads_the_whole_of_a_gradient_is_computed(
-        self, settings: dict[str, str]
-    ) -> None:
-        printed, _ = python(WEIGHT_GRADIENT, environment=settings)
-        assert printed.split() == ["close"]
 
     @needs_linux
     @pytest.mark.parametrize("settings", BINDING, ids=named)
@@ -385,7 +353,7 @@ def can_forbid() -> bool:
 @pytest.mark.skipif(not can_forbid(), reason="needs PR_SET_MDWE of Linux 6.3")
 class TestMemoryThatMustNotBeExecutable:
     def test_numpy_computes_and_one_line_says_why(self, usual: dict[str, Any]) -> None:
-        found = report(WITHOUT_TEAMS, before=FORBID)
+        found = report(FEW, before=FORBID)
         assert_computed_by_numpy(found, usual)
         assert not found["onednn"]
         lines = [line for line in found["log"] if "ONEDNN is not available" in line]
@@ -394,7 +362,7 @@ class TestMemoryThatMustNotBeExecutable:
 
     @needs_onednn
     def test_forbidden_after_onednn_was_loaded_numpy_computes_what_is_new(self, usual: dict[str, Any]) -> None:
-        found = report(WITHOUT_TEAMS, after="from dagexec.ops.onednn.binding import library; library()\n" + FORBID)
+        found = report(FEW, after="from dagexec.ops.onednn.binding import library; library()\n" + FORBID)
         assert_computed_by_numpy(found, usual)
         assert len([line for line in found["log"] if "oneDNN cannot generate code" in line]) == 1
 

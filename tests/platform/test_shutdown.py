@@ -14,9 +14,9 @@ import pytest
 import dagexec
 from dagexec.core.operator import Operator
 from dagexec.errors import ClosedError
-from dagexec.ops.kernels.machine_code import is_supported
 from dagexec.platform import shutdown
 from dagexec.platform.deadline import Deadline
+from dagexec.platform.machine_code import is_supported
 from tests.forked import PATIENCE, in_child
 from tests.held import Held, doubled_model, held_operators, rows
 from tests.nets import net_of, temporary_operator
@@ -50,8 +50,8 @@ begun.wait()
 
 JOINED = """
 import ctypes, sys, threading, time
-from dagexec.ops.kernels import machine_code  # a module that others hold is emptied
-from dagexec.ops.kernels.native import NativeCall, declare, join
+from dagexec.platform import machine_code  # a module that others hold is emptied
+from dagexec.core.native import NativeCall, declare, merged
 
 libc = ctypes.CDLL(None)
 sleep = ctypes.cast(libc.usleep, ctypes.c_void_p).value
@@ -63,7 +63,7 @@ def made():
     return step
 
 
-[joined] = join([made() for _ in range(30)], [0.0] * 30, 1.0)
+[joined] = merged([made() for _ in range(30)])
 begun = threading.Event()
 
 

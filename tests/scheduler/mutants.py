@@ -264,7 +264,6 @@ class MutantNet(AsyncDAGNet):
                 step if step is nothing_to_do or operator.shared_buffer is not None else _hollow
                 for step, operator in zip(preparation.steps, self.operators, strict=True)
             ]
-            preparation.chain_steps = [preparation._steps_of(chain) for chain in preparation.plan.chains]
         return preparation
 
     def synchronization(self, plan: Plan) -> Synchronization:
@@ -300,7 +299,7 @@ class Outcome:
 def try_mutant(net: MutantNet, mutant: Mutant, conflicts: tuple[Conflicts, Conflicts]) -> Outcome:
     """Judge, prove and run one mutant of `net`, with a stream for every chain."""
     original = net.prepared()
-    plan, chain_steps = original.plan, original.chain_steps
+    plan = original.plan
     accesses = prepared_accesses(net.graph, net.operators, original.prepared)
     proof = check_plan(mutant.plan, mutant.synchronization, accesses)
     detector = Detector()
@@ -317,7 +316,7 @@ def try_mutant(net: MutantNet, mutant: Mutant, conflicts: tuple[Conflicts, Confl
         net.mutant = None
         net.streams.give_back()
         net.streams = own
-        original.plan, original.chain_steps = plan, chain_steps
+        original.plan = plan
     needed = not is_ordered_naively(mutant, conflicts)
     return Outcome(mutant, needed, proof, tuple(map(str, detector.races)), error)
 

@@ -16,6 +16,7 @@ from dagexec.scheduler.nets.net import BaseNet
 from dagexec.scheduler.plan.plan import build_plan
 from dagexec.scheduler.run.pool import WorkerPool
 from dagexec.scheduler.run.run import Run
+from dagexec.scheduler.run.work import chain_work
 from tests.nets import net_of
 
 DIAMOND = [[], [0], [0], [1, 2]]
@@ -46,7 +47,9 @@ def run_of(
     graph = build_graph(net_of(parents))
     plan = build_plan(graph, [1.0] * len(graph), [(index,) for index in range(len(graph))])
     ordered = [(steps[chain[0]],) for chain in plan.chains]
-    return Run("explored", plan, ordered, lambda chain, _step: f"operator {plan.chains[chain][0]}", finished)
+    return Run(
+        "explored", chain_work(plan, ordered), lambda chain, _step: f"operator {plan.chains[chain][0]}", finished
+    )
 
 
 def pool_scenario(

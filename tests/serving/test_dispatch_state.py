@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from dagexec.errors import ClosedError, QueueFullError, RunCancelledError, RunTimeoutError
 from dagexec.options import CompileOptions
-from dagexec.serving.dispatch_state import ALONE_AGAIN, MAX_IN_TURN, MAX_QUEUED, DispatchState
+from dagexec.serving.dispatch_state import MAX_IN_TURN, MAX_QUEUED, DispatchState
 from dagexec.serving.requests import Request
 
 
 def replicas(count: int) -> Any:
     """What the machine needs of them: a number, and that they are fed alike."""
-    binding = SimpleNamespace(signature=())
+    binding = SimpleNamespace(signature=(), is_shared=False)
     return [SimpleNamespace(number=number, io_binding=binding) for number in range(count)]
 
 
@@ -58,8 +58,8 @@ def test_a_full_queue_refuses_with_its_numbers_where_it_was_told_to() -> None:
 def test_whether_runs_are_short_is_known_of_all_replicas_from_one() -> None:
     """Of those with the same sizes, and of no replica whose runs are long now."""
 
-    def measured(shortest: float, now: float, signature: tuple[int, ...] = ()) -> Any:
-        return SimpleNamespace(signature=signature, shortest=shortest, seconds_at_best=now)
+    def measured(shortest: float, now: float, signature: tuple[int, ...] = (), *, is_shared: bool = False) -> Any:
+        return SimpleNamespace(signature=signature, shortest=shortest, seconds_at_best=now, is_shared=is_shared)
 
     state = DispatchState("net", replicas(2), CompileOptions())
     first, second = state.replicas
@@ -74,6 +74,8 @@ def test_whether_runs_are_short_is_known_of_all_replicas_from_one() -> None:
         assert state.is_short(second) is expected
     first.io_binding, second.io_binding = measured(MAX_IN_TURN, MAX_IN_TURN), measured(in_a_crowd, 2 * MAX_QUEUED)
     assert not state.is_short(second)
+    second.io_binding = measured(MAX_IN_TURN, MAX_IN_TURN, is_shared=True)
+    assert not state.is_short(second), "workers help"
 
 
 def test_a_request_that_comes_at_its_deadline_gets_no_replica_and_one_that_ends_at_it_is_late() -> None:
@@ -149,61 +151,13 @@ def test_nobody_comes_in_once_it_is_shut() -> None:
         state.arrive(request(), 0.0)
 
 
-def with_lone_replica(count: int) -> DispatchState:
-    """A machine of so many replicas, the first of which is for requests that come one at a time."""
-    lone, *others = replicas(count)
-    state = DispatchState("net", [lone], CompileOptions())
-    for one in others:
-        state.add(one, lone, 0.0)
-    return state
-
-
-def serve_alone(state: DispatchState) -> int:
-    """The number of the replica that serves a request which comes while nothing runs."""
-    one = request()
-    assert state.arrive(one, 0.0)
-    assert one.replica is not None
-    number = one.replica.number
-    state.release(one, 0.0)
-    return number
-
-
-def test_requests_that_come_one_at_a_time_have_the_lone_replica_and_a_crowd_has_the_others() -> None:
-    state = with_lone_replica(3)
-    assert [serve_alone(state) for _ in range(3)] == [0, 0, 0]
-    crowd = [request() for _ in range(4)]
-    assert [state.arrive(one, 0.0) for one in crowd] == [*crowd[:3], None]
-    assert [one.replica.number for one in crowd if one.replica] == [0, 1, 2]
-    assert state.release(crowd[0], 0.0) is None  # the lone one leaves the others to what waits
-    assert state.release(crowd[1], 0.0) is crowd[3]
-    for one in crowd[2:]:
-        state.release(one, 0.0)
-    served = [serve_alone(state) for _ in range(ALONE_AGAIN + 1)]
-    assert 0 not in served[: ALONE_AGAIN - 1]
-    assert served[-2:] == [0, 0]
-
-
-def test_a_lone_replica_that_is_set_aside_can_still_be_warmed_up() -> None:
-    state = with_lone_replica(2)
-    crowd = [request() for _ in range(2)]
-    for one in crowd:
-        state.arrive(one, 0.0)
-    for one in crowd:
-        state.release(one, 0.0)
-    assert state.lone not in state.idle
-    pinned = request(pinned=state.lone)
-    assert state.arrive(pinned, 0.0)
-    assert pinned.replica is state.lone
-    assert state.release(pinned, 0.0) is None
-
-
 def test_a_replica_that_is_added_serves_who_waits() -> None:
-    lone, other = replicas(2)
-    state = DispatchState("net", [lone], CompileOptions())
+    first, other = replicas(2)
+    state = DispatchState("net", [first], CompileOptions())
     served, waiting = request(), request()
     assert state.arrive(served, 0.0)
     assert not state.arrive(waiting, 0.0)
-    assert state.add(other, None, 1.0) is waiting
+    assert state.add(other, 1.0) is waiting
     assert waiting.replica is other
     assert state.begun == [1, 1]
 
@@ -211,13 +165,11 @@ def test_a_replica_that_is_added_serves_who_waits() -> None:
 events = st.lists(st.tuples(st.sampled_from(["arrive", "inline", "end", "withdraw"]), st.integers(0, 9)), max_size=80)
 
 
-@given(events, st.integers(1, 3), st.sampled_from([None, 0, 1, 2]), st.booleans())
+@given(events, st.integers(1, 3), st.sampled_from([None, 0, 1, 2]))
 def test_after_any_events_each_request_is_in_one_place_and_no_replica_is_idle_while_one_waits(
-    history: list[tuple[str, int]], count: int, limit: int | None, has_lone: bool
+    history: list[tuple[str, int]], count: int, limit: int | None
 ) -> None:
     state = DispatchState("net", replicas(count), CompileOptions(max_queued=limit))
-    if has_lone and count > 1:
-        state.lone = state.replicas[0]
     binding = state.replicas[0].io_binding
     assert binding is not None
     known: list[Request] = []
@@ -247,9 +199,7 @@ def test_after_any_events_each_request_is_in_one_place_and_no_replica_is_idle_wh
         serving = [one.replica for one in state.running.values()]
         free = {replica.number for replica in (*serving, *state.idle) if replica}
         assert len(free) == len(serving) + len(state.idle)
-        aside = set(range(count)) - free
-        assert aside <= ({0} if state.lone else set())
-        assert not (aside and waiting and not state.running)
+        assert free == set(range(count))
         assert not (waiting and state.idle)
         assert limit is None or len(state.queue) <= limit
         assert not state.awaiting_admission or len(state.queue) == limit

@@ -13,6 +13,7 @@ import anyio
 import numpy as np
 import pytest
 import trio
+from threadpoolctl import ThreadpoolController
 
 import dagexec
 from dagexec import NetDef
@@ -30,7 +31,6 @@ from dagexec.errors import (
 from dagexec.options import CompileOptions
 from dagexec.platform.threads import new_gate
 from dagexec.scheduler.observe.trace import Trace
-from dagexec.scheduler.run import intra_op
 from dagexec.scheduler.run.pool import WorkerPool
 from dagexec.serving.executor import Executor
 from dagexec.serving.places import Place
@@ -363,17 +363,18 @@ def test_closing_leaves_no_thread_and_gives_blas_its_threads_back() -> None:
 
 
 def _blas_threads() -> list[int]:
-    controllers = intra_op.ThreadpoolController().select(user_api="blas").lib_controllers
+    controllers = ThreadpoolController().select(user_api="blas").lib_controllers
     return [controller.num_threads for controller in controllers]
 
 
-def test_workers_times_blas_threads_stay_within_the_cores_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_there_is_a_worker_a_core_and_one_blas_thread_however_many_pieces_are_under_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("dagexec.platform.processor.available_cores", lambda: 8)
-    monkeypatch.setattr(intra_op, "_demands", {})  # those of nets that no test has closed
-    for threads in (1, 2, 4):
-        with dagexec.compile(doubled_model(), optimize=False, intra_op_threads=threads) as executor:
-            assert executor.num_workers * threads == 8
-            assert set(_blas_threads()) == {threads}
+    for pieces in (1, 2, 4):
+        with dagexec.compile(doubled_model(), optimize=False, intra_op_threads=pieces) as executor:
+            assert executor.num_workers == 8
+            assert set(_blas_threads()) == {1}
 
 
 def test_results_are_freed_without_waiting_for_the_garbage_collector() -> None:

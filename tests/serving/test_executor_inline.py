@@ -12,8 +12,6 @@ import numpy as np
 import pytest
 
 import dagexec
-from dagexec import NetDef
-from dagexec.core.model import InputInfo, Model
 from dagexec.core.operator import Operator
 from dagexec.errors import ClosedError, DagexecError, FeedError, OperatorError
 from dagexec.scheduler.observe.trace import Trace
@@ -56,37 +54,14 @@ def test_a_run_for_an_idle_replica_of_a_single_worker_is_in_the_callers_thread(n
         assert not runs_here(executor, noted, trace=Trace())
 
 
-def test_workers_run_what_they_can_share_and_what_telemetry_or_too_many_replicas_ask_for() -> None:
-    wide = NetDef(name="wide", op=[operator_def("Noted", ["x"], [name]) for name in ("left", "right")])
-    model = Model("wide", wide, inputs={"x": InputInfo()}, outputs=("left", "right"))
+def test_workers_run_what_telemetry_or_too_many_replicas_ask_for() -> None:
     noted = Threads()
     with temporary_operator("Noted", noted):
-        with dagexec.compile(model, optimize=False, num_workers=2) as executor:
-            executor.run({"x": rows(1)})
-            assert not runs_here(executor, noted)
-            assert threading.current_thread() not in noted.seen
         for options in ({"replicas": 2, "num_workers": 1}, {"telemetry": True}):
             with warm("simple", "Noted", **options) as executor:
                 assert not runs_here(executor, noted), options
         with warm("simple", "Noted", replicas=2, num_workers=2) as executor:
             assert runs_here(executor, noted)
-
-
-def test_of_callers_whose_operators_use_several_threads_the_first_runs_what_it_asks_for() -> None:
-    noted = Threads()
-    with (
-        temporary_operator("Noted", noted),
-        warm("simple", "Noted", num_workers=2, intra_op_threads=2) as executor,
-        ThreadPoolExecutor(1) as threads,
-    ):
-        assert runs_here(executor, noted)
-        assert not threads.submit(runs_here, executor, noted).result(PATIENCE)
-        assert runs_here(executor, noted)
-    with (
-        temporary_operator("Noted", noted),
-        warm("simple", "Noted", num_workers=2, replicas=2, intra_op_threads=2) as executor,
-    ):
-        assert not runs_here(executor, noted)
 
 
 def test_as_many_callers_as_replicas_run_side_by_side(held: Held) -> None:

@@ -91,7 +91,7 @@ def test_every_feature_appears_within_150_seeds() -> None:
         "operators", "blobs with several writers", "write-after-read edges", "write-after-write edges", "views",
         "failing operators", "nets on several devices", "operators on cpu", "operators on sim:0", "operators on sim:1",
         "in-place writes", "control edges", "convolutions", "convolutions on the shared buffer",
-        "operators with a library state", "operators with shapes from values",
+        "operators with a library state", "operators with shapes from values", "operators in pieces",
     }  # fmt: skip
     assert min(found.values()) >= 15, found
 

@@ -23,6 +23,7 @@ from dagexec.ops.optimize.policies import Cyclical, Exp, LinearWarmup, Step
 from dagexec.training.fillers import Filler, constant, gaussian
 from dagexec.training.model_helper import ModelHelper
 from dagexec.training.optimizer import SGD, Adadelta, Adagrad, Adam, Ftrl, Optimizer, RmsProp, YellowFin
+from tests.training.as_written import as_written
 
 Array = npt.NDArray[Any]
 ROWS, CLASSES = 8, 3
@@ -65,7 +66,7 @@ def train(helper: ModelHelper, steps: int, net_type: str = "simple", workers: in
     workspace.feed_blob("x", DATA)
     workspace.feed_blob("label", LABELS)
     losses = []
-    with workspace.create_net(helper.net, net_type, workers) as net:
+    with workspace.create_net(as_written(helper.net), net_type, workers) as net:
         for _ in range(steps):
             net.run()
             losses.append(float(workspace.fetch_blob("loss")))
@@ -101,7 +102,7 @@ def test_a_resumed_training_gives_the_bytes_of_an_uninterrupted_one(optimizer: O
     helper.create(again)
     for name in ["x", "label", *helper.checkpoint_blobs()]:
         again.feed_blob(name, half.fetch_blob(name))
-    with again.create_net(helper.net, "simple", 1) as net:
+    with again.create_net(as_written(helper.net), "simple", 1) as net:
         for _ in range(3):
             net.run()
     assert state_bytes(helper, again) == state_bytes(helper, whole)
@@ -130,7 +131,7 @@ def test_state_has_caffe2s_names_and_the_type_and_shape_of_its_parameter() -> No
             assert workspace.fetch_blob(f"w_{suffix}").dtype == np.float64
             assert workspace.fetch_blob(f"w_{suffix}").shape == (3, 4)
         workspace.feed_blob("x", np.ones((3, 4)))
-        with workspace.create_net(helper.net, "simple", 1) as net:
+        with workspace.create_net(as_written(helper.net), "simple", 1) as net:
             net.run()
         assert (workspace.fetch_blob("w") < 1).all()
 
@@ -250,7 +251,7 @@ def test_the_learning_rate_is_computed_once_for_all_parameters_and_devices() -> 
     for k in (0, 1):
         workspace.feed_blob(f"sim_{k}/x", DATA)
     before = workspace.fetch_blob("sim_1/fc_w")
-    with workspace.create_net(helper.net, "async_dag", 2) as net:
+    with workspace.create_net(as_written(helper.net), "async_dag", 2) as net:
         net.run()
     assert (workspace.fetch_blob("sim_1/fc_w") != before).any()
 
@@ -281,7 +282,7 @@ def train_table(optimizer: Optimizer, steps: int = 3) -> tuple[Array, Array, lis
     rows = [rng.standard_normal((5, 3)).astype(np.float32) for _ in range(steps)]
     workspace.feed_blob("indices", indices[0])
     workspace.feed_blob("x", rows[0])
-    with workspace.create_net(helper.net, "dag", 2) as net:
+    with workspace.create_net(as_written(helper.net), "dag", 2) as net:
         for index, row in zip(indices, rows, strict=True):
             workspace.feed_blob("indices", index)
             workspace.feed_blob("x", row)
@@ -343,7 +344,7 @@ def test_a_sparse_gradient_of_all_rows_does_what_a_dense_one_does(optimizer: Opt
         helper.create(workspace)
         workspace.feed_blob("indices", np.arange(5, dtype=np.int32))
         workspace.feed_blob("x", rows[0])
-        with workspace.create_net(helper.net, "simple", 1) as net:
+        with workspace.create_net(as_written(helper.net), "simple", 1) as net:
             for row in rows:
                 workspace.feed_blob("x", row)
                 net.run()

@@ -11,6 +11,7 @@ from dagexec import Workspace
 from dagexec.core.dtypes import INT32
 from dagexec.training.model_helper import ModelHelper
 from tests.ops.running import Array, run_operator
+from tests.training.as_written import as_written
 
 STEPS, BATCH, DIM_IN, DIM_OUT = 5, 3, 4, 6
 
@@ -48,7 +49,7 @@ def test_the_layer_is_the_operator_with_directions_side_by_side(
     helper.create(workspace)
     for name, array in feeds.items():
         workspace.feed_blob(name, array)
-    workspace.create_net(helper.net, "dag", 2)
+    workspace.create_net(as_written(helper.net), "dag", 2)
     workspace.run_net(helper.net.name)
     inputs = [feeds["x"], *(workspace.fetch_blob(f"y_{name}") for name in "wrb")]
     inputs += [feeds[name] for name in ("lengths", "h", "c") if name in feeds]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
 from dagexec import NetDef, OperatorDef, Workspace
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.dtypes import INT32
+from dagexec.core.workspace import Net
 from dagexec.ops.onednn.binding import library
 from dagexec.scheduler.nets.net import BaseNet
 from dagexec.scheduler.nets.simple import SimpleNet
@@ -15,6 +18,7 @@ from dagexec.training.model_helper import ModelHelper
 from dagexec.training.optimizer import SGD
 from dagexec.training.split_gradients import split_gradients
 from tests.ops.running import operator_def
+from tests.training.as_written import as_written
 
 SHAPES: dict[str, tuple[int, ...]] = {"x": (2, 3, 6, 6), "w": (4, 3, 3, 3), "dy": (2, 4, 4, 4)}
 
@@ -104,7 +108,7 @@ def test_the_layer_before_waits_for_no_gradient_of_weights() -> None:
     assert not needed & {place["second_w_grad"], place["pred_w_grad"]}
 
 
-def _three_steps(*, in_fastest_form: bool) -> tuple[float, list[OperatorDef]]:
+def _three_steps(create: Callable[[ModelHelper, Workspace], Net]) -> tuple[float, list[OperatorDef]]:
     """The loss of the third step of a small net, and the operators that computed it."""
     helper = ModelHelper("tiny", seed=1, training=True)
     helper.add_input("x", (8, 3, 6, 6))
@@ -118,7 +122,7 @@ def _three_steps(*, in_fastest_form: bool) -> tuple[float, list[OperatorDef]]:
     helper.create(workspace)
     workspace.feed_blob("x", rng.standard_normal((8, 3, 6, 6), np.float32))
     workspace.feed_blob("label", rng.integers(0, 5, 8).astype(np.int32))
-    made = helper.create_net(workspace, "dag", 2) if in_fastest_form else workspace.create_net(helper.net, "simple")
+    made = create(helper, workspace)
     assert isinstance(made, BaseNet)
     with made:
         for _ in range(3):
@@ -127,11 +131,18 @@ def _three_steps(*, in_fastest_form: bool) -> tuple[float, list[OperatorDef]]:
 
 
 def test_a_helper_makes_its_net_in_the_fastest_form_and_that_learns_the_same() -> None:
-    loss, operators = _three_steps(in_fastest_form=True)
-    expected, plain = _three_steps(in_fastest_form=False)
+    loss, operators = _three_steps(lambda helper, workspace: helper.create_net(workspace, "dag", 2))
+    expected, plain = _three_steps(lambda helper, workspace: workspace.create_net(as_written(helper.net), "simple"))
     assert loss == pytest.approx(expected, rel=1e-5)
     gradients = [one for one in operators if one.type == "ConvGradient"]
     assert [len(one.output) for one in gradients] == [1, 2, 2]  # no gradient of the images is wanted
     engine = "" if library() is None else "ONEDNN"
     assert {one.engine for one in gradients} == {engine}
     assert not any(one.engine for one in plain)
+
+
+def test_a_workspace_makes_the_net_that_the_helper_makes() -> None:
+    loss, operators = _three_steps(lambda helper, workspace: workspace.create_net(helper.net, "simple"))
+    expected, others = _three_steps(lambda helper, workspace: helper.create_net(workspace, "simple"))
+    assert loss == expected
+    assert operators == others

@@ -31,7 +31,6 @@ from dagexec.core.model import Model
 from dagexec.core.purity import is_known
 from dagexec.errors import DagexecError
 from dagexec.options import CompileOptions
-from dagexec.platform import processor
 from dagexec.platform.deadline import Deadline
 from dagexec.sessions import IslandRuntime, usable_runtimes
 
@@ -148,7 +147,7 @@ class IslandsChoice:
         plain = replace(self._plain, tuning_seconds=0)
         own, made = (self._made(one, plain) for one in (self._model, model))
         guarantees = Guarantees(self._model, _trial(own), inputs, self._options, Deadline(math.inf))
-        return guarantees.broken(_trial(made), self._cores())
+        return guarantees.broken(_trial(made))
 
     def _test_inputs(self) -> dict[str, npt.NDArray[Any]] | None:
         """Inputs for runs that nobody asked for; None where their shapes are open, or operators may do more."""
@@ -166,7 +165,7 @@ class IslandsChoice:
         made: dict[str, Compiled] = {}
         for text, model in found.items():
             if not deadline.is_over:
-                is_one = self._cores() == len(model.net.op) == 1  # there is nothing to choose
+                is_one = len(model.net.op) == 1  # there is nothing to choose
                 made[text] = self._made(model, replace(each, tuning_seconds=0) if is_one else each)
         guarantees = Guarantees(self._model, _trial(own), inputs, self._options, deadline)
         best = self._fastest("own kernels", own, made, guarantees, bench)
@@ -193,7 +192,7 @@ class IslandsChoice:
             bench,
             (self._tuning * _SHARE or _SHORT_SECONDS) / 6,
             _GAIN if self._tuning else _SHORT_GAIN,
-            lambda trial: guarantees.broken(trial, self._cores()),
+            guarantees.broken,
             self._said.append,
         )
 
@@ -203,7 +202,7 @@ class IslandsChoice:
         if not cuts:
             return ()
         try:
-            [took] = bench.operator_seconds([own.model], seconds / 4)
+            took = bench.operator_seconds(own.model, seconds / 4)
             fine = mixing.segment_seconds(own.model, took, list(cuts.values()))
             places = mixing.coarse_cuts(list(cuts), fine)
             coarse = [cuts[place] for place in places]
@@ -225,11 +224,7 @@ class IslandsChoice:
         ends = [0, *places, len(self._source.graph)]
         plan = [PlanPart(runtime, start, stop) for start, stop in itertools.pairwise(ends)]
         model = self._made(self._planned(tuple(plan)), replace(self._plain, tuning_seconds=0)).model
-        [times] = bench.operator_seconds([model], seconds)
-        return model, times
-
-    def _cores(self) -> int:
-        return self._options.intra_op_threads or processor.available_cores()
+        return model, bench.operator_seconds(model, seconds)
 
 
 def _trial(compiled: Compiled) -> Trial:

@@ -1,7 +1,7 @@
 """What dagexec promises of results, tested on islands: the kernels of other runtimes promise none of it.
 
-A test is no proof: it compares bytes for a few batches, numbers of threads and values. It stands for the kernels that
-the runtime chooses for such shapes.
+A test is no proof: it compares bytes for a few batches and values. It stands for the kernels that the runtime chooses
+for such shapes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.binding.parameters import parameter_workspace
-from dagexec.compiler.tuning.choosing import with_threads
 from dagexec.compiler.tuning.runner import Runner, Trial
 from dagexec.core.dtypes import FLOAT32, from_numpy
 from dagexec.core.model import Model
@@ -46,20 +45,18 @@ class Guarantees:
         self._options = options
         self._deadline = deadline
 
-    def broken(self, trial: Trial, cores: int) -> str | None:
+    def broken(self, trial: Trial) -> str | None:
         """Which promise the results of `trial` break, in words; None when all hold that the options ask for."""
         try:
-            return next(self._broken(trial, cores), None)
+            return next(self._broken(trial), None)
         except DagexecError as error:
             return f"it cannot be tested: {error}"
 
-    def _broken(self, trial: Trial, cores: int) -> Iterator[str]:
+    def _broken(self, trial: Trial) -> Iterator[str]:
         if self._options.nan == "kept" and self._loses_nan(trial):
             yield "it turns NaN into numbers"
         if not self._options.batch_invariant:
             return
-        if cores > 1 and self._depends_on_threads(trial, cores):
-            yield "its results depend on the number of threads"
         if self._depends_on_batch(trial):
             yield "the rows of its results depend on their batch"
         if self._deadline.is_over:
@@ -71,11 +68,6 @@ class Guarantees:
             return False
         kept, found = _results(self._own, [feeds])[0], _results(trial, [feeds])[0]
         return any(_is_lost(mine, theirs) for mine, theirs in zip(kept, found, strict=True))
-
-    def _depends_on_threads(self, trial: Trial, cores: int) -> bool:
-        variants = [Trial(with_threads(trial.model, threads)) for threads in sorted({1, cores})]
-        first, *others = ([array.tobytes() for array in _results(one, [self._inputs])[0]] for one in variants)
-        return any(other != first for other in others)
 
     def _depends_on_batch(self, trial: Trial) -> bool:
         axes = self._row_axes()

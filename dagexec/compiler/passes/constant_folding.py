@@ -30,7 +30,7 @@ GROWTH_BYTES = 1 << 20
 
 _SHAPED = frozenset({"Reshape", "Shape", "Size"})
 
-MAX_SECONDS = 1.0
+MAX_SECONDS = 0.3
 """Nominal time (`Cost.seconds`) of all that is computed; what would take longer is left to the runs."""
 
 

@@ -1,9 +1,8 @@
-"""Bench: measures models at the shapes they are tuned for - operators by number of threads, and whole runs.
+"""Bench: measures models at the shapes they are tuned for - whole runs, and their operators and tasks.
 
 What is compared runs in turns, so that a machine that is busy for a while slows all of it. The fastest quarter of the
 runs counts: disturbances only ever add. Work of one thread is timed by what the thread computed for it, so that
-operators and layouts are judged alike on a machine that others use; whole runs on several threads can be judged on a
-quiet one only (`Bench.quiet`).
+operators and layouts are judged alike on a machine that others use.
 
 All of it ends at a deadline, whatever a candidate takes: each loop asks before each run whether it still fits, and what
 is far behind the best is dropped in its first run (`tuning.runner`). What was not measured by then has no time.
@@ -15,15 +14,14 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from dagexec.binding.parameters import parameter_workspace
-from dagexec.binding.replicas import Replica, build_replicas
-from dagexec.compiler.tuning.machine_load import free_share
-from dagexec.compiler.tuning.runner import Runner, Trial, feed, kept
+from dagexec.compiler.tuning.runner import Runner, Trial
 from dagexec.core.choices import measuring, postponed
 from dagexec.core.dtypes import FLOAT32, STRING
 from dagexec.core.model import Model
@@ -32,49 +30,25 @@ from dagexec.core.workspace import Workspace
 from dagexec.errors import DeadlineExceededError, ResourceError, RunTimeoutError
 from dagexec.platform.deadline import Deadline, check_stop, within_deadline
 from dagexec.platform.host_memory import check_fits
-from dagexec.platform.processor import available_cores
-from dagexec.platform.threads import new_gate
 from dagexec.scheduler.nets.options import RunOptions
-from dagexec.scheduler.plan.plan import Plan
-from dagexec.scheduler.run.overhead import SchedulingCosts, measure_costs
-from dagexec.scheduler.run.pool import WorkerPool
+from dagexec.scheduler.run.prediction import TimedTasks
 
 logger = logging.getLogger("dagexec")
 
 Array = npt.NDArray[Any]
 
-_QUIET, _PROBES = 0.8, 3
 _MIN_ROUNDS, _ENOUGH_ROUNDS, _MAX_ROUNDS = 3, 25, 400
 _SURVEY_SHARE = 2 / 3  # of what is left for choosing implementations, at a time
 _SHORT = 0.1  # seconds: rounds that are over so soon are not enough yet
 _OUT_OF_THE_RUNNING = 1.25  # slower than this times the fastest after the first rounds: not run again
 _HOPELESS, _HOPELESS_SECONDS = 2.0, 0.05  # times the best first run, and beyond it: a first run is not finished
-_UNMEASURED_SLOWDOWN = 1.15
 
 
 class Measures(Protocol):
     """What choices are made from."""
 
-    def quiet(self) -> bool:
-        """True when nothing else uses the machine: times of runs by the clock say what they take."""
-
     def run_seconds(self, trials: Sequence[Trial], seconds: float) -> list[float]:
         """The time of a run of each trial, measured within about `seconds`; infinity for one that cannot run."""
-
-    def run_rounds(self, trials: Sequence[Trial], seconds: float) -> list[list[float]]:
-        """The times of runs of each trial, those at the same place one after another; none for one that cannot run.
-
-        There are fewer of what was far behind.
-        """
-
-    def operator_seconds(self, models: Sequence[Model], seconds: float) -> list[list[float]]:
-        """The time of each operator of each model."""
-
-    def slowdown(self, model: Model, cores: int, seconds: float) -> float:
-        """The factor by which a run slows down when one runs on each core."""
-
-    def scheduling_costs(self, plan: Plan) -> SchedulingCosts:
-        """What scheduling costs on this machine."""
 
 
 def placeholder_inputs(model: Model, shapes: Mapping[str, Sequence[int]]) -> dict[str, Array] | None:
@@ -139,10 +113,6 @@ class Bench:
         self._preparing = 0.0  # seconds, the least for a net so far
         self._parameters: dict[int, tuple[Mapping[str, Array], Workspace]] = {}
 
-    def quiet(self) -> bool:
-        """True when this process gets nearly all of the cores, each time it looks. False without the time to look."""
-        return all(not self._deadline.is_over and free_share(available_cores()) >= _QUIET for _ in range(_PROBES))
-
     def parameters(self, model: Model) -> Workspace:
         """The workspace of the model's parameters, which all nets on the same parameters share."""
         found = self._parameters.get(id(model.parameters))
@@ -155,14 +125,10 @@ class Bench:
         self._parameters = {key: kept for key, kept in self._parameters.items() if kept[0] is model.parameters}
 
     def run_seconds(self, trials: Sequence[Trial], seconds: float) -> list[float]:
-        """The time of interleaved runs, from feeding the inputs to the end.
+        """The time of interleaved runs, from feeding the inputs to the end; of the first where there is no other.
 
         Infinity where it cannot run, where the first run was far behind the best, and where there was no time for it.
         """
-        return [undisturbed(row) if row else float("inf") for row in self.run_rounds(trials, seconds)]
-
-    def run_rounds(self, trials: Sequence[Trial], seconds: float) -> list[list[float]]:
-        """See `Measures.run_rounds`. The first run of each counts where there is no other."""
         self._survey([trial.model for trial in trials])
         with ExitStack() as stack:
             ready: dict[int, Runner] = {}
@@ -174,78 +140,45 @@ class Bench:
                 if took is not None:
                     ready[number], times[number] = runner, [took]
             self._interleave(ready, times, seconds)
-        return [row[1:] or row for row in (times.get(number, []) for number in range(len(trials)))]
+        rows = (times.get(number, [float("inf")]) for number in range(len(trials)))
+        return [undisturbed(row[1:] or row) for row in rows]
 
-    def operator_seconds(self, models: Sequence[Model], seconds: float) -> list[list[float]]:
+    def tasks(self, model: Model, seconds: float) -> TimedTasks | None:
+        """What runs are handed out as, with the shortest time of each task; None where no machine code runs.
+
+        Raises DeadlineExceededError or RunTimeoutError when there is no time for a run, and what that raises.
+        """
+        self._survey([model])
+        self._on_stage("timing the net's tasks")
+        with Runner(Trial(model, RunOptions(net_type="dag", num_workers=1)), self.parameters(model)) as runner:
+            took = self._first_run(runner, None)
+            found = runner.measured_tasks()
+            for _ in self._rounds(seconds, took):
+                runner.run(self._inputs)
+                again = runner.measured_tasks()
+                if found is not None and again is not None:
+                    found = replace(found, seconds=list(map(min, found.seconds, again.seconds)))
+        return found
+
+    def operator_seconds(self, model: Model, seconds: float) -> list[float]:
         """The time of each operator, run one after another in this thread; see `Stopwatch` for a busy machine.
 
-        Infinity for all operators of a model that is far behind the first. Raises DeadlineExceededError when there is
-        no time for that one, and what it raises.
+        Raises DeadlineExceededError when there is no time for that, and what a run raises.
         """
-        self._survey(models)
-        with ExitStack() as stack:
-            runners: dict[int, Runner] = {}
-            firsts: list[float] = []
-            for number, model in enumerate(models):
-                self._on_stage(f"timing operators {number + 1} of {len(models)}")
-                runner = stack.enter_context(Runner(Trial(model), self.parameters(model)))
-                try:
-                    firsts.append(self._first_run(runner, firsts[0] if firsts else None))
-                except (DeadlineExceededError, RunTimeoutError):
-                    if not firsts:
-                        raise DeadlineExceededError(
-                            f"net {model.name!r}: not enough time to measure its operators"
-                        ) from None
-                else:
-                    runners[number] = runner
-            times: dict[int, list[list[float]]] = {number: [[] for _ in models[number].net.op] for number in runners}
-            for _ in self._rounds(seconds, sum(firsts)):
-                for number, runner in runners.items():
-                    for row, took in zip(times[number], runner.run_operators(self._inputs), strict=True):
-                        row.append(took)
-        if not all(times[0]):
-            raise DeadlineExceededError(f"net {models[0].name!r}: not enough time to measure its operators")
-        never = [[float("inf")]]
-        return [
-            [undisturbed(row) for row in times.get(number, never * len(model.net.op))]
-            for number, model in enumerate(models)
-        ]
-
-    def slowdown(self, model: Model, cores: int, seconds: float) -> float:
-        """The time of as many runs as cores at once over that of one alone; at least 1. Without time, a guess."""
-        if cores < 2:
-            return 1.0
-        if self._deadline.left() <= self._preparing * cores:
-            return _UNMEASURED_SLOWDOWN
-        self._on_stage(f"running on {cores} cores at once")
-        with WorkerPool(cores, name="tuning") as pool:
-            options = RunOptions(net_type="simple", replicas=cores)
-            replicas = build_replicas(model, options, pool, kept(model), self.parameters(model))
+        self._survey([model])
+        self._on_stage("timing operators")
+        times: list[list[float]] = [[] for _ in model.net.op]
+        with Runner(Trial(model), self.parameters(model)) as runner:
             try:
-                with within_deadline(self._deadline):
-                    for replica in replicas.members:
-                        feed(replica, self._inputs)
-                        replica.net.prepared()
-                return self._slowdown(replicas.members, pool, seconds)
-            except DeadlineExceededError:
-                return _UNMEASURED_SLOWDOWN
-            finally:
-                replicas.close()
-
-    def scheduling_costs(self, plan: Plan) -> SchedulingCosts:
-        """See `scheduler.run.overhead.measure_costs`."""
-        return measure_costs(plan, repeat=11)
-
-    def _slowdown(self, members: Sequence[Replica], pool: WorkerPool, seconds: float) -> float:
-        alone: list[float] = []
-        together: list[float] = []
-        for number in self._rounds(seconds):
-            for crowd, times in ((members[:1], alone), (members, together)):
-                start = time.perf_counter()
-                _run_at_once(crowd, pool)
-                if number:  # the first to run finds nothing in the caches
-                    times.append(time.perf_counter() - start)
-        return max(1.0, undisturbed(together) / undisturbed(alone)) if together else _UNMEASURED_SLOWDOWN
+                took = self._first_run(runner, None)
+            except RunTimeoutError:
+                took = float("inf")
+            for _ in self._rounds(seconds, took):
+                for row, seconds_of_one in zip(times, runner.run_operators(self._inputs), strict=True):
+                    row.append(seconds_of_one)
+        if not all(times):
+            raise DeadlineExceededError(f"net {model.name!r}: not enough time to measure its operators")
+        return [undisturbed(row) for row in times]
 
     def _rounds(self, seconds: float, longest: float = 0.0) -> Iterator[int]:
         """Numbers of rounds, for as long as it is worth to go on, and the `longest` so far fits before the deadline."""
@@ -324,15 +257,6 @@ class Bench:
                 if self._deadline.left() < min(times[number]):
                     return
                 times[number].append(runner.timed(self._inputs))
-
-
-def _run_at_once(members: Sequence[Replica], pool: WorkerPool) -> None:
-    """Run each replica on a worker of its own, and wait for all."""
-    gates = [new_gate() for _ in members]
-    for replica, gate in zip(members, gates, strict=True):
-        pool.submit(replica.net.new_run(gate.release))
-    for gate in gates:
-        gate.acquire()
 
 
 def undisturbed(times: Sequence[float]) -> float:

@@ -55,11 +55,10 @@ def fastest_layout(
     measures: Measures,
     seconds: float,
     deadline: Deadline,
-    trial: Callable[[Model], Trial] = Trial,
 ) -> str | None:
     """Which of `names` makes a run fastest; None when the net runs in none. The first is kept unless one gains enough.
 
-    `laid_out` gives the net in a layout, and `trial` how it is run. Layouts that give the same net are run once. Nets
+    `laid_out` gives the net in a layout, which one thread runs. Layouts that give the same net are run once. Nets
     that could not be made before `deadline`, to judge by how long the one before took, are left out.
     """
     trials: dict[bytes, tuple[str, Trial]] = {}
@@ -70,7 +69,7 @@ def fastest_layout(
             break
         model = laid_out(name)
         took = left - deadline.left()
-        trials.setdefault(fingerprint(model.net), (name, trial(model)))
+        trials.setdefault(fingerprint(model.net), (name, Trial(model)))
     times = measures.run_seconds([one for _, one in trials.values()], seconds)
     measured = dict(zip((name for name, _ in trials.values()), times, strict=True))
     logger.info("layouts: %s", ", ".join(f"{name} {time * 1e3:.3f} ms" for name, time in measured.items()))

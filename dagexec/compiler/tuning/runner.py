@@ -14,14 +14,13 @@ from typing import Any, Self
 import numpy.typing as npt
 
 from dagexec.binding.replicas import Replica, build_replicas
-from dagexec.core.arguments import Arguments
 from dagexec.core.model import Model
-from dagexec.core.proto import OperatorDef
 from dagexec.core.workspace import Workspace
 from dagexec.platform.arithmetic import operator_arithmetic
 from dagexec.platform.deadline import call_with_timeout
 from dagexec.scheduler.nets.options import RunOptions
 from dagexec.scheduler.run.pool import WorkerPool
+from dagexec.scheduler.run.prediction import TimedTasks
 
 Array = npt.NDArray[Any]
 
@@ -37,33 +36,22 @@ class Trial:
 
 
 class Stopwatch:
-    """Times work by the clock, and by what the process computed for it where that is less.
+    """Times work of this thread by the clock, and by what the thread computed for it where that is less.
 
-    While others use the cores, the clock continues but the process does not. Threads of a team that wait for each other
-    spin, so a team's processor time over its threads is about the time that the work takes when nobody disturbs.
+    While others use the cores, the clock continues but the thread does not.
     """
 
-    def __init__(self, threads: int) -> None:
-        self._threads = threads
-        self._computed = time.process_time if threads > 1 else time.thread_time
+    def __init__(self) -> None:
         self._clock_start = self._start = 0.0
 
     def start(self) -> None:
         """Begin to count."""
-        self._start, self._clock_start = self._computed(), time.perf_counter()
+        self._start, self._clock_start = time.thread_time(), time.perf_counter()
 
     def stop(self) -> float:
         """Seconds since `start`."""
         passed = time.perf_counter() - self._clock_start
-        return min(passed, (self._computed() - self._start) / self._threads)
-
-
-class _Clock(Stopwatch):
-    """Times work by the clock."""
-
-    def __init__(self) -> None:
-        super().__init__(1)
-        self._computed = time.perf_counter
+        return min(passed, time.thread_time() - self._start)
 
 
 class Runner:
@@ -118,21 +106,26 @@ class Runner:
         self._fed(inputs).net.prepared()
 
     def timed(self, inputs: Mapping[str, Array]) -> float:
-        """Seconds that a run takes; by the clock where several threads compute."""
-        trial = self.trial
-        alone = trial.options.net_type == "simple" and all(_threads(one) == 1 for one in trial.model.net.op)
-        watch = Stopwatch(1) if alone else _Clock()
+        """Seconds that a run takes; by the clock where workers compute."""
+        if self.trial.options.net_type != "simple":
+            start = time.perf_counter()
+            self.run(inputs)
+            return time.perf_counter() - start
+        watch = Stopwatch()
         watch.start()
         self.run(inputs)
         return watch.stop()
 
+    def measured_tasks(self) -> TimedTasks | None:
+        """See `BaseNet.measured_tasks`."""
+        return None if self._replica is None else self._replica.net.measured_tasks()
+
     def run_operators(self, inputs: Mapping[str, Array]) -> list[float]:
         """Run the operators in list order in this thread, and say what each took."""
         net = self._fed(inputs).net
-        watches = [Stopwatch(_threads(operator.definition)) for operator in net.operators]
-        found = []
+        watch, found = Stopwatch(), []
         with operator_arithmetic():
-            for step, watch in zip(net.prepared().steps, watches, strict=True):
+            for step in net.prepared().steps:
                 watch.start()
                 step()
                 found.append(watch.stop())
@@ -141,13 +134,14 @@ class Runner:
     def _fed(self, inputs: Mapping[str, Array]) -> Replica:
         if self._replica is None:
             self._replica = self._build()
-        feed(self._replica, inputs)
+        for name, array in inputs.items():
+            self._replica.workspace.feed_blob(name, array)
         return self._replica
 
     def _build(self) -> Replica:
         trial = self.trial
         self._pool = WorkerPool(trial.options.num_workers or 1, name="tuning")
-        replicas = build_replicas(trial.model, trial.options, self._pool, kept(trial.model), self._parameters)
+        replicas = build_replicas(trial.model, trial.options, self._pool, _kept(trial.model), self._parameters)
         return replicas.members[0]
 
     def close(self) -> None:
@@ -162,16 +156,6 @@ class Runner:
             self._pool.close()
 
 
-def feed(replica: Replica, inputs: Mapping[str, Array]) -> None:
-    """Put the inputs where the replica's net reads them."""
-    for name, array in inputs.items():
-        replica.workspace.feed_blob(name, array)
-
-
-def kept(model: Model) -> frozenset[str]:
+def _kept(model: Model) -> frozenset[str]:
     """The blobs that must be there after a run, as in an executor."""
     return frozenset((*model.outputs, *model.inputs))
-
-
-def _threads(definition: OperatorDef) -> int:
-    return Arguments(definition, definition.type).int("threads", 1)

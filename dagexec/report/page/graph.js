@@ -56,7 +56,7 @@ SECTIONS.graph = (place, data) => {
       return;
     }
     const one = operators[node.operator];
-    const rows = [["number", String(node.operator)], ["chain", String(one.chain)], ["engine", one.engine], ["threads", String(one.threads)]];
+    const rows = [["number", String(node.operator)], ["chain", String(one.chain)], ["engine", one.engine]];
     if (one.seconds !== undefined) rows.push(["time", seconds(one.seconds)]);
     if (one.flops !== undefined) {
       rows.push(["FLOPs", count(one.flops)], ["bytes", count(one.bytes)]);
@@ -150,8 +150,8 @@ SECTIONS.graph = (place, data) => {
   draw("");
   new ResizeObserver(() => viewport.start()).observe(drawing);
   place.append(tableOf(`All ${operators.length} operators as a table`,
-    ["number", "operator", "name", "chain", "engine", "threads", "outputs", "MFLOP", "µs"],
-    () => operators.map((one, index) => [index, one.type, one.name, one.chain, one.engine, one.threads,
+    ["number", "operator", "name", "chain", "engine", "outputs", "MFLOP", "µs"],
+    () => operators.map((one, index) => [index, one.type, one.name, one.chain, one.engine,
       one.outputs.map((name, i) => one.shapes[i] ? `${name}: ${one.shapes[i]}` : name).join(", "),
       one.flops === undefined ? "" : Math.round(one.flops / 1e3) / 1e3,
       one.seconds === undefined ? "" : Math.round(one.seconds * 1e8) / 1e2])));

@@ -166,11 +166,10 @@ def test_a_mixed_net_is_a_candidate_that_is_measured_taken_and_remembered(
     onnxruntime_only = {"onnxruntime": "any"}
     monkeypatch.setattr("dagexec.compiler.islands.choice.usable_runtimes", lambda _wanted: (onnxruntime_only, {}))
 
-    def operator_seconds(_bench: object, models: list[Model], _limit: float) -> list[list[float]]:
-        [model] = models
+    def operator_seconds(_bench: object, model: Model, _limit: float) -> list[float]:
         if any(one.type == "Island" for one in model.net.op):
-            return [[0.1] * len(model.net.op)]
-        return [[1.0, *[1e-4] * (len(model.net.op) - 1)]]
+            return [0.1] * len(model.net.op)
+        return [1.0, *[1e-4] * (len(model.net.op) - 1)]
 
     def run_seconds(_bench: object, trials: list[Any], _limit: float) -> list[float]:
         return [1.0 if {one.type for one in trial.model.net.op} - {"Island"} else 2.0 for trial in trials[:1]] + [

@@ -269,15 +269,11 @@ def test_promises_that_a_runtime_keeps_let_its_islands_in() -> None:
     assert operators(dagexec.load_model(attention()), islands="onnxruntime", shapes={"x": (2, 5, 32)}) == ["Island"]
 
 
-def add_for_batch(outputs: list[Array], threads: int) -> None:
+def add_for_batch(outputs: list[Array]) -> None:
     outputs[0] += np.float32(1e-3) * outputs[0].shape[0]
 
 
-def add_for_threads(outputs: list[Array], threads: int) -> None:
-    outputs[0] += np.float32(1e-3) * threads
-
-
-def drop_nan(outputs: list[Array], threads: int) -> None:
+def drop_nan(outputs: list[Array]) -> None:
     np.nan_to_num(outputs[0], copy=False)
 
 
@@ -285,12 +281,11 @@ def drop_nan(outputs: list[Array], threads: int) -> None:
     ("breaks", "reason", "free"),
     [
         (add_for_batch, "rows of its results depend on their batch", {"batch_invariant": False}),
-        (add_for_threads, "depend on the number of threads", {"batch_invariant": False}),
         (drop_nan, "turns NaN into numbers", {"nan": "any"}),
     ],
 )
 def test_islands_that_break_a_promise_are_left_out_unless_nobody_asks_for_it(
-    breaks: Callable[[list[Array], int], None],
+    breaks: Callable[[list[Array]], None],
     reason: str,
     free: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
@@ -301,11 +296,11 @@ def test_islands_that_break_a_promise_are_left_out_unless_nobody_asks_for_it(
 
     def broken(self: Any) -> None:
         call(self)
-        breaks(self._outputs, self._owner._model.threads)
+        breaks(self._outputs)
 
     monkeypatch.setattr(kind, "__call__", broken)
     model = dagexec.load_model(convolutions())
-    options = {"islands": "onnxruntime", "shapes": {"x": (2, 3, 12, 12)}, "intra_op_threads": 2}
+    options = {"islands": "onnxruntime", "shapes": {"x": (2, 3, 12, 12)}}
     assert "Island" not in operators(model, **options)
     assert reason in caplog.text
     assert operators(model, **options, **free) == ["Island"]

@@ -1,6 +1,6 @@
 """Plants a candidate whose first step does not end for half an hour, and compiles.
 
-`python -m tests.compiler.tuning.planted KIND SECONDS`, KIND one of layout, implementation, schedule or none. Standard
+`python -m tests.compiler.tuning.planted KIND SECONDS`, KIND one of layout, implementation or none. Standard
 error has the log, with the line "planted: begun" once the step runs; standard output says what was chosen. The step is
 one call of native code, which nothing interrupts, and which lets other threads run.
 """
@@ -71,7 +71,6 @@ PLANTED: dict[str, Callable[[], None]] = {
         lambda one: "Conv" in one.definition.type and one.arguments.string("order", "NCHW") != "NHWC"
     ),
     "implementation": plant_in_implementations,
-    "schedule": lambda: plant_in_operators(lambda one: one.arguments.int("threads", 1) > 1),
     "none": lambda: None,
 }
 
@@ -85,8 +84,7 @@ if __name__ == "__main__":
         sys.argv = ["dagexec", *command]
         main()
         sys.exit()
-    layout = "NCHW" if kind == "schedule" else None  # else the first layout that is measured has the step, too
-    compiled = compile_model(small_net(), CompileOptions(tuning_seconds=float(seconds), layout=layout))
+    compiled = compile_model(small_net(), CompileOptions(tuning_seconds=float(seconds)))
     assert compiled.report is not None
     for line in compiled.report.lines():
         print(line, flush=True)

@@ -25,8 +25,9 @@ from dagexec.ops.base.layout import BLOCKS
 from dagexec.ops.onednn.binding import library
 from dagexec.options import CompileOptions
 from dagexec.platform.deadline import Deadline
-from dagexec.scheduler.plan.plan import Plan
-from dagexec.scheduler.run.overhead import SchedulingCosts
+from dagexec.scheduler.plan.plan import build_plan
+from dagexec.scheduler.run.machine import TaskGraph
+from dagexec.scheduler.run.prediction import TimedTasks
 from dagexec.training.model_helper import ModelHelper
 
 needs_onednn = pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
@@ -71,7 +72,7 @@ def as_given(model: Model, feeds: dict[str, np.ndarray]) -> np.ndarray:
 
 
 class Invented:
-    """A bench whose times are made up: a run takes what is written in `runs` for its layout or its schedule."""
+    """A bench whose times are made up: a run takes what is written in `runs` for its layout, its tasks `work`."""
 
     made: list[Invented] = []
 
@@ -80,10 +81,7 @@ class Invented:
         Invented.made.append(self)
 
     runs: dict[str, float] = {}
-    operators: dict[int, float] = {1: 1e-3, 2: 1e-3}
-
-    def quiet(self) -> bool:
-        return True
+    work: float = 1e-3
 
     def keep_only(self, model: Model) -> None:
         pass
@@ -93,28 +91,15 @@ class Invented:
 
     def run_seconds(self, trials: Sequence[Trial], seconds: float) -> list[float]:
         self.trials += trials
-        return [self.runs.get(_order(trial.model), self.runs.get(trial.options.net_type, 1.0)) for trial in trials]
+        return [self.runs.get(_order(trial.model), 1.0) for trial in trials]
 
-    def run_rounds(self, trials: Sequence[Trial], seconds: float) -> list[list[float]]:
-        return [[one] * 9 for one in self.run_seconds(trials, seconds)]
-
-    def operator_seconds(self, models: Sequence[Model], seconds: float) -> list[list[float]]:
-        return [[self.operators[_most_threads(model)]] * len(model.net.op) for model in models]
-
-    def slowdown(self, model: Model, cores: int, seconds: float) -> float:
-        return 1.0
-
-    def scheduling_costs(self, plan: Plan) -> SchedulingCosts:
-        return SchedulingCosts(0.0, 0.0)
+    def tasks(self, model: Model, seconds: float) -> TimedTasks:
+        return TimedTasks(TaskGraph([4], [[]], [0], [0]), [self.work])
 
 
 def _order(model: Model) -> str:
     found = {argument.s.decode() for one in model.net.op for argument in one.arg if argument.name == "order"}
     return next((order for order in (*BLOCKS, "NHWC") if order in found), "NCHW")
-
-
-def _most_threads(model: Model) -> int:
-    return max((arg.i for one in model.net.op for arg in one.arg if arg.name == "threads"), default=1)
 
 
 @pytest.fixture
@@ -145,7 +130,7 @@ def test_the_second_compilation_of_a_net_measures_nothing(
     monkeypatch.setattr(invented, "runs", dict.fromkeys(layouts(), 1e-3) | {"NHWC": 2e-3})
     first = compile_model(small_net(), CompileOptions(tuning_seconds=1.0))
     kept = json.loads(cache.read_text())["choices"]
-    assert sorted(key.split(" | ")[0] for key in kept) == ["layout", "schedule"]
+    assert sorted(key.split(" | ")[0] for key in kept) == ["layout", "run"]
     assert all("onednn" in key and "cores" in key and "small" in key for key in kept)
     choices.forget()  # as in another process
     invented.made.clear()
@@ -222,7 +207,7 @@ def test_shapes_that_the_net_does_not_take_are_no_obstacle(cache: Path, caplog: 
         ({"net_type": "async_dag"}, ("async_dag", None)),
         ({"num_workers": 2}, (None, 2)),
         ({"net_type": "simple", "num_workers": 1}, ("simple", 1)),
-        ({"replicas": 2}, ("simple", 2)),
+        ({"replicas": 2}, (None, 2)),
     ],
 )
 def test_what_is_given_is_kept(
@@ -235,21 +220,55 @@ def test_what_is_given_is_kept(
         assert workers in (None, compiled.options.num_workers)
 
 
-def test_one_thread_a_operator_is_kept_too(invented: type[Invented]) -> None:
-    compiled = compile_model(small_net(), CompileOptions(tuning_seconds=1.0, intra_op_threads=1))
-    assert compiled.options.operator_threads == 1
-    assert _most_threads(compiled.model) == 1
-
-
-@needs_onednn
-def test_operators_that_gain_from_threads_get_them_and_then_stand_alone(
-    invented: type[Invented], monkeypatch: pytest.MonkeyPatch
+def test_what_a_run_is_measured_to_take_decides_now_and_later(
+    cache: Path, invented: type[Invented], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(invented, "operators", {1: 1e-3, 2: 0.4e-3})
-    compiled = compile_model(small_net(), CompileOptions(tuning_seconds=1.0, num_workers=2))
-    assert _most_threads(compiled.model) == 2
+    for work, expected in ((10e-6, "simple"), (1.0, "dag")):
+        monkeypatch.setattr(invented, "work", work)
+        choices.forget()
+        cache.unlink(missing_ok=True)
+        assert compile_model(small_net(), CompileOptions(tuning_seconds=1.0)).options.net_type == expected
+        again = compile_model(small_net(), CompileOptions(tuning_seconds=0.0))
+        assert again.options.net_type == expected
+        assert again.report is not None
+        assert again.report.schedule is not None
+        assert again.report.schedule.predicted(2)[1] == pytest.approx(work)
+
+
+def pyramid() -> Model:
+    """A detector: a backbone, a pyramid of features from three of its levels, and two heads on each."""
+    helper = ModelHelper("pyramid", seed=3)
+    x = helper.add_input("data", (1, 3, 128, 128))
+    levels = []
+    for number, channels in enumerate((64, 128, 256)):
+        before = 3 if not levels else channels // 2
+        x = helper.relu(helper.conv(x, f"down{number}", before, channels, kernel=3, stride=2, pad=1), f"level{number}")
+        for part in "abcd":  # what the branches save is little beside the backbone
+            x = helper.relu(helper.conv(x, f"{part}{number}", channels, channels, kernel=3, pad=1), f"{x}{part}")
+        levels.append((x, channels))
+    found, above = [], None
+    for number, (level, channels) in reversed(list(enumerate(levels))):
+        lateral = helper.conv(level, f"lateral{number}", channels, 16, kernel=1)
+        if above is not None:
+            helper.add_operator("ResizeNearest", [above], [f"larger{number}"], width_scale=2.0, height_scale=2.0)
+            helper.add_operator("Sum", [lateral, f"larger{number}"], [f"merged{number}"])
+            lateral = f"merged{number}"
+        above = lateral
+        for head, outputs in (("class", 12), ("box", 4)):
+            y = helper.relu(helper.conv(lateral, f"{head}{number}a", 16, 16, kernel=3, pad=1), f"{head}{number}b")
+            found.append(helper.conv(y, f"{head}{number}", 16, outputs, kernel=3, pad=1))
+    return helper.model(found)
+
+
+def test_heads_that_do_not_need_each_other_stay_independent() -> None:
+    options = CompileOptions(net_type="dag", num_workers=2, intra_op_threads=1)
+    compiled = compile_model(pyramid(), options)
+    assert not any(one.control_input for one in compiled.model.net.op)
     graph = build_graph(compiled.model.net, lambda _name: True)
-    assert all(len(row) <= 1 for row in graph.reduced_children)  # a chain, by control inputs
+    heads = [name for name in compiled.model.outputs if name.startswith(("class", "box"))]
+    ends = [next(i for i, one in enumerate(graph.operators) if name in one.output) for name in heads]
+    chain_of = build_plan(graph, [1.0] * len(graph)).chain_of
+    assert len({chain_of[end] for end in ends}) == len(heads) == 6
 
 
 @pytest.mark.slow
@@ -301,15 +320,14 @@ def test_on_a_device_only_what_suits_any_processor_is_done() -> None:
     assert len(compiled.model.net.op) < len(small_net().net.op)
 
 
-def test_the_report_says_what_was_done(invented: type[Invented], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(invented, "runs", {"simple": 1e-3, "dag": 2e-3})
+def test_the_report_says_what_was_done(invented: type[Invented]) -> None:
     report = compile_model(small_net(), CompileOptions(tuning_seconds=1.0)).report
     assert report is not None
     lines = report.lines()
     assert any(line.startswith("activation-fusion: ") for line in lines)
     assert any(line.startswith("layout: ") for line in lines)
-    chosen = "schedule: on one thread (measured), net type simple, 1 worker(s)"
-    assert any(line.startswith(chosen) for line in lines)
+    assert "schedule: net type dag, 2 worker(s)" in lines
+    assert "  1 worker(s): predicted 1.000 ms (measured)" in lines
     assert lines[-1].startswith("seconds: init net ")
 
 

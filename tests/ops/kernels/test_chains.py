@@ -12,6 +12,7 @@ from dagexec.ops.kernels.chains import BINARY, FUNCTIONS, PRELU, Link, chain_ste
 from dagexec.ops.kernels.machine import Machine
 from dagexec.ops.onednn.binding import require_library
 from tests.ops.kernels.running import Array, each_size, needs_kernels
+from tests.ops.pieces import cut_into
 from tests.ops.running import run_operator
 
 
@@ -20,13 +21,14 @@ def normal(seed: int, *shape: int) -> Array:
 
 
 def computed(
-    links: Sequence[Link], x: Array, operands: Sequence[Array] = (), *, lanes: int = 8, threads: int = 1
+    links: Sequence[Link], x: Array, operands: Sequence[Array] = (), *, lanes: int = 8, pieces: int = 1
 ) -> Array:
     """By the kernel, which must leave what is around the result as it was."""
     memory = np.full(x.size + 64, 7, np.float32)
     y = memory[32 : 32 + x.size].reshape(x.shape)
-    machine = Machine(lanes, require_library("chain").machine.team)
-    step = chain_step(machine, threads, links, x, y, operands, "chain")
+    machine = Machine(lanes)
+    with cut_into(pieces):
+        step = chain_step(machine, links, x, y, operands, "chain")
     assert step is not None
     step()
     assert (memory[:32] == 7).all()
@@ -68,7 +70,7 @@ def test_an_operand_is_that_of_numpy(kind: str, lanes: int) -> None:
 
 
 @each_size
-@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("pieces", [1, 3])
 @pytest.mark.parametrize(
     "shapes",
     [
@@ -80,14 +82,14 @@ def test_an_operand_is_that_of_numpy(kind: str, lanes: int) -> None:
         [(1, 1, 1)],
     ],
 )
-def test_operands_broadcast(shapes: list[tuple[int, ...]], threads: int, lanes: int) -> None:
+def test_operands_broadcast(shapes: list[tuple[int, ...]], pieces: int, lanes: int) -> None:
     x = normal(0, 4, 5, 6)
     operands = [normal(number + 1, *shape) for number, shape in enumerate(shapes)]
     links: list[Link] = [("add", 0.0, 0.0, number) for number in range(len(operands))]
     expected = x.copy()
     for operand in operands:
         expected = expected + operand
-    found = computed([*links, ("relu", 0.0, 0.0, -1)], x, operands, lanes=lanes, threads=threads)
+    found = computed([*links, ("relu", 0.0, 0.0, -1)], x, operands, lanes=lanes, pieces=pieces)
     np.testing.assert_array_equal(found, np.maximum(expected, 0))
 
 
@@ -96,9 +98,9 @@ def test_bytes_of_an_element_depend_on_its_numbers_alone(lanes: int) -> None:
     x, slope = normal(0, 7, 203), normal(1, 203)
     links: list[Link] = [("gelu_erf", 0.0, 0.0, -1), (PRELU, 0.0, 0.0, 0), ("tanh", 0.0, 0.0, -1)]
     whole = computed(links, x, [slope], lanes=lanes)
-    for threads in (1, 2, 3, 8):
-        assert computed(links, x, [slope], lanes=lanes, threads=threads).tobytes() == whole.tobytes()
-        assert computed(links, x[:1], [slope], lanes=lanes, threads=threads).tobytes() == whole[:1].tobytes()
+    for pieces in (1, 2, 3, 8):
+        assert computed(links, x, [slope], lanes=lanes, pieces=pieces).tobytes() == whole.tobytes()
+        assert computed(links, x[:1], [slope], lanes=lanes, pieces=pieces).tobytes() == whole[:1].tobytes()
     part = computed(links, x[3:4, 5:90], [slope[5:90]], lanes=lanes)
     assert part.tobytes() == np.ascontiguousarray(whole[3:4, 5:90]).tobytes()
 
@@ -108,11 +110,11 @@ def test_it_works_in_place_and_reads_no_operand_too_late() -> None:
     machine = require_library("chain").machine
     x, other = normal(0, 4, 9), normal(1, 4, 9)
     y = x.copy()
-    step = chain_step(machine, 1, [("add", 0.0, 0.0, 0), ("mul", 0.0, 0.0, 1)], y, y, [other, y], "chain")
+    step = chain_step(machine, [("add", 0.0, 0.0, 0), ("mul", 0.0, 0.0, 1)], y, y, [other, y], "chain")
     assert step is not None
     step()
     np.testing.assert_array_equal(y, (x + other) * x)
-    assert chain_step(machine, 1, [("add", 0.0, 0.0, 0)], y, y, [y[:1]], "chain") is None
+    assert chain_step(machine, [("add", 0.0, 0.0, 0)], y, y, [y[:1]], "chain") is None
 
 
 @needs_kernels
@@ -120,10 +122,10 @@ def test_what_it_does_not_serve_is_left_to_others() -> None:
     machine = require_library("chain").machine
     x = normal(0, 4, 9)
     relu: list[Link] = [("relu", 0.0, 0.0, -1)]
-    assert chain_step(machine, 1, relu, x, np.empty_like(x), (), "chain") is not None
-    assert chain_step(Machine(4), 1, relu, x, np.empty_like(x), (), "chain") is None
-    assert chain_step(machine, 1, relu, x.astype(np.float64), np.empty((4, 9)), (), "chain") is None
-    assert chain_step(machine, 1, relu, x.T, np.empty((9, 4), np.float32), (), "chain") is None
-    assert chain_step(machine, 1, relu, x[:0], np.empty((0, 9), np.float32), (), "chain") is None
+    assert chain_step(machine, relu, x, np.empty_like(x), (), "chain") is not None
+    assert chain_step(Machine(4), relu, x, np.empty_like(x), (), "chain") is None
+    assert chain_step(machine, relu, x.astype(np.float64), np.empty((4, 9)), (), "chain") is None
+    assert chain_step(machine, relu, x.T, np.empty((9, 4), np.float32), (), "chain") is None
+    assert chain_step(machine, relu, x[:0], np.empty((0, 9), np.float32), (), "chain") is None
     assert not is_known(("pow", 1.0, 1.7, -1))
     assert not is_known(("unheard-of", 1.0, 1.7, -1))

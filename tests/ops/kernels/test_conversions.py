@@ -11,21 +11,22 @@ import pytest
 
 from dagexec.ops.kernels.conversions import by_range_step, convert_step
 from dagexec.ops.kernels.machine import Machine
-from dagexec.ops.onednn.binding import require_library
 from tests.ops.kernels.running import each_size
+from tests.ops.pieces import cut_into
 
 Array = npt.NDArray[Any]
 
 
 def machine_of(lanes: int) -> Machine:
-    return Machine(lanes, require_library("conversion").machine.team)
+    return Machine(lanes)
 
 
-def converted(x: Array, kind: Any, lanes: int, threads: int = 1) -> Array:
+def converted(x: Array, kind: Any, lanes: int, pieces: int = 1) -> Array:
     """By the kernel, which must leave what is around the result as it was."""
     memory = np.full(x.size + 64, 7, kind)
     y = memory[32 : 32 + x.size].reshape(x.shape)
-    step = convert_step(machine_of(lanes), threads, x, y, "conversion")
+    with cut_into(pieces):
+        step = convert_step(machine_of(lanes), x, y, "conversion")
     assert step is not None
     step()
     assert (memory[:32] == 7).all()
@@ -57,12 +58,12 @@ SOURCES = {
 
 
 @each_size
-@pytest.mark.parametrize("threads", [1, 3])
-def test_float32_is_rounded_to_bfloat16_as_by_numpy(lanes: int, threads: int) -> None:
+@pytest.mark.parametrize("pieces", [1, 3])
+def test_float32_is_rounded_to_bfloat16_as_by_numpy(lanes: int, pieces: int) -> None:
     x = hard_floats()
     with np.errstate(all="ignore"):
         expected = x.astype(ml_dtypes.bfloat16)
-    np.testing.assert_array_equal(bits(converted(x, ml_dtypes.bfloat16, lanes, threads)), bits(expected))
+    np.testing.assert_array_equal(bits(converted(x, ml_dtypes.bfloat16, lanes, pieces)), bits(expected))
 
 
 @each_size
@@ -88,10 +89,10 @@ def test_any_length_is_converted_and_no_more(beyond: int, lanes: int) -> None:
 @each_size
 def test_what_they_do_not_serve_is_refused(lanes: int) -> None:
     machine, x = machine_of(lanes), np.zeros(64, np.float32)
-    assert convert_step(machine, 1, x[::2], np.zeros(32, ml_dtypes.bfloat16), "") is None
-    assert convert_step(machine, 1, x[: lanes - 1], np.zeros(lanes - 1, ml_dtypes.bfloat16), "") is None
-    assert convert_step(machine, 1, x, np.zeros(64, np.int32), "") is None
-    assert convert_step(machine, 1, x[:32], x.view(ml_dtypes.bfloat16)[:32], "") is None
+    assert convert_step(machine, x[::2], np.zeros(32, ml_dtypes.bfloat16), "") is None
+    assert convert_step(machine, x[: lanes - 1], np.zeros(lanes - 1, ml_dtypes.bfloat16), "") is None
+    assert convert_step(machine, x, np.zeros(64, np.int32), "") is None
+    assert convert_step(machine, x[:32], x.view(ml_dtypes.bfloat16)[:32], "") is None
 
 
 def by_range(x: Array) -> tuple[Array, np.float32, int]:

@@ -1,4 +1,4 @@
-"""Strided copies by kernels: every layout gives NumPy's bytes, on any threads, and nothing else is written."""
+"""Strided copies by kernels: every layout gives NumPy's bytes, in any pieces, and nothing else is written."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from dagexec.ops.onednn.binding import require_library
 from tests.forked import end_of
 from tests.guarded import Guards
 from tests.ops.kernels.running import each_size, needs_kernels
+from tests.ops.pieces import cut_into
 
 CASES = {
     # shape of the source and the axes of the target
@@ -35,12 +36,13 @@ CASES = {
 }
 
 
-def copied(machine: Machine, threads: int, source: npt.NDArray[Any], like: npt.NDArray[Any]) -> None:
+def copied(machine: Machine, pieces: int, source: npt.NDArray[Any], like: npt.NDArray[Any]) -> None:
     """Copy to an array in the middle of another, and compare."""
     memory = np.zeros(like.size + 32, like.dtype)
     memory.view(np.uint8)[:] = 7
     target = memory[16 : 16 + like.size].reshape(like.shape)
-    step = copy_step(machine, threads, [(source, target)], "copy")
+    with cut_into(pieces):
+        step = copy_step(machine, [(source, target)], "copy")
     assert step is not None
     step()
     assert target.tobytes() == source.tobytes()
@@ -59,9 +61,9 @@ def numbers(shape: Sequence[int], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
 def test_transposed_axes(name: str, lanes: int) -> None:
     shape, axes = CASES[name]
     source = numbers(shape, np.int32).transpose(axes)
-    machine = Machine(lanes, require_library("copy").machine.team)
-    for threads in (1, 2, 3):
-        copied(machine, threads, source, np.empty(source.shape, np.int32))
+    machine = Machine(lanes)
+    for pieces in (1, 2, 3):
+        copied(machine, pieces, source, np.empty(source.shape, np.int32))
 
 
 @each_size
@@ -84,7 +86,7 @@ def test_nothing_beside_the_arrays_is_touched(behind: bool, lanes: int) -> None:
     guards, machine = Guards(behind), Machine(lanes)
 
     def copy(source: npt.NDArray[Any], target: npt.NDArray[Any]) -> None:
-        step = copy_step(machine, 1, [(source, target)], "copy")
+        step = copy_step(machine, [(source, target)], "copy")
         assert step is not None
         step()
         assert target.tobytes() == source.tobytes()
@@ -118,9 +120,10 @@ def test_several_copies_are_one_step() -> None:
     machine = require_library("copy").machine
     whole, found = numbers((6, 40), np.int32), np.zeros((6, 40), np.int32)
     cuts = [slice(0, 3), slice(3, 20), slice(20, 40)]
-    for threads in (1, 2, 3):
+    for pieces in (1, 2, 3):
         found[:] = 0
-        step = copy_step(machine, threads, [(whole[:, cut], found[:, cut]) for cut in cuts], "copy")
+        with cut_into(pieces):
+            step = copy_step(machine, [(whole[:, cut], found[:, cut]) for cut in cuts], "copy")
         assert step is not None
         step()
         assert (found == whole).all()
@@ -131,7 +134,7 @@ def test_what_it_does_not_serve_is_left_to_others() -> None:
     machine = require_library("copy").machine
 
     def is_served(source: npt.NDArray[Any], target: npt.NDArray[Any], machine: Machine = machine) -> bool:
-        return copy_step(machine, 1, [(source, target)], "copy") is not None
+        return copy_step(machine, [(source, target)], "copy") is not None
 
     words = numbers((4, 8), np.int32)
     assert is_served(words, np.empty((4, 8), np.int32))

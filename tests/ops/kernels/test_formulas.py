@@ -25,7 +25,7 @@ def test_results_may_be_columns_between_those_that_are_read(lanes: int) -> None:
     memory = np.random.default_rng(1).standard_normal((5, 4, 37)).astype(np.float32)
     before = memory.copy()
     x, twice, square = (memory[:, column] for column in range(3))
-    step = formula_step(machine, 1, twice_and_square, [x], [twice, square], "formula")
+    step = formula_step(machine, twice_and_square, [x], [twice, square], "formula")
     assert step is not None
     step()
     expected = before[:, 0]
@@ -41,5 +41,5 @@ def test_results_that_share_elements_are_refused(lanes: int) -> None:
     memory = np.zeros((5, 150), np.float32)
     x, y, z = memory[:, :37], memory[:, 40:77], memory[:, 80:117]
     for results in ([memory[:, 36:73], z], [y, memory[:, 76:113]], [memory[:, 1:38], z]):
-        assert formula_step(machine, 1, twice_and_square, [x], results, "formula") is None
-    assert formula_step(machine, 1, twice_and_square, [x], [x, y], "formula") is not None  # in place
+        assert formula_step(machine, twice_and_square, [x], results, "formula") is None
+    assert formula_step(machine, twice_and_square, [x], [x, y], "formula") is not None  # in place

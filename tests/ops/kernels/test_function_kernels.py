@@ -10,10 +10,11 @@ import pytest
 from dagexec.ops.kernels.function_kernels import gelu_step
 from dagexec.ops.onednn.binding import require_library
 from tests.ops.onednn.engine import needs_onednn, normal, run_onednn
+from tests.ops.pieces import cut_into
 from tests.ops.running import Array
 
 
-def computed(x: Array, threads: int = 1, *, in_place: bool = False) -> Array:
+def computed(x: Array, pieces: int = 1, *, in_place: bool = False) -> Array:
     """By the kernels, which must leave what is behind the result as it was."""
     machine = require_library("gelu").machine
     if not machine.can_run:
@@ -22,7 +23,8 @@ def computed(x: Array, threads: int = 1, *, in_place: bool = False) -> Array:
     y = memory[: x.size]
     if in_place:
         y[:] = x
-    step = gelu_step(machine, threads, y if in_place else x, y, "gelu")
+    with cut_into(pieces):
+        step = gelu_step(machine, y if in_place else x, y, "gelu")
     assert step is not None
     step()
     assert (memory[x.size :] == 7).all()
@@ -51,8 +53,8 @@ def test_bytes_depend_on_the_number_alone(in_place: bool) -> None:
     x = normal(1, 103)
     whole = computed(x)
     for size in (1, 7, 8, 9, 24, 31, 32, 103):
-        for threads in (1, 2, 3):
-            assert computed(x[:size], threads, in_place=in_place).tobytes() == whole[:size].tobytes()
+        for pieces in (1, 2, 3):
+            assert computed(x[:size], pieces, in_place=in_place).tobytes() == whole[:size].tobytes()
     assert computed(x[5:]).tobytes() == whole[5:].tobytes()
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from dagexec.ops.kernels.gate_kernels import OUTPUT, RNN, SUMS, GateKernel
 from dagexec.ops.kernels.gate_product import GateProduct, Slot
-from dagexec.ops.kernels.team import team_step
+from dagexec.ops.kernels.tables import in_pieces
 from dagexec.ops.onednn.binding import library
 from tests.ops.running import Array
 
@@ -83,7 +83,7 @@ def test_products_with_gates(lanes: int, sizes: tuple[int, int, int, int]) -> No
     bias, sums = rng.standard_normal((gates, units), np.float32), np.ones((rows, gates, padded), np.float32)
     packed = product.pack(weights, bias, np.zeros(product.packed_elements, np.float32))
     addresses = x.ctypes.data, packed.ctypes.data, sums.ctypes.data
-    team_step(None, 1, [product.calls(*addresses, rows, range(product.panels))], (x, packed, sums), "test")()
+    in_pieces([product.calls(*addresses, rows, range(product.panels))], (x, packed, sums), "test")()
     begun = [1 if slot.adds else bias[slot.number] for slot in slots]
     for gate, start in enumerate(begun):
         expected = start + x.astype(np.float64) @ weights[gate].T

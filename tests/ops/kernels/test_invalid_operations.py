@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
+from dagexec.core.native import NativeCall, NativeStep, merged, phases_of
 from dagexec.errors import DagexecError
 from dagexec.ops.kernels.invalid_operations import Watch, can_be_seen
-from dagexec.ops.kernels.machine_code import executable
-from dagexec.ops.kernels.native import NativeCall, join, native_call
+from dagexec.platform.machine_code import executable
 
 pytestmark = pytest.mark.skipif(not can_be_seen(), reason="no machine code runs here")
 
@@ -25,6 +26,10 @@ def call(code: bytes, *arrays: np.ndarray) -> NativeCall:
     return NativeCall(address, tuple(places), None, lambda: DagexecError("it failed"), arrays)
 
 
+def guarded(watch: Watch, call: NativeCall, recover: Callable[[], None]) -> NativeStep:
+    return NativeStep(watch.guarded((((call,),),), recover))
+
+
 def maximum(x: float, y: float) -> tuple[NativeCall, np.ndarray]:
     left, right = np.array([x], np.float32), np.array([y], np.float32)
     return call(_MAXIMUM, left, right), left
@@ -32,15 +37,15 @@ def maximum(x: float, y: float) -> tuple[NativeCall, np.ndarray]:
 
 @pytest.mark.parametrize(("x", "y"), [(1.0, 2.0), (-np.inf, np.inf), (-0.0, 0.0), (1e-45, -1e-45), (3e38, -3e38)])
 def test_a_maximum_of_numbers_leaves_no_note(x: float, y: float) -> None:
-    watch, (greatest, left) = Watch(None), maximum(x, y)
-    watch.guarded(greatest, 1, lambda: pytest.fail("it recovers"))()
+    watch, (greatest, left) = Watch(), maximum(x, y)
+    guarded(watch, greatest, lambda: pytest.fail("it recovers"))()
     assert (left[0], watch.note[0]) == (max(x, y), 0)
 
 
 @pytest.mark.parametrize(("x", "y"), [(np.nan, 0.0), (0.0, np.nan)])
 def test_a_maximum_that_meets_a_nan_is_noted_each_time(x: float, y: float) -> None:
-    watch, (greatest, left), seen = Watch(None), maximum(x, y), list[float]()
-    step = watch.guarded(greatest, 1, lambda: seen.append(left[0]))
+    watch, (greatest, left), seen = Watch(), maximum(x, y), list[float]()
+    step = guarded(watch, greatest, lambda: seen.append(left[0]))
     for _ in range(2):
         left[0] = x
         step()
@@ -49,36 +54,36 @@ def test_a_maximum_that_meets_a_nan_is_noted_each_time(x: float, y: float) -> No
 
 
 def test_what_happened_before_does_not_count() -> None:
-    watch, (greatest, _), (bad, _) = Watch(None), maximum(1, 2), maximum(np.nan, 0)
+    watch, (greatest, _), (bad, _) = Watch(), maximum(1, 2), maximum(np.nan, 0)
     ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(bad.function)(*bad.arguments[:2])
-    watch.guarded(greatest, 1, lambda: pytest.fail("it recovers"))()
-    watch.around(lambda: None, 1)()
+    guarded(watch, greatest, lambda: pytest.fail("it recovers"))()
+    watch.around(lambda: None)()
     assert watch.note[0] == 0
 
 
 def test_a_step_of_python_is_watched() -> None:
-    watch, (bad, _) = Watch(None), maximum(np.nan, 0)
+    watch, (bad, _) = Watch(), maximum(np.nan, 0)
     function = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(bad.function)
-    watch.around(lambda: function(*bad.arguments[:2]), 1)()
+    watch.around(lambda: function(*bad.arguments[:2]))()
     assert watch.note[0] == 1
 
 
 def test_a_call_that_fails_is_no_nan() -> None:
-    step = Watch(None).guarded(call(_FAILS), 1, lambda: pytest.fail("it recovers"))
+    step = guarded(Watch(), call(_FAILS), lambda: pytest.fail("it recovers"))
     with pytest.raises(DagexecError, match="it failed"):
         step()
     with pytest.raises(DagexecError, match="it failed"):
-        join([step, step], [0.0, 0.0], 1.0)[0]()
+        merged([step, step])[0]()
 
 
 def test_a_row_of_calls_goes_on_behind_the_one_that_recovers() -> None:
-    watch, seen, steps, results = Watch(None), list[int](), [], []
+    watch, seen, steps, results = Watch(), list[int](), [], []
     for number, x in enumerate((1.0, np.nan, 2.0, np.nan)):
         greatest, left = maximum(x, 1.5)
-        steps.append(watch.guarded(greatest, 1, lambda number=number: seen.append(number)))
+        steps.append(guarded(watch, greatest, lambda number=number: seen.append(number)))
         results.append(left)
-    assert all(native_call(step) is not None for step in steps)
-    (row,) = join(steps, [0.0] * 4, 1.0)
+    assert all(phases_of(step) is not None for step in steps)
+    (row,) = merged(steps)
     row()
     assert seen == [1, 3]
     assert [left[0] for left in results] == [1.5, 1.5, 2.0, 1.5]

@@ -11,9 +11,9 @@ from functools import partial
 
 import pytest
 
+from dagexec.core import native
+from dagexec.core.native import NativeCall, declare, merged, native_call
 from dagexec.core.operator import Step, nothing_to_do
-from dagexec.ops.kernels import native
-from dagexec.ops.kernels.native import NativeCall, declare, join, native_call
 
 JOINS = sys.platform == "linux" and platform.machine() == "x86_64"
 needs_joining = pytest.mark.skipif(not JOINS, reason="calls are joined on x86-64 Linux")
@@ -60,14 +60,10 @@ def address_of(function: object) -> int:
     return address
 
 
-def joined(steps: list[Step], longest: float = 1.0, seconds: float = 0.0) -> list[Step]:
-    return join(steps, [seconds] * len(steps), longest)
-
-
 @needs_joining
 def test_neighbors_become_one_step_that_calls_them_in_order_with_their_arguments() -> None:
     calls = Calls()
-    [step] = joined([calls.step(number) for number in range(1, 300)])
+    [step] = merged([calls.step(number) for number in range(1, 300)])
     for _ in range(2):
         calls.seen.clear()
         step()
@@ -78,7 +74,7 @@ def test_neighbors_become_one_step_that_calls_them_in_order_with_their_arguments
 @pytest.mark.parametrize("failing", [1, 3, 5])
 def test_the_first_call_that_fails_is_the_last(failing: int) -> None:
     calls = Calls()
-    [step] = joined([calls.step(number) for number in (1, 2, 3, 4, 5)])
+    [step] = merged([calls.step(number) for number in (1, 2, 3, 4, 5)])
     calls.failing = {failing, 5}
     with pytest.raises(ValueError, match=f"call {failing}"):
         step()
@@ -91,7 +87,7 @@ def test_the_first_call_that_fails_is_the_last(failing: int) -> None:
 def test_what_is_called_before_is_called_when_it_changes() -> None:
     calls = Calls()
     rows = [(1, None), (2, 9), (3, 9), (4, 8), (5, None), (6, 8), (7, 9)]
-    [step] = joined([calls.step(number, before) for number, before in rows])
+    [step] = merged([calls.step(number, before) for number, before in rows])
     step()
     assert calls.before == [(9, 1), (8, 3), (9, 6)]
     assert [seen[2] for seen in calls.seen] == [1, 2, 3, 4, 5, 6, 7]
@@ -107,7 +103,7 @@ def test_other_steps_stay_where_they_are() -> None:
     def plain() -> None:
         calls.seen.append(("plain",))  # type: ignore[arg-type]
 
-    steps = joined([calls.step(1), calls.step(2), plain, calls.step(3), nothing_to_do, calls.step(4), calls.step(5)])
+    steps = merged([calls.step(1), calls.step(2), plain, calls.step(3), nothing_to_do, calls.step(4), calls.step(5)])
     assert steps[1] is plain
     assert steps[3] is nothing_to_do
     for step in steps:
@@ -116,17 +112,9 @@ def test_other_steps_stay_where_they_are() -> None:
 
 
 @needs_joining
-def test_a_group_takes_no_longer_than_it_may() -> None:
-    calls = Calls()
-    steps = [calls.step(number) for number in range(1, 7)]
-    assert len(joined(steps, longest=2.5, seconds=1.0)) == 3
-    assert joined(steps, longest=0.5, seconds=1.0) == steps
-
-
-@needs_joining
 def test_threads_may_call_joined_steps_at_once() -> None:
     calls = Calls()
-    steps = [joined([calls.step(number) for number in range(1, 50)])[0] for _ in range(4)]
+    steps = [merged([calls.step(number) for number in range(1, 50)])[0] for _ in range(4)]
     with ThreadPoolExecutor(4) as threads:
         for call in [threads.submit(step) for step in steps * 20]:
             call.result()
@@ -134,10 +122,10 @@ def test_threads_may_call_joined_steps_at_once() -> None:
 
 
 def test_steps_stay_as_they_are_where_calls_cannot_be_joined(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "_made", [None])
+    monkeypatch.setattr(native, "table_code", lambda: None)
     calls = Calls()
     steps = [calls.step(1), calls.step(2)]
-    assert joined(steps) == steps
+    assert merged(steps) == steps
 
 
 @pytest.mark.slow
@@ -145,9 +133,10 @@ def test_steps_stay_as_they_are_where_calls_cannot_be_joined(monkeypatch: pytest
 def test_an_environment_variable_turns_joining_off(value: str, count: int) -> None:
     program = "\n".join(
         (
-            "from tests.ops.kernels.test_native import Calls, joined",
+            "from tests.ops.kernels.test_native import Calls",
+            "from dagexec.core.native import merged",
             "calls = Calls()",
-            "print(len(joined([calls.step(1), calls.step(2)])))",
+            "print(len(merged([calls.step(1), calls.step(2)])))",
         )
     )
     environment = {"DAGEXEC_JOIN": value, "PATH": ""}

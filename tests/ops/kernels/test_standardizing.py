@@ -9,12 +9,14 @@ from dagexec.ops.kernels.machine import Machine
 from dagexec.ops.kernels.standardizing import root_mean_square_step, standardizing_step
 from dagexec.ops.onednn.binding import require_library
 from tests.ops.kernels.running import Array, each_size, needs_kernels
+from tests.ops.pieces import cut_into
 
 
-def computed(x: Array, scale: Array, bias: Array, lanes: int, threads: int = 1) -> Array:
+def computed(x: Array, scale: Array, bias: Array, lanes: int, pieces: int = 1) -> Array:
     y = np.full_like(x, 7)
-    machine = Machine(lanes, require_library("norm").machine.team)
-    step = standardizing_step(machine, threads, x, y, scale, bias, 1e-3, "norm")
+    machine = Machine(lanes)
+    with cut_into(pieces):
+        step = standardizing_step(machine, x, y, scale, bias, 1e-3, "norm")
     assert step is not None
     step()
     return y
@@ -37,8 +39,8 @@ def test_a_row_has_the_mean_and_the_variance_of_its_scale_and_bias(shape: tuple[
     expected = (wide - mean) / np.sqrt(variance + 1e-3) * factor + shift
     whole = computed(x, scale, bias, lanes)
     np.testing.assert_allclose(whole, expected, rtol=2e-5, atol=2e-5)
-    for threads in (2, 3):
-        assert computed(x, scale, bias, lanes, threads).tobytes() == whole.tobytes()
+    for pieces in (2, 3):
+        assert computed(x, scale, bias, lanes, pieces).tobytes() == whole.tobytes()
     assert computed(x[:groups], scale, bias, lanes).tobytes() == whole[:groups].tobytes()
 
 
@@ -51,9 +53,9 @@ def test_what_is_not_a_number_stays_in_its_row_and_other_types_are_left_to_other
     assert np.isnan(found[1:]).all()
     ones = np.ones(1, np.float32)
     machine = require_library("norm").machine
-    assert standardizing_step(machine, 1, x.astype(float), x.astype(float), ones, ones, 1e-3, "norm") is None
-    assert standardizing_step(machine, 1, x[:, :, ::2], x[:, :, ::2], ones, ones, 1e-3, "norm") is None
-    assert standardizing_step(Machine(4), 1, x, x, ones, ones, 1e-3, "norm") is None
+    assert standardizing_step(machine, x.astype(float), x.astype(float), ones, ones, 1e-3, "norm") is None
+    assert standardizing_step(machine, x[:, :, ::2], x[:, :, ::2], ones, ones, 1e-3, "norm") is None
+    assert standardizing_step(Machine(4), x, x, ones, ones, 1e-3, "norm") is None
 
 
 @each_size
@@ -61,12 +63,13 @@ def test_what_is_not_a_number_stays_in_its_row_and_other_types_are_left_to_other
 def test_a_row_is_divided_by_its_root_mean_square(shape: tuple[int, int], lanes: int) -> None:
     x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
     scale, _ = parameters(shape[1])
-    machine = Machine(lanes, require_library("norm").machine.team)
+    machine = Machine(lanes)
 
-    def normalized(rows: Array, threads: int = 1) -> Array:
+    def normalized(rows: Array, pieces: int = 1) -> Array:
         memory = np.full(rows.size + 32, 7, np.float32)
         y = memory[16:-16].reshape(rows.shape)
-        step = root_mean_square_step(machine, threads, rows, y, scale, 1e-2, "norm")
+        with cut_into(pieces):
+            step = root_mean_square_step(machine, rows, y, scale, 1e-2, "norm")
         assert step is not None
         step()
         assert (memory[:16] == 7).all()
@@ -77,8 +80,8 @@ def test_a_row_is_divided_by_its_root_mean_square(shape: tuple[int, int], lanes:
     expected = wide / np.sqrt(np.square(wide).mean(1, keepdims=True) + 1e-2) * scale
     whole = normalized(x)
     np.testing.assert_allclose(whole, expected, rtol=1e-6, atol=1e-6)
-    for threads in (2, 3):
-        assert normalized(x, threads).tobytes() == whole.tobytes()
+    for pieces in (2, 3):
+        assert normalized(x, pieces).tobytes() == whole.tobytes()
     assert normalized(x[:1]).tobytes() == whole[:1].tobytes()
     x[0, 0] = np.nan
     assert np.isnan(normalized(x)[0]).all()

@@ -11,6 +11,7 @@ from dagexec.core.arguments import ArgumentValue
 from dagexec.ops.kernels.weighted_rows import MOST_TERMS, weighted_rows_step
 from dagexec.ops.onednn import resampling
 from dagexec.ops.onednn.binding import library
+from tests.ops.pieces import cut_into
 from tests.ops.running import run_operator
 
 _found = library()
@@ -23,8 +24,8 @@ pytestmark = pytest.mark.skipif(
 @pytest.mark.parametrize("lanes", [8, 16])
 @pytest.mark.parametrize("terms", range(1, MOST_TERMS + 1))
 @pytest.mark.parametrize("count", [1, 7, 8, 33, 80])
-@pytest.mark.parametrize(("blocks", "threads"), [(1, 1), (1, 3), (5, 2)])
-def test_rows_are_sums_of_rows(lanes: int, terms: int, count: int, blocks: int, threads: int) -> None:
+@pytest.mark.parametrize(("blocks", "pieces"), [(1, 1), (1, 3), (5, 2)])
+def test_rows_are_sums_of_rows(lanes: int, terms: int, count: int, blocks: int, pieces: int) -> None:
     assert _found is not None
     if lanes > _found.machine.lanes:
         pytest.skip("the processor has no such vectors")
@@ -33,7 +34,8 @@ def test_rows_are_sums_of_rows(lanes: int, terms: int, count: int, blocks: int, 
     places, weights = rng.integers(0, 6, (terms, 9)), rng.standard_normal((terms, 9))
     room = np.full(blocks * 9 * count + 16, 7, np.float32)  # what is behind the result stays
     y = room[:-16].reshape(blocks, 9, count)
-    step = weighted_rows_step(replace(_found.machine, lanes=lanes), threads, x, y, places, weights, "test")
+    with cut_into(pieces):
+        step = weighted_rows_step(replace(_found.machine, lanes=lanes), x, y, places, weights, "test")
     assert step is not None
     step()
     expected = (weights[:, :, None] * x.astype(np.float64)[:, places]).sum(1)
@@ -45,7 +47,7 @@ def test_more_terms_are_not_for_them() -> None:
     assert _found is not None
     places = np.zeros((MOST_TERMS + 1, 2), np.intp)
     x, y = np.zeros((1, 3, 4), np.float32), np.zeros((1, 2, 4), np.float32)
-    assert weighted_rows_step(_found.machine, 1, x, y, places, np.ones(places.shape), "test") is None
+    assert weighted_rows_step(_found.machine, x, y, places, np.ones(places.shape), "test") is None
 
 
 @pytest.mark.parametrize("mode", ["linear", "cubic"])
@@ -66,9 +68,9 @@ def test_resize_takes_them_and_its_bytes_depend_on_nothing_else(
     assert asked
     (expected,) = run_operator("Resize", [x.astype(np.float64)], **arguments)
     np.testing.assert_allclose(whole, expected, rtol=1e-5, atol=1e-5)
-    for threads in (2, 3):
-        (found,) = run_operator("Resize", [x], engine="ONEDNN", threads=threads, **arguments)
-        assert found.tobytes() == whole.tobytes(), threads
+    for pieces in (2, 3):
+        (found,) = run_operator("Resize", [x], engine="ONEDNN", pieces=pieces, **arguments)
+        assert found.tobytes() == whole.tobytes(), pieces
     for image in range(2):
         (found,) = run_operator("Resize", [x[image : image + 1]], engine="ONEDNN", **arguments)
         assert found.tobytes() == whole[image].tobytes(), image

@@ -53,14 +53,20 @@ def has_vectors_of(lanes: int) -> bool:
 
 
 def run_onednn(
-    op_type: str, inputs: list[npt.ArrayLike], outputs: int = 1, *, lanes: int = 1, **arguments: ArgumentValue
+    op_type: str,
+    inputs: list[npt.ArrayLike],
+    outputs: int = 1,
+    *,
+    lanes: int = 1,
+    pieces: int = 0,
+    **arguments: ArgumentValue,
 ) -> list[Array]:
     """The outputs of one operator computed by oneDNN; an AssertionError when the default engine served.
 
     The default engine may serve where kernels have vectors of less than `lanes` numbers.
     """
     with fallbacks() as found:
-        results = run_operator(op_type, inputs, outputs, engine="ONEDNN", **arguments)
+        results = run_operator(op_type, inputs, outputs, engine="ONEDNN", pieces=pieces, **arguments)
     assert not found or not has_vectors_of(lanes), found
     return results
 

@@ -1,4 +1,4 @@
-"""Attention by kernels: values, masks, numbers that are none, bytes of a row in any batch on any threads."""
+"""Attention by kernels: values, masks, numbers that are none, bytes of a row in any batch in any pieces."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from dagexec.ops.kernels import attention_kernels as kernels
 from dagexec.ops.onednn.binding import library
 from dagexec.testing import run_operator
 from tests.ops.onednn.engine import normal
+from tests.ops.pieces import cut_into
 from tests.ops.running import Array
 
 pytestmark = pytest.mark.skipif(
@@ -27,6 +28,9 @@ IN_ORDER = [0, 2, 1, 3]
 LYING = dict.fromkeys(("q_axes", "k_axes", "v_axes", "y_axes"), IN_ORDER)
 
 SIZES = [
+    (2, 3, 3, 70, 50, 36, 36),
+    (1, 2, 2, 40, 33, 60, 44),
+    (2, 2, 1, 9, 20, 13, 11),
     (2, 4, 4, 5, 8, 8, 8),
     (1, 4, 2, 1, 33, 32, 16),
     (3, 2, 1, 13, 17, 16, 24),
@@ -58,11 +62,12 @@ def expected(q: Array, k: Array, v: Array, scores: Any = lambda s: s) -> Array:
         return s / s.sum(-1, keepdims=True) @ v  # type: ignore[no-any-return]
 
 
-def computed(q: Array, k: Array, v: Array, *more: Array, **arguments: ArgumentValue) -> Array:
+def computed(q: Array, k: Array, v: Array, *more: Array, pieces: int = 0, **arguments: ArgumentValue) -> Array:
     """By the kernels, from tensors whose heads lie within positions, as layers write them."""
     lying = [np.ascontiguousarray(array.transpose(IN_ORDER)) for array in (q, k, v)]
     arguments = {"scale": 1 / math.sqrt(q.shape[-1]), **LYING, **arguments}
-    [y] = run_operator("FusedAttention", [*lying, *more], engine="ONEDNN", **arguments)
+    with cut_into(pieces):
+        [y] = run_operator("FusedAttention", [*lying, *more], engine="ONEDNN", **arguments)
     return y.transpose(IN_ORDER)
 
 
@@ -72,12 +77,12 @@ def drawn(batch: int, heads: int, key_heads: int, queries: int, keys: int, width
 
 
 @pytest.mark.parametrize("sizes", SIZES)
-def test_values_are_right_and_the_same_on_any_threads_and_for_a_row_alone(sizes: tuple[int, ...]) -> None:
+def test_values_are_right_and_the_same_in_any_pieces_and_for_a_row_alone(sizes: tuple[int, ...]) -> None:
     q, k, v = drawn(*sizes)
     y = computed(q, k, v)
     np.testing.assert_allclose(y, expected(q, k, v), rtol=2e-5, atol=2e-6)
-    for threads in (2, 5):
-        assert computed(q, k, v, threads=threads).tobytes() == y.tobytes()
+    for pieces in (2, 5):
+        assert computed(q, k, v, pieces=pieces).tobytes() == y.tobytes()
     assert computed(q[-1:], k[-1:], v[-1:]).tobytes() == y[-1:].tobytes()
 
 

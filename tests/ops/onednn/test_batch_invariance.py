@@ -12,16 +12,15 @@ import pytest
 from dagexec import Workspace
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.choices import choices, measuring
-from dagexec.core.operator import Operator, parts_of
+from dagexec.core.operator import Operator
 from dagexec.core.registry import create_operator
 from dagexec.core.tensor import Tensor
 from dagexec.ops.base.layout import BLOCKS
-from dagexec.ops.onednn import pieces
 from dagexec.ops.onednn.availability import widest_blocks
 from dagexec.ops.onednn.convolution_family import ConvolutionFamily
-from dagexec.ops.onednn.primitive import BoundPrimitive
 from dagexec.ops.onednn.problem import Candidate, Problem
 from tests.ops.onednn.engine import needs_onednn, normal
+from tests.ops.pieces import cut_into
 from tests.ops.running import operator_def
 
 pytestmark = needs_onednn
@@ -48,9 +47,10 @@ def made(
     return workspace, create_operator(definition, workspace)
 
 
-def computed(op_type: str, rows: Sequence[Array], *given: Any, **arguments: Any) -> Array:
+def computed(op_type: str, rows: Sequence[Array], *given: Any, pieces: int = 0, **arguments: Any) -> Array:
     workspace, operator = made(op_type, rows, *given, **arguments)
-    operator.bind(operator.infer())()
+    with cut_into(pieces):
+        operator.bind(operator.infer())()
     return np.array(workspace.fetch_blob("y"))
 
 
@@ -65,40 +65,31 @@ def assert_rows_are_those_of_lone_runs(op_type: str, rows: list[Array], *given: 
             assert together[place].tobytes() == found[place], (op_type, size, place)
 
 
-@pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("pieces", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("fed", [False, True])
 @pytest.mark.parametrize("sizes", [(64, 64), (1024, 1000), (1025, 40), (4096, 16)], ids=str)
-def test_rows_of_products(sizes: tuple[int, int], fed: bool, threads: int) -> None:
+def test_rows_of_products(sizes: tuple[int, int], fed: bool, pieces: int) -> None:
     inner, units = sizes
     x, w, b = normal(1, 17, inner), normal(2, units, inner), normal(3, units)
-    assert_rows_are_those_of_lone_runs("FC", [x], [w, b], fed, threads=threads)
-    assert_rows_are_those_of_lone_runs("MatMul", [x], [w.T.copy()], fed, threads=threads)
-    assert_rows_are_those_of_lone_runs("Gemm", [x], [w, b], fed, threads=threads, trans_b=1, alpha=0.7, beta=0.3)
-
-
-@pytest.mark.parametrize("rows", [1, 17])
-def test_products_of_short_sums_have_the_team(rows: int) -> None:
-    """Before AVX-512 all products had one thread, as inner products on several cut sums: only those above 1024."""
-    _workspace, operator = made("FC", [normal(1, rows, 1024)], [normal(2, 66, 1024), normal(3, 66)], threads=2)
-    prepared = operator.bind(operator.infer())
-    steps = [step for step in parts_of(prepared.step) if isinstance(step, BoundPrimitive)]
-    assert [step.primitive.descriptor.threads for step in steps] == [2]
+    assert_rows_are_those_of_lone_runs("FC", [x], [w, b], fed, pieces=pieces)
+    assert_rows_are_those_of_lone_runs("MatMul", [x], [w.T.copy()], fed, pieces=pieces)
+    assert_rows_are_those_of_lone_runs("Gemm", [x], [w, b], fed, pieces=pieces, trans_b=1, alpha=0.7, beta=0.3)
 
 
 LAYERS = [(16, 32, 1, 7), (64, 64, 3, 7), (3, 16, 3, 12), (20, 50, 5, 7)]
 """Channels, filters, kernel, pixels a side."""
 
 
-@pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("pieces", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("order", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("layer", LAYERS, ids=str)
-def test_images_of_convolutions(layer: tuple[int, int, int, int], order: str, threads: int) -> None:
+def test_images_of_convolutions(layer: tuple[int, int, int, int], order: str, pieces: int) -> None:
     channels, filters, kernel, side = layer
     x, w = normal(1, 17, channels, side, side), normal(2, filters, channels, kernel, kernel) / kernel
     y = normal(4, 17, filters, side, side)
     if order == "NHWC":
         x, w, y = (np.ascontiguousarray(np.moveaxis(array, 1, -1)) for array in (x, w, y))
-    arguments: dict[str, Any] = {"order": order, "kernel": kernel, "pad": kernel // 2, "threads": threads}
+    arguments: dict[str, Any] = {"order": order, "kernel": kernel, "pad": kernel // 2, "pieces": pieces}
     shared = [w, normal(3, filters)]
     assert_rows_are_those_of_lone_runs("Conv", [x], shared, **arguments)
     assert_rows_are_those_of_lone_runs("FusedConv", [x, y], shared, **arguments, bias=1, post_ops=["add:3", "relu"])
@@ -118,29 +109,29 @@ def test_images_in_blocks_of_channels_on_any_number_of_threads(kernel: int) -> N
     y = normal(4, 3, 96, 24, 24)
     arguments: dict[str, Any] = {"kernel": kernel, "pad": kernel // 2, "bias": 1, "post_ops": ["add:3", "relu"]}
     found = {
-        threads: computed("FusedConv", [in_blocks(x), in_blocks(y)], [w, b], order=order, threads=threads, **arguments)
-        for threads in (1, 2, 3)
+        pieces: computed("FusedConv", [in_blocks(x), in_blocks(y)], [w, b], order=order, pieces=pieces, **arguments)
+        for pieces in (1, 2, 3)
     }
     assert len({array.tobytes() for array in found.values()}) == 1
-    lone = computed("FusedConv", [in_blocks(x)[1:2], in_blocks(y)[1:2]], [w, b], order=order, threads=2, **arguments)
+    lone = computed("FusedConv", [in_blocks(x)[1:2], in_blocks(y)[1:2]], [w, b], order=order, pieces=2, **arguments)
     assert lone[0].tobytes() == found[1][1].tobytes()
     exact = computed("FusedConv", [x, y], [w, b], **arguments, engine="")
     np.testing.assert_allclose(found[1], in_blocks(exact), rtol=0, atol=2e-5 * np.abs(exact).max())
 
 
-@pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_images_of_transposed_convolutions(threads: int) -> None:
+@pytest.mark.parametrize("pieces", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_images_of_transposed_convolutions(pieces: int) -> None:
     x, w = normal(1, 17, 20, 16), normal(2, 16, 4, 8)
-    assert_rows_are_those_of_lone_runs("ConvTranspose", [x], [w], kernels=[4], order="NHWC", threads=threads)
+    assert_rows_are_those_of_lone_runs("ConvTranspose", [x], [w], kernels=[4], order="NHWC", pieces=pieces)
 
 
-def test_what_adds_up_in_another_order_computes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_adds_up_in_another_order_computes_in_pieces() -> None:
     """On the caller's memory, too, and with what post-ops read of each image."""
-    monkeypatch.setattr(pieces, "_PRODUCTS", 100)
     x, w, y = normal(1, 5, 6, 6, 4), normal(2, 5, 3, 3, 4), normal(4, 5, 4, 4, 5)
     arguments: dict[str, Any] = {"kernel": 3, "bias": 1, "post_ops": ["add:3"], "order": "NHWC"}
     workspace, operator = made("FusedConv", [x, y], [w, normal(3, 5)], **arguments)
-    prepared = operator.bind(operator.infer())
+    with cut_into(4):
+        prepared = operator.bind(operator.infer())
     prepared()
     together = np.array(workspace.fetch_blob("y"))
     exact = computed("FusedConv", [x, y], [w, normal(3, 5)], **arguments, engine="")
@@ -172,16 +163,16 @@ def test_what_is_chosen_is_chosen_for_one_image(monkeypatch: pytest.MonkeyPatch)
     assert batches == [1], "once for all batches"
 
 
-@pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("pieces", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("op_type", ["FC", "Conv"])
-def test_what_is_measured_for_one_batch_is_chosen_for_all(op_type: str, threads: int) -> None:
+def test_what_is_measured_for_one_batch_is_chosen_for_all(op_type: str, pieces: int) -> None:
     """By new operators, as those of another net, too."""
     x, w = (
         (normal(1, 17, 8, 6, 6), normal(2, 16, 8, 3, 3))
         if op_type == "Conv"
         else (normal(1, 17, 96), normal(2, 64, 96))
     )
-    arguments: dict[str, Any] = {"threads": threads} | ({"kernel": 3} if op_type == "Conv" else {})
+    arguments: dict[str, Any] = {"pieces": pieces} | ({"kernel": 3} if op_type == "Conv" else {})
     shared = [w, normal(3, len(w))]
     choices.forget()
     try:
@@ -192,17 +183,3 @@ def test_what_is_measured_for_one_batch_is_chosen_for_all(op_type: str, threads:
         choices.forget()
     for size in (1, 7):
         assert found[size].tobytes() == found[17][:size].tobytes()
-
-
-def test_images_of_little_work_keep_nan_on_the_threads_that_one_image_was_measured_with(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """An operator whose work was worth one thread failed while it was prepared: the team's flags could not be read."""
-    monkeypatch.setattr(Candidate, "is_divisible", False)
-    monkeypatch.setattr(ConvolutionFamily, "_worthwhile_threads", lambda self: 1)
-    x, w = normal(1, 1, 6, 6, 16), normal(2, 16, 3, 3, 16)
-    x[0, 3, 3, 0] = np.nan
-    y = computed("FusedConv", [x], [w], kernel=3, order="NHWC", post_ops=["clip:0:6"], max_threads=2)
-    expected = np.zeros((1, 4, 4, 16), bool)
-    expected[:, 1:, 1:] = True
-    np.testing.assert_array_equal(np.isnan(y), expected)

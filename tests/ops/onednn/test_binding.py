@@ -167,14 +167,14 @@ def test_out_of_memory_at_preparation_is_a_clear_error(monkeypatch: pytest.Monke
 
 
 @has_onednn
-def test_threads_are_those_of_the_openmp_that_the_library_uses() -> None:
+def test_primitives_have_one_thread_of_the_openmp_that_the_library_uses() -> None:
     found = library()
     assert found is not None
     if found.openmp is None:
         pytest.skip("the library has other threading")
-    for threads in (2, 1):
-        found.set_threads(threads)
-        assert found.openmp.omp_get_max_threads() == threads
+    found.openmp.omp_set_num_threads(2)
+    found.use_one_thread()
+    assert found.openmp.omp_get_max_threads() == 1
 
 
 @has_onednn

@@ -19,9 +19,9 @@ from dagexec.ops.onednn import measuring as measurement
 from dagexec.ops.onednn.availability import widest_blocks
 from dagexec.ops.onednn.binding import library
 from dagexec.ops.onednn.convolution_family import ConvolutionFamily
+from dagexec.ops.onednn.descriptors import WEIGHTS
 from dagexec.ops.onednn.implementation import _worthy, rule
 from dagexec.ops.onednn.measuring import fastest
-from dagexec.ops.onednn.primitive import WEIGHTS
 from dagexec.ops.onednn.problem import Candidate, Problem, assemble
 from dagexec.platform.deadline import Deadline
 from dagexec.platform.processor import last_level_cache

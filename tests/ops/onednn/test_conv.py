@@ -12,7 +12,7 @@ from dagexec import NetDef, Workspace
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.operator import Prepared
 from dagexec.core.registry import create_operator
-from dagexec.errors import ArgumentError, UnsupportedFeatureError, UnsupportedOperatorError
+from dagexec.errors import UnsupportedFeatureError, UnsupportedOperatorError
 from dagexec.ops.activation.post_ops import parse_post_op
 from dagexec.ops.base.layout import BLOCKS, ORDERS
 from dagexec.ops.onednn.accuracy import require_accurate
@@ -299,20 +299,6 @@ def test_a_run_allocates_nothing_of_the_size_of_a_tensor(order: str) -> None:
     assert peak < 10_000 < 64 * 64 * 32 * 4
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("order", ["NHWC", "NCHW16c"])
-@pytest.mark.parametrize("geometry", [ONE_BY_ONE, ASYMMETRIC, CUBE])
-def test_threads_give_the_same_bytes(by_onednn: pytest.LogCaptureFixture, geometry: Geometry, order: str) -> None:
-    layer = Layer(geometry, channels=64, filters=64)
-    found = []
-    for threads in (1, 2):
-        workspace, net = net_of(layer, order, constant=True, threads=threads)
-        with SimpleNet(net, workspace) as running:
-            running.run()
-        found.append(workspace.fetch_blob("y").tobytes())
-    assert found[0] == found[1]
-
-
 # What oneDNN does not do.
 
 
@@ -410,11 +396,6 @@ def test_without_the_library_numpy_computes(monkeypatch: pytest.MonkeyPatch, cap
     assert any("engine ONEDNN skipped" in line and "onednn-cpu-gomp" in line for line in caplog.messages)
     with pytest.raises(UnsupportedOperatorError, match="NumPy does not support order NCHW16c"):
         run_operator("Conv", list(layer.fed("NCHW16c")), engine="ONEDNN", **layer.arguments("NCHW16c"))
-
-
-def test_threads_below_one_are_refused() -> None:
-    with pytest.raises(ArgumentError, match="argument 'threads' must be at least 1, found 0"):
-        prepared(*net_of(Layer(SQUARE), "NHWC", constant=True, threads=0))
 
 
 def test_values_that_are_no_numbers_stay_so(by_onednn: pytest.LogCaptureFixture) -> None:

@@ -20,13 +20,13 @@ def normal(seed: int, *shape: int) -> Array:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("pieces", [1, 2])
 @pytest.mark.parametrize(("source", "target"), [(np.float32, "bfloat16"), (ml_dtypes.bfloat16, "float32"),
                                                 (np.int32, "float32"), (np.bool_, "bfloat16")])  # fmt: skip
-def test_a_cast_has_the_bytes_of_numpy(source: npt.DTypeLike, target: str, threads: int) -> None:
+def test_a_cast_has_the_bytes_of_numpy(source: npt.DTypeLike, target: str, pieces: int) -> None:
     x = (normal(0, 3, 5, 37) * 9).astype(source)
     (expected,) = run_operator("Cast", [x], to=target)
-    (found,) = run_onednn("Cast", [x], to=target, threads=threads)
+    (found,) = run_onednn("Cast", [x], to=target, pieces=pieces)
     assert (found.dtype, found.tobytes()) == (expected.dtype, expected.tobytes())
 
 

@@ -34,13 +34,13 @@ def values(shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
     return np.random.default_rng(0).integers(-99, 99, shape).astype(dtype)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("pieces", [1, 2])
 @pytest.mark.parametrize("dtype", [np.float32, np.int64])
 @pytest.mark.parametrize("name", CASES)
-def test_elements_are_moved_as_by_numpy(name: str, dtype: npt.DTypeLike, threads: int) -> None:
+def test_elements_are_moved_as_by_numpy(name: str, dtype: npt.DTypeLike, pieces: int) -> None:
     op_type, shape, outputs, arguments = CASES[name]
     x = values(shape, dtype)
-    found = run_onednn(op_type, [x], outputs, threads=threads, **arguments)
+    found = run_onednn(op_type, [x], outputs, pieces=pieces, **arguments)
     for one, expected in zip(found, run_operator(op_type, [x], outputs, **arguments), strict=True):
         assert one.dtype == expected.dtype
         np.testing.assert_array_equal(one, expected)

@@ -21,6 +21,7 @@ from dagexec.ops.onednn.problem import COMPOSED, Candidate, Problem
 from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.activation.test_post_ops import FORMULAS
 from tests.ops.onednn.test_conv import Layer, from_order, net_of, to_order
+from tests.ops.pieces import cut_into
 from tests.ops.windows import Array, Geometry
 
 _found = library()
@@ -72,11 +73,13 @@ def problems(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Problem]]:
     return put
 
 
-def run(layer: Layer, operand: Array | None = None, runs: int = 1, **arguments: ArgumentValue) -> Array:
+def run(
+    layer: Layer, operand: Array | None = None, runs: int = 1, pieces: int = 0, **arguments: ArgumentValue
+) -> Array:
     """Y as N, C, spatial; `operand` is what Y holds before."""
     held = None if operand is None else to_order(operand, "NHWC")
     workspace, net = net_of(layer, "NHWC", constant=True, operand=held, **arguments)
-    with SimpleNet(net, workspace) as running:
+    with cut_into(pieces), SimpleNet(net, workspace) as running:
         for _ in range(runs):
             running.run()
     return from_order(workspace.fetch_blob("y"), "NHWC")
@@ -142,13 +145,13 @@ def test_the_result_is_added_in_place_in_every_run() -> None:
 
 
 @pytest.mark.parametrize(("channels", "group", "size"), [(37, 37, 9), (64, 16, 3), (64, 2, 5), (96, 96, 1)])
-def test_bytes_do_not_depend_on_threads_or_on_the_batch(
+def test_bytes_do_not_depend_on_pieces_or_on_the_batch(
     monkeypatch: pytest.MonkeyPatch, channels: int, group: int, size: int
 ) -> None:
     layer = Layer(Geometry((size, 7), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)), channels, channels, group, batch=3)
     whole = run(layer, post_ops=("swish:1.0",))
-    for threads in (2, 3):
-        assert run(layer, threads=threads, post_ops=("swish:1.0",)).tobytes() == whole.tobytes(), threads
+    for pieces in (2, 3):
+        assert run(layer, pieces=pieces, post_ops=("swish:1.0",)).tobytes() == whole.tobytes(), pieces
     single = replace(layer, batch=1)
     x, *others = layer.fed("NHWC")
     for image in range(3):

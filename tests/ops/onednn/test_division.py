@@ -1,36 +1,37 @@
-"""What `division` says of oneDNN's primitives holds of those that run here: on threads, and for rows of any number."""
+"""What `division` says of oneDNN's primitives holds of those that run here, for rows of any number."""
 
 from __future__ import annotations
-
-from itertools import product
 
 import numpy as np
 import pytest
 
 from dagexec.core.dtypes import FLOAT32
 from dagexec.ops.onednn.binding import Library, require_library
-from dagexec.ops.onednn.division import adds_up_alike, cuts_sums
-from dagexec.ops.onednn.operator import reorder
-from dagexec.ops.onednn.primitive import (
+from dagexec.ops.onednn.descriptors import (
     DST,
     FORWARD_INFERENCE,
     SCRATCHPAD,
-    SCRATCHPAD_MD,
     SRC,
     WEIGHTS,
-    WEIGHTS_MD,
     Array,
     Attributes,
     Descriptor,
-    PrimitiveDescriptor,
     aligned_empty,
+)
+from dagexec.ops.onednn.division import adds_up_alike
+from dagexec.ops.onednn.operator import reorder
+from dagexec.ops.onednn.primitive import (
+    SCRATCHPAD_MD,
+    WEIGHTS_MD,
+    PrimitiveDescriptor,
     describe,
 )
+from dagexec.ops.onednn.problem import Candidate
 from tests.ops.onednn.engine import needs_onednn, normal
 
 pytestmark = needs_onednn
 
-ROWS, THREADS = (1, 2, 5, 17, 64), (1, 2, 3)
+ROWS = (1, 2, 5, 17, 64)
 
 
 def computed(library: Library, found: PrimitiveDescriptor, tensors: dict[int, tuple[Descriptor, Array]]) -> None:
@@ -38,7 +39,7 @@ def computed(library: Library, found: PrimitiveDescriptor, tensors: dict[int, tu
     source, array = tensors[WEIGHTS]
     target = found.descriptor(WEIGHTS_MD)
     packed = aligned_empty(target.nbytes)
-    reorder(library, 1, "test", source, target, array, packed, aligned_empty).run_once()
+    reorder(library, "test", source, target, array, packed, aligned_empty).run_once()
     arguments = {**tensors, WEIGHTS: (target, packed)}
     if found.scratchpad_bytes:
         arguments[SCRATCHPAD] = found.descriptor(SCRATCHPAD_MD), aligned_empty(found.scratchpad_bytes)
@@ -48,13 +49,13 @@ def computed(library: Library, found: PrimitiveDescriptor, tensors: dict[int, tu
 @pytest.mark.parametrize("turned", [False, True], ids=["as rows", "by columns"])
 @pytest.mark.parametrize("inner", [60, 1024, 1040, 2047, 2100])
 @pytest.mark.parametrize("function", ["inner_product_forward", "matmul"])
-def test_a_product_that_cuts_no_sums_has_one_order(function: str, inner: int, turned: bool) -> None:
+def test_a_row_of_a_product_has_one_order(function: str, inner: int, turned: bool) -> None:
     library = require_library("test")
     if turned and function == "inner_product_forward":
         pytest.skip("an inner product reads rows")
     x, w = normal(1, max(ROWS), inner), normal(2, inner, 48)
     found: dict[str, bytes] = {}
-    for rows, threads in product(ROWS, THREADS):
+    for rows in ROWS:
         y = np.empty((rows, 48), np.float32)
         given = np.asfortranarray(x[:rows]) if turned else x[:rows].copy()
         weights = w if function == "matmul" else w.T
@@ -62,13 +63,13 @@ def test_a_product_that_cuts_no_sums_has_one_order(function: str, inner: int, tu
         free = Descriptor.any_layout(library, weights.shape, FLOAT32)
         kind = (FORWARD_INFERENCE,) if function != "matmul" else ()
         asked = (*kind, layouts[0], free, library.ffi.NULL, layouts[2], Attributes(library))
-        for one in describe(library, threads, "test", function, library.engine, *asked).implementations():
-            if one.is_reference or cuts_sums(one.name, inner, turned):
+        for one in describe(library, "test", function, library.engine, *asked).implementations():
+            if not Candidate(one.name, one).is_batch_invariant:
                 continue
             tensors = {SRC: (layouts[0], given), WEIGHTS: (layouts[1], weights), DST: (layouts[2], y)}
             computed(library, one, tensors)
             if not turned or rows > 1:  # a row by itself is also a column
-                assert found.setdefault(one.name, y[:1].tobytes()) == y[:1].tobytes(), (one.name, rows, threads)
+                assert found.setdefault(one.name, y[:1].tobytes()) == y[:1].tobytes(), (one.name, rows)
 
 
 @pytest.mark.parametrize(("channels", "filters"), [(24, 16), (331, 64), (1290, 40), (2600, 33)])
@@ -76,7 +77,7 @@ def test_a_convolution_of_one_tap_adds_up_alike(channels: int, filters: int) -> 
     library = require_library("test")
     x, w = normal(1, 5, 6, 7, channels), normal(2, filters, channels, 1, 1)
     found: dict[str, bytes] = {}
-    for images, threads in product((1, 2, 5), THREADS):
+    for images in (1, 2, 5):
         y = np.empty((images, 6, 7, filters), np.float32)
         source, target = (
             Descriptor.of_order(library, (images, size, 6, 7), FLOAT32, "NHWC") for size in (channels, filters)
@@ -91,19 +92,10 @@ def test_a_convolution_of_one_tap_adds_up_alike(channels: int, filters: int) -> 
             target,
         )
         geometry = (ones, zeros, zeros, zeros, Attributes(library))
-        kinds = describe(library, threads, "test", "convolution_forward", library.engine, *asked, *geometry)
+        kinds = describe(library, "test", "convolution_forward", library.engine, *asked, *geometry)
         for one in kinds.implementations():
             if not adds_up_alike(one.name):
                 continue
             layout = Descriptor.of(library, w, FLOAT32)
             computed(library, one, {SRC: (source, x[:images]), WEIGHTS: (layout, w), DST: (target, y)})
-            assert found.setdefault(one.name, y[:1].tobytes()) == y[:1].tobytes(), (one.name, images, threads)
-
-
-def test_long_sums_of_inner_products_are_cut() -> None:
-    assert cuts_sums("brgemm:avx512_core", 1025, False)
-    assert not cuts_sums("brgemm:avx2", 1024, False)
-    assert cuts_sums("brg:avx512_core", 2048, True)
-    assert not cuts_sums("brg:avx512_core", 5000, False)
-    assert cuts_sums("gemm:jit", 3, False)
-    assert not adds_up_alike("brgconv:avx512_core")
+            assert found.setdefault(one.name, y[:1].tobytes()) == y[:1].tobytes(), (one.name, images)

@@ -1,4 +1,4 @@
-"""Products with weights as they lie: values, rows left over, and bytes that do not depend on batch or threads."""
+"""Products with weights as they lie: values, rows left over, and bytes that do not depend on batch or pieces."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dagexec.ops.onednn.dot_product import can_multiply, dot_step
 from dagexec.testing import run_operator
 from tests.ops.kernels.running import needs_kernels
 from tests.ops.onednn.engine import normal
+from tests.ops.pieces import cut_into
 from tests.ops.running import Array
 
 pytestmark = needs_kernels
@@ -18,13 +19,14 @@ SIZES = [(1, 16, 1), (1, 64, 37), (2, 32, 7), (3, 48, 25), (4, 16, 24), (5, 64, 
 """Rows, inner, units: blocks of both, and what is left."""
 
 
-def product(x: Array, w: Array, b: Array, threads: int = 1) -> Array:
+def product(x: Array, w: Array, b: Array, pieces: int = 1) -> Array:
     """By the kernels, between elements that must stay as they are."""
     onednn = library()
     assert onednn is not None
     assert can_multiply(onednn, x.shape[1])
     guarded = np.full((len(x) + 2, len(w)), np.nan, np.float32)
-    step = dot_step(onednn, threads, x, w, b, guarded[1:-1], "test")
+    with cut_into(pieces):
+        step = dot_step(onednn, x, w, b, guarded[1:-1], "test")
     assert step is not None
     step()
     assert np.isnan(guarded[[0, -1]]).all()
@@ -36,7 +38,7 @@ def test_values_are_those_of_float64_and_bytes_those_of_a_row_alone(rows: int, i
     x, w, b = normal(1, rows, inner), normal(2, units, inner), normal(3, units)
     y = product(x, w, b)
     np.testing.assert_allclose(y, x.astype(np.float64) @ w.T + b, rtol=0, atol=2e-6 * inner)
-    np.testing.assert_array_equal(product(x, w, b, threads=2), y)
+    np.testing.assert_array_equal(product(x, w, b, pieces=2), y)
     for row in range(rows):
         np.testing.assert_array_equal(product(x[row : row + 1], w, b)[0], y[row])
 

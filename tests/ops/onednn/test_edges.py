@@ -27,7 +27,7 @@ MISREAD: list[Geometry] = [
 """Channels, filters, image, window: with AVX-512 or AVX2 some results were of what lies before the image."""
 
 
-def assert_right(geometry: Geometry, *, constant: bool = True, post_ops: bool = False, threads: int = 2) -> None:
+def assert_right(geometry: Geometry, *, constant: bool = True, post_ops: bool = False, pieces: int = 2) -> None:
     """oneDNN gives what NumPy computes in float64."""
     channels, filters, image, window = geometry
     x, w = normal(1, 2, *image, channels), normal(2, filters, *window["kernels"], channels // window.get("group", 1))  # type: ignore[misc, operator]
@@ -35,7 +35,7 @@ def assert_right(geometry: Geometry, *, constant: bool = True, post_ops: bool = 
     arguments: dict[str, Any] = {**window, **more, "order": "NHWC"}
     arrays = {"x": x, "w": w, "b": normal(3, filters)}
     kind = "FusedConv" if post_ops else "Conv"
-    [found] = computed(kind, arrays, ["y"], "w" if constant else "", threads=threads, **arguments)
+    [found] = computed(kind, arrays, ["y"], "w" if constant else "", pieces=pieces, **arguments)
     [exact] = run_operator(kind, [array.astype(np.float64) for array in arrays.values()], **arguments)
     np.testing.assert_allclose(found, exact, rtol=0, atol=1e-5 * np.abs(exact).max())
 
@@ -44,7 +44,7 @@ def assert_right(geometry: Geometry, *, constant: bool = True, post_ops: bool = 
 @pytest.mark.parametrize("geometry", MISREAD, ids=str)
 def test_padding_is_zeros_whatever_lies_before_an_image(geometry: Geometry, constant: bool) -> None:
     assert_right(geometry, constant=constant)
-    assert_right(geometry, constant=constant, post_ops=True, threads=1)
+    assert_right(geometry, constant=constant, post_ops=True, pieces=1)
 
 
 @pytest.mark.slow

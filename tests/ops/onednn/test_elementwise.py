@@ -87,7 +87,7 @@ ARITHMETIC = {"Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Div": np.d
 @pytest.mark.parametrize(("a", "b"), STRETCHES)
 def test_two_tensors_meet(op_type: str, a: tuple[int, ...], b: tuple[int, ...]) -> None:
     left, right = normal(4, *a), normal(5, *b)
-    (found,) = run_onednn(op_type, [left, right], lanes=lanes_for(a, b), threads=2)
+    (found,) = run_onednn(op_type, [left, right], lanes=lanes_for(a, b), pieces=2)
     expected = ARITHMETIC[op_type](left.astype(np.float64), right.astype(np.float64))
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
 
@@ -104,7 +104,7 @@ def test_the_first_tensor_may_be_the_stretched_one() -> None:
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 40])
 def test_many_tensors_meet(op_type: str, count: int) -> None:
     tensors = [normal(index, 3, 16, 5) for index in range(count)]
-    (found,) = run_onednn(op_type, list(tensors), threads=2)
+    (found,) = run_onednn(op_type, list(tensors), pieces=2)
     stack = np.stack(tensors).astype(np.float64)
     expected = {"Sum": stack.sum(0), "Mean": stack.mean(0), "Max": stack.max(0), "Min": stack.min(0)}[op_type]
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)

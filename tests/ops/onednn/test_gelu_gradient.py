@@ -14,13 +14,13 @@ X = np.concatenate([np.linspace(-20, 20, 4003), [0.0, -0.0, 1e-20, 87.0, -1e30]]
 
 
 @needs_kernels
-@pytest.mark.parametrize("threads", [1, 2])
-def test_exact_gradient(threads: int) -> None:
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_exact_gradient(pieces: int) -> None:
     x, dy = X.astype(np.float64), normal(0, *X.shape)
     with np.errstate(over="ignore"):
         density = np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
     slope = (1 + np.array([math.erf(value) for value in x / math.sqrt(2)])) / 2 + x * density
-    (found,) = run_onednn("GeluGradient", [dy, X], threads=threads)
+    (found,) = run_onednn("GeluGradient", [dy, X], pieces=pieces)
     np.testing.assert_allclose(found, dy * slope, rtol=1e-6, atol=3e-7)
 
 

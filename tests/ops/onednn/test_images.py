@@ -30,22 +30,22 @@ def test_tensors_are_joined_along_any_axis(data: st.DataObject) -> None:
         np.random.default_rng(index).standard_normal((*shape[:axis], size, *shape[axis + 1 :])).astype(np.float32)
         for index, size in enumerate(sizes)
     ]
-    joined, information = run_onednn("Concat", list(parts), 2, axis=axis, threads=2)
+    joined, information = run_onednn("Concat", list(parts), 2, axis=axis, pieces=2)
     np.testing.assert_array_equal(joined, np.concatenate(parts, axis))
     np.testing.assert_array_equal(information, sizes)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("pieces", [1, 2])
 @pytest.mark.parametrize("order", ORDERS)
-def test_images_are_joined_along_their_channels(order: str, threads: int) -> None:
+def test_images_are_joined_along_their_channels(order: str, pieces: int) -> None:
     parts = [normal(index, 2, channels, 5, 4) for index, channels in enumerate((16, 48, 32))]
-    (found,) = run_onednn("Concat", [in_order(part, order) for part in parts], order=order, threads=threads)
+    (found,) = run_onednn("Concat", [in_order(part, order) for part in parts], order=order, pieces=pieces)
     np.testing.assert_array_equal(from_order(found, order), np.concatenate(parts, 1))
 
 
 def test_a_new_axis_joins_tensors_of_one_shape() -> None:
     parts = [normal(index, 3, 4) for index in range(5)]
-    (found,) = run_onednn("Concat", list(parts), axis=1, add_axis=1, threads=2)
+    (found,) = run_onednn("Concat", list(parts), axis=1, add_axis=1, pieces=2)
     np.testing.assert_array_equal(found, np.stack(parts, 1))
 
 
@@ -72,14 +72,14 @@ def test_a_shuffle_in_float64_is_computed_by_numpy() -> None:
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("size", [(7,), (5, 4), (3, 4, 2), (1,), (1, 1)])
-@pytest.mark.parametrize("threads", [1, 2])
-def test_batches_are_normalized_by_given_statistics(order: str, size: tuple[int, ...], threads: int) -> None:
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_batches_are_normalized_by_given_statistics(order: str, size: tuple[int, ...], pieces: int) -> None:
     channels = 32 if order in BLOCKS else 21
     image = normal(3, 2, channels, *size)
     scale, bias, mean = (normal(seed, channels) for seed in (4, 5, 6))
     variance = np.abs(normal(7, channels)) + np.float32(0.1)
     inputs = [in_order(image, order), scale, bias, mean, variance]
-    (found,) = run_onednn("SpatialBN", list(inputs), order=order, is_test=1, epsilon=0.01, threads=threads)
+    (found,) = run_onednn("SpatialBN", list(inputs), order=order, is_test=1, epsilon=0.01, pieces=pieces)
     scale, bias, mean, variance = (
         array.astype(np.float64).reshape(-1, *(1,) * len(size)) for array in (scale, bias, mean, variance)
     )

@@ -1,4 +1,4 @@
-"""NaN stays NaN: by every operator, layout, number of threads and implementation of oneDNN where it does by NumPy."""
+"""NaN stays NaN: by every operator, layout, number of pieces and implementation of oneDNN where it does by NumPy."""
 
 from __future__ import annotations
 
@@ -55,25 +55,25 @@ def agree(found: Array, expected: Array) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("pieces", [1, 2])
 @pytest.mark.parametrize("op_type", UNARY)
 @settings(max_examples=4, deadline=None)
 @given(seed=st.integers(0, 10**6), channels=st.sampled_from([1, 3, 16, 20]))
-def test_operators_of_one_tensor(op_type: str, threads: int, seed: int, channels: int) -> None:
+def test_operators_of_one_tensor(op_type: str, pieces: int, seed: int, channels: int) -> None:
     x = image(seed, 2, channels, 7, 6)
     (expected,) = run_operator(op_type, [x], **UNARY[op_type])
-    (found,) = run_operator(op_type, [x], engine="ONEDNN", threads=threads, **UNARY[op_type])
+    (found,) = run_operator(op_type, [x], engine="ONEDNN", pieces=pieces, **UNARY[op_type])
     agree(found, expected)
 
 
 @pytest.mark.parametrize("op_type", ["Add", "Sub", "Mul", "Div", "Sum", "Mean", "Max", "Min"])
 @settings(max_examples=4, deadline=None)
-@given(seed=st.integers(0, 10**6), threads=st.sampled_from([1, 2]))
-def test_operators_of_several_tensors(op_type: str, seed: int, threads: int) -> None:
+@given(seed=st.integers(0, 10**6), pieces=st.sampled_from([1, 2]))
+def test_operators_of_several_tensors(op_type: str, seed: int, pieces: int) -> None:
     count = 2 if op_type in ("Add", "Sub", "Mul", "Div") else 4
     inputs = [image(seed + number, 3, 40) for number in range(count)]
     (expected,) = run_operator(op_type, list(inputs))
-    (found,) = run_operator(op_type, list(inputs), engine="ONEDNN", threads=threads)
+    (found,) = run_operator(op_type, list(inputs), engine="ONEDNN", pieces=pieces)
     agree(found, expected)
 
 
@@ -97,7 +97,7 @@ def test_chains(link: str, behind: list[str]) -> None:
 
 
 def layer(
-    x: Array, w: Array, held: Array | None, order: str, post_ops: list[str], threads: int, engine: str = "ONEDNN"
+    x: Array, w: Array, held: Array | None, order: str, post_ops: list[str], pieces: int, engine: str = "ONEDNN"
 ) -> Array:
     """FusedConv of one padded window, with a `sum` of what Y `held`."""
     arrays = {"x": in_order(x, order), "w": np.moveaxis(w, 1, -1).copy() if order == NHWC else w}
@@ -106,7 +106,7 @@ def layer(
     kernel, group = w.shape[-1], x.shape[1] // w.shape[1]
     return computed(
         "FusedConv", arrays, ["y"], "w", engine, order=order, kernel=kernel, pad=kernel // 2, group=group,
-        post_ops=post_ops, threads=threads,
+        post_ops=post_ops, pieces=pieces,
     )[0]  # fmt: skip
 
 
@@ -116,11 +116,11 @@ WINDOWS = [(16, 16, 3, 1), (32, 32, 1, 1), (32, 32, 3, 32), (3, 16, 5, 1), (32, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("pieces", [1, 2])
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 @pytest.mark.parametrize("added", [False, True], ids=["", "sum"])
-def test_convolutions(window: tuple[int, int, int, int], order: str, threads: int, added: bool) -> None:
+def test_convolutions(window: tuple[int, int, int, int], order: str, pieces: int, added: bool) -> None:
     channels, filters, kernel, groups = window
     if order not in (NCHW, NHWC) and channels % 16:
         pytest.skip("no whole blocks")
@@ -136,7 +136,7 @@ def test_convolutions(window: tuple[int, int, int, int], order: str, threads: in
                 held[1, 3, 4, 5] = np.nan if nan_held else 1
             elif nan_held:
                 continue
-            found = layer(x, w, held, order, chain, threads)
+            found = layer(x, w, held, order, chain, pieces)
             expected = in_order(layer(x, w, held, NCHW, chain, 1, ""), order)
             if added and kernel == 3:  # Winograd's algorithm in place: more pixels of a tile may be NaN
                 np.copyto(expected, np.nan, where=np.isnan(found))
@@ -144,9 +144,9 @@ def test_convolutions(window: tuple[int, int, int, int], order: str, threads: in
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("pieces", [1, 2])
 @pytest.mark.parametrize("order", ORDERS)
-def test_every_implementation_of_a_convolution(order: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_implementation_of_a_convolution(order: str, pieces: int, monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.default_rng(4)
     x = random.standard_normal((1, 32, 16, 16)).astype(np.float32)
     x[0, 1, 1, 2] = np.nan
@@ -160,14 +160,14 @@ def test_every_implementation_of_a_convolution(order: str, threads: int, monkeyp
         w = random.standard_normal((32, 32, kernel, kernel)).astype(np.float32)
         expected = in_order(layer(x, w, None, NCHW, ["relu"], 1, ""), order)
         monkeypatch.setattr(convolution_family, "choose_implementation", first)
-        agree(layer(x, w, None, order, ["relu"], threads), expected)
+        agree(layer(x, w, None, order, ["relu"], pieces), expected)
         for name in list(names):
             monkeypatch.setattr(
                 convolution_family,
                 "choose_implementation",
-                lambda p, name=name, **_: p.named(name, p.threads) or choose(p),
+                lambda p, name=name, **_: p.named(name) or choose(p),
             )
-            agree(layer(x, w, None, order, ["relu"], threads), expected)
+            agree(layer(x, w, None, order, ["relu"], pieces), expected)
 
 
 @pytest.mark.parametrize("rows", [1, 3, 70])
@@ -246,9 +246,9 @@ def test_a_pixel_that_is_nan_reaches_as_many_as_in_onnxruntime(optimize: bool, n
             agree(executor.run({"x": x}, out={"y": place})["y"], expected)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("pieces", [1, 2])
 def test_who_asks_for_any_pays_for_no_look_and_gets_the_same_numbers(
-    threads: int, monkeypatch: pytest.MonkeyPatch
+    pieces: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[str] = []
 
@@ -258,15 +258,15 @@ def test_who_asks_for_any_pays_for_no_look_and_gets_the_same_numbers(
 
     choices.forget()  # schedules that other tests measured are for one of the two only
     feeds = {"data": np.random.default_rng(3).standard_normal((1, 1, 28, 28)).astype(np.float32)}
-    with dagexec.compile("zoo:lenet", intra_op_threads=threads) as executor:
+    with dagexec.compile("zoo:lenet", intra_op_threads=pieces) as executor:
         expected = executor.run(feeds)
     monkeypatch.setattr(operator_module, "keeping_nan", counted)
     monkeypatch.setattr(operator_module, "scanning", counted)
-    with dagexec.compile("zoo:lenet", intra_op_threads=threads) as executor:
+    with dagexec.compile("zoo:lenet", intra_op_threads=pieces) as executor:
         executor.run(feeds)
     assert looks
     looks.clear()
-    with dagexec.compile("zoo:lenet", intra_op_threads=threads, nan="any") as executor:
+    with dagexec.compile("zoo:lenet", intra_op_threads=pieces, nan="any") as executor:
         found = executor.run(feeds)
     assert not looks
     assert {name: array.tobytes() for name, array in found.items()} == {

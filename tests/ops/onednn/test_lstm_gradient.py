@@ -1,4 +1,4 @@
-"""The gradient of an LSTM whose element-wise parts are kernels, against NumPy's in float64."""
+"""The gradient of an LSTM by native calls, against NumPy's in float64."""
 
 from __future__ import annotations
 
@@ -34,25 +34,36 @@ def gradients(layer: Layer, dtype: type, engine: str, given: Sequence[int]) -> d
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("shorter", [None, (0, 2, 5)])
 @pytest.mark.parametrize("given", [[0, 1, 2], [1]])
-@pytest.mark.parametrize("hidden", [12, 37])
+@pytest.mark.parametrize(("steps", "hidden"), [(7, 12), (7, 37), (5, 160)])
 def test_gradients_are_those_of_float64(
     direction: str,
     shorter: tuple[int, ...] | None,
     given: list[int],
+    steps: int,
     hidden: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    layer = Layer("LSTM", steps=7, batch=3, features=9, hidden=hidden, direction=direction, shorter=shorter)
+    layer = Layer("LSTM", steps=steps, batch=3, features=9, hidden=hidden, direction=direction, shorter=shorter)
     made = []
-    original = lstm_gradient.formula_step
+    original = lstm_gradient.formula_call
 
     def counted(*arguments: object) -> object:
         made.append(original(*arguments))  # type: ignore[arg-type]
         return made[-1]
 
-    monkeypatch.setattr(lstm_gradient, "formula_step", counted)
+    monkeypatch.setattr(lstm_gradient, "formula_call", counted)
     found = gradients(layer, np.float32, "ONEDNN", given)
     assert made
     assert None not in made
     for index, expected in gradients(layer, np.float64, "", given).items():
+        np.testing.assert_allclose(found[index], expected, atol=1e-5 * np.abs(expected).max(), rtol=0)
+
+
+@needs_kernels
+@pytest.mark.parametrize("steps", [1, 2, 3])
+@pytest.mark.parametrize("shorter", [None, (0, 1)])
+def test_few_steps_are_counted(steps: int, shorter: tuple[int, ...] | None) -> None:
+    layer = Layer("LSTM", steps=steps, batch=2, features=3, hidden=20, direction="bidirectional", shorter=shorter)
+    found = gradients(layer, np.float32, "ONEDNN", [0, 1, 2])
+    for index, expected in gradients(layer, np.float64, "", [0, 1, 2]).items():
         np.testing.assert_allclose(found[index], expected, atol=1e-5 * np.abs(expected).max(), rtol=0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from dagexec.core.choices import choices, measuring
 from dagexec.core.tensor import Tensor
 from dagexec.ops.onednn import measured_product
 from dagexec.ops.onednn import measuring as measurement
-from dagexec.ops.onednn.implementation import _undivided, rule
+from dagexec.ops.onednn.implementation import rule
 from dagexec.ops.onednn.measured_product import MeasuredProduct, WeightedProduct
 from dagexec.ops.onednn.problem import Problem
 from dagexec.scheduler.nets.simple import SimpleNet
@@ -46,14 +45,14 @@ def arrays_of(op_type: str, rows: int, inner: int, units: int) -> tuple[list[Arr
     return fed[op_type], layer(x, w, b if op_type != "MatMul" else np.zeros_like(b))
 
 
-def run(op_type: str, arrays: list[Array], threads: int = 1) -> Array:
+def run(op_type: str, arrays: list[Array]) -> Array:
     """The product, with constant weights; each number of rows chooses for itself."""
     workspace = Workspace()
     names = ["x", "w", "b"][: len(arrays)]
     for name, array in zip(names, arrays, strict=True):
         workspace.feed_blob(name, array)
     workspace.get_blob("w").get(Tensor).freeze()
-    definition = operator_def(op_type, names, ["y"], threads=threads, batch_invariant=0)
+    definition = operator_def(op_type, names, ["y"], batch_invariant=0)
     definition.engine = "ONEDNN"
     with SimpleNet(NetDef(name="n", op=[definition]), workspace) as net:
         net.run()
@@ -66,10 +65,8 @@ def problem_of(op_type: str, rows: int = 4, inner: int = 48, units: int = 40) ->
     with pytest.MonkeyPatch.context() as patch:
         made = MeasuredProduct._problem
 
-        def watched(
-            self: MeasuredProduct, product: WeightedProduct, arrays: Mapping[int, Array], threads: int
-        ) -> Problem:
-            found.append(made(self, product, arrays, threads))
+        def watched(self: MeasuredProduct, product: WeightedProduct, arrays: Mapping[int, Array]) -> Problem:
+            found.append(made(self, product, arrays))
             return found[-1]
 
         patch.setattr(MeasuredProduct, "_problem", watched)
@@ -82,20 +79,19 @@ KINDS = ("FC", "FCTransposed", "Gemm", "MatMul")
 
 
 @pytest.mark.parametrize("op_type", KINDS)
-@pytest.mark.parametrize("threads", [1, 2])
-def test_every_implementation_computes_the_product_when_it_is_chosen(op_type: str, threads: int) -> None:
+def test_every_implementation_computes_the_product_when_it_is_chosen(op_type: str) -> None:
     arrays, expected = arrays_of(op_type, 4, 48, 40)
     names = [one.name for one in problem_of(op_type).candidates() if not one.is_reference]
     assert any(name.startswith("packed") for name in names)
     assert any(name.startswith("as it is") for name in names)
     assert any("gemm" in name.replace("brgemm", "") for name in names)
     with measuring(60):
-        run(op_type, arrays, threads=threads)
+        run(op_type, arrays)
     (key,) = choices.all()
     for name in names:
         choices.forget()
         choices.keep(key, name)
-        found = run(op_type, arrays, threads=threads)
+        found = run(op_type, arrays)
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4, err_msg=name)
 
 
@@ -119,24 +115,6 @@ def test_without_a_measurement_one_row_reads_large_weights_as_they_are() -> None
 
 
 @pytest.mark.parametrize("op_type", KINDS)
-def test_what_is_taken_by_rule_gives_the_same_bytes_on_one_and_more_threads(op_type: str) -> None:
-    shapes = [
-        (1, 64, 64),
-        (1, 300, 200),
-        (1, 1280, 1000),
-        (4, 1024, 64),
-        (8, 1280, 1000),
-        (8, 2048, 512),
-        (64, 1024, 300),
-    ]
-    for rows, inner, units in shapes:
-        arrays, _ = arrays_of(op_type, rows, inner, units)
-        alone = run(op_type, arrays).tobytes()
-        for threads in (2, 4):
-            assert run(op_type, arrays, threads=threads).tobytes() == alone, (rows, inner, units, threads)
-
-
-@pytest.mark.parametrize("op_type", KINDS)
 def test_of_large_weights_a_part_is_measured(
     op_type: str, times: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,39 +130,6 @@ def test_of_large_weights_a_part_is_measured(
         found = run(op_type, arrays)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
     assert measured == ([] if op_type == "Gemm" else [arrays[1].nbytes // 2]), "Gemm has an operand for all columns"
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-def test_what_may_cut_sums_for_threads_has_one(times: dict[str, float], threads: int) -> None:
-    """Inner products of more than 1024 inputs, also where they were the fastest on one thread."""
-    names = [one.name for one in problem_of("FC", inner=1100, units=42).candidates()]
-    times |= {name: 0.1 for name in names if "brgemm" in name}
-    arrays, expected = arrays_of("FC", 4, 1100, 42)
-    with measuring(60):
-        found = run("FC", arrays, threads=threads)
-    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
-    (chosen,) = choices.all().values()
-    problem = replace(problem_of("FC", inner=1100, units=42), threads=2)
-    shared = problem.named(chosen, 2)
-    assert shared is not None
-    made = problem.named(_undivided(problem, shared).name, 2)
-    assert made is not None
-    assert made.description is not None
-    assert made.description.threads == 1 or not problem.divides_sums(made)
-
-
-@pytest.mark.parametrize("op_type", KINDS)
-def test_measured_for_real_bytes_are_the_same_on_one_and_two_threads(op_type: str) -> None:
-    for rows, inner, units in ((1, 300, 202), (7, 64, 40), (4, 1024, 66)):
-        arrays, expected = arrays_of(op_type, rows, inner, units)
-        choices.forget()
-        with measuring(60):
-            one = run(op_type, arrays)
-        (key,) = choices.all()
-        choices.keep(key.replace("1 thread(s)", "2 thread(s)"), choices.all()[key])
-        two = run(op_type, arrays, threads=2)
-        assert one.tobytes() == two.tobytes()
-        np.testing.assert_allclose(one, expected, rtol=1e-3, atol=1e-3)
 
 
 def test_products_are_told_apart_by_all_that_their_time_depends_on() -> None:

@@ -9,9 +9,9 @@ import pytest
 
 from dagexec.core.dtypes import FLOAT32
 from dagexec.ops.onednn.binding import library
+from dagexec.ops.onednn.descriptors import Descriptor, aligned_empty
 from dagexec.ops.onednn.operator import reorder
 from dagexec.ops.onednn.packing import Pieces
-from dagexec.ops.onednn.primitive import Descriptor, aligned_empty
 from dagexec.platform.garbage_collection import garbage_collection_paused
 
 
@@ -76,7 +76,7 @@ def test_memory_of_a_copy_that_is_made_once_is_let_go_of_before_cycles_are_colle
     x, y = np.arange(4096, dtype=np.float32).reshape(64, 64), aligned_empty(4 * 4096)
     source, target = Descriptor.of(found, x, FLOAT32), Descriptor.of(found, x.T, FLOAT32)
     with garbage_collection_paused():
-        reorder(found, 1, "copy", source, target, x, y, aligned_empty).run_once()
+        reorder(found, "copy", source, target, x, y, aligned_empty).run_once()
         np.testing.assert_array_equal(y.view(np.float32).reshape(64, 64), x.T)
         given = weakref.ref(x)
         del x

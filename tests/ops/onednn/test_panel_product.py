@@ -1,4 +1,4 @@
-"""Products on weights in panels: values, bytes of a row in any batch on any threads, what is left to the library."""
+"""Products on weights in panels: values, bytes of a row in any batch in any pieces, what is left to the library."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 from dagexec.ops.onednn.binding import library, require_library
 from dagexec.ops.onednn.panel_product import in_panels, is_for_panels, product_step
 from tests.ops.onednn.engine import normal
+from tests.ops.pieces import cut_into
 from tests.ops.running import Array
 
 pytestmark = pytest.mark.skipif(
@@ -28,7 +29,7 @@ SIZES = [
 """Rows, inner, units: blocks that are left over, and panels that are not full, with AVX2 and AVX-512."""
 
 
-def computed(x: Array, weights: Array, bias: Array, threads: int = 1, addend: Array | None = None) -> Array:
+def computed(x: Array, weights: Array, bias: Array, pieces: int = 1, addend: Array | None = None) -> Array:
     """By the kernels, which must leave what is around the result as it was; in place where `addend` is given."""
     onednn = require_library("product")
     size = len(x) * len(weights)
@@ -37,7 +38,8 @@ def computed(x: Array, weights: Array, bias: Array, threads: int = 1, addend: Ar
     if addend is not None:
         y[:] = addend
     panels = in_panels(weights, onednn.isa.lanes)
-    step = product_step(onednn, threads, x, panels, bias, y, None if addend is None else y, "product", onednn.isa.lanes)
+    with cut_into(pieces):
+        step = product_step(x, panels, bias, y, None if addend is None else y, "product", onednn.isa.lanes)
     assert step is not None
     step()
     assert (memory[:32] == 7).all()
@@ -46,23 +48,23 @@ def computed(x: Array, weights: Array, bias: Array, threads: int = 1, addend: Ar
 
 
 @pytest.mark.parametrize("sizes", SIZES)
-def test_products_are_right_and_the_same_on_any_threads(sizes: tuple[int, int, int]) -> None:
+def test_products_are_right_and_the_same_in_any_pieces(sizes: tuple[int, int, int]) -> None:
     rows, inner, units = sizes
     x, weights, bias, addend = normal(1, rows, inner), normal(2, units, inner), normal(3, units), normal(4, rows, units)
     expected = x.astype(np.float64) @ weights.T + bias
     one = computed(x, weights, bias)
     np.testing.assert_allclose(one, expected, rtol=1e-5, atol=1e-6 * inner)
     np.testing.assert_allclose(computed(x, weights, bias, 2, addend), expected + addend, rtol=1e-5, atol=1e-6 * inner)
-    for threads in (2, 3, 16):
-        assert computed(x, weights, bias, threads).tobytes() == one.tobytes()
+    for pieces in (2, 3, 16):
+        assert computed(x, weights, bias, pieces).tobytes() == one.tobytes()
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_a_row_has_the_same_bytes_in_every_batch(threads: int) -> None:
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_a_row_has_the_same_bytes_in_every_batch(pieces: int) -> None:
     x, weights, bias = normal(1, 64, 384), normal(2, 48, 384), normal(3, 48)
     alone = [computed(row[None], weights, bias).tobytes() for row in x]
     for rows in (*range(2, 17), 33, 64):
-        found = computed(x[:rows], weights, bias, threads)
+        found = computed(x[:rows], weights, bias, pieces)
         assert [row.tobytes() for row in found] == alone[:rows]
 
 

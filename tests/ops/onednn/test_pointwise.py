@@ -17,6 +17,7 @@ from dagexec.ops.onednn.problem import COMPOSED, Candidate, Problem
 from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.activation.test_post_ops import FORMULAS
 from tests.ops.onednn.test_conv import Layer, from_order, net_of, to_order
+from tests.ops.pieces import cut_into
 from tests.ops.windows import Array, Geometry
 
 _found = library()
@@ -43,11 +44,11 @@ def problems(monkeypatch: pytest.MonkeyPatch) -> list[Problem]:
     return put
 
 
-def run(layer: Layer, operand: Array | None = None, **arguments: ArgumentValue) -> Array:
+def run(layer: Layer, operand: Array | None = None, pieces: int = 0, **arguments: ArgumentValue) -> Array:
     """Y as N, C, spatial; `operand` is what Y holds before."""
     held = None if operand is None else to_order(operand, "NHWC")
     workspace, net = net_of(layer, "NHWC", constant=True, operand=held, **arguments)
-    with SimpleNet(net, workspace) as running:
+    with cut_into(pieces), SimpleNet(net, workspace) as running:
         running.run()
     return from_order(workspace.fetch_blob("y"), "NHWC")
 
@@ -76,10 +77,10 @@ def test_what_y_held_is_added_before_the_activation() -> None:
     assert error(y, FORMULAS["swish:1.0"](held + LAYER.exact())) < 2e-6
 
 
-def test_bytes_do_not_depend_on_threads_or_on_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_do_not_depend_on_pieces_or_on_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = run(LAYER, post_ops=("swish:1.0",))
-    for threads in (2, 3):
-        assert run(LAYER, threads=threads, post_ops=("swish:1.0",)).tobytes() == whole.tobytes(), threads
+    for pieces in (2, 3):
+        assert run(LAYER, pieces=pieces, post_ops=("swish:1.0",)).tobytes() == whole.tobytes(), pieces
     x, *others = LAYER.fed("NHWC")
     for image in range(2):
         monkeypatch.setattr(Layer, "fed", lambda *_, image=image: [x[image : image + 1], *others])

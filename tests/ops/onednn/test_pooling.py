@@ -66,10 +66,10 @@ def test_every_window_is_pooled(
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("op_type", ["MaxPool", "AveragePool"])
-@pytest.mark.parametrize("threads", [1, 2])
-def test_the_whole_image_is_one_window(op_type: str, order: str, threads: int) -> None:
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_the_whole_image_is_one_window(op_type: str, order: str, pieces: int) -> None:
     image = normal(1, 2, 48, 7, 9)
-    (found,) = run_onednn(op_type, [in_order(image, order)], order=order, global_pooling=1, threads=threads)
+    (found,) = run_onednn(op_type, [in_order(image, order)], order=order, global_pooling=1, pieces=pieces)
     wide = image.astype(np.float64)
     expected = wide.max((2, 3), keepdims=True) if op_type == "MaxPool" else wide.mean((2, 3), keepdims=True)
     np.testing.assert_allclose(from_order(found, order), expected, rtol=1e-5, atol=1e-6)

@@ -3,8 +3,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import sysconfig
-from pathlib import Path
 
 import pytest
 
@@ -61,40 +59,3 @@ if child == 0:
 print(os.waitpid(child, 0)[1])
 """
     assert _output(script) == "0"
-
-
-@pytest.mark.slow
-def test_the_setting_of_idle_threads_is_seen_by_the_library_alone() -> None:
-    assert _output("product(); print(os.environ.get('GOMP_SPINCOUNT'))") == "None"
-    assert _output("product(); print(os.environ.get('GOMP_SPINCOUNT'))", GOMP_SPINCOUNT="7") == "7"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("other", [False, True], ids=["alone", "beside scikit-learn's"])
-def test_the_librarys_threads_spin_for_40_us_whichever_copies_of_libgomp_are_there(other: bool) -> None:
-    found = [os.fspath(path) for path in Path(sysconfig.get_path("purelib")).glob("scikit_learn.libs/libgomp*")]
-    if other and not found:
-        pytest.skip("needs the package scikit-learn")
-    loading = f"import ctypes; ctypes.CDLL({found[0]!r})" if other else ""
-    script = f"import os; os.dup2(1, 2)\n{loading}\nproduct()"
-    settings = _output(script, OMP_DISPLAY_ENV="VERBOSE")
-    if "GOMP_SPINCOUNT" not in settings:
-        pytest.skip("oneDNN uses another OpenMP runtime here")
-    spins = [line.partition("'")[2].rstrip("'") for line in settings.splitlines() if "GOMP_SPINCOUNT" in line]
-    assert spins[-1] == "2000"
-
-
-@pytest.mark.slow
-def test_idle_threads_stop_spinning_soon() -> None:
-    script = """
-import time
-product()
-spent = 0.0
-for _ in range(20):
-    product()
-    start = time.process_time()
-    time.sleep(0.01)
-    spent += time.process_time() - start
-print(spent / 20 < 1.5e-3)
-"""
-    assert _output(script) == "True"

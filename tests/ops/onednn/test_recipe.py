@@ -166,18 +166,6 @@ def test_a_choice_that_may_be_another_ends_the_recipes_before_it(asked: Counter[
         assert asked["FC"] == 2
 
 
-def test_a_net_of_one_thread_has_recipes_of_its_own(asked: Counter[str]) -> None:
-    layers = pairs(("FC", ["x", "w", "b"], ["y"], {"max_threads": 2}))
-    feeds = {"x": normal(1, 64, 256), "w": normal(2, 256, 256), "b": normal(3, 256)}
-    with net(layers, feeds) as team, net(layers, feeds) as alone:
-        alone.use_one_thread()
-        for one in (team, alone):
-            one.run()
-        results = [one.workspace.fetch_blob("y") for one in (team, alone)]
-        np.testing.assert_array_equal(*results)
-    assert asked["FC"] == 2
-
-
 def test_who_follows_goes_on_with_the_implementation_for_all_batches(asked: Counter[str]) -> None:
     """And who has another one does not follow."""
     layers = pairs(("FC", ["x", "w", "b"], ["y"], {}), ("FC", ["x", "w", "b"], ["z"], {}))

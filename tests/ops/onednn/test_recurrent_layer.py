@@ -1,4 +1,4 @@
-"""Recurrent layers on kernels of our own: values, and bytes that depend neither on threads, nor batch, nor lengths."""
+"""Recurrent layers on kernels of our own: values, and bytes that depend neither on pieces, nor batch, nor lengths."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ VARIANTS: list[tuple[str, dict[str, ArgumentValue]]] = [
 ]
 
 
-def run(layer: Layer, threads: int = 1, inputs: list[Array] | None = None) -> list[Array]:
+def run(layer: Layer, pieces: int = 1, inputs: list[Array] | None = None) -> list[Array]:
     """The results by the kernels."""
     given = layer.inputs() if inputs is None else inputs
-    return run_onednn(layer.op_type, list(given), layer.results, threads=threads, **layer.arguments())
+    return run_onednn(layer.op_type, list(given), layer.results, pieces=pieces, **layer.arguments())
 
 
 def same(one: list[Array], other: list[Array]) -> bool:
@@ -43,7 +43,7 @@ def same(one: list[Array], other: list[Array]) -> bool:
 @pytest.mark.parametrize("hidden", [7, 48])
 def test_layers_are_right(kind: Layer, shorter: tuple[int, ...] | None, hidden: int) -> None:
     layer = replace(kind, steps=6, batch=7, features=13, hidden=hidden, direction="bidirectional", shorter=shorter)
-    for one, other in zip(run(layer, threads=2), layer.expected(), strict=True):
+    for one, other in zip(run(layer, pieces=2), layer.expected(), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
@@ -62,14 +62,14 @@ def test_variants_are_as_the_default_engine_has_them(op_type: str, arguments: di
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("batch", "direction"), [(1, "reverse"), (5, "forward"), (2, "bidirectional")])
-def test_threads_change_no_byte(kind: Layer, batch: int, direction: str) -> None:
+def test_pieces_change_no_byte(kind: Layer, batch: int, direction: str) -> None:
     """They share directions, then rows, or of one row units, where they wait for each other."""
     layer = replace(kind, steps=5, batch=batch, features=20, hidden=200, direction=direction)
     inputs = layer.inputs()
     inputs[2] /= 8  # with larger weights small errors grow from step to step, and engines differ
     alone = run(layer, inputs=inputs)
-    for threads in (2, 3, 8):
-        assert same(run(layer, threads, inputs), alone)
+    for pieces in (2, 3, 8):
+        assert same(run(layer, pieces, inputs), alone)
 
 
 @pytest.mark.parametrize("kind", KINDS)

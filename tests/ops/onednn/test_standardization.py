@@ -20,23 +20,23 @@ CASES: dict[str, tuple[str, tuple[int, ...], dict[str, ArgumentValue]]] = {
 }
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("pieces", [1, 2])
 @pytest.mark.parametrize("name", CASES)
-def test_it_is_that_of_numpy(name: str, threads: int) -> None:
+def test_it_is_that_of_numpy(name: str, pieces: int) -> None:
     op_type, shape, arguments = CASES[name]
     inputs = [normal(0, *shape), normal(1, 6), normal(2, 6)]
-    (found,) = run_onednn(op_type, list(inputs), threads=threads, **arguments)
+    (found,) = run_onednn(op_type, list(inputs), pieces=pieces, **arguments)
     (expected,) = run_operator(op_type, list(inputs), **arguments)
     np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-6)
     (alone,) = run_onednn(op_type, [inputs[0][:1], *inputs[1:]], **arguments)
     assert alone.tobytes() == found[:1].tobytes(), "a row of a batch"
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("pieces", [1, 2])
 @pytest.mark.parametrize("axis", [-1, 1])
-def test_a_root_mean_square_normalization_is_that_of_numpy(axis: int, threads: int) -> None:
+def test_a_root_mean_square_normalization_is_that_of_numpy(axis: int, pieces: int) -> None:
     inputs = [normal(0, 5, 6, 70), normal(1, *(5, 6, 70)[axis:])]
-    (found,) = run_onednn("RootMeanSquareNorm", list(inputs), threads=threads, axis=axis, epsilon=0.1)
+    (found,) = run_onednn("RootMeanSquareNorm", list(inputs), pieces=pieces, axis=axis, epsilon=0.1)
     (expected,) = run_operator("RootMeanSquareNorm", list(inputs), axis=axis, epsilon=0.1)
     np.testing.assert_allclose(found, expected, rtol=2e-6, atol=1e-6)
     (alone,) = run_onednn("RootMeanSquareNorm", [inputs[0][:1], inputs[1]], axis=axis, epsilon=0.1)

@@ -20,6 +20,7 @@ from dagexec.ops.onednn.implementation import rule
 from dagexec.ops.onednn.problem import COMPOSED, Candidate, Problem
 from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.conv.test_conv_transposed import TransposedCase, scatter
+from tests.ops.pieces import cut_into
 from tests.ops.running import operator_def
 from tests.ops.windows import Array, to_channels_first
 
@@ -46,7 +47,7 @@ def problems(monkeypatch: pytest.MonkeyPatch) -> list[Problem]:
     return put
 
 
-def run(case: TransposedCase, images: slice = slice(None), **arguments: ArgumentValue) -> Array:
+def run(case: TransposedCase, images: slice = slice(None), pieces: int = 0, **arguments: ArgumentValue) -> Array:
     """Y of some images as N, C, spatial, by parameters that never change."""
     x, *parameters = case.fed()
     workspace, names = Workspace(), ["x", "w", "b"][: 1 + len(parameters)]
@@ -56,7 +57,7 @@ def run(case: TransposedCase, images: slice = slice(None), **arguments: Argument
             workspace.get_blob(name).tensor().freeze()
     definition = operator_def("ConvTranspose", names, ["y"], **case.arguments(), **arguments)
     definition.engine = "ONEDNN"
-    with SimpleNet(NetDef(name="test", op=[definition]), workspace) as running:
+    with cut_into(pieces), SimpleNet(NetDef(name="test", op=[definition]), workspace) as running:
         running.run()
     y = workspace.fetch_blob("y")
     return to_channels_first(y) if case.order == "NHWC" else y
@@ -76,13 +77,13 @@ def test_channels(channels: int, filters: int) -> None:
     np.testing.assert_array_equal(run(case), scatter(case))
 
 
-def test_bytes_do_not_depend_on_threads_or_on_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_do_not_depend_on_pieces_or_on_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     fractions = [rng.standard_normal(array.shape).astype(np.float32) for array in CASE.fed()]
     monkeypatch.setattr(TransposedCase, "fed", lambda _: fractions)
     whole = run(CASE)
-    for threads in (2, 3):
-        assert run(CASE, threads=threads).tobytes() == whole.tobytes(), threads
+    for pieces in (2, 3):
+        assert run(CASE, pieces=pieces).tobytes() == whole.tobytes(), pieces
     for image in range(2):
         assert run(CASE, slice(image, image + 1)).tobytes() == whole[image].tobytes(), image
 

@@ -10,6 +10,7 @@ from dagexec.core.arguments import ArgumentValue
 from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.kernels.running import needs_kernels
 from tests.ops.onednn.engine import fallbacks, needs_onednn
+from tests.ops.pieces import cut_into
 from tests.ops.running import Array, operator_def
 
 ADAM = ("Adam", "param s0 s1 grad rate iteration", "param s0 s1")
@@ -27,13 +28,11 @@ CASES: list[tuple[str, str, str, dict[str, ArgumentValue]]] = [
 ]
 
 
-def after_steps(case: tuple[str, str, str, dict[str, ArgumentValue]], engine: str, size: int, threads: int) -> Array:
+def after_steps(case: tuple[str, str, str, dict[str, ArgumentValue]], engine: str, size: int, pieces: int) -> Array:
     """The outputs after three steps, one behind the other."""
     op_type, inputs, outputs, arguments = case
     definition = operator_def(op_type, inputs.split(), outputs.split(), **arguments)
     definition.engine = engine
-    if engine:
-        definition.arg.add(name="threads", i=threads)
     rng, workspace = np.random.default_rng(size), Workspace()
 
     def normal() -> Array:
@@ -47,7 +46,7 @@ def after_steps(case: tuple[str, str, str, dict[str, ArgumentValue]], engine: st
     workspace.feed_blob("grad", normal())
     workspace.feed_blob("rate", np.float32([0.1]))
     workspace.feed_blob("iteration", np.int64([0]))
-    with SimpleNet(NetDef(name="test", op=[definition]), workspace) as net:
+    with cut_into(pieces), SimpleNet(NetDef(name="test", op=[definition]), workspace) as net:
         for step in range(3):
             workspace.feed_blob("grad", normal())
             workspace.feed_blob("rate", np.float32([-0.1 / (step + 1) if op_type == "Adam" else 0.1 / (step + 1)]))
@@ -58,12 +57,12 @@ def after_steps(case: tuple[str, str, str, dict[str, ArgumentValue]], engine: st
 
 @needs_kernels
 @pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize(("size", "threads"), [(1, 1), (45, 1), (1000, 2), (70_001, 2)])
+@pytest.mark.parametrize(("size", "pieces"), [(1, 1), (45, 1), (1000, 2), (70_001, 2)])
 def test_updates_are_numpy_s_to_the_byte(
-    case: tuple[str, str, str, dict[str, ArgumentValue]], size: int, threads: int
+    case: tuple[str, str, str, dict[str, ArgumentValue]], size: int, pieces: int
 ) -> None:
     with fallbacks() as found:
-        ours = after_steps(case, "ONEDNN", size, threads)
+        ours = after_steps(case, "ONEDNN", size, pieces)
     assert not found
     assert np.isfinite(ours).all()
     assert ours.tobytes() == after_steps(case, "", size, 1).tobytes()

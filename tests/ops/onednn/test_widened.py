@@ -14,14 +14,15 @@ from dagexec.ops.onednn.problem import Candidate, Problem
 from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.onednn.engine import AVX2, has_vectors_of
 from tests.ops.onednn.test_conv import ONE_BY_ONE, SQUARE, Layer, from_order, net_of
+from tests.ops.pieces import cut_into
 
 pytestmark = pytest.mark.skipif(not has_vectors_of(AVX2), reason="without AVX2 oneDNN has no fast implementation")
 NARROW = Layer(ONE_BY_ONE, channels=24, filters=48, group=4)
 
 
-def run(layer: Layer, **arguments: ArgumentValue) -> np.ndarray:
+def run(layer: Layer, pieces: int = 0, **arguments: ArgumentValue) -> np.ndarray:
     workspace, net = net_of(layer, "NHWC", constant=True, **arguments)
-    with SimpleNet(net, workspace) as running:
+    with cut_into(pieces), SimpleNet(net, workspace) as running:
         running.run()
         running.run()
     return workspace.fetch_blob("y")
@@ -53,15 +54,15 @@ def widened(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("layer", [NARROW, Layer(SQUARE, 10, 15, group=5), Layer(SQUARE, 8, 32, group=2)])
 def test_groups_stay_apart(layer: Layer) -> None:
     exact = np.maximum(layer.exact(), 0)
-    for threads in (1, 2):
-        y = from_order(run(layer, post_ops=("relu",), threads=threads), "NHWC")
+    for pieces in (1, 2):
+        y = from_order(run(layer, post_ops=("relu",), pieces=pieces), "NHWC")
         assert np.abs(y - exact).max() < 1e-6 * np.abs(exact).max()
 
 
 @pytest.mark.usefixtures("widened")
-def test_bytes_do_not_depend_on_threads_or_on_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_do_not_depend_on_pieces_or_on_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = run(NARROW)
-    assert run(NARROW, threads=2).tobytes() == whole.tobytes()
+    assert run(NARROW, pieces=2).tobytes() == whole.tobytes()
     x, *others = NARROW.fed("NHWC")
     monkeypatch.setattr(Layer, "fed", lambda *_: [x[:1], *others])
     assert run(replace(NARROW, batch=1)).tobytes() == whole[0].tobytes()

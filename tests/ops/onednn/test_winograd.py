@@ -19,6 +19,7 @@ from dagexec.scheduler.nets.options import RunOptions
 from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.activation.test_post_ops import FORMULAS
 from tests.ops.onednn.test_conv import SQUARE, Layer, from_order, net_of, to_order
+from tests.ops.pieces import cut_into
 from tests.ops.windows import Array, Geometry
 
 _found = library()
@@ -64,11 +65,13 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> Chosen:
     return found
 
 
-def run(layer: Layer, operand: Array | None = None, runs: int = 1, **arguments: ArgumentValue) -> Array:
+def run(
+    layer: Layer, operand: Array | None = None, runs: int = 1, pieces: int = 0, **arguments: ArgumentValue
+) -> Array:
     """Y as stored; `operand` is what Y holds before."""
     held = None if operand is None else operand.copy()
     workspace, net = net_of(layer, "NHWC", constant=True, operand=held, **arguments)
-    with SimpleNet(net, workspace) as running:
+    with cut_into(pieces), SimpleNet(net, workspace) as running:
         for _ in range(runs):
             running.run()
     return workspace.fetch_blob("y")
@@ -139,7 +142,7 @@ def test_activations_of_more_than_a_limit(chosen: Chosen, text: str, outputs: in
     exact = layer.exact()
     assert error(run(layer, post_ops=(text,)), FORMULAS[text](exact), exact) < 2e-6
     assert error(run(layer, post_ops=("relu", text)), FORMULAS[text](np.maximum(exact, 0)), exact) < 2e-6
-    assert run(layer, threads=2, post_ops=(text,)).tobytes() == run(layer, post_ops=(text,)).tobytes()
+    assert run(layer, pieces=2, post_ops=(text,)).tobytes() == run(layer, post_ops=(text,)).tobytes()
 
 
 @pytest.mark.parametrize("last", [(), ("relu",)])
@@ -164,14 +167,14 @@ def test_the_result_is_added_in_place_in_every_run(chosen: Chosen) -> None:
 
 @pytest.mark.parametrize("outputs", [2, 4])
 @pytest.mark.parametrize(("channels", "size"), [(64, 30), (128, 14), (256, 7)])
-def test_bytes_do_not_depend_on_threads_or_on_the_batch(
+def test_bytes_do_not_depend_on_pieces_or_on_the_batch(
     chosen: Chosen, monkeypatch: pytest.MonkeyPatch, outputs: int, channels: int, size: int
 ) -> None:
     chosen.outputs = outputs
     layer = Layer(window(size, size), channels, filters=64, batch=3)
     whole = run(layer)
-    for threads in (2, 3):
-        assert run(layer, threads=threads).tobytes() == whole.tobytes(), threads
+    for pieces in (2, 3):
+        assert run(layer, pieces=pieces).tobytes() == whole.tobytes(), pieces
     monkeypatch.setattr(winograd_tiling, "core_cache", lambda: 1)
     assert run(layer).tobytes() == whole.tobytes(), "one row of tiles after another"
     single = replace(layer, batch=1)
@@ -184,9 +187,9 @@ def test_bytes_do_not_depend_on_threads_or_on_the_batch(
 def test_the_filter_has_the_same_bytes_with_any_threads_of_a_blas(chosen: Chosen) -> None:
     """OpenBLAS for Haswell, as on processors with AVX2 alone, gives a product of this size other bytes on two."""
     found = []
-    for threads in (1, 2):
+    for pieces in (1, 2):
         workspace, net = net_of(Layer(window(8, 8), channels=128, filters=32), "NHWC", constant=True)
-        with SimpleNet(net, workspace, options=RunOptions(intra_op_threads=threads)) as running:
+        with SimpleNet(net, workspace, options=RunOptions(intra_op_threads=pieces)) as running:
             running.run()
         found.append(workspace.fetch_blob("y").tobytes())
     assert found[0] == found[1]

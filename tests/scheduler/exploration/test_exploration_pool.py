@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from heapq import heappush
 
 import pytest
@@ -14,9 +14,9 @@ from dagexec.errors import DagexecError, RunTimeoutError, WorkerLostError
 from dagexec.platform.threads import threads
 from dagexec.scheduler.exploration import explore_seeds, systematic
 from dagexec.scheduler.nets.net import BaseNet
+from dagexec.scheduler.run.machine import Machine
 from dagexec.scheduler.run.pool import WorkerPool
 from dagexec.scheduler.run.run import Run, finish
-from dagexec.scheduler.run.worker import Worker
 from tests.scheduler.scenarios import (
     DIAMOND,
     Done,
@@ -33,52 +33,41 @@ FORK = [[], [0], [0]]
 TWO_LAYERS = [[], [], [0, 1], [0, 1], [2, 3]]
 
 
-@dataclass(frozen=True)
-class _Without:
-    """Dependencies without the last edge."""
-
-    children: Sequence[Sequence[int]]
-    parent_counts: Sequence[int]
-    frontier: Sequence[int]
-
-
 class EarlyPool(WorkerPool):
     """Planted: the last chain is released one parent too early."""
 
     def submit(self, run: Run) -> None:
         """Count one parent less."""
-        children = [list(row) for row in run.plan.children]
+        children = [list(row) for row in run.work.graph.children]
+        counts = list(run.work.graph.parent_counts)
         last = len(children) - 1
         max(row for row in enumerate(children) if last in row[1])[1].remove(last)
-        run.counts[last] -= 1
-        run.plan = _Without(children, run.counts, run.plan.frontier)
+        counts[last] -= 1
+        run.machine = Machine(replace(run.work.graph, children=children, parent_counts=counts))
         super().submit(run)
 
 
 class TwoStepPool(WorkerPool):
     """Planted: a worker reads the count of a child and writes it back without holding the lock in between."""
 
-    def _work(self, worker: Worker, run: Run, chain: int) -> None:
-        while True:
-            for step in run.steps[chain]:
-                step()
-            for child in run.plan.children[chain]:
+    def _work_in_python(self, run: Run, machine: Machine) -> None:
+        self._acquire()
+        found = machine.take()
+        while found is not None:
+            self.lock.release()
+            self._call_steps(run, *found)
+            for child in run.work.graph.children[found[0]]:
                 with self.lock:
-                    count = run.counts[child]
+                    count = machine._left[child]
                 with self.lock:
-                    run.counts[child] = count - 1
+                    machine._left[child] = count - 1
                     if count == 1:
-                        heappush(run.ready, child)
-            with self.lock:
-                if run.ready:
-                    chain = run.ready.pop(0)
-                    continue
-                run.active -= 1
-                worker.run = None
-                over = run.over = not run.active
-            if over:
-                finish(run)
-            return
+                        heappush(machine._fresh, child)
+            self._acquire()
+            machine.remaining -= 1
+            found = machine.take()
+        if not run.active - 1:
+            run.stopped = True
 
 
 class SleepyPool(WorkerPool):
@@ -87,7 +76,7 @@ class SleepyPool(WorkerPool):
     def submit(self, run: Run) -> None:
         """List the run."""
         with self.lock:
-            run.order = 1
+            self._take_in(run)
             self._list(run)
 
 
@@ -126,7 +115,7 @@ def stop_scenario(pool_class: type[WorkerPool], parents: Sequence[Sequence[int]]
     ("pool_class", "parents", "error"),
     [
         (EarlyPool, DIAMOND, "before its parent"),
-        (TwoStepPool, DIAMOND, "1 chains not started"),
+        (TwoStepPool, DIAMOND, "1 tasks not done"),
         (SleepyPool, [[]], "deadlock"),
     ],
 )

@@ -21,8 +21,8 @@ from dagexec.scheduler.nets.options import RunOptions
 from dagexec.scheduler.observe.observers import TimeObserver
 from dagexec.scheduler.observe.trace import Trace
 from dagexec.scheduler.observe.trace_file import trace_events
-from dagexec.scheduler.plan.plan import build_plan
-from dagexec.scheduler.plan.simulate import Machine, machine_bound, predict_device, retimed
+from dagexec.scheduler.plan.plan import build_plan, retimed
+from dagexec.scheduler.run.prediction import Hardware, device_bound, predict_device
 from tests.nets import net_of, parents_from_edges, temporary_operator
 from tests.ops.running import operator_def
 from tests.scheduler.observe.test_trace import check_format, of_category, read
@@ -107,7 +107,7 @@ def test_the_makespan_of_siblings_is_the_prediction(streams: int) -> None:
     trace, net = traced(net_of(WIDE), streams)
     seconds = [KERNEL] * 10
     plan = retimed(build_plan(net.graph, [1.0] * 10), seconds)
-    predicted = predict_device(plan, Machine(1, streams, launch_seconds=LAUNCH), seconds)
+    predicted = predict_device(plan, Hardware(1, streams, launch_seconds=LAUNCH), seconds)
     assert makespan(trace) == pytest.approx(predicted, rel=0.02)
 
 
@@ -125,10 +125,10 @@ def test_the_makespan_of_any_net_is_near_the_prediction_and_not_below_the_bound(
 ) -> None:
     trace, net = traced(net_of(parents), streams)
     seconds = [KERNEL] * len(net.graph)
-    machine = Machine(1, streams, launch_seconds=LAUNCH)
+    hardware = Hardware(1, streams, launch_seconds=LAUNCH)
     plan = retimed(build_plan(net.graph, [1.0] * len(net.graph)), seconds)
-    assert makespan(trace) >= machine_bound(plan, machine) - 1e-9
-    assert makespan(trace) == pytest.approx(predict_device(plan, machine, seconds), rel=0.1)
+    assert makespan(trace) >= device_bound(plan, hardware) - 1e-9
+    assert makespan(trace) == pytest.approx(predict_device(plan, hardware, seconds), rel=0.1)
 
 
 def test_runs_that_reuse_events_and_streams_keep_their_arrows_apart() -> None:

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from dagexec import NetDef
 from dagexec.core.graph import build_graph
-from dagexec.scheduler.plan.plan import build_plan, build_sequence
-from dagexec.scheduler.plan.simulate import lower_bound, predict_makespan, retimed
+from dagexec.scheduler.plan.plan import build_plan, build_sequence, retimed
+from dagexec.scheduler.run.prediction import lower_bound, predict_makespan, timed_chains
 from tests.nets import net_of, noop_nets, parents_from_edges
 
 DIAMOND = parents_from_edges(4, [(0, 1), (0, 2), (1, 3), (2, 3)])
@@ -69,8 +69,8 @@ def test_two_workers_are_predicted_to_run_the_branches_of_a_diamond_side_by_side
     assert predict_makespan(plan, 1) == 9.0
     assert predict_makespan(plan, 2) == 6.0
     assert predict_makespan(plan, 64) == 6.0
-    assert lower_bound(plan, 2) == 6.0
-    assert lower_bound(plan, 1) == 9.0
+    assert lower_bound(timed_chains(plan), 2) == 6.0
+    assert lower_bound(timed_chains(plan), 1) == 9.0
 
 
 def test_the_longer_branch_is_predicted_to_start_first() -> None:
@@ -96,5 +96,5 @@ def test_predictions_lie_between_the_bound_and_grahams(net: NetDef, workers: int
     graph = build_graph(net)
     plan = build_plan(graph, [float(1 + index % 3) for index in range(len(graph))])
     makespan = predict_makespan(plan, workers)
-    assert lower_bound(plan, workers) - 1e-9 <= makespan
+    assert lower_bound(timed_chains(plan), workers) - 1e-9 <= makespan
     assert makespan <= plan.work / workers + (1 - 1 / workers) * plan.critical_path + 1e-9

@@ -10,6 +10,7 @@ from dagexec.errors import ClosedError, OperatorError, ResourceError, RunCancell
 from dagexec.scheduler.plan.plan import build_plan
 from dagexec.scheduler.run.pool import WorkerPool
 from dagexec.scheduler.run.run import Run, task
+from dagexec.scheduler.run.work import chain_work
 from tests.nets import net_of, parents_from_edges
 
 PATIENCE = 30
@@ -20,7 +21,7 @@ def run_of(parents: list[list[int]], step_of: dict[int, Step], finished: threadi
     graph = build_graph(net_of(parents))
     plan = build_plan(graph, [1.0] * len(graph), [(index,) for index in range(len(graph))])
     steps = [tuple(step_of.get(index, lambda: None) for index in chain) for chain in plan.chains]
-    return Run("test", plan, steps, lambda chain, _step: f"operator {plan.chains[chain][0]}", finished.set)
+    return Run("test", chain_work(plan, steps), lambda chain, _step: f"operator {plan.chains[chain][0]}", finished.set)
 
 
 def test_several_runs_share_one_pool() -> None:

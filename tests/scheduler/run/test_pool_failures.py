@@ -19,6 +19,7 @@ from dagexec.scheduler.nets.net import BaseNet
 from dagexec.scheduler.run.fair_share import Share
 from dagexec.scheduler.run.pool import WorkerPool
 from dagexec.scheduler.run.run import Run, task
+from dagexec.scheduler.run.work import ChainSteps, Work, chain_work
 from tests.interrupts import InterruptedAtPoints
 from tests.nets import net_of, temporary_operator
 from tests.scheduler.run.test_pool import PATIENCE, run_of
@@ -36,7 +37,6 @@ class _Raises:
 class _Plan:
     children = _Raises()
     parent_counts = (0, 1)
-    frontier = (0,)
 
 
 def fail() -> None:
@@ -47,12 +47,17 @@ def unnamed(_chain: int, _step: object) -> str:
     raise KeyError("no name")
 
 
+def deadly_run(parents: list[list[int]], steps: ChainSteps, finished: Callable[[], object]) -> Run:
+    """A run of which no operator can be named."""
+    graph = run_of(parents, {}, threading.Event()).work.graph
+    return Run("deadly", Work(graph, [(chain,) for chain in steps]), unnamed, finished)
+
+
 def deadly_runs(finished: Callable[[], object]) -> dict[str, Run]:
     """Runs whose worker dies outside of any operator."""
     return {
-        "with the pool's lock": Run("deadly", _Plan(), [(), ()], lambda *_: "", finished),  # type: ignore[arg-type]
-        "while it reports a failure": Run("deadly", run_of(DIAMOND, {}, threading.Event()).plan,
-                                          [(fail,)] * 4, unnamed, finished),
+        "with the pool's lock": Run("deadly", chain_work(_Plan(), [(), ()]), lambda *_: "", finished),  # type: ignore[arg-type]
+        "while it reports a failure": deadly_run(DIAMOND, [(fail,)] * 4, finished),
     }  # fmt: skip
 
 
@@ -143,8 +148,7 @@ def test_the_other_workers_of_a_run_finish_their_chain_when_one_dies() -> None:
         raise ValueError("on purpose")
 
     with WorkerPool(2) as pool:
-        plan = run_of([[], []], {}, done).plan
-        run = Run("deadly", plan, [(hold,), (fail_beside,)], unnamed, done.set)
+        run = deadly_run([[], []], [(hold,), (fail_beside,)], done.set)
         pool.submit(run)
         while not pool.statistics().replaced:
             os.sched_yield()

@@ -96,7 +96,7 @@ def test_a_worker_that_is_woken_is_not_woken_again_in_place_of_another(monkeypat
     wake, main = Worker.wake, threading.current_thread()
     woken: list[Worker] = []
 
-    def note(worker: Worker) -> None:
+    def note(worker: Worker, **_options: bool) -> None:
         wake(worker) if threading.current_thread() is main else woken.append(worker)
 
     with WorkerPool(3) as pool:

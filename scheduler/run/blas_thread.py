@@ -1,9 +1,7 @@
-"""Threads inside an operator: how many the BLAS behind NumPy may use, so that workers x intra-op stays within the
-cores.
+"""The BLAS behind NumPy computes with one thread while nets live: workers share the cores, and bytes stay the same.
 
-The setting is one per process. Every net (or executor) demands a number for as long as it lives; the smallest demand
-is in force, and what was set before comes back with the last net. One thread is the default: some BLAS
-kernels round differently with more, and results must not depend on the number of workers.
+Some of its kernels round differently with more threads. The setting is one per process: every net (or executor)
+demands it for as long as it lives, and what was set before comes back with the last one.
 """
 
 from __future__ import annotations
@@ -19,31 +17,30 @@ from dagexec.platform.forking import without_fork
 
 _lock = threading.RLock()  # a net collected as garbage releases its demand wherever this thread happens to be
 _tickets = itertools.count()
-_demands: dict[int, int] = {}
+_demands: set[int] = set()
 _before: list[tuple[object, int]] = []
 _found: tuple[int, list[object]] = (0, [])
 
 
-class BlasThreadLimit:
-    """A demand for at most `threads` BLAS threads, in force until `release`."""
+class OneBlasThread:
+    """A demand for a single BLAS thread, in force until `release`."""
 
-    def __init__(self, threads: int) -> None:
-        if threads < 1:
-            raise ValueError(f"at least 1 intra-op thread is needed, found {threads}")
+    def __init__(self) -> None:
         with without_fork(), _lock:
             self._ticket = next(_tickets)
-            _demands[self._ticket] = threads
+            _demands.add(self._ticket)
             _apply()
 
     def release(self) -> None:
         """Withdraw the demand. Idempotent."""
         with without_fork(), _lock:
-            if _demands.pop(self._ticket, None) is not None:
+            if self._ticket in _demands:
+                _demands.remove(self._ticket)
                 _apply()
 
 
 def _apply() -> None:
-    """Put the smallest demand in force, or what was set before when there is none. Call with the lock held.
+    """Put a demand in force, or what was set before when there is none. Call with the lock held.
 
     And without a fork: OpenBLAS holds a lock while it starts and ends threads, which a child would wait for.
     """
@@ -55,7 +52,7 @@ def _apply() -> None:
     if not _before:
         _before.extend((library, library.num_threads) for library in _libraries())  # type: ignore[attr-defined]
     for library, _ in _before:
-        _set(library, min(_demands.values()))
+        _set(library, 1)
 
 
 def _libraries() -> list[object]:

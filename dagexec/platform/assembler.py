@@ -1,4 +1,4 @@
-"""The few instructions of x86-64 with AVX2 and FMA, or with AVX-512, that generated kernels are made of.
+"""The few instructions of x86-64 with AVX2 and FMA, or with AVX-512, that code which is written at run time is made of.
 
 Intel, "64 and IA-32 Architectures Software Developer's Manual", volume 2. Vectors are eight or sixteen float32 numbers;
 memory is addressed as a register plus a register and a number, relative to a register, or as a constant of the code.
@@ -65,6 +65,8 @@ class Assembler:
         self.lanes = lanes
         self._bytes = bytearray(bytes.fromhex("f30f1efa"))  # endbr64
         self._constants: dict[bytes, int] = {}
+        self._marks: dict[str, int] = {}
+        self._jumps: list[tuple[int, str]] = []
         self._uses: list[tuple[int, int, int]] = []
 
     def code(self) -> bytes:
@@ -72,6 +74,8 @@ class Assembler:
         size = 4 * self.lanes
         start = -(-len(self._bytes) // size) * size
         whole = bytearray(self._bytes.ljust(start, b"\x90"))
+        for end, name in self._jumps:
+            struct.pack_into("<i", whole, end - 4, self._marks[name] - end)
         for place, end, number in self._uses:
             struct.pack_into("<i", whole, place, start + number * size - end)
         for value in self._constants:
@@ -186,9 +190,9 @@ class Assembler:
         """register = the 32 bits at base + scale * index + offset, with their sign."""
         self._general(0x63, register, base, index, scale, offset)
 
-    def store_number(self, register: int, base: int, offset: int = 0) -> None:
-        """The 64 bits at base + offset = register."""
-        self._general(0x89, register, base, None, 1, offset)
+    def store_number(self, register: int, base: int, offset: int = 0, index: int | None = None, scale: int = 1) -> None:
+        """The 64 bits at base + scale * index + offset = register."""
+        self._general(0x89, register, base, index, scale, offset)
 
     def clear(self, register: int) -> None:
         """register = 0."""
@@ -222,6 +226,78 @@ class Assembler:
     def land(self, jump: int) -> None:
         """The place where `jump` ends."""
         struct.pack_into("<i", self._bytes, jump - 4, len(self._bytes) - jump)
+
+    def mark(self, name: str) -> None:
+        """The place that jumps to `name` go to."""
+        self._marks[name] = len(self._bytes)
+
+    def jump(self, name: str, condition: int | None = None) -> None:
+        """Jump to where `mark` is told this name, always or on a condition."""
+        self._bytes += (b"\xe9" if condition is None else bytes([0x0F, 0x80 | condition])) + bytes(4)
+        self._jumps.append((len(self._bytes), name))
+
+    def call_place(self, name: str) -> None:
+        """Call what begins at a mark."""
+        self._bytes += b"\xe8" + bytes(4)
+        self._jumps.append((len(self._bytes), name))
+
+    def call_field(self, base: int, offset: int) -> None:
+        """Call the function whose address is at base + offset."""
+        self._memory(0xFF, 2, base, offset)
+
+    def end_call(self) -> None:
+        """Return to the caller."""
+        self._bytes += b"\xc3"
+
+    def exchange(self, register: int, base: int, offset: int) -> None:
+        """Exchange a register and the 64 bits at base + offset: nobody else sees a state between, nor another order."""
+        self._memory(0x87, register, base, offset)
+
+    def add_to_memory(self, base: int, offset: int, number: int) -> None:
+        """The 64 bits at base + offset += number; sets flags."""
+        self._memory(0x81, 0, base, offset)
+        self._bytes += struct.pack("<i", number)
+
+    def compare_memory(self, base: int, offset: int, number: int) -> None:
+        """Compare the 64 bits at base + offset with a number."""
+        self._memory(0x81, 7, base, offset)
+        self._bytes += struct.pack("<i", number)
+
+    def compare_with_memory(self, register: int, base: int, offset: int) -> None:
+        """Compare a register with the 64 bits at base + offset."""
+        self._memory(0x3B, register, base, offset)
+
+    def add_memory(self, register: int, base: int, offset: int) -> None:
+        """register += the 64 bits at base + offset."""
+        self._memory(0x03, register, base, offset)
+
+    def first_bit(self, register: int, other: int) -> None:
+        """register = the number of the lowest bit that is set in `other`, which is not 0."""
+        self._bytes += bytes(
+            [0x48 | (register > RDI) << 2 | (other > RDI), 0x0F, 0xBC, 0xC0 | (register & 7) << 3 | other & 7]
+        )
+
+    def set_bit(self, register: int, number: int) -> None:
+        """Set the bit of `register` whose number, modulo 64, a register says."""
+        self._bit(0xAB, register, number)
+
+    def clear_bit(self, register: int, number: int) -> None:
+        """Clear the bit of `register` whose number, modulo 64, a register says."""
+        self._bit(0xB3, register, number)
+
+    def pause(self) -> None:
+        """Tell the processor that this is a loop that waits for another."""
+        self._bytes += b"\xf3\x90"
+
+    def read_clock(self, register: int) -> None:
+        """register = the ticks of the processor's clock. Changes rax and rdx."""
+        self._bytes += bytes.fromhex("0f31 48c1e220 4809d0")  # rdtsc; shl rdx, 32; or rax, rdx
+        if register != RAX:
+            self.move(register, RAX)
+
+    def yield_core(self) -> None:
+        """Let another thread have the core: Linux's sched_yield. Changes rax, rcx and r11."""
+        self._bytes += bytes.fromhex("b818000000 0f05")
 
     def compare(self, register: int, other: int) -> None:
         """Compare a register with another."""
@@ -412,6 +488,20 @@ class Assembler:
     def _field(self, opcode: int, register: int, offset: int, base: int) -> None:
         self._bytes += bytes([0x48 | (register > RDI) << 2, opcode, 0x80 | (register & 7) << 3 | base])
         self._bytes += struct.pack("<i", offset)
+
+    def _memory(self, opcode: int, register: int, base: int, offset: int) -> None:
+        """An instruction of 64 bits with memory at base + offset; `register` may be a part of the opcode."""
+        self._bytes += bytes(
+            [0x48 | (register > RDI) << 2 | (base > RDI), opcode, 0x80 | (register & 7) << 3 | base & 7]
+        )
+        if base & 7 == RSP:
+            self._bytes.append(0x24)
+        self._bytes += struct.pack("<i", offset)
+
+    def _bit(self, opcode: int, register: int, number: int) -> None:
+        self._bytes += bytes(
+            [0x48 | (number > RDI) << 2 | (register > RDI), 0x0F, opcode, 0xC0 | (number & 7) << 3 | register & 7]
+        )
 
     def _jump(self, opcode: int, place: int) -> None:
         self._bytes += bytes([0x0F, opcode]) + struct.pack("<i", place - (len(self._bytes) + 6))

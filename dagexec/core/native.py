@@ -1,0 +1,274 @@
+"""Steps that are nothing but calls of C functions: phases one after another, each of pieces that threads may share.
+
+A small operator of a library takes less time than Python needs to call it, and a large one can be computed by several
+threads. So a step may say which native calls it is made of (`declare`, `NativeStep`). Whoever runs it may call the
+step, which makes all calls on its thread, or hand out the pieces (`dagexec.scheduler.run.engine`): those of a phase are
+independent of each other, and a phase begins when all pieces of the one before have ended.
+
+Which pieces there are follows from the geometry of one example alone, never from how many threads there are. So bytes
+do not depend on who computes them.
+
+Fifty bytes of machine code, written at run time for the one calling convention that is known here (System V, x86-64),
+go through a table of functions and arguments and end at the first one that does not return 0. Where that cannot be had
+- another processor or system, one that forbids to run memory that was written to, or DAGEXEC_JOIN=off - steps are
+called one by one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dagexec.core.operator import Step, nothing_to_do
+from dagexec.platform.machine_code import executable
+from dagexec.platform.threads import threads
+
+Array = npt.NDArray[Any]
+Tables = Sequence[npt.NDArray[np.uint64]]
+
+_CODE = bytes.fromhex(
+    "f30f1efa"  # endbr64
+    "53 55 4883ec08"  # push rbx; push rbp; sub rsp, 8: the stack is aligned for calls
+    "4889fb 4889f5"  # rbx = table (first argument), rbp = rows (second argument)
+    "4885ed 7420"  # 0: test rbp, rbp; jz 1f
+    "488b7b08 488b7310 488b5318 488b4b20"  # the four arguments: rdi, rsi, rdx, rcx
+    "ff13"  # call [rbx]
+    "234328 7509"  # and eax, [rbx + 40]; jnz 1f
+    "4883c330 48ffcd ebdb"  # rbx += 48; --rbp; jmp 0b
+    "4889e8 4883c408 5d 5b c3"  # 1: return rbp, the rows left
+)
+
+ROW_BYTES = 48
+_STRETCHES = 4
+"""Of a table, in controlled schedules."""
+
+_ALL_BITS = 0xFFFFFFFF
+"""Of a result, those that count: all for a status, none for a function that returns nothing."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class NativeCall:
+    """What a step does, when it is no more than a call of a C function that returns 0 (an int) for success.
+
+    Attributes:
+        function: its address.
+        arguments: integers or addresses.
+        before: a function that returns nothing, and its argument, to be called before the calls of a piece that have
+            the same; None for nothing.
+        failure: makes what is raised when it returns something else.
+        keeps: whatever has to live as long as the step.
+        on_failure: called in place of raising `failure`; the row continues when it returns.
+    """
+
+    function: int
+    arguments: tuple[int, int, int, int]
+    before: tuple[int, int] | None
+    failure: Callable[[], Exception]
+    keeps: object
+    on_failure: Callable[[], None] | None = None
+
+
+Piece = tuple[NativeCall, ...]
+"""Calls one after another, on one thread."""
+
+Phases = tuple[tuple[Piece, ...], ...]
+"""Phases one after another, each of pieces that may be run in any order and side by side."""
+
+
+def declare(step: Step, call: NativeCall) -> None:
+    """Say that `step`, a function, does just `call`."""
+    step.native_call = call  # type: ignore[attr-defined]
+
+
+def native_call(step: Step) -> NativeCall | None:
+    """The one call that `step` is, if it is one."""
+    return getattr(step, "native_call", None)
+
+
+def phases_of(step: Step) -> Phases | None:
+    """The native calls that `step` is; None where it is something else."""
+    phases: Phases | None = getattr(step, "phases", None)
+    if phases is not None:
+        return phases
+    call = native_call(step)
+    return None if call is None else (((call,),),)
+
+
+Remake = Callable[..., Step]
+"""Makes such a step for other arrays of the same types and shapes, and the label of another operator."""
+
+_REMAKING = "remaking"
+
+
+def declare_remade(step: Step, make: Remake, arrays: Sequence[Array]) -> None:
+    """Say that `step`, a function, is what `make` makes for `arrays` and a label."""
+    setattr(step, _REMAKING, (make, tuple(arrays)))
+
+
+def remade(step: Step) -> tuple[Remake, tuple[Array, ...]] | None:
+    """What `declare_remade` said of `step`."""
+    return getattr(step, _REMAKING, None)
+
+
+class NativeStep:
+    """A step of native calls, which makes all of them in order on the calling thread. Only where `can_run`.
+
+    What it raises says in `failed_call` which of them failed.
+
+    Attributes:
+        phases: the calls.
+    """
+
+    __slots__ = ("__weakref__", "_address", "_calls", "_code", "_rows", "_table", "native_tables", "phases", "remaking")
+
+    def __init__(self, phases: Phases, native_tables: Tables = ()) -> None:
+        """`native_tables`: those that a caller's arrays may be put into (`dagexec.ops.kernels.moving`)."""
+        code = _code()
+        assert code is not None, "no machine code runs here"
+        self.phases = phases
+        self.native_tables = native_tables
+        self._code = code
+        self._table, self._calls = rows_of([call for phase in phases for piece in phase for call in piece])
+        self._address, self._rows = self._table.ctypes.data, len(self._table)
+
+    def __call__(self) -> None:
+        """Make all calls. Raises what a call that fails makes, unless that recovers."""
+        left = self._code(self._address, self._rows)
+        while left:
+            call = self._calls[self._rows - left]
+            try:
+                recover(call)
+            except Exception as error:
+                error.failed_call = call  # type: ignore[attr-defined]
+                raise
+            left -= 1
+            left = self._code(self._address + ROW_BYTES * (self._rows - left), left) if left else 0
+
+
+def recover(call: NativeCall) -> None:
+    """After `call` has failed. Raises what it makes of that; the calls behind it are to be made when this returns."""
+    if call.on_failure is None:
+        raise call.failure()
+    call.on_failure()
+
+
+def merged(steps: Sequence[Step], seconds: Sequence[float] = (), longest: float = 0.0) -> list[Step]:
+    """The steps, neighbors that are native calls made one step.
+
+    With estimated `seconds` for each, only as far as they take `longest` at most together.
+    """
+    if not may_merge():
+        return list(steps)
+    found: list[Step] = []
+    group: list[Step] = []
+    length = 0.0
+
+    def close() -> None:
+        if group:
+            phases = [phase for step in group for phase in phases_of(step) or ()]
+            found.append(group[0] if len(group) == 1 else NativeStep(tuple(phases)))
+        group.clear()
+
+    for step, estimate in zip(steps, seconds or [0.0] * len(steps), strict=True):
+        is_native = phases_of(step) is not None
+        if not is_native or (group and length + estimate > longest):
+            close()
+        if not is_native:
+            found.append(step)
+            continue
+        length = length + estimate if group else estimate
+        group.append(step)
+    close()
+    return found
+
+
+def grouped(phase: Sequence[Piece], most: int) -> list[Piece]:
+    """The pieces of a phase, or `most` groups of them."""
+    if len(phase) <= most:
+        return list(phase)
+    ends = [len(phase) * number // most for number in range(most + 1)]
+    return [tuple(call for piece in phase[start:stop] for call in piece) for start, stop in pairwise(ends)]
+
+
+def piece_step(piece: Piece) -> Step:
+    """The step that executes a piece. In a controlled schedule other threads may go on in the middle of it."""
+    if threads().concurrent or not piece:
+        return NativeStep(((piece,),)) if piece else nothing_to_do
+    stretches = [NativeStep((((part,),),)) for call in piece for part in _cut(call)]
+
+    def execute() -> None:
+        for number, stretch in enumerate(stretches):
+            if number:
+                threads().point("go on with a piece")
+            stretch()
+
+    return execute
+
+
+def _cut(call: NativeCall) -> list[NativeCall]:
+    """The call, or a few that run a part each of the table that it runs."""
+    address, rows = call.arguments[:2]
+    if call.function != table_code() or rows < 2:
+        return [call]
+    count = min(rows, _STRETCHES)
+    ends = [rows * number // count for number in range(count + 1)]
+    return [replace(call, arguments=(address + ROW_BYTES * a, b - a, 0, 0)) for a, b in pairwise(ends)]
+
+
+def rows_of(calls: Sequence[NativeCall]) -> tuple[Array, list[NativeCall]]:
+    """A table of the calls, in order, for `table_code`, and the call that each of its rows is of."""
+    rows: list[tuple[int, ...]] = []
+    called: list[NativeCall] = []
+    before: tuple[int, int] | None = None
+    for call in calls:
+        if call.before is not None and call.before != before:
+            rows.append((*call.before, 0, 0, 0, 0))
+            called.append(call)
+            before = call.before
+        rows.append((call.function, *call.arguments, _ALL_BITS))
+        called.append(call)
+    return np.array(rows, np.uint64).reshape(-1, 6), called
+
+
+def call_rows(table: Array) -> int:
+    """Make the calls of rows as `rows_of` gives them; how many are left, of which the first has failed."""
+    code = _code()
+    assert code is not None, "no machine code runs here"
+    return code(table.ctypes.data, len(table)) if len(table) else 0
+
+
+_Code = Callable[[int, int], int]
+
+
+@cache
+def _code() -> _Code | None:
+    """The machine code as a function of a table and its rows; None where it does not run."""
+    address = table_code()
+    return None if address is None else ctypes.CFUNCTYPE(ctypes.c_ssize_t, ctypes.c_void_p, ctypes.c_ssize_t)(address)
+
+
+def can_run() -> bool:
+    """True where steps can be native calls."""
+    return table_code() is not None
+
+
+def may_merge() -> bool:
+    """True where native calls of several steps may be made in one go."""
+    return can_run() and os.environ.get("DAGEXEC_JOIN") != "off"
+
+
+@cache
+def table_code() -> int | None:
+    """The address of the machine code, a C function of a table and its rows that returns the rows left; or None.
+
+    A row is six 64-bit numbers: a function, four arguments, and the bits of its result that must be 0.
+    """
+    return executable(_CODE)

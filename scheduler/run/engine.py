@@ -1,0 +1,324 @@
+"""Runs in machine code: the tasks of a preparation as memory that `engine_code` reads, and the state of one run.
+
+What is fixed is made once for a preparation; a run begins with a copy of the state. Threads that are late for a run
+look at its own copy, so the next run may begin before they have left.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dagexec.core.native import NativeCall, Piece, call_rows, rows_of, table_code
+from dagexec.scheduler.run.engine_code import (
+    Header,
+    Kind,
+    Mode,
+    PoolWords,
+    Record,
+    Slot,
+    Task,
+    clock_code,
+    engine_code,
+    pausing_code,
+)
+from dagexec.scheduler.run.machine import TaskGraph
+
+Array = npt.NDArray[Any]
+
+SPIN_SECONDS = 100e-6
+"""How long a worker looks for work in a run before it leaves: about what it takes to wake it."""
+
+WAKE_SECONDS = 60e-6
+"""Of work that is left, at least, for a worker to be woken: it takes that long until it is there."""
+
+_LEARNED_RUNS = 3
+"""After which a task is expected to take what it took in the latest of them."""
+
+LOOK_SECONDS = 20e-3
+"""For how long a thread that signals may come to is in machine code, and the piece that it is in then."""
+
+_TRIAL_PAUSES = 4000
+_CLOCK_TRIAL_SECONDS = 2e-3
+
+
+def can_run() -> bool:
+    """True where runs in machine code are possible."""
+    return engine_code() is not None and table_code() is not None
+
+
+class PoolMemory:
+    """What all runs of a pool share."""
+
+    __slots__ = ("_fence", "_words", "address")
+
+    def __init__(self) -> None:
+        self._fence = threading.Lock()
+        self._words = np.zeros(8, np.int64)
+        self.address = self._words.ctypes.data
+
+    def tell(self, idle: int, waiting: bool) -> None:
+        """So many workers sleep; a run that nobody is in is waiting for one, or not."""
+        self._words[PoolWords.IDLE] = idle
+        self._words[PoolWords.WAITING] = waiting
+        with self._fence:  # before the next look at what a run has left to take
+            pass
+
+
+@dataclass(frozen=True, eq=False)
+class NativeTasks:
+    """Tasks as memory.
+
+    Attributes:
+        graph: the tasks.
+        tables: of each task and piece, the rows of its calls.
+        calls: likewise, the call that each row is of.
+    """
+
+    graph: TaskGraph
+    tables: Sequence[Sequence[Array]]
+    calls: Sequence[Sequence[Sequence[NativeCall]]]
+    _template: Array
+    _kept: object
+    _runs: list[int] = field(default_factory=lambda: [0])
+
+    def rows(self, state: Array) -> Array:
+        """Of a state, the numbers of each task."""
+        found: Array = state[len(Header) : len(Header) + len(self.tables) * Task.SIZE].reshape(-1, Task.SIZE)
+        return found
+
+    def without_calls(self) -> NativeTasks:
+        """The same tasks, of pieces that do nothing."""
+        kinds = [Kind(int(kind)) for kind in self.rows(self._template)[:, Task.KIND]]
+        return native_tasks(self.graph, [[()] * len(row) or kind for row, kind in zip(self.tables, kinds, strict=True)])
+
+    def learn(self, run: NativeRun) -> None:
+        """A run has ended: the next ones may take as long."""
+        if self._runs[0] < _LEARNED_RUNS:
+            self._runs[0] += 1
+            took, rows = run.ticks(), self.rows(self._template)
+            np.copyto(rows[:, Task.EXPECTED], took, where=took > 0)
+            self._template[Header.EXPECTED] = rows[rows[:, Task.LEFT] == 0, Task.EXPECTED].sum()
+
+    def new_run(self, *, traced: bool = False) -> NativeRun:
+        """The state of a run that has not begun, of one thread until it belongs to a pool."""
+        state = self._template.copy()
+        run = NativeRun(self, state, _records(self.graph) if traced else None)
+        start = state.ctypes.data
+        tasks, tops = len(self.graph.pieces), int(state[Header.TOPS])
+        words = -(-tasks // 64)
+        place = len(Header) + tasks * Task.SIZE
+        state[Header.TASKS] = start + 8 * len(Header)
+        for header, length in (
+            (Header.FRESH_TOP, tops), (Header.FRESH, words), (Header.OPEN_TOP, tops), (Header.OPEN, words),
+        ):  # fmt: skip
+            state[header] = start + 8 * place
+            place += length
+        run.belong_to(_NO_POOL, 1)
+        return run
+
+
+_NO_POOL = PoolMemory()
+
+
+def _records(graph: TaskGraph) -> Array:
+    return np.zeros(1 + Record.SIZE * sum(graph.pieces), np.int64)
+
+
+class NativeRun:
+    """The state of a run.
+
+    Attributes:
+        tasks: what it is a run of.
+    """
+
+    __slots__ = ("_address", "_pool", "_records", "_state", "tasks")
+
+    def __init__(self, tasks: NativeTasks, state: Array, records: Array | None) -> None:
+        self.tasks = tasks
+        self._state = state
+        self._address = state.ctypes.data
+        self._records = records
+        if records is not None:
+            records[0] = records.ctypes.data + 8
+            state[Header.TRACE] = records.ctypes.data
+
+    def belong_to(self, pool: PoolMemory, width: int) -> None:
+        """Up to `width` threads of a pool work on it."""
+        self._pool = pool
+        self._state[Header.POOL] = pool.address
+        self._state[Header.WIDTH] = width
+
+    @property
+    def available(self) -> int:
+        """Tasks that have a piece to take."""
+        return 0 if self._state[Header.STOP] == 1 else int(self._state[Header.AVAILABLE])  # 2: it goes on later
+
+    @property
+    def remaining(self) -> int:
+        """Tasks that have not ended."""
+        return int(self._state[Header.REMAINING])
+
+    def stop(self) -> None:
+        """Let nobody take anything any more."""
+        self._state[Header.STOP] = 1
+
+    def interrupt(self, interrupted: bool) -> None:
+        """Have all threads leave at the end of their pieces, or let them stay from now on."""
+        if self._state[Header.STOP] != 1:
+            self._state[Header.STOP] = 2 if interrupted else 0
+
+    def active(self, threads: int) -> None:
+        """So many threads are inside."""
+        self._state[Header.ACTIVE] = threads
+
+    def ticks(self) -> Array:
+        """Of the processor's clock, what each task took, all its pieces together; 0 for one of Python."""
+        return self.tasks.rows(self._state)[:, Task.TICKS]
+
+    def task_seconds(self) -> list[float]:
+        """The same in seconds."""
+        return [int(ticks) * seconds_per_tick() for ticks in self.ticks()]
+
+    def records(self) -> list[tuple[int, int, int, int, int]]:
+        """Who executed which piece, and when; see `Record`. Of a traced run."""
+        if self._records is None:
+            return []
+        written = (int(self._records[0]) - self._records.ctypes.data - 8) // (8 * Record.SIZE)
+        rows = self._records[1 : 1 + written * Record.SIZE].reshape(-1, Record.SIZE)
+        return [tuple(map(int, row)) for row in rows]  # type: ignore[misc]
+
+
+class Participant:
+    """A thread in a run in machine code."""
+
+    __slots__ = ("_enter", "_looks", "_run", "_slot", "_slot_address", "_state_address")
+
+    def __init__(self, run: NativeRun, worker: int = 0, *, stays: bool = False, looks: bool = False) -> None:
+        """`worker` is its number in a trace. With `stays` it has no other run to turn to.
+
+        One that `looks` leaves from time to time, so that Python may look for signals.
+        """
+        self._looks = looks
+        code = engine_code()
+        assert code is not None, "no machine code runs here"
+        self._enter = code
+        self._run = run
+        self._slot = np.zeros(Slot.SIZE, np.int64)
+        self._slot[Slot.WORKER] = worker
+        self._slot[Slot.STAYS] = stays
+        self._slot_address = self._slot.ctypes.data
+        self._state_address = run._address
+
+    def enter(self, mode: Mode) -> int:
+        """Execute pieces until there is something that Python has to do; an `Outcome`."""
+        if self._looks:
+            self._slot[Slot.UNTIL] = now_in_ticks() + LOOK_SECONDS / seconds_per_tick()
+        return self._enter(self._state_address, self._slot_address, mode)
+
+    def calls(self) -> list[int]:
+        """The tasks that are steps of Python and that it is to call."""
+        found: list[int] = self._slot[Slot.FIRST_CALL : Slot.FIRST_CALL + int(self._slot[Slot.CALLS])].tolist()
+        return found
+
+    @property
+    def task(self) -> int:
+        """The task that it is in."""
+        return int(self._slot[Slot.TASK])
+
+    def failed_call(self) -> NativeCall:
+        """The call of its piece that failed."""
+        calls = self._run.tasks.calls[self.task][int(self._slot[Slot.PIECE])]
+        return calls[len(calls) - int(self._slot[Slot.ROWS_LEFT])]
+
+    def continue_piece(self) -> bool:
+        """Make the calls behind the one that failed, which has recovered; False when there is another `failed_call`."""
+        left = int(self._slot[Slot.ROWS_LEFT]) - 1
+        table = self._run.tasks.tables[self.task][int(self._slot[Slot.PIECE])]
+        left = self._slot[Slot.ROWS_LEFT] = call_rows(table[len(table) - left :])
+        return not left
+
+
+def native_tasks(
+    graph: TaskGraph, pieces: Sequence[Sequence[Piece] | Kind], seconds: Sequence[float] = ()
+) -> NativeTasks:
+    """The tasks of `graph` as memory; `pieces` are the native calls of each, or a kind of Python's.
+
+    Until a run has shown it, a task may take so many `seconds`.
+    """
+    count = len(graph.pieces)
+    words = -(-count // 64)
+    tops = -(-words // 64)
+    state = np.zeros(len(Header) + count * Task.SIZE + 2 * (tops + words), np.int64)
+    children = np.array([child for row in graph.children for child in row] or [0], np.int64)
+    made = [[] if isinstance(found, Kind) else [rows_of(piece) for piece in found] for found in pieces]
+    tables = [[table for table, _ in row] for row in made]
+    places = np.array([(table.ctypes.data, len(table)) for row in tables for table in row] or [(0, 0)], np.int64)
+    tasks = state[len(Header) : len(Header) + count * Task.SIZE].reshape(-1, Task.SIZE)
+    child, piece = children.ctypes.data, places.ctypes.data
+    for number, row in enumerate(tasks):
+        row[Task.LEFT] = graph.parent_counts[number]
+        row[Task.COUNT] = graph.pieces[number]
+        kind = pieces[number]
+        row[Task.KIND] = kind if isinstance(kind, Kind) else Kind.NATIVE
+        row[Task.PIECES] = piece
+        piece += 16 * len(tables[number])
+        row[Task.EXPECTED] = seconds[number] / seconds_per_tick() if seconds else 0
+        row[Task.CHILDREN] = child
+        child += 8 * len(graph.children[number])
+        row[Task.CHILDREN_END] = child
+    fresh = len(Header) + count * Task.SIZE
+    ready = [number for number in range(count) if not graph.parent_counts[number]]
+    for number in ready:
+        state[fresh + tops + number // 64] |= _bit(number)
+        state[fresh + number // 4096] |= _bit(number // 64)
+    state[Header.REMAINING] = count
+    state[Header.AVAILABLE] = len(ready)
+    state[Header.EXPECTED] = sum(tasks[number, Task.EXPECTED] for number in ready)
+    state[Header.WORTH_WAKING] = WAKE_SECONDS / seconds_per_tick()
+    state[Header.TOPS] = tops
+    state[Header.SPINS] = _spins()
+    state[Header.TABLE_CODE] = table_code() or 0
+    calls = [[called for _, called in row] for row in made]
+    return NativeTasks(graph, tables, calls, state, (pieces, children, places))
+
+
+def _bit(number: int) -> np.int64:
+    return np.uint64(1 << number % 64).astype(np.int64)
+
+
+def now_in_ticks() -> int:
+    """What the processor's clock says."""
+    clock = clock_code()
+    assert clock is not None, "no machine code runs here"
+    return clock()
+
+
+@cache
+def seconds_per_tick() -> float:
+    """Of the processor's clock."""
+    clock = now_in_ticks
+    began, first = time.perf_counter(), clock()
+    while time.perf_counter() - began < _CLOCK_TRIAL_SECONDS:
+        pass
+    last, ended = clock(), time.perf_counter()
+    return (ended - began) / (last - first)
+
+
+@cache
+def _spins() -> int:
+    """How often a thread looks for work in `SPIN_SECONDS`."""
+    code = pausing_code()
+    if code is None:
+        return 1
+    began = time.perf_counter()
+    code(_TRIAL_PAUSES)
+    took = time.perf_counter() - began
+    return max(1, int(SPIN_SECONDS * _TRIAL_PAUSES / took))

@@ -1,0 +1,128 @@
+"""The machine that decides in a run: which task next, and when it is over. No threads, locks or clock.
+
+A *task* is a stretch of a chain: steps that one worker executes, or the pieces of a phase, which several may. Tasks are
+numbered by priority, and a worker that is to do something takes, in this order: the next piece of the task that it is
+in, the first task that is ready and that nobody has begun, a piece of the first task that others are in. Whoever ends
+the last piece of a task lets those that waited for it begin.
+
+The pool drives it under its lock, `scheduler.run.engine_code` is the same in machine code, and prediction and
+exploration drive it on virtual time. What it knows is small and can be compared (`Machine.state`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import Protocol
+
+
+class Dependencies(Protocol):
+    """What is needed of a plan."""
+
+    @property
+    def children(self) -> Sequence[Sequence[int]]:
+        """Chains that wait for each chain."""
+
+    @property
+    def parent_counts(self) -> Sequence[int]:
+        """How many chains each chain waits for."""
+
+
+@dataclass(frozen=True, eq=False)
+class TaskGraph:
+    """The tasks of a plan.
+
+    Attributes:
+        pieces: of each task; at least one.
+        children: tasks that wait for a task, ascending.
+        parent_counts: how many tasks a task waits for.
+        chains: the chain that a task is of.
+    """
+
+    pieces: Sequence[int]
+    children: Sequence[Sequence[int]]
+    parent_counts: Sequence[int]
+    chains: Sequence[int]
+
+
+def chain_tasks(plan: Dependencies) -> TaskGraph:
+    """A task of one piece for each chain."""
+    count = len(plan.parent_counts)
+    return TaskGraph([1] * count, plan.children, plan.parent_counts, range(count))
+
+
+def in_order(graph: TaskGraph) -> Iterator[int]:
+    """The tasks as one worker ends them."""
+    machine, last = Machine(graph), -1
+    while (found := machine.take(last)) is not None:
+        last = found[0]
+        machine.end(last)
+        if found[1] + 1 == graph.pieces[last]:
+            yield last
+
+
+class Machine:
+    """The state of one run of a graph of tasks.
+
+    Attributes:
+        remaining: tasks that have not ended.
+        stopped: nobody takes anything any more.
+    """
+
+    __slots__ = ("_done", "_fresh", "_graph", "_left", "_open", "_taken", "remaining", "stopped")
+
+    def __init__(self, graph: TaskGraph) -> None:
+        self._graph = graph
+        self._left = list(graph.parent_counts)
+        self._taken = [0] * len(self._left)
+        self._done = [0] * len(self._left)
+        self._fresh = [task for task, count in enumerate(self._left) if not count]  # ascending, hence a heap
+        self._open: list[int] = []
+        self.remaining = len(self._left)
+        self.stopped = False
+
+    @property
+    def available(self) -> int:
+        """Tasks that have a piece to take."""
+        return len(self._fresh) + len(self._open)
+
+    def take(self, last: int = -1) -> tuple[int, int] | None:
+        """A task and the number of its piece, for a worker that did one of task `last`; None: there is nothing."""
+        if last >= 0 and self._taken[last] < self._graph.pieces[last] and not self.stopped:
+            return self._next_piece(last)
+        if self._fresh:
+            task = heappop(self._fresh)
+            self._taken[task] = 1
+            if self._graph.pieces[task] > 1:
+                heappush(self._open, task)
+            return task, 0
+        return self._next_piece(self._open[0]) if self._open else None
+
+    def end(self, task: int) -> None:
+        """A piece of `task` has ended. The run is over when `remaining` is 0."""
+        self._done[task] += 1
+        if self._done[task] < self._graph.pieces[task]:
+            return
+        self.remaining -= 1
+        for child in self._graph.children[task]:
+            self._left[child] -= 1
+            if not self._left[child] and not self.stopped:
+                heappush(self._fresh, child)
+
+    def stop(self) -> None:
+        """Let nobody take anything any more."""
+        self.stopped = True
+        self._fresh.clear()
+        self._open.clear()
+
+    def _next_piece(self, task: int) -> tuple[int, int]:
+        piece = self._taken[task]
+        self._taken[task] += 1
+        if self._taken[task] == self._graph.pieces[task]:
+            self._open.remove(task)
+        return task, piece
+
+    def state(self) -> Hashable:
+        """All that what comes next depends on."""
+        return tuple(self._taken), tuple(self._done), self.stopped

@@ -1,0 +1,265 @@
+"""Predicting a run: the machine that decides in runs, driven on a virtual clock, from the time each operator takes.
+
+On the host, workers take pieces of tasks as they do in a pool. On a device, a chain is ready once its parents have been
+launched; the worker launches its operators on one of its own streams, which does them in order and waits, without the
+host, for the events of parents on other streams.
+
+`Hardware` says what there is and what scheduling costs; `scheduler.run.overhead` measures that. With hardware whose
+costs are nothing, a measured run can reach the prediction but not beat `lower_bound`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from heapq import heappop, heappush
+
+from dagexec.scheduler.plan.plan import Plan
+from dagexec.scheduler.run.machine import Machine, TaskGraph, chain_tasks
+from dagexec.scheduler.run.work import Work, chain_work
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """Who runs a plan, and what it costs beyond the operators.
+
+    Attributes:
+        workers: threads.
+        streams: of the device, shared out evenly; at least one a worker. 0 runs the plan on the host.
+        piece_seconds: for a worker to take a piece, or a chain of a device, and to settle it.
+        wake_seconds: until a worker that has nothing to do starts on what it is given.
+        launch_seconds: for a worker to launch one operator on a stream.
+        slowdown: by what an operator takes longer when 1, 2, ... workers compute; the last holds for more of them.
+    """
+
+    workers: int = 1
+    streams: int = 0
+    piece_seconds: float = 0.0
+    wake_seconds: float = 0.0
+    launch_seconds: float = 0.0
+    slowdown: tuple[float, ...] = (1.0,)
+
+    def __post_init__(self) -> None:
+        if self.workers < 1 or self.streams < 0:
+            raise ValueError(f"hardware needs at least 1 worker and at least 0 streams, found {self}")
+
+    @property
+    def streams_per_worker(self) -> int:
+        """How many streams each worker launches on."""
+        return max(1, self.streams // self.workers)
+
+
+@dataclass(frozen=True, eq=False)
+class TimedTasks:
+    """Tasks and their times.
+
+    Attributes:
+        graph: the tasks.
+        seconds: of each one, all its pieces together.
+        held: of these, those in which it holds the interpreter lock; empty for none.
+    """
+
+    graph: TaskGraph
+    seconds: Sequence[float]
+    held: Sequence[float] = ()
+
+    @property
+    def work(self) -> float:
+        """Seconds of all tasks together: the time of one worker."""
+        return sum(self.seconds)
+
+    def taking(self, seconds: float) -> TimedTasks:
+        """The same where all tasks together take so long."""
+        scale = seconds / self.work if self.work else 0.0
+        return replace(self, seconds=[one * scale for one in self.seconds], held=[one * scale for one in self.held])
+
+    def critical_path(self, workers: int) -> float:
+        """Seconds along the longest path where up to so many workers share the pieces of each task."""
+        levels = [0.0] * len(self.seconds)
+        for task in reversed(range(len(levels))):  # a task comes after all it waits for
+            rest = max((levels[child] for child in self.graph.children[task]), default=0.0)
+            pieces = self.graph.pieces[task]
+            levels[task] = self.seconds[task] * -(-pieces // workers) / pieces + rest
+        return max(levels, default=0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class OperatorTasks:
+    """What the operators of a plan are handed out as.
+
+    Attributes:
+        plan: of the net.
+        work: the tasks.
+        shares: of each task, the operators that it computes, and what part of the time of each it takes.
+    """
+
+    plan: Plan
+    work: Work
+    shares: Sequence[Sequence[tuple[int, float]]]
+
+    def timed(self, operator_seconds: Sequence[float], held: Sequence[float] = ()) -> TimedTasks:
+        """The tasks where operators take so long, and hold the interpreter lock for so long."""
+        return TimedTasks(self.work.graph, self._of_tasks(operator_seconds), self._of_tasks(held) if held else ())
+
+    def _of_tasks(self, seconds: Sequence[float]) -> list[float]:
+        return [sum(seconds[index] * part for index, part in row) for row in self.shares]
+
+
+def tasks_of_chains(plan: Plan) -> OperatorTasks:
+    """Each chain of `plan` as one task of one piece."""
+    shares = [[(index, 1.0) for index in chain] for chain in plan.chains]
+    return OperatorTasks(plan, chain_work(plan, [()] * len(plan.chains)), shares)
+
+
+def timed_chains(plan: Plan) -> TimedTasks:
+    """Each chain of `plan`, with its `seconds`, as one task of one piece."""
+    return TimedTasks(chain_tasks(plan), plan.seconds)
+
+
+def predict_makespan(plan: Plan, workers: int) -> float:
+    """Seconds from start to end of a run of the chains of `plan` (with its `seconds`) on `workers` workers, at no cost.
+
+    List scheduling (Graham 1969), at most 2 - 1/workers times the optimum.
+    """
+    return predict_host(timed_chains(plan), Hardware(workers))
+
+
+def predict_host(tasks: TimedTasks, hardware: Hardware) -> float:
+    """Seconds one run takes on the workers of `hardware`, one of which is awake.
+
+    Pieces of a task take equally long. Tasks that hold the interpreter lock wait for each other: those that run side by
+    side slow down to where no more than one of them holds it, as all work does where many workers compute.
+    """
+    machine = Machine(tasks.graph)
+    shares = _held_shares(tasks, hardware)
+    left: list[tuple[float, int, int]] = []  # by worker under way: its end as if it were alone, a number, and the task
+    now = passed = 0.0  # seconds, and what each of those under way has done in them, as if it were alone
+    idle, last, started = hardware.workers, -1, 0
+    held = 0.0
+    while machine.remaining:
+        is_awake = True  # the first worker, or the one that is done; others that found nothing to do sleep
+        while idle and (found := machine.take(last)) is not None:
+            task = found[0]
+            seconds = tasks.seconds[task] / tasks.graph.pieces[task] + hardware.piece_seconds
+            heappush(left, (passed + seconds + (0.0 if is_awake else hardware.wake_seconds), started, task))
+            held += shares[task]
+            started, idle, last, is_awake = started + 1, idle - 1, -1, False
+        slowdown = hardware.slowdown[min(len(left), len(hardware.slowdown)) - 1]
+        end, _, last = heappop(left)
+        now += (end - passed) * max(slowdown, held)
+        held = held - shares[last] if left else 0.0
+        passed, idle = end, idle + 1
+        machine.end(last)
+    return now
+
+
+def _held_shares(tasks: TimedTasks, hardware: Hardware) -> list[float]:
+    """The part of each task's time in which it holds the interpreter lock; 0 where nothing is known."""
+    if not tasks.held:
+        return [0.0] * len(tasks.seconds)
+    costs = [hardware.piece_seconds * pieces for pieces in tasks.graph.pieces]
+    rows = zip(tasks.seconds, tasks.held, costs, strict=True)
+    return [(held + cost) / (seconds + cost) if held else 0.0 for seconds, held, cost in rows]
+
+
+def predict_device(
+    plan: Plan,
+    hardware: Hardware,
+    operator_seconds: Sequence[float],
+    on_device: Sequence[bool] | None = None,
+    *,
+    finish: bool = False,
+) -> float:
+    """Seconds one run of `plan` takes when its chains are launched on the streams of `hardware`.
+
+    Streams compute side by side and do not slow each other down. `operator_seconds` are those of the kernels;
+    `on_device` says which chains are launched, by default all; the others run on their worker, which waits for the
+    events of their parents first. With `finish`, a worker waits for each chain that it has launched, as DAGNet does.
+    """
+    launched = [True] * len(plan.chains) if on_device is None else on_device
+    most = max(1, len(plan.chains))  # workers and streams beyond that would never be used
+    workers = [_LaunchingWorker(hardware, most) for _ in range(min(hardware.workers, most))]
+    parents: list[list[int]] = [[] for _ in plan.chains]
+    machine = Machine(chain_tasks(plan))
+    free = list(range(len(workers)))  # a heap, for the same choice every time
+    busy: list[tuple[float, int, int]] = []  # (when done, chain, worker)
+    events: dict[int, _SimulatedEvent] = {}
+    now = 0.0
+    while machine.remaining:
+        while free and (found := machine.take()) is not None:
+            chain, number = found[0], heappop(free)
+            seconds = [operator_seconds[index] for index in plan.chains[chain]]
+            worker = workers[number]
+            waits = [events[parent] for parent in sorted(parents[chain])]
+            if launched[chain]:
+                host, events[chain] = worker.launch(now, seconds, waits)
+                host = max(host, events[chain].time) if finish else host
+            else:
+                host = max([now, *(event.time for event in waits)]) + sum(seconds)
+                events[chain] = _SimulatedEvent(host, None)
+            heappush(busy, (host + hardware.piece_seconds, chain, number))
+        now, done, number = heappop(busy)
+        heappush(free, number)
+        for child in plan.children[done]:
+            parents[child].append(done)
+        machine.end(done)
+    return max([now, *(event.time for event in events.values())])
+
+
+class _SimulatedStream:
+    """A stream: when it has done all that was launched, and the event after that."""
+
+    __slots__ = ("tail", "time")
+
+    def __init__(self) -> None:
+        self.time = 0.0
+        self.tail: _SimulatedEvent | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _SimulatedEvent:
+    """When a chain is done, and on which stream; None for the host."""
+
+    time: float
+    stream: _SimulatedStream | None
+
+
+class _LaunchingWorker:
+    """A worker and its streams, the one used least recently first."""
+
+    def __init__(self, hardware: Hardware, most: int) -> None:
+        self._launch_seconds = hardware.launch_seconds
+        self._streams = [_SimulatedStream() for _ in range(min(hardware.streams_per_worker, most))]
+
+    def launch(
+        self, now: float, seconds: Sequence[float], waits: Sequence[_SimulatedEvent]
+    ) -> tuple[float, _SimulatedEvent]:
+        """Launch a chain at `now`, behind the events of `waits`. Gives when the worker is done, and the event."""
+        stream = self._choose(now, waits)
+        stream.time = max([stream.time, *(event.time for event in waits)])
+        for kernel in seconds:
+            now += self._launch_seconds
+            stream.time = max(stream.time, now) + kernel
+        stream.tail = _SimulatedEvent(stream.time, stream)
+        return now, stream.tail
+
+    def _choose(self, now: float, waits: Sequence[_SimulatedEvent]) -> _SimulatedStream:
+        """One of this worker's that ends with a parent, else one that is idle, else the next in turn."""
+        chosen = next((stream for event in waits for stream in self._streams if stream.tail is event), None)
+        if chosen is None:
+            chosen = next((stream for stream in self._streams if stream.time <= now), self._streams[0])
+        self._streams.remove(chosen)
+        self._streams.append(chosen)
+        return chosen
+
+
+def lower_bound(tasks: TimedTasks, workers: int) -> float:
+    """No schedule on `workers` workers is shorter: max(critical path, work / workers)."""
+    return max(tasks.critical_path(workers), tasks.work / workers)
+
+
+def device_bound(plan: Plan, hardware: Hardware) -> float:
+    """No schedule on the streams of `hardware` is shorter: what computes there, and the launching of all operators."""
+    streams = hardware.streams_per_worker * hardware.workers
+    launching = hardware.launch_seconds * sum(map(len, plan.chains)) / hardware.workers
+    return max(plan.critical_path, plan.work / streams, launching)

@@ -1,0 +1,166 @@
+"""Work: the steps of chains as tasks with pieces, which is what workers are handed out.
+
+Neighbors in a chain that are native calls on one thread are one task; so are those that are steps of Python. A phase of
+several pieces is a task of its own, whose pieces several workers may take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
+
+from dagexec.core.native import Piece, grouped, may_merge, phases_of, piece_step
+from dagexec.core.operator import Step, parts_of
+from dagexec.scheduler.observe.observers import Pieces
+from dagexec.scheduler.plan.preparation import LONGEST_SECONDS
+from dagexec.scheduler.run import engine
+from dagexec.scheduler.run.engine_code import Kind
+from dagexec.scheduler.run.machine import Dependencies, TaskGraph, chain_tasks
+
+ChainSteps = Sequence[tuple[Step, ...]]
+
+
+SHORT_SECONDS = 5e-6
+"""Of steps of Python that are handed out several at a time, as estimated."""
+
+
+@dataclass(frozen=True)
+class SingleChain:
+    """The dependencies of a single chain."""
+
+    children: tuple[tuple[int, ...], ...] = ((),)
+    parent_counts: tuple[int, ...] = (0,)
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """Tasks, and what is done for them.
+
+    Attributes:
+        graph: the tasks.
+        steps: of each task and piece, the steps to call.
+        native: the same as memory, for runs in machine code; None where workers call the steps.
+        shares: of each task, steps of the chain, and what part of each one it does; empty where it does all of each.
+    """
+
+    graph: TaskGraph
+    steps: Sequence[Pieces]
+    native: engine.NativeTasks | None = None
+    shares: Sequence[Sequence[tuple[Step, float]]] = ()
+
+    @cached_property
+    def calls(self) -> Sequence[tuple[Step, ...]]:
+        """Of each task that is steps of Python, these."""
+        return [pieces[0] if pieces else () for pieces in self.steps]
+
+    @cached_property
+    def is_shared(self) -> bool:
+        """True when more than one worker may find something to do."""
+        graph = self.graph
+        return (
+            any(count > 1 for count in graph.pieces)
+            or any(len(row) > 1 for row in graph.children)
+            or (sum(not count for count in graph.parent_counts) > 1)
+        )
+
+
+def chain_work(plan: Dependencies, steps: ChainSteps) -> Work:
+    """A task for each chain, whose steps a worker calls."""
+    return Work(chain_tasks(plan), [(chain,) for chain in steps])
+
+
+def emptied(work: Work) -> Work:
+    """The same tasks, for which nothing is done."""
+    native = None if work.native is None else work.native.without_calls()
+    return Work(work.graph, [[()] * count for count in work.graph.pieces], native)
+
+
+def observed_work(plan: Dependencies, chains: Sequence[Sequence[Pieces]]) -> Work:
+    """The tasks of each chain, whose pieces are steps that workers call."""
+    graph = _chained(plan, [list(map(len, tasks)) for tasks in chains])
+    return Work(graph, [pieces for tasks in chains for pieces in tasks])
+
+
+def _chained(plan: Dependencies, pieces: Sequence[Sequence[int]]) -> TaskGraph:
+    """The tasks of each chain, of which the pieces are given, one after another."""
+    first = [0, *accumulate(map(len, pieces))]
+    children: list[list[int]] = []
+    parent_counts: list[int] = []
+    for chain, row in enumerate(pieces):
+        after = [first[child] for child in plan.children[chain]]
+        children += [*([task + 1] for task in range(first[chain], first[chain + 1] - 1)), after]
+        parent_counts += [plan.parent_counts[chain], *[1] * (len(row) - 1)]
+    chains = [chain for chain, row in enumerate(pieces) for _ in row]
+    return TaskGraph([count for row in pieces for count in row], children, parent_counts, chains)
+
+
+def pieces_of_chains(
+    plan: Dependencies, steps: ChainSteps, seconds: Sequence[Sequence[float]], most: int, *, in_machine_code: bool
+) -> Work:
+    """The steps of the chains, native calls in pieces, of which up to `most` of one phase are there.
+
+    `seconds` are estimates for each step. Without `in_machine_code` workers call steps for the pieces, too.
+    """
+    native = in_machine_code and may_merge() and engine.can_run()
+    by_chain = [_stretches(chain, seconds[number], most) for number, chain in enumerate(steps)]
+    stretches = [stretch for row in by_chain for stretch in row]
+    graph = _chained(plan, [[max(1, len(stretch.pieces)) for stretch in row] for row in by_chain])
+    shares = [stretch.shares for stretch in stretches]
+    if not native:
+        return Work(graph, [stretch.as_steps() for stretch in stretches], None, shares)
+    memory = engine.native_tasks(
+        graph, [stretch.pieces or stretch.kind for stretch in stretches], [stretch.seconds for stretch in stretches]
+    )
+    called = [(stretch.steps,) if stretch.steps else () for stretch in stretches]
+    return Work(graph, called, memory, shares)
+
+
+@dataclass
+class _Stretch:
+    """A task in the making: steps of Python, or pieces of native calls."""
+
+    steps: tuple[Step, ...] = ()
+    pieces: list[Piece] = field(default_factory=list)
+    shares: list[tuple[Step, float]] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def kind(self) -> Kind:
+        return Kind.SHORT_PYTHON if self.seconds <= SHORT_SECONDS else Kind.PYTHON
+
+    def as_steps(self) -> Pieces:
+        return [(piece_step(piece),) if piece else () for piece in self.pieces] or [self.steps]
+
+
+def _stretches(chain: Sequence[Step], seconds: Sequence[float], most: int) -> list[_Stretch]:
+    """The tasks of one chain, at least one."""
+    found: list[_Stretch] = []
+    for step, estimate in zip(chain, seconds, strict=True):
+        parts = parts_of(step)
+        for part in parts:
+            phases = phases_of(part)
+            if phases is None:
+                if not found or found[-1].pieces:
+                    found.append(_Stretch())
+                found[-1].steps += (part,)
+                found[-1].seconds += estimate / len(parts)
+                found[-1].shares.append((step, 1 / len(parts)))
+                continue
+            for phase in phases:
+                pieces = grouped(phase, most)
+                last = found[-1] if found else None
+                share = 1 / len(phases) / len(parts)
+                if len(pieces) == 1 and last is not None and _may_follow(last, estimate * share):
+                    last.pieces[0] += pieces[0]
+                else:
+                    last = _Stretch(pieces=pieces)
+                    found.append(last)
+                last.seconds += estimate * share
+                last.shares.append((step, share))
+    return found or [_Stretch(pieces=[()])]
+
+
+def _may_follow(last: _Stretch, seconds: float) -> bool:
+    return len(last.pieces) == 1 and last.seconds + seconds <= LONGEST_SECONDS

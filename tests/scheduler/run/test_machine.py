@@ -1,0 +1,228 @@
+"""The machine that decides in a run: what is taken first, phases, the end, and that machine code decides the same."""
+
+from __future__ import annotations
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from dagexec.core.native import NativeCall
+from dagexec.platform.machine_code import executable
+from dagexec.scheduler.run import engine
+from dagexec.scheduler.run.engine import NativeRun, Participant, PoolMemory, native_tasks
+from dagexec.scheduler.run.engine_code import Kind, Mode, Outcome, Slot
+from dagexec.scheduler.run.machine import Machine, TaskGraph, in_order
+
+needs_machine_code = pytest.mark.skipif(not engine.can_run(), reason="no machine code runs here")
+
+ADD_ONE = "f30f1efa f048ff07 31c0 c3"  # lock inc qword [rdi]; return 0
+PYTHON = (Kind.PYTHON, Kind.SHORT_PYTHON)
+READ = "f30f1efa 488b07 c3"  # return [rdi]
+
+
+def tasks_of(parents: list[list[int]], pieces: list[int] | None = None) -> TaskGraph:
+    """Tasks, each after its parents."""
+    children: list[list[int]] = [[] for _ in parents]
+    for task, row in enumerate(parents):
+        for parent in row:
+            children[parent].append(task)
+    return TaskGraph(pieces or [1] * len(parents), children, list(map(len, parents)), range(len(parents)))
+
+
+def random_tasks(source: random.Random) -> TaskGraph:
+    """Up to 200 tasks of up to 5 pieces, with up to 3 parents each."""
+    count = source.randrange(1, 200)
+    parents = [sorted({source.randrange(task) for _ in range(source.randrange(4))}) if task else []
+               for task in range(count)]  # fmt: skip
+    return tasks_of(parents, [source.randrange(1, 6) for _ in range(count)])
+
+
+def test_a_worker_goes_on_with_its_own_task_then_begins_one_and_only_then_joins_others() -> None:
+    machine = Machine(tasks_of([[], [], [0, 1]], [3, 1, 2]))
+    assert machine.take() == (0, 0)
+    assert machine.take() == (1, 0), "a fresh task before a piece of another's"
+    machine.end(1)
+    assert machine.take(1) == (0, 1), "nothing fresh is left"
+    machine.end(0)
+    assert machine.take(0) == (0, 2)
+    assert machine.take() is None
+    machine.end(0)
+    assert machine.take(0) is None
+    machine.end(0)
+    assert machine.take(0) == (2, 0), "a phase begins when all pieces before have ended"
+    assert machine.remaining == 1
+
+
+def test_nothing_is_taken_of_a_machine_that_was_stopped() -> None:
+    machine = Machine(tasks_of([[], [0]], [2, 1]))
+    machine.take()
+    machine.stop()
+    machine.end(0)
+    assert (machine.take(0), machine.take(), machine.available) == (None, None, 0)
+
+
+def test_states_are_equal_where_what_follows_is() -> None:
+    one, other = (Machine(tasks_of([[], []])) for _ in range(2))
+    for machine in (one, other):
+        machine.take()
+        machine.take()
+    one.end(0)
+    other.end(1)
+    assert one.state() != other.state()
+    one.end(1)
+    other.end(0)
+    assert one.state() == other.state()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_one_worker_ends_every_task_once_and_after_its_parents(seed: int) -> None:
+    graph = random_tasks(random.Random(seed))
+    order = list(in_order(graph))
+    assert sorted(order) == list(range(len(graph.pieces)))
+    place = {task: number for number, task in enumerate(order)}
+    assert all(place[task] < place[child] for task, row in enumerate(graph.children) for child in row)
+
+
+class Counting:
+    """Tasks whose pieces each add one to a number, some as steps of Python."""
+
+    def __init__(self, graph: TaskGraph, python: frozenset[int] = frozenset()) -> None:
+        code = executable(bytes.fromhex(ADD_ONE))
+        assert code is not None
+        source = random.Random(len(graph.pieces))
+        self.counts: npt.NDArray[np.int64] = np.zeros(len(graph.pieces), np.int64)
+        pieces = [
+            source.choice(PYTHON) if task in python else [(_call(code, self.counts, task),)] * count
+            for task, count in enumerate(graph.pieces)
+        ]
+        self.tasks = native_tasks(graph, pieces, [1.0] * len(pieces))
+
+    def work(self, run: NativeRun, worker: int) -> int:
+        """Be in the run until it is over; the outcome."""
+        me, mode = Participant(run, worker), Mode.PICK
+        while True:
+            outcome = me.enter(mode)
+            if outcome == Outcome.PYTHON:
+                self.counts[me.calls()] += 1
+            elif outcome not in (Outcome.IDLE, Outcome.WAKE):
+                return outcome
+            mode = {Outcome.PYTHON: Mode.CALLED, Outcome.WAKE: Mode.CONTINUE}.get(Outcome(outcome), Mode.PICK)
+
+
+def _call(code: int, numbers: npt.NDArray[np.int64], place: int) -> NativeCall:
+    address = numbers.ctypes.data + 8 * place
+    return NativeCall(code, (address, 0, 0, 0), None, lambda: ValueError("it failed"), numbers)
+
+
+@needs_machine_code
+@pytest.mark.parametrize("seed", range(8))
+def test_machine_code_takes_what_the_machine_takes(seed: int) -> None:
+    graph = random_tasks(random.Random(seed))
+    machine, taken = Machine(graph), []
+    found = machine.take()
+    while found is not None:
+        taken.append(found)
+        machine.end(found[0])
+        found = machine.take(found[0])
+    run = Counting(graph).tasks.new_run(traced=True)
+    assert Participant(run).enter(Mode.PICK) == Outcome.FINISHED
+    assert [(task, piece) for task, piece, *_ in run.records()] == taken
+    assert min(run.task_seconds()) > 0
+
+
+@needs_machine_code
+@pytest.mark.parametrize("threads", [2, 3])
+def test_threads_execute_every_piece_once_and_one_of_them_ends_the_run(threads: int) -> None:
+    source = random.Random(threads)
+    pool = PoolMemory()
+    with ThreadPoolExecutor(threads) as executor:
+        for _ in range(20):
+            graph = random_tasks(source)
+            python = frozenset(task for task, count in enumerate(graph.pieces) if count == 1)
+            counting = Counting(graph, python)
+            run = counting.tasks.new_run(traced=True)
+            run.belong_to(pool, threads)
+            ends = list(executor.map(counting.work, [run] * threads, range(threads)))
+            assert counting.counts.tolist() == list(graph.pieces)
+            assert sorted(ends) == [Outcome.FINISHED] + [Outcome.OVER] * (threads - 1)
+            ended = {task: max(end for other, *_, end in run.records() if other == task)
+                     for task in set(range(len(graph.pieces))) - python}  # fmt: skip
+            for task, _, _, began, _ in run.records():
+                parents = [parent for parent, row in enumerate(graph.children) if task in row and parent in ended]
+                assert all(ended[parent] <= began for parent in parents)
+
+
+@needs_machine_code
+def test_a_call_that_fails_is_named_and_the_rest_of_its_piece_can_be_done() -> None:
+    values = np.array([0, 1, 0, 7], np.int64)
+    read = executable(bytes.fromhex(READ))
+    assert read is not None
+    calls = tuple(_call(read, values, place) for place in range(4))
+    run = native_tasks(tasks_of([[], [0]]), [[calls], [calls[:1]]]).new_run()
+    me = Participant(run)
+    assert me.enter(Mode.PICK) == Outcome.FAILED
+    assert me.failed_call() is calls[1]
+    assert not me.continue_piece()
+    assert me.failed_call() is calls[3]
+    assert me.continue_piece()
+    assert me.enter(Mode.DONE) == Outcome.FINISHED
+
+
+@needs_machine_code
+def test_a_run_that_is_stopped_or_interrupted_is_left_between_pieces() -> None:
+    counting = Counting(tasks_of([[], [0], [1]]), frozenset([1]))
+    run = counting.tasks.new_run()
+    me = Participant(run)
+    assert me.enter(Mode.PICK) == Outcome.PYTHON
+    run.interrupt(True)
+    assert me.enter(Mode.CALLED) == Outcome.STOPPED
+    run.interrupt(False)
+    assert me.enter(Mode.PICK) == Outcome.FINISHED
+    run = counting.tasks.new_run()
+    run.stop()
+    run.interrupt(False)
+    assert Participant(run).enter(Mode.PICK) == Outcome.STOPPED
+
+
+@needs_machine_code
+def test_who_leaves_more_behind_than_it_takes_says_so_while_a_worker_sleeps() -> None:
+    counting = Counting(tasks_of([[]], [3]))
+    run, pool = counting.tasks.new_run(), PoolMemory()
+    run.belong_to(pool, 2)
+    run.active(1)
+    pool.tell(1, False)
+    me = Participant(run)
+    assert me.enter(Mode.PICK) == Outcome.WAKE
+    assert counting.counts.tolist() == [0]
+    pool.tell(0, False)
+    assert me.enter(Mode.CONTINUE) == Outcome.FINISHED
+    assert counting.counts.tolist() == [3]
+    counting.tasks.learn(run)
+    short = counting.tasks.new_run()
+    short.belong_to(pool, 2)
+    pool.tell(1, False)
+    assert Participant(short).enter(Mode.PICK) == Outcome.FINISHED, "nobody is woken for what is done before"
+
+
+@needs_machine_code
+def test_a_thread_that_signals_come_to_looks_for_them_between_pieces() -> None:
+    counting = Counting(tasks_of([[]], [3]))
+    run = counting.tasks.new_run()
+    me = Participant(run)
+    me._slot[Slot.UNTIL] = 1  # on a clock that began long ago
+    assert me.enter(Mode.PICK) == Outcome.LOOK
+    assert Participant(run, looks=True).enter(Mode.PICK) == Outcome.FINISHED
+
+
+@needs_machine_code
+def test_of_two_in_a_run_one_leaves_for_a_run_that_waits() -> None:
+    counting = Counting(tasks_of([[]], [3]))
+    run, pool = counting.tasks.new_run(), PoolMemory()
+    run.belong_to(pool, 2)
+    run.active(2)
+    pool.tell(0, True)
+    assert Participant(run).enter(Mode.PICK) == Outcome.IDLE
+    assert Participant(run, stays=True).enter(Mode.PICK) == Outcome.FINISHED
