@@ -525,6 +525,8 @@ class WorkerPool:
         else:
             self._work_in_python(run, run.machine)
         self._exit(worker, run)  # with the lock, which was kept
+        if not run.listed and run.has_place():  # it gave way, or was the most that may be inside
+            self._list(run)
         if run.over or not run.has_ended():
             self.lock.release()
             return
@@ -623,8 +625,6 @@ class WorkerPool:
             if run.interrupted and (run.stopped or self._gives_way(run)):
                 break
             found = machine.take(task)
-        if machine.available and not run.listed:
-            self._list(run)
 
     def _acquire(self) -> None:
         if not self.lock.acquire(not self._source.concurrent):  # a controlled schedule decides who gets the lock

@@ -320,8 +320,9 @@ class _Rewriting:
             changed.output[position] = self._place(value, in_order, definition, changed)
         self._net.op.append(changed)
         for value in self._values.written_by[index]:
-            if value.is_output:
-                self._in_order(value, NCHW)
+            if value.is_output and (place := self._in_order(value, NCHW)) != value.name:
+                # written in place, where others read it
+                self._net.op.append(OperatorDef(type="Copy", input=[place], output=[value.name]))
 
     def _put_in_order(self, definition: OperatorDef, role: Role, index: int) -> None:
         order, reads = self._assignment.writes[index], self._assignment.reads[index]

@@ -14,6 +14,7 @@ from dagexec.compiler.passes.channel_padding import pad_channels
 from dagexec.compiler.passes.image_operators import set_arguments
 from dagexec.compiler.passes.layout import LAYOUTS, PADDED, assign_layout, laid_out, layout_pass, layouts
 from dagexec.compiler.passes.single_assignment import Values
+from dagexec.core.dtypes import FLOAT32
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.ops.base.layout import BLOCKS
@@ -560,3 +561,32 @@ def test_dynamically_quantized_convolutions_work_in_nhwc_with_what_scales_their_
         image = drawing.add("Add", [scaled, drawing.constant(f"{name}_bias", 1, 6, 1, 1)], f"{name}_y")
     changed = check_same(drawing.model(image), "NHWC")
     assert [definition.type for definition in changed.net.op].count("Reorder") == 2
+
+
+def test_an_output_that_is_written_in_place_of_what_others_read_has_its_name() -> None:
+    """`image` is fed, kept, and overwritten where a Reorder has put its values for one that knows NCHW alone."""
+    generator = np.random.default_rng(0)
+    net = NetDef(name="in place")
+    net.op.extend(
+        [
+            op("Conv", ["image", "filter", "bias"], ["y"], kernel=3, pad=1),
+            op("Conv", ["y", "filter", "bias"], ["image"], kernel=3, pad=1),
+            op("Softmax", ["image"], ["s"], axis=1),
+            op("Negative", ["s"], ["z"]),
+            op("Sub", ["z", "image"], ["image"]),
+            op("MaxPool", ["image"], ["pooled"], kernel=3, pad=1, stride=1),
+        ]
+    )
+    parameters = {
+        "filter": generator.standard_normal((2, 2, 3, 3), np.float32),
+        "bias": generator.standard_normal(2, np.float32),
+    }
+    feeds = {"image": generator.standard_normal((3, 2, 5, 5), np.float32)}
+    inputs = {"image": InputInfo(FLOAT32, (3, 2, 5, 5))}
+    model = Model("in place", net, parameters=parameters, inputs=inputs, outputs=("pooled", "image"))
+    with dagexec.compile(model, optimize=False, net_type="simple") as executor:
+        expected = executor.run(feeds)
+    with dagexec.compile(replace(model, outputs=("pooled",)), layout="NHWC", keep=frozenset(["image"])) as executor:
+        found = executor.run(feeds, outputs=["pooled", "image"])
+    for name, array in expected.items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-4, atol=1e-4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -12,9 +13,12 @@ import pytest
 from dagexec.core.native import NativeCall
 from dagexec.platform.machine_code import executable
 from dagexec.scheduler.run import engine
+from dagexec.scheduler.run import run as runs
 from dagexec.scheduler.run.engine import NativeRun, Participant, PoolMemory, native_tasks
 from dagexec.scheduler.run.engine_code import Kind, Mode, Outcome, Slot
 from dagexec.scheduler.run.machine import Machine, TaskGraph, in_order
+from dagexec.scheduler.run.pool import WorkerPool
+from dagexec.scheduler.run.work import Work
 
 needs_machine_code = pytest.mark.skipif(not engine.can_run(), reason="no machine code runs here")
 
@@ -185,6 +189,24 @@ def test_a_run_that_is_stopped_or_interrupted_is_left_between_pieces() -> None:
     run.stop()
     run.interrupt(False)
     assert Participant(run).enter(Mode.PICK) == Outcome.STOPPED
+
+
+@needs_machine_code
+def test_a_run_for_one_worker_that_gives_way_to_another_is_taken_up_again() -> None:
+    done = [threading.Event(), threading.Event()]
+    counting = Counting(tasks_of([[], [0]], [1, 2]), frozenset([0]))
+
+    def outrun() -> None:
+        pool.submit(urgent)
+
+    work = Work(counting.tasks.graph, [((outrun,),), ()], counting.tasks)
+    low = runs.Run("low", work, lambda _chain, _step: "it", done[0].set)
+    urgent = runs.task("urgent", lambda: None, priority=1)
+    low.width, urgent.finished = 1, done[1].set
+    with WorkerPool(1) as pool:
+        pool.submit(low)
+        assert all(one.wait(30) for one in done)
+    assert counting.counts.tolist() == [0, 2]
 
 
 @needs_machine_code
