@@ -22,8 +22,8 @@ from dagexec.scheduler.run.machine import Dependencies, TaskGraph, chain_tasks
 ChainSteps = Sequence[tuple[Step, ...]]
 
 
-SHORT_SECONDS = 5e-6
-"""Of steps of Python that are handed out several at a time, as estimated."""
+SHORT_SECONDS = 1.5e-6
+"""Of steps of Python that are handed out several at a time, as estimated: NumPy takes many times its estimates."""
 
 
 @dataclass(frozen=True)
