@@ -32,8 +32,12 @@ def in_phases(phases: Sequence[Sequence[Table]], keeps: object, label: str) -> N
 
 
 def shares(count: int, parts: int) -> list[range]:
-    """About equal parts of range(count), those that are empty left out."""
-    ends = [count * number // parts for number in range(parts + 1)]
+    """About equal parts of range(count), those with one more before others; those that are empty left out.
+
+    So threads that take them in order end at about the same time.
+    """
+    size, larger = divmod(count, parts)
+    ends = [size * number + min(number, larger) for number in range(parts + 1)]
     return [range(start, stop) for start, stop in pairwise(ends) if start < stop]
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from math import prod
 
 from dagexec.core.native import NativeStep, merged, phases_of
@@ -142,8 +141,7 @@ def rows_of_image(axes: Sequence[Axis], count: int, images: tuple[int, int] = ON
     count -= count > 1 and count % 2  # two threads share them
     if count <= 1:
         return whole
-    ends = [axes[cut].out * number // count for number in range(count + 1)]
-    parts = [Part(images, cut, range(*pair)) for pair in pairwise(ends)]
+    parts = [Part(images, cut, share) for share in shares(axes[cut].out, count)]
     return parts if all(part.axes(axes)[cut].size > 0 for part in parts) else whole
 
 
@@ -157,14 +155,16 @@ def parts_of_filters(filters: int, block: int, seconds: float, most: int) -> lis
     blocks = filters // block
     count = min(pieces_of(seconds, most), blocks)
     count -= count > 1 and count % 2
-    ends = [block * (blocks * number // max(1, count)) for number in range(max(1, count) + 1)]
-    return [Part(ONE, filters=range(*pair), block=block) for pair in pairwise(ends)] if count > 1 else [Part(ONE)]
+    if count <= 1:
+        return [Part(ONE)]
+    cut = [range(block * share.start, block * share.stop) for share in shares(blocks, count)]
+    return [Part(ONE, filters=channels, block=block) for channels in cut]
 
 
 def parts_of_batch(batch: int, weights_nbytes: int) -> list[Part]:
     """The parts of a batch whose rows need not have the bytes that they have alone, with weights of so many bytes."""
     count = min(batch, _PARTS if weights_nbytes <= _KEPT_BYTES else 2)
-    return [Part(pair) for pair in pairwise(batch * number // count for number in range(count + 1))]
+    return [Part((share.start, share.stop)) for share in shares(batch, count)]
 
 
 class Turns:

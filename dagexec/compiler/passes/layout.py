@@ -243,13 +243,8 @@ def _outputs(role: Role | None) -> Mapping[int, Image]:
 def _roles(model: Model) -> list[Role | None]:
     """The role of every operator; what is known of images continues from each to those that read its outputs."""
     constants = constants_of(model)
-    images: dict[str, Image | None] = {}
-    for name, info in model.inputs.items():
-        shape = info.shape
-        if shape is not None and 3 <= len(shape) <= 5 and shape[1] is not None:
-            images[name] = Image(len(shape) - 2, shape[1])
     types = infer_types(model)
-    images |= {name: ONE_NUMBER for name in model.inputs if _is_one_number(types.get(name))}
+    images = {name: _image_by_type(types.get(name)) for name in model.inputs}
     roles: list[Role | None] = []
     for definition in model.net.op:
         role = describe(definition, images, constants, types)
@@ -257,13 +252,18 @@ def _roles(model: Model) -> list[Role | None]:
             role = None  # a constant comes in the order it has: only values of the net are turned
         roles.append(role)
         for position, name in enumerate(definition.output):
-            single = ONE_NUMBER if _is_one_number(types.get(name)) else None
-            images[name] = _outputs(role).get(position, single)
+            images[name] = _outputs(role).get(position) or _image_by_type(types.get(name))
     return roles
 
 
-def _is_one_number(kind: BlobType | None) -> bool:
-    return kind is not None and kind.rank <= 1 and all(shape in ((), (1,)) for shape in kind.shapes)
+def _image_by_type(kind: BlobType | None) -> Image | None:
+    """What a tensor is that no image operator writes: an image, if its rank and second axis are those of one."""
+    if kind is None:
+        return None
+    if kind.rank <= 1:
+        return ONE_NUMBER if all(shape in ((), (1,)) for shape in kind.shapes) else None
+    channels = {shape[1] for shape in kind.shapes}
+    return Image(kind.rank - 2, channels.pop()) if 3 <= kind.rank <= 5 and len(channels) == 1 else None
 
 
 class _Rewriting:

@@ -201,6 +201,18 @@ def test_a_split_along_the_channels_and_a_residual_go_along(name: str) -> None:
     assert len(reorders(changed)) <= 2
 
 
+@pytest.mark.parametrize("name", ORDERS)
+def test_an_image_that_no_image_operator_writes_is_added_in_the_order_of_the_convolution(name: str) -> None:
+    drawing = Drawing()
+    x = drawing.conv("x", "conv1", 3, 32)
+    rows = drawing.add("Reshape", [x], "rows", shape=[1, 1, -1], engine="")
+    residual = drawing.add("Reshape", [rows], "residual", shape=[1, 32, 12, 12], engine="")
+    weights = [drawing.constant("w", 32, 32, 1, 1), drawing.constant("b", 32)]
+    drawing.add("FusedConv", [x, *weights, residual], "y", bias=1, kernel=1, post_ops=["add:3"])
+    changed = check_same(drawing.model("y"), name)
+    assert ("residual", "NCHW", PADDED.get(name, name)) in reorders(changed)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ORDERS)
 @pytest.mark.parametrize(
