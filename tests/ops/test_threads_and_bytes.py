@@ -1,7 +1,7 @@
 """The same bytes in one piece and in several: products of operands that are fed, convolutions, gradients, LSTM.
 
-How many pieces an operator has follows from its sizes, never from threads or the batch, so a sum over the batch (`dw` of
-a product) may have other bytes in another number of pieces: what each row of the batch has of its own may not.
+How many pieces an operator has follows from its sizes, never from threads, so a sum over the batch (`dw` of a product)
+may have other bytes in another number of pieces: what each row of the batch has of its own may not.
 Where constant weights are concerned, `test_onednn_measured_product` and `test_onednn_choice` have more.
 """
 
