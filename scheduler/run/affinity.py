@@ -21,6 +21,7 @@ import threading
 from collections.abc import Callable
 
 from dagexec.platform.threads import Threads, threads
+from dagexec.scheduler.run.engine import Bell
 
 _lock = threading.RLock()  # a pool dropped as garbage is shut at any point of a thread
 _held: set[int] = set()
@@ -29,10 +30,14 @@ _held: set[int] = set()
 class CoreWakeUp:
     """The wake-up of one worker thread, and the core it holds; made by the thread itself."""
 
-    __slots__ = ("_allowed", "_core", "_gate", "_narrowed", "_thread", "_waiting")
+    __slots__ = ("_allowed", "_bell", "_core", "_gate", "_narrowed", "_thread", "_waiting")
 
-    def __init__(self, *, placed: bool, source: Threads | None = None) -> None:
-        """With `placed`, the worker is woken on a core nobody holds; else the system puts it where it likes."""
+    def __init__(self, *, placed: bool, source: Threads | None = None, bell: Bell | None = None) -> None:
+        """With `placed`, the worker is woken on a core nobody holds; else the system puts it where it likes.
+
+        With a `bell` it listens to that before it sleeps.
+        """
+        self._bell = bell
         self._gate = (source or threads()).lock()
         self._gate.acquire()
         self._thread = threading.get_native_id()
@@ -44,12 +49,15 @@ class CoreWakeUp:
     def wait(self) -> None:
         """Let the core go and block until another thread calls `wake`; then hold the core woken up on."""
         self.leave()
+        if self._bell is not None:
+            self._bell.listen()
         if not self._allowed or current_core is None:
             self._gate.acquire()
             return
-        with _lock:
-            self._waiting = True
-        self._gate.acquire()
+        if not self._gate.acquire(blocking=False):
+            with _lock:
+                self._waiting = True
+            self._gate.acquire()
         with _lock:
             self._waiting = False
             narrowed, self._narrowed = self._narrowed, False
@@ -82,6 +90,8 @@ class CoreWakeUp:
             self._gate.release()
         except RuntimeError:
             return  # woken already, by two who both found that a worker had died
+        if self._bell is not None:
+            self._bell.ring()
 
     def leave(self) -> None:
         """Let the core go: the worker is about to wait, or to end."""

@@ -27,6 +27,7 @@ from dagexec.scheduler.run.engine_code import (
     Task,
     clock_code,
     engine_code,
+    listening_code,
     pausing_code,
 )
 from dagexec.scheduler.run.machine import TaskGraph
@@ -38,6 +39,9 @@ SPIN_SECONDS = 100e-6
 
 WAKE_SECONDS = 60e-6
 """Of work that is left, at least, for a worker to be woken: it takes that long until it is there."""
+
+_GRACE = 0.1
+"""Of `SPIN_SECONDS`, for which a thread leaves the interpreter lock to another that has to have it first."""
 
 _LEARNED_RUNS = 3
 """After which a task is expected to take what it took in the latest of them."""
@@ -64,12 +68,38 @@ class PoolMemory:
         self._words = np.zeros(8, np.int64)
         self.address = self._words.ctypes.data
 
-    def tell(self, idle: int, waiting: bool) -> None:
-        """So many workers sleep; a run that nobody is in is waiting for one, or not."""
+    def tell(self, idle: int, waiting: bool, *, full: bool = False) -> None:
+        """So many workers sleep; a run that nobody is in is waiting for one, or not; all places in runs are taken."""
         self._words[PoolWords.IDLE] = idle
         self._words[PoolWords.WAITING] = waiting
+        self._words[PoolWords.FULL] = full
         with self._fence:  # before the next look at what a run has left to take
             pass
+
+
+class Bell:
+    """How a worker with nothing to do is called: it listens for a while, without the interpreter lock, then sleeps.
+
+    To listen is to look at a number: a thread that sleeps takes 60 to 100 us until it is there.
+    """
+
+    __slots__ = ("_listen", "_number", "_pool")
+
+    def __init__(self, pool: PoolMemory) -> None:
+        self._pool = pool
+        self._number = np.zeros(1, np.int64)
+        self._listen = listening_code()
+
+    def ring(self) -> None:
+        """Call the worker."""
+        self._number[0] = 1
+
+    def listen(self) -> None:
+        """Wait until it is rung, for up to `SPIN_SECONDS`, and while there is a place for a worker in some run."""
+        if self._listen is not None:
+            spins = _spins()
+            self._listen(self._number.ctypes.data, self._pool.address, spins, max(1, int(_GRACE * spins)))
+        self._number[0] = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,10 +231,13 @@ class Participant:
 
     __slots__ = ("_enter", "_looks", "_run", "_slot", "_slot_address", "_state_address")
 
-    def __init__(self, run: NativeRun, worker: int = 0, *, stays: bool = False, looks: bool = False) -> None:
+    def __init__(
+        self, run: NativeRun, worker: int = 0, *, stays: bool = False, looks: bool = False, helps: bool = False
+    ) -> None:
         """`worker` is its number in a trace. With `stays` it has no other run to turn to.
 
-        One that `looks` leaves from time to time, so that Python may look for signals.
+        One that `looks` leaves from time to time, so that Python may look for signals. One that `helps` another, which
+        stays, lets that have the interpreter lock first when the run is over.
         """
         self._looks = looks
         code = engine_code()
@@ -214,6 +247,7 @@ class Participant:
         self._slot = np.zeros(Slot.SIZE, np.int64)
         self._slot[Slot.WORKER] = worker
         self._slot[Slot.STAYS] = stays
+        self._slot[Slot.GRACE] = int(_GRACE * _spins()) if helps else 0
         self._slot_address = self._slot.ctypes.data
         self._state_address = run._address
 

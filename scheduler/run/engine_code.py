@@ -66,6 +66,7 @@ class PoolWords(IntEnum):
 
     IDLE = 0  # workers that sleep
     WAITING = 1  # runs that want a worker
+    FULL = 2  # not 0: as many threads are in runs as the pool has workers
 
 
 class Task(IntEnum):
@@ -101,9 +102,10 @@ class Slot(IntEnum):
     WORKER = 3  # a number for the trace
     STAYS = 4  # not 0: it has no other run to turn to
     UNTIL = 5  # on the processor's clock, when it leaves to let Python look for signals; 0 for never
-    CALLS = 6  # tasks that are steps of Python, which it has taken together
-    FIRST_CALL = 7  # their numbers
-    SIZE = 39
+    GRACE = 6  # looks for which it lets the caller of a run go first when that is over; 0 for none
+    CALLS = 7  # tasks that are steps of Python, which it has taken together
+    FIRST_CALL = 8  # their numbers
+    SIZE = 40
 
 
 class Record(IntEnum):
@@ -172,6 +174,37 @@ def pausing_code() -> Callable[[int], int] | None:
     code.end_call()
     address = executable(code.code())
     return None if address is None else ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_long)(address)
+
+
+@cache
+def listening_code() -> Callable[[int, int, int, int], int] | None:
+    """Code that looks at a number until it is not 0, but up to so many times, and while a pool is not full.
+
+    Its arguments are the address of the number, that of the pool's words, how often to look, and for how many looks it
+    waits then: whoever changed the number has the interpreter lock a little longer, and a thread that asks for that
+    meanwhile is put to sleep. None where no machine code runs.
+    """
+    code = Assembler()
+    code.mark("again")
+    code.compare_memory(RDI, 0, 0)
+    code.jump("called", NOT_ZERO)
+    code.compare_memory(RSI, 8 * PoolWords.FULL, 0)
+    code.jump("leave", NOT_ZERO)
+    code.pause()
+    code.add_number(RDX, -1)
+    code.jump("again", NOT_ZERO)
+    code.jump("leave")
+    code.mark("called")
+    code.pause()
+    code.add_number(RCX, -1)
+    code.jump("called", NOT_ZERO)
+    code.mark("leave")
+    code.clear(RAX)
+    code.end_call()
+    address = executable(code.code())
+    if address is None:
+        return None
+    return ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long, ctypes.c_long)(address)
 
 
 @cache
@@ -407,8 +440,19 @@ def _end(code: Assembler) -> None:
     code.call_place("end")
     code.mark("ended")
     code.compare_memory(RBX, 8 * Header.REMAINING, 0)
-    code.jump("unlock and FINISHED", ZERO)
-    code.jump("pick")
+    code.jump("pick", NOT_ZERO)
+    _unlock(code)
+    code.call_place("after the caller")
+    code.jump("FINISHED")
+
+    code.mark("after the caller")  # a function: who works for another asks later for the interpreter lock
+    code.mark("grace")
+    code.add_to_memory(RBP, 8 * Slot.GRACE, -1)
+    code.jump("gone", LESS)
+    code.pause()
+    code.jump("grace")
+    code.mark("gone")
+    code.end_call()
 
     code.mark("end")  # a function: the task in r12 has ended
     code.add_to_memory(RBX, 8 * Header.REMAINING, -1)
@@ -438,7 +482,7 @@ def _wait(code: Assembler) -> None:
     code.compare_memory(RBX, 8 * Header.AVAILABLE, 0)
     code.jump("lock and pick", NOT_ZERO)
     code.compare_memory(RBX, 8 * Header.REMAINING, 0)
-    code.jump("OVER", ZERO)
+    code.jump("over", ZERO)
     code.compare_memory(RBX, 8 * Header.STOP, 0)
     code.jump("STOPPED", NOT_ZERO)
     code.compare_memory(RDX, 8 * PoolWords.WAITING, 0)
@@ -447,6 +491,9 @@ def _wait(code: Assembler) -> None:
     code.add_number(RCX, -1)
     code.jump("look", NOT_ZERO)
     code.jump("IDLE")
+    code.mark("over")
+    code.call_place("after the caller")
+    code.jump("OVER")
     code.mark("lock and pick")
     code.call_place("lock")
     code.jump("pick")

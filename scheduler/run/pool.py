@@ -37,7 +37,7 @@ from dagexec.platform.processor import available_cores
 from dagexec.platform.shutdown import stop_at_exit
 from dagexec.platform.threads import Thread, ThreadsEndedError, ThreadWait, is_interruptible, threads
 from dagexec.scheduler.run.affinity import CoreWakeUp
-from dagexec.scheduler.run.engine import NativeRun, Participant, PoolMemory
+from dagexec.scheduler.run.engine import Bell, NativeRun, Participant, PoolMemory
 from dagexec.scheduler.run.engine_code import Mode, Outcome
 from dagexec.scheduler.run.fair_share import Share
 from dagexec.scheduler.run.helping import HelpingWait
@@ -153,7 +153,7 @@ class WorkerPool:
                 if run.over:  # stopped before it began
                     return
                 self._take_in(run)
-                run.start_tag = self._virtual_time
+                run.start_tag, run.has_caller = self._virtual_time, True
                 self._workers.append(caller)
                 self._enter(caller, run)
             self._work(caller, run, stays=True)
@@ -374,7 +374,8 @@ class WorkerPool:
             self.workers.discard(ident)
 
     def _serve_runs(self, worker: Worker) -> None:
-        me = CoreWakeUp(placed=self._source.concurrent and 1 < self._most <= available_cores(), source=self._source)
+        fits = self._source.concurrent and 1 < self._most <= available_cores()
+        me = CoreWakeUp(placed=fits, source=self._source, bell=Bell(self._memory) if fits else None)
         worker.wake_up = me
         lock = self.lock
         while True:
@@ -497,14 +498,18 @@ class WorkerPool:
 
     def _tell(self) -> None:
         """Tell those who are in machine code what they may have to know. Call with the lock held."""
-        if self._native:
-            surplus = self._inside - self.num_workers
-            self._memory.tell(len(self._idle) if surplus < 0 else 0, surplus > 0 or self._is_unattended())
+        surplus = self._inside - self.num_workers
+        idle = len(self._idle) if surplus < 0 else 0
+        waiting = bool(self._native) and (surplus > 0 or self._is_unattended())
+        self._memory.tell(idle, waiting, full=surplus >= 0)
 
     def _is_unattended(self) -> bool:
         """True where some run waits for a worker that should go before those with several. Call with the lock held."""
         least = max((worker.run.priority for worker in self._workers if worker.run is not None), default=0)
-        return any(not run.active and run.priority >= least and run.has_place() for *_, run in self._runs)
+        for *_, run in self._runs:
+            if not run.active and run.priority >= least and run.has_place():
+                return True
+        return False
 
     def _helper_for(self, run: Run) -> Worker | None:
         """A worker that sleeps and may go into `run`, which others may find from now on. Call with the lock held."""
@@ -540,7 +545,8 @@ class WorkerPool:
 
     def _work_natively(self, run: Run, machine: NativeRun, worker: Worker, stays: bool) -> None:
         """In machine code, but for what Python has to do. Returns with the lock held."""
-        me = Participant(machine, worker.number, stays=stays, looks=stays and is_interruptible())
+        looks = stays and is_interruptible()
+        me = Participant(machine, worker.number, stays=stays, looks=looks, helps=run.has_caller and not stays)
         mode = Mode.PICK
         while True:
             outcome = me.enter(mode)

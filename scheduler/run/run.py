@@ -44,6 +44,7 @@ class Run:
         share: of the user of the pool that it is charged to; None for a pool with one user.
         start_tag: among runs of one priority, the smallest is served first (see `fair_share`); set by the pool.
         advance: seconds that its share was charged before it ran.
+        has_caller: a thread that waits for its end is in it; set by the pool.
         order: among equal tags, the smallest is served first; set by the pool.
         stopped: nothing further is begun (failure or cancellation).
         interrupted: workers inside look up after what they do: the run is stopped, or another may have to go first.
@@ -59,7 +60,7 @@ class Run:
     """
 
     __slots__ = (
-        "active", "advance", "error", "finished", "inner", "interrupted", "listed", "machine", "name", "name_step",
+        "active", "advance", "error", "finished", "has_caller", "inner", "interrupted", "listed", "machine", "name", "name_step",
         "on_stop", "order", "over", "pool", "priority", "secondary", "share", "side_by_side", "start_tag", "stopped",
         "waits", "width", "work",
     )  # fmt: skip
@@ -86,6 +87,7 @@ class Run:
         self.priority = priority
         self.share: Share | None = None
         self.start_tag = self.advance = 0.0
+        self.has_caller = False
         self.order = 0
         self.stopped = False
         self.interrupted = False

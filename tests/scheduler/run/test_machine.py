@@ -14,7 +14,7 @@ from dagexec.core.native import NativeCall
 from dagexec.platform.machine_code import executable
 from dagexec.scheduler.run import engine
 from dagexec.scheduler.run import run as runs
-from dagexec.scheduler.run.engine import NativeRun, Participant, PoolMemory, native_tasks
+from dagexec.scheduler.run.engine import Bell, NativeRun, Participant, PoolMemory, native_tasks
 from dagexec.scheduler.run.engine_code import Kind, Mode, Outcome, Slot
 from dagexec.scheduler.run.machine import Machine, TaskGraph, in_order
 from dagexec.scheduler.run.pool import WorkerPool
@@ -237,6 +237,40 @@ def test_a_thread_that_signals_come_to_looks_for_them_between_pieces() -> None:
     me._slot[Slot.UNTIL] = 1  # on a clock that began long ago
     assert me.enter(Mode.PICK) == Outcome.LOOK
     assert Participant(run, looks=True).enter(Mode.PICK) == Outcome.FINISHED
+
+
+@needs_machine_code
+@pytest.mark.parametrize("call", ["rung", "the pool is full"])
+def test_a_worker_listens_until_it_is_called_or_there_is_no_place_for_it(
+    call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "_spins", lambda: 1 << 40)
+    monkeypatch.setattr(engine, "_GRACE", 0)
+    pool = PoolMemory()
+    bell = Bell(pool)
+    listening = threading.Thread(target=bell.listen, daemon=True)
+    listening.start()
+    bell.ring() if call == "rung" else pool.tell(0, False, full=True)
+    listening.join(30)
+    assert not listening.is_alive()
+
+
+@needs_machine_code
+def test_a_helper_leaves_the_end_of_a_run_to_its_caller_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "_spins", lambda: 1 << 40)
+    monkeypatch.setattr(engine, "_GRACE", 1)
+    counting = Counting(tasks_of([[]], [1]))
+    run = counting.tasks.new_run()
+    helper = Participant(run, helps=True)
+    helping = threading.Thread(target=helper.enter, args=(Mode.PICK,), daemon=True)
+    helping.start()
+    while run.remaining:
+        pass
+    assert Participant(run, stays=True).enter(Mode.PICK) == Outcome.OVER
+    assert helping.is_alive()
+    helper._slot[Slot.GRACE] = 0
+    helping.join(30)
+    assert not helping.is_alive()
 
 
 @needs_machine_code
