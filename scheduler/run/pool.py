@@ -506,10 +506,7 @@ class WorkerPool:
     def _is_unattended(self) -> bool:
         """True where some run waits for a worker that should go before those with several. Call with the lock held."""
         least = max((worker.run.priority for worker in self._workers if worker.run is not None), default=0)
-        for *_, run in self._runs:
-            if not run.active and run.priority >= least and run.has_place():
-                return True
-        return False
+        return any(not run.active and run.priority >= least and run.has_place() for *_, run in self._runs)
 
     def _helper_for(self, run: Run) -> Worker | None:
         """A worker that sleeps and may go into `run`, which others may find from now on. Call with the lock held."""

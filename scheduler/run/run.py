@@ -60,9 +60,9 @@ class Run:
     """
 
     __slots__ = (
-        "active", "advance", "error", "finished", "has_caller", "inner", "interrupted", "listed", "machine", "name", "name_step",
-        "on_stop", "order", "over", "pool", "priority", "secondary", "share", "side_by_side", "start_tag", "stopped",
-        "waits", "width", "work",
+        "active", "advance", "error", "finished", "has_caller", "inner", "interrupted", "listed", "machine", "name",
+        "name_step", "on_stop", "order", "over", "pool", "priority", "secondary", "share", "side_by_side", "start_tag",
+        "stopped", "waits", "width", "work",
     )  # fmt: skip
 
     def __init__(
