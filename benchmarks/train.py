@@ -32,7 +32,7 @@ from dagexec.core.model import Model
 from dagexec.scheduler.nets.dag import DAGNet
 from dagexec.scheduler.nets.net import BaseNet
 from dagexec.scheduler.nets.simple import SimpleNet
-from dagexec.scheduler.observe.observers import TimeObserver
+from dagexec.scheduler.observe.counting import TimeObserver
 from dagexec.scheduler.run.overhead import measure_costs, slowdown_up_to
 from dagexec.scheduler.run.prediction import Hardware, predict_host
 from dagexec.training.optimizer import SGD

@@ -1,6 +1,8 @@
 """Watching runs: observers of one's own, times, and traces for Perfetto (docs/tracing.md)."""
 
-from dagexec.scheduler.observe.observers import ObservedRun, Observer, RunCountObserver, TimeObserver, together
+from dagexec.scheduler.observe.counting import RunCountObserver, TimeObserver
+from dagexec.scheduler.observe.observed_run import ObservedRun
+from dagexec.scheduler.observe.observers import Observer, together
 from dagexec.scheduler.observe.trace import Trace
 
 __all__ = ["ObservedRun", "Observer", "RunCountObserver", "TimeObserver", "Trace", "together"]

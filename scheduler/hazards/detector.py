@@ -40,7 +40,8 @@ from dagexec.platform.threads import threads
 from dagexec.scheduler.hazards.accesses import Accesses, prepared_accesses
 from dagexec.scheduler.hazards.piece_watch import PieceWatch
 from dagexec.scheduler.hazards.pieces import PieceFault
-from dagexec.scheduler.observe.observers import ObservedRun, Observer
+from dagexec.scheduler.observe.observed_run import ObservedRun
+from dagexec.scheduler.observe.observers import Observer
 
 
 @dataclass(frozen=True, slots=True)

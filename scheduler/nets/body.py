@@ -22,7 +22,8 @@ from dagexec.core.workspace import Workspace
 from dagexec.errors import DeviceError
 from dagexec.platform.blocking import check_stopped, work
 from dagexec.scheduler.nets.net import BaseNet
-from dagexec.scheduler.observe.observers import Observer, Tell, observed_in_body, telling
+from dagexec.scheduler.observe.observed_bodies import Tell, observed_in_body, telling
+from dagexec.scheduler.observe.observers import Observer
 from dagexec.scheduler.plan.culprit import NameStep, label_of
 from dagexec.scheduler.plan.inference import inferred_and_settled
 from dagexec.scheduler.plan.preparation import Preparation

@@ -35,7 +35,8 @@ from dagexec.platform.shutdown import hold_daemon, stop_at_exit
 from dagexec.platform.threads import acquire, threads
 from dagexec.scheduler.memory import ArenaMemory
 from dagexec.scheduler.nets.options import DEFAULT_RUN_OPTIONS, RunOptions
-from dagexec.scheduler.observe.observers import ObservedRun, Observer, together
+from dagexec.scheduler.observe.observed_run import ObservedRun
+from dagexec.scheduler.observe.observers import Observer, together
 from dagexec.scheduler.observe.trace_lines import line_observer
 from dagexec.scheduler.plan.copies import insert_copies
 from dagexec.scheduler.plan.culprit import Failed, label_of
@@ -208,7 +209,7 @@ class BaseNet(ABC, Closing):
         return self.prepared().plan
 
     def run(self, *, timeout: float | None = None, trace: Observer | None = None) -> None:
-        """Run every operator once, blocking. `trace` is told what runs when (see `scheduler.observers`).
+        """Run every operator once, blocking. `trace` is told what runs when (see `scheduler.observe.observers`).
 
         Raises OperatorError when an operator fails (the net stays usable), RunTimeoutError after `timeout` seconds
         (operators under way finish first; none begins when they have passed before), ClosedError after `close`,

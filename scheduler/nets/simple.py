@@ -11,7 +11,8 @@ from dagexec.platform.arithmetic import operator_arithmetic
 from dagexec.platform.blocking import calling_when_stopped, working_for
 from dagexec.platform.threads import ThreadWait, threads
 from dagexec.scheduler.nets.net import BaseNet
-from dagexec.scheduler.observe.observers import ObservedRun, Observer
+from dagexec.scheduler.observe.observed_run import ObservedRun
+from dagexec.scheduler.observe.observers import Observer
 from dagexec.scheduler.plan.plan import Plan, build_sequence
 from dagexec.scheduler.plan.preparation import Preparation
 from dagexec.scheduler.run.inline import run_inline

@@ -17,7 +17,8 @@ from dagexec.core.drawing.pictures import lanes_picture, summary, table
 from dagexec.core.graph import Graph
 from dagexec.platform.extras import require_pandas
 from dagexec.platform.threads import threads
-from dagexec.scheduler.observe.observers import ObservedRun, Observer, RunsUnderWay
+from dagexec.scheduler.observe.observed_run import ObservedRun, RunsUnderWay
+from dagexec.scheduler.observe.observers import Observer
 
 if TYPE_CHECKING:
     import pandas

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 from dagexec.core.operator import Operator
 from dagexec.core.schema import Cost, TensorType
 from dagexec.core.tensor import Tensor
-from dagexec.scheduler.observe.observers import ObservedRun, Observer, RunsUnderWay
+from dagexec.scheduler.observe.observed_run import ObservedRun, RunsUnderWay
+from dagexec.scheduler.observe.observers import Observer
 
 if TYPE_CHECKING:
     from dagexec.core.stream import Kernel, Stream

@@ -22,7 +22,7 @@ from dagexec.core.stream import Event, Kernel, Priority, Stream, StreamFailure, 
 from dagexec.core.tensor import Tensor
 from dagexec.errors import DagexecError, RunCancelledError, RunTimeoutError
 from dagexec.platform.threads import ThreadsEndedError, threads
-from dagexec.scheduler.observe.observers import ObservedRun
+from dagexec.scheduler.observe.observed_run import ObservedRun
 from dagexec.scheduler.plan.culprit import operator_failure
 from dagexec.scheduler.plan.preparation import Preparation
 from dagexec.scheduler.plan.synchronization import Synchronization

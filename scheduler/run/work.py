@@ -13,7 +13,7 @@ from itertools import accumulate
 
 from dagexec.core.native import Piece, grouped, may_merge, phases_of, piece_step
 from dagexec.core.operator import Step, parts_of
-from dagexec.scheduler.observe.observers import Pieces
+from dagexec.scheduler.observe.observed_run import Pieces
 from dagexec.scheduler.plan.preparation import LONGEST_SECONDS
 from dagexec.scheduler.run import engine
 from dagexec.scheduler.run.engine_code import Kind

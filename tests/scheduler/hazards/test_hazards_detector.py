@@ -22,7 +22,7 @@ from dagexec.scheduler.nets.async_dag import AsyncDAGNet
 from dagexec.scheduler.nets.dag import DAGNet
 from dagexec.scheduler.nets.net import BaseNet
 from dagexec.scheduler.nets.simple import SimpleNet
-from dagexec.scheduler.observe.observers import ObservedRun
+from dagexec.scheduler.observe.observed_run import ObservedRun
 from dagexec.scheduler.plan.chains import single_operator_chains
 from dagexec.scheduler.plan.plan import Plan, build_plan
 from tests.nets import net_of

@@ -16,7 +16,8 @@ from dagexec.core.native import can_run
 from dagexec.errors import OperatorError
 from dagexec.scheduler.exploration import explore
 from dagexec.scheduler.nets.dag import DAGNet
-from dagexec.scheduler.observe.observers import ObservedRun, Observer
+from dagexec.scheduler.observe.observed_run import ObservedRun
+from dagexec.scheduler.observe.observers import Observer
 from dagexec.scheduler.observe.trace import Trace
 from tests.scheduler.pieced import PIECES, SIZE, pieced_net, pieced_operator, turned
 

@@ -18,15 +18,9 @@ from dagexec.scheduler.nets.async_dag import AsyncDAGNet
 from dagexec.scheduler.nets.dag import DAGNet
 from dagexec.scheduler.nets.net import BaseNet
 from dagexec.scheduler.nets.simple import SimpleNet
-from dagexec.scheduler.observe.observers import (
-    ObservedRun,
-    Observer,
-    ObserverGroup,
-    RunCountObserver,
-    RunCounts,
-    TimeObserver,
-    together,
-)
+from dagexec.scheduler.observe.counting import RunCountObserver, RunCounts, TimeObserver
+from dagexec.scheduler.observe.observed_run import ObservedRun
+from dagexec.scheduler.observe.observers import Observer, ObserverGroup, together
 from dagexec.scheduler.plan.plan import build_plan
 from dagexec.scheduler.run.run import Run
 from tests.nets import net_of, parents_from_edges, temporary_operator

@@ -16,7 +16,7 @@ from dagexec.scheduler.nets.async_dag import AsyncDAGNet
 from dagexec.scheduler.nets.dag import DAGNet
 from dagexec.scheduler.nets.net import BaseNet
 from dagexec.scheduler.nets.simple import SimpleNet
-from dagexec.scheduler.observe.observers import ObservedRun
+from dagexec.scheduler.observe.observed_run import ObservedRun
 from dagexec.scheduler.observe.trace import ChainSpan, RunSeconds, Span, Trace
 from dagexec.scheduler.observe.trace_file import trace_events
 from tests.nets import net_of, parents_from_edges, temporary_operator

@@ -18,7 +18,7 @@ from dagexec.devices.sim import Fault, simulated
 from dagexec.errors import OperatorError
 from dagexec.scheduler.nets.async_dag import AsyncDAGNet
 from dagexec.scheduler.nets.options import RunOptions
-from dagexec.scheduler.observe.observers import TimeObserver
+from dagexec.scheduler.observe.counting import TimeObserver
 from dagexec.scheduler.observe.trace import Trace
 from dagexec.scheduler.observe.trace_file import trace_events
 from dagexec.scheduler.plan.plan import build_plan, retimed

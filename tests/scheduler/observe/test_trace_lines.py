@@ -13,7 +13,8 @@ from dagexec.scheduler.nets.async_dag import AsyncDAGNet
 from dagexec.scheduler.nets.dag import DAGNet
 from dagexec.scheduler.nets.net import BaseNet
 from dagexec.scheduler.nets.simple import SimpleNet
-from dagexec.scheduler.observe.observers import ObservedRun, Observer
+from dagexec.scheduler.observe.observed_run import ObservedRun
+from dagexec.scheduler.observe.observers import Observer
 from dagexec.scheduler.observe.trace import Trace
 from dagexec.scheduler.observe.trace_lines import LineObserver, line_observer, operator_line
 from tests.nets import net_of, parents_from_edges, temporary_operator
