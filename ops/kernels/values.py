@@ -8,13 +8,13 @@ from dagexec.ops.kernels.registers import Value
 from dagexec.platform.assembler import ADD, DIV, MUL, SUB, Assembler
 
 if TYPE_CHECKING:
-    from dagexec.ops.kernels.builder import Builder
+    from dagexec.ops.kernels.expressions import Expressions
 
 
 class _Of(Value):
-    """A value of a builder."""
+    """A value of a kernel."""
 
-    def __init__(self, build: Builder, kind: str, fixed: int | None = None) -> None:
+    def __init__(self, build: Expressions, kind: str, fixed: int | None = None) -> None:
         super().__init__(kind, fixed)
         self.build = build
 

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from dagexec.ops.kernels.builder import DOWN, TO_ZERO, UP, Builder, Mask, Scalar, Vector
+from dagexec.ops.kernels.builder import Builder, Mask, Scalar, Vector
+from dagexec.ops.kernels.expressions import DOWN, TO_ZERO, UP
 from dagexec.ops.kernels.registers import OutOfRegistersError
 from dagexec.platform.assembler import GREATER, LESS, NOT_GREATER, ZERO
 from tests.ops.kernels.running import Array, applied, call, each_size
