@@ -1,6 +1,6 @@
 """What an operator's author needs: schemas, the base class of implementations, gradients, and element types.
 
-    @operator(OpSchema("Square", inputs=(1, 1), outputs=(1, 1), infer=same_as_input, doc="Y = X * X."))
+    @new_operator("Square", inputs=(1, 1), outputs=(1, 1), infer=same_as_input, doc="Y = X * X.")
     class Square(Operator):
         def prepare(self) -> Step:
             return partial(np.square, self.x(0), out=self.y(0))
@@ -38,7 +38,14 @@ from dagexec.core.gradient import (
 )
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Prepared, Step, in_sequence, nothing_to_do
-from dagexec.core.registry import operator, operator_class, registered_engines, registered_operators, schema_of
+from dagexec.core.registry import (
+    new_operator,
+    operator,
+    operator_class,
+    registered_engines,
+    registered_operators,
+    schema_of,
+)
 from dagexec.core.schema import (
     UNBOUNDED,
     Cost,
@@ -111,6 +118,7 @@ __all__ = [
     "gradient_of",
     "in_sequence",
     "memory_cost",
+    "new_operator",
     "no_gradient",
     "not_differentiable",
     "nothing_to_do",

@@ -10,7 +10,15 @@ from functools import partial
 import numpy as np
 
 import dagexec
-from dagexec.operators import FLOAT_TYPES, Operator, OperatorCall, OpSchema, Step, TensorType, one_to_one, operator
+from dagexec.operators import (
+    FLOAT_TYPES,
+    Operator,
+    OperatorCall,
+    Step,
+    TensorType,
+    new_operator,
+    one_to_one,
+)
 
 
 def infer_hypotenuse(call: OperatorCall) -> list[TensorType]:
@@ -21,15 +29,13 @@ def infer_hypotenuse(call: OperatorCall) -> list[TensorType]:
     return [call.inputs[0]]
 
 
-@operator(
-    OpSchema(
-        "Hypotenuse",
-        infer=infer_hypotenuse,
-        doc="C = sqrt(A^2 + B^2), element by element.",
-        input_names=("A", "B"),
-        output_names=("C",),
-        inplace=one_to_one,
-    )
+@new_operator(
+    "Hypotenuse",
+    infer=infer_hypotenuse,
+    doc="C = sqrt(A^2 + B^2), element by element.",
+    input_names=("A", "B"),
+    output_names=("C",),
+    inplace=one_to_one,
 )
 class Hypotenuse(Operator):
     """One pass of `np.hypot`."""

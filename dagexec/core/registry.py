@@ -11,7 +11,7 @@ import importlib
 import logging
 import pkgutil
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from dagexec.core.device import Device
 from dagexec.core.io_access import check_allowed
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("dagexec")
 
 OperatorClass = TypeVar("OperatorClass", bound=type[Operator])
+Fields = ParamSpec("Fields")
+Made = TypeVar("Made")
 
 _schemas: dict[str, OpSchema] = {}
 _onnx: dict[tuple[str, str], tuple[OpSchema, OnnxName]] = {}  # by domain and operator
@@ -66,6 +68,19 @@ def operator(schema: OpSchema, *, device: str = "cpu", engine: str = "") -> Call
         return cls
 
     return register
+
+
+def by_fields(schema: Callable[Fields, OpSchema], decorator: Callable[[OpSchema], Made]) -> Callable[Fields, Made]:
+    """A decorator that takes a schema, as one that takes the fields of the schema."""
+
+    def of_fields(*args: Fields.args, **kwargs: Fields.kwargs) -> Made:
+        return decorator(schema(*args, **kwargs))
+
+    return of_fields
+
+
+new_operator = by_fields(OpSchema, operator)
+"""Class decorator: the class computes, on the host, a new operator type whose OpSchema has these fields."""
 
 
 def import_modules(folders: Iterable[str], package: str, *, but: Collection[str] = ()) -> None:

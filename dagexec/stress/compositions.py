@@ -22,9 +22,9 @@ from dagexec.core.feeds import Array
 from dagexec.core.model import Model
 from dagexec.core.operator import Operator, Step
 from dagexec.core.proto import NetDef, OperatorDef
-from dagexec.core.registry import operator
+from dagexec.core.registry import new_operator
 from dagexec.core.rows import first_axis
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType, first_to_first
+from dagexec.core.schema import OperatorCall, TensorType, first_to_first
 from dagexec.errors import DagexecError, RunCancelledError, RunTimeoutError
 from dagexec.stress.operators import InjectedError
 
@@ -40,16 +40,14 @@ def _infer(call: OperatorCall) -> list[TensorType]:
     return [call.inputs[0]]
 
 
-@operator(
-    OpSchema(
-        ROWS_OPERATOR,
-        infer=_infer,
-        doc="Y = X, unless X has an infinite element: then it fails. For stress tests only.",
-        input_names=("X",),
-        output_names=("Y",),
-        inplace=first_to_first,
-        rows=first_axis,
-    )
+@new_operator(
+    ROWS_OPERATOR,
+    infer=_infer,
+    doc="Y = X, unless X has an infinite element: then it fails. For stress tests only.",
+    input_names=("X",),
+    output_names=("Y",),
+    inplace=first_to_first,
+    rows=first_axis,
 )
 class StressRows(Operator):
     """Copies, or fails at a row that asks for it."""

@@ -13,9 +13,9 @@ import numpy as np
 
 from dagexec.core.dtypes import INT32
 from dagexec.core.operator import Operator, Step
-from dagexec.core.registry import operator
+from dagexec.core.registry import new_operator
 from dagexec.core.rows import first_axis
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType, first_to_first
+from dagexec.core.schema import OperatorCall, TensorType, first_to_first
 from dagexec.errors import DeviceError
 from dagexec.ops.kernels.tables import can_run, in_phases, shares
 
@@ -64,17 +64,15 @@ def _infer(call: OperatorCall) -> list[TensorType]:
     return [call.inputs[0]]
 
 
-@operator(
-    OpSchema(
-        FAILING_OPERATOR,
-        infer=_infer,
-        doc="Y = X, unless element `number` of SWITCHES (int32) asks for a failure. For stress tests only.",
-        input_names=("X", "SWITCHES"),
-        output_names=("Y",),
-        args={"number": "the element of SWITCHES that this operator obeys"},
-        required_args=("number",),
-        inplace=first_to_first,
-    )
+@new_operator(
+    FAILING_OPERATOR,
+    infer=_infer,
+    doc="Y = X, unless element `number` of SWITCHES (int32) asks for a failure. For stress tests only.",
+    input_names=("X", "SWITCHES"),
+    output_names=("Y",),
+    args={"number": "the element of SWITCHES that this operator obeys"},
+    required_args=("number",),
+    inplace=first_to_first,
 )
 class StressFailure(Operator):
     """Copies, or fails."""
@@ -91,16 +89,14 @@ class StressFailure(Operator):
         return step
 
 
-@operator(
-    OpSchema(
-        PIECED_OPERATOR,
-        infer=lambda call: [call.inputs[0]],
-        doc="Y = X, by pieces that workers share. For stress tests only.",
-        input_names=("X",),
-        output_names=("Y",),
-        inplace=first_to_first,
-        rows=first_axis,
-    )
+@new_operator(
+    PIECED_OPERATOR,
+    infer=lambda call: [call.inputs[0]],
+    doc="Y = X, by pieces that workers share. For stress tests only.",
+    input_names=("X",),
+    output_names=("Y",),
+    inplace=first_to_first,
+    rows=first_axis,
 )
 class StressPieces(Operator):
     """Copies the bytes of a tensor to memory of its own, each piece over a line of its own, and then from there."""

@@ -16,9 +16,9 @@ from dagexec.core.arguments import Arguments
 from dagexec.core.dtypes import FLOAT_TYPES, NUMBER_TYPES, TypeMeta
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step
-from dagexec.core.registry import operator
+from dagexec.core.registry import new_operator
 from dagexec.core.rows import first_axis
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType, first_to_first, no_inplace
+from dagexec.core.schema import OperatorCall, TensorType, first_to_first, no_inplace
 from dagexec.core.traits import ImageRole
 from dagexec.errors import ArgumentError
 from dagexec.ops.activation.post_ops import PostOpFunction
@@ -328,20 +328,18 @@ def slope_view(x: tuple[int, ...], slope: tuple[int, ...], channels: int, call: 
     raise call.fail(f"the slope must have {expected}, or a shape that broadcasts to X; found shape {slope}")
 
 
-@operator(
-    OpSchema(
-        "PRelu",
-        infer=infer_prelu,
-        doc="Y = X where X > 0, else slope * X; the slope is shared, or one a channel, or any shape of several axes "
-        "that broadcasts to X. He et al., 2015, arXiv:1502.01852.",
-        input_names=("X", "slope"),
-        output_names=("Y",),
-        args={"order": ORDER_HELP},
-        unread_args=("alpha",),
-        inplace=first_to_first,
-        image_role=ImageRole.PER_CHANNEL,
-        rows=first_axis,
-    )
+@new_operator(
+    "PRelu",
+    infer=infer_prelu,
+    doc="Y = X where X > 0, else slope * X; the slope is shared, or one a channel, or any shape of several axes "
+    "that broadcasts to X. He et al., 2015, arXiv:1502.01852.",
+    input_names=("X", "slope"),
+    output_names=("Y",),
+    args={"order": ORDER_HELP},
+    unread_args=("alpha",),
+    inplace=first_to_first,
+    image_role=ImageRole.PER_CHANNEL,
+    rows=first_axis,
 )
 class PRelu(Operator):
     """Relu with a learned slope for negative values."""

@@ -10,9 +10,9 @@ import numpy as np
 from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.gradient import not_differentiable
 from dagexec.core.operator import Operator, Step, in_sequence
-from dagexec.core.registry import operator
+from dagexec.core.registry import new_operator
 from dagexec.core.rows import apart_from
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType
+from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.ops.activation.passes import sigmoid_passes
 from dagexec.ops.base.blocks import Array, compute_dtype, convert
 
@@ -33,16 +33,14 @@ def halves(call: OperatorCall, x: Array) -> tuple[Array, Array]:
     return rows[:, 0], rows[:, 1]
 
 
-@operator(
-    OpSchema(
-        "Glu",
-        infer=infer_glu,
-        doc="Y = A * Sigmoid(B), where A is the first half of X along `dim` and B the second.",
-        input_names=("X",),
-        output_names=("Y",),
-        args={"dim": "the axis to halve, negative ones counted from the end (default -1)"},
-        rows=apart_from(lambda call: [call.axis("dim", -1, len(call.inputs[0].shape))]),
-    )
+@new_operator(
+    "Glu",
+    infer=infer_glu,
+    doc="Y = A * Sigmoid(B), where A is the first half of X along `dim` and B the second.",
+    input_names=("X",),
+    output_names=("Y",),
+    args={"dim": "the axis to halve, negative ones counted from the end (default -1)"},
+    rows=apart_from(lambda call: [call.axis("dim", -1, len(call.inputs[0].shape))]),
 )
 class Glu(Operator):
     """Values and gates in one tensor."""

@@ -14,9 +14,9 @@ import numpy as np
 from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of
 from dagexec.core.operator import Operator, Step, in_sequence
-from dagexec.core.registry import operator
+from dagexec.core.registry import new_operator
 from dagexec.core.rows import along_axis, gradients
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType, memory_cost
+from dagexec.core.schema import OperatorCall, TensorType, memory_cost
 from dagexec.errors import ArgumentError
 from dagexec.ops.activation.functions import (
     LeakyRelu,
@@ -348,19 +348,17 @@ def infer_prelu_gradient(call: OperatorCall) -> list[TensorType]:
     return [types[name] for name in wanted_inputs(call, PRELU_INPUTS)]
 
 
-@operator(
-    OpSchema(
-        "PReluGradient",
-        outputs=(1, 2),
-        infer=infer_prelu_gradient,
-        doc="dX = dY where X > 0, else slope * dY; dslope = the sum of X * dY where X <= 0, over what shares a slope. "
-        "Y is not read.",
-        input_names=("Y", "dY", "X", "slope"),
-        output_names=("dX", "dslope"),
-        args={"order": ORDER_HELP, **WANTED_ARGS},
-        cost=lambda call, outputs: memory_cost(call, outputs, 4),
-        rows=gradients(along_axis(0, 0, 1, 2), lambda call: wanted_inputs(call, PRELU_INPUTS), "X"),
-    )
+@new_operator(
+    "PReluGradient",
+    outputs=(1, 2),
+    infer=infer_prelu_gradient,
+    doc="dX = dY where X > 0, else slope * dY; dslope = the sum of X * dY where X <= 0, over what shares a slope. "
+    "Y is not read.",
+    input_names=("Y", "dY", "X", "slope"),
+    output_names=("dX", "dslope"),
+    args={"order": ORDER_HELP, **WANTED_ARGS},
+    cost=lambda call, outputs: memory_cost(call, outputs, 4),
+    rows=gradients(along_axis(0, 0, 1, 2), lambda call: wanted_inputs(call, PRELU_INPUTS), "X"),
 )
 class PReluGradient(Operator):
     """Gradients of PRelu."""

@@ -7,9 +7,9 @@ import numpy as np
 from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.gradient import no_gradient
 from dagexec.core.operator import Operator, Step, nothing_to_do
-from dagexec.core.registry import operator
+from dagexec.core.registry import new_operator
 from dagexec.core.rows import apart_from
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType
+from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.ops.activation.softmax import SOFTMAX_ARGS, grouping, normalized_axes
 
 
@@ -20,17 +20,15 @@ def infer_hardmax(call: OperatorCall) -> list[TensorType]:
     return [call.inputs[0]]
 
 
-@operator(
-    OpSchema(
-        "Hardmax",
-        infer=infer_hardmax,
-        doc="Y = 1 at the largest element of each group, of several equal ones the first, and 0 elsewhere. A group is "
-        "the axes from `axis` on, or with single_axis `axis` alone. (dagexec's own, for ONNX.)",
-        input_names=("X",),
-        output_names=("Y",),
-        args=SOFTMAX_ARGS,
-        rows=apart_from(normalized_axes),
-    )
+@new_operator(
+    "Hardmax",
+    infer=infer_hardmax,
+    doc="Y = 1 at the largest element of each group, of several equal ones the first, and 0 elsewhere. A group is "
+    "the axes from `axis` on, or with single_axis `axis` alone. (dagexec's own, for ONNX.)",
+    input_names=("X",),
+    output_names=("Y",),
+    args=SOFTMAX_ARGS,
+    rows=apart_from(normalized_axes),
 )
 class Hardmax(Operator):
     """The largest of each group."""

@@ -16,9 +16,9 @@ import numpy as np
 from dagexec.core.dtypes import BOOL, FLOAT_TYPES, INT32, INT64
 from dagexec.core.gradient import not_differentiable
 from dagexec.core.operator import Step, nothing_to_do
-from dagexec.core.registry import operator
+from dagexec.core.registry import new_operator
 from dagexec.core.rows import along_axis
-from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType
+from dagexec.core.schema import Cost, OperatorCall, TensorType
 from dagexec.errors import ArgumentError, ShapeError
 from dagexec.ops.base.array_function import ArrayOperator
 from dagexec.ops.base.blocks import Array, compute_dtype, row_pieces
@@ -162,40 +162,38 @@ def _cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
     return Cost(flops, sum(one.nbytes for one in call.inputs), sum(one.nbytes for one in outputs))
 
 
-@operator(
-    OpSchema(
-        "Attention",
-        inputs=(3, 7),
-        outputs=(1, 4),
-        infer=infer_attention,
-        doc="Y = softmax(scale Q K^T + mask) V for each head. Q, K and V are batch x heads x positions x elements, or "
-        "batch x positions x (heads side by side). A query that may see no key gives 0. (dagexec's own, for ONNX.)",
-        input_names=(
-            "Q",
-            "K",
-            "V",
-            "mask, with mask=1: bool, or added; keys behind its end are not seen",
-            "past_key, with cache=1",
-            "past_value",
-            "lengths, with lengths=1: how many keys of each of the batch there are",
-        ),
-        output_names=("Y", "present_key", "present_value", "products"),
-        args={
-            "q_num_heads": "heads of Q, where they are side by side",
-            "kv_num_heads": "heads of K and V, likewise; they divide those of Q",
-            "scale": "of the products (default 1 / sqrt(elements))",
-            "softcap": "c: products become c tanh(products / c) (default 0: they stay)",
-            "is_causal": "1: a query sees keys up to its own position (default 0)",
-            "left_window": "keys that a query sees before its position (default -1: all)",
-            "right_window": "keys that it sees behind it (default -1: all)",
-            "products": "what output 3 is: 0 products, 1 behind softcap, 2 with the mask, 3 the softmax (default 0)",
-            "mask": "1: input 3 is the mask",
-            "cache": "1: the next inputs are keys and values of earlier positions",
-            "lengths": "1: the last input is the lengths",
-        },
-        cost=_cost,
-        rows=along_axis(0, *range(7)),
-    )
+@new_operator(
+    "Attention",
+    inputs=(3, 7),
+    outputs=(1, 4),
+    infer=infer_attention,
+    doc="Y = softmax(scale Q K^T + mask) V for each head. Q, K and V are batch x heads x positions x elements, or "
+    "batch x positions x (heads side by side). A query that may see no key gives 0. (dagexec's own, for ONNX.)",
+    input_names=(
+        "Q",
+        "K",
+        "V",
+        "mask, with mask=1: bool, or added; keys behind its end are not seen",
+        "past_key, with cache=1",
+        "past_value",
+        "lengths, with lengths=1: how many keys of each of the batch there are",
+    ),
+    output_names=("Y", "present_key", "present_value", "products"),
+    args={
+        "q_num_heads": "heads of Q, where they are side by side",
+        "kv_num_heads": "heads of K and V, likewise; they divide those of Q",
+        "scale": "of the products (default 1 / sqrt(elements))",
+        "softcap": "c: products become c tanh(products / c) (default 0: they stay)",
+        "is_causal": "1: a query sees keys up to its own position (default 0)",
+        "left_window": "keys that a query sees before its position (default -1: all)",
+        "right_window": "keys that it sees behind it (default -1: all)",
+        "products": "what output 3 is: 0 products, 1 behind softcap, 2 with the mask, 3 the softmax (default 0)",
+        "mask": "1: input 3 is the mask",
+        "cache": "1: the next inputs are keys and values of earlier positions",
+        "lengths": "1: the last input is the lengths",
+    },
+    cost=_cost,
+    rows=along_axis(0, *range(7)),
 )
 class Attention(ArrayOperator):
     """Two products a head, some heads at a time; in float32 where inputs are of 16 bits."""

@@ -17,8 +17,8 @@ import numpy as np
 from dagexec.core.dtypes import BOOL, FLOAT_TYPES
 from dagexec.core.gradient import not_differentiable
 from dagexec.core.operator import Step, nothing_to_do
-from dagexec.core.registry import operator
-from dagexec.core.schema import Cost, OperatorCall, OpSchema, RowsCall, TensorType
+from dagexec.core.registry import new_operator
+from dagexec.core.schema import Cost, OperatorCall, RowsCall, TensorType
 from dagexec.core.traits import Rows
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.array_function import ArrayOperator
@@ -138,38 +138,36 @@ def _rows(asked: RowsCall) -> list[Rows | None]:
     return asked.all_outputs(common.at(sizes.y_axes.index(common.axis)))
 
 
-@operator(
-    OpSchema(
-        FUSED_ATTENTION,
-        inputs=(3, 5),
-        outputs=(1, 1),
-        infer=infer_fused_attention,
-        doc="Y = softmax(scale Q K^T, masked, + bias) V for each head, as MatMul, Mul, Where, Add, Softmax and MatMul "
-        "compute it. (dagexec's own, for passes.)",
-        input_names=(
-            "Q",
-            "K, with as many heads or a divisor of them",
-            "V",
-            "mask, with mask=1: bool, broadcast to batch x heads x queries x keys",
-            "bias, with bias=1: likewise, added",
-        ),
-        output_names=("Y",),
-        args={
-            **{
-                name: f"the axes of {name[0].upper()} that are batch, heads, positions and elements (default 0 1 2 3)"
-                for name in _OPERANDS
-            },
-            "y_axes": "which of batch, heads, queries and elements (0 to 3) is each axis of Y (default 0 1 2 3)",
-            "scale": "of the products (default 1)",
-            "mask": "1: input 3 is the mask",
-            "shown": "what the mask says of a key that is seen: 1 (default) or 0",
-            "hidden": "the score in place of that of other keys (default minus infinity)",
-            "bias": "1: the last input is the bias",
-            "nan_to_zero": "1: weights that are no numbers become 0 (default 0)",
+@new_operator(
+    FUSED_ATTENTION,
+    inputs=(3, 5),
+    outputs=(1, 1),
+    infer=infer_fused_attention,
+    doc="Y = softmax(scale Q K^T, masked, + bias) V for each head, as MatMul, Mul, Where, Add, Softmax and MatMul "
+    "compute it. (dagexec's own, for passes.)",
+    input_names=(
+        "Q",
+        "K, with as many heads or a divisor of them",
+        "V",
+        "mask, with mask=1: bool, broadcast to batch x heads x queries x keys",
+        "bias, with bias=1: likewise, added",
+    ),
+    output_names=("Y",),
+    args={
+        **{
+            name: f"the axes of {name[0].upper()} that are batch, heads, positions and elements (default 0 1 2 3)"
+            for name in _OPERANDS
         },
-        cost=_cost,
-        rows=_rows,
-    )
+        "y_axes": "which of batch, heads, queries and elements (0 to 3) is each axis of Y (default 0 1 2 3)",
+        "scale": "of the products (default 1)",
+        "mask": "1: input 3 is the mask",
+        "shown": "what the mask says of a key that is seen: 1 (default) or 0",
+        "hidden": "the score in place of that of other keys (default minus infinity)",
+        "bias": "1: the last input is the bias",
+        "nan_to_zero": "1: weights that are no numbers become 0 (default 0)",
+    },
+    cost=_cost,
+    rows=_rows,
 )
 class FusedAttention(ArrayOperator):
     """Two products a head, some heads at a time; in float32 where inputs are of 16 bits."""

@@ -13,8 +13,8 @@ import numpy as np
 
 from dagexec.core.gradient import no_gradient
 from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
-from dagexec.core.registry import operator
-from dagexec.core.schema import UNBOUNDED, OperatorCall, OpSchema, TensorType
+from dagexec.core.registry import new_operator
+from dagexec.core.schema import UNBOUNDED, OperatorCall, TensorType
 from dagexec.errors import ArgumentError
 from dagexec.ops.communication.collectives import Array, divide
 
@@ -58,15 +58,13 @@ def _segments(bucket: Array, tensors: Sequence[Array]) -> list[Array]:
     ]
 
 
-@operator(
-    OpSchema(
-        "PackBucket",
-        inputs=(1, UNBOUNDED),
-        infer=infer_pack,
-        doc="All elements of the inputs, one tensor behind the other.",
-        input_names=("X0, X1, ...",),
-        output_names=("bucket (one axis)",),
-    )
+@new_operator(
+    "PackBucket",
+    inputs=(1, UNBOUNDED),
+    infer=infer_pack,
+    doc="All elements of the inputs, one tensor behind the other.",
+    input_names=("X0, X1, ...",),
+    output_names=("bucket (one axis)",),
 )
 class PackBucket(Operator):
     """One copy a tensor."""
@@ -78,17 +76,15 @@ class PackBucket(Operator):
         return in_sequence([partial(np.copyto, part, x) for part, x in zip(parts, tensors, strict=True) if x.size])
 
 
-@operator(
-    OpSchema(
-        "UnpackBucket",
-        inputs=(2, UNBOUNDED),
-        outputs=(1, UNBOUNDED),
-        infer=infer_unpack,
-        doc="Writes the parts of a bucket to tensors of the shapes of X0, X1, ...: undoes PackBucket.",
-        input_names=("bucket (one axis)", "X0, X1, ..."),
-        output_names=("Y0, Y1, ... (each may overwrite its X)",),
-        inplace=lambda input_index, output_index: input_index == output_index + 1,
-    )
+@new_operator(
+    "UnpackBucket",
+    inputs=(2, UNBOUNDED),
+    outputs=(1, UNBOUNDED),
+    infer=infer_unpack,
+    doc="Writes the parts of a bucket to tensors of the shapes of X0, X1, ...: undoes PackBucket.",
+    input_names=("bucket (one axis)", "X0, X1, ..."),
+    output_names=("Y0, Y1, ... (each may overwrite its X)",),
+    inplace=lambda input_index, output_index: input_index == output_index + 1,
 )
 class UnpackBucket(Operator):
     """One copy a tensor."""
@@ -100,17 +96,15 @@ class UnpackBucket(Operator):
         return in_sequence([partial(np.copyto, y, part) for part, y in zip(parts, tensors, strict=True) if y.size])
 
 
-@operator(
-    OpSchema(
-        "BucketSum",
-        inputs=(1, UNBOUNDED),
-        infer=infer_sum,
-        doc="Y = (X0 + X1 + ...) / divisor, added from left to right, element by element.",
-        input_names=("X0, X1, ...",),
-        output_names=("Y",),
-        args={"divisor": "the sum is divided by it (default 1)"},
-        inplace=lambda input_index, output_index: input_index < 2 and output_index == 0,
-    )
+@new_operator(
+    "BucketSum",
+    inputs=(1, UNBOUNDED),
+    infer=infer_sum,
+    doc="Y = (X0 + X1 + ...) / divisor, added from left to right, element by element.",
+    input_names=("X0, X1, ...",),
+    output_names=("Y",),
+    args={"divisor": "the sum is divided by it (default 1)"},
+    inplace=lambda input_index, output_index: input_index < 2 and output_index == 0,
 )
 class BucketSum(Operator):
     """A sum, or a mean."""

@@ -11,7 +11,7 @@ import numpy as np
 from dagexec.core.gradient import no_gradient
 from dagexec.core.io_access import IO
 from dagexec.core.operator import Operator, Step
-from dagexec.core.registry import operator
+from dagexec.core.registry import new_operator, operator
 from dagexec.core.schema import UNBOUNDED, OperatorCall, OpSchema, TensorType
 from dagexec.errors import ArgumentError
 from dagexec.ops.communication.collectives import ALGORITHMS, Array, all_gather, all_reduce, barrier, broadcast, reduce
@@ -62,24 +62,22 @@ def _collective(op_type: str, doc: str, args: dict[str, str]) -> OpSchema:
     )
 
 
-@operator(
-    OpSchema(
-        "CreateCommonWorld",
-        infer=None,
-        doc="Joins a group of ranks that work together; ranks that give one name find each other. To be run once.",
-        output_names=("comm_world",),
-        args={
-            "size": "how many ranks there are",
-            "rank": "this one's number, from 0",
-            "transport": "how they reach each other (default threads: those of this process)",
-            "name": "of the group (default: the name of the output)",
-            "timeout_ms": f"milliseconds that a rank waits for another (default {DEFAULT_TIMEOUT * 1000:.0f})",
-        },
-        unread_args=("interface", "mpi_rendezvous", "sync"),
-        required_args=("size", "rank"),
-        effects=True,
-        does_io=IO.ANY,
-    )
+@new_operator(
+    "CreateCommonWorld",
+    infer=None,
+    doc="Joins a group of ranks that work together; ranks that give one name find each other. To be run once.",
+    output_names=("comm_world",),
+    args={
+        "size": "how many ranks there are",
+        "rank": "this one's number, from 0",
+        "transport": "how they reach each other (default threads: those of this process)",
+        "name": "of the group (default: the name of the output)",
+        "timeout_ms": f"milliseconds that a rank waits for another (default {DEFAULT_TIMEOUT * 1000:.0f})",
+    },
+    unread_args=("interface", "mpi_rendezvous", "sync"),
+    required_args=("size", "rank"),
+    effects=True,
+    does_io=IO.ANY,
 )
 class CreateCommonWorld(Operator):
     """Puts a rank's handle in its output."""
@@ -184,17 +182,15 @@ class Reduce(_WorldOperator):
         return self.in_place(sum_up)
 
 
-@operator(
-    OpSchema(
-        "Allgather",
-        infer=None,
-        doc="Y[r] = the X of rank r, which has the same shape on all ranks.",
-        input_names=("comm_world", "X"),
-        output_names=("Y (size, *X's shape)",),
-        handles=(0,),
-        mutates=(0,),
-        effects=True,
-    )
+@new_operator(
+    "Allgather",
+    infer=None,
+    doc="Y[r] = the X of rank r, which has the same shape on all ranks.",
+    input_names=("comm_world", "X"),
+    output_names=("Y (size, *X's shape)",),
+    handles=(0,),
+    mutates=(0,),
+    effects=True,
 )
 class Allgather(_WorldOperator):
     """An all-gather."""

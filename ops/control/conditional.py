@@ -15,8 +15,8 @@ from dagexec.core.dtypes import STRING
 from dagexec.core.gradient import no_gradient
 from dagexec.core.operator import Operator, Prepared, Step
 from dagexec.core.proto import OperatorDef
-from dagexec.core.registry import operator
-from dagexec.core.schema import UNBOUNDED, BodyCall, BodyTypes, OperatorCall, OpSchema, RowsCall
+from dagexec.core.registry import new_operator
+from dagexec.core.schema import UNBOUNDED, BodyCall, BodyTypes, OperatorCall, RowsCall
 from dagexec.core.tensor import Storage, Tensor
 from dagexec.core.traits import Rows
 from dagexec.core.workspace import Workspace
@@ -53,28 +53,26 @@ def _rows(asked: RowsCall) -> Sequence[Rows | None]:
     return then
 
 
-@operator(
-    OpSchema(
-        "If",
-        inputs=(1, UNBOUNDED),
-        outputs=(0, UNBOUNDED),
-        infer=None,
-        decided_by=(0,),
-        on_host=True,
-        doc="Runs then_net if the condition, one bool, is true, else else_net. The outputs are what that net results "
-        "in; types and shapes may differ between the two.",
-        input_names=("condition", "captured..."),
-        output_names=("results...",),
-        args={
-            "then_net": "a net that takes nothing",
-            "else_net": "the other",
-            "captured": CAPTURED,
-        },
-        required_args=("then_net", "else_net"),
-        sub_nets=("then_net", "else_net"),
-        infer_bodies=_infer_bodies,
-        rows=_rows,
-    )
+@new_operator(
+    "If",
+    inputs=(1, UNBOUNDED),
+    outputs=(0, UNBOUNDED),
+    infer=None,
+    decided_by=(0,),
+    on_host=True,
+    doc="Runs then_net if the condition, one bool, is true, else else_net. The outputs are what that net results "
+    "in; types and shapes may differ between the two.",
+    input_names=("condition", "captured..."),
+    output_names=("results...",),
+    args={
+        "then_net": "a net that takes nothing",
+        "else_net": "the other",
+        "captured": CAPTURED,
+    },
+    required_args=("then_net", "else_net"),
+    sub_nets=("then_net", "else_net"),
+    infer_bodies=_infer_bodies,
+    rows=_rows,
 )
 class If(OperatorWithBodies):
     """Executes one of its bodies."""

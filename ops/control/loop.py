@@ -13,8 +13,8 @@ from dagexec.core.dtypes import BOOL, FLOAT32, INT64
 from dagexec.core.gradient import no_gradient
 from dagexec.core.operator import Operator, Step
 from dagexec.core.proto import OperatorDef
-from dagexec.core.registry import operator
-from dagexec.core.schema import UNBOUNDED, BodyCall, BodyTypes, OpSchema, RowsCall, TensorType
+from dagexec.core.registry import new_operator
+from dagexec.core.schema import UNBOUNDED, BodyCall, BodyTypes, RowsCall, TensorType
 from dagexec.core.tensor import Tensor
 from dagexec.core.traits import Rows
 from dagexec.core.workspace import Workspace
@@ -83,34 +83,32 @@ def _iterations(call: BodyCall) -> int | None:
     return int(count.item()) if always and count.item() > 0 else None
 
 
-@operator(
-    OpSchema(
-        "Loop",
-        inputs=(0, UNBOUNDED),
-        outputs=(0, UNBOUNDED),
-        infer=None,
-        on_host=True,
-        doc="Runs loop_net as long as fewer than trip_count iterations are done and the condition is true; each of the "
-        "two is an input if the argument of its name says so, and does not end the loop otherwise. The net takes the "
-        "number of the iteration (int64), the condition, and the carried values; it results in the condition for the "
-        "next iteration, the carried values for it, which may change their shapes, and values to be stacked. Outputs "
-        "are the carried values after the last iteration, then what was stacked, in a new first axis.",
-        input_names=("trip_count", "condition", "carried...", "captured..."),
-        output_names=("carried...", "stacked..."),
-        args={
-            "loop_net": "the net",
-            "trip_count": "there is an input that says how many iterations there are at most",
-            "condition": "there is an input that says whether there is a first iteration",
-            "number_axes": "axes of length 1 of the iteration's number (default: 0)",
-            "stacked_types": STACKED_TYPES,
-            "stacked_shapes": STACKED_SHAPES,
-            "captured": CAPTURED,
-        },
-        required_args=(_NET,),
-        sub_nets=(_NET,),
-        infer_bodies=_infer_bodies,
-        rows=_rows,
-    )
+@new_operator(
+    "Loop",
+    inputs=(0, UNBOUNDED),
+    outputs=(0, UNBOUNDED),
+    infer=None,
+    on_host=True,
+    doc="Runs loop_net as long as fewer than trip_count iterations are done and the condition is true; each of the "
+    "two is an input if the argument of its name says so, and does not end the loop otherwise. The net takes the "
+    "number of the iteration (int64), the condition, and the carried values; it results in the condition for the "
+    "next iteration, the carried values for it, which may change their shapes, and values to be stacked. Outputs "
+    "are the carried values after the last iteration, then what was stacked, in a new first axis.",
+    input_names=("trip_count", "condition", "carried...", "captured..."),
+    output_names=("carried...", "stacked..."),
+    args={
+        "loop_net": "the net",
+        "trip_count": "there is an input that says how many iterations there are at most",
+        "condition": "there is an input that says whether there is a first iteration",
+        "number_axes": "axes of length 1 of the iteration's number (default: 0)",
+        "stacked_types": STACKED_TYPES,
+        "stacked_shapes": STACKED_SHAPES,
+        "captured": CAPTURED,
+    },
+    required_args=(_NET,),
+    sub_nets=(_NET,),
+    infer_bodies=_infer_bodies,
+    rows=_rows,
 )
 class Loop(OperatorWithBodies):
     """Executes its body over and over."""

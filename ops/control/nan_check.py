@@ -12,8 +12,8 @@ import numpy as np
 
 from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of
 from dagexec.core.operator import Operator, Step, in_sequence
-from dagexec.core.registry import operator
-from dagexec.core.schema import UNBOUNDED, OperatorCall, OpSchema, TensorType, first_to_first
+from dagexec.core.registry import new_operator
+from dagexec.core.schema import UNBOUNDED, OperatorCall, TensorType, first_to_first
 from dagexec.errors import NonFiniteError
 from dagexec.ops.base.blocks import Array
 
@@ -25,19 +25,17 @@ def infer_nan_check(call: OperatorCall) -> list[TensorType]:
     return [call.inputs[0]]
 
 
-@operator(
-    OpSchema(
-        "NanCheck",
-        inputs=(1, UNBOUNDED),
-        infer=infer_nan_check,
-        doc="Y = X; an error when X has a NaN or an infinity, that names those of the other inputs that have one, too. "
-        "Tensors of other than floats pass.",
-        input_names=("X", "others"),
-        output_names=("Y",),
-        args={"producer": "how the error names the operator that computed X (default: X itself)"},
-        inplace=first_to_first,
-        effects=True,
-    )
+@new_operator(
+    "NanCheck",
+    inputs=(1, UNBOUNDED),
+    infer=infer_nan_check,
+    doc="Y = X; an error when X has a NaN or an infinity, that names those of the other inputs that have one, too. "
+    "Tensors of other than floats pass.",
+    input_names=("X", "others"),
+    output_names=("Y",),
+    args={"producer": "how the error names the operator that computed X (default: X itself)"},
+    inplace=first_to_first,
+    effects=True,
 )
 class NanCheck(Operator):
     """The check of one tensor."""

@@ -5,23 +5,20 @@ from __future__ import annotations
 from dagexec.core.blob import assign, content_of, set_content, tensor_in
 from dagexec.core.dtypes import BOOL
 from dagexec.core.gradient import no_gradient
-from dagexec.core.registry import operator
-from dagexec.core.schema import OpSchema
+from dagexec.core.registry import new_operator
 from dagexec.core.variant import Variant
 from dagexec.errors import MissingBlobError
 from dagexec.ops.control.sequence import VariantOperator
 
 
-@operator(
-    OpSchema(
-        "Optional",
-        infer=None,
-        on_host=True,
-        doc="An optional that holds the input, a tensor or sequence, or without an input nothing.",
-        inputs=(0, 1),
-        input_names=("value",),
-        output_names=("optional",),
-    )
+@new_operator(
+    "Optional",
+    infer=None,
+    on_host=True,
+    doc="An optional that holds the input, a tensor or sequence, or without an input nothing.",
+    inputs=(0, 1),
+    input_names=("value",),
+    output_names=("optional",),
 )
 class Optional(VariantOperator):
     """Hold it."""
@@ -30,16 +27,14 @@ class Optional(VariantOperator):
         set_content(self.output_blobs[0], content_of(self.input_blobs[0]) if self.input_blobs else None)
 
 
-@operator(
-    OpSchema(
-        "OptionalHasElement",
-        infer=None,
-        on_host=True,
-        doc="True unless the input, an optional, tensor or sequence, holds nothing or is not given; has no axes.",
-        inputs=(0, 1),
-        input_names=("value",),
-        output_names=("found",),
-    )
+@new_operator(
+    "OptionalHasElement",
+    infer=None,
+    on_host=True,
+    doc="True unless the input, an optional, tensor or sequence, holds nothing or is not given; has no axes.",
+    inputs=(0, 1),
+    input_names=("value",),
+    output_names=("found",),
 )
 class OptionalHasElement(VariantOperator):
     """Look."""
@@ -50,15 +45,13 @@ class OptionalHasElement(VariantOperator):
         tensor_in(self.output_blobs[0]).resize((), BOOL)[...] = found
 
 
-@operator(
-    OpSchema(
-        "OptionalGetElement",
-        infer=None,
-        on_host=True,
-        doc="What the optional holds, a tensor or sequence; of a tensor or sequence, itself. Nothing is an error.",
-        input_names=("optional",),
-        output_names=("value",),
-    )
+@new_operator(
+    "OptionalGetElement",
+    infer=None,
+    on_host=True,
+    doc="What the optional holds, a tensor or sequence; of a tensor or sequence, itself. Nothing is an error.",
+    input_names=("optional",),
+    output_names=("value",),
 )
 class OptionalGetElement(VariantOperator):
     """Take it out."""
@@ -74,15 +67,13 @@ class OptionalGetElement(VariantOperator):
             self.give(value.content)
 
 
-@operator(
-    OpSchema(
-        "CopyValue",
-        infer=None,
-        on_host=True,
-        doc="A copy of a tensor, sequence or optional.",
-        input_names=("value",),
-        output_names=("copy",),
-    )
+@new_operator(
+    "CopyValue",
+    infer=None,
+    on_host=True,
+    doc="A copy of a tensor, sequence or optional.",
+    input_names=("value",),
+    output_names=("copy",),
 )
 class CopyValue(VariantOperator):
     """Values of tensors are copied, sequences share their arrays."""

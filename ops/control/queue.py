@@ -19,8 +19,8 @@ from dagexec.core.dtypes import BOOL
 from dagexec.core.gradient import no_gradient
 from dagexec.core.operator import Operator, Step
 from dagexec.core.proto import OperatorDef
-from dagexec.core.registry import operator
-from dagexec.core.schema import NO_TENSOR, UNBOUNDED, Cost, OperatorCall, OpSchema, TensorType
+from dagexec.core.registry import new_operator
+from dagexec.core.schema import NO_TENSOR, UNBOUNDED, Cost, OperatorCall, TensorType
 from dagexec.core.workspace import Workspace
 from dagexec.errors import ArgumentError, QueueClosedError, ShapeError
 from dagexec.ops.base.blocks import Array
@@ -29,22 +29,20 @@ from dagexec.ops.base.declared_types import DTYPES, SHAPES, declared_types
 _TIMEOUT = "seconds to wait before it is an error; 0: as long as it takes"
 
 
-@operator(
-    OpSchema(
-        "CreateBlobsQueue",
-        infer=None,
-        doc="Makes a bounded queue of records, each of `num_blobs` tensors. Every run makes a new one.",
-        output_names=("queue",),
-        args={
-            "capacity": "the most records in it (default: 1)",
-            "num_blobs": "tensors of a record (default: 1)",
-            "field_names": "their names, for messages",
-            "enforce_unique_name": "an error when the blob holds something already",
-            "shapes": SHAPES + "; others are refused",
-            "dtypes": DTYPES,
-        },
-        effects=True,
-    )
+@new_operator(
+    "CreateBlobsQueue",
+    infer=None,
+    doc="Makes a bounded queue of records, each of `num_blobs` tensors. Every run makes a new one.",
+    output_names=("queue",),
+    args={
+        "capacity": "the most records in it (default: 1)",
+        "num_blobs": "tensors of a record (default: 1)",
+        "field_names": "their names, for messages",
+        "enforce_unique_name": "an error when the blob holds something already",
+        "shapes": SHAPES + "; others are refused",
+        "dtypes": DTYPES,
+    },
+    effects=True,
 )
 class CreateBlobsQueue(Operator):
     """A queue in a blob."""
@@ -116,22 +114,20 @@ class _Enqueue(Operator):
         return enqueue
 
 
-@operator(
-    OpSchema(
-        "EnqueueBlobs",
-        inputs=(2, UNBOUNDED),
-        outputs=(0, UNBOUNDED),
-        infer=infer_enqueue,
-        doc="Appends a copy of the blobs to the queue, waiting while it is full. A closed queue is an error. "
-        "Outputs, if given, are the blobs again.",
-        input_names=("queue", "blobs..."),
-        args={"timeout_secs": _TIMEOUT},
-        inplace=_next_to_it,
-        cost=_copy_cost,
-        handles=(0,),
-        mutates=(0,),
-        effects=True,
-    )
+@new_operator(
+    "EnqueueBlobs",
+    inputs=(2, UNBOUNDED),
+    outputs=(0, UNBOUNDED),
+    infer=infer_enqueue,
+    doc="Appends a copy of the blobs to the queue, waiting while it is full. A closed queue is an error. "
+    "Outputs, if given, are the blobs again.",
+    input_names=("queue", "blobs..."),
+    args={"timeout_secs": _TIMEOUT},
+    inplace=_next_to_it,
+    cost=_copy_cost,
+    handles=(0,),
+    mutates=(0,),
+    effects=True,
 )
 class EnqueueBlobs(_Enqueue):
     """Enqueue, or fail."""
@@ -140,22 +136,20 @@ class EnqueueBlobs(_Enqueue):
         return self._step(len(self.output_blobs))
 
 
-@operator(
-    OpSchema(
-        "SafeEnqueueBlobs",
-        inputs=(2, UNBOUNDED),
-        outputs=(2, UNBOUNDED),
-        infer=infer_enqueue,
-        doc="As EnqueueBlobs; that the queue is closed is no error but the last output, `status`.",
-        input_names=("queue", "blobs..."),
-        output_names=("blobs...", "status"),
-        args={"timeout_secs": _TIMEOUT},
-        inplace=_next_to_it,
-        cost=_copy_cost,
-        handles=(0,),
-        mutates=(0,),
-        effects=True,
-    )
+@new_operator(
+    "SafeEnqueueBlobs",
+    inputs=(2, UNBOUNDED),
+    outputs=(2, UNBOUNDED),
+    infer=infer_enqueue,
+    doc="As EnqueueBlobs; that the queue is closed is no error but the last output, `status`.",
+    input_names=("queue", "blobs..."),
+    output_names=("blobs...", "status"),
+    args={"timeout_secs": _TIMEOUT},
+    inplace=_next_to_it,
+    cost=_copy_cost,
+    handles=(0,),
+    mutates=(0,),
+    effects=True,
 )
 class SafeEnqueueBlobs(_Enqueue):
     """Enqueue, and say whether the queue was closed."""
@@ -216,23 +210,21 @@ class _Dequeue(Operator):
         self._queue(blobs).dequeue_into(take, _timeout(self.arguments, self.label))
 
 
-@operator(
-    OpSchema(
-        "DequeueBlobs",
-        outputs=(1, UNBOUNDED),
-        infer=infer_dequeue,
-        doc="Takes the first record from the queue, waiting while it is empty. A queue that is closed and empty is an "
-        "error. With `shapes`, operators behind it are prepared once, and other shapes are an error.",
-        input_names=("queue",),
-        output_names=("blobs...",),
-        args={"timeout_secs": _TIMEOUT, "shapes": SHAPES, "dtypes": DTYPES},
-        inferred_if="shapes",
-        cost=_copy_cost,
-        handles=(0,),
-        mutates=(0,),
-        effects=True,
-        reproducible=False,
-    )
+@new_operator(
+    "DequeueBlobs",
+    outputs=(1, UNBOUNDED),
+    infer=infer_dequeue,
+    doc="Takes the first record from the queue, waiting while it is empty. A queue that is closed and empty is an "
+    "error. With `shapes`, operators behind it are prepared once, and other shapes are an error.",
+    input_names=("queue",),
+    output_names=("blobs...",),
+    args={"timeout_secs": _TIMEOUT, "shapes": SHAPES, "dtypes": DTYPES},
+    inferred_if="shapes",
+    cost=_copy_cost,
+    handles=(0,),
+    mutates=(0,),
+    effects=True,
+    reproducible=False,
 )
 class DequeueBlobs(_Dequeue):
     """Dequeue, or fail."""
@@ -243,29 +235,27 @@ class DequeueBlobs(_Dequeue):
         return lambda: self._dequeue(blobs)
 
 
-@operator(
-    OpSchema(
-        "SafeDequeueBlobs",
-        outputs=(2, UNBOUNDED),
-        infer=infer_dequeue,
-        doc="As DequeueBlobs; that the queue is closed and empty is no error but the last output, `status`, and the "
-        "blobs stay as they are; one that the failure of a reader closed is an error still. Several records are joined "
-        "along their first axis: all there are, once it is closed. Those taken before a timeout are of the next run.",
-        input_names=("queue",),
-        output_names=("blobs...", "status"),
-        args={
-            "num_records": "records to take (default: 1)",
-            "timeout_secs": _TIMEOUT,
-            "shapes": SHAPES,
-            "dtypes": DTYPES,
-        },
-        inferred_if="shapes",
-        cost=_copy_cost,
-        handles=(0,),
-        mutates=(0,),
-        effects=True,
-        reproducible=False,
-    )
+@new_operator(
+    "SafeDequeueBlobs",
+    outputs=(2, UNBOUNDED),
+    infer=infer_dequeue,
+    doc="As DequeueBlobs; that the queue is closed and empty is no error but the last output, `status`, and the "
+    "blobs stay as they are; one that the failure of a reader closed is an error still. Several records are joined "
+    "along their first axis: all there are, once it is closed. Those taken before a timeout are of the next run.",
+    input_names=("queue",),
+    output_names=("blobs...", "status"),
+    args={
+        "num_records": "records to take (default: 1)",
+        "timeout_secs": _TIMEOUT,
+        "shapes": SHAPES,
+        "dtypes": DTYPES,
+    },
+    inferred_if="shapes",
+    cost=_copy_cost,
+    handles=(0,),
+    mutates=(0,),
+    effects=True,
+    reproducible=False,
 )
 class SafeDequeueBlobs(_Dequeue):
     """Dequeue, and say whether the queue was closed."""
@@ -323,16 +313,14 @@ class SafeDequeueBlobs(_Dequeue):
             self._receive(index, np.concatenate(arrays))
 
 
-@operator(
-    OpSchema(
-        "CloseBlobsQueue",
-        infer=lambda _call: [],
-        doc="Closes the queue: it takes no more records, and who waits for one that will not come goes on.",
-        input_names=("queue",),
-        handles=(0,),
-        mutates=(0,),
-        effects=True,
-    )
+@new_operator(
+    "CloseBlobsQueue",
+    infer=lambda _call: [],
+    doc="Closes the queue: it takes no more records, and who waits for one that will not come goes on.",
+    input_names=("queue",),
+    handles=(0,),
+    mutates=(0,),
+    effects=True,
 )
 class CloseBlobsQueue(Operator):
     """The end of a queue."""

@@ -13,8 +13,8 @@ from dagexec.core.body import OperatorWithBodies
 from dagexec.core.gradient import no_gradient
 from dagexec.core.operator import Step
 from dagexec.core.proto import OperatorDef
-from dagexec.core.registry import operator
-from dagexec.core.schema import UNBOUNDED, BodyCall, BodyTypes, OpSchema, RowsCall, TensorType
+from dagexec.core.registry import new_operator
+from dagexec.core.schema import UNBOUNDED, BodyCall, BodyTypes, RowsCall, TensorType
 from dagexec.core.tensor import Tensor
 from dagexec.core.traits import Rows
 from dagexec.core.workspace import Workspace
@@ -76,37 +76,35 @@ def _row(kind: TensorType | None, axis: int) -> tuple[TensorType | None, int | N
     return TensorType((*kind.shape[:place], *kind.shape[place + 1 :]), kind.meta), kind.shape[place]
 
 
-@operator(
-    OpSchema(
-        "Scan",
-        inputs=(1, UNBOUNDED),
-        outputs=(1, UNBOUNDED),
-        infer=None,
-        on_host=True,
-        doc="Runs scan_net once for each index of an axis of the scanned inputs, which are as long as one another "
-        "there. The net takes the state variables and the scanned inputs without that axis; it results in the next "
-        "states, then in values to be stacked. Outputs are the states after the last row, then what was stacked.",
-        input_names=("states...", "scanned...", "captured..."),
-        output_names=("states...", "stacked..."),
-        args={
-            "scan_net": "the net",
-            "num_scan_inputs": "how many inputs are scanned",
-            "scan_input_axes": "the axis of each that is scanned (default: 0)",
-            "scan_input_directions": "1 for each that is scanned from its end (default: 0)",
-            "scan_output_axes": "the new axis of each stacked output (default: 0)",
-            "scan_output_directions": "1 for each that is stacked from its end (default: 0)",
-            "batched": "axis 0 of states, scanned inputs and outputs counts independent scans; the scanned axis is 1",
-            "sequence_lengths": "input 0, before the states, says how many rows each scan of a batch has; what is "
-            "stacked is 0 behind them",
-            "stacked_types": STACKED_TYPES,
-            "stacked_shapes": STACKED_SHAPES,
-            "captured": CAPTURED,
-        },
-        required_args=(_NET, "num_scan_inputs"),
-        sub_nets=(_NET,),
-        infer_bodies=_infer_bodies,
-        rows=_rows,
-    )
+@new_operator(
+    "Scan",
+    inputs=(1, UNBOUNDED),
+    outputs=(1, UNBOUNDED),
+    infer=None,
+    on_host=True,
+    doc="Runs scan_net once for each index of an axis of the scanned inputs, which are as long as one another "
+    "there. The net takes the state variables and the scanned inputs without that axis; it results in the next "
+    "states, then in values to be stacked. Outputs are the states after the last row, then what was stacked.",
+    input_names=("states...", "scanned...", "captured..."),
+    output_names=("states...", "stacked..."),
+    args={
+        "scan_net": "the net",
+        "num_scan_inputs": "how many inputs are scanned",
+        "scan_input_axes": "the axis of each that is scanned (default: 0)",
+        "scan_input_directions": "1 for each that is scanned from its end (default: 0)",
+        "scan_output_axes": "the new axis of each stacked output (default: 0)",
+        "scan_output_directions": "1 for each that is stacked from its end (default: 0)",
+        "batched": "axis 0 of states, scanned inputs and outputs counts independent scans; the scanned axis is 1",
+        "sequence_lengths": "input 0, before the states, says how many rows each scan of a batch has; what is "
+        "stacked is 0 behind them",
+        "stacked_types": STACKED_TYPES,
+        "stacked_shapes": STACKED_SHAPES,
+        "captured": CAPTURED,
+    },
+    required_args=(_NET, "num_scan_inputs"),
+    sub_nets=(_NET,),
+    infer_bodies=_infer_bodies,
+    rows=_rows,
 )
 class Scan(OperatorWithBodies):
     """Executes its body for each row."""

@@ -11,8 +11,8 @@ from dagexec.core.blob import Blob, content_of, set_content, tensor_in
 from dagexec.core.dtypes import INT64
 from dagexec.core.gradient import no_gradient
 from dagexec.core.operator import Operator, Step
-from dagexec.core.registry import operator
-from dagexec.core.schema import UNBOUNDED, OpSchema
+from dagexec.core.registry import new_operator
+from dagexec.core.schema import UNBOUNDED
 from dagexec.core.variant import Variant, described
 from dagexec.errors import BlobTypeError, ShapeError
 from dagexec.ops.base.blocks import Array
@@ -71,16 +71,14 @@ def put(blob: Blob, array: Array) -> None:
     tensor_in(blob).feed(array)
 
 
-@operator(
-    OpSchema(
-        "SequenceEmpty",
-        infer=None,
-        on_host=True,
-        doc="A sequence without arrays.",
-        inputs=(0, 0),
-        output_names=("sequence",),
-        args={"dtype": "data type of the arrays it is for"},
-    )
+@new_operator(
+    "SequenceEmpty",
+    infer=None,
+    on_host=True,
+    doc="A sequence without arrays.",
+    inputs=(0, 0),
+    output_names=("sequence",),
+    args={"dtype": "data type of the arrays it is for"},
 )
 class SequenceEmpty(VariantOperator):
     """Nothing yet."""
@@ -89,16 +87,14 @@ class SequenceEmpty(VariantOperator):
         set_content(self.output_blobs[0], ())
 
 
-@operator(
-    OpSchema(
-        "SequenceConstruct",
-        infer=None,
-        on_host=True,
-        doc="A sequence of copies of the inputs.",
-        inputs=(1, UNBOUNDED),
-        input_names=("tensors...",),
-        output_names=("sequence",),
-    )
+@new_operator(
+    "SequenceConstruct",
+    infer=None,
+    on_host=True,
+    doc="A sequence of copies of the inputs.",
+    inputs=(1, UNBOUNDED),
+    input_names=("tensors...",),
+    output_names=("sequence",),
 )
 class SequenceConstruct(VariantOperator):
     """All inputs, in order."""
@@ -111,16 +107,14 @@ class SequenceConstruct(VariantOperator):
         set_content(self.output_blobs[0], tuple(arrays))
 
 
-@operator(
-    OpSchema(
-        "SequenceInsert",
-        infer=None,
-        on_host=True,
-        doc="The sequence with a copy of the tensor before a place, by default at its end.",
-        inputs=(2, 3),
-        input_names=("sequence", "tensor", "place"),
-        output_names=("result",),
-    )
+@new_operator(
+    "SequenceInsert",
+    infer=None,
+    on_host=True,
+    doc="The sequence with a copy of the tensor before a place, by default at its end.",
+    inputs=(2, 3),
+    input_names=("sequence", "tensor", "place"),
+    output_names=("result",),
 )
 class SequenceInsert(VariantOperator):
     """A new sequence, which shares the other arrays."""
@@ -137,16 +131,14 @@ class SequenceInsert(VariantOperator):
         set_content(self.output_blobs[0], (*arrays[:place], new, *arrays[place:]))
 
 
-@operator(
-    OpSchema(
-        "SequenceErase",
-        infer=None,
-        on_host=True,
-        doc="The sequence without the array at a place, by default its last.",
-        inputs=(1, 2),
-        input_names=("sequence", "place"),
-        output_names=("result",),
-    )
+@new_operator(
+    "SequenceErase",
+    infer=None,
+    on_host=True,
+    doc="The sequence without the array at a place, by default its last.",
+    inputs=(1, 2),
+    input_names=("sequence", "place"),
+    output_names=("result",),
 )
 class SequenceErase(VariantOperator):
     """A new sequence, which shares the other arrays."""
@@ -159,15 +151,13 @@ class SequenceErase(VariantOperator):
         set_content(self.output_blobs[0], (*arrays[:place], *arrays[place + 1 :]))
 
 
-@operator(
-    OpSchema(
-        "SequenceAt",
-        infer=None,
-        on_host=True,
-        doc="A copy of the array at a place of the sequence; negative places count from the end.",
-        input_names=("sequence", "place"),
-        output_names=("tensor",),
-    )
+@new_operator(
+    "SequenceAt",
+    infer=None,
+    on_host=True,
+    doc="A copy of the array at a place of the sequence; negative places count from the end.",
+    input_names=("sequence", "place"),
+    output_names=("tensor",),
 )
 class SequenceAt(VariantOperator):
     """One of the arrays."""
@@ -177,15 +167,13 @@ class SequenceAt(VariantOperator):
         self.give(arrays[self.place(1, len(arrays), "array")])
 
 
-@operator(
-    OpSchema(
-        "SequenceLength",
-        infer=None,
-        on_host=True,
-        doc="How many arrays the sequence has, an int64 without axes.",
-        input_names=("sequence",),
-        output_names=("length",),
-    )
+@new_operator(
+    "SequenceLength",
+    infer=None,
+    on_host=True,
+    doc="How many arrays the sequence has, an int64 without axes.",
+    input_names=("sequence",),
+    output_names=("length",),
 )
 class SequenceLength(VariantOperator):
     """Count."""
@@ -194,18 +182,16 @@ class SequenceLength(VariantOperator):
         tensor_in(self.output_blobs[0]).resize((), INT64)[...] = len(self.sequence())
 
 
-@operator(
-    OpSchema(
-        "SplitToSequence",
-        infer=None,
-        on_host=True,
-        doc="The tensor in pieces along an axis: of the lengths that `split` lists, or all of its one length but for "
-        "the last; without it of length 1, and without the axis unless keepdims.",
-        inputs=(1, 2),
-        input_names=("tensor", "split"),
-        output_names=("sequence",),
-        args={"axis": "the axis (default: 0)", "keepdims": "pieces of length 1 keep the axis (default: 1)"},
-    )
+@new_operator(
+    "SplitToSequence",
+    infer=None,
+    on_host=True,
+    doc="The tensor in pieces along an axis: of the lengths that `split` lists, or all of its one length but for "
+    "the last; without it of length 1, and without the axis unless keepdims.",
+    inputs=(1, 2),
+    input_names=("tensor", "split"),
+    output_names=("sequence",),
+    args={"axis": "the axis (default: 0)", "keepdims": "pieces of length 1 keep the axis (default: 1)"},
 )
 class SplitToSequence(VariantOperator):
     """Copies of the pieces."""
@@ -237,17 +223,15 @@ class SplitToSequence(VariantOperator):
         return [int(split)] * whole + ([rest] if rest else [])
 
 
-@operator(
-    OpSchema(
-        "ConcatFromSequence",
-        infer=None,
-        on_host=True,
-        doc="The arrays of the sequence joined along an axis, with new_axis along one that they get.",
-        input_names=("sequence",),
-        output_names=("tensor",),
-        args={"axis": "the axis", "new_axis": "it is a new one (default: 0)"},
-        required_args=("axis",),
-    )
+@new_operator(
+    "ConcatFromSequence",
+    infer=None,
+    on_host=True,
+    doc="The arrays of the sequence joined along an axis, with new_axis along one that they get.",
+    input_names=("sequence",),
+    output_names=("tensor",),
+    args={"axis": "the axis", "new_axis": "it is a new one (default: 0)"},
+    required_args=("axis",),
 )
 class ConcatFromSequence(VariantOperator):
     """One array."""

@@ -12,8 +12,8 @@ from dagexec.core import dtypes
 from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.gradient import no_gradient
 from dagexec.core.operator import Operator, Step
-from dagexec.core.registry import operator
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType
+from dagexec.core.registry import new_operator
+from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.blocks import Array
 
@@ -50,19 +50,17 @@ def infer_print(call: OperatorCall) -> list[TensorType]:
     return []
 
 
-@operator(
-    OpSchema(
-        "Print",
-        infer=infer_print,
-        doc="Logs the type, the shape and the elements of X, in one line.",
-        input_names=("X",),
-        args={
-            "every_n": "the first of so many runs is logged (default 1)",
-            "limit": f"so many elements at most (default {MAX_PRINTED}, also for 0)",
-            "to_file": TO_FILE,
-        },
-        effects=True,
-    )
+@new_operator(
+    "Print",
+    infer=infer_print,
+    doc="Logs the type, the shape and the elements of X, in one line.",
+    input_names=("X",),
+    args={
+        "every_n": "the first of so many runs is logged (default 1)",
+        "limit": f"so many elements at most (default {MAX_PRINTED}, also for 0)",
+        "to_file": TO_FILE,
+    },
+    effects=True,
 )
 class Print(Watcher):
     """A tensor in the log."""
@@ -94,21 +92,19 @@ def infer_summarize(call: OperatorCall) -> list[TensorType]:
     return [TensorType((4,), meta)] * len(call.definition.output)
 
 
-@operator(
-    OpSchema(
-        "Summarize",
-        outputs=(0, 1),
-        infer=infer_summarize,
-        doc=(
-            "Logs the minimum and the maximum of X, their mean, and their standard deviation: the root of the "
-            "sum of squares of differences from the mean over the number of elements less one, 0 of one element. The "
-            "output, if it is asked for, holds these four."
-        ),
-        input_names=("X",),
-        output_names=("summary",),
-        args={"to_file": TO_FILE},
-        effects=True,
-    )
+@new_operator(
+    "Summarize",
+    outputs=(0, 1),
+    infer=infer_summarize,
+    doc=(
+        "Logs the minimum and the maximum of X, their mean, and their standard deviation: the root of the "
+        "sum of squares of differences from the mean over the number of elements less one, 0 of one element. The "
+        "output, if it is asked for, holds these four."
+    ),
+    input_names=("X",),
+    output_names=("summary",),
+    args={"to_file": TO_FILE},
+    effects=True,
 )
 class Summarize(Watcher):
     """What describes the elements of a tensor."""

@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from dagexec.core.dtypes import NUMBER_TYPES
 from dagexec.core.operator import Operator, Step, in_sequence
-from dagexec.core.registry import operator
-from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType
+from dagexec.core.registry import new_operator
+from dagexec.core.schema import Cost, OperatorCall, TensorType
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.blocks import BLOCK, block_indices, compute_dtype
 from dagexec.ops.base.geometry import WINDOW_ARGS, Axis, Window, output_sizes, read_window, tap_count
@@ -155,18 +155,16 @@ def _col2im_cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
     return Cost(call.inputs[0].elements, call.inputs[0].nbytes, outputs[0].nbytes)
 
 
-@operator(
-    OpSchema(
-        "Im2Col",
-        infer=_infer_im2col,
-        doc="The pixels that each window of X reads, with 0 for padding. X is N, C, spatial, Y is N, C * kernel, out; "
-        "with order NHWC, X is N, spatial, C and Y is N, out, kernel * C. 1, 2 or 3 spatial axes. The gradient "
-        "operator is Col2Im(dY, X). Chellapilla, Puri, Simard 2006.",
-        input_names=("X",),
-        output_names=("Y",),
-        args=WINDOW_ARGS,
-        cost=_im2col_cost,
-    )
+@new_operator(
+    "Im2Col",
+    infer=_infer_im2col,
+    doc="The pixels that each window of X reads, with 0 for padding. X is N, C, spatial, Y is N, C * kernel, out; "
+    "with order NHWC, X is N, spatial, C and Y is N, out, kernel * C. 1, 2 or 3 spatial axes. The gradient "
+    "operator is Col2Im(dY, X). Chellapilla, Puri, Simard 2006.",
+    input_names=("X",),
+    output_names=("Y",),
+    args=WINDOW_ARGS,
+    cost=_im2col_cost,
 )
 class Im2Col(Operator):
     """Copies tap by tap, in blocks of windows that read pixels still in the cache."""
@@ -185,18 +183,16 @@ class Im2Col(Operator):
         return in_sequence(steps)
 
 
-@operator(
-    OpSchema(
-        "Col2Im",
-        infer=_infer_col2im,
-        doc="The sum, for every pixel, of the columns that read it: the transpose of Im2Col, not its inverse. X has "
-        "the columns as Im2Col gives them, image the shape of the output; its values are not read. Integers wrap "
-        "around. The gradient operator is Im2Col(dY), for X; image has no gradient.",
-        input_names=("X", "image"),
-        output_names=("Y",),
-        args=WINDOW_ARGS,
-        cost=_col2im_cost,
-    )
+@new_operator(
+    "Col2Im",
+    infer=_infer_col2im,
+    doc="The sum, for every pixel, of the columns that read it: the transpose of Im2Col, not its inverse. X has "
+    "the columns as Im2Col gives them, image the shape of the output; its values are not read. Integers wrap "
+    "around. The gradient operator is Im2Col(dY), for X; image has no gradient.",
+    input_names=("X", "image"),
+    output_names=("Y",),
+    args=WINDOW_ARGS,
+    cost=_col2im_cost,
 )
 class Col2Im(Operator):
     """Adds tap by tap, in blocks of pixels that stay in the cache; 16-bit floats are summed in float32."""

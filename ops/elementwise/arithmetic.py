@@ -12,7 +12,7 @@ from dagexec.core.arguments import Arguments
 from dagexec.core.dtypes import BOOL, FLOAT_TYPES, INT32, INT64, NUMBER_TYPES, STRING, TypeMeta
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence
-from dagexec.core.registry import operator
+from dagexec.core.registry import new_operator, operator
 from dagexec.core.rows import elementwise
 from dagexec.core.schema import (
     UNBOUNDED,
@@ -193,22 +193,20 @@ def _pow_post_ops(arguments: Arguments, _meta: TypeMeta, count: int) -> list[str
     return [{2.0: "square", 0.5: "sqrt"}.get(exponent, f"pow:1.0:{exponent!r}")]
 
 
-@operator(
-    OpSchema(
-        "Pow",
-        inputs=(1, 2),
-        infer=infer_pow,
-        doc="Y = X to the power of `exponent`, an argument or an input; that input may be of another numeric type. "
-        "With it X may be of integers, of whose powers fractions are cut off.",
-        input_names=("X", "exponent"),
-        output_names=("Y",),
-        args={"exponent": "the exponent, when there is no input for it", **BROADCAST_ARGS},
-        inplace=any_to_first,
-        onnx=(OnnxName("Pow", 15),),
-        formula=power,
-        post_ops=_pow_post_ops,
-        image_role=ImageRole.ELEMENTWISE,
-    )
+@new_operator(
+    "Pow",
+    inputs=(1, 2),
+    infer=infer_pow,
+    doc="Y = X to the power of `exponent`, an argument or an input; that input may be of another numeric type. "
+    "With it X may be of integers, of whose powers fractions are cut off.",
+    input_names=("X", "exponent"),
+    output_names=("Y",),
+    args={"exponent": "the exponent, when there is no input for it", **BROADCAST_ARGS},
+    inplace=any_to_first,
+    onnx=(OnnxName("Pow", 15),),
+    formula=power,
+    post_ops=_pow_post_ops,
+    image_role=ImageRole.ELEMENTWISE,
 )
 class Pow(Operator):
     """Power."""
@@ -399,17 +397,15 @@ def infer_where(call: OperatorCall) -> list[TensorType]:
     return [TensorType(broadcast_shape(call, [where_condition_view(call), *(k.shape for k in call.inputs[1:])]), meta)]
 
 
-@operator(
-    OpSchema(
-        "Where",
-        infer=infer_where,
-        doc="Z = X where C is true, else Y. All three broadcast as in NumPy.",
-        input_names=("C", "X", "Y"),
-        output_names=("Z",),
-        args={"broadcast_on_rows": "1: C has an element for each row of X (default 0)"},
-        onnx=(OnnxName("Where", 16),),
-        rows=elementwise,
-    )
+@new_operator(
+    "Where",
+    infer=infer_where,
+    doc="Z = X where C is true, else Y. All three broadcast as in NumPy.",
+    input_names=("C", "X", "Y"),
+    output_names=("Z",),
+    args={"broadcast_on_rows": "1: C has an element for each row of X (default 0)"},
+    onnx=(OnnxName("Where", 16),),
+    rows=elementwise,
 )
 class Where(Operator):
     """Selection."""

@@ -21,8 +21,8 @@ from dagexec.core.gradient import (
     not_differentiable,
 )
 from dagexec.core.operator import Operator, Step
-from dagexec.core.registry import operator
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType, first_to_first, memory_cost
+from dagexec.core.registry import new_operator
+from dagexec.core.schema import OperatorCall, TensorType, first_to_first, memory_cost
 from dagexec.ops.base.blocks import Array, Scratch
 from dagexec.ops.base.broadcast_reduction import mask, reduced, select_passes
 from dagexec.ops.base.broadcasting import BROADCAST_ARGS, broadcast_shape, forward_call, operand_views, reduced_view
@@ -265,18 +265,16 @@ def infer_sum_reduce_like(call: OperatorCall) -> list[TensorType]:
     return [output]
 
 
-@operator(
-    OpSchema(
-        "SumReduceLike",
-        infer=infer_sum_reduce_like,
-        doc="C = the sum of A over the axes along which B is stretched to A's shape, as in NumPy or, with broadcast=1 "
-        "or an axis, by Caffe2's older rule; C has the shape of B.",
-        input_names=("A", "B"),
-        output_names=("C",),
-        args=BROADCAST_ARGS,
-        inplace=first_to_first,
-        cost=lambda call, _outputs: memory_cost(call, [call.inputs[0]]),
-    )
+@new_operator(
+    "SumReduceLike",
+    infer=infer_sum_reduce_like,
+    doc="C = the sum of A over the axes along which B is stretched to A's shape, as in NumPy or, with broadcast=1 "
+    "or an axis, by Caffe2's older rule; C has the shape of B.",
+    input_names=("A", "B"),
+    output_names=("C",),
+    args=BROADCAST_ARGS,
+    inplace=first_to_first,
+    cost=lambda call, _outputs: memory_cost(call, [call.inputs[0]]),
 )
 class SumReduceLike(Operator):
     """Sum to the shape of another tensor."""

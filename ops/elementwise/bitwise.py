@@ -12,9 +12,9 @@ from dagexec.core.dtypes import BOOL, NUMBER_TYPES, TypeMeta
 from dagexec.core.gradient import no_gradient
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step
-from dagexec.core.registry import operator
+from dagexec.core.registry import new_operator, operator
 from dagexec.core.rows import elementwise
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType, any_to_first, first_to_first
+from dagexec.core.schema import OperatorCall, TensorType, any_to_first, first_to_first
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.broadcasting import broadcast_shape, require_inplace_fits
 from dagexec.ops.base.pointwise import UfuncOperator, pointwise
@@ -92,25 +92,23 @@ def _fits(value: int, dtype: np.dtype[Any]) -> bool:
     return bool(limits.min <= value <= limits.max)
 
 
-@operator(
-    OpSchema(
-        "Mod",
-        inputs=(1, 2),
-        infer=infer_mod,
-        doc=(
-            "The remainder of X / divisor, an argument or an input that broadcasts as in NumPy. It has the sign of X "
-            "or, with sign_follow_divisor, that of the divisor. Of integers and a divisor of 0 it is 0."
-        ),
-        input_names=("X", "divisor"),
-        output_names=("Y",),
-        args={
-            "divisor": "the divisor, when there is no input for it; not 0",
-            "sign_follow_divisor": "1: the result has the sign of the divisor, as Python's % (default 0)",
-        },
-        inplace=first_to_first,
-        onnx=(OnnxName("Mod", 28, {"fmod": "sign_follow_divisor"}, values={"fmod": {0: 1, 1: 0}}),),
-        rows=elementwise,
-    )
+@new_operator(
+    "Mod",
+    inputs=(1, 2),
+    infer=infer_mod,
+    doc=(
+        "The remainder of X / divisor, an argument or an input that broadcasts as in NumPy. It has the sign of X "
+        "or, with sign_follow_divisor, that of the divisor. Of integers and a divisor of 0 it is 0."
+    ),
+    input_names=("X", "divisor"),
+    output_names=("Y",),
+    args={
+        "divisor": "the divisor, when there is no input for it; not 0",
+        "sign_follow_divisor": "1: the result has the sign of the divisor, as Python's % (default 0)",
+    },
+    inplace=first_to_first,
+    onnx=(OnnxName("Mod", 28, {"fmod": "sign_follow_divisor"}, values={"fmod": {0: 1, 1: 0}}),),
+    rows=elementwise,
 )
 class Mod(Operator):
     """Remainder."""

@@ -14,7 +14,7 @@ from dagexec.core.dtypes import FLOAT16, FLOAT32, FLOAT_TYPES, STRING, TypeMeta
 from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_by, gradient_of, no_gradient
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence
-from dagexec.core.registry import operator
+from dagexec.core.registry import new_operator, operator
 from dagexec.core.rows import keeps_axes
 from dagexec.core.schema import ElementTypeError, OperatorCall, OpSchema, TensorType
 from dagexec.core.traits import ImageRole
@@ -108,23 +108,21 @@ class Conversion(Operator):
         return partial(write_out if y.dtype.kind == "O" else convert, x, y)
 
 
-@operator(
-    OpSchema(
-        "Cast",
-        infer=infer_cast,
-        doc="X with its elements converted to the type `to`: floats are cut towards zero, non-zero becomes true, "
-        "strings have the number in decimal, floats with six digits behind the point.",
-        input_names=("X",),
-        output_names=("Y",),
-        args={
-            "to": "the type, by `TensorProto.DataType` number or name",
-            "from_type": "X's type, as `to`; read by gradients only, which need not have it",
-            **ROUNDING_ARGS,
-        },
-        required_args=("to",),
-        image_role=ImageRole.ON_INTEGERS,
-        rows=keeps_axes,
-    )
+@new_operator(
+    "Cast",
+    infer=infer_cast,
+    doc="X with its elements converted to the type `to`: floats are cut towards zero, non-zero becomes true, "
+    "strings have the number in decimal, floats with six digits behind the point.",
+    input_names=("X",),
+    output_names=("Y",),
+    args={
+        "to": "the type, by `TensorProto.DataType` number or name",
+        "from_type": "X's type, as `to`; read by gradients only, which need not have it",
+        **ROUNDING_ARGS,
+    },
+    required_args=("to",),
+    image_role=ImageRole.ON_INTEGERS,
+    rows=keeps_axes,
 )
 class Cast(Conversion):
     """Elements converted to a given type."""
@@ -157,17 +155,15 @@ def infer_cast_like(call: OperatorCall) -> list[TensorType]:
     return [TensorType(call.inputs[0].shape, call.inputs[1].meta)]
 
 
-@operator(
-    OpSchema(
-        "CastLike",
-        infer=infer_cast_like,
-        doc="X with its elements converted to the type of `like`, as Cast does it.",
-        input_names=("X", "like"),
-        output_names=("Y",),
-        args=ROUNDING_ARGS,
-        onnx=(OnnxName("CastLike", 25, {name: name for name in ROUNDING_ARGS}),),
-        rows=keeps_axes,
-    )
+@new_operator(
+    "CastLike",
+    infer=infer_cast_like,
+    doc="X with its elements converted to the type of `like`, as Cast does it.",
+    input_names=("X", "like"),
+    output_names=("Y",),
+    args=ROUNDING_ARGS,
+    onnx=(OnnxName("CastLike", 25, {name: name for name in ROUNDING_ARGS}),),
+    rows=keeps_axes,
 )
 class CastLike(Conversion):
     """Elements converted to the type of another tensor."""
@@ -181,16 +177,14 @@ def infer_bit_cast(call: OperatorCall) -> list[TensorType]:
     return [TensorType(call.inputs[0].shape, target)]
 
 
-@operator(
-    OpSchema(
-        "BitCast",
-        infer=infer_bit_cast,
-        doc="The bits of X as elements of another type of the same size. (dagexec's own, for ONNX.)",
-        input_names=("X",),
-        output_names=("Y",),
-        args={"to": "the type, by `TensorProto.DataType` number or name"},
-        required_args=("to",),
-    )
+@new_operator(
+    "BitCast",
+    infer=infer_bit_cast,
+    doc="The bits of X as elements of another type of the same size. (dagexec's own, for ONNX.)",
+    input_names=("X",),
+    output_names=("Y",),
+    args={"to": "the type, by `TensorProto.DataType` number or name"},
+    required_args=("to",),
 )
 class BitCast(Operator):
     """The same bits as another type."""

@@ -8,8 +8,8 @@ from dagexec.core.arguments import Arguments
 from dagexec.core.dtypes import FLOAT_TYPES, TypeMeta
 from dagexec.core.gradient import not_differentiable
 from dagexec.core.operator import Operator, Step, in_sequence
-from dagexec.core.registry import operator
-from dagexec.core.schema import UNBOUNDED, Cost, OperatorCall, OpSchema, TensorType, any_to_first
+from dagexec.core.registry import new_operator
+from dagexec.core.schema import UNBOUNDED, Cost, OperatorCall, TensorType, any_to_first
 from dagexec.core.traits import ImageRole
 from dagexec.ops.activation.post_ops import (
     POST_OPS_HELP,
@@ -38,21 +38,19 @@ def _of_one_input(arguments: Arguments, _meta: TypeMeta, count: int) -> list[str
     return arguments.strings("post_ops") if count == 1 else None
 
 
-@operator(
-    OpSchema(
-        "FusedElementwise",
-        inputs=(1, UNBOUNDED),
-        infer=infer_fused_elementwise,
-        doc="Y = X with `post_ops` applied one after another. Further inputs are their operands and broadcast to X. "
-        "(dagexec's own; passes make it of chains of element-wise operators.)",
-        input_names=("X", "operand_1", "..."),
-        output_names=("Y",),
-        args={"post_ops": POST_OPS_HELP},
-        inplace=any_to_first,
-        cost=_cost,
-        post_ops=_of_one_input,
-        image_role=ImageRole.ELEMENTWISE,
-    )
+@new_operator(
+    "FusedElementwise",
+    inputs=(1, UNBOUNDED),
+    infer=infer_fused_elementwise,
+    doc="Y = X with `post_ops` applied one after another. Further inputs are their operands and broadcast to X. "
+    "(dagexec's own; passes make it of chains of element-wise operators.)",
+    input_names=("X", "operand_1", "..."),
+    output_names=("Y",),
+    args={"post_ops": POST_OPS_HELP},
+    inplace=any_to_first,
+    cost=_cost,
+    post_ops=_of_one_input,
+    image_role=ImageRole.ELEMENTWISE,
 )
 class FusedElementwise(Operator):
     """A chain of element-wise operators."""

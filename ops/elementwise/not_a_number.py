@@ -10,9 +10,9 @@ from dagexec.core.dtypes import BOOL, FLOAT_TYPES, UINT8
 from dagexec.core.gradient import no_gradient
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step
-from dagexec.core.registry import operator
+from dagexec.core.registry import new_operator
 from dagexec.core.rows import elementwise
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType
+from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.ops.base.blocks import Array, Scratch
 from dagexec.ops.base.broadcast_reduction import mask
 from dagexec.ops.base.pointwise import Pointwise, pointwise
@@ -24,15 +24,13 @@ def infer_is_nan(call: OperatorCall) -> list[TensorType]:
     return [TensorType(call.inputs[0].shape, UINT8)]
 
 
-@operator(
-    OpSchema(
-        "IsNaN",
-        infer=infer_is_nan,
-        doc="Y = 1 where X is NaN, else 0, as uint8.",
-        input_names=("X",),
-        output_names=("Y",),
-        rows=elementwise,
-    )
+@new_operator(
+    "IsNaN",
+    infer=infer_is_nan,
+    doc="Y = 1 where X is NaN, else 0, as uint8.",
+    input_names=("X",),
+    output_names=("Y",),
+    rows=elementwise,
 )
 class IsNaN(Operator):
     """Where there are no numbers."""
@@ -56,17 +54,15 @@ def infer_is_inf(call: OperatorCall) -> list[TensorType]:
 _SIGNS = ("detect_negative", "detect_positive")
 
 
-@operator(
-    OpSchema(
-        "IsInf",
-        infer=infer_is_inf,
-        doc="Y = true where X is infinite, of the signs that are asked for. (dagexec's own, for ONNX.)",
-        input_names=("X",),
-        output_names=("Y",),
-        args={name: f"0: not {name.removeprefix('detect_')} infinity (default 1)" for name in _SIGNS},
-        onnx=(OnnxName("IsInf", 20, {name: name for name in _SIGNS}),),
-        rows=elementwise,
-    )
+@new_operator(
+    "IsInf",
+    infer=infer_is_inf,
+    doc="Y = true where X is infinite, of the signs that are asked for. (dagexec's own, for ONNX.)",
+    input_names=("X",),
+    output_names=("Y",),
+    args={name: f"0: not {name.removeprefix('detect_')} infinity (default 1)" for name in _SIGNS},
+    onnx=(OnnxName("IsInf", 20, {name: name for name in _SIGNS}),),
+    rows=elementwise,
 )
 class IsInf(Operator):
     """Where there is infinity."""

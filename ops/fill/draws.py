@@ -10,8 +10,8 @@ import numpy as np
 from dagexec.core.dtypes import BOOL, FLOAT_TYPES, INT32, INT64, from_number
 from dagexec.core.gradient import no_gradient, not_differentiable
 from dagexec.core.operator import Step
-from dagexec.core.registry import operator
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType, memory_cost
+from dagexec.core.registry import new_operator
+from dagexec.core.schema import OperatorCall, TensorType, memory_cost
 from dagexec.errors import ArgumentError, ShapeError
 from dagexec.ops.base.array_function import ArrayOperator
 from dagexec.ops.base.blocks import Array, compute_dtype
@@ -48,20 +48,18 @@ def infer_random_dropout(call: OperatorCall) -> list[TensorType]:
     return [call.inputs[0], TensorType(call.inputs[0].shape, BOOL)][: len(call.definition.output)]
 
 
-@operator(
-    OpSchema(
-        "RandomDropout",
-        inputs=(2, 3),
-        outputs=(1, 2),
-        infer=infer_random_dropout,
-        doc="Y = X * mask / (1 - ratio) where training_mode is true, an element of the mask being true with "
-        "probability 1 - ratio; else Y = X, and a mask that is all true. A run decides: Dropout has arguments instead.",
-        input_names=("X", "training_mode", "ratio (default 0.5)"),
-        output_names=("Y", "mask"),
-        cost=lambda call, outputs: memory_cost(call, outputs, 4),
-        reproducible=False,
-        results=1,
-    )
+@new_operator(
+    "RandomDropout",
+    inputs=(2, 3),
+    outputs=(1, 2),
+    infer=infer_random_dropout,
+    doc="Y = X * mask / (1 - ratio) where training_mode is true, an element of the mask being true with "
+    "probability 1 - ratio; else Y = X, and a mask that is all true. A run decides: Dropout has arguments instead.",
+    input_names=("X", "training_mode", "ratio (default 0.5)"),
+    output_names=("Y", "mask"),
+    cost=lambda call, outputs: memory_cost(call, outputs, 4),
+    reproducible=False,
+    results=1,
 )
 class RandomDropout(RandomFunction):
     """Dropout by inputs."""
@@ -91,17 +89,15 @@ def infer_multinomial(call: OperatorCall) -> list[TensorType]:
     return [TensorType((batch, count), meta)]
 
 
-@operator(
-    OpSchema(
-        "Multinomial",
-        infer=infer_multinomial,
-        doc="Numbers of classes, drawn with probability softmax(X) for each row of X: batch x classes, logarithms of "
-        "probabilities that need not be normalized. (dagexec's own, for ONNX.)",
-        input_names=("X",),
-        output_names=("Y",),
-        args={"sample_size": "numbers for each row (default 1)", "dtype": "of Y: int32 or int64 (default int32)"},
-        reproducible=False,
-    )
+@new_operator(
+    "Multinomial",
+    infer=infer_multinomial,
+    doc="Numbers of classes, drawn with probability softmax(X) for each row of X: batch x classes, logarithms of "
+    "probabilities that need not be normalized. (dagexec's own, for ONNX.)",
+    input_names=("X",),
+    output_names=("Y",),
+    args={"sample_size": "numbers for each row (default 1)", "dtype": "of Y: int32 or int64 (default int32)"},
+    reproducible=False,
 )
 class Multinomial(RandomFunction):
     """The inverse of the cumulative distribution at uniform places."""

@@ -19,9 +19,9 @@ from dagexec.core.arguments import Arguments
 from dagexec.core.dtypes import BOOL, FLOAT_TYPES, INT64, TypeMeta
 from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of
 from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
-from dagexec.core.registry import operator
+from dagexec.core.registry import new_operator
 from dagexec.core.rows import elementwise
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType, first_to_first, memory_cost
+from dagexec.core.schema import OperatorCall, TensorType, first_to_first, memory_cost
 from dagexec.core.traits import ImageRole
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.blocks import BLOCK, Array, Scratch, block_indices, compute_dtype, convert, is_narrow
@@ -71,30 +71,28 @@ ARGUMENTS = {
 }
 
 
-@operator(
-    OpSchema(
-        "Dropout",
-        inputs=(1, 2),
-        outputs=(1, 2),
-        infer=infer_dropout,
-        doc="Y = X * mask / (1 - ratio), an element of the mask being true with probability 1 - ratio; with is_test=1, "
-        "Y = X and a mask that is all true. Hinton et al., 2012, arXiv:1207.0580. The mask of a run is decided by "
-        "device_option.random_seed, the name of Y (or `drawn_as`) and the iteration; without an iteration by the seed "
-        "and the number of runs before; without a seed it is another in each process.",
-        input_names=("X", "iteration (int64; may be left out)"),
-        output_names=("Y", "mask"),
-        args=ARGUMENTS,
-        required_args=("is_test",),
-        inplace=first_to_first,
-        view=True,
-        view_if="is_test",
-        cost=lambda call, outputs: memory_cost(call, outputs, 4),
-        reproducible=False,
-        results=1,
-        post_ops=_in_test_mode,
-        image_role=ImageRole.ELEMENTWISE,
-        moves_elements=True,
-    )
+@new_operator(
+    "Dropout",
+    inputs=(1, 2),
+    outputs=(1, 2),
+    infer=infer_dropout,
+    doc="Y = X * mask / (1 - ratio), an element of the mask being true with probability 1 - ratio; with is_test=1, "
+    "Y = X and a mask that is all true. Hinton et al., 2012, arXiv:1207.0580. The mask of a run is decided by "
+    "device_option.random_seed, the name of Y (or `drawn_as`) and the iteration; without an iteration by the seed "
+    "and the number of runs before; without a seed it is another in each process.",
+    input_names=("X", "iteration (int64; may be left out)"),
+    output_names=("Y", "mask"),
+    args=ARGUMENTS,
+    required_args=("is_test",),
+    inplace=first_to_first,
+    view=True,
+    view_if="is_test",
+    cost=lambda call, outputs: memory_cost(call, outputs, 4),
+    reproducible=False,
+    results=1,
+    post_ops=_in_test_mode,
+    image_role=ImageRole.ELEMENTWISE,
+    moves_elements=True,
 )
 class Dropout(Operator):
     """Dropout."""
@@ -198,20 +196,18 @@ def infer_dropout_gradient(call: OperatorCall) -> list[TensorType]:
     return [call.inputs[0]]
 
 
-@operator(
-    OpSchema(
-        "DropoutGrad",
-        inputs=(1, 2),
-        infer=infer_dropout_gradient,
-        doc="dX = dY * mask / (1 - ratio); with is_test=1, dX = dY.",
-        input_names=("dY", "mask"),
-        output_names=("dX",),
-        args=ARGUMENTS,
-        required_args=("is_test",),
-        inplace=first_to_first,
-        cost=lambda call, outputs: memory_cost(call, outputs, 2),
-        rows=elementwise,
-    )
+@new_operator(
+    "DropoutGrad",
+    inputs=(1, 2),
+    infer=infer_dropout_gradient,
+    doc="dX = dY * mask / (1 - ratio); with is_test=1, dX = dY.",
+    input_names=("dY", "mask"),
+    output_names=("dX",),
+    args=ARGUMENTS,
+    required_args=("is_test",),
+    inplace=first_to_first,
+    cost=lambda call, outputs: memory_cost(call, outputs, 2),
+    rows=elementwise,
 )
 class DropoutGrad(Operator):
     """The gradient of Dropout."""

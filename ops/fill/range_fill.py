@@ -12,8 +12,8 @@ from dagexec.core.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, INT16, INT3
 from dagexec.core.gradient import no_gradient
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
-from dagexec.core.registry import operator
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType
+from dagexec.core.registry import new_operator
+from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.ops.base.blocks import Array, compute_dtype, convert, is_narrow
 
 _RANGE_TYPES = (INT32, INT64, FLOAT32, FLOAT64, INT16, FLOAT16, BFLOAT16)
@@ -45,21 +45,19 @@ def infer_range(call: OperatorCall) -> list[TensorType]:
     return [found]
 
 
-@operator(
-    OpSchema(
-        "Range",
-        inputs=(1, 3),
-        infer=infer_range,
-        doc=(
-            "start, start + step, start + 2 step and so on, up to stop, which is not one of them. One input is the "
-            "stop, from 0; two are start and stop; the step is 1 unless it is the third. 16-bit floats are computed in "
-            "float32."
-        ),
-        input_names=("start", "stop", "step"),
-        output_names=("Y",),
-        value_inputs=(0, 1, 2),
-        onnx=(OnnxName("Range", 27),),
-    )
+@new_operator(
+    "Range",
+    inputs=(1, 3),
+    infer=infer_range,
+    doc=(
+        "start, start + step, start + 2 step and so on, up to stop, which is not one of them. One input is the "
+        "stop, from 0; two are start and stop; the step is 1 unless it is the third. 16-bit floats are computed in "
+        "float32."
+    ),
+    input_names=("start", "stop", "step"),
+    output_names=("Y",),
+    value_inputs=(0, 1, 2),
+    onnx=(OnnxName("Range", 27),),
 )
 class Range(Operator):
     """An arithmetic progression."""
@@ -91,15 +89,13 @@ def infer_lengths_range(call: OperatorCall) -> list[TensorType]:
     return [found]
 
 
-@operator(
-    OpSchema(
-        "LengthsRangeFill",
-        infer=infer_lengths_range,
-        doc="0, 1, ... up to each length less one, for all lengths one after another: [2, 3] gives [0, 1, 0, 1, 2].",
-        input_names=("lengths",),
-        output_names=("range_sequence",),
-        value_inputs=(0,),
-    )
+@new_operator(
+    "LengthsRangeFill",
+    infer=infer_lengths_range,
+    doc="0, 1, ... up to each length less one, for all lengths one after another: [2, 3] gives [0, 1, 0, 1, 2].",
+    input_names=("lengths",),
+    output_names=("range_sequence",),
+    value_inputs=(0,),
 )
 class LengthsRangeFill(Operator):
     """Positions within segments."""

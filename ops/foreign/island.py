@@ -26,8 +26,8 @@ from dagexec.core.inference import infer_listed
 from dagexec.core.operator import Operator, Prepared
 from dagexec.core.profiled import ProfiledStep, StepPart
 from dagexec.core.proto import NetDef, OperatorDef
-from dagexec.core.registry import operator
-from dagexec.core.schema import UNBOUNDED, Cost, OperatorCall, OpSchema, TensorType
+from dagexec.core.registry import new_operator
+from dagexec.core.schema import UNBOUNDED, Cost, OperatorCall, TensorType
 from dagexec.core.workspace import Workspace
 from dagexec.errors import ModelFormatError
 from dagexec.ops.base.blocks import Array
@@ -98,28 +98,26 @@ def island_cost(call: OperatorCall, _outputs: Sequence[TensorType]) -> Cost:
     return call.once(_inferred)[1]
 
 
-@operator(
-    OpSchema(
-        "Island",
-        inputs=(0, UNBOUNDED),
-        outputs=(1, UNBOUNDED),
-        infer=infer_island,
-        cost=island_cost,
-        doc="Operators of a net, computed by a session of onnxruntime or OpenVINO. `dagexec.compile` makes it.",
-        args={
-            "runtime": "onnxruntime or openvino",
-            "version": "of the runtime",
-            "model": "the operators as a serialized ModelProto; its inputs and outputs are the operator's, in order",
-            "net": "the operators that it stands for",
-            "constants": "how many of the last inputs never change",
-            "specialized": "1 for a session for the first shapes of inputs, where the runtime can serve any with one",
-            "falls_back": "1 to have the net compute what the runtime refuses",
-            "reasons": "why the runtime computes them",
-            "seal": "shows that the compiler made it",
-        },
-        required_args=("runtime", "model", "net", "seal"),
-        foreign=True,
-    )
+@new_operator(
+    "Island",
+    inputs=(0, UNBOUNDED),
+    outputs=(1, UNBOUNDED),
+    infer=infer_island,
+    cost=island_cost,
+    doc="Operators of a net, computed by a session of onnxruntime or OpenVINO. `dagexec.compile` makes it.",
+    args={
+        "runtime": "onnxruntime or openvino",
+        "version": "of the runtime",
+        "model": "the operators as a serialized ModelProto; its inputs and outputs are the operator's, in order",
+        "net": "the operators that it stands for",
+        "constants": "how many of the last inputs never change",
+        "specialized": "1 for a session for the first shapes of inputs, where the runtime can serve any with one",
+        "falls_back": "1 to have the net compute what the runtime refuses",
+        "reasons": "why the runtime computes them",
+        "seal": "shows that the compiler made it",
+    },
+    required_args=("runtime", "model", "net", "seal"),
+    foreign=True,
 )
 class Island(Operator):
     """A part of a net in a session of another runtime."""

@@ -19,8 +19,8 @@ from dagexec.core.dtypes import STRING
 from dagexec.core.gradient import no_gradient
 from dagexec.core.operator import Operator, Step
 from dagexec.core.proto import OperatorDef
-from dagexec.core.registry import operator
-from dagexec.core.schema import NO_TENSOR, UNBOUNDED, OperatorCall, OpSchema, TensorType
+from dagexec.core.registry import new_operator
+from dagexec.core.schema import NO_TENSOR, UNBOUNDED, OperatorCall, TensorType
 from dagexec.core.variant import Content, Variant
 from dagexec.core.workspace import Workspace
 from dagexec.errors import ModelFormatError
@@ -67,25 +67,23 @@ def infer_session(call: OperatorCall) -> Sequence[TensorType]:
     return found
 
 
-@operator(
-    OpSchema(
-        "OnnxSession",
-        inputs=(0, UNBOUNDED),
-        outputs=(1, UNBOUNDED),
-        infer=infer_session,
-        doc="Nodes of an ONNX model, computed by onnxruntime where it is installed and has their operators, else by "
-        "onnx.reference.",
-        args={
-            "model": "the nodes as a serialized ModelProto, whose inputs and outputs are the operator's, in order",
-            "reasons": "for each node, why dagexec has no operator for it",
-            "inferred": "1: the types of the outputs follow from those of the inputs",
-        },
-        required_args=("model",),
-        inferred_if="inferred",
-        reproducible=False,
-        on_host=True,
-        foreign=True,
-    )
+@new_operator(
+    "OnnxSession",
+    inputs=(0, UNBOUNDED),
+    outputs=(1, UNBOUNDED),
+    infer=infer_session,
+    doc="Nodes of an ONNX model, computed by onnxruntime where it is installed and has their operators, else by "
+    "onnx.reference.",
+    args={
+        "model": "the nodes as a serialized ModelProto, whose inputs and outputs are the operator's, in order",
+        "reasons": "for each node, why dagexec has no operator for it",
+        "inferred": "1: the types of the outputs follow from those of the inputs",
+    },
+    required_args=("model",),
+    inferred_if="inferred",
+    reproducible=False,
+    on_host=True,
+    foreign=True,
 )
 class OnnxSession(Operator):
     """A part of an ONNX model in a session of another runtime."""

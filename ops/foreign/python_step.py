@@ -18,8 +18,8 @@ from dagexec.core.gradient import no_gradient
 from dagexec.core.operator import Operator, Step
 from dagexec.core.proto import OperatorDef
 from dagexec.core.python_step import step_of
-from dagexec.core.registry import operator
-from dagexec.core.schema import FLOPS_PER_SECOND, UNBOUNDED, Cost, OperatorCall, OpSchema, RowsCall, TensorType
+from dagexec.core.registry import new_operator
+from dagexec.core.schema import FLOPS_PER_SECOND, UNBOUNDED, Cost, OperatorCall, RowsCall, TensorType
 from dagexec.core.tensor_spec import TensorSpec
 from dagexec.core.traits import Rows
 from dagexec.core.workspace import Workspace
@@ -78,29 +78,27 @@ def _rows(asked: RowsCall) -> list[Rows | None]:
     return asked.all_outputs(rows)
 
 
-@operator(
-    OpSchema(
-        "Python",
-        inputs=(0, UNBOUNDED),
-        outputs=(1, UNBOUNDED),
-        infer=infer_python,
-        cost=python_cost,
-        doc="A Python function on the arrays of the inputs, which may only be read. `dagexec.Pipeline` makes it.",
-        args={
-            "function": "the token that stands for it in this process",
-            "takes": "the declared type of each input, such as float32[N, 3, ?]",
-            "gives": "the declared type of each output, with names of sizes that inputs have, or that it chooses",
-            "results": "what each output is called where the function gives a mapping",
-            "inferred": "1: the sizes of the outputs follow from those of the inputs",
-            "row_wise": "1: each row of the outputs follows from the same row of the inputs alone",
-            "seconds": "how long a call takes, as an estimate",
-        },
-        required_args=("function", "takes", "gives"),
-        inferred_if="inferred",
-        rows=_rows,
-        calls_application=True,
-        on_host=True,
-    )
+@new_operator(
+    "Python",
+    inputs=(0, UNBOUNDED),
+    outputs=(1, UNBOUNDED),
+    infer=infer_python,
+    cost=python_cost,
+    doc="A Python function on the arrays of the inputs, which may only be read. `dagexec.Pipeline` makes it.",
+    args={
+        "function": "the token that stands for it in this process",
+        "takes": "the declared type of each input, such as float32[N, 3, ?]",
+        "gives": "the declared type of each output, with names of sizes that inputs have, or that it chooses",
+        "results": "what each output is called where the function gives a mapping",
+        "inferred": "1: the sizes of the outputs follow from those of the inputs",
+        "row_wise": "1: each row of the outputs follows from the same row of the inputs alone",
+        "seconds": "how long a call takes, as an estimate",
+    },
+    required_args=("function", "takes", "gives"),
+    inferred_if="inferred",
+    rows=_rows,
+    calls_application=True,
+    on_host=True,
 )
 class Python(Operator):
     """A function of the application."""

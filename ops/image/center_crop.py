@@ -10,8 +10,8 @@ from dagexec.core.dtypes import STRING
 from dagexec.core.gradient import not_differentiable
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
-from dagexec.core.registry import operator
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType
+from dagexec.core.registry import new_operator
+from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.ops.base.integers import integers_of
 from dagexec.ops.shape.reshaping import copy_cost, distinct_axes
 
@@ -28,19 +28,17 @@ def infer_center_crop_pad(call: OperatorCall) -> list[TensorType]:
     return [TensorType(tuple(shape), call.inputs[0].meta)]
 
 
-@operator(
-    OpSchema(
-        "CenterCropPad",
-        infer=infer_center_crop_pad,
-        doc="X cut or padded with zeros to the sizes in input 1, in the middle of each axis; where that is between two "
-        "places, one more is padded at the end, and one more cut off there. (dagexec's own, for ONNX.)",
-        input_names=("X", "shape"),
-        output_names=("Y",),
-        args={"axes": "the axes that the sizes are of (default: all)"},
-        cost=copy_cost,
-        value_inputs=(1,),
-        onnx=(OnnxName("CenterCropPad", 18, {"axes": "axes"}),),
-    )
+@new_operator(
+    "CenterCropPad",
+    infer=infer_center_crop_pad,
+    doc="X cut or padded with zeros to the sizes in input 1, in the middle of each axis; where that is between two "
+    "places, one more is padded at the end, and one more cut off there. (dagexec's own, for ONNX.)",
+    input_names=("X", "shape"),
+    output_names=("Y",),
+    args={"axes": "the axes that the sizes are of (default: all)"},
+    cost=copy_cost,
+    value_inputs=(1,),
+    onnx=(OnnxName("CenterCropPad", 18, {"axes": "axes"}),),
 )
 class CenterCropPad(Operator):
     """A tensor brought to a size around its middle."""

@@ -14,9 +14,9 @@ from dagexec.core.arguments import ArgumentValue
 from dagexec.core.gradient import gradient_by
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step
-from dagexec.core.registry import operator
+from dagexec.core.registry import new_operator
 from dagexec.core.rows import first_axis
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType
+from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.errors import ArgumentError
 from dagexec.ops.shape.reshaping import copy_cost
 
@@ -68,20 +68,18 @@ def _dealt_out(owner: Operator, deep: np.ndarray, wide: np.ndarray) -> tuple[np.
     return parts, wide.reshape(batch, depth, height, block, width, block)
 
 
-@operator(
-    OpSchema(
-        "DepthToSpace",
-        infer=infer_depth_to_space,
-        doc="Groups of block_size^2 channels of X (N, C, H, W) become blocks of pixels.",
-        input_names=("X",),
-        output_names=("Y",),
-        args=_ARGS,
-        required_args=("block_size",),
-        cost=copy_cost,
-        onnx=(OnnxName("DepthToSpace", 28, _ATTRIBUTES, values=_MODES),),
-        moves_elements=True,
-        rows=first_axis,
-    )
+@new_operator(
+    "DepthToSpace",
+    infer=infer_depth_to_space,
+    doc="Groups of block_size^2 channels of X (N, C, H, W) become blocks of pixels.",
+    input_names=("X",),
+    output_names=("Y",),
+    args=_ARGS,
+    required_args=("block_size",),
+    cost=copy_cost,
+    onnx=(OnnxName("DepthToSpace", 28, _ATTRIBUTES, values=_MODES),),
+    moves_elements=True,
+    rows=first_axis,
 )
 class DepthToSpace(Operator):
     """Channels to pixels."""
@@ -92,20 +90,18 @@ class DepthToSpace(Operator):
         return partial(np.copyto, wide, deep)
 
 
-@operator(
-    OpSchema(
-        "SpaceToDepth",
-        infer=infer_space_to_depth,
-        doc="Blocks of block_size x block_size pixels of X (N, C, H, W) become channels.",
-        input_names=("X",),
-        output_names=("Y",),
-        args=_ARGS,
-        required_args=("block_size",),
-        cost=copy_cost,
-        onnx=(OnnxName("SpaceToDepth", 28, _ATTRIBUTES, values=_MODES),),
-        moves_elements=True,
-        rows=first_axis,
-    )
+@new_operator(
+    "SpaceToDepth",
+    infer=infer_space_to_depth,
+    doc="Blocks of block_size x block_size pixels of X (N, C, H, W) become channels.",
+    input_names=("X",),
+    output_names=("Y",),
+    args=_ARGS,
+    required_args=("block_size",),
+    cost=copy_cost,
+    onnx=(OnnxName("SpaceToDepth", 28, _ATTRIBUTES, values=_MODES),),
+    moves_elements=True,
+    rows=first_axis,
 )
 class SpaceToDepth(Operator):
     """Pixels to channels."""

@@ -19,8 +19,8 @@ import numpy.typing as npt
 from dagexec.core.dtypes import FLOAT_TYPES, INT32, INT64, NUMBER_TYPES
 from dagexec.core.gradient import not_differentiable
 from dagexec.core.operator import Step, in_sequence, nothing_to_do
-from dagexec.core.registry import operator
-from dagexec.core.schema import Cost, OperatorCall, OpSchema, RowsCall, TensorType
+from dagexec.core.registry import new_operator
+from dagexec.core.schema import Cost, OperatorCall, RowsCall, TensorType
 from dagexec.core.traits import Rows
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.array_function import ArrayOperator
@@ -286,38 +286,36 @@ def _cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
     return Cost(flops * outputs[0].elements, call.inputs[0].nbytes, outputs[0].nbytes)
 
 
-@operator(
-    OpSchema(
-        "Resize",
-        inputs=(1, 3),
-        infer=infer_resize,
-        doc="X with other sizes along `axes`, given by `sizes` or as factors, `scales`. Output element i stands at the "
-        "place of X that `coordinates` says, and is the nearest element there, or interpolates between neighbors "
-        "along each axis; behind the first and the last element these repeat. (dagexec's own, for ONNX.)",
-        input_names=("X", "sizes or scales, with sizes_input=1 or scales_input=1", "roi, with roi_input=1"),
-        output_names=("Y",),
-        args={
-            "mode": "nearest, linear or cubic (default nearest)",
-            "coordinates": f"{', '.join(COORDINATES)}: ONNX's coordinate_transformation_mode (default half_pixel)",
-            "rounding": f"{', '.join(ROUNDINGS)}: which element is the nearest (default round_prefer_floor)",
-            "sizes": "elements of each of the axes",
-            "scales": "or the factor of each; the size is rounded down",
-            "axes": "the axes that these are for (default: all)",
-            "roi": "for tf_crop_and_resize: the starts of the axes, then their ends, 1 being the last element",
-            "sizes_input": "1: the input behind X is the sizes, int32 or int64",
-            "scales_input": "1: it is the scales, floats",
-            "roi_input": "1: the last input is the roi",
-            "cubic_a": "parameter of the cubic kernel (default -0.75)",
-            "antialias": "1: where an axis shrinks, the kernel is as wide as an element of Y (default 0)",
-            "exclude_outside": "1: elements behind first and last have weight 0 (default 0)",
-            "extrapolation_value": "for tf_crop_and_resize: what is there outside of X (default 0)",
-            "keep_aspect_ratio_policy": "one factor for all axes, with which no size is larger than asked for "
-            "(not_larger), or none smaller (not_smaller) (default stretch: each its own)",
-        },
-        cost=_cost,
-        value_inputs=(1, 2),
-        rows=_rows,
-    )
+@new_operator(
+    "Resize",
+    inputs=(1, 3),
+    infer=infer_resize,
+    doc="X with other sizes along `axes`, given by `sizes` or as factors, `scales`. Output element i stands at the "
+    "place of X that `coordinates` says, and is the nearest element there, or interpolates between neighbors "
+    "along each axis; behind the first and the last element these repeat. (dagexec's own, for ONNX.)",
+    input_names=("X", "sizes or scales, with sizes_input=1 or scales_input=1", "roi, with roi_input=1"),
+    output_names=("Y",),
+    args={
+        "mode": "nearest, linear or cubic (default nearest)",
+        "coordinates": f"{', '.join(COORDINATES)}: ONNX's coordinate_transformation_mode (default half_pixel)",
+        "rounding": f"{', '.join(ROUNDINGS)}: which element is the nearest (default round_prefer_floor)",
+        "sizes": "elements of each of the axes",
+        "scales": "or the factor of each; the size is rounded down",
+        "axes": "the axes that these are for (default: all)",
+        "roi": "for tf_crop_and_resize: the starts of the axes, then their ends, 1 being the last element",
+        "sizes_input": "1: the input behind X is the sizes, int32 or int64",
+        "scales_input": "1: it is the scales, floats",
+        "roi_input": "1: the last input is the roi",
+        "cubic_a": "parameter of the cubic kernel (default -0.75)",
+        "antialias": "1: where an axis shrinks, the kernel is as wide as an element of Y (default 0)",
+        "exclude_outside": "1: elements behind first and last have weight 0 (default 0)",
+        "extrapolation_value": "for tf_crop_and_resize: what is there outside of X (default 0)",
+        "keep_aspect_ratio_policy": "one factor for all axes, with which no size is larger than asked for "
+        "(not_larger), or none smaller (not_smaller) (default stretch: each its own)",
+    },
+    cost=_cost,
+    value_inputs=(1, 2),
+    rows=_rows,
 )
 class Resize(ArrayOperator):
     """Nearest elements by views or gathers; interpolation as sums of gathers, a few images at a time."""

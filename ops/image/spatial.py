@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.operator import Step, in_sequence, nothing_to_do
-from dagexec.core.registry import operator
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType
+from dagexec.core.registry import new_operator
+from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.core.traits import ImageRole
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.layout import (
@@ -69,18 +69,16 @@ RESIZE_ARGS = {
 }
 
 
-@operator(
-    OpSchema(
-        "ResizeNearest",
-        inputs=(1, 2),
-        infer=infer_resize,
-        doc="Y = X with rows and columns repeated or left out: output pixel i is input pixel int(i / scale).",
-        input_names=("X", "scales"),
-        output_names=("Y",),
-        args=RESIZE_ARGS,
-        value_inputs=(1,),
-        image_role=ImageRole.SAME_CHANNELS,
-    )
+@new_operator(
+    "ResizeNearest",
+    inputs=(1, 2),
+    infer=infer_resize,
+    doc="Y = X with rows and columns repeated or left out: output pixel i is input pixel int(i / scale).",
+    input_names=("X", "scales"),
+    output_names=("Y",),
+    args=RESIZE_ARGS,
+    value_inputs=(1,),
+    image_role=ImageRole.SAME_CHANNELS,
 )
 class ResizeNearest(ImageOperator):
     """Repetition by a view where scales are whole numbers, else gathers along each axis."""
@@ -130,18 +128,16 @@ def infer_shuffle(call: OperatorCall) -> list[TensorType]:
     return [kind]
 
 
-@operator(
-    OpSchema(
-        "ChannelShuffle",
-        infer=infer_shuffle,
-        doc="Deals the channels of the groups out in turn: output channel k * group + g is input channel "
-        "g * (C / group) + k. Zhang et al. 2017, arXiv:1707.01083.",
-        input_names=("X",),
-        output_names=("Y",),
-        args={"group": "number of groups (default 1)", "order": ORDER_HELP},
-        image_role=ImageRole.SAME_CHANNELS,
-        moves_elements=True,
-    )
+@new_operator(
+    "ChannelShuffle",
+    infer=infer_shuffle,
+    doc="Deals the channels of the groups out in turn: output channel k * group + g is input channel "
+    "g * (C / group) + k. Zhang et al. 2017, arXiv:1707.01083.",
+    input_names=("X",),
+    output_names=("Y",),
+    args={"group": "number of groups (default 1)", "order": ORDER_HELP},
+    image_role=ImageRole.SAME_CHANNELS,
+    moves_elements=True,
 )
 class ChannelShuffle(ImageOperator):
     """One transposing copy."""

@@ -11,9 +11,9 @@ import numpy as np
 from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_by, gradient_of
 from dagexec.core.operator import Step, in_sequence, nothing_to_do
-from dagexec.core.registry import operator
+from dagexec.core.registry import new_operator
 from dagexec.core.rows import along_axis, first_axis
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType
+from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.ops.base.blocks import Array, compute_dtype, convert
 from dagexec.ops.base.layout import ORDER_HELP, ImageOperator, channel_axis, channels_last
 from dagexec.ops.image.spatial import RESIZE_ARGS, infer_resize, infer_shuffle, nearest_pixels, resize_scales
@@ -34,20 +34,18 @@ def _infer_resize(call: OperatorCall) -> list[TensorType]:
     return [call.inputs[1]]
 
 
-@operator(
-    OpSchema(
-        "ResizeNearestGradient",
-        inputs=(2, 3),
-        infer=_infer_resize,
-        doc="Gradient of ResizeNearest, whose arguments it takes: dX = for each pixel the sum of dY over those that "
-        "show it. The values of X are not read.",
-        input_names=("dY", "X", "scales"),
-        output_names=("dX",),
-        args=RESIZE_ARGS,
-        cost=reduction_cost,
-        value_inputs=(2,),
-        rows=along_axis(0, 0, 1),
-    )
+@new_operator(
+    "ResizeNearestGradient",
+    inputs=(2, 3),
+    infer=_infer_resize,
+    doc="Gradient of ResizeNearest, whose arguments it takes: dX = for each pixel the sum of dY over those that "
+    "show it. The values of X are not read.",
+    input_names=("dY", "X", "scales"),
+    output_names=("dX",),
+    args=RESIZE_ARGS,
+    cost=reduction_cost,
+    value_inputs=(2,),
+    rows=along_axis(0, 0, 1),
 )
 class ResizeNearestGradient(ImageOperator):
     """Sums over the repetitions of a pixel, along the columns first; 16-bit floats are summed in float32."""
@@ -97,17 +95,15 @@ def resize_gradient(request: GradientRequest) -> GradientOperators:
     return request.single("ResizeNearestGradient", [request.dy(0), *request.definition.input], [0])
 
 
-@operator(
-    OpSchema(
-        "ChannelShuffleGradient",
-        infer=infer_shuffle,
-        doc="Gradient of ChannelShuffle, whose arguments it takes: dX = dY with its channels put back in the groups.",
-        input_names=("dY",),
-        output_names=("dX",),
-        args={"group": "number of groups (default 1)", "order": ORDER_HELP},
-        cost=copy_cost,
-        rows=first_axis,
-    )
+@new_operator(
+    "ChannelShuffleGradient",
+    infer=infer_shuffle,
+    doc="Gradient of ChannelShuffle, whose arguments it takes: dX = dY with its channels put back in the groups.",
+    input_names=("dY",),
+    output_names=("dX",),
+    args={"group": "number of groups (default 1)", "order": ORDER_HELP},
+    cost=copy_cost,
+    rows=first_axis,
 )
 class ChannelShuffleGradient(ImageOperator):
     """One transposing copy."""

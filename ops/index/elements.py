@@ -10,8 +10,8 @@ from dagexec.core.dtypes import INT32, INT64
 from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
-from dagexec.core.registry import operator
-from dagexec.core.schema import OperatorCall, OpSchema, RowsCall, TensorType, first_to_first
+from dagexec.core.registry import new_operator
+from dagexec.core.schema import OperatorCall, RowsCall, TensorType, first_to_first
 from dagexec.core.traits import Rows
 from dagexec.errors import GradientError
 from dagexec.ops.index.places import element_places
@@ -48,19 +48,17 @@ def _picked_rows(asked: RowsCall) -> list[Rows | None]:
     return [rows]
 
 
-@operator(
-    OpSchema(
-        "GatherElements",
-        infer=infer_gather_elements,
-        doc="Y[i, j, k] = DATA[INDICES[i, j, k], j, k] for axis 0, and so for others. Negative indices count from the "
-        "end. (dagexec's own, for ONNX.)",
-        input_names=("DATA", "INDICES"),
-        output_names=("Y",),
-        args={"axis": AXIS_HELP},
-        cost=copy_cost,
-        onnx=(OnnxName("GatherElements", 13, {"axis": "axis"}),),
-        rows=_picked_rows,
-    )
+@new_operator(
+    "GatherElements",
+    infer=infer_gather_elements,
+    doc="Y[i, j, k] = DATA[INDICES[i, j, k], j, k] for axis 0, and so for others. Negative indices count from the "
+    "end. (dagexec's own, for ONNX.)",
+    input_names=("DATA", "INDICES"),
+    output_names=("Y",),
+    args={"axis": AXIS_HELP},
+    cost=copy_cost,
+    onnx=(OnnxName("GatherElements", 13, {"axis": "axis"}),),
+    rows=_picked_rows,
 )
 class GatherElements(Operator):
     """Elements picked along an axis."""
@@ -84,23 +82,21 @@ def infer_scatter_elements(call: OperatorCall) -> list[TensorType]:
     return [call.inputs[0]]
 
 
-@operator(
-    OpSchema(
-        "ScatterElements",
-        infer=infer_scatter_elements,
-        doc="Y = DATA, with UPDATES[i, j, k] at Y[INDICES[i, j, k], j, k] for axis 0, and so for others. Negative "
-        "indices count from the end. Values are taken in order: of several for a place the last one stays, unless a "
-        "reduction joins them. (dagexec's own, for ONNX.)",
-        input_names=("DATA", "INDICES", "UPDATES"),
-        output_names=("Y",),
-        args={"axis": AXIS_HELP, "reduction": REDUCTION_HELP},
-        inplace=first_to_first,
-        cost=copy_cost,
-        onnx=(
-            OnnxName("ScatterElements", 18, {"axis": "axis", "reduction": "reduction"}),
-            OnnxName("Scatter", 11, {"axis": "axis"}),
-        ),
-    )
+@new_operator(
+    "ScatterElements",
+    infer=infer_scatter_elements,
+    doc="Y = DATA, with UPDATES[i, j, k] at Y[INDICES[i, j, k], j, k] for axis 0, and so for others. Negative "
+    "indices count from the end. Values are taken in order: of several for a place the last one stays, unless a "
+    "reduction joins them. (dagexec's own, for ONNX.)",
+    input_names=("DATA", "INDICES", "UPDATES"),
+    output_names=("Y",),
+    args={"axis": AXIS_HELP, "reduction": REDUCTION_HELP},
+    inplace=first_to_first,
+    cost=copy_cost,
+    onnx=(
+        OnnxName("ScatterElements", 18, {"axis": "axis", "reduction": "reduction"}),
+        OnnxName("Scatter", 11, {"axis": "axis"}),
+    ),
 )
 class ScatterElements(Operator):
     """Elements put where indices say along an axis."""

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from dagexec.core.dtypes import BOOL, FLOAT32, INT32, INT64, STRING
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
-from dagexec.core.registry import operator
+from dagexec.core.registry import new_operator, operator
 from dagexec.core.rows import apart_from, gathered
 from dagexec.core.schema import OperatorCall, OpSchema, RowsCall, TensorType
 from dagexec.core.shapes import element_count
@@ -199,16 +199,14 @@ def infer_one_hot(call: OperatorCall) -> list[TensorType]:
     return [TensorType((count, sizes[0]), FLOAT32)]
 
 
-@operator(
-    OpSchema(
-        "OneHot",
-        infer=infer_one_hot,
-        doc="A row per index, of the size in input 1, with a 1 at the index and 0 elsewhere (float32).",
-        input_names=("indices", "index_size_tensor"),
-        output_names=("one_hots",),
-        cost=copy_cost,
-        value_inputs=(1,),
-    )
+@new_operator(
+    "OneHot",
+    infer=infer_one_hot,
+    doc="A row per index, of the size in input 1, with a 1 at the index and 0 elsewhere (float32).",
+    input_names=("indices", "index_size_tensor"),
+    output_names=("one_hots",),
+    cost=copy_cost,
+    value_inputs=(1,),
 )
 class OneHot(Operator):
     """Indices as rows of zeros with a single one."""
@@ -267,29 +265,27 @@ def _topk_rows(asked: RowsCall) -> list[Rows | None]:
     return [values, indices, None][: len(asked.outputs)]
 
 
-@operator(
-    OpSchema(
-        "TopK",
-        inputs=(1, 2),
-        outputs=(2, 3),
-        infer=infer_topk,
-        doc=(
-            "The k largest elements along an axis, in descending order, or the k smallest in ascending order, and "
-            "where they were (int64). Of equal elements the one with the lower index comes first; NaN counts as larger "
-            "than any number."
-        ),
-        input_names=("X", "k"),
-        output_names=("Values", "Indices", "Flattened_indices"),
-        args={
-            "k": "how many, when there is no input 1",
-            "axis": "along which axis (default -1)",
-            "largest": "0: the smallest elements (default 1)",
-        },
-        cost=copy_cost,
-        value_inputs=(1,),
-        onnx=(OnnxName("TopK", 24, {"k": "k", "axis": "axis", "largest": "largest"}, ignored=("sorted",)),),
-        rows=_topk_rows,
-    )
+@new_operator(
+    "TopK",
+    inputs=(1, 2),
+    outputs=(2, 3),
+    infer=infer_topk,
+    doc=(
+        "The k largest elements along an axis, in descending order, or the k smallest in ascending order, and "
+        "where they were (int64). Of equal elements the one with the lower index comes first; NaN counts as larger "
+        "than any number."
+    ),
+    input_names=("X", "k"),
+    output_names=("Values", "Indices", "Flattened_indices"),
+    args={
+        "k": "how many, when there is no input 1",
+        "axis": "along which axis (default -1)",
+        "largest": "0: the smallest elements (default 1)",
+    },
+    cost=copy_cost,
+    value_inputs=(1,),
+    onnx=(OnnxName("TopK", 24, {"k": "k", "axis": "axis", "largest": "largest"}, ignored=("sorted",)),),
+    rows=_topk_rows,
 )
 class TopK(Operator):
     """The largest or smallest elements along an axis, and their indices."""

@@ -14,7 +14,7 @@ import numpy as np
 from dagexec.core.dtypes import FLOAT_TYPES, INT32, INT64, NUMBER_TYPES
 from dagexec.core.gradient import GradientOperators, GradientRequest, SparseGradient, gradient_of, no_gradient
 from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
-from dagexec.core.registry import operator
+from dagexec.core.registry import new_operator, operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
 from dagexec.ops.base.blocks import Array, compute_dtype, convert, is_narrow
 from dagexec.ops.index.indexing import GATHER_ARGS, check_indices, picked_shape, picks_nothing, wraps
@@ -71,15 +71,13 @@ def _infer_sparse_to_dense(call: OperatorCall) -> list[TensorType]:
     return [TensorType((like[0], *values[1:]), meta)]
 
 
-@operator(
-    OpSchema(
-        "SparseToDense",
-        infer=_infer_sparse_to_dense,
-        doc="Zeros, with row i of the values added to row indices[i]; an index may occur more than once. The output "
-        "has as many rows as the third input, whose values are not read.",
-        input_names=("indices", "values", "data_to_infer_dim"),
-        output_names=("output",),
-    )
+@new_operator(
+    "SparseToDense",
+    infer=_infer_sparse_to_dense,
+    doc="Zeros, with row i of the values added to row indices[i]; an index may occur more than once. The output "
+    "has as many rows as the third input, whose values are not read.",
+    input_names=("indices", "values", "data_to_infer_dim"),
+    output_names=("output",),
 )
 class SparseToDense(Operator):
     """Rows added up by index."""
@@ -150,17 +148,15 @@ def infer_index_rows(call: OperatorCall) -> list[TensorType]:
     return [TensorType((math.prod(indices), *values.shape[len(indices) :]), values.meta)]
 
 
-@operator(
-    OpSchema(
-        "IndexRows",
-        infer=infer_index_rows,
-        doc="The values, which begin with the axes of the indices, with one axis in their place: a row an index. "
-        "(dagexec's own, for the sparse gradient of a Gather with indices of several axes.)",
-        input_names=("values", "indices"),
-        output_names=("rows",),
-        cost=no_cost,
-        view=True,
-    )
+@new_operator(
+    "IndexRows",
+    infer=infer_index_rows,
+    doc="The values, which begin with the axes of the indices, with one axis in their place: a row an index. "
+    "(dagexec's own, for the sparse gradient of a Gather with indices of several axes.)",
+    input_names=("values", "indices"),
+    output_names=("rows",),
+    cost=no_cost,
+    view=True,
 )
 class IndexRows(View):
     """Leading axes folded into one."""
@@ -222,16 +218,14 @@ def _infer_topk(call: OperatorCall) -> list[TensorType]:
     return [call.inputs[2]]
 
 
-@operator(
-    OpSchema(
-        "TopKGradient",
-        infer=_infer_topk,
-        doc="Gradient of TopK: dX = dValues where the values were found, 0 elsewhere. The values of X are not read.",
-        input_names=("dValues", "Indices", "X"),
-        output_names=("dX",),
-        args={"k": "as of TopK; not read", "axis": "along which axis (default -1)", "largest": "as of TopK; not read"},
-        cost=copy_cost,
-    )
+@new_operator(
+    "TopKGradient",
+    infer=_infer_topk,
+    doc="Gradient of TopK: dX = dValues where the values were found, 0 elsewhere. The values of X are not read.",
+    input_names=("dValues", "Indices", "X"),
+    output_names=("dX",),
+    args={"k": "as of TopK; not read", "axis": "along which axis (default -1)", "largest": "as of TopK; not read"},
+    cost=copy_cost,
 )
 class TopKGradient(Operator):
     """dValues among zeros."""

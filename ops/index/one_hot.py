@@ -10,8 +10,8 @@ from dagexec.core.dtypes import NUMBER_TYPES
 from dagexec.core.gradient import no_gradient
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step
-from dagexec.core.registry import operator
-from dagexec.core.schema import OperatorCall, OpSchema, RowsCall, TensorType
+from dagexec.core.registry import new_operator
+from dagexec.core.schema import OperatorCall, RowsCall, TensorType
 from dagexec.core.traits import Rows
 from dagexec.ops.shape.reshaping import copy_cost
 
@@ -43,21 +43,19 @@ def _rows(asked: RowsCall) -> list[Rows | None]:
     return [rows.at(rows.axis + (axis <= rows.axis))]
 
 
-@operator(
-    OpSchema(
-        "OneHotAxis",
-        infer=infer_one_hot_axis,
-        doc="A new axis, of the size in input 1, with values[1] where the index says and values[0] elsewhere. Negative "
-        "indices count from the end; an index out of range stands nowhere. Fractions of indices are cut off. "
-        "(dagexec's own, for ONNX's OneHot.)",
-        input_names=("indices", "depth", "values"),
-        output_names=("Y",),
-        args={"axis": "where the new axis is in the output; negative counts from the end (default -1)"},
-        cost=copy_cost,
-        value_inputs=(1,),
-        onnx=(OnnxName("OneHot", 28, {"axis": "axis"}),),
-        rows=_rows,
-    )
+@new_operator(
+    "OneHotAxis",
+    infer=infer_one_hot_axis,
+    doc="A new axis, of the size in input 1, with values[1] where the index says and values[0] elsewhere. Negative "
+    "indices count from the end; an index out of range stands nowhere. Fractions of indices are cut off. "
+    "(dagexec's own, for ONNX's OneHot.)",
+    input_names=("indices", "depth", "values"),
+    output_names=("Y",),
+    args={"axis": "where the new axis is in the output; negative counts from the end (default -1)"},
+    cost=copy_cost,
+    value_inputs=(1,),
+    onnx=(OnnxName("OneHot", 28, {"axis": "axis"}),),
+    rows=_rows,
 )
 class OneHotAxis(Operator):
     """Indices as vectors that differ in one place."""

@@ -10,8 +10,8 @@ from dagexec.core.dtypes import INT32, INT64
 from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of, not_differentiable
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
-from dagexec.core.registry import operator
-from dagexec.core.schema import OperatorCall, OpSchema, RowsCall, TensorType, first_to_first
+from dagexec.core.registry import new_operator
+from dagexec.core.schema import OperatorCall, RowsCall, TensorType, first_to_first
 from dagexec.core.traits import Rows
 from dagexec.errors import ArgumentError
 from dagexec.ops.index.indexing import check_indices
@@ -46,22 +46,20 @@ def _rows(asked: RowsCall) -> list[Rows | None]:
     return [asked.common({index: rows for index, rows in places.items() if rows is not None})]
 
 
-@operator(
-    OpSchema(
-        "ReverseSequence",
-        infer=infer_reverse_sequence,
-        doc="X with the first lengths[b] steps of each element b of the batch in reversed order. "
-        "(dagexec's own, for ONNX.)",
-        input_names=("X", "lengths"),
-        output_names=("Y",),
-        args={
-            "time_axis": "the axis of the steps; negative counts from the end (default 0)",
-            "batch_axis": "the axis of the batch; negative counts from the end (default 1)",
-        },
-        cost=copy_cost,
-        onnx=(OnnxName("ReverseSequence", 28, {"time_axis": "time_axis", "batch_axis": "batch_axis"}),),
-        rows=_rows,
-    )
+@new_operator(
+    "ReverseSequence",
+    infer=infer_reverse_sequence,
+    doc="X with the first lengths[b] steps of each element b of the batch in reversed order. "
+    "(dagexec's own, for ONNX.)",
+    input_names=("X", "lengths"),
+    output_names=("Y",),
+    args={
+        "time_axis": "the axis of the steps; negative counts from the end (default 0)",
+        "batch_axis": "the axis of the batch; negative counts from the end (default 1)",
+    },
+    cost=copy_cost,
+    onnx=(OnnxName("ReverseSequence", 28, {"time_axis": "time_axis", "batch_axis": "batch_axis"}),),
+    rows=_rows,
 )
 class ReverseSequence(Operator):
     """Sequences of several lengths, reversed."""
@@ -119,21 +117,19 @@ def infer_tensor_scatter(call: OperatorCall) -> list[TensorType]:
     return [call.inputs[0]]
 
 
-@operator(
-    OpSchema(
-        "TensorScatter",
-        inputs=(2, 3),
-        infer=infer_tensor_scatter,
-        doc="The cache with the steps of the update written over its own, for each element b of the batch from step "
-        "write_indices[b] on (default 0). With mode=circular what is behind the end goes to the beginning; else it is "
-        "an error. (dagexec's own, for ONNX.)",
-        input_names=("past_cache", "update", "write_indices"),
-        output_names=("present_cache",),
-        args={"axis": "the axis of the steps (default -2)", "mode": "linear (the default) or circular"},
-        inplace=first_to_first,
-        cost=copy_cost,
-        onnx=(OnnxName("TensorScatter", 24, {"axis": "axis", "mode": "mode"}),),
-    )
+@new_operator(
+    "TensorScatter",
+    inputs=(2, 3),
+    infer=infer_tensor_scatter,
+    doc="The cache with the steps of the update written over its own, for each element b of the batch from step "
+    "write_indices[b] on (default 0). With mode=circular what is behind the end goes to the beginning; else it is "
+    "an error. (dagexec's own, for ONNX.)",
+    input_names=("past_cache", "update", "write_indices"),
+    output_names=("present_cache",),
+    args={"axis": "the axis of the steps (default -2)", "mode": "linear (the default) or circular"},
+    inplace=first_to_first,
+    cost=copy_cost,
+    onnx=(OnnxName("TensorScatter", 24, {"axis": "axis", "mode": "mode"}),),
 )
 class TensorScatter(Operator):
     """Steps written to a cache."""

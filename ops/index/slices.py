@@ -10,9 +10,9 @@ from dagexec.core.dtypes import INT32, INT64
 from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence
-from dagexec.core.registry import operator
+from dagexec.core.registry import new_operator
 from dagexec.core.rows import own_places
-from dagexec.core.schema import OperatorCall, OpSchema, RowsCall, TensorType, first_to_first
+from dagexec.core.schema import OperatorCall, RowsCall, TensorType, first_to_first
 from dagexec.core.traits import Rows
 from dagexec.ops.base.blocks import Array
 from dagexec.ops.index.elements import gathered_gradient, scattered_gradient
@@ -61,19 +61,17 @@ def _picked_rows(asked: RowsCall) -> list[Rows | None]:
     return [rows]
 
 
-@operator(
-    OpSchema(
-        "GatherND",
-        infer=infer_gather_nd,
-        doc="Y[i, j] = DATA[INDICES[i, j, 0], INDICES[i, j, 1], ...]: a slice of DATA for each vector of indices. "
-        "Negative ones count from the end. (dagexec's own, for ONNX.)",
-        input_names=("DATA", "INDICES"),
-        output_names=("Y",),
-        args={"batch_dims": BATCH_HELP},
-        cost=copy_cost,
-        onnx=(OnnxName("GatherND", 13, {"batch_dims": "batch_dims"}),),
-        rows=_picked_rows,
-    )
+@new_operator(
+    "GatherND",
+    infer=infer_gather_nd,
+    doc="Y[i, j] = DATA[INDICES[i, j, 0], INDICES[i, j, 1], ...]: a slice of DATA for each vector of indices. "
+    "Negative ones count from the end. (dagexec's own, for ONNX.)",
+    input_names=("DATA", "INDICES"),
+    output_names=("Y",),
+    args={"batch_dims": BATCH_HELP},
+    cost=copy_cost,
+    onnx=(OnnxName("GatherND", 13, {"batch_dims": "batch_dims"}),),
+    rows=_picked_rows,
 )
 class GatherND(Operator):
     """Slices picked by vectors of indices."""
@@ -98,20 +96,18 @@ def infer_scatter_nd(call: OperatorCall) -> list[TensorType]:
     return [call.inputs[0]]
 
 
-@operator(
-    OpSchema(
-        "ScatterND",
-        infer=infer_scatter_nd,
-        doc="Y = DATA, with UPDATES[i, j] at Y[INDICES[i, j, 0], INDICES[i, j, 1], ...]. Negative indices count from "
-        "the end. Slices are taken in order: of several for a place the last one stays, unless a reduction joins them. "
-        "(dagexec's own, for ONNX.)",
-        input_names=("DATA", "INDICES", "UPDATES"),
-        output_names=("Y",),
-        args={"batch_dims": BATCH_HELP, "reduction": REDUCTION_HELP},
-        inplace=first_to_first,
-        cost=copy_cost,
-        onnx=(OnnxName("ScatterND", 18, {"reduction": "reduction"}),),
-    )
+@new_operator(
+    "ScatterND",
+    infer=infer_scatter_nd,
+    doc="Y = DATA, with UPDATES[i, j] at Y[INDICES[i, j, 0], INDICES[i, j, 1], ...]. Negative indices count from "
+    "the end. Slices are taken in order: of several for a place the last one stays, unless a reduction joins them. "
+    "(dagexec's own, for ONNX.)",
+    input_names=("DATA", "INDICES", "UPDATES"),
+    output_names=("Y",),
+    args={"batch_dims": BATCH_HELP, "reduction": REDUCTION_HELP},
+    inplace=first_to_first,
+    cost=copy_cost,
+    onnx=(OnnxName("ScatterND", 18, {"reduction": "reduction"}),),
 )
 class ScatterND(Operator):
     """Slices put where vectors of indices say."""

@@ -11,7 +11,7 @@ from dagexec.core.dtypes import INT32, INT64, STRING, TypeMeta
 from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of, no_gradient
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence
-from dagexec.core.registry import operator
+from dagexec.core.registry import new_operator
 from dagexec.core.rows import apart_from
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType, first_to_first
 from dagexec.ops.base.array_function import array_function
@@ -47,22 +47,20 @@ def _within(rows: int, columns: int, diagonal: int, *, upper: bool) -> Array:
     return offset >= diagonal if upper else offset <= diagonal
 
 
-@operator(
-    OpSchema(
-        "Trilu",
-        inputs=(1, 2),
-        infer=infer_trilu,
-        doc="The matrices of X with zeros below diagonal k, or above it. Diagonal 0 is the main one, 1 the one above "
-        "it. (dagexec's own, for ONNX.)",
-        input_names=("X", "k"),
-        output_names=("Y",),
-        args={"upper": "1: what is above the diagonal stays (the default), 0: what is below"},
-        inplace=first_to_first,
-        cost=copy_cost,
-        value_inputs=(1,),
-        onnx=(OnnxName("Trilu", 14, {"upper": "upper"}),),
-        rows=apart_from(lambda _: (-2, -1)),
-    )
+@new_operator(
+    "Trilu",
+    inputs=(1, 2),
+    infer=infer_trilu,
+    doc="The matrices of X with zeros below diagonal k, or above it. Diagonal 0 is the main one, 1 the one above "
+    "it. (dagexec's own, for ONNX.)",
+    input_names=("X", "k"),
+    output_names=("Y",),
+    args={"upper": "1: what is above the diagonal stays (the default), 0: what is below"},
+    inplace=first_to_first,
+    cost=copy_cost,
+    value_inputs=(1,),
+    onnx=(OnnxName("Trilu", 14, {"upper": "upper"}),),
+    rows=apart_from(lambda _: (-2, -1)),
 )
 class Trilu(Operator):
     """Triangular parts of matrices."""

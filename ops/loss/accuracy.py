@@ -9,8 +9,8 @@ import numpy as np
 from dagexec.core.dtypes import FLOAT32, FLOAT_TYPES, INT32
 from dagexec.core.gradient import no_gradient
 from dagexec.core.operator import Operator, Step, in_sequence
-from dagexec.core.registry import operator
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType, memory_cost
+from dagexec.core.registry import new_operator
+from dagexec.core.schema import OperatorCall, TensorType, memory_cost
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.blocks import BLOCK, Array, compute_dtype, convert, is_narrow, row_pieces
 from dagexec.ops.loss.labels import label_check, require_labels
@@ -35,18 +35,16 @@ def infer_accuracy(call: OperatorCall) -> list[TensorType]:
     return [TensorType((), FLOAT32)]
 
 
-@operator(
-    OpSchema(
-        "Accuracy",
-        infer=infer_accuracy,
-        doc="The fraction of rows whose label is among the `top_k` classes of the largest scores, a float32 scalar. "
-        "Of equal scores the lower class comes first. A row whose score is NaN at its label, or at another class that "
-        "would then decide, counts as wrong. NaN when there are no rows.",
-        input_names=("predictions", "labels"),
-        output_names=("accuracy",),
-        args={"top_k": "how many classes count (default 1)"},
-        cost=lambda call, outputs: memory_cost(call, outputs, 4.0 * call.inputs[0].elements),
-    )
+@new_operator(
+    "Accuracy",
+    infer=infer_accuracy,
+    doc="The fraction of rows whose label is among the `top_k` classes of the largest scores, a float32 scalar. "
+    "Of equal scores the lower class comes first. A row whose score is NaN at its label, or at another class that "
+    "would then decide, counts as wrong. NaN when there are no rows.",
+    input_names=("predictions", "labels"),
+    output_names=("accuracy",),
+    args={"top_k": "how many classes count (default 1)"},
+    cost=lambda call, outputs: memory_cost(call, outputs, 4.0 * call.inputs[0].elements),
 )
 class Accuracy(Operator):
     """Top-k accuracy.
@@ -105,16 +103,14 @@ def infer_multi_class_accuracy(call: OperatorCall) -> list[TensorType]:
     return [TensorType((classes,), FLOAT32), TensorType((classes,), INT32)]
 
 
-@operator(
-    OpSchema(
-        "MultiClassAccuracy",
-        infer=infer_multi_class_accuracy,
-        doc="For each class, the fraction of the rows with that label whose largest score is that class's (the first "
-        "of equal ones), 0 without such rows; and their number.",
-        input_names=("prediction", "labels"),
-        output_names=("accuracies", "amounts"),
-        cost=lambda call, outputs: memory_cost(call, outputs, call.inputs[0].elements),
-    )
+@new_operator(
+    "MultiClassAccuracy",
+    infer=infer_multi_class_accuracy,
+    doc="For each class, the fraction of the rows with that label whose largest score is that class's (the first "
+    "of equal ones), 0 without such rows; and their number.",
+    input_names=("prediction", "labels"),
+    output_names=("accuracies", "amounts"),
+    cost=lambda call, outputs: memory_cost(call, outputs, call.inputs[0].elements),
 )
 class MultiClassAccuracy(Operator):
     """Accuracy for each class."""

@@ -7,8 +7,8 @@ import numpy as np
 from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.gradient import gradient_by
 from dagexec.core.operator import Operator, Step
-from dagexec.core.registry import operator
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType
+from dagexec.core.registry import new_operator
+from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.ops.base.blocks import is_narrow
 
 
@@ -25,14 +25,12 @@ def infer_averaged_loss(call: OperatorCall) -> list[TensorType]:
     return [TensorType((), call.require_types(0, *FLOAT_TYPES))]
 
 
-@operator(
-    OpSchema(
-        "AveragedLoss",
-        infer=infer_averaged_loss,
-        doc="The mean of all elements, a scalar; 0 when there are none.",
-        input_names=("X",),
-        output_names=("loss",),
-    )
+@new_operator(
+    "AveragedLoss",
+    infer=infer_averaged_loss,
+    doc="The mean of all elements, a scalar; 0 when there are none.",
+    input_names=("X",),
+    output_names=("loss",),
 )
 class AveragedLoss(Operator):
     """The mean of all elements. 16-bit floats are summed in float32, and pairwise, as NumPy sums."""
@@ -55,14 +53,12 @@ def infer_averaged_loss_gradient(call: OperatorCall) -> list[TensorType]:
     return [call.inputs[0]]
 
 
-@operator(
-    OpSchema(
-        "AveragedLossGradient",
-        infer=infer_averaged_loss_gradient,
-        doc="dX = dloss / (number of elements), everywhere.",
-        input_names=("X", "dloss"),
-        output_names=("dX",),
-    )
+@new_operator(
+    "AveragedLossGradient",
+    infer=infer_averaged_loss_gradient,
+    doc="dX = dloss / (number of elements), everywhere.",
+    input_names=("X", "dloss"),
+    output_names=("dX",),
 )
 class AveragedLossGradient(Operator):
     """The gradient of the mean of all elements."""

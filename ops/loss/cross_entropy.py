@@ -14,9 +14,9 @@ import numpy as np
 from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.gradient import gradient_by
 from dagexec.core.operator import Operator, Step, in_sequence
-from dagexec.core.registry import operator
+from dagexec.core.registry import new_operator, operator
 from dagexec.core.rows import along_axis
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType
+from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.ops.base.blocks import Array, Scratch, compute_dtype
 from dagexec.ops.base.pointwise import scalar_pass
 from dagexec.ops.loss.labels import label_check, require_labels
@@ -66,15 +66,13 @@ def infer_label_cross_entropy(call: OperatorCall) -> list[TensorType]:
     return [TensorType((rows,), call.inputs[0].meta)]
 
 
-@operator(
-    OpSchema(
-        "LabelCrossEntropy",
-        infer=infer_label_cross_entropy,
-        doc="Y = -ln max(X[label], 1e-20) for each row of X, probabilities of the classes.",
-        input_names=("X", "label"),
-        output_names=("Y",),
-        rows=along_axis(0, 0, 1),
-    )
+@new_operator(
+    "LabelCrossEntropy",
+    infer=infer_label_cross_entropy,
+    doc="Y = -ln max(X[label], 1e-20) for each row of X, probabilities of the classes.",
+    input_names=("X", "label"),
+    output_names=("Y",),
+    rows=along_axis(0, 0, 1),
 )
 class LabelCrossEntropy(_Labeled):
     """Minus the logarithm of the probability of the label."""
@@ -95,15 +93,13 @@ def infer_label_cross_entropy_gradient(call: OperatorCall) -> list[TensorType]:
     return [call.inputs[0]]
 
 
-@operator(
-    OpSchema(
-        "LabelCrossEntropyGradient",
-        infer=infer_label_cross_entropy_gradient,
-        doc="dX = -dY / max(X, 1e-20) at the label of each row, else 0.",
-        input_names=("X", "label", "dY"),
-        output_names=("dX",),
-        rows=along_axis(0, 0, 1, 2),
-    )
+@new_operator(
+    "LabelCrossEntropyGradient",
+    infer=infer_label_cross_entropy_gradient,
+    doc="dX = -dY / max(X, 1e-20) at the label of each row, else 0.",
+    input_names=("X", "label", "dY"),
+    output_names=("dX",),
+    rows=along_axis(0, 0, 1, 2),
 )
 class LabelCrossEntropyGradient(_Labeled):
     """The gradient of LabelCrossEntropy."""
@@ -172,15 +168,13 @@ def infer_make_two_class(call: OperatorCall) -> list[TensorType]:
     return [TensorType((*call.inputs[0].shape, 2), meta)]
 
 
-@operator(
-    OpSchema(
-        "MakeTwoClass",
-        infer=infer_make_two_class,
-        doc="Y[i] = (1 - X[i], X[i]): the probabilities of both classes, from that of the second. Y has one more axis "
-        "than X, of size 2.",
-        input_names=("X",),
-        output_names=("Y",),
-    )
+@new_operator(
+    "MakeTwoClass",
+    infer=infer_make_two_class,
+    doc="Y[i] = (1 - X[i], X[i]): the probabilities of both classes, from that of the second. Y has one more axis "
+    "than X, of size 2.",
+    input_names=("X",),
+    output_names=("Y",),
 )
 class MakeTwoClass(Operator):
     """Probabilities of two classes."""
@@ -198,14 +192,12 @@ def infer_make_two_class_gradient(call: OperatorCall) -> list[TensorType]:
     return [TensorType(shape[:-1], meta)]
 
 
-@operator(
-    OpSchema(
-        "MakeTwoClassGradient",
-        infer=infer_make_two_class_gradient,
-        doc="dX[i] = dY[i, 1] - dY[i, 0].",
-        input_names=("dY",),
-        output_names=("dX",),
-    )
+@new_operator(
+    "MakeTwoClassGradient",
+    infer=infer_make_two_class_gradient,
+    doc="dX[i] = dY[i, 1] - dY[i, 0].",
+    input_names=("dY",),
+    output_names=("dX",),
 )
 class MakeTwoClassGradient(Operator):
     """The gradient of MakeTwoClass."""

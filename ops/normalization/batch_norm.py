@@ -10,9 +10,9 @@ import numpy as np
 
 from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.operator import Step, in_sequence
-from dagexec.core.registry import operator
+from dagexec.core.registry import new_operator
 from dagexec.core.rows import first_axis
-from dagexec.core.schema import Cost, OperatorCall, OpSchema, RowsCall, TensorType, memory_cost
+from dagexec.core.schema import Cost, OperatorCall, RowsCall, TensorType, memory_cost
 from dagexec.core.traits import ImageRole, Rows
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.blocks import Array, Index, Scratch, blockwise, compute_dtype, convert, is_narrow
@@ -79,34 +79,32 @@ def _rows(asked: RowsCall) -> Sequence[Rows | None]:
     return first_axis(asked)
 
 
-@operator(
-    OpSchema(
-        "SpatialBN",
-        inputs=(5, 7),
-        outputs=(1, 5),
-        infer=infer_spatial_bn,
-        doc="Y = (X - mean) / sqrt(var + epsilon) * scale + bias, a channel each. Ioffe and Szegedy, 2015, "
-        "arXiv:1502.03167. With is_test=1 mean and var are inputs 3 and 4. In training they are those of the batch, "
-        "var that of the population; or they follow from `sums` and `sumsq`, what ChannelStats gives, summed over "
-        "`num_batches` batches of this size. Inputs 3 and 4 become, in place, their values * momentum + those of the "
-        "batch * (1 - momentum). A batch without elements changes nothing, and its saved statistics are 0.",
-        input_names=("X", "scale", "bias", "mean", "var", "sums", "sumsq"),
-        output_names=("Y", "mean", "var", "saved_mean", "saved_inv_std"),
-        args={
-            "is_test": "1: inference",
-            "epsilon": "added to the variance (default 1e-5)",
-            "order": ORDER_HELP,
-            "momentum": "of the running statistics, in training (default 0.9)",
-            "num_batches": "batches that sums and sumsq are over, in training (default 1)",
-        },
-        required_args=("is_test",),
-        inplace=_spatial_bn_inplace,
-        enforced_inplace=((3, 1), (4, 2)),
-        cost=_spatial_bn_cost,
-        results=1,
-        image_role=ImageRole.PER_CHANNEL,
-        rows=_rows,
-    )
+@new_operator(
+    "SpatialBN",
+    inputs=(5, 7),
+    outputs=(1, 5),
+    infer=infer_spatial_bn,
+    doc="Y = (X - mean) / sqrt(var + epsilon) * scale + bias, a channel each. Ioffe and Szegedy, 2015, "
+    "arXiv:1502.03167. With is_test=1 mean and var are inputs 3 and 4. In training they are those of the batch, "
+    "var that of the population; or they follow from `sums` and `sumsq`, what ChannelStats gives, summed over "
+    "`num_batches` batches of this size. Inputs 3 and 4 become, in place, their values * momentum + those of the "
+    "batch * (1 - momentum). A batch without elements changes nothing, and its saved statistics are 0.",
+    input_names=("X", "scale", "bias", "mean", "var", "sums", "sumsq"),
+    output_names=("Y", "mean", "var", "saved_mean", "saved_inv_std"),
+    args={
+        "is_test": "1: inference",
+        "epsilon": "added to the variance (default 1e-5)",
+        "order": ORDER_HELP,
+        "momentum": "of the running statistics, in training (default 0.9)",
+        "num_batches": "batches that sums and sumsq are over, in training (default 1)",
+    },
+    required_args=("is_test",),
+    inplace=_spatial_bn_inplace,
+    enforced_inplace=((3, 1), (4, 2)),
+    cost=_spatial_bn_cost,
+    results=1,
+    image_role=ImageRole.PER_CHANNEL,
+    rows=_rows,
 )
 class SpatialBN(ImageOperator):
     """Batch normalization."""

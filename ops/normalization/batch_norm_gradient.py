@@ -13,8 +13,8 @@ import numpy as np
 from dagexec.core.dtypes import FLOAT32, FLOAT_TYPES, TypeMeta
 from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of, no_gradient
 from dagexec.core.operator import Step, in_sequence
-from dagexec.core.registry import operator
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType, memory_cost
+from dagexec.core.registry import new_operator
+from dagexec.core.schema import OperatorCall, TensorType, memory_cost
 from dagexec.ops.base.blocks import Array, convert
 from dagexec.ops.base.channel_statistics import ChannelBlock, ChannelPieces, channel_view
 from dagexec.ops.base.layout import ORDER_HELP, ImageOperator
@@ -35,17 +35,15 @@ def infer_channel_stats(call: OperatorCall) -> list[TensorType]:
     return [TensorType((channels,), sum_type(call.inputs[0].meta))] * 2
 
 
-@operator(
-    OpSchema(
-        "ChannelStats",
-        infer=infer_channel_stats,
-        doc="The sum of all elements of each channel, and of their squares, for the statistics of several batches: "
-        "inputs 5 and 6 of SpatialBN, once they are summed over the devices. float32 for 16-bit floats.",
-        input_names=("X",),
-        output_names=("sum", "sumsq"),
-        args={"order": ORDER_HELP},
-        cost=lambda call, outputs: memory_cost(call, outputs, 3),
-    )
+@new_operator(
+    "ChannelStats",
+    infer=infer_channel_stats,
+    doc="The sum of all elements of each channel, and of their squares, for the statistics of several batches: "
+    "inputs 5 and 6 of SpatialBN, once they are summed over the devices. float32 for 16-bit floats.",
+    input_names=("X",),
+    output_names=("sum", "sumsq"),
+    args={"order": ORDER_HELP},
+    cost=lambda call, outputs: memory_cost(call, outputs, 3),
 )
 class ChannelStats(ImageOperator):
     """Sums over each channel."""
@@ -157,17 +155,15 @@ class GradientMemory:
         self.center = pieces.vector(wide=False)
 
 
-@operator(
-    OpSchema(
-        "ChannelBackpropStats",
-        infer=infer_channel_backprop_stats,
-        doc="The gradients of SpatialBN's scale and bias for one batch: for each channel the sum of "
-        "dY * (X - mean) * inv_std, and of dY. Summed over the devices, they are inputs 5 and 6 of SpatialBNGradient.",
-        input_names=("X", "mean", "inv_std", "dY"),
-        output_names=("dscale", "dbias"),
-        args={"order": ORDER_HELP},
-        cost=lambda call, outputs: memory_cost(call, outputs, 4),
-    )
+@new_operator(
+    "ChannelBackpropStats",
+    infer=infer_channel_backprop_stats,
+    doc="The gradients of SpatialBN's scale and bias for one batch: for each channel the sum of "
+    "dY * (X - mean) * inv_std, and of dY. Summed over the devices, they are inputs 5 and 6 of SpatialBNGradient.",
+    input_names=("X", "mean", "inv_std", "dY"),
+    output_names=("dscale", "dbias"),
+    args={"order": ORDER_HELP},
+    cost=lambda call, outputs: memory_cost(call, outputs, 4),
 )
 class ChannelBackpropStats(_ChannelGradient):
     """The gradients of scale and bias of one batch."""
@@ -209,26 +205,24 @@ def infer_spatial_bn_gradient(call: OperatorCall) -> list[TensorType]:
     return [call.inputs[0], vector, vector]
 
 
-@operator(
-    OpSchema(
-        "SpatialBNGradient",
-        inputs=(5, 7),
-        infer=infer_spatial_bn_gradient,
-        doc="The gradients of SpatialBN. In training inputs 3 and 4 are the saved mean and inverse deviation; with "
-        "is_test=1 they are the mean and variance that were given, and dX = dY * scale / sqrt(var + epsilon). With "
-        "inputs 5 and 6, those of ChannelBackpropStats summed over `num_batches` batches of this size, dscale and "
-        "dbias are these divided by num_batches, so that summing them over the devices gives the whole.",
-        input_names=("X", "scale", "dY", "mean", "inv_std (var with is_test=1)", "dscale_sum", "dbias_sum"),
-        output_names=("dX", "dscale", "dbias"),
-        args={
-            "is_test": "1: of inference (default 0)",
-            "epsilon": "added to the variance (default 1e-5)",
-            "order": ORDER_HELP,
-            "num_batches": "batches that dscale_sum and dbias_sum are over (default 1)",
-        },
-        inplace=lambda source, target: (source, target) == (2, 0),
-        cost=lambda call, outputs: memory_cost(call, outputs, 8),
-    )
+@new_operator(
+    "SpatialBNGradient",
+    inputs=(5, 7),
+    infer=infer_spatial_bn_gradient,
+    doc="The gradients of SpatialBN. In training inputs 3 and 4 are the saved mean and inverse deviation; with "
+    "is_test=1 they are the mean and variance that were given, and dX = dY * scale / sqrt(var + epsilon). With "
+    "inputs 5 and 6, those of ChannelBackpropStats summed over `num_batches` batches of this size, dscale and "
+    "dbias are these divided by num_batches, so that summing them over the devices gives the whole.",
+    input_names=("X", "scale", "dY", "mean", "inv_std (var with is_test=1)", "dscale_sum", "dbias_sum"),
+    output_names=("dX", "dscale", "dbias"),
+    args={
+        "is_test": "1: of inference (default 0)",
+        "epsilon": "added to the variance (default 1e-5)",
+        "order": ORDER_HELP,
+        "num_batches": "batches that dscale_sum and dbias_sum are over (default 1)",
+    },
+    inplace=lambda source, target: (source, target) == (2, 0),
+    cost=lambda call, outputs: memory_cost(call, outputs, 8),
 )
 class SpatialBNGradient(_ChannelGradient):
     """The gradient of batch normalization."""

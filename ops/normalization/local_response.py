@@ -14,8 +14,8 @@ import numpy as np
 from dagexec.core.dtypes import FLOAT32, FLOAT_TYPES
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence
-from dagexec.core.registry import operator
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType, memory_cost
+from dagexec.core.registry import new_operator
+from dagexec.core.schema import OperatorCall, TensorType, memory_cost
 from dagexec.core.traits import ImageRole
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.blocks import BLOCK, Array, block_indices, compute_dtype, convert, is_narrow
@@ -59,28 +59,26 @@ def infer_lrn(call: OperatorCall) -> list[TensorType]:
     return [call.inputs[0]] * len(call.definition.output)
 
 
-@operator(
-    OpSchema(
-        "LRN",
-        outputs=(1, 2),
-        infer=infer_lrn,
-        doc="Y = X * scale^(-beta), scale = bias + alpha / size * (sum of X^2 over the `size` channels around each, "
-        "fewer at the ends). Krizhevsky et al., 2012, section 3.3.",
-        input_names=("X",),
-        output_names=("Y", "scale"),
-        args={
-            "size": "channels in the window, odd",
-            "alpha": "factor of the mean square (default 0)",
-            "beta": "exponent (default 0)",
-            "bias": "added to the sum (default 1)",
-            "order": ORDER_HELP,
-        },
-        required_args=("size",),
-        cost=lambda call, outputs: memory_cost(call, outputs, 6 + call.arguments.int("size", 1)),
-        onnx=(OnnxName("LRN", 13, {name: name for name in ("size", "alpha", "beta", "bias")}),),
-        results=1,
-        image_role=ImageRole.SAME_CHANNELS,
-    )
+@new_operator(
+    "LRN",
+    outputs=(1, 2),
+    infer=infer_lrn,
+    doc="Y = X * scale^(-beta), scale = bias + alpha / size * (sum of X^2 over the `size` channels around each, "
+    "fewer at the ends). Krizhevsky et al., 2012, section 3.3.",
+    input_names=("X",),
+    output_names=("Y", "scale"),
+    args={
+        "size": "channels in the window, odd",
+        "alpha": "factor of the mean square (default 0)",
+        "beta": "exponent (default 0)",
+        "bias": "added to the sum (default 1)",
+        "order": ORDER_HELP,
+    },
+    required_args=("size",),
+    cost=lambda call, outputs: memory_cost(call, outputs, 6 + call.arguments.int("size", 1)),
+    onnx=(OnnxName("LRN", 13, {name: name for name in ("size", "alpha", "beta", "bias")}),),
+    results=1,
+    image_role=ImageRole.SAME_CHANNELS,
 )
 class LRN(ImageOperator):
     """Local response normalization across channels."""

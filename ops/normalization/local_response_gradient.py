@@ -10,9 +10,9 @@ import numpy as np
 from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of
 from dagexec.core.operator import Step, in_sequence
-from dagexec.core.registry import operator
+from dagexec.core.registry import new_operator
 from dagexec.core.rows import along_axis
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType, memory_cost
+from dagexec.core.schema import OperatorCall, TensorType, memory_cost
 from dagexec.ops.base.blocks import BLOCK, Array, compute_dtype, convert, is_narrow, row_pieces
 from dagexec.ops.base.layout import ImageOperator, channel_axis
 from dagexec.ops.base.pointwise import scalar_pass
@@ -28,19 +28,17 @@ def infer_lrn_gradient(call: OperatorCall) -> list[TensorType]:
     return infer_lrn(call)
 
 
-@operator(
-    OpSchema(
-        "LRNGradient",
-        infer=infer_lrn_gradient,
-        doc="dX = dY * scale^(-beta) - 2 alpha beta / size * X * (sum of dY * Y / scale over the `size` channels "
-        "around each), with the scale of LRN, computed again.",
-        input_names=("X", "Y", "dY"),
-        output_names=("dX",),
-        args=LRN.schema.args,
-        required_args=("size",),
-        cost=lambda call, outputs: memory_cost(call, outputs, 10 + 2 * call.arguments.int("size", 1)),
-        rows=along_axis(0, 0, 1, 2),
-    )
+@new_operator(
+    "LRNGradient",
+    infer=infer_lrn_gradient,
+    doc="dX = dY * scale^(-beta) - 2 alpha beta / size * X * (sum of dY * Y / scale over the `size` channels "
+    "around each), with the scale of LRN, computed again.",
+    input_names=("X", "Y", "dY"),
+    output_names=("dX",),
+    args=LRN.schema.args,
+    required_args=("size",),
+    cost=lambda call, outputs: memory_cost(call, outputs, 10 + 2 * call.arguments.int("size", 1)),
+    rows=along_axis(0, 0, 1, 2),
 )
 class LRNGradient(ImageOperator):
     """The gradient of local response normalization."""

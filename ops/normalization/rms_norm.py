@@ -12,7 +12,7 @@ from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.gradient import not_differentiable
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Step, in_sequence, nothing_to_do
-from dagexec.core.registry import operator
+from dagexec.core.registry import new_operator
 from dagexec.core.rows import apart_from, before_axis, summing
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType, memory_cost
 from dagexec.ops.base.array_function import ArrayOperator, array_function
@@ -36,19 +36,17 @@ def infer_rms_norm(call: OperatorCall) -> list[TensorType]:
     return [TensorType(shape, meta)]
 
 
-@operator(
-    OpSchema(
-        "RootMeanSquareNorm",
-        infer=infer_rms_norm,
-        doc="Y = X / sqrt(mean of X^2 + epsilon) * scale, the mean being over the axes from `axis` on. Zhang and "
-        "Sennrich, 2019, arXiv:1910.07467. (dagexec's own, for ONNX.)",
-        input_names=("X", "scale, which broadcasts to X"),
-        output_names=("Y",),
-        args={"axis": "the first of the axes (default -1)", "epsilon": "added to the mean square (default 1e-5)"},
-        cost=lambda call, outputs: memory_cost(call, outputs, 4),
-        onnx=(OnnxName("RMSNormalization", 23, {"axis": "axis", "epsilon": "epsilon"}),),
-        rows=before_axis(lambda call: call.axis("axis", -1, len(call.inputs[0].shape))),
-    )
+@new_operator(
+    "RootMeanSquareNorm",
+    infer=infer_rms_norm,
+    doc="Y = X / sqrt(mean of X^2 + epsilon) * scale, the mean being over the axes from `axis` on. Zhang and "
+    "Sennrich, 2019, arXiv:1910.07467. (dagexec's own, for ONNX.)",
+    input_names=("X", "scale, which broadcasts to X"),
+    output_names=("Y",),
+    args={"axis": "the first of the axes (default -1)", "epsilon": "added to the mean square (default 1e-5)"},
+    cost=lambda call, outputs: memory_cost(call, outputs, 4),
+    onnx=(OnnxName("RMSNormalization", 23, {"axis": "axis", "epsilon": "epsilon"}),),
+    rows=before_axis(lambda call: call.axis("axis", -1, len(call.inputs[0].shape))),
 )
 class RootMeanSquareNorm(ArrayOperator):
     """Some rows at a time, in float32 where they are of 16 bits."""

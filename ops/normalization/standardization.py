@@ -17,9 +17,9 @@ import numpy as np
 from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence
-from dagexec.core.registry import operator
+from dagexec.core.registry import new_operator
 from dagexec.core.rows import before_axis, first_axis
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType, first_to_first, memory_cost, no_inplace
+from dagexec.core.schema import OperatorCall, TensorType, first_to_first, memory_cost, no_inplace
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.blocks import BLOCK, Array, Scratch, block_indices, compute_dtype, convert, is_narrow
 from dagexec.ops.base.layout import ORDER_HELP, channel_axis, channels_last
@@ -192,22 +192,20 @@ class _Standardize(Operator):
         return steps
 
 
-@operator(
-    OpSchema(
-        "InstanceNorm",
-        outputs=(1, 3),
-        infer=infer_channel_affine(instance_grouping),
-        doc="Normalizes each channel of each image by its own mean and variance over the pixels. Ulyanov et al., 2016, "
-        "arXiv:1607.08022.",
-        input_names=("X", "scale", "bias"),
-        output_names=("Y", "mean", "inv_std"),
-        args={"epsilon": EPSILON_HELP, "order": ORDER_HELP},
-        inplace=first_to_first,
-        cost=lambda call, outputs: memory_cost(call, outputs, 8),
-        onnx=(OnnxName("InstanceNormalization", 22, {"epsilon": "epsilon"}),),
-        results=1,
-        rows=first_axis,
-    )
+@new_operator(
+    "InstanceNorm",
+    outputs=(1, 3),
+    infer=infer_channel_affine(instance_grouping),
+    doc="Normalizes each channel of each image by its own mean and variance over the pixels. Ulyanov et al., 2016, "
+    "arXiv:1607.08022.",
+    input_names=("X", "scale", "bias"),
+    output_names=("Y", "mean", "inv_std"),
+    args={"epsilon": EPSILON_HELP, "order": ORDER_HELP},
+    inplace=first_to_first,
+    cost=lambda call, outputs: memory_cost(call, outputs, 8),
+    onnx=(OnnxName("InstanceNormalization", 22, {"epsilon": "epsilon"}),),
+    results=1,
+    rows=first_axis,
 )
 class InstanceNorm(_Standardize):
     """Instance normalization."""
@@ -216,21 +214,19 @@ class InstanceNorm(_Standardize):
         return instance_grouping(self.call())
 
 
-@operator(
-    OpSchema(
-        "GroupNorm",
-        outputs=(1, 3),
-        infer=infer_channel_affine(group_grouping),
-        doc="Normalizes groups of neighboring channels of each image. Wu and He, 2018, arXiv:1803.08494.",
-        input_names=("X", "scale", "bias"),
-        output_names=("Y", "mean", "inv_std"),
-        args={"group": "groups of channels (default 32)", "epsilon": EPSILON_HELP, "order": ORDER_HELP},
-        inplace=no_inplace,
-        cost=lambda call, outputs: memory_cost(call, outputs, 8),
-        onnx=(OnnxName("GroupNormalization", 21, {"num_groups": "group", "epsilon": "epsilon"}),),
-        results=1,
-        rows=first_axis,
-    )
+@new_operator(
+    "GroupNorm",
+    outputs=(1, 3),
+    infer=infer_channel_affine(group_grouping),
+    doc="Normalizes groups of neighboring channels of each image. Wu and He, 2018, arXiv:1803.08494.",
+    input_names=("X", "scale", "bias"),
+    output_names=("Y", "mean", "inv_std"),
+    args={"group": "groups of channels (default 32)", "epsilon": EPSILON_HELP, "order": ORDER_HELP},
+    inplace=no_inplace,
+    cost=lambda call, outputs: memory_cost(call, outputs, 8),
+    onnx=(OnnxName("GroupNormalization", 21, {"num_groups": "group", "epsilon": "epsilon"}),),
+    results=1,
+    rows=first_axis,
 )
 class GroupNorm(_Standardize):
     """Group normalization."""
@@ -239,25 +235,23 @@ class GroupNorm(_Standardize):
         return group_grouping(self.call())
 
 
-@operator(
-    OpSchema(
-        "LayerNorm",
-        inputs=(1, 3),
-        outputs=(1, 3),
-        infer=infer_layer_norm,
-        doc="Normalizes over the axes from `axis` on, with an optional scale and bias an element. Ba et al., 2016, "
-        "arXiv:1607.06450.",
-        input_names=("X", "gamma", "beta"),
-        output_names=("Y", "mean", "std"),
-        args={
-            "axis": "first axis that is normalized over (default 1)",
-            "epsilon": EPSILON_HELP,
-            "elementwise_affine": "1: with gamma and beta (default: 1 when they are given)",
-        },
-        cost=lambda call, outputs: memory_cost(call, outputs, 8),
-        results=1,
-        rows=before_axis(first_normalized),
-    )
+@new_operator(
+    "LayerNorm",
+    inputs=(1, 3),
+    outputs=(1, 3),
+    infer=infer_layer_norm,
+    doc="Normalizes over the axes from `axis` on, with an optional scale and bias an element. Ba et al., 2016, "
+    "arXiv:1607.06450.",
+    input_names=("X", "gamma", "beta"),
+    output_names=("Y", "mean", "std"),
+    args={
+        "axis": "first axis that is normalized over (default 1)",
+        "epsilon": EPSILON_HELP,
+        "elementwise_affine": "1: with gamma and beta (default: 1 when they are given)",
+    },
+    cost=lambda call, outputs: memory_cost(call, outputs, 8),
+    results=1,
+    rows=before_axis(first_normalized),
 )
 class LayerNorm(_Standardize):
     """Layer normalization."""

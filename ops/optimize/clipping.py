@@ -10,8 +10,8 @@ import numpy as np
 from dagexec.core.dtypes import FLOAT32, FLOAT64
 from dagexec.core.gradient import not_differentiable
 from dagexec.core.operator import Array, Operator, Step
-from dagexec.core.registry import operator
-from dagexec.core.schema import UNBOUNDED, OperatorCall, OpSchema, TensorType, first_to_first
+from dagexec.core.registry import new_operator
+from dagexec.core.schema import UNBOUNDED, OperatorCall, TensorType, first_to_first
 from dagexec.errors import ArgumentError
 from dagexec.ops.optimize.scalars import require_rate
 from dagexec.ops.optimize.update import PIECE
@@ -32,16 +32,14 @@ def infer_global_norm(call: OperatorCall) -> list[TensorType]:
     return [TensorType((), FLOAT32)]
 
 
-@operator(
-    OpSchema(
-        "GlobalNorm",
-        inputs=(1, UNBOUNDED),
-        infer=infer_global_norm,
-        doc="The root of the sum of its inputs, added in that order in float64. Of the sums of squares of several "
-        "tensors (SumSqrElements) that is the norm of all of them together.",
-        input_names=("squares",),
-        output_names=("norm",),
-    )
+@new_operator(
+    "GlobalNorm",
+    inputs=(1, UNBOUNDED),
+    infer=infer_global_norm,
+    doc="The root of the sum of its inputs, added in that order in float64. Of the sums of squares of several "
+    "tensors (SumSqrElements) that is the norm of all of them together.",
+    input_names=("squares",),
+    output_names=("norm",),
 )
 class GlobalNorm(Operator):
     """The norm of several tensors from the sums of their squares."""
@@ -68,19 +66,17 @@ def infer_clip_tensor(call: OperatorCall) -> list[TensorType]:
     return [call.inputs[0]]
 
 
-@operator(
-    OpSchema(
-        "ClipTensorByScaling",
-        inputs=(2, 3),
-        infer=infer_clip_tensor,
-        doc="Y = X * limit / norm where norm exceeds the limit, else X; the limit is the threshold, times the third "
-        "input if there is one. May be in place, and costs nothing then while nothing is clipped.",
-        input_names=("X", "norm", "factor"),
-        output_names=("Y",),
-        args={"threshold": "the maximum norm, above 0"},
-        required_args=("threshold",),
-        inplace=first_to_first,
-    )
+@new_operator(
+    "ClipTensorByScaling",
+    inputs=(2, 3),
+    infer=infer_clip_tensor,
+    doc="Y = X * limit / norm where norm exceeds the limit, else X; the limit is the threshold, times the third "
+    "input if there is one. May be in place, and costs nothing then while nothing is clipped.",
+    input_names=("X", "norm", "factor"),
+    output_names=("Y",),
+    args={"threshold": "the maximum norm, above 0"},
+    required_args=("threshold",),
+    inplace=first_to_first,
 )
 class ClipTensorByScaling(Operator):
     """A tensor scaled down when a norm is too large."""
@@ -135,21 +131,19 @@ def norm_of(array: Array, work: Array) -> Callable[[], float]:
     return norm
 
 
-@operator(
-    OpSchema(
-        "Lars",
-        inputs=(2, 5),
-        infer=infer_lars,
-        doc="A factor of the learning rate of one parameter: trust / (norm(dX) / norm(X) + wd + offset), and 1 where X "
-        "is 0; within [lr_min, lr_max]. Without the last two inputs trust is 1 and there are no limits, without the "
-        "last three wd is 0. You et al., 2017, arXiv:1708.03888.",
-        input_names=("X", "dX", "wd", "trust", "lr_max"),
-        output_names=("factor",),
-        args={
-            "offset": "keeps the divisor away from 0 (default 0.5)",
-            "lr_min": "the minimum factor, of the form with five inputs (default 0.02)",
-        },
-    )
+@new_operator(
+    "Lars",
+    inputs=(2, 5),
+    infer=infer_lars,
+    doc="A factor of the learning rate of one parameter: trust / (norm(dX) / norm(X) + wd + offset), and 1 where X "
+    "is 0; within [lr_min, lr_max]. Without the last two inputs trust is 1 and there are no limits, without the "
+    "last three wd is 0. You et al., 2017, arXiv:1708.03888.",
+    input_names=("X", "dX", "wd", "trust", "lr_max"),
+    output_names=("factor",),
+    args={
+        "offset": "keeps the divisor away from 0 (default 0.5)",
+        "lr_min": "the minimum factor, of the form with five inputs (default 0.02)",
+    },
 )
 class Lars(Operator):
     """Layer-wise adaptive rate scaling."""

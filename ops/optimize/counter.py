@@ -11,8 +11,8 @@ from dagexec.core.dtypes import INT64
 from dagexec.core.gradient import no_gradient
 from dagexec.core.operator import Array, Operator, Step
 from dagexec.core.proto import OperatorDef
-from dagexec.core.registry import operator
-from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType, first_to_first
+from dagexec.core.registry import new_operator
+from dagexec.core.schema import Cost, OperatorCall, TensorType, first_to_first
 from dagexec.ops.optimize.scalars import read_iteration, require_iteration
 from dagexec.platform.forking import ProcessLock
 
@@ -34,14 +34,12 @@ class Mutex:
         self.lock = ProcessLock()
 
 
-@operator(
-    OpSchema(
-        "CreateMutex",
-        infer=None,
-        doc="A mutex for operators that take turns. A mutex that already exists stays.",
-        output_names=("mutex",),
-        effects=True,
-    )
+@new_operator(
+    "CreateMutex",
+    infer=None,
+    doc="A mutex for operators that take turns. A mutex that already exists stays.",
+    output_names=("mutex",),
+    effects=True,
 )
 class CreateMutex(Operator):
     """Makes a mutex."""
@@ -77,20 +75,18 @@ def infer_iter(call: OperatorCall) -> list[TensorType]:
     return [call.inputs[counter]]
 
 
-@operator(
-    OpSchema(
-        "Iter",
-        inputs=(0, 1),
-        infer=infer_iter,
-        doc="Adds 1 to an iteration counter (one int64), in place. Without input the output itself is the counter, and "
-        "begins at 0, so that the first run leaves 1.",
-        input_names=("counter",),
-        output_names=("counter",),
-        inplace=first_to_first,
-        enforced_inplace=((0, 0),),
-        cost=lambda _call, _outputs: Cost(1, 8, 8),
-        effects=True,
-    )
+@new_operator(
+    "Iter",
+    inputs=(0, 1),
+    infer=infer_iter,
+    doc="Adds 1 to an iteration counter (one int64), in place. Without input the output itself is the counter, and "
+    "begins at 0, so that the first run leaves 1.",
+    input_names=("counter",),
+    output_names=("counter",),
+    inplace=first_to_first,
+    enforced_inplace=((0, 0),),
+    cost=lambda _call, _outputs: Cost(1, 8, 8),
+    effects=True,
 )
 class Iter(Operator):
     """Increments a counter."""
@@ -105,20 +101,18 @@ class Iter(Operator):
         return partial(increment, self.y(0).reshape(-1), self.label)
 
 
-@operator(
-    OpSchema(
-        "AtomicIter",
-        infer=infer_iter,
-        doc="Adds 1 to an iteration counter (one int64), in place, while it holds the mutex: several nets may share a "
-        "counter.",
-        input_names=("mutex", "counter"),
-        output_names=("counter",),
-        inplace=lambda source, target: (source, target) == (1, 0),
-        enforced_inplace=((1, 0),),
-        cost=lambda _call, _outputs: Cost(1, 8, 8),
-        handles=(0,),
-        effects=True,
-    )
+@new_operator(
+    "AtomicIter",
+    infer=infer_iter,
+    doc="Adds 1 to an iteration counter (one int64), in place, while it holds the mutex: several nets may share a "
+    "counter.",
+    input_names=("mutex", "counter"),
+    output_names=("counter",),
+    inplace=lambda source, target: (source, target) == (1, 0),
+    enforced_inplace=((1, 0),),
+    cost=lambda _call, _outputs: Cost(1, 8, 8),
+    handles=(0,),
+    effects=True,
 )
 class AtomicIter(Operator):
     """Increments a counter under a mutex."""

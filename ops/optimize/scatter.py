@@ -7,8 +7,8 @@ import numpy as np
 from dagexec.core.dtypes import FLOAT32, FLOAT64, INT32, INT64
 from dagexec.core.gradient import not_differentiable
 from dagexec.core.operator import Array, Operator, Step
-from dagexec.core.registry import operator
-from dagexec.core.schema import UNBOUNDED, Cost, OperatorCall, OpSchema, TensorType, first_to_first
+from dagexec.core.registry import new_operator
+from dagexec.core.schema import UNBOUNDED, Cost, OperatorCall, TensorType, first_to_first
 from dagexec.ops.index.indexing import check_indices
 from dagexec.ops.optimize.scalars import require_rate
 from dagexec.ops.optimize.sparse import occurrences
@@ -44,20 +44,18 @@ def infer_scatter_weighted_sum(call: OperatorCall) -> list[TensorType]:
     return [call.inputs[0]]
 
 
-@operator(
-    OpSchema(
-        "ScatterWeightedSum",
-        inputs=(3, UNBOUNDED),
-        infer=infer_scatter_weighted_sum,
-        doc="For each index k, row INDICES[k] of X_0 becomes w_0 times itself, and then w_1 X_1[k], w_2 X_2[k], ... "
-        "are added, in place. An index that occurs more than once is scaled and added to as often, in order. With "
-        "w_0 = 1 and w_1 = -rate this is a step of gradient descent by a sparse gradient.",
-        input_names=("X_0", "w_0", "INDICES", "X_1", "w_1"),
-        output_names=("X_0",),
-        inplace=first_to_first,
-        enforced_inplace=((0, 0),),
-        cost=_cost,
-    )
+@new_operator(
+    "ScatterWeightedSum",
+    inputs=(3, UNBOUNDED),
+    infer=infer_scatter_weighted_sum,
+    doc="For each index k, row INDICES[k] of X_0 becomes w_0 times itself, and then w_1 X_1[k], w_2 X_2[k], ... "
+    "are added, in place. An index that occurs more than once is scaled and added to as often, in order. With "
+    "w_0 = 1 and w_1 = -rate this is a step of gradient descent by a sparse gradient.",
+    input_names=("X_0", "w_0", "INDICES", "X_1", "w_1"),
+    output_names=("X_0",),
+    inplace=first_to_first,
+    enforced_inplace=((0, 0),),
+    cost=_cost,
 )
 class ScatterWeightedSum(Operator):
     """Weighted sums into rows."""
@@ -113,18 +111,16 @@ def infer_scatter_assign(call: OperatorCall) -> list[TensorType]:
     return [call.inputs[0]]
 
 
-@operator(
-    OpSchema(
-        "ScatterAssign",
-        infer=infer_scatter_assign,
-        doc="For each index k, row INDICES[k] of DATA becomes SLICES[k], in place; the last one where an index occurs "
-        "more than once.",
-        input_names=("DATA", "INDICES", "SLICES"),
-        output_names=("DATA",),
-        inplace=first_to_first,
-        enforced_inplace=((0, 0),),
-        cost=_cost,
-    )
+@new_operator(
+    "ScatterAssign",
+    infer=infer_scatter_assign,
+    doc="For each index k, row INDICES[k] of DATA becomes SLICES[k], in place; the last one where an index occurs "
+    "more than once.",
+    input_names=("DATA", "INDICES", "SLICES"),
+    output_names=("DATA",),
+    inplace=first_to_first,
+    enforced_inplace=((0, 0),),
+    cost=_cost,
 )
 class ScatterAssign(Operator):
     """Rows replaced by index."""

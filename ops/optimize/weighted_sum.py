@@ -10,8 +10,8 @@ import numpy as np
 from dagexec.core.dtypes import FLOAT32, FLOAT64
 from dagexec.core.gradient import Gradient, GradientOperators, GradientRequest, gradient_of, not_differentiable
 from dagexec.core.operator import Array, Operator, Step
-from dagexec.core.registry import operator
-from dagexec.core.schema import UNBOUNDED, Cost, OperatorCall, OpSchema, TensorType, first_to_first, memory_cost
+from dagexec.core.registry import new_operator
+from dagexec.core.schema import UNBOUNDED, Cost, OperatorCall, TensorType, first_to_first, memory_cost
 from dagexec.ops.optimize.scalars import require_rate
 from dagexec.ops.optimize.update import PIECE
 
@@ -34,19 +34,17 @@ def infer_weighted_sum(call: OperatorCall) -> list[TensorType]:
     return [call.inputs[0]]
 
 
-@operator(
-    OpSchema(
-        "WeightedSum",
-        inputs=(2, UNBOUNDED),
-        infer=infer_weighted_sum,
-        doc="Y = w_0 X_0 + w_1 X_1 + ..., added in that order; may overwrite X_0. The weights are blobs of one float. "
-        "With w_0 = 1 and w_1 = -rate this is a step of gradient descent.",
-        input_names=("X_0", "w_0", "X_1", "w_1"),
-        output_names=("Y",),
-        args={"grad_on_w": "1: there are gradients of the weights, too (default 0)"},
-        inplace=first_to_first,
-        cost=lambda call, outputs: memory_cost(call, outputs, len(call.inputs)),
-    )
+@new_operator(
+    "WeightedSum",
+    inputs=(2, UNBOUNDED),
+    infer=infer_weighted_sum,
+    doc="Y = w_0 X_0 + w_1 X_1 + ..., added in that order; may overwrite X_0. The weights are blobs of one float. "
+    "With w_0 = 1 and w_1 = -rate this is a step of gradient descent.",
+    input_names=("X_0", "w_0", "X_1", "w_1"),
+    output_names=("Y",),
+    args={"grad_on_w": "1: there are gradients of the weights, too (default 0)"},
+    inplace=first_to_first,
+    cost=lambda call, outputs: memory_cost(call, outputs, len(call.inputs)),
 )
 class WeightedSum(Operator):
     """A sum of tensors with weights."""
@@ -95,19 +93,17 @@ def infer_weighted_sum_gradient(call: OperatorCall) -> list[TensorType]:
     return [*call.inputs[1::2], *call.inputs[2::2]] if on_weights else list(call.inputs[1::2])
 
 
-@operator(
-    OpSchema(
-        "WeightedSumGradient",
-        inputs=(3, UNBOUNDED),
-        outputs=(1, UNBOUNDED),
-        infer=infer_weighted_sum_gradient,
-        doc="The gradients of WeightedSum: dX_i = w_i dY, and with grad_on_w dw_i, the sum of X_i dY.",
-        input_names=("dY", "X_0", "w_0", "X_1", "w_1"),
-        output_names=("dX_0", "dX_1"),
-        args={"grad_on_w": "1: behind the dX_i there are dw_0, dw_1, ... (default 0)"},
-        inplace=first_to_first,
-        cost=_gradient_cost,
-    )
+@new_operator(
+    "WeightedSumGradient",
+    inputs=(3, UNBOUNDED),
+    outputs=(1, UNBOUNDED),
+    infer=infer_weighted_sum_gradient,
+    doc="The gradients of WeightedSum: dX_i = w_i dY, and with grad_on_w dw_i, the sum of X_i dY.",
+    input_names=("dY", "X_0", "w_0", "X_1", "w_1"),
+    output_names=("dX_0", "dX_1"),
+    args={"grad_on_w": "1: behind the dX_i there are dw_0, dw_1, ... (default 0)"},
+    inplace=first_to_first,
+    cost=_gradient_cost,
 )
 class WeightedSumGradient(Operator):
     """Gradients of WeightedSum; the first tensor's may overwrite that of the sum, so it comes last."""

@@ -14,8 +14,8 @@ import numpy as np
 from dagexec.core.dtypes import FLOAT32, FLOAT64
 from dagexec.core.gradient import not_differentiable
 from dagexec.core.operator import Array, Operator, Step
-from dagexec.core.registry import operator
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType, memory_cost, one_to_one
+from dagexec.core.registry import new_operator
+from dagexec.core.schema import OperatorCall, TensorType, memory_cost, one_to_one
 from dagexec.errors import ArgumentError
 from dagexec.ops.optimize.scalars import read_iteration, require_iteration
 from dagexec.ops.optimize.update import PIECE
@@ -44,36 +44,34 @@ def infer_yellowfin(call: OperatorCall) -> list[TensorType]:
     return list(call.inputs[:8])
 
 
-@operator(
-    OpSchema(
-        "YellowFin",
-        infer=infer_yellowfin,
-        doc="Momentum with a rate and a factor tuned for the parameter: m' = mu m + lr g; param' = param - m', "
-        "with nesterov param - (1 + mu) m' + mu m; then lr and mu for the next run. The iteration counts from 1. "
-        "Zhang and Mitliagkas, 2017, arXiv:1706.03471.",
-        input_names=(
-            "param",
-            "moment",
-            "lr",
-            "mu",
-            "curv_win",
-            "g_avg",
-            "g2_avg",
-            "scalars_memory",
-            "grad",
-            "iteration",
-        ),
-        output_names=("param", "moment", "lr", "mu", "curv_win", "g_avg", "g2_avg", "scalars_memory"),
-        args={
-            "beta": "decay of the running means (default 0.999)",
-            "curv_win_width": "steps over which the range of curvatures is taken (default 20)",
-            "epsilon": "keeps divisors away from 0 (default 1e-6)",
-            "nesterov": "1: Nesterov's look-ahead (default 0)",
-            "zero_debias": "1: running means are corrected for starting at 0 (default 1)",
-        },
-        inplace=one_to_one,
-        cost=lambda call, outputs: memory_cost(call, outputs, 6),
-    )
+@new_operator(
+    "YellowFin",
+    infer=infer_yellowfin,
+    doc="Momentum with a rate and a factor tuned for the parameter: m' = mu m + lr g; param' = param - m', "
+    "with nesterov param - (1 + mu) m' + mu m; then lr and mu for the next run. The iteration counts from 1. "
+    "Zhang and Mitliagkas, 2017, arXiv:1706.03471.",
+    input_names=(
+        "param",
+        "moment",
+        "lr",
+        "mu",
+        "curv_win",
+        "g_avg",
+        "g2_avg",
+        "scalars_memory",
+        "grad",
+        "iteration",
+    ),
+    output_names=("param", "moment", "lr", "mu", "curv_win", "g_avg", "g2_avg", "scalars_memory"),
+    args={
+        "beta": "decay of the running means (default 0.999)",
+        "curv_win_width": "steps over which the range of curvatures is taken (default 20)",
+        "epsilon": "keeps divisors away from 0 (default 1e-6)",
+        "nesterov": "1: Nesterov's look-ahead (default 0)",
+        "zero_debias": "1: running means are corrected for starting at 0 (default 1)",
+    },
+    inplace=one_to_one,
+    cost=lambda call, outputs: memory_cost(call, outputs, 6),
 )
 class YellowFin(Operator):
     """Self-tuning momentum."""

@@ -21,9 +21,9 @@ from dagexec.core.dtypes import NUMBER_TYPES
 from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence
-from dagexec.core.registry import operator
+from dagexec.core.registry import new_operator
 from dagexec.core.rows import require_side_by_side
-from dagexec.core.schema import UNBOUNDED, Cost, OperatorCall, OpSchema, RowsCall, TensorType
+from dagexec.core.schema import UNBOUNDED, Cost, OperatorCall, RowsCall, TensorType
 from dagexec.core.traits import Rows
 from dagexec.errors import ArgumentError, GradientError
 from dagexec.ops.base.blocks import Array, compute_dtype, convert
@@ -118,22 +118,20 @@ def _rows(asked: RowsCall) -> list[Rows | None]:
     return [asked.common(found)]
 
 
-@operator(
-    OpSchema(
-        "Einsum",
-        inputs=(1, UNBOUNDED),
-        infer=infer_einsum,
-        doc="Einstein summation: the equation names the axes of the inputs and, behind ->, those of the output; Y is "
-        "the product of the inputs, summed over all that the output does not name. 16-bit floats are computed in "
-        "float32. (dagexec's own, for ONNX.)",
-        input_names=("X1", "X2", "..."),
-        output_names=("Y",),
-        args={"equation": "letters, commas, an ellipsis for further axes, such as 'bij,bjk->bik'"},
-        required_args=("equation",),
-        cost=_cost,
-        onnx=(OnnxName("Einsum", 28, {"equation": "equation"}),),
-        rows=_rows,
-    )
+@new_operator(
+    "Einsum",
+    inputs=(1, UNBOUNDED),
+    infer=infer_einsum,
+    doc="Einstein summation: the equation names the axes of the inputs and, behind ->, those of the output; Y is "
+    "the product of the inputs, summed over all that the output does not name. 16-bit floats are computed in "
+    "float32. (dagexec's own, for ONNX.)",
+    input_names=("X1", "X2", "..."),
+    output_names=("Y",),
+    args={"equation": "letters, commas, an ellipsis for further axes, such as 'bij,bjk->bik'"},
+    required_args=("equation",),
+    cost=_cost,
+    onnx=(OnnxName("Einsum", 28, {"equation": "equation"}),),
+    rows=_rows,
 )
 class Einsum(Operator):
     """Sums of products."""

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from dagexec.core.gradient import not_differentiable
 from dagexec.core.operator import Step, in_sequence
-from dagexec.core.registry import operator
+from dagexec.core.registry import new_operator
 from dagexec.core.rows import fully_connected
-from dagexec.core.schema import UNBOUNDED, Cost, OperatorCall, OpSchema, TensorType
+from dagexec.core.schema import UNBOUNDED, Cost, OperatorCall, TensorType
 from dagexec.ops.activation.post_ops import (
     POST_OPS_HELP,
     infer_post_ops,
@@ -40,21 +40,19 @@ def _operand_to_first(input_index: int, output_index: int) -> bool:
     return input_index >= OWN_INPUTS and output_index == 0
 
 
-@operator(
-    OpSchema(
-        "FusedFC",
-        inputs=(OWN_INPUTS, UNBOUNDED),
-        infer=infer_fused_fc,
-        doc="Y = post_ops(X W^T + b): FC, and what is done to its result at once. Inputs from number 3 on are operands "
-        "of post_ops. (dagexec's own; passes make it.)",
-        input_names=("X", "W", "b", "operands"),
-        output_names=("Y",),
-        args=FC_ARGS | {"post_ops": POST_OPS_HELP},
-        inplace=_operand_to_first,
-        cost=_cost,
-        has_weights=True,
-        rows=fully_connected,
-    )
+@new_operator(
+    "FusedFC",
+    inputs=(OWN_INPUTS, UNBOUNDED),
+    infer=infer_fused_fc,
+    doc="Y = post_ops(X W^T + b): FC, and what is done to its result at once. Inputs from number 3 on are operands "
+    "of post_ops. (dagexec's own; passes make it.)",
+    input_names=("X", "W", "b", "operands"),
+    output_names=("Y",),
+    args=FC_ARGS | {"post_ops": POST_OPS_HELP},
+    inplace=_operand_to_first,
+    cost=_cost,
+    has_weights=True,
+    rows=fully_connected,
 )
 class FusedFC(FullyConnected):
     """Fully connected layer with post-ops."""

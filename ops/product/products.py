@@ -16,7 +16,7 @@ import numpy as np
 from dagexec.core.dtypes import FLOAT_TYPES, INT32, INT64
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence
-from dagexec.core.registry import operator
+from dagexec.core.registry import new_operator, operator
 from dagexec.core.rows import folded_product, fully_connected, matrix_product
 from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType
 from dagexec.core.traits import LayerKind
@@ -193,20 +193,18 @@ def _matmul_cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
     return _cost(call, outputs, _transposed(a, call.arguments.bool("trans_a"))[1])
 
 
-@operator(
-    OpSchema(
-        "MatMul",
-        inputs=(2, 3),
-        infer=infer_matmul,
-        doc="Y = A B. A is folded to a matrix at `axis_a`, B at `axis_b`, and then transposed where asked. "
-        "The product is a matrix, or takes the shape of the third input.",
-        input_names=("A", "B", "like"),
-        output_names=("Y",),
-        args={"axis_a": "where A is folded (default 1)", "axis_b": "where B is folded (default 1)", **TRANSPOSE_ARGS},
-        cost=_matmul_cost,
-        has_weights=True,
-        rows=folded_product,
-    )
+@new_operator(
+    "MatMul",
+    inputs=(2, 3),
+    infer=infer_matmul,
+    doc="Y = A B. A is folded to a matrix at `axis_a`, B at `axis_b`, and then transposed where asked. "
+    "The product is a matrix, or takes the shape of the third input.",
+    input_names=("A", "B", "like"),
+    output_names=("Y",),
+    args={"axis_a": "where A is folded (default 1)", "axis_b": "where B is folded (default 1)", **TRANSPOSE_ARGS},
+    cost=_matmul_cost,
+    has_weights=True,
+    rows=folded_product,
 )
 class MatMul(Operator):
     """Product of two matrices."""
@@ -246,20 +244,18 @@ def _batch_matmul_cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cos
     return _cost(call, outputs, a[-2] if call.arguments.bool("trans_a") else a[-1])
 
 
-@operator(
-    OpSchema(
-        "BatchMatMul",
-        infer=infer_batch_matmul,
-        doc="Y[i] = A[i] B[i]: a product for each index of the leading axes. With broadcast=1 operands of one axis, "
-        "and batch axes that differ, are treated as by `numpy.matmul`.",
-        input_names=("A", "B"),
-        output_names=("Y",),
-        args={**TRANSPOSE_ARGS, "broadcast": "1: NumPy's rules for the batch axes (default 0: they are equal)"},
-        cost=_batch_matmul_cost,
-        onnx=(OnnxName("MatMul", 13, fixed={"broadcast": 1}),),
-        has_weights=True,
-        rows=matrix_product,
-    )
+@new_operator(
+    "BatchMatMul",
+    infer=infer_batch_matmul,
+    doc="Y[i] = A[i] B[i]: a product for each index of the leading axes. With broadcast=1 operands of one axis, "
+    "and batch axes that differ, are treated as by `numpy.matmul`.",
+    input_names=("A", "B"),
+    output_names=("Y",),
+    args={**TRANSPOSE_ARGS, "broadcast": "1: NumPy's rules for the batch axes (default 0: they are equal)"},
+    cost=_batch_matmul_cost,
+    onnx=(OnnxName("MatMul", 13, fixed={"broadcast": 1}),),
+    has_weights=True,
+    rows=matrix_product,
 )
 class BatchMatMul(Operator):
     """Products of two stacks of matrices."""
@@ -295,28 +291,26 @@ def infer_gemm(call: OperatorCall) -> list[TensorType]:
     return [TensorType(shape, meta)]
 
 
-@operator(
-    OpSchema(
-        "Gemm",
-        inputs=(2, 3),
-        infer=infer_gemm,
-        doc="Y = alpha A B + beta C, for matrices A and B, and a C that broadcasts to the product. C is not read when "
-        "beta is 0, as in BLAS. (dagexec's own, for ONNX.)",
-        input_names=("A", "B", "C"),
-        output_names=("Y",),
-        args={"alpha": "factor of the product (default 1)", "beta": "factor of C (default 1)", **TRANSPOSE_ARGS},
-        cost=lambda call, outputs: _cost(call, outputs, _gemm_matrices(call)[0][1]),
-        onnx=(
-            OnnxName(
-                "Gemm",
-                13,
-                {"alpha": "alpha", "beta": "beta", "transA": "trans_a", "transB": "trans_b"},
-                ignored=("broadcast",),  # before opset 7 it only allowed what is now always allowed
-            ),
+@new_operator(
+    "Gemm",
+    inputs=(2, 3),
+    infer=infer_gemm,
+    doc="Y = alpha A B + beta C, for matrices A and B, and a C that broadcasts to the product. C is not read when "
+    "beta is 0, as in BLAS. (dagexec's own, for ONNX.)",
+    input_names=("A", "B", "C"),
+    output_names=("Y",),
+    args={"alpha": "factor of the product (default 1)", "beta": "factor of C (default 1)", **TRANSPOSE_ARGS},
+    cost=lambda call, outputs: _cost(call, outputs, _gemm_matrices(call)[0][1]),
+    onnx=(
+        OnnxName(
+            "Gemm",
+            13,
+            {"alpha": "alpha", "beta": "beta", "transA": "trans_a", "transB": "trans_b"},
+            ignored=("broadcast",),  # before opset 7 it only allowed what is now always allowed
         ),
-        has_weights=True,
-        rows=folded_product,
-    )
+    ),
+    has_weights=True,
+    rows=folded_product,
 )
 class Gemm(Operator):
     """General matrix product."""

@@ -11,9 +11,9 @@ import numpy as np
 from dagexec.core.dtypes import FLOAT32, INT32, UINT8
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
-from dagexec.core.registry import operator
+from dagexec.core.registry import new_operator
 from dagexec.core.rows import across, matrix_product
-from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType
+from dagexec.core.schema import Cost, OperatorCall, TensorType
 from dagexec.core.traits import ImageRole
 from dagexec.ops.base.blocks import BLOCK, row_pieces
 from dagexec.ops.base.broadcasting import broadcast_shape
@@ -48,19 +48,17 @@ def _check_zero_point(call: OperatorCall, index: int, shapes: Sequence[tuple[int
         raise call.fail(f"a zero point must have shape {expected}, found {call.inputs[index].shape}")
 
 
-@operator(
-    OpSchema(
-        "ConvInteger",
-        inputs=(2, 4),
-        infer=infer_conv_integer,
-        doc="Y = (X - x_zero_point) * (filter - filter_zero_point) as int32, where padding counts as x_zero_point. X "
-        "and filter are uint8 or int8, of shapes as Conv's; X has one zero point, the filter one or one for each of "
-        "its M.",
-        input_names=("X", "filter", "x_zero_point", "filter_zero_point"),
-        output_names=("Y",),
-        args=WINDOW_ARGS | {"group": "groups of channels and filters (default 1)"},
-        image_role=ImageRole.QUANTIZED_CONVOLUTION,
-    )
+@new_operator(
+    "ConvInteger",
+    inputs=(2, 4),
+    infer=infer_conv_integer,
+    doc="Y = (X - x_zero_point) * (filter - filter_zero_point) as int32, where padding counts as x_zero_point. X "
+    "and filter are uint8 or int8, of shapes as Conv's; X has one zero point, the filter one or one for each of "
+    "its M.",
+    input_names=("X", "filter", "x_zero_point", "filter_zero_point"),
+    output_names=("Y",),
+    args=WINDOW_ARGS | {"group": "groups of channels and filters (default 1)"},
+    image_role=ImageRole.QUANTIZED_CONVOLUTION,
 )
 class ConvInteger(ImageOperator):
     """Convolution of 8-bit integers into 32-bit ones."""
@@ -122,19 +120,17 @@ def _matmul_cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
     return Cost(2 * outputs[0].elements * inner, sum(kind.nbytes for kind in call.inputs), outputs[0].nbytes)
 
 
-@operator(
-    OpSchema(
-        "MatMulInteger",
-        inputs=(2, 4),
-        infer=infer_matmul_integer,
-        doc="Y = (A - a_zero_point)(B - b_zero_point) as int32, for stacks of matrices and for vectors as in "
-        "numpy.matmul. A and B are uint8 or int8; a zero point has one entry, or one for each row of A or column of B, "
-        "of all matrices together or of each.",
-        input_names=("A", "B", "a_zero_point", "b_zero_point"),
-        output_names=("Y",),
-        cost=_matmul_cost,
-        rows=matrix_product,
-    )
+@new_operator(
+    "MatMulInteger",
+    inputs=(2, 4),
+    infer=infer_matmul_integer,
+    doc="Y = (A - a_zero_point)(B - b_zero_point) as int32, for stacks of matrices and for vectors as in "
+    "numpy.matmul. A and B are uint8 or int8; a zero point has one entry, or one for each row of A or column of B, "
+    "of all matrices together or of each.",
+    input_names=("A", "B", "a_zero_point", "b_zero_point"),
+    output_names=("Y",),
+    cost=_matmul_cost,
+    rows=matrix_product,
 )
 class MatMulInteger(Operator):
     """Product of 8-bit integers into 32-bit ones."""
@@ -174,18 +170,16 @@ def infer_dynamic(call: OperatorCall) -> list[TensorType]:
     return [TensorType(call.inputs[0].shape, UINT8), TensorType((), FLOAT32), TensorType((), UINT8)]
 
 
-@operator(
-    OpSchema(
-        "DynamicQuantizeLinear",
-        infer=infer_dynamic,
-        doc="Y = X quantized to uint8 by its own range, 0 included: scale = (max - min) / 255, zero_point = "
-        "round(-min / scale). As ONNX's DynamicQuantizeLinear; where X is 0 everywhere the scale is 1.",
-        input_names=("X",),
-        output_names=("Y", "scale", "zero_point"),
-        onnx=(OnnxName("DynamicQuantizeLinear", 11),),
-        image_role=ImageRole.ON_INTEGERS,
-        rows=across("takes its scale from the range of all rows"),
-    )
+@new_operator(
+    "DynamicQuantizeLinear",
+    infer=infer_dynamic,
+    doc="Y = X quantized to uint8 by its own range, 0 included: scale = (max - min) / 255, zero_point = "
+    "round(-min / scale). As ONNX's DynamicQuantizeLinear; where X is 0 everywhere the scale is 1.",
+    input_names=("X",),
+    output_names=("Y", "scale", "zero_point"),
+    onnx=(OnnxName("DynamicQuantizeLinear", 11),),
+    image_role=ImageRole.ON_INTEGERS,
+    rows=across("takes its scale from the range of all rows"),
 )
 class DynamicQuantizeLinear(Operator):
     """Floats to integers, by the range that they have."""

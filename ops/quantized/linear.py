@@ -12,9 +12,9 @@ import numpy as np
 
 from dagexec.core.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT8, INT16, INT32, NARROW_TYPES, UINT8, UINT16, TypeMeta
 from dagexec.core.operator import Operator, Step, in_sequence
-from dagexec.core.registry import operator
+from dagexec.core.registry import new_operator
 from dagexec.core.rows import keeps_axes
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType
+from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.core.traits import ImageRole
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.blocks import BLOCK, Scratch, block_indices
@@ -126,25 +126,23 @@ class _Linear(Operator):
         return each[0], each[1], steps
 
 
-@operator(
-    OpSchema(
-        "QuantizeLinear",
-        inputs=(2, 3),
-        infer=infer_quantize,
-        doc="Y = saturate(round(X / scale) + zero_point), rounded to the nearest integer, ties to even; computed in "
-        "float32. NaN becomes the least integer. Where Y's are floats of at most 8 bits, X / scale rounded to "
-        "them. As ONNX's QuantizeLinear.",
-        input_names=("X", "scale", "zero_point"),
-        output_names=("Y",),
-        args=_PLACEMENT_ARGS
-        | {
-            "to": "Y's type when there is no zero point, by number or name (default uint8)",
-            "saturate": "0: floats beyond the range of a Y of floats become infinite or NaN, not its largest",
-        },
-        image_role=ImageRole.ON_INTEGERS,
-        is_quantized=True,
-        rows=keeps_axes,
-    )
+@new_operator(
+    "QuantizeLinear",
+    inputs=(2, 3),
+    infer=infer_quantize,
+    doc="Y = saturate(round(X / scale) + zero_point), rounded to the nearest integer, ties to even; computed in "
+    "float32. NaN becomes the least integer. Where Y's are floats of at most 8 bits, X / scale rounded to "
+    "them. As ONNX's QuantizeLinear.",
+    input_names=("X", "scale", "zero_point"),
+    output_names=("Y",),
+    args=_PLACEMENT_ARGS
+    | {
+        "to": "Y's type when there is no zero point, by number or name (default uint8)",
+        "saturate": "0: floats beyond the range of a Y of floats become infinite or NaN, not its largest",
+    },
+    image_role=ImageRole.ON_INTEGERS,
+    is_quantized=True,
+    rows=keeps_axes,
 )
 class QuantizeLinear(_Linear):
     """Floats to integers."""
@@ -169,19 +167,17 @@ class QuantizeLinear(_Linear):
         return in_sequence([*steps])
 
 
-@operator(
-    OpSchema(
-        "DequantizeLinear",
-        inputs=(2, 3),
-        infer=infer_dequantize,
-        doc="Y = (X - zero_point) * scale, in float32; Y has the scale's type. As ONNX's DequantizeLinear.",
-        input_names=("X", "scale", "zero_point"),
-        output_names=("Y",),
-        args=_PLACEMENT_ARGS,
-        image_role=ImageRole.ON_INTEGERS,
-        is_quantized=True,
-        rows=keeps_axes,
-    )
+@new_operator(
+    "DequantizeLinear",
+    inputs=(2, 3),
+    infer=infer_dequantize,
+    doc="Y = (X - zero_point) * scale, in float32; Y has the scale's type. As ONNX's DequantizeLinear.",
+    input_names=("X", "scale", "zero_point"),
+    output_names=("Y",),
+    args=_PLACEMENT_ARGS,
+    image_role=ImageRole.ON_INTEGERS,
+    is_quantized=True,
+    rows=keeps_axes,
 )
 class DequantizeLinear(_Linear):
     """Integers to floats."""

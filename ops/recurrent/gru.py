@@ -12,8 +12,8 @@ from functools import partial
 import numpy as np
 
 from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
-from dagexec.core.registry import operator
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType
+from dagexec.core.registry import new_operator
+from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.ops.base.blocks import Array, convert
 from dagexec.ops.base.row_products import row_product
 from dagexec.ops.recurrent.layer import (
@@ -51,29 +51,27 @@ def infer_gru(call: OperatorCall) -> list[TensorType]:
     return infer_layer(call, GRU_KIND)
 
 
-@operator(
-    OpSchema(
-        "GRU",
-        inputs=(3, 6),
-        outputs=(1, 4),
-        results=2,
-        infer=infer_gru,
-        doc="For each step t of X, with W, R and biases in three parts: z = sigmoid(X[t] Wz^T + H Rz^T + biases); r "
-        "likewise; n = tanh(X[t] Wn^T + (r H) Rn^T + biases), or with linear_before_reset n = tanh(X[t] Wn^T + bias of "
-        "W + r (H Rn^T + bias of R)); Y[t] = H = (1 - z) n + z H. X is steps x batch x features, Y steps x directions "
-        "x batch x hidden. Behind the end of a sequence Y is 0 and its state stays. Cho et al., 2014, arXiv:1406.1078. "
-        "(dagexec's own, for ONNX.)",
-        input_names=GRU_KIND.input_names(),
-        output_names=(
-            "Y",
-            "Y_h, the last state",
-            "gates: the three of all steps, steps x batch x directions x 3 hidden, for the gradient",
-            "reset: of all steps r H, or with linear_before_reset what r multiplies, shaped as Y, for the gradient",
-        ),
-        args=GRU_ARGS,
-        cost=partial(layer_cost, kind=GRU_KIND),
-        rows=recurrent_rows,
-    )
+@new_operator(
+    "GRU",
+    inputs=(3, 6),
+    outputs=(1, 4),
+    results=2,
+    infer=infer_gru,
+    doc="For each step t of X, with W, R and biases in three parts: z = sigmoid(X[t] Wz^T + H Rz^T + biases); r "
+    "likewise; n = tanh(X[t] Wn^T + (r H) Rn^T + biases), or with linear_before_reset n = tanh(X[t] Wn^T + bias of "
+    "W + r (H Rn^T + bias of R)); Y[t] = H = (1 - z) n + z H. X is steps x batch x features, Y steps x directions "
+    "x batch x hidden. Behind the end of a sequence Y is 0 and its state stays. Cho et al., 2014, arXiv:1406.1078. "
+    "(dagexec's own, for ONNX.)",
+    input_names=GRU_KIND.input_names(),
+    output_names=(
+        "Y",
+        "Y_h, the last state",
+        "gates: the three of all steps, steps x batch x directions x 3 hidden, for the gradient",
+        "reset: of all steps r H, or with linear_before_reset what r multiplies, shaped as Y, for the gradient",
+    ),
+    args=GRU_ARGS,
+    cost=partial(layer_cost, kind=GRU_KIND),
+    rows=recurrent_rows,
 )
 class GRU(Operator):
     """Gated recurrent units."""

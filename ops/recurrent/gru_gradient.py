@@ -9,8 +9,7 @@ import numpy as np
 
 from dagexec.core.gradient import gradient_of
 from dagexec.core.operator import Operator, Step, in_sequence
-from dagexec.core.registry import operator
-from dagexec.core.schema import OpSchema
+from dagexec.core.registry import new_operator
 from dagexec.ops.base.blocks import Array
 from dagexec.ops.recurrent.gru import GRU_ARGS, GRU_KIND
 from dagexec.ops.recurrent.layer_gradient import (
@@ -28,19 +27,17 @@ StepGradient = Callable[[int], None]
 gradient_of("GRU")(partial(layer_gradient, kind=GRU_KIND))
 
 
-@operator(
-    OpSchema(
-        "GRUGradient",
-        inputs=(7, 11),
-        outputs=(1, 5),
-        infer=partial(infer_gradient, kind=GRU_KIND),
-        doc="Gradients of the inputs of a GRU, as the argument `wanted` says, from its inputs, its outputs Y, gates "
-        "and reset, and the gradients of Y and Y_h that the argument `given` names.",
-        input_names=("X and the other inputs of the GRU", "Y", "gates", "reset", "the gradients of its outputs"),
-        output_names=("dX and the gradients of the other inputs",),
-        args=GRU_ARGS | GRADIENT_ARGS,
-        cost=partial(gradient_cost, kind=GRU_KIND),
-    )
+@new_operator(
+    "GRUGradient",
+    inputs=(7, 11),
+    outputs=(1, 5),
+    infer=partial(infer_gradient, kind=GRU_KIND),
+    doc="Gradients of the inputs of a GRU, as the argument `wanted` says, from its inputs, its outputs Y, gates "
+    "and reset, and the gradients of Y and Y_h that the argument `given` names.",
+    input_names=("X and the other inputs of the GRU", "Y", "gates", "reset", "the gradients of its outputs"),
+    output_names=("dX and the gradients of the other inputs",),
+    args=GRU_ARGS | GRADIENT_ARGS,
+    cost=partial(gradient_cost, kind=GRU_KIND),
 )
 class GRUGradient(Operator):
     """Gradient of gated recurrent units."""

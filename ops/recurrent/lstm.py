@@ -13,8 +13,8 @@ from functools import partial
 import numpy as np
 
 from dagexec.core.operator import Operator, Step, in_sequence
-from dagexec.core.registry import operator
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType
+from dagexec.core.registry import new_operator
+from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.ops.base.blocks import Array, convert
 from dagexec.ops.base.row_products import row_product
 from dagexec.ops.recurrent.layer import (
@@ -45,29 +45,27 @@ def infer_lstm(call: OperatorCall) -> list[TensorType]:
     return infer_layer(call, LSTM_KIND)
 
 
-@operator(
-    OpSchema(
-        "LSTM",
-        inputs=(3, 7),
-        outputs=(1, 5),
-        results=3,
-        infer=infer_lstm,
-        doc="For each step t of X: (i, o, f, g) = X[t] W^T + H R^T + biases; C = sigmoid(f) C + sigmoid(i) tanh(g); "
-        "Y[t] = H = sigmoid(o) tanh(C). X is steps x batch x features, Y steps x directions x batch x hidden. "
-        "Behind the end of a sequence Y is 0 and its state stays. Hochreiter and Schmidhuber, 1997, with the forget "
-        "gate of Gers et al., 2000. (dagexec's own, for ONNX, and in place of Caffe2's RecurrentNetwork.)",
-        input_names=LSTM_KIND.input_names(),
-        output_names=(
-            "Y",
-            "Y_h, the last hidden state",
-            "Y_c, the last cell",
-            "gates: the four of all steps, steps x batch x directions x 4 hidden, for the gradient",
-            "cells: those of all steps, shaped as Y, for the gradient",
-        ),
-        args=LAYER_ARGS,
-        cost=partial(layer_cost, kind=LSTM_KIND),
-        rows=recurrent_rows,
-    )
+@new_operator(
+    "LSTM",
+    inputs=(3, 7),
+    outputs=(1, 5),
+    results=3,
+    infer=infer_lstm,
+    doc="For each step t of X: (i, o, f, g) = X[t] W^T + H R^T + biases; C = sigmoid(f) C + sigmoid(i) tanh(g); "
+    "Y[t] = H = sigmoid(o) tanh(C). X is steps x batch x features, Y steps x directions x batch x hidden. "
+    "Behind the end of a sequence Y is 0 and its state stays. Hochreiter and Schmidhuber, 1997, with the forget "
+    "gate of Gers et al., 2000. (dagexec's own, for ONNX, and in place of Caffe2's RecurrentNetwork.)",
+    input_names=LSTM_KIND.input_names(),
+    output_names=(
+        "Y",
+        "Y_h, the last hidden state",
+        "Y_c, the last cell",
+        "gates: the four of all steps, steps x batch x directions x 4 hidden, for the gradient",
+        "cells: those of all steps, shaped as Y, for the gradient",
+    ),
+    args=LAYER_ARGS,
+    cost=partial(layer_cost, kind=LSTM_KIND),
+    rows=recurrent_rows,
 )
 class LSTM(Operator):
     """Long short-term memory."""

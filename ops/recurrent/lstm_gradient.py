@@ -8,8 +8,7 @@ import numpy as np
 
 from dagexec.core.gradient import gradient_of
 from dagexec.core.operator import Operator, Step, in_sequence
-from dagexec.core.registry import operator
-from dagexec.core.schema import OpSchema
+from dagexec.core.registry import new_operator
 from dagexec.ops.base.blocks import Array
 from dagexec.ops.recurrent.layer_gradient import (
     GRADIENT_ARGS,
@@ -23,19 +22,17 @@ from dagexec.ops.recurrent.lstm import LSTM_KIND
 gradient_of("LSTM")(partial(layer_gradient, kind=LSTM_KIND))
 
 
-@operator(
-    OpSchema(
-        "LSTMGradient",
-        inputs=(7, 13),
-        outputs=(1, 6),
-        infer=partial(infer_gradient, kind=LSTM_KIND),
-        doc="Gradients of the inputs of an LSTM, as the argument `wanted` says, from its inputs, its outputs Y, gates "
-        "and cells, and the gradients of Y, Y_h and Y_c that the argument `given` names.",
-        input_names=("X and the other inputs of the LSTM", "Y", "gates", "cells", "the gradients of its outputs"),
-        output_names=("dX and the gradients of the other inputs",),
-        args=GRADIENT_ARGS,
-        cost=partial(gradient_cost, kind=LSTM_KIND),
-    )
+@new_operator(
+    "LSTMGradient",
+    inputs=(7, 13),
+    outputs=(1, 6),
+    infer=partial(infer_gradient, kind=LSTM_KIND),
+    doc="Gradients of the inputs of an LSTM, as the argument `wanted` says, from its inputs, its outputs Y, gates "
+    "and cells, and the gradients of Y, Y_h and Y_c that the argument `given` names.",
+    input_names=("X and the other inputs of the LSTM", "Y", "gates", "cells", "the gradients of its outputs"),
+    output_names=("dX and the gradients of the other inputs",),
+    args=GRADIENT_ARGS,
+    cost=partial(gradient_cost, kind=LSTM_KIND),
 )
 class LSTMGradient(Operator):
     """Gradient of long short-term memory."""

@@ -15,8 +15,8 @@ import numpy as np
 from dagexec.core.dtypes import FLOAT_TYPES, INT32, INT64
 from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of
 from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
-from dagexec.core.registry import operator
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType
+from dagexec.core.registry import new_operator
+from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.ops.activation.passes import sigmoid_passes
 from dagexec.ops.base.blocks import Array
 from dagexec.ops.base.pointwise import scalar_pass
@@ -102,17 +102,15 @@ class Unit(Operator):
         return None if self.arguments.bool("drop_states") else state
 
 
-@operator(
-    OpSchema(
-        "LSTMUnit",
-        inputs=(4, 5),
-        infer=partial(infer_unit, states=LSTM_STATES, gates=4),
-        doc="C = sigmoid(f + forget_bias) C_prev + sigmoid(i) tanh(g); H = sigmoid(o) tanh(C), for gates i, f, o, g "
-        "side by side: 1 x batch x 4 hidden. From the step on that its length says, a sequence keeps its state.",
-        input_names=_inputs(("hidden_prev", "cell_prev")),
-        output_names=("hidden", "cell"),
-        args=LSTM_UNIT_ARGS,
-    )
+@new_operator(
+    "LSTMUnit",
+    inputs=(4, 5),
+    infer=partial(infer_unit, states=LSTM_STATES, gates=4),
+    doc="C = sigmoid(f + forget_bias) C_prev + sigmoid(i) tanh(g); H = sigmoid(o) tanh(C), for gates i, f, o, g "
+    "side by side: 1 x batch x 4 hidden. From the step on that its length says, a sequence keeps its state.",
+    input_names=_inputs(("hidden_prev", "cell_prev")),
+    output_names=("hidden", "cell"),
+    args=LSTM_UNIT_ARGS,
 )
 class LSTMUnit(Unit):
     """One step of long short-term memory."""
@@ -151,16 +149,14 @@ def lstm_unit_gradient(request: GradientRequest) -> GradientOperators:
     return request.single("LSTMUnitGradient", inputs, [0, 1, 2])
 
 
-@operator(
-    OpSchema(
-        "LSTMUnitGradient",
-        inputs=(8, 9),
-        infer=partial(infer_unit, states=LSTM_STATES, gates=4, gradient=True),
-        doc="Gradient of LSTMUnit. Of a running sequence that of hidden_prev is 0: its part is in the gates.",
-        input_names=(*_inputs(("hidden_prev", "cell_prev")), "hidden", "cell", "d_hidden", "d_cell"),
-        output_names=("d_hidden_prev", "d_cell_prev", "d_gates"),
-        args=LSTM_UNIT_ARGS,
-    )
+@new_operator(
+    "LSTMUnitGradient",
+    inputs=(8, 9),
+    infer=partial(infer_unit, states=LSTM_STATES, gates=4, gradient=True),
+    doc="Gradient of LSTMUnit. Of a running sequence that of hidden_prev is 0: its part is in the gates.",
+    input_names=(*_inputs(("hidden_prev", "cell_prev")), "hidden", "cell", "d_hidden", "d_cell"),
+    output_names=("d_hidden_prev", "d_cell_prev", "d_gates"),
+    args=LSTM_UNIT_ARGS,
 )
 class LSTMUnitGradient(Unit):
     """Gradient of one step of long short-term memory."""
@@ -218,19 +214,17 @@ def _through_tanh(y: Array, gradient: Array, work: Array) -> list[Step]:
     ]
 
 
-@operator(
-    OpSchema(
-        "GRUUnit",
-        inputs=(3, 4),
-        infer=partial(infer_unit, states=GRU_STATES, gates=3),
-        doc="H = sigmoid(update) H_prev + (1 - sigmoid(update)) tanh(output), for gates reset, update, output side by "
-        "side: 1 x batch x 3 hidden. The reset gate is not read: it is applied where the sums are computed. From the "
-        "step on that its length says, a sequence keeps its state.",
-        input_names=_inputs(("hidden_prev",)),
-        output_names=("hidden",),
-        args=UNIT_ARGS,
-        unread_args=("forget_bias",),
-    )
+@new_operator(
+    "GRUUnit",
+    inputs=(3, 4),
+    infer=partial(infer_unit, states=GRU_STATES, gates=3),
+    doc="H = sigmoid(update) H_prev + (1 - sigmoid(update)) tanh(output), for gates reset, update, output side by "
+    "side: 1 x batch x 3 hidden. The reset gate is not read: it is applied where the sums are computed. From the "
+    "step on that its length says, a sequence keeps its state.",
+    input_names=_inputs(("hidden_prev",)),
+    output_names=("hidden",),
+    args=UNIT_ARGS,
+    unread_args=("forget_bias",),
 )
 class GRUUnit(Unit):
     """One step of gated recurrent units."""
@@ -264,17 +258,15 @@ def gru_unit_gradient(request: GradientRequest) -> GradientOperators:
     return request.single("GRUUnitGradient", inputs, [0, 1])
 
 
-@operator(
-    OpSchema(
-        "GRUUnitGradient",
-        inputs=(5, 6),
-        infer=partial(infer_unit, states=GRU_STATES, gates=3, gradient=True),
-        doc="Gradient of GRUUnit; that of the reset gate is 0.",
-        input_names=(*_inputs(("hidden_prev",)), "hidden", "d_hidden"),
-        output_names=("d_hidden_prev", "d_gates"),
-        args=UNIT_ARGS,
-        unread_args=("forget_bias",),
-    )
+@new_operator(
+    "GRUUnitGradient",
+    inputs=(5, 6),
+    infer=partial(infer_unit, states=GRU_STATES, gates=3, gradient=True),
+    doc="Gradient of GRUUnit; that of the reset gate is 0.",
+    input_names=(*_inputs(("hidden_prev",)), "hidden", "d_hidden"),
+    output_names=("d_hidden_prev", "d_gates"),
+    args=UNIT_ARGS,
+    unread_args=("forget_bias",),
 )
 class GRUUnitGradient(Unit):
     """Gradient of one step of gated recurrent units."""

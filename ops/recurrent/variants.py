@@ -17,8 +17,8 @@ import numpy as np
 
 from dagexec.core.gradient import not_differentiable
 from dagexec.core.operator import Step
-from dagexec.core.registry import operator
-from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType, memory_cost
+from dagexec.core.registry import new_operator
+from dagexec.core.schema import Cost, OperatorCall, TensorType, memory_cost
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.array_function import ArrayOperator
 from dagexec.ops.base.blocks import Array, compute_dtype
@@ -281,21 +281,19 @@ def _gates(sums: Array, count: int) -> list[Array]:
     return [sums[..., gate * width : (gate + 1) * width] for gate in range(count)]
 
 
-@operator(
-    OpSchema(
-        "RNN",
-        inputs=(3, 6),
-        outputs=(1, 2),
-        infer=partial(infer_variant, kind=RNN_KIND),
-        doc="For each step t of X: Y[t] = H = f(X[t] W^T + H R^T + biases), f being tanh. X is steps x batch x "
-        "features, Y steps x directions x batch x hidden. Behind the end of a sequence Y is 0 and its state stays. "
-        "Elman, 1990. (dagexec's own, for ONNX.)",
-        input_names=RNN_KIND.input_names(),
-        output_names=("Y", "Y_h, the last state"),
-        args=ARGS,
-        cost=partial(layer_cost, kind=RNN_KIND),
-        rows=recurrent_rows,
-    )
+@new_operator(
+    "RNN",
+    inputs=(3, 6),
+    outputs=(1, 2),
+    infer=partial(infer_variant, kind=RNN_KIND),
+    doc="For each step t of X: Y[t] = H = f(X[t] W^T + H R^T + biases), f being tanh. X is steps x batch x "
+    "features, Y steps x directions x batch x hidden. Behind the end of a sequence Y is 0 and its state stays. "
+    "Elman, 1990. (dagexec's own, for ONNX.)",
+    input_names=RNN_KIND.input_names(),
+    output_names=("Y", "Y_h, the last state"),
+    args=ARGS,
+    cost=partial(layer_cost, kind=RNN_KIND),
+    rows=recurrent_rows,
 )
 class RNN(Variant):
     """A simple recurrent layer."""
@@ -316,21 +314,19 @@ def _general_lstm_cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cos
     return memory_cost(call, outputs, 8 * call.inputs[2].shape[-1] + 8 * call.inputs[0].shape[-1] + 30)
 
 
-@operator(
-    OpSchema(
-        "GeneralLSTM",
-        inputs=(3, 8),
-        outputs=(1, 3),
-        infer=partial(infer_variant, kind=LSTM_KIND),
-        doc="LSTM with functions f, g, h and peepholes p: i = f(i + p_i C), forget likewise; C = forget C + i g(cell); "
-        "o = f(o + p_o C); Y[t] = H = o h(C). With input_forget=1, forget = 1 - i. See LSTM for the rest. "
-        "(dagexec's own, for ONNX.)",
-        input_names=(*LSTM_KIND.input_names(), "P, with peepholes=1: input, output, forget"),
-        output_names=("Y", "Y_h, the last hidden state", "Y_c, the last cell"),
-        args=ARGS | {"peepholes": "1: the last input is P (default 0)", "input_forget": "1: coupled gates (default 0)"},
-        cost=_general_lstm_cost,
-        rows=recurrent_rows,
-    )
+@new_operator(
+    "GeneralLSTM",
+    inputs=(3, 8),
+    outputs=(1, 3),
+    infer=partial(infer_variant, kind=LSTM_KIND),
+    doc="LSTM with functions f, g, h and peepholes p: i = f(i + p_i C), forget likewise; C = forget C + i g(cell); "
+    "o = f(o + p_o C); Y[t] = H = o h(C). With input_forget=1, forget = 1 - i. See LSTM for the rest. "
+    "(dagexec's own, for ONNX.)",
+    input_names=(*LSTM_KIND.input_names(), "P, with peepholes=1: input, output, forget"),
+    output_names=("Y", "Y_h, the last hidden state", "Y_c, the last cell"),
+    args=ARGS | {"peepholes": "1: the last input is P (default 0)", "input_forget": "1: coupled gates (default 0)"},
+    cost=_general_lstm_cost,
+    rows=recurrent_rows,
 )
 class GeneralLSTM(Variant):
     """Long short-term memory with other functions, peepholes or coupled gates."""
@@ -368,20 +364,18 @@ class GeneralLSTM(Variant):
         return [hidden, cell]
 
 
-@operator(
-    OpSchema(
-        "GeneralGRU",
-        inputs=(3, 6),
-        outputs=(1, 2),
-        infer=partial(infer_variant, kind=GRU_KIND),
-        doc="GRU with functions f and g for sigmoid and tanh, and clipped sums. See GRU for the rest. (dagexec's own, "
-        "for ONNX.)",
-        input_names=GRU_KIND.input_names(),
-        output_names=("Y", "Y_h, the last state"),
-        args=ARGS | {"linear_before_reset": "1: the reset gate multiplies what R makes of H; else H (default 0)"},
-        cost=partial(layer_cost, kind=GRU_KIND),
-        rows=recurrent_rows,
-    )
+@new_operator(
+    "GeneralGRU",
+    inputs=(3, 6),
+    outputs=(1, 2),
+    infer=partial(infer_variant, kind=GRU_KIND),
+    doc="GRU with functions f and g for sigmoid and tanh, and clipped sums. See GRU for the rest. (dagexec's own, "
+    "for ONNX.)",
+    input_names=GRU_KIND.input_names(),
+    output_names=("Y", "Y_h, the last state"),
+    args=ARGS | {"linear_before_reset": "1: the reset gate multiplies what R makes of H; else H (default 0)"},
+    cost=partial(layer_cost, kind=GRU_KIND),
+    rows=recurrent_rows,
 )
 class GeneralGRU(Variant):
     """Gated recurrent units with other functions."""

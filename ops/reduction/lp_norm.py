@@ -13,8 +13,8 @@ import numpy as np
 from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.gradient import gradient_by
 from dagexec.core.operator import Operator, Step, in_sequence
-from dagexec.core.registry import operator
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType
+from dagexec.core.registry import new_operator
+from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.blocks import Array, Scratch, compute_dtype, convert, is_narrow
 from dagexec.ops.base.broadcast_reduction import reduced
@@ -47,16 +47,14 @@ def infer_lp_norm(call: OperatorCall) -> list[TensorType]:
     return [TensorType((1,), call.require_types(0, *FLOAT_TYPES))]
 
 
-@operator(
-    OpSchema(
-        "LpNorm",
-        infer=infer_lp_norm,
-        doc="The sum of |X|^p over all elements, a vector of one; for p = 2 it has no root, as in Caffe2.",
-        input_names=("X",),
-        output_names=("Z",),
-        args=_ARGS,
-        cost=reduction_cost,
-    )
+@new_operator(
+    "LpNorm",
+    infer=infer_lp_norm,
+    doc="The sum of |X|^p over all elements, a vector of one; for p = 2 it has no root, as in Caffe2.",
+    input_names=("X",),
+    output_names=("Z",),
+    args=_ARGS,
+    cost=reduction_cost,
 )
 class LpNorm(Operator):
     """Sum of powers."""
@@ -92,16 +90,14 @@ def infer_lp_norm_gradient(call: OperatorCall) -> list[TensorType]:
     return [call.inputs[0]]
 
 
-@operator(
-    OpSchema(
-        "LpNormGradient",
-        infer=infer_lp_norm_gradient,
-        doc="dX = dZ sign(X) for p = 1, 2 dZ X for p = 2; divided by the number of elements where Z is an average.",
-        input_names=("X", "dZ"),
-        output_names=("dX",),
-        args=_ARGS,
-        inplace=lambda source, target: source == target == 0,
-    )
+@new_operator(
+    "LpNormGradient",
+    infer=infer_lp_norm_gradient,
+    doc="dX = dZ sign(X) for p = 1, 2 dZ X for p = 2; divided by the number of elements where Z is an average.",
+    input_names=("X", "dZ"),
+    output_names=("dX",),
+    args=_ARGS,
+    inplace=lambda source, target: source == target == 0,
 )
 class LpNormGradient(Operator):
     """Gradient of LpNorm."""

@@ -15,10 +15,10 @@ import numpy as np
 from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.gradient import gradient_by
 from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
-from dagexec.core.registry import operator
+from dagexec.core.registry import new_operator
 from dagexec.core.rows import reduced as reduced_rows
 from dagexec.core.rows import summing
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType
+from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.ops.base.blocks import Array, Scratch, compute_dtype, convert
 from dagexec.ops.base.broadcast_reduction import reduced
 from dagexec.ops.base.pointwise import scalar_pass
@@ -32,17 +32,15 @@ def infer_moments(call: OperatorCall) -> list[TensorType]:
     return [TensorType(output_shape(call.inputs[0].shape, axes, keep), meta)] * 2
 
 
-@operator(
-    OpSchema(
-        "Moments",
-        infer=infer_moments,
-        doc="Mean of X over `axes`, and the mean of (X - mean)^2; both NaN over no elements.",
-        input_names=("X",),
-        output_names=("mean", "variance"),
-        args=AXES_ARGS,
-        cost=reduction_cost,
-        rows=summing(reduced_rows(named_axes), lambda call: named_axes(call)[0]),
-    )
+@new_operator(
+    "Moments",
+    infer=infer_moments,
+    doc="Mean of X over `axes`, and the mean of (X - mean)^2; both NaN over no elements.",
+    input_names=("X",),
+    output_names=("mean", "variance"),
+    args=AXES_ARGS,
+    cost=reduction_cost,
+    rows=summing(reduced_rows(named_axes), lambda call: named_axes(call)[0]),
 )
 class Moments(Operator):
     """Mean and variance."""
@@ -86,15 +84,13 @@ def infer_moments_gradient(call: OperatorCall) -> list[TensorType]:
     return [call.inputs[2]]
 
 
-@operator(
-    OpSchema(
-        "MomentsGradient",
-        infer=infer_moments_gradient,
-        doc="dX = (dmean + 2 (X - mean) dvariance) / number of elements of a mean.",
-        input_names=("dmean", "dvariance", "X", "mean"),
-        output_names=("dX",),
-        args=AXES_ARGS,
-    )
+@new_operator(
+    "MomentsGradient",
+    infer=infer_moments_gradient,
+    doc="dX = (dmean + 2 (X - mean) dvariance) / number of elements of a mean.",
+    input_names=("dmean", "dvariance", "X", "mean"),
+    output_names=("dX",),
+    args=AXES_ARGS,
 )
 class MomentsGradient(Operator):
     """Gradient of Moments."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dagexec.core.gradient import GradientOperators, GradientRequest, fill_like, gradient_by, gradient_of, no_gradient
 from dagexec.core.operator import Operator, Step, nothing_to_do
-from dagexec.core.registry import operator
-from dagexec.core.schema import UNBOUNDED, OperatorCall, OpSchema, TensorType, one_to_one, same_as_input
+from dagexec.core.registry import new_operator, operator
+from dagexec.core.schema import UNBOUNDED, OperatorCall, TensorType, one_to_one, same_as_input
 from dagexec.errors import SchemaError
 from dagexec.ops.shape.reshaping import Copy, View, copy_cost, no_cost, view_schema
 
@@ -45,15 +45,13 @@ def infer_copy_on_device_like(call: OperatorCall) -> list[TensorType]:
     return [call.inputs[0]]
 
 
-@operator(
-    OpSchema(
-        "CopyOnDeviceLike",
-        infer=infer_copy_on_device_like,
-        doc="A copy of X on the operator's device, where the second input is, too; that is not read.",
-        input_names=("X", "like"),
-        output_names=("Y",),
-        cost=copy_cost,
-    )
+@new_operator(
+    "CopyOnDeviceLike",
+    infer=infer_copy_on_device_like,
+    doc="A copy of X on the operator's device, where the second input is, too; that is not read.",
+    input_names=("X", "like"),
+    output_names=("Y",),
+    cost=copy_cost,
 )
 class CopyOnDeviceLike(Copy):
     """A copy to where another tensor is."""
@@ -71,21 +69,19 @@ def infer_free(call: OperatorCall) -> list[TensorType]:
     return list(call.inputs)
 
 
-@operator(
-    OpSchema(
-        "Free",
-        inputs=(1, UNBOUNDED),
-        outputs=(1, UNBOUNDED),
-        infer=infer_free,
-        doc=(
-            "Says that nobody reads these blobs any more; its outputs are its inputs. A net plans its memory before "
-            "it runs and knows that already, so nothing happens: the blobs keep what they hold."
-        ),
-        input_names=("X1", "X2", "..."),
-        output_names=("X1", "X2", "..."),
-        inplace=one_to_one,
-        cost=no_cost,
-    )
+@new_operator(
+    "Free",
+    inputs=(1, UNBOUNDED),
+    outputs=(1, UNBOUNDED),
+    infer=infer_free,
+    doc=(
+        "Says that nobody reads these blobs any more; its outputs are its inputs. A net plans its memory before "
+        "it runs and knows that already, so nothing happens: the blobs keep what they hold."
+    ),
+    input_names=("X1", "X2", "..."),
+    output_names=("X1", "X2", "..."),
+    inplace=one_to_one,
+    cost=no_cost,
 )
 class Free(Operator):
     """The end of some blobs."""
@@ -96,15 +92,13 @@ class Free(Operator):
         return nothing_to_do
 
 
-@operator(
-    OpSchema(
-        "ZeroGradient",
-        infer=lambda _call: [],
-        doc="Computes nothing; the backward pass gives X a gradient of zeros here.",
-        input_names=("X",),
-        cost=no_cost,
-        effects=True,
-    )
+@new_operator(
+    "ZeroGradient",
+    infer=lambda _call: [],
+    doc="Computes nothing; the backward pass gives X a gradient of zeros here.",
+    input_names=("X",),
+    cost=no_cost,
+    effects=True,
 )
 class ZeroGradient(Operator):
     """A use of a blob that does not depend on its value."""

@@ -11,7 +11,7 @@ from dagexec.core.arguments import Arguments
 from dagexec.core.dtypes import INT32, TypeMeta
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Prepared, Step, in_sequence
-from dagexec.core.registry import operator
+from dagexec.core.registry import new_operator, operator
 from dagexec.core.rows import joined, reduced
 from dagexec.core.schema import UNBOUNDED, OperatorCall, OpSchema, TensorType
 from dagexec.core.traits import ImageRole
@@ -193,28 +193,26 @@ def split_sizes(call: OperatorCall, axis: int) -> tuple[int, ...]:
     return given
 
 
-@operator(
-    OpSchema(
-        "Split",
-        inputs=(1, 2),
-        outputs=(1, UNBOUNDED),
-        infer=infer_split,
-        doc="The input cut along an axis, a part an output: of the sizes in `split` or input 1, else of equal sizes.",
-        input_names=("input", "split"),
-        output_names=("output_0, output_1, ...",),
-        args=AXIS_ARGS
-        | {
-            "split": "the sizes of the parts along the axis",
-            "uneven": "1: where no sizes are given, they are rounded up and the last is what remains (default 0)",
-            "add_axis": "1: drop the axis, along which every part has size 1; undoes Concat's add_axis (default 0)",
-        },
-        cost=copy_cost,
-        value_inputs=(1,),
-        cut=cut_pieces,
-        image_role=ImageRole.CUTTING,
-        moves_elements=True,
-        rows=reduced(_cut_axis),
-    )
+@new_operator(
+    "Split",
+    inputs=(1, 2),
+    outputs=(1, UNBOUNDED),
+    infer=infer_split,
+    doc="The input cut along an axis, a part an output: of the sizes in `split` or input 1, else of equal sizes.",
+    input_names=("input", "split"),
+    output_names=("output_0, output_1, ...",),
+    args=AXIS_ARGS
+    | {
+        "split": "the sizes of the parts along the axis",
+        "uneven": "1: where no sizes are given, they are rounded up and the last is what remains (default 0)",
+        "add_axis": "1: drop the axis, along which every part has size 1; undoes Concat's add_axis (default 0)",
+    },
+    cost=copy_cost,
+    value_inputs=(1,),
+    cut=cut_pieces,
+    image_role=ImageRole.CUTTING,
+    moves_elements=True,
+    rows=reduced(_cut_axis),
 )
 class Split(Operator):
     """One tensor cut along an axis."""

@@ -9,8 +9,8 @@ import numpy as np
 
 from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of
 from dagexec.core.operator import Operator, Step
-from dagexec.core.registry import operator
-from dagexec.core.schema import UNBOUNDED, OperatorCall, OpSchema, TensorType
+from dagexec.core.registry import new_operator
+from dagexec.core.schema import UNBOUNDED, OperatorCall, TensorType
 from dagexec.ops.shape.concat import AXIS_ARGS, cut_in_place, infer_concat, joined_pieces, joint_axis
 from dagexec.ops.shape.reshaping import copy_cost
 
@@ -35,20 +35,18 @@ def _cut(call: OperatorCall, _types: Sequence[TensorType]) -> Mapping[int, int]:
     return joined_pieces(_forward(call), call.inputs[:1])
 
 
-@operator(
-    OpSchema(
-        "ConcatGradient",
-        inputs=(2, UNBOUNDED),
-        outputs=(1, UNBOUNDED),
-        infer=_infer,
-        doc="dY cut into parts of the shapes of the inputs of a Concat, whose values are not read. (dagexec's "
-        "own; unlike those of a Split by split_info its shapes are known before a run.)",
-        input_names=("dY", "X1, X2, ..."),
-        output_names=("dX1, dX2, ...",),
-        args=AXIS_ARGS | {"add_axis": "1: the inputs were joined along a new axis (default 0)"},
-        cost=copy_cost,
-        cut=_cut,
-    )
+@new_operator(
+    "ConcatGradient",
+    inputs=(2, UNBOUNDED),
+    outputs=(1, UNBOUNDED),
+    infer=_infer,
+    doc="dY cut into parts of the shapes of the inputs of a Concat, whose values are not read. (dagexec's "
+    "own; unlike those of a Split by split_info its shapes are known before a run.)",
+    input_names=("dY", "X1, X2, ..."),
+    output_names=("dX1, dX2, ...",),
+    args=AXIS_ARGS | {"add_axis": "1: the inputs were joined along a new axis (default 0)"},
+    cost=copy_cost,
+    cut=_cut,
 )
 class ConcatGradient(Operator):
     """One tensor cut along an axis."""

@@ -8,9 +8,9 @@ import numpy as np
 
 from dagexec.core.dtypes import NUMBER_TYPES
 from dagexec.core.operator import Operator, Step, nothing_to_do
-from dagexec.core.registry import operator
+from dagexec.core.registry import new_operator
 from dagexec.core.rows import first_axis
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType
+from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.blocks import Array
 from dagexec.ops.base.layout import BLOCKS, KNOWN_ORDERS, NCHW, image_order, image_shape, logical_shape
@@ -60,22 +60,20 @@ def _block(order: str, channels: int) -> int:
     return 1 if order == NCHW else channels
 
 
-@operator(
-    OpSchema(
-        "Reorder",
-        infer=infer_reorder,
-        doc="Y = X, an image tensor, with its axes in another order. Into blocks the channels must be a multiple of "
-        "theirs. (dagexec's own; the layout pass puts it between operators of different orders.)",
-        input_names=("X",),
-        output_names=("Y",),
-        args={
-            "from_order": f"order of X: {KNOWN_ORDERS}; the last is N, C/16, spatial, 16 (default NCHW)",
-            "to_order": "order of Y (default NCHW)",
-        },
-        cost=copy_cost,
-        moves_elements=True,
-        rows=first_axis,
-    )
+@new_operator(
+    "Reorder",
+    infer=infer_reorder,
+    doc="Y = X, an image tensor, with its axes in another order. Into blocks the channels must be a multiple of "
+    "theirs. (dagexec's own; the layout pass puts it between operators of different orders.)",
+    input_names=("X",),
+    output_names=("Y",),
+    args={
+        "from_order": f"order of X: {KNOWN_ORDERS}; the last is N, C/16, spatial, 16 (default NCHW)",
+        "to_order": "order of Y (default NCHW)",
+    },
+    cost=copy_cost,
+    moves_elements=True,
+    rows=first_axis,
 )
 class Reorder(Operator):
     """One transposing copy."""

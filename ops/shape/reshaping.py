@@ -17,7 +17,7 @@ import numpy.typing as npt
 from dagexec.core.dtypes import INT64
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
-from dagexec.core.registry import operator
+from dagexec.core.registry import new_operator, operator
 from dagexec.core.rows import first_axis, permuted, reshaped
 from dagexec.core.schema import (
     Cost,
@@ -155,30 +155,28 @@ def _resolve(call: OperatorCall, shape: tuple[int, ...], wanted: tuple[int, ...]
     return tuple(sizes)
 
 
-@operator(
-    OpSchema(
-        "Reshape",
-        inputs=(1, 2),
-        outputs=(1, 2),
-        infer=infer_reshape,
-        doc=(
-            "The elements of X, in order, under a new shape. A size 0 copies X's size at that place; one size may be "
-            "-1 and is what remains. The shape is the argument or the second input. old_shape is X's shape."
-        ),
-        input_names=("X", "new_shape"),
-        output_names=("reshaped", "old_shape"),
-        args={
-            "shape": "the new shape, when there is no second input",
-            "allow_zero": "1: a size 0 is a size, not a copy (ONNX allowzero; default 0)",
-        },
-        inplace=first_to_first,
-        cost=no_cost,
-        value_inputs=(1,),
-        view=True,
-        results=1,
-        moves_elements=True,
-        rows=reshaped,
-    )
+@new_operator(
+    "Reshape",
+    inputs=(1, 2),
+    outputs=(1, 2),
+    infer=infer_reshape,
+    doc=(
+        "The elements of X, in order, under a new shape. A size 0 copies X's size at that place; one size may be "
+        "-1 and is what remains. The shape is the argument or the second input. old_shape is X's shape."
+    ),
+    input_names=("X", "new_shape"),
+    output_names=("reshaped", "old_shape"),
+    args={
+        "shape": "the new shape, when there is no second input",
+        "allow_zero": "1: a size 0 is a size, not a copy (ONNX allowzero; default 0)",
+    },
+    inplace=first_to_first,
+    cost=no_cost,
+    value_inputs=(1,),
+    view=True,
+    results=1,
+    moves_elements=True,
+    rows=reshaped,
 )
 class Reshape(Operator):
     """New shape, same elements."""
@@ -314,20 +312,18 @@ def permutation(call: OperatorCall) -> tuple[int, ...]:
     return tuple(axes)
 
 
-@operator(
-    OpSchema(
-        "Transpose",
-        infer=infer_transpose,
-        doc="Axis i of the output is axis `axes[i]` of X.",
-        input_names=("X",),
-        output_names=("Y",),
-        args={"axes": "a permutation of X's axes (default: reversed)"},
-        cost=copy_cost,
-        image_role=ImageRole.TURNING,
-        onnx=(OnnxName("Transpose", 25, {"perm": "axes"}),),
-        rows=permuted(permutation),
-        moves_elements=True,
-    )
+@new_operator(
+    "Transpose",
+    infer=infer_transpose,
+    doc="Axis i of the output is axis `axes[i]` of X.",
+    input_names=("X",),
+    output_names=("Y",),
+    args={"axes": "a permutation of X's axes (default: reversed)"},
+    cost=copy_cost,
+    image_role=ImageRole.TURNING,
+    onnx=(OnnxName("Transpose", 25, {"perm": "axes"}),),
+    rows=permuted(permutation),
+    moves_elements=True,
 )
 class Transpose(Operator):
     """Axes in another order."""
@@ -383,17 +379,15 @@ def infer_shape(call: OperatorCall) -> list[TensorType]:
     return [TensorType(sizes_of(call)[0].shape, INT64)]
 
 
-@operator(
-    OpSchema(
-        "Shape",
-        infer=infer_shape,
-        doc="The shape of X as an int64 vector, or its sizes at `axes`.",
-        input_names=("X",),
-        output_names=("shape",),
-        args={"axes": "the axes whose sizes are given (default: all)"},
-        cost=no_cost,
-        from_types=sizes_of,
-    )
+@new_operator(
+    "Shape",
+    infer=infer_shape,
+    doc="The shape of X as an int64 vector, or its sizes at `axes`.",
+    input_names=("X",),
+    output_names=("shape",),
+    args={"axes": "the axes whose sizes are given (default: all)"},
+    cost=no_cost,
+    from_types=sizes_of,
 )
 class Shape(Operator):
     """The sizes of a tensor."""
@@ -406,17 +400,15 @@ class Shape(Operator):
         return partial(np.copyto, self.y(0), sizes)
 
 
-@operator(
-    OpSchema(
-        "Size",
-        infer=lambda _call: [TensorType((), INT64)],
-        doc="The number of elements of X, an int64 scalar.",
-        input_names=("X",),
-        output_names=("size",),
-        cost=no_cost,
-        from_types=lambda call: [np.array(call.inputs[0].elements, np.int64)],
-        onnx=(OnnxName("Size", 25),),
-    )
+@new_operator(
+    "Size",
+    infer=lambda _call: [TensorType((), INT64)],
+    doc="The number of elements of X, an int64 scalar.",
+    input_names=("X",),
+    output_names=("size",),
+    cost=no_cost,
+    from_types=lambda call: [np.array(call.inputs[0].elements, np.int64)],
+    onnx=(OnnxName("Size", 25),),
 )
 class Size(Operator):
     """The number of elements of a tensor."""

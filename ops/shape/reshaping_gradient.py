@@ -7,8 +7,8 @@ own outputs and arguments where it may work in place, since its input is gone th
 from __future__ import annotations
 
 from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of, no_gradient
-from dagexec.core.registry import operator
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType, first_to_first
+from dagexec.core.registry import new_operator
+from dagexec.core.schema import OperatorCall, TensorType, first_to_first
 from dagexec.ops.shape.reshaping import View, no_cost
 
 
@@ -20,17 +20,15 @@ def infer_resize_like(call: OperatorCall) -> list[TensorType]:
     return [TensorType(like.shape, data.meta)]
 
 
-@operator(
-    OpSchema(
-        "ResizeLike",
-        infer=infer_resize_like,
-        doc="The elements of the data, in order, in the shape of the second input, whose values are not read.",
-        input_names=("data", "shape_tensor"),
-        output_names=("output",),
-        inplace=first_to_first,
-        cost=no_cost,
-        view=True,
-    )
+@new_operator(
+    "ResizeLike",
+    infer=infer_resize_like,
+    doc="The elements of the data, in order, in the shape of the second input, whose values are not read.",
+    input_names=("data", "shape_tensor"),
+    output_names=("output",),
+    inplace=first_to_first,
+    cost=no_cost,
+    view=True,
 )
 class ResizeLike(View):
     """New shape, same elements."""

@@ -9,9 +9,9 @@ import numpy as np
 
 from dagexec.core.gradient import not_differentiable
 from dagexec.core.operator import Operator, Prepared, Step, nothing_to_do
-from dagexec.core.registry import operator
+from dagexec.core.registry import new_operator
 from dagexec.core.rows import apart_from, stretched
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType
+from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.core.shapes import element_count
 from dagexec.core.traits import ImageRole
 from dagexec.ops.base.blocks import Index
@@ -110,26 +110,24 @@ SLICE_ARGS = {
 }
 
 
-@operator(
-    OpSchema(
-        "Slice",
-        inputs=(1, 5),
-        infer=lambda call: [TensorType(tuple(len(kept) for kept in slice_ranges(call)), call.inputs[0].meta)],
-        doc=(
-            "The part of X from `starts` up to and without `ends`, on the first axes or on `axes`. A negative bound "
-            "counts as size + 1 + bound (an end of -1 keeps all), unless `onnx_style` is set."
-        ),
-        input_names=("X", "starts", "ends", "axes", "steps"),
-        output_names=("Y",),
-        args=SLICE_ARGS
-        | {"zero_copy": "1: Y may be a view of X where a memory plan finds that nobody sees it (default 0)"},
-        cost=copy_cost,
-        value_inputs=(1, 2, 3, 4),
-        cut=cut_piece,
-        image_role=ImageRole.SLICING,
-        moves_elements=True,
-        rows=apart_from(_sliced),
-    )
+@new_operator(
+    "Slice",
+    inputs=(1, 5),
+    infer=lambda call: [TensorType(tuple(len(kept) for kept in slice_ranges(call)), call.inputs[0].meta)],
+    doc=(
+        "The part of X from `starts` up to and without `ends`, on the first axes or on `axes`. A negative bound "
+        "counts as size + 1 + bound (an end of -1 keeps all), unless `onnx_style` is set."
+    ),
+    input_names=("X", "starts", "ends", "axes", "steps"),
+    output_names=("Y",),
+    args=SLICE_ARGS
+    | {"zero_copy": "1: Y may be a view of X where a memory plan finds that nobody sees it (default 0)"},
+    cost=copy_cost,
+    value_inputs=(1, 2, 3, 4),
+    cut=cut_piece,
+    image_role=ImageRole.SLICING,
+    moves_elements=True,
+    rows=apart_from(_sliced),
 )
 class Slice(Operator):
     """A part of a tensor."""
@@ -182,19 +180,17 @@ def _tiled(call: OperatorCall) -> list[int]:
 TILE_ARGS = {"tiles": "how often (default 1)", "axis": "along which axis (default 0)"}
 
 
-@operator(
-    OpSchema(
-        "Tile",
-        inputs=(1, 3),
-        infer=infer_tile,
-        doc="X repeated `tiles` times along `axis`. Inputs 1 and 2, where given, replace the arguments.",
-        input_names=("X", "tiles", "axis"),
-        output_names=("Y",),
-        args=TILE_ARGS,
-        cost=copy_cost,
-        value_inputs=(1, 2),
-        rows=apart_from(_tiled),
-    )
+@new_operator(
+    "Tile",
+    inputs=(1, 3),
+    infer=infer_tile,
+    doc="X repeated `tiles` times along `axis`. Inputs 1 and 2, where given, replace the arguments.",
+    input_names=("X", "tiles", "axis"),
+    output_names=("Y",),
+    args=TILE_ARGS,
+    cost=copy_cost,
+    value_inputs=(1, 2),
+    rows=apart_from(_tiled),
 )
 class Tile(Operator):
     """A tensor repeated along an axis."""
@@ -229,19 +225,17 @@ def infer_tile_axes(call: OperatorCall) -> list[TensorType]:
     return [TensorType(tuple(sizes), kind.meta)]
 
 
-@operator(
-    OpSchema(
-        "TileAxes",
-        inputs=(1, 2),
-        infer=infer_tile_axes,
-        doc="X repeated along every axis, as often as `repeats` or input 1 says for that axis.",
-        input_names=("X", "repeats"),
-        output_names=("Y",),
-        args={"repeats": "a count for each axis, when there is no input 1"},
-        cost=copy_cost,
-        value_inputs=(1,),
-        rows=apart_from(_tiled_axes),
-    )
+@new_operator(
+    "TileAxes",
+    inputs=(1, 2),
+    infer=infer_tile_axes,
+    doc="X repeated along every axis, as often as `repeats` or input 1 says for that axis.",
+    input_names=("X", "repeats"),
+    output_names=("Y",),
+    args={"repeats": "a count for each axis, when there is no input 1"},
+    cost=copy_cost,
+    value_inputs=(1,),
+    rows=apart_from(_tiled_axes),
 )
 class TileAxes(Operator):
     """A tensor repeated along all axes."""
@@ -273,19 +267,17 @@ def infer_expand(call: OperatorCall) -> list[TensorType]:
     return [TensorType(tuple(sizes), call.inputs[0].meta)]
 
 
-@operator(
-    OpSchema(
-        "Expand",
-        inputs=(1, 2),
-        infer=infer_expand,
-        doc="X repeated along axes of size 1, to the shape that X's and the given one broadcast to.",
-        input_names=("X", "shape"),
-        output_names=("Y",),
-        args={"shape": "the shape to broadcast with, when there is no input 1"},
-        cost=copy_cost,
-        value_inputs=(1,),
-        rows=stretched,
-    )
+@new_operator(
+    "Expand",
+    inputs=(1, 2),
+    infer=infer_expand,
+    doc="X repeated along axes of size 1, to the shape that X's and the given one broadcast to.",
+    input_names=("X", "shape"),
+    output_names=("Y",),
+    args={"shape": "the shape to broadcast with, when there is no input 1"},
+    cost=copy_cost,
+    value_inputs=(1,),
+    rows=stretched,
 )
 class Expand(Operator):
     """A tensor broadcast to a larger shape."""

@@ -11,8 +11,8 @@ import numpy as np
 from dagexec.core.dtypes import BOOL, FLOAT_TYPES, NUMBER_TYPES
 from dagexec.core.gradient import GradientOperators, GradientRequest, fill_like, gradient_of
 from dagexec.core.operator import Operator, Step, in_sequence
-from dagexec.core.registry import operator
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType
+from dagexec.core.registry import new_operator
+from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.blocks import Array, compute_dtype, convert, is_narrow
 from dagexec.ops.base.pointwise import scalar_pass
@@ -33,18 +33,16 @@ def _infer_slice(call: OperatorCall) -> list[TensorType]:
     return [call.inputs[0]]
 
 
-@operator(
-    OpSchema(
-        "SliceGradient",
-        inputs=(2, 6),
-        infer=_infer_slice,
-        doc="Gradient of Slice, whose arguments it takes: dX = dY where the slice is in X, and 0 elsewhere. dY is the "
-        "last input.",
-        input_names=("X", "starts or dY", "ends", "axes or dY", "steps or dY", "dY"),
-        output_names=("dX",),
-        args=SLICE_ARGS,
-        cost=copy_cost,
-    )
+@new_operator(
+    "SliceGradient",
+    inputs=(2, 6),
+    infer=_infer_slice,
+    doc="Gradient of Slice, whose arguments it takes: dX = dY where the slice is in X, and 0 elsewhere. dY is the "
+    "last input.",
+    input_names=("X", "starts or dY", "ends", "axes or dY", "steps or dY", "dY"),
+    output_names=("dX",),
+    args=SLICE_ARGS,
+    cost=copy_cost,
 )
 class SliceGradient(Operator):
     """dY among zeros. The values of X are not read; those of `starts` and `ends` are, by every run."""
@@ -102,18 +100,16 @@ def _infer_tile(call: OperatorCall) -> list[TensorType]:
     return [TensorType((*shape[:axis], shape[axis] // tiles, *shape[axis + 1 :]), meta)]
 
 
-@operator(
-    OpSchema(
-        "TileGradient",
-        inputs=(1, 3),
-        infer=_infer_tile,
-        doc="Gradient of Tile, whose arguments it takes: dX = the sum of the tiles of dY.",
-        input_names=("dY", "tiles", "axis"),
-        output_names=("dX",),
-        args=TILE_ARGS,
-        cost=reduction_cost,
-        value_inputs=(1, 2),
-    )
+@new_operator(
+    "TileGradient",
+    inputs=(1, 3),
+    infer=_infer_tile,
+    doc="Gradient of Tile, whose arguments it takes: dX = the sum of the tiles of dY.",
+    input_names=("dY", "tiles", "axis"),
+    output_names=("dX",),
+    args=TILE_ARGS,
+    cost=reduction_cost,
+    value_inputs=(1, 2),
 )
 class TileGradient(Operator):
     """The sum over the repetitions."""
@@ -148,17 +144,15 @@ def _infer_expand(call: OperatorCall) -> list[TensorType]:
     return [call.inputs[1]]
 
 
-@operator(
-    OpSchema(
-        "ExpandGradient",
-        infer=_infer_expand,
-        doc="Gradient of Expand: dX = the sum of dY over the axes along which X was repeated. The values of X are not "
-        "read.",
-        input_names=("dY", "X"),
-        output_names=("dX",),
-        args={"factor": "dX is multiplied by it, for Gemm's gradient (default 1)"},
-        cost=reduction_cost,
-    )
+@new_operator(
+    "ExpandGradient",
+    infer=_infer_expand,
+    doc="Gradient of Expand: dX = the sum of dY over the axes along which X was repeated. The values of X are not "
+    "read.",
+    input_names=("dY", "X"),
+    output_names=("dX",),
+    args={"factor": "dX is multiplied by it, for Gemm's gradient (default 1)"},
+    cost=reduction_cost,
 )
 class ExpandGradient(Operator):
     """The sum over the repetitions, by NumPy's rule of broadcasting."""

@@ -12,8 +12,8 @@ from dagexec.core.gradient import no_gradient
 from dagexec.core.io_access import IO
 from dagexec.core.operator import Operator, Step
 from dagexec.core.proto import OperatorDef
-from dagexec.core.registry import operator
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType
+from dagexec.core.registry import new_operator
+from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.core.workspace import Workspace
 from dagexec.errors import ArgumentError
 from dagexec.storage import database_exists, database_types
@@ -66,22 +66,20 @@ class StorageOperator(Operator):
         return self.workspace.place(path, absolute=self.arguments.bool("absolute_path"), owner=self.label)
 
 
-@operator(
-    OpSchema(
-        "CreateDB",
-        infer=None,
-        doc="Opens a database to read its records one after another, for ever. Every run begins at the first record.",
-        output_names=("reader",),
-        args={
-            "db": "the path",
-            **DB_ARGS,
-            "num_shards": "readers that share the records (default: 1)",
-            "shard_id": "which of them this one is (default: 0)",
-        },
-        required_args=("db",),
-        effects=True,
-        does_io=IO.READ_FOLDER,
-    )
+@new_operator(
+    "CreateDB",
+    infer=None,
+    doc="Opens a database to read its records one after another, for ever. Every run begins at the first record.",
+    output_names=("reader",),
+    args={
+        "db": "the path",
+        **DB_ARGS,
+        "num_shards": "readers that share the records (default: 1)",
+        "shard_id": "which of them this one is (default: 0)",
+    },
+    required_args=("db",),
+    effects=True,
+    does_io=IO.READ_FOLDER,
 )
 class CreateDB(StorageOperator):
     """A reader in a blob."""
@@ -107,18 +105,16 @@ def infer_exists(call: OperatorCall) -> list[TensorType]:
     return [TensorType((), BOOL)]
 
 
-@operator(
-    OpSchema(
-        "DBExists",
-        infer=infer_exists,
-        doc="True when there is such a database.",
-        output_names=("exists",),
-        args={"db_name": "the path", **DB_ARGS},
-        required_args=("db_name",),
-        effects=True,
-        does_io=IO.READ_FOLDER,
-        reproducible=False,
-    )
+@new_operator(
+    "DBExists",
+    infer=infer_exists,
+    doc="True when there is such a database.",
+    output_names=("exists",),
+    args={"db_name": "the path", **DB_ARGS},
+    required_args=("db_name",),
+    effects=True,
+    does_io=IO.READ_FOLDER,
+    reproducible=False,
 )
 class DBExists(StorageOperator):
     """Whether a database is there."""

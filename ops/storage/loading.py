@@ -17,9 +17,9 @@ from dagexec.core.gradient import no_gradient
 from dagexec.core.io_access import IO
 from dagexec.core.operator import Array, Operator, Step
 from dagexec.core.proto import DeviceOption
-from dagexec.core.registry import operator
+from dagexec.core.registry import new_operator
 from dagexec.core.runtime import runtime_of
-from dagexec.core.schema import UNBOUNDED, OpSchema
+from dagexec.core.schema import UNBOUNDED
 from dagexec.core.tensor import Tensor
 from dagexec.errors import ArgumentError, StorageError
 from dagexec.ops.storage.databases import DB_ARGS, StorageOperator, db_type, names_of_user
@@ -40,32 +40,30 @@ def store(op: Operator, index: int, array: npt.NDArray[np.generic]) -> None:
         op.output(index).feed(array)
 
 
-@operator(
-    OpSchema(
-        "Load",
-        inputs=(0, _MAX_READERS),
-        outputs=(0, UNBOUNDED),
-        infer=None,
-        doc="Reads blobs from the databases `dbs` (or `db`), or those of the readers. A blob that is not there is an "
-        "error, and so is one that is damaged; then nothing is changed.",
-        input_names=("readers...",),
-        output_names=("blobs...",),
-        args={
-            "db": "the path",
-            "dbs": "several paths",
-            **DB_ARGS,
-            "add_prefix": "text before the name in the database, for the blob's name",
-            "strip_prefix": "of each name in the database, what comes before this text and the text itself is left out",
-            "keep_device": "blobs go to the device that the database says; otherwise to the operator's",
-            "load_all": "load every blob there is, into blobs of their names",
-            "allow_incomplete": "outputs that are not in the database stay as they are",
-            "source_blob_names": "names in the database of the outputs; otherwise their own",
-        },
-        handles=tuple(range(_MAX_READERS)),
-        effects=True,
-        does_io=IO.READ_FOLDER,
-        reproducible=False,
-    )
+@new_operator(
+    "Load",
+    inputs=(0, _MAX_READERS),
+    outputs=(0, UNBOUNDED),
+    infer=None,
+    doc="Reads blobs from the databases `dbs` (or `db`), or those of the readers. A blob that is not there is an "
+    "error, and so is one that is damaged; then nothing is changed.",
+    input_names=("readers...",),
+    output_names=("blobs...",),
+    args={
+        "db": "the path",
+        "dbs": "several paths",
+        **DB_ARGS,
+        "add_prefix": "text before the name in the database, for the blob's name",
+        "strip_prefix": "of each name in the database, what comes before this text and the text itself is left out",
+        "keep_device": "blobs go to the device that the database says; otherwise to the operator's",
+        "load_all": "load every blob there is, into blobs of their names",
+        "allow_incomplete": "outputs that are not in the database stay as they are",
+        "source_blob_names": "names in the database of the outputs; otherwise their own",
+    },
+    handles=tuple(range(_MAX_READERS)),
+    effects=True,
+    does_io=IO.READ_FOLDER,
+    reproducible=False,
 )
 class Load(StorageOperator):
     """Blobs from files."""

@@ -14,8 +14,8 @@ from dagexec.core.gradient import no_gradient
 from dagexec.core.io_access import IO
 from dagexec.core.operator import Step
 from dagexec.core.proto import OperatorDef
-from dagexec.core.registry import operator
-from dagexec.core.schema import UNBOUNDED, Cost, OperatorCall, OpSchema, TensorType
+from dagexec.core.registry import new_operator
+from dagexec.core.schema import UNBOUNDED, Cost, OperatorCall, TensorType
 from dagexec.errors import ArgumentError
 from dagexec.ops.storage.databases import DB_ARGS, StorageOperator, db_type, names_of_user, required_path
 from dagexec.storage.blob_file import INTEGRITY_KEY, write_blobs
@@ -112,19 +112,17 @@ class _Save(StorageOperator):
         return write
 
 
-@operator(
-    OpSchema(
-        "Save",
-        inputs=(1, UNBOUNDED),
-        infer=infer_save,
-        doc="Writes the blobs to a new database at `db`, all of them or, when that fails, nothing.",
-        input_names=("blobs...",),
-        args=_ARGS,
-        required_args=("db",),
-        cost=_writing_cost,
-        effects=True,
-        does_io=IO.WRITE_FOLDER,
-    )
+@new_operator(
+    "Save",
+    inputs=(1, UNBOUNDED),
+    infer=infer_save,
+    doc="Writes the blobs to a new database at `db`, all of them or, when that fails, nothing.",
+    input_names=("blobs...",),
+    args=_ARGS,
+    required_args=("db",),
+    cost=_writing_cost,
+    effects=True,
+    does_io=IO.WRITE_FOLDER,
 )
 class Save(_Save):
     """Blobs to a file."""
@@ -164,18 +162,16 @@ class _Checkpoint(_Save):
         return write_sometimes
 
 
-@operator(
-    OpSchema(
-        "Checkpoint",
-        doc="Saves all inputs, the counter included, when the counter is a multiple of `every`.",
-        **_CHECKPOINT,  # type: ignore[arg-type]
-    )
+@new_operator(
+    "Checkpoint",
+    doc="Saves all inputs, the counter included, when the counter is a multiple of `every`.",
+    **_CHECKPOINT,  # type: ignore[arg-type]
 )
 class Checkpoint(_Checkpoint):
     """Blobs to a file now and then."""
 
 
-@operator(OpSchema("Snapshot", doc="The old name of Checkpoint.", **_CHECKPOINT))  # type: ignore[arg-type]
+@new_operator("Snapshot", doc="The old name of Checkpoint.", **_CHECKPOINT)  # type: ignore[arg-type]
 class Snapshot(_Checkpoint):
     """Checkpoint under its old name."""
 

@@ -11,8 +11,8 @@ import numpy.typing as npt
 from dagexec.core.gradient import no_gradient
 from dagexec.core.operator import Operator, Step
 from dagexec.core.proto import OperatorDef
-from dagexec.core.registry import operator
-from dagexec.core.schema import UNBOUNDED, OperatorCall, OpSchema, TensorType
+from dagexec.core.registry import new_operator
+from dagexec.core.schema import UNBOUNDED, OperatorCall, TensorType
 from dagexec.core.workspace import Workspace
 from dagexec.errors import ArgumentError, ShapeError, StorageError
 from dagexec.ops.base.declared_types import DTYPES, SHAPES, declared_types
@@ -60,27 +60,25 @@ class _Prefetch:
 _operators: weakref.WeakSet[TensorProtosDBInput] = weakref.WeakSet()
 
 
-@operator(
-    OpSchema(
-        "TensorProtosDBInput",
-        outputs=(1, UNBOUNDED),
-        infer=infer_input,
-        doc="The tensors of the next record, one output each; or with `batch_size` of so many records, stacked. The "
-        "next batch is read while the net works, unless other operators read from the same blob.",
-        input_names=("reader",),
-        output_names=("tensors...",),
-        args={
-            "batch_size": "records in a batch (default: 0, one record without a batch axis)",
-            "prefetch": "read one batch ahead (default: 1)",
-            "shapes": SHAPES,
-            "dtypes": DTYPES,
-        },
-        inferred_if="shapes",
-        handles=(0,),
-        mutates=(0,),
-        effects=True,
-        reproducible=False,
-    )
+@new_operator(
+    "TensorProtosDBInput",
+    outputs=(1, UNBOUNDED),
+    infer=infer_input,
+    doc="The tensors of the next record, one output each; or with `batch_size` of so many records, stacked. The "
+    "next batch is read while the net works, unless other operators read from the same blob.",
+    input_names=("reader",),
+    output_names=("tensors...",),
+    args={
+        "batch_size": "records in a batch (default: 0, one record without a batch axis)",
+        "prefetch": "read one batch ahead (default: 1)",
+        "shapes": SHAPES,
+        "dtypes": DTYPES,
+    },
+    inferred_if="shapes",
+    handles=(0,),
+    mutates=(0,),
+    effects=True,
+    reproducible=False,
 )
 class TensorProtosDBInput(Operator):
     """Tensors from records."""

@@ -11,8 +11,8 @@ import numpy as np
 from dagexec.core.dtypes import FLOAT32, FLOAT64, INT32, INT64
 from dagexec.core.gradient import no_gradient
 from dagexec.core.operator import Operator, Step
-from dagexec.core.registry import operator
-from dagexec.core.schema import UNBOUNDED, OperatorCall, OpSchema, RowsCall, TensorType, same_as_input
+from dagexec.core.registry import new_operator
+from dagexec.core.schema import UNBOUNDED, OperatorCall, RowsCall, TensorType, same_as_input
 from dagexec.core.traits import Rows
 from dagexec.errors import ModelFormatError, ShapeError
 from dagexec.ops.tabular.attributes import Array, numbers, onnx_name
@@ -56,17 +56,15 @@ _SCALER = {
 }
 
 
-@operator(
-    OpSchema(
-        "Scaler",
-        infer=infer_scaler,
-        doc="Y = (X - offset) * scale, in float32. (ai.onnx.ml.)",
-        input_names=("X",),
-        output_names=("Y",),
-        args=_SCALER,
-        rows=_not_on_columns,
-        onnx=onnx_name("Scaler", 1, *_SCALER),
-    )
+@new_operator(
+    "Scaler",
+    infer=infer_scaler,
+    doc="Y = (X - offset) * scale, in float32. (ai.onnx.ml.)",
+    input_names=("X",),
+    output_names=("Y",),
+    args=_SCALER,
+    rows=_not_on_columns,
+    onnx=onnx_name("Scaler", 1, *_SCALER),
 )
 class Scaler(Operator):
     """Columns moved and scaled."""
@@ -109,17 +107,15 @@ _IMPUTER = {
 }
 
 
-@operator(
-    OpSchema(
-        "Imputer",
-        infer=infer_imputer,
-        doc="X with other numbers in place of what is missing. (ai.onnx.ml.)",
-        input_names=("X",),
-        output_names=("Y",),
-        args=_IMPUTER,
-        rows=_not_on_columns,
-        onnx=onnx_name("Imputer", 1, *_IMPUTER),
-    )
+@new_operator(
+    "Imputer",
+    infer=infer_imputer,
+    doc="X with other numbers in place of what is missing. (ai.onnx.ml.)",
+    input_names=("X",),
+    output_names=("Y",),
+    args=_IMPUTER,
+    rows=_not_on_columns,
+    onnx=onnx_name("Imputer", 1, *_IMPUTER),
 )
 class Imputer(Operator):
     """Missing numbers replaced."""
@@ -155,17 +151,15 @@ def infer_binarizer(call: OperatorCall) -> Sequence[TensorType]:
     return same_as_input(call)
 
 
-@operator(
-    OpSchema(
-        "Binarizer",
-        infer=infer_binarizer,
-        doc="1 where X is above the threshold, else 0. (ai.onnx.ml.)",
-        input_names=("X",),
-        output_names=("Y",),
-        args={"threshold": "default 0"},
-        rows=lambda asked: asked.all_outputs(asked.only(0)),
-        onnx=onnx_name("Binarizer", 1, "threshold"),
-    )
+@new_operator(
+    "Binarizer",
+    infer=infer_binarizer,
+    doc="1 where X is above the threshold, else 0. (ai.onnx.ml.)",
+    input_names=("X",),
+    output_names=("Y",),
+    args={"threshold": "default 0"},
+    rows=lambda asked: asked.all_outputs(asked.only(0)),
+    onnx=onnx_name("Binarizer", 1, "threshold"),
 )
 class Binarizer(Operator):
     """Zeros and ones."""
@@ -190,18 +184,16 @@ def infer_normalizer(call: OperatorCall) -> Sequence[TensorType]:
     return [TensorType(call.inputs[0].shape, FLOAT32)]
 
 
-@operator(
-    OpSchema(
-        "Normalizer",
-        infer=infer_normalizer,
-        doc="Each row of X over its greatest number (MAX), its sum of absolute numbers (L1), or the square root of its "
-        "sum of squares (L2); rows of zeros stay. (ai.onnx.ml.)",
-        input_names=("X",),
-        output_names=("Y",),
-        args={"norm": "MAX (default), L1 or L2"},
-        rows=_not_on_columns,
-        onnx=onnx_name("Normalizer", 1, "norm"),
-    )
+@new_operator(
+    "Normalizer",
+    infer=infer_normalizer,
+    doc="Each row of X over its greatest number (MAX), its sum of absolute numbers (L1), or the square root of its "
+    "sum of squares (L2); rows of zeros stay. (ai.onnx.ml.)",
+    input_names=("X",),
+    output_names=("Y",),
+    args={"norm": "MAX (default), L1 or L2"},
+    rows=_not_on_columns,
+    onnx=onnx_name("Normalizer", 1, "norm"),
 )
 class Normalizer(Operator):
     """Rows over their norms."""
@@ -234,17 +226,15 @@ def infer_extractor(call: OperatorCall) -> Sequence[TensorType]:
     return [TensorType((*rows, places.elements), kind.meta)]
 
 
-@operator(
-    OpSchema(
-        "ArrayFeatureExtractor",
-        infer=infer_extractor,
-        on_host=True,
-        doc="The columns of X, on its last axis, whose places Y has. (ai.onnx.ml.)",
-        input_names=("X", "Y"),
-        output_names=("Z",),
-        rows=_not_on_columns,
-        onnx=onnx_name("ArrayFeatureExtractor", 1),
-    )
+@new_operator(
+    "ArrayFeatureExtractor",
+    infer=infer_extractor,
+    on_host=True,
+    doc="The columns of X, on its last axis, whose places Y has. (ai.onnx.ml.)",
+    input_names=("X", "Y"),
+    output_names=("Z",),
+    rows=_not_on_columns,
+    onnx=onnx_name("ArrayFeatureExtractor", 1),
 )
 class ArrayFeatureExtractor(Operator):
     """Some of the columns."""
@@ -291,20 +281,18 @@ def _of_all(asked: RowsCall) -> list[Rows | None]:
     return asked.all_outputs(rows)
 
 
-@operator(
-    OpSchema(
-        "FeatureVectorizer",
-        infer=infer_vectorizer,
-        doc="The columns of all inputs beside each other, of each as many as it is said to have: cut, or with zeros "
-        "behind them. (ai.onnx.ml.)",
-        inputs=(1, UNBOUNDED),
-        input_names=("X...",),
-        output_names=("Y",),
-        args={"inputdimensions": "how many columns each input has"},
-        required_args=("inputdimensions",),
-        rows=_of_all,
-        onnx=onnx_name("FeatureVectorizer", 1, "inputdimensions"),
-    )
+@new_operator(
+    "FeatureVectorizer",
+    infer=infer_vectorizer,
+    doc="The columns of all inputs beside each other, of each as many as it is said to have: cut, or with zeros "
+    "behind them. (ai.onnx.ml.)",
+    inputs=(1, UNBOUNDED),
+    input_names=("X...",),
+    output_names=("Y",),
+    args={"inputdimensions": "how many columns each input has"},
+    required_args=("inputdimensions",),
+    rows=_of_all,
+    onnx=onnx_name("FeatureVectorizer", 1, "inputdimensions"),
 )
 class FeatureVectorizer(Operator):
     """Columns side by side."""

@@ -21,9 +21,9 @@ from dagexec.core.gradient import no_gradient
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step
 from dagexec.core.proto import OperatorDef
-from dagexec.core.registry import operator
+from dagexec.core.registry import new_operator
 from dagexec.core.rows import first_axis
-from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType
+from dagexec.core.schema import Cost, OperatorCall, TensorType
 from dagexec.core.workspace import Workspace
 from dagexec.errors import ModelFormatError
 from dagexec.ops.kernels.tree_kernels import WalkedTrees, walked_trees
@@ -386,65 +386,59 @@ class Regressing(TreeOperator):
         return write
 
 
-@operator(
-    OpSchema(
-        "TreeEnsembleRegressor",
-        infer=infer_regressor,
-        doc="For each row of X the weights of the leaves that it reaches, put together for each target. (ai.onnx.ml.)",
-        input_names=("X",),
-        output_names=("Y",),
-        args=_REGRESSOR_ARGS,
-        cost=_cost,
-        rows=first_axis,
-        onnx=onnx_name("TreeEnsembleRegressor", 3, *_REGRESSOR_ARGS),
-    )
+@new_operator(
+    "TreeEnsembleRegressor",
+    infer=infer_regressor,
+    doc="For each row of X the weights of the leaves that it reaches, put together for each target. (ai.onnx.ml.)",
+    input_names=("X",),
+    output_names=("Y",),
+    args=_REGRESSOR_ARGS,
+    cost=_cost,
+    rows=first_axis,
+    onnx=onnx_name("TreeEnsembleRegressor", 3, *_REGRESSOR_ARGS),
 )
 class TreeEnsembleRegressor(Regressing):
     """Numbers from trees whose nodes are numbered."""
 
 
-@operator(
-    OpSchema(
-        "TreeEnsemble",
-        infer=infer_indexed,
-        doc="For each row of X the weights of the leaves that it reaches, put together for each target; the trees are "
-        "arrays. (ai.onnx.ml.)",
-        input_names=("X",),
-        output_names=("Y",),
-        args=_INDEXED_ARGS,
-        cost=_cost,
-        rows=first_axis,
-        onnx=(
-            OnnxName(
-                "TreeEnsemble",
-                5,
-                {name: name for name in _INDEXED_ARGS},
-                domain=DOMAIN,
-                values={
-                    "aggregate_function": dict(enumerate((AVERAGE, SUM, MIN, MAX))),
-                    "post_transform": dict(enumerate((NONE, SOFTMAX, LOGISTIC, SOFTMAX_ZERO, PROBIT))),
-                },
-            ),
+@new_operator(
+    "TreeEnsemble",
+    infer=infer_indexed,
+    doc="For each row of X the weights of the leaves that it reaches, put together for each target; the trees are "
+    "arrays. (ai.onnx.ml.)",
+    input_names=("X",),
+    output_names=("Y",),
+    args=_INDEXED_ARGS,
+    cost=_cost,
+    rows=first_axis,
+    onnx=(
+        OnnxName(
+            "TreeEnsemble",
+            5,
+            {name: name for name in _INDEXED_ARGS},
+            domain=DOMAIN,
+            values={
+                "aggregate_function": dict(enumerate((AVERAGE, SUM, MIN, MAX))),
+                "post_transform": dict(enumerate((NONE, SOFTMAX, LOGISTIC, SOFTMAX_ZERO, PROBIT))),
+            },
         ),
-    )
+    ),
 )
 class TreeEnsemble(Regressing):
     """Numbers from trees whose nodes refer to each other by index."""
 
 
-@operator(
-    OpSchema(
-        "TreeEnsembleClassifier",
-        infer=infer_classes,
-        doc="For each row of X the class with the greatest sum of weights of the leaves that it reaches, and the score "
-        "of each class. (ai.onnx.ml.)",
-        input_names=("X",),
-        output_names=("labels", "scores"),
-        args=_CLASSIFIER_ARGS,
-        cost=_cost,
-        rows=first_axis,
-        onnx=onnx_name("TreeEnsembleClassifier", 3, *_CLASSIFIER_ARGS),
-    )
+@new_operator(
+    "TreeEnsembleClassifier",
+    infer=infer_classes,
+    doc="For each row of X the class with the greatest sum of weights of the leaves that it reaches, and the score "
+    "of each class. (ai.onnx.ml.)",
+    input_names=("X",),
+    output_names=("labels", "scores"),
+    args=_CLASSIFIER_ARGS,
+    cost=_cost,
+    rows=first_axis,
+    onnx=onnx_name("TreeEnsembleClassifier", 3, *_CLASSIFIER_ARGS),
 )
 class TreeEnsembleClassifier(TreeOperator):
     """Classes from trees whose nodes are numbered."""

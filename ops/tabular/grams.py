@@ -12,9 +12,9 @@ from dagexec.core.dtypes import FLOAT32, INT32, INT64, STRING
 from dagexec.core.gradient import no_gradient
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step
-from dagexec.core.registry import operator
+from dagexec.core.registry import new_operator
 from dagexec.core.rows import along_axis
-from dagexec.core.schema import OperatorCall, OpSchema, RowsCall, TensorType
+from dagexec.core.schema import OperatorCall, RowsCall, TensorType
 from dagexec.core.traits import Rows
 from dagexec.errors import ModelFormatError
 from dagexec.ops.tabular.attributes import Array, check_length, integers, numbers, texts
@@ -119,19 +119,17 @@ _ARGS = {
 }
 
 
-@operator(
-    OpSchema(
-        "TfIdfVectorizer",
-        infer=infer_vectorizer,
-        on_host=True,
-        doc="Counts of n-grams in each row of X. (dagexec's own, for ONNX.)",
-        input_names=("X",),
-        output_names=("Y",),
-        args=_ARGS,
-        required_args=("mode", "ngram_counts", "ngram_indexes"),
-        rows=_rows,
-        onnx=(OnnxName("TfIdfVectorizer", 9, {name: name for name in _ARGS}),),
-    )
+@new_operator(
+    "TfIdfVectorizer",
+    infer=infer_vectorizer,
+    on_host=True,
+    doc="Counts of n-grams in each row of X. (dagexec's own, for ONNX.)",
+    input_names=("X",),
+    output_names=("Y",),
+    args=_ARGS,
+    required_args=("mode", "ngram_counts", "ngram_indexes"),
+    rows=_rows,
+    onnx=(OnnxName("TfIdfVectorizer", 9, {name: name for name in _ARGS}),),
 )
 class TfIdfVectorizer(Operator):
     """A column for each n-gram."""

@@ -11,8 +11,8 @@ from dagexec.core.arguments import Arguments
 from dagexec.core.dtypes import FLOAT32, FLOAT64, INT32, INT64, STRING, TypeMeta, from_numpy
 from dagexec.core.gradient import no_gradient
 from dagexec.core.operator import Operator, Step, nothing_to_do
-from dagexec.core.registry import operator
-from dagexec.core.schema import OperatorCall, OpSchema, RowsCall, TensorType
+from dagexec.core.registry import new_operator
+from dagexec.core.schema import OperatorCall, RowsCall, TensorType
 from dagexec.core.traits import Rows
 from dagexec.errors import FeedError, ModelFormatError
 from dagexec.ops.tabular.attributes import Array, check_length, integers, numbers, onnx_name, texts
@@ -140,18 +140,16 @@ _ENCODER = {
 }
 
 
-@operator(
-    OpSchema(
-        "LabelEncoder",
-        infer=infer_label_encoder,
-        on_host=True,
-        doc="The value of each key in X; NaN may be a key. (ai.onnx.ml.)",
-        input_names=("X",),
-        output_names=("Y",),
-        args=_ENCODER,
-        rows=_same_rows,
-        onnx=onnx_name("LabelEncoder", 4, *_ENCODER),
-    )
+@new_operator(
+    "LabelEncoder",
+    infer=infer_label_encoder,
+    on_host=True,
+    doc="The value of each key in X; NaN may be a key. (ai.onnx.ml.)",
+    input_names=("X",),
+    output_names=("Y",),
+    args=_ENCODER,
+    rows=_same_rows,
+    onnx=onnx_name("LabelEncoder", 4, *_ENCODER),
 )
 class LabelEncoder(Operator):
     """Values of keys."""
@@ -191,19 +189,17 @@ _ONE_HOT = {
 }
 
 
-@operator(
-    OpSchema(
-        "OneHotEncoder",
-        infer=infer_one_hot_encoder,
-        on_host=True,
-        doc="For each element a 1 in the column of its category, and zeros; floats count as the integers below them in "
-        "size. (ai.onnx.ml.)",
-        input_names=("X",),
-        output_names=("Y",),
-        args=_ONE_HOT,
-        rows=_same_rows,
-        onnx=onnx_name("OneHotEncoder", 1, *_ONE_HOT),
-    )
+@new_operator(
+    "OneHotEncoder",
+    infer=infer_one_hot_encoder,
+    on_host=True,
+    doc="For each element a 1 in the column of its category, and zeros; floats count as the integers below them in "
+    "size. (ai.onnx.ml.)",
+    input_names=("X",),
+    output_names=("Y",),
+    args=_ONE_HOT,
+    rows=_same_rows,
+    onnx=onnx_name("OneHotEncoder", 1, *_ONE_HOT),
 )
 class OneHotEncoder(Operator):
     """A column a category."""
@@ -249,18 +245,16 @@ def infer_mapper(call: OperatorCall) -> Sequence[TensorType]:
     return [TensorType(call.inputs[0].shape, INT64 if meta is STRING else STRING)]
 
 
-@operator(
-    OpSchema(
-        "CategoryMapper",
-        infer=infer_mapper,
-        on_host=True,
-        doc="The number of each text, or the text of each number. (ai.onnx.ml.)",
-        input_names=("X",),
-        output_names=("Y",),
-        args=_MAPPER,
-        rows=_same_rows,
-        onnx=onnx_name("CategoryMapper", 1, *_MAPPER),
-    )
+@new_operator(
+    "CategoryMapper",
+    infer=infer_mapper,
+    on_host=True,
+    doc="The number of each text, or the text of each number. (ai.onnx.ml.)",
+    input_names=("X",),
+    output_names=("Y",),
+    args=_MAPPER,
+    rows=_same_rows,
+    onnx=onnx_name("CategoryMapper", 1, *_MAPPER),
 )
 class CategoryMapper(Operator):
     """A look-up of each."""

@@ -13,9 +13,9 @@ from dagexec.core.arguments import Arguments
 from dagexec.core.dtypes import FLOAT32, FLOAT64, INT32, INT64
 from dagexec.core.gradient import no_gradient
 from dagexec.core.operator import Operator, Step
-from dagexec.core.registry import operator
+from dagexec.core.registry import new_operator
 from dagexec.core.rows import first_axis
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType
+from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.errors import ModelFormatError
 from dagexec.ops.tabular.attributes import Array, check_length, numbers, onnx_name
 from dagexec.ops.tabular.ensemble import LABEL_ARGS, class_types, labels_of
@@ -98,18 +98,16 @@ _COEFFICIENTS = {
 _REGRESSOR = _COEFFICIENTS | {"targets": "the number of results of a row (default 1)"}
 
 
-@operator(
-    OpSchema(
-        "LinearRegressor",
-        infer=infer_regressor,
-        doc="Y = X * coefficients^T + intercepts, in float32. (ai.onnx.ml.)",
-        input_names=("X",),
-        output_names=("Y",),
-        args=_REGRESSOR,
-        required_args=("coefficients",),
-        rows=first_axis,
-        onnx=onnx_name("LinearRegressor", 1, *_REGRESSOR),
-    )
+@new_operator(
+    "LinearRegressor",
+    infer=infer_regressor,
+    doc="Y = X * coefficients^T + intercepts, in float32. (ai.onnx.ml.)",
+    input_names=("X",),
+    output_names=("Y",),
+    args=_REGRESSOR,
+    required_args=("coefficients",),
+    rows=first_axis,
+    onnx=onnx_name("LinearRegressor", 1, *_REGRESSOR),
 )
 class LinearRegressor(RowsOperator):
     """Numbers that are sums of columns."""
@@ -153,18 +151,16 @@ _CLASSIFIER = (
 )
 
 
-@operator(
-    OpSchema(
-        "LinearClassifier",
-        infer=infer_classifier,
-        doc="The class with the greatest score X * coefficients^T + intercepts, and the scores of all. (ai.onnx.ml.)",
-        input_names=("X",),
-        output_names=("labels", "scores"),
-        args=_CLASSIFIER,
-        required_args=("coefficients",),
-        rows=first_axis,
-        onnx=onnx_name("LinearClassifier", 1, *_CLASSIFIER),
-    )
+@new_operator(
+    "LinearClassifier",
+    infer=infer_classifier,
+    doc="The class with the greatest score X * coefficients^T + intercepts, and the scores of all. (ai.onnx.ml.)",
+    input_names=("X",),
+    output_names=("labels", "scores"),
+    args=_CLASSIFIER,
+    required_args=("coefficients",),
+    rows=first_axis,
+    onnx=onnx_name("LinearClassifier", 1, *_CLASSIFIER),
 )
 class LinearClassifier(RowsOperator):
     """Classes that sums of columns name."""

@@ -16,8 +16,7 @@ from dagexec.core.blob import content_of, set_made, tensor_in
 from dagexec.core.gradient import no_gradient
 from dagexec.core.operator import Operator, Step
 from dagexec.core.proto import OperatorDef
-from dagexec.core.registry import operator
-from dagexec.core.schema import OpSchema
+from dagexec.core.registry import new_operator
 from dagexec.core.variant import Content, Variant
 from dagexec.core.workspace import Workspace
 from dagexec.errors import BlobTypeError, ModelFormatError, ShapeError
@@ -63,17 +62,15 @@ class MappingOperator(Operator):
 _ZIP = _label_args("classlabels_strings", "classlabels_int64s")
 
 
-@operator(
-    OpSchema(
-        "ZipMap",
-        infer=None,
-        on_host=True,
-        doc="For each row of X [rows, keys] a mapping of the keys to its numbers. (ai.onnx.ml.)",
-        input_names=("X",),
-        output_names=("mappings",),
-        args=_ZIP,
-        onnx=onnx_name("ZipMap", 1, *_ZIP),
-    )
+@new_operator(
+    "ZipMap",
+    infer=None,
+    on_host=True,
+    doc="For each row of X [rows, keys] a mapping of the keys to its numbers. (ai.onnx.ml.)",
+    input_names=("X",),
+    output_names=("mappings",),
+    args=_ZIP,
+    onnx=onnx_name("ZipMap", 1, *_ZIP),
 )
 class ZipMap(MappingOperator):
     """A sequence of mappings."""
@@ -111,18 +108,16 @@ def _zipped(keys: Sequence[Any], rows: Sequence[Sequence[float]]) -> Content:
 _VECTORIZED = _label_args("string_vocabulary", "int64_vocabulary")
 
 
-@operator(
-    OpSchema(
-        "DictVectorizer",
-        infer=None,
-        on_host=True,
-        doc="The values of a mapping as a row [1, keys], in the order of the keys; 0, or an empty text, for keys that "
-        "it does not have. (ai.onnx.ml.)",
-        input_names=("mapping",),
-        output_names=("Y",),
-        args=_VECTORIZED,
-        onnx=onnx_name("DictVectorizer", 1, *_VECTORIZED),
-    )
+@new_operator(
+    "DictVectorizer",
+    infer=None,
+    on_host=True,
+    doc="The values of a mapping as a row [1, keys], in the order of the keys; 0, or an empty text, for keys that "
+    "it does not have. (ai.onnx.ml.)",
+    input_names=("mapping",),
+    output_names=("Y",),
+    args=_VECTORIZED,
+    onnx=onnx_name("DictVectorizer", 1, *_VECTORIZED),
 )
 class DictVectorizer(MappingOperator):
     """A row of values."""
@@ -167,17 +162,15 @@ _CASTS: dict[str, tuple[type, Callable[[object], object]]] = {
 _MOST_COLUMNS = 1 << 24
 
 
-@operator(
-    OpSchema(
-        "CastMap",
-        infer=None,
-        on_host=True,
-        doc="The values of a mapping of numbers as a row, in the order of its keys. (ai.onnx.ml.)",
-        input_names=("mapping",),
-        output_names=("Y",),
-        args=_CAST,
-        onnx=onnx_name("CastMap", 1, *_CAST),
-    )
+@new_operator(
+    "CastMap",
+    infer=None,
+    on_host=True,
+    doc="The values of a mapping of numbers as a row, in the order of its keys. (ai.onnx.ml.)",
+    input_names=("mapping",),
+    output_names=("Y",),
+    args=_CAST,
+    onnx=onnx_name("CastMap", 1, *_CAST),
 )
 class CastMap(MappingOperator):
     """A row of values."""

@@ -17,9 +17,9 @@ from dagexec.core.arguments import Arguments
 from dagexec.core.dtypes import FLOAT32, INT64, STRING
 from dagexec.core.gradient import no_gradient
 from dagexec.core.operator import Step
-from dagexec.core.registry import operator
+from dagexec.core.registry import new_operator
 from dagexec.core.rows import first_axis
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType
+from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.errors import ModelFormatError
 from dagexec.ops.tabular.attributes import Array, check_length, integers, numbers, onnx_name
 from dagexec.ops.tabular.ensemble import labels_of
@@ -295,19 +295,17 @@ _REGRESSOR = _KERNEL_ARGS | {
 }
 
 
-@operator(
-    OpSchema(
-        "SVMRegressor",
-        infer=infer_regressor,
-        doc="For each row of X the sum of coefficients times a function of it and of each support vector, plus rho. "
-        "(ai.onnx.ml.)",
-        input_names=("X",),
-        output_names=("Y",),
-        args=_REGRESSOR,
-        required_args=("coefficients", "rho"),
-        rows=first_axis,
-        onnx=onnx_name("SVMRegressor", 1, *_REGRESSOR),
-    )
+@new_operator(
+    "SVMRegressor",
+    infer=infer_regressor,
+    doc="For each row of X the sum of coefficients times a function of it and of each support vector, plus rho. "
+    "(ai.onnx.ml.)",
+    input_names=("X",),
+    output_names=("Y",),
+    args=_REGRESSOR,
+    required_args=("coefficients", "rho"),
+    rows=first_axis,
+    onnx=onnx_name("SVMRegressor", 1, *_REGRESSOR),
 )
 class SVMRegressor(SupportOperator):
     """A number a row."""
@@ -344,19 +342,17 @@ _CLASSIFIER = _KERNEL_ARGS | {
 }
 
 
-@operator(
-    OpSchema(
-        "SVMClassifier",
-        infer=infer_classifier,
-        doc="The class that wins most decisions between pairs of classes, and their probabilities, or the decisions. "
-        "(ai.onnx.ml.)",
-        input_names=("X",),
-        output_names=("labels", "scores"),
-        args=_CLASSIFIER,
-        required_args=("coefficients", "rho"),
-        rows=first_axis,
-        onnx=onnx_name("SVMClassifier", 1, *_CLASSIFIER),
-    )
+@new_operator(
+    "SVMClassifier",
+    infer=infer_classifier,
+    doc="The class that wins most decisions between pairs of classes, and their probabilities, or the decisions. "
+    "(ai.onnx.ml.)",
+    input_names=("X",),
+    output_names=("labels", "scores"),
+    args=_CLASSIFIER,
+    required_args=("coefficients", "rho"),
+    rows=first_axis,
+    onnx=onnx_name("SVMClassifier", 1, *_CLASSIFIER),
 )
 class SVMClassifier(SupportOperator):
     """A class a row."""

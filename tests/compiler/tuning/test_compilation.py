@@ -18,8 +18,7 @@ from dagexec.core.graph import build_graph
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.operator import Operator, Step
 from dagexec.core.proto import NetDef, OperatorDef
-from dagexec.core.registry import operator
-from dagexec.core.schema import OpSchema
+from dagexec.core.registry import new_operator
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.layout import BLOCKS
 from dagexec.ops.onednn.binding import library
@@ -33,7 +32,7 @@ from dagexec.training.model_helper import ModelHelper
 needs_onednn = pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
 
 
-@operator(OpSchema("ApplicationsOwn", inputs=(1, 1), outputs=(1, 1), infer=lambda call: [call.inputs[0]], doc="Test."))
+@new_operator("ApplicationsOwn", inputs=(1, 1), outputs=(1, 1), infer=lambda call: [call.inputs[0]], doc="Test.")
 class ApplicationsOwn(Operator):
     def prepare(self) -> Step:
         raise AssertionError("it is not to be run")
