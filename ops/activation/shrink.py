@@ -10,7 +10,7 @@ from dagexec.core.dtypes import NUMBER_TYPES
 from dagexec.core.gradient import not_differentiable
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.rows import elementwise
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType
+from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.ops.base.array_function import array_function
 from dagexec.ops.base.blocks import Array
 
@@ -24,17 +24,15 @@ def infer_shrink(call: OperatorCall) -> list[TensorType]:
 
 
 @array_function(
-    OpSchema(
-        "Shrink",
-        infer=infer_shrink,
-        doc="Y = X + bias where X < -lambd, X - bias where X > lambd, else 0. Of integers, fractions are cut off. "
-        "(dagexec's own, for ONNX.)",
-        input_names=("X",),
-        output_names=("Y",),
-        args={"lambd": "up to where numbers become 0 (default 0.5)", "bias": "how far others are moved (default 0)"},
-        onnx=(OnnxName("Shrink", 9, {"lambd": "lambd", "bias": "bias"}),),
-        rows=elementwise,
-    )
+    "Shrink",
+    infer=infer_shrink,
+    doc="Y = X + bias where X < -lambd, X - bias where X > lambd, else 0. Of integers, fractions are cut off. "
+    "(dagexec's own, for ONNX.)",
+    input_names=("X",),
+    output_names=("Y",),
+    args={"lambd": "up to where numbers become 0 (default 0.5)", "bias": "how far others are moved (default 0)"},
+    onnx=(OnnxName("Shrink", 9, {"lambd": "lambd", "bias": "bias"}),),
+    rows=elementwise,
 )
 def shrink(call: OperatorCall, x: Array) -> Sequence[Array]:
     """Of integers in float64."""

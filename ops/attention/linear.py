@@ -13,7 +13,7 @@ import numpy as np
 from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.gradient import not_differentiable
 from dagexec.core.rows import along_axis
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType
+from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.array_function import array_function
 from dagexec.ops.base.blocks import Array, compute_dtype
@@ -70,24 +70,22 @@ def _require_steps(call: OperatorCall, index: int, outer: tuple[int, int], width
 
 
 @array_function(
-    OpSchema(
-        "LinearAttention",
-        inputs=(3, 6),
-        outputs=(1, 2),
-        infer=infer_linear_attention,
-        doc="For each step and head: S = exp(decay) S + k v^T, and Y = scale S^T q; by the delta rule, v is "
-        "beta (v - S^T k). Queries, keys and values are batch x steps x (heads side by side). (dagexec's own.)",
-        input_names=("Q", "K", "V", "S, with state=1", "decay, for rules with a gate", "beta, for the delta rules"),
-        output_names=("Y", "S behind the last step"),
-        args={
-            "q_num_heads": "heads of Q",
-            "kv_num_heads": "heads of K and V, which divide those of Q",
-            "scale": "of Y (default 0: 1 / sqrt(elements of a key))",
-            "update_rule": f"one of {', '.join(_RULES)} (default gated_delta)",
-            "state": "1: input 3 is the state before the first step (default 0: zeros)",
-        },
-        rows=along_axis(0, *range(6)),
-    )
+    "LinearAttention",
+    inputs=(3, 6),
+    outputs=(1, 2),
+    infer=infer_linear_attention,
+    doc="For each step and head: S = exp(decay) S + k v^T, and Y = scale S^T q; by the delta rule, v is "
+    "beta (v - S^T k). Queries, keys and values are batch x steps x (heads side by side). (dagexec's own.)",
+    input_names=("Q", "K", "V", "S, with state=1", "decay, for rules with a gate", "beta, for the delta rules"),
+    output_names=("Y", "S behind the last step"),
+    args={
+        "q_num_heads": "heads of Q",
+        "kv_num_heads": "heads of K and V, which divide those of Q",
+        "scale": "of Y (default 0: 1 / sqrt(elements of a key))",
+        "update_rule": f"one of {', '.join(_RULES)} (default gated_delta)",
+        "state": "1: input 3 is the state before the first step (default 0: zeros)",
+    },
+    rows=along_axis(0, *range(6)),
 )
 def linear_attention(call: OperatorCall, q: Array, k: Array, v: Array, *others: Array) -> Sequence[Array]:
     """Step after step, all heads at once."""
@@ -138,22 +136,20 @@ def infer_causal_conv(call: OperatorCall) -> list[TensorType]:
 
 
 @array_function(
-    OpSchema(
-        "CausalConv",
-        inputs=(2, 4),
-        outputs=(1, 2),
-        infer=infer_causal_conv,
-        doc="Each channel of X, batch x channels x steps, convolved with its taps; a step sees itself and those before "
-        "it, the first ones the state. (dagexec's own, for ONNX.)",
-        input_names=("X", "filter", "bias, with bias=1", "state, with state=1: the steps before X"),
-        output_names=("Y", "state for the steps behind X"),
-        args={
-            "activation": "none, or silu, also called swish: Y times its sigmoid (default none)",
-            "bias": "1: input 2 is the bias",
-            "state": "1: the last input is the state (default 0: zeros)",
-        },
-        rows=along_axis(0, *range(4)),
-    )
+    "CausalConv",
+    inputs=(2, 4),
+    outputs=(1, 2),
+    infer=infer_causal_conv,
+    doc="Each channel of X, batch x channels x steps, convolved with its taps; a step sees itself and those before "
+    "it, the first ones the state. (dagexec's own, for ONNX.)",
+    input_names=("X", "filter", "bias, with bias=1", "state, with state=1: the steps before X"),
+    output_names=("Y", "state for the steps behind X"),
+    args={
+        "activation": "none, or silu, also called swish: Y times its sigmoid (default none)",
+        "bias": "1: input 2 is the bias",
+        "state": "1: the last input is the state (default 0: zeros)",
+    },
+    rows=along_axis(0, *range(4)),
 )
 def causal_conv(call: OperatorCall, x: Array, taps: Array, *others: Array) -> Sequence[Array]:
     """A sum over the taps."""

@@ -13,7 +13,7 @@ from dagexec.core.dtypes import FLOAT_TYPES, INT32, INT64
 from dagexec.core.gradient import not_differentiable
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.rows import along_axis
-from dagexec.core.schema import OperatorCall, OpSchema, RowsCall, TensorType, memory_cost
+from dagexec.core.schema import OperatorCall, RowsCall, TensorType, memory_cost
 from dagexec.core.traits import Rows
 from dagexec.errors import ArgumentError, ShapeError
 from dagexec.ops.base.array_function import array_function
@@ -65,28 +65,24 @@ def _rows(asked: RowsCall) -> Sequence[Rows | None]:
 
 
 @array_function(
-    OpSchema(
-        "RotaryEmbedding",
-        inputs=(3, 4),
-        infer=infer_rotary,
-        doc="Pairs (a, b) of elements of a head become (a cos - b sin, a sin + b cos), for the angles of their place. "
-        "X is batch x heads x positions x elements, or batch x positions x (heads side by side). (dagexec's own, for "
-        "ONNX.)",
-        input_names=("X", "cos", "sin, each batch x positions x pairs, or places x pairs", "places of positions"),
-        output_names=("Y",),
-        args={
-            "num_heads": "heads, where they are side by side",
-            "rotary_embedding_dim": "how many elements, the first ones, are turned (default 0: all)",
-            "interleaved": "1: pairs are neighbors; else elements of the first half and of the second (default 0)",
-        },
-        cost=lambda call, outputs: memory_cost(call, outputs, 6),
-        onnx=(
-            OnnxName(
-                "RotaryEmbedding", 23, {name: name for name in ("num_heads", "rotary_embedding_dim", "interleaved")}
-            ),
-        ),
-        rows=_rows,
-    )
+    "RotaryEmbedding",
+    inputs=(3, 4),
+    infer=infer_rotary,
+    doc="Pairs (a, b) of elements of a head become (a cos - b sin, a sin + b cos), for the angles of their place. "
+    "X is batch x heads x positions x elements, or batch x positions x (heads side by side). (dagexec's own, for "
+    "ONNX.)",
+    input_names=("X", "cos", "sin, each batch x positions x pairs, or places x pairs", "places of positions"),
+    output_names=("Y",),
+    args={
+        "num_heads": "heads, where they are side by side",
+        "rotary_embedding_dim": "how many elements, the first ones, are turned (default 0: all)",
+        "interleaved": "1: pairs are neighbors; else elements of the first half and of the second (default 0)",
+    },
+    cost=lambda call, outputs: memory_cost(call, outputs, 6),
+    onnx=(
+        OnnxName("RotaryEmbedding", 23, {name: name for name in ("num_heads", "rotary_embedding_dim", "interleaved")}),
+    ),
+    rows=_rows,
 )
 def rotary_embedding(
     call: OperatorCall, x: Array, cosine: Array, sine: Array, places: Array | None = None

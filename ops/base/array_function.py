@@ -1,6 +1,6 @@
 """Operators that are one NumPy function of whole arrays, for those that no hot path has.
 
-    @array_function(OpSchema("Stump", ...))
+    @array_function("Stump", ...)
     def stump(call: OperatorCall, x: Array) -> tuple[Array, ...]:
         return (np.where(x <= 0, 0, 1),)
 
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from dagexec.core.operator import Operator, Step
-from dagexec.core.registry import operator
+from dagexec.core.registry import by_fields, operator
 from dagexec.core.schema import OperatorCall, OpSchema
 from dagexec.ops.base.blocks import Array
 
@@ -58,8 +58,7 @@ class ArrayFunction(ArrayOperator):
         """The outputs."""
 
 
-def array_function(schema: OpSchema) -> Callable[[Compute], Compute]:
-    """Decorator: register the operator of `schema`, which the function computes."""
+def _computes(schema: OpSchema) -> Callable[[Compute], Compute]:
 
     def register(function: Compute) -> Compute:
         members = {"compute": staticmethod(function), "__doc__": function.__doc__, "__module__": function.__module__}
@@ -67,3 +66,7 @@ def array_function(schema: OpSchema) -> Callable[[Compute], Compute]:
         return function
 
     return register
+
+
+array_function = by_fields(OpSchema, _computes)
+"""Decorator: register a new operator type, whose OpSchema has these fields, and which the function computes."""

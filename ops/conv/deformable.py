@@ -15,7 +15,7 @@ import numpy as np
 from dagexec.core.dtypes import FLOAT_TYPES, INT32, INT64, NUMBER_TYPES
 from dagexec.core.gradient import not_differentiable
 from dagexec.core.rows import along_axis
-from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType
+from dagexec.core.schema import Cost, OperatorCall, TensorType
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.array_function import array_function
 from dagexec.ops.base.blocks import Array, compute_dtype
@@ -93,16 +93,14 @@ def infer_columns_to_image(call: OperatorCall) -> list[TensorType]:
 
 
 @array_function(
-    OpSchema(
-        "ColumnsToImage",
-        infer=infer_columns_to_image,
-        doc="Columns of taps, batch x (channels x taps) x windows, added up in an image of any number of axes: ONNX's "
-        "Col2Im. (dagexec's own; Col2Im is Caffe2's, for two axes.)",
-        input_names=("X", "sizes of the image", "taps of a window along each axis"),
-        output_names=("Y",),
-        args=_WINDOW_ARGS,
-        value_inputs=(1, 2),
-    )
+    "ColumnsToImage",
+    infer=infer_columns_to_image,
+    doc="Columns of taps, batch x (channels x taps) x windows, added up in an image of any number of axes: ONNX's "
+    "Col2Im. (dagexec's own; Col2Im is Caffe2's, for two axes.)",
+    input_names=("X", "sizes of the image", "taps of a window along each axis"),
+    output_names=("Y",),
+    args=_WINDOW_ARGS,
+    value_inputs=(1, 2),
 )
 def columns_to_image(call: OperatorCall, x: Array, *_sizes: Array) -> Sequence[Array]:
     """Tap by tap, all windows at once."""
@@ -158,24 +156,22 @@ def _cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
 
 
 @array_function(
-    OpSchema(
-        "DeformConv",
-        inputs=(3, 5),
-        infer=infer_deform_conv,
-        doc="A convolution of images whose taps are read at their places plus an offset, interpolated linearly, and "
-        "times a mask. Outside of the image there are zeros. (dagexec's own, for ONNX.)",
-        input_names=("X", "filter", "offsets: y, then x of each tap", "bias, with bias=1", "mask, with mask=1"),
-        output_names=("Y",),
-        args=_WINDOW_ARGS
-        | {
-            "group": "groups of channels and filters (default 1)",
-            "offset_group": "groups of channels that have offsets of their own (default 1)",
-            "bias": "1: input 3 is the bias",
-            "mask": "1: the last input is the mask",
-        },
-        cost=_cost,
-        rows=along_axis(0, 0, 2, 3, 4),
-    )
+    "DeformConv",
+    inputs=(3, 5),
+    infer=infer_deform_conv,
+    doc="A convolution of images whose taps are read at their places plus an offset, interpolated linearly, and "
+    "times a mask. Outside of the image there are zeros. (dagexec's own, for ONNX.)",
+    input_names=("X", "filter", "offsets: y, then x of each tap", "bias, with bias=1", "mask, with mask=1"),
+    output_names=("Y",),
+    args=_WINDOW_ARGS
+    | {
+        "group": "groups of channels and filters (default 1)",
+        "offset_group": "groups of channels that have offsets of their own (default 1)",
+        "bias": "1: input 3 is the bias",
+        "mask": "1: the last input is the mask",
+    },
+    cost=_cost,
+    rows=along_axis(0, 0, 2, 3, 4),
 )
 def deform_conv(call: OperatorCall, x: Array, weights: Array, offsets: Array, *others: Array) -> Sequence[Array]:
     """The columns of an image, then a product, one image after the other."""

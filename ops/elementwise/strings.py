@@ -9,7 +9,7 @@ import numpy as np
 from dagexec.core.dtypes import INT64, STRING
 from dagexec.core.gradient import no_gradient
 from dagexec.core.onnx_name import OnnxName
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType
+from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.array_function import array_function
 from dagexec.ops.base.blocks import Array
@@ -36,14 +36,12 @@ def infer_string_concat(call: OperatorCall) -> list[TensorType]:
 
 
 @array_function(
-    OpSchema(
-        "StringConcat",
-        infer=infer_string_concat,
-        doc="Each string of X with that of Y behind it; the operands broadcast as in NumPy. (dagexec's own, for ONNX.)",
-        input_names=("X", "Y"),
-        output_names=("Z",),
-        onnx=(OnnxName("StringConcat", 20),),
-    )
+    "StringConcat",
+    infer=infer_string_concat,
+    doc="Each string of X with that of Y behind it; the operands broadcast as in NumPy. (dagexec's own, for ONNX.)",
+    input_names=("X", "Y"),
+    output_names=("Z",),
+    onnx=(OnnxName("StringConcat", 20),),
 )
 def string_concat(_call: OperatorCall, x: Array, y: Array) -> Sequence[Array]:
     """A sum of byte strings."""
@@ -66,20 +64,18 @@ def infer_string_split(call: OperatorCall) -> list[TensorType]:
 
 
 @array_function(
-    OpSchema(
-        "StringSplit",
-        infer=infer_string_split,
-        doc="The parts of each string between delimiters, empty strings behind the last one, and how many there are "
-        "(int64). Without a delimiter strings are split at runs of white space. (dagexec's own, for ONNX.)",
-        input_names=("X",),
-        output_names=("Y", "counts"),
-        args={
-            "delimiter": "what parts are split at (default: white space)",
-            "maxsplit": "split at so many places at most (default: at all)",
-        },
-        value_inputs=(0,),
-        onnx=(OnnxName("StringSplit", 20, {"delimiter": "delimiter", "maxsplit": "maxsplit"}),),
-    )
+    "StringSplit",
+    infer=infer_string_split,
+    doc="The parts of each string between delimiters, empty strings behind the last one, and how many there are "
+    "(int64). Without a delimiter strings are split at runs of white space. (dagexec's own, for ONNX.)",
+    input_names=("X",),
+    output_names=("Y", "counts"),
+    args={
+        "delimiter": "what parts are split at (default: white space)",
+        "maxsplit": "split at so many places at most (default: at all)",
+    },
+    value_inputs=(0,),
+    onnx=(OnnxName("StringSplit", 20, {"delimiter": "delimiter", "maxsplit": "maxsplit"}),),
 )
 def string_split(call: OperatorCall, x: Array) -> Sequence[Array]:
     """One row a string."""
@@ -112,20 +108,18 @@ def infer_string_normalizer(call: OperatorCall) -> list[TensorType]:
 
 
 @array_function(
-    OpSchema(
-        "StringNormalizer",
-        infer=infer_string_normalizer,
-        doc="The strings of X, a vector or one row, that are no stop words, in lower or upper case where that is asked "
-        "for; one empty string where none is left. (dagexec's own, for ONNX.)",
-        input_names=("X",),
-        output_names=("Y",),
-        args={
-            "case_change_action": "NONE (the default), LOWER or UPPER",
-            "is_case_sensitive": "1: a stop word is one in the same case only (default 0)",
-            "stopwords": "strings that are left out",
-        },
-        value_inputs=(0,),
-    )
+    "StringNormalizer",
+    infer=infer_string_normalizer,
+    doc="The strings of X, a vector or one row, that are no stop words, in lower or upper case where that is asked "
+    "for; one empty string where none is left. (dagexec's own, for ONNX.)",
+    input_names=("X",),
+    output_names=("Y",),
+    args={
+        "case_change_action": "NONE (the default), LOWER or UPPER",
+        "is_case_sensitive": "1: a stop word is one in the same case only (default 0)",
+        "stopwords": "strings that are left out",
+    },
+    value_inputs=(0,),
 )
 def string_normalizer(call: OperatorCall, x: Array) -> Sequence[Array]:
     """A list of strings."""

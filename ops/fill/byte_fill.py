@@ -8,7 +8,7 @@ import numpy as np
 
 from dagexec.core.dtypes import UINT8
 from dagexec.core.gradient import no_gradient
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType
+from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.array_function import array_function
 from dagexec.ops.base.blocks import Array
@@ -33,17 +33,15 @@ def infer_byte_fill(call: OperatorCall) -> list[TensorType]:
 
 
 @array_function(
-    OpSchema(
-        "GivenTensorByteStringToUInt8Fill",
-        inputs=(0, 1),
-        infer=infer_byte_fill,
-        doc="A tensor of uint8 from a string of bytes.",
-        input_names=("input",),
-        output_names=("Y",),
-        args={**SHAPE_ARGS, "values": "the bytes, a list of one string", "dtype": "not read"},
-        value_inputs=(0,),
-        values_read_if="input_as_shape",
-    )
+    "GivenTensorByteStringToUInt8Fill",
+    inputs=(0, 1),
+    infer=infer_byte_fill,
+    doc="A tensor of uint8 from a string of bytes.",
+    input_names=("input",),
+    output_names=("Y",),
+    args={**SHAPE_ARGS, "values": "the bytes, a list of one string", "dtype": "not read"},
+    value_inputs=(0,),
+    values_read_if="input_as_shape",
 )
 def byte_fill(call: OperatorCall, *_inputs: Array) -> Sequence[Array]:
     """The bytes."""

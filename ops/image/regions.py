@@ -14,7 +14,7 @@ from dagexec.core.dtypes import FLOAT_TYPES, INT32, INT64
 from dagexec.core.gradient import no_gradient, not_differentiable
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.rows import along_axis
-from dagexec.core.schema import OperatorCall, OpSchema, RowsCall, TensorType
+from dagexec.core.schema import OperatorCall, RowsCall, TensorType
 from dagexec.core.traits import Rows
 from dagexec.errors import ArgumentError, ShapeError
 from dagexec.ops.base.array_function import array_function
@@ -59,23 +59,21 @@ def infer_roi_align(call: OperatorCall) -> list[TensorType]:
 
 
 @array_function(
-    OpSchema(
-        "RoiAlign",
-        infer=infer_roi_align,
-        doc="Each region of an image as an image of one size: a pixel is the mean, or the maximum, of samples in its "
-        "part of the region, interpolated linearly. (dagexec's own, for ONNX.)",
-        input_names=("X, batch x channels x height x width", "regions: x1, y1, x2, y2 each", "the image of each"),
-        output_names=("Y",),
-        args={
-            "output_height": "pixels (default 1)",
-            "output_width": "likewise",
-            "sampling_ratio": "samples along each side of a pixel (default 0: as many as it has pixels of X)",
-            "spatial_scale": "from coordinates of regions to pixels (default 1)",
-            "mode": "avg or max (default avg)",
-            "aligned": "1: the center of the first pixel is 1/2 (default 0: 0, and regions have at least one pixel)",
-        },
-        rows=_rows_of_regions,
-    )
+    "RoiAlign",
+    infer=infer_roi_align,
+    doc="Each region of an image as an image of one size: a pixel is the mean, or the maximum, of samples in its "
+    "part of the region, interpolated linearly. (dagexec's own, for ONNX.)",
+    input_names=("X, batch x channels x height x width", "regions: x1, y1, x2, y2 each", "the image of each"),
+    output_names=("Y",),
+    args={
+        "output_height": "pixels (default 1)",
+        "output_width": "likewise",
+        "sampling_ratio": "samples along each side of a pixel (default 0: as many as it has pixels of X)",
+        "spatial_scale": "from coordinates of regions to pixels (default 1)",
+        "mode": "avg or max (default avg)",
+        "aligned": "1: the center of the first pixel is 1/2 (default 0: 0, and regions have at least one pixel)",
+    },
+    rows=_rows_of_regions,
 )
 def roi_align(call: OperatorCall, x: Array, regions: Array, images: Array) -> Sequence[Array]:
     """Region by region: products for rows and for columns, of all channels. Raises ShapeError for no such region."""
@@ -178,18 +176,16 @@ def infer_max_roi_pool(call: OperatorCall) -> list[TensorType]:
 
 
 @array_function(
-    OpSchema(
-        "MaxRoiPool",
-        infer=infer_max_roi_pool,
-        doc="Each region of an image as an image of one size: a pixel is the maximum of its part of a region, 0 for a "
-        "part outside of the image. (dagexec's own, for ONNX.)",
-        input_names=("X, batch x channels x height x width", "regions: image, x1, y1, x2, y2 each"),
-        output_names=("Y",),
-        args={"pooled_shape": "height and width of Y", "spatial_scale": "from coordinates to pixels (default 1)"},
-        required_args=("pooled_shape",),
-        rows=_rows_of_regions,
-        onnx=(OnnxName("MaxRoiPool", 22, {"pooled_shape": "pooled_shape", "spatial_scale": "spatial_scale"}),),
-    )
+    "MaxRoiPool",
+    infer=infer_max_roi_pool,
+    doc="Each region of an image as an image of one size: a pixel is the maximum of its part of a region, 0 for a "
+    "part outside of the image. (dagexec's own, for ONNX.)",
+    input_names=("X, batch x channels x height x width", "regions: image, x1, y1, x2, y2 each"),
+    output_names=("Y",),
+    args={"pooled_shape": "height and width of Y", "spatial_scale": "from coordinates to pixels (default 1)"},
+    required_args=("pooled_shape",),
+    rows=_rows_of_regions,
+    onnx=(OnnxName("MaxRoiPool", 22, {"pooled_shape": "pooled_shape", "spatial_scale": "spatial_scale"}),),
 )
 def max_roi_pool(call: OperatorCall, x: Array, regions: Array) -> Sequence[Array]:
     """Bin by bin. Raises ShapeError for a region that is not there."""
@@ -241,28 +237,26 @@ def _has_count(call: OperatorCall) -> bool:
 
 
 @array_function(
-    OpSchema(
-        "NonMaxSuppression",
-        inputs=(2, 5),
-        infer=infer_non_max_suppression,
-        doc="Image, class and number of each box that is selected: for each image and class the box of the highest "
-        "score, then the next that overlaps none of those selected by more than a limit. (dagexec's own, for ONNX.)",
-        input_names=(
-            "boxes, batch x boxes x 4",
-            "scores, batch x classes x boxes",
-            "how many of a class, with max_output_input=1",
-            "threshold of intersection over union, with iou_input=1",
-            "threshold of scores, with score_input=1",
-        ),
-        output_names=("selected",),
-        args={
-            "center_point_box": "1: boxes are x and y of the center, width, height; else y1, x1, y2, x2 (default 0)",
-            "max_output_input": "1: the next input is how many boxes of a class are selected at most (default 0: none)",
-            "iou_input": "1: the next input is the largest intersection over union that is kept (default: 0)",
-            "score_input": "1: the next input is the score that boxes must exceed (default: all)",
-        },
-        value_inputs=(0, 1, 2, 3, 4),
-    )
+    "NonMaxSuppression",
+    inputs=(2, 5),
+    infer=infer_non_max_suppression,
+    doc="Image, class and number of each box that is selected: for each image and class the box of the highest "
+    "score, then the next that overlaps none of those selected by more than a limit. (dagexec's own, for ONNX.)",
+    input_names=(
+        "boxes, batch x boxes x 4",
+        "scores, batch x classes x boxes",
+        "how many of a class, with max_output_input=1",
+        "threshold of intersection over union, with iou_input=1",
+        "threshold of scores, with score_input=1",
+    ),
+    output_names=("selected",),
+    args={
+        "center_point_box": "1: boxes are x and y of the center, width, height; else y1, x1, y2, x2 (default 0)",
+        "max_output_input": "1: the next input is how many boxes of a class are selected at most (default 0: none)",
+        "iou_input": "1: the next input is the largest intersection over union that is kept (default: 0)",
+        "score_input": "1: the next input is the score that boxes must exceed (default: all)",
+    },
+    value_inputs=(0, 1, 2, 3, 4),
 )
 def non_max_suppression(call: OperatorCall, *inputs: Array) -> Sequence[Array]:
     """As inference has found them."""

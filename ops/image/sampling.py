@@ -15,7 +15,7 @@ from dagexec.core.dtypes import FLOAT_TYPES, INT32, INT64, NUMBER_TYPES
 from dagexec.core.gradient import not_differentiable
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.rows import along_axis
-from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType, memory_cost
+from dagexec.core.schema import Cost, OperatorCall, TensorType, memory_cost
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.array_function import array_function
 from dagexec.ops.base.blocks import Array, compute_dtype, row_pieces
@@ -50,20 +50,18 @@ def _sample_cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
 
 
 @array_function(
-    OpSchema(
-        "GridSample",
-        infer=infer_grid_sample,
-        doc="Y at each place of the grid is X there, interpolated. (dagexec's own, for ONNX.)",
-        input_names=("X, batch x channels x pixels", "grid, batch x places x coordinates, the last axis' first"),
-        output_names=("Y",),
-        args={
-            "mode": "linear, nearest or cubic (default linear)",
-            "padding_mode": "outside of X are zeros, the pixels at its border, or its reflection (default zeros)",
-            "align_corners": "1: -1 and 1 are the centers of first and last pixel; else their edges (default 0)",
-        },
-        cost=_sample_cost,
-        rows=along_axis(0, 0, 1),
-    )
+    "GridSample",
+    infer=infer_grid_sample,
+    doc="Y at each place of the grid is X there, interpolated. (dagexec's own, for ONNX.)",
+    input_names=("X, batch x channels x pixels", "grid, batch x places x coordinates, the last axis' first"),
+    output_names=("Y",),
+    args={
+        "mode": "linear, nearest or cubic (default linear)",
+        "padding_mode": "outside of X are zeros, the pixels at its border, or its reflection (default zeros)",
+        "align_corners": "1: -1 and 1 are the centers of first and last pixel; else their edges (default 0)",
+    },
+    cost=_sample_cost,
+    rows=along_axis(0, 0, 1),
 )
 def grid_sample(call: OperatorCall, x: Array, grid: Array) -> Sequence[Array]:
     """Image by image, some places at a time."""
@@ -178,17 +176,15 @@ def infer_affine_grid(call: OperatorCall) -> list[TensorType]:
 
 
 @array_function(
-    OpSchema(
-        "AffineGrid",
-        infer=infer_affine_grid,
-        doc="For each pixel of an image of `size` (batch, channels, pixels), where an affine map has it: the grid that "
-        "GridSample reads. (dagexec's own, for ONNX.)",
-        input_names=("theta, batch x coordinates x (coordinates + 1)", "size"),
-        output_names=("grid",),
-        args={"align_corners": "1: -1 and 1 are the centers of first and last pixel; else their edges (default 0)"},
-        value_inputs=(1,),
-        onnx=(OnnxName("AffineGrid", 20, {"align_corners": "align_corners"}),),
-    )
+    "AffineGrid",
+    infer=infer_affine_grid,
+    doc="For each pixel of an image of `size` (batch, channels, pixels), where an affine map has it: the grid that "
+    "GridSample reads. (dagexec's own, for ONNX.)",
+    input_names=("theta, batch x coordinates x (coordinates + 1)", "size"),
+    output_names=("grid",),
+    args={"align_corners": "1: -1 and 1 are the centers of first and last pixel; else their edges (default 0)"},
+    value_inputs=(1,),
+    onnx=(OnnxName("AffineGrid", 20, {"align_corners": "align_corners"}),),
 )
 def affine_grid(call: OperatorCall, theta: Array, size: Array) -> Sequence[Array]:
     """A product of the map with all places."""

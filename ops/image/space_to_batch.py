@@ -9,7 +9,7 @@ import numpy as np
 
 from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of
-from dagexec.core.schema import OperatorCall, OpSchema, RowsCall, TensorType
+from dagexec.core.schema import OperatorCall, RowsCall, TensorType
 from dagexec.core.traits import Rows
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.array_function import array_function
@@ -73,15 +73,13 @@ def _rows_of_blocks(asked: RowsCall) -> list[Rows | None]:
 
 
 @array_function(
-    OpSchema(
-        "SpaceToBatch",
-        infer=infer_space_to_batch,
-        doc="Pixel (i, j) of all blocks of an image becomes image (i, j) of the batch, after a padding with zeros.",
-        input_names=("X",),
-        output_names=("Y",),
-        args=_ARGS,
-        rows=_rows_of_pixels,
-    )
+    "SpaceToBatch",
+    infer=infer_space_to_batch,
+    doc="Pixel (i, j) of all blocks of an image becomes image (i, j) of the batch, after a padding with zeros.",
+    input_names=("X",),
+    output_names=("Y",),
+    args=_ARGS,
+    rows=_rows_of_pixels,
 )
 def space_to_batch(call: OperatorCall, x: Array) -> Sequence[Array]:
     """A padding, and a transposition."""
@@ -106,15 +104,13 @@ def infer_batch_to_space(call: OperatorCall) -> list[TensorType]:
 
 
 @array_function(
-    OpSchema(
-        "BatchToSpace",
-        infer=infer_batch_to_space,
-        doc="Images of the batch become pixels of blocks, and the padding goes: undoes SpaceToBatch.",
-        input_names=("X",),
-        output_names=("Y",),
-        args=_ARGS,
-        rows=_rows_of_blocks,
-    )
+    "BatchToSpace",
+    infer=infer_batch_to_space,
+    doc="Images of the batch become pixels of blocks, and the padding goes: undoes SpaceToBatch.",
+    input_names=("X",),
+    output_names=("Y",),
+    args=_ARGS,
+    rows=_rows_of_blocks,
 )
 def batch_to_space(call: OperatorCall, x: Array) -> Sequence[Array]:
     """A transposition, and a cut."""

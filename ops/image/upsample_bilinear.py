@@ -13,7 +13,7 @@ import numpy.typing as npt
 from dagexec.core.dtypes import FLOAT32, FLOAT64
 from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of
 from dagexec.core.rows import along_axis, first_axis
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType
+from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.array_function import array_function
 from dagexec.ops.base.blocks import Array
@@ -55,17 +55,15 @@ def infer_upsample(call: OperatorCall) -> list[TensorType]:
 
 
 @array_function(
-    OpSchema(
-        "UpsampleBilinear",
-        inputs=(1, 2),
-        infer=infer_upsample,
-        doc="Images (N, C, H, W) enlarged by linear interpolation along rows and columns, corners on corners.",
-        input_names=("X", "scales"),
-        output_names=("Y",),
-        args=_ARGS,
-        value_inputs=(1,),
-        rows=first_axis,
-    )
+    "UpsampleBilinear",
+    inputs=(1, 2),
+    infer=infer_upsample,
+    doc="Images (N, C, H, W) enlarged by linear interpolation along rows and columns, corners on corners.",
+    input_names=("X", "scales"),
+    output_names=("Y",),
+    args=_ARGS,
+    value_inputs=(1,),
+    rows=first_axis,
 )
 def upsample(call: OperatorCall, x: Array, *_scales: Array) -> Sequence[Array]:
     """Two products."""
@@ -85,17 +83,15 @@ def infer_upsample_gradient(call: OperatorCall) -> list[TensorType]:
 
 
 @array_function(
-    OpSchema(
-        "UpsampleBilinearGradient",
-        inputs=(2, 3),
-        infer=infer_upsample_gradient,
-        doc="Gradient of UpsampleBilinear: to each pixel of X what its weights are of dY.",
-        input_names=("dY", "X", "scales"),
-        output_names=("dX",),
-        args=_ARGS,
-        value_inputs=(2,),
-        rows=along_axis(0, 0, 1),
-    )
+    "UpsampleBilinearGradient",
+    inputs=(2, 3),
+    infer=infer_upsample_gradient,
+    doc="Gradient of UpsampleBilinear: to each pixel of X what its weights are of dY.",
+    input_names=("dY", "X", "scales"),
+    output_names=("dX",),
+    args=_ARGS,
+    value_inputs=(2,),
+    rows=along_axis(0, 0, 1),
 )
 def upsample_slope(_call: OperatorCall, dy: Array, x: Array, *_scales: Array) -> Sequence[Array]:
     """Two products with the matrices turned."""

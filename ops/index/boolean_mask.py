@@ -8,7 +8,7 @@ import numpy as np
 
 from dagexec.core.dtypes import BOOL, INT32, INT64
 from dagexec.core.gradient import gradient_by, no_gradient
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType
+from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.ops.base.array_function import array_function
 from dagexec.ops.base.blocks import Array
 
@@ -27,15 +27,13 @@ def infer_boolean_mask(call: OperatorCall) -> list[TensorType]:
 
 
 @array_function(
-    OpSchema(
-        "BooleanMask",
-        outputs=(1, 2),
-        infer=infer_boolean_mask,
-        doc="The rows of the data where the mask is true, and their numbers.",
-        input_names=("data", "mask"),
-        output_names=("masked_data", "masked_indices"),
-        value_inputs=(1,),
-    )
+    "BooleanMask",
+    outputs=(1, 2),
+    infer=infer_boolean_mask,
+    doc="The rows of the data where the mask is true, and their numbers.",
+    input_names=("data", "mask"),
+    output_names=("masked_data", "masked_indices"),
+    value_inputs=(1,),
 )
 def boolean_mask(call: OperatorCall, data: Array, mask: Array) -> Sequence[Array]:
     """A selection."""
@@ -53,14 +51,12 @@ def infer_boolean_mask_gradient(call: OperatorCall) -> list[TensorType]:
 
 
 @array_function(
-    OpSchema(
-        "BooleanMaskGradient",
-        infer=infer_boolean_mask_gradient,
-        doc="Gradient of BooleanMask: the rows of dY where the mask is true, zeros elsewhere.",
-        input_names=("mask", "dY"),
-        output_names=("dX",),
-        value_inputs=(0,),
-    )
+    "BooleanMaskGradient",
+    infer=infer_boolean_mask_gradient,
+    doc="Gradient of BooleanMask: the rows of dY where the mask is true, zeros elsewhere.",
+    input_names=("mask", "dY"),
+    output_names=("dX",),
+    value_inputs=(0,),
 )
 def boolean_mask_rows(_call: OperatorCall, mask: Array, dy: Array) -> Sequence[Array]:
     """The rows put back."""
@@ -92,15 +88,13 @@ def infer_boolean_unmask(call: OperatorCall) -> list[TensorType]:
 
 
 @array_function(
-    OpSchema(
-        "BooleanUnmask",
-        inputs=(2, _MAX_PAIRS * 2),
-        infer=infer_boolean_unmask,
-        doc="Values put where their mask is true; where several masks are, the first.",
-        input_names=("mask_0", "values_0", "..."),
-        output_names=("Y",),
-        value_inputs=tuple(range(0, 2 * _MAX_PAIRS, 2)),
-    )
+    "BooleanUnmask",
+    inputs=(2, _MAX_PAIRS * 2),
+    infer=infer_boolean_unmask,
+    doc="Values put where their mask is true; where several masks are, the first.",
+    input_names=("mask_0", "values_0", "..."),
+    output_names=("Y",),
+    value_inputs=tuple(range(0, 2 * _MAX_PAIRS, 2)),
 )
 def boolean_unmask(_call: OperatorCall, *inputs: Array) -> Sequence[Array]:
     """The masks from the last to the first, so that the first one wins."""
@@ -120,14 +114,12 @@ def infer_find(call: OperatorCall) -> list[TensorType]:
 
 
 @array_function(
-    OpSchema(
-        "Find",
-        infer=infer_find,
-        doc="Where each element of X is in the vector `index`, the last place of several; `missing_value` where not.",
-        input_names=("index", "X"),
-        output_names=("places",),
-        args={"missing_value": "what stands for no place (default -1)"},
-    )
+    "Find",
+    infer=infer_find,
+    doc="Where each element of X is in the vector `index`, the last place of several; `missing_value` where not.",
+    input_names=("index", "X"),
+    output_names=("places",),
+    args={"missing_value": "what stands for no place (default -1)"},
 )
 def find(call: OperatorCall, index: Array, x: Array) -> Sequence[Array]:
     """A search in the sorted vector."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from dagexec.core.dtypes import INT32, INT64
 from dagexec.core.gradient import no_gradient
-from dagexec.core.schema import UNBOUNDED, OperatorCall, OpSchema, TensorType
+from dagexec.core.schema import UNBOUNDED, OperatorCall, TensorType
 from dagexec.ops.base.array_function import array_function
 from dagexec.ops.base.blocks import Array
 
@@ -34,14 +34,12 @@ def infer_gather_ranges(call: OperatorCall) -> list[TensorType]:
 
 
 @array_function(
-    OpSchema(
-        "GatherRanges",
-        infer=infer_gather_ranges,
-        doc="The elements of ranges one after another, and how many each row of ranges has.",
-        input_names=("data", "ranges"),
-        output_names=("Y", "lengths"),
-        value_inputs=(1,),
-    )
+    "GatherRanges",
+    infer=infer_gather_ranges,
+    doc="The elements of ranges one after another, and how many each row of ranges has.",
+    input_names=("data", "ranges"),
+    output_names=("Y", "lengths"),
+    value_inputs=(1,),
 )
 def gather_ranges(_call: OperatorCall, data: Array, ranges: Array) -> Sequence[Array]:
     """One slice a range."""
@@ -71,26 +69,24 @@ def infer_gather_ranges_to_dense(call: OperatorCall) -> list[TensorType]:
 
 
 @array_function(
-    OpSchema(
-        "GatherRangesToDense",
-        inputs=(2, 3),
-        outputs=(1, UNBOUNDED),
-        infer=infer_gather_ranges_to_dense,
-        doc=(
-            "For each of the M columns of ranges a matrix of their elements, a range a row, sorted by `key` where it "
-            "is given; zeros where a range is empty or has another length."
-        ),
-        input_names=("data", "ranges", "key"),
-        output_names=("Y_0", "Y_1", "..."),
-        args={
-            "lengths": "the length of the ranges of each column",
-            "min_observation": "ratios are of so many rows at least (default 10000)",
-            "max_mismatched_ratio": "of the ranges of a column so many may have another length (default 0.01)",
-            "max_empty_ratio": "so many may be empty (default 1)",
-        },
-        required_args=("lengths",),
-        value_inputs=(1,),
-    )
+    "GatherRangesToDense",
+    inputs=(2, 3),
+    outputs=(1, UNBOUNDED),
+    infer=infer_gather_ranges_to_dense,
+    doc=(
+        "For each of the M columns of ranges a matrix of their elements, a range a row, sorted by `key` where it "
+        "is given; zeros where a range is empty or has another length."
+    ),
+    input_names=("data", "ranges", "key"),
+    output_names=("Y_0", "Y_1", "..."),
+    args={
+        "lengths": "the length of the ranges of each column",
+        "min_observation": "ratios are of so many rows at least (default 10000)",
+        "max_mismatched_ratio": "of the ranges of a column so many may have another length (default 0.01)",
+        "max_empty_ratio": "so many may be empty (default 1)",
+    },
+    required_args=("lengths",),
+    value_inputs=(1,),
 )
 def gather_ranges_to_dense(call: OperatorCall, data: Array, ranges: Array, *keys: Array) -> Sequence[Array]:
     """Row by row."""

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from dagexec.core.dtypes import BOOL, INT64
 from dagexec.core.gradient import no_gradient, not_differentiable
 from dagexec.core.onnx_name import OnnxName
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType
+from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.ops.base.array_function import array_function
 from dagexec.ops.base.blocks import Array
 
@@ -21,16 +21,14 @@ def infer_non_zero(call: OperatorCall) -> list[TensorType]:
 
 
 @array_function(
-    OpSchema(
-        "NonZero",
-        infer=infer_non_zero,
-        doc="The indices of the elements that are not zero, in their order: a row for each axis of X, a column for "
-        "each element (int64). Of a scalar there are no rows. (dagexec's own, for ONNX.)",
-        input_names=("X",),
-        output_names=("indices",),
-        value_inputs=(0,),
-        onnx=(OnnxName("NonZero", 13),),
-    )
+    "NonZero",
+    infer=infer_non_zero,
+    doc="The indices of the elements that are not zero, in their order: a row for each axis of X, a column for "
+    "each element (int64). Of a scalar there are no rows. (dagexec's own, for ONNX.)",
+    input_names=("X",),
+    output_names=("indices",),
+    value_inputs=(0,),
+    onnx=(OnnxName("NonZero", 13),),
 )
 def non_zero(_call: OperatorCall, x: Array) -> Sequence[Array]:
     """One search."""
@@ -60,17 +58,15 @@ def infer_compress(call: OperatorCall) -> list[TensorType]:
 
 
 @array_function(
-    OpSchema(
-        "Compress",
-        infer=infer_compress,
-        doc="The slices of X along an axis where the condition is true; without an axis, such elements of X as a "
-        "vector. What is behind the end of the condition is left out. (dagexec's own, for ONNX.)",
-        input_names=("X", "condition"),
-        output_names=("Y",),
-        args={"axis": "the axis; negative counts from the end (default: X is taken as a vector)"},
-        value_inputs=(1,),
-        onnx=(OnnxName("Compress", 28, {"axis": "axis"}),),
-    )
+    "Compress",
+    infer=infer_compress,
+    doc="The slices of X along an axis where the condition is true; without an axis, such elements of X as a "
+    "vector. What is behind the end of the condition is left out. (dagexec's own, for ONNX.)",
+    input_names=("X", "condition"),
+    output_names=("Y",),
+    args={"axis": "the axis; negative counts from the end (default: X is taken as a vector)"},
+    value_inputs=(1,),
+    onnx=(OnnxName("Compress", 28, {"axis": "axis"}),),
 )
 def compress(call: OperatorCall, x: Array, _condition: Array) -> Sequence[Array]:
     """A selection."""
@@ -108,22 +104,20 @@ def infer_unique_slices(call: OperatorCall) -> list[TensorType]:
 
 
 @array_function(
-    OpSchema(
-        "UniqueSlices",
-        outputs=(1, 4),
-        infer=infer_unique_slices,
-        doc="The different slices of X along an axis, or its different elements as a vector; where each occurs first, "
-        "which of them each slice of X is, and how often each occurs (int64). They are in ascending order, or in that "
-        "of their first occurrence. (dagexec's own, for ONNX's Unique.)",
-        input_names=("X",),
-        output_names=("Y", "indices", "inverse_indices", "counts"),
-        args={
-            "axis": "the axis; negative counts from the end (default: X is taken as a vector)",
-            "sorted": "0: in the order of their first occurrence (default 1)",
-        },
-        value_inputs=(0,),
-        onnx=(OnnxName("Unique", 28, {"axis": "axis", "sorted": "sorted"}),),
-    )
+    "UniqueSlices",
+    outputs=(1, 4),
+    infer=infer_unique_slices,
+    doc="The different slices of X along an axis, or its different elements as a vector; where each occurs first, "
+    "which of them each slice of X is, and how often each occurs (int64). They are in ascending order, or in that "
+    "of their first occurrence. (dagexec's own, for ONNX's Unique.)",
+    input_names=("X",),
+    output_names=("Y", "indices", "inverse_indices", "counts"),
+    args={
+        "axis": "the axis; negative counts from the end (default: X is taken as a vector)",
+        "sorted": "0: in the order of their first occurrence (default 1)",
+    },
+    value_inputs=(0,),
+    onnx=(OnnxName("Unique", 28, {"axis": "axis", "sorted": "sorted"}),),
 )
 def unique_slices(call: OperatorCall, x: Array) -> Sequence[Array]:
     """Sorts of ranks."""

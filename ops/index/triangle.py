@@ -13,7 +13,7 @@ from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import new_operator
 from dagexec.core.rows import apart_from
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType, first_to_first
+from dagexec.core.schema import OperatorCall, TensorType, first_to_first
 from dagexec.ops.base.array_function import array_function
 from dagexec.ops.base.blocks import Array
 from dagexec.ops.elementwise.cast import type_argument
@@ -102,17 +102,15 @@ def infer_eye_like(call: OperatorCall) -> list[TensorType]:
 
 
 @array_function(
-    OpSchema(
-        "EyeLike",
-        infer=infer_eye_like,
-        doc="A matrix of the shape of X with ones on diagonal k and zeros elsewhere. (dagexec's own, for ONNX.)",
-        input_names=("X",),
-        output_names=("Y",),
-        args={
-            "dtype": "the element type, by `TensorProto.DataType` number or name (default: that of X)",
-            "k": "which diagonal: 0 the main one (the default), 1 the one above it",
-        },
-    )
+    "EyeLike",
+    infer=infer_eye_like,
+    doc="A matrix of the shape of X with ones on diagonal k and zeros elsewhere. (dagexec's own, for ONNX.)",
+    input_names=("X",),
+    output_names=("Y",),
+    args={
+        "dtype": "the element type, by `TensorProto.DataType` number or name (default: that of X)",
+        "k": "which diagonal: 0 the main one (the default), 1 the one above it",
+    },
 )
 def eye_like(call: OperatorCall, x: Array) -> Sequence[Array]:
     """Where the distance to the main diagonal is k."""

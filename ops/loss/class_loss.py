@@ -11,7 +11,7 @@ import numpy as np
 
 from dagexec.core.dtypes import FLOAT_TYPES, INT32, INT64
 from dagexec.core.gradient import not_differentiable
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType, memory_cost
+from dagexec.core.schema import OperatorCall, TensorType, memory_cost
 from dagexec.errors import ArgumentError, ShapeError
 from dagexec.ops.base.array_function import array_function
 from dagexec.ops.base.blocks import Array, compute_dtype
@@ -45,16 +45,14 @@ def infer_class_loss(call: OperatorCall) -> list[TensorType]:
 
 
 @array_function(
-    OpSchema(
-        "ClassLoss",
-        inputs=(2, 3),
-        infer=infer_class_loss,
-        doc="-X of the class that the labels say, at each place, times the weight of the class. (dagexec's own.)",
-        input_names=("X, batch x classes x places, logarithms of probabilities", *_INPUTS),
-        output_names=("loss",),
-        args=_ARGS,
-        cost=lambda call, outputs: memory_cost(call, outputs, 4),
-    )
+    "ClassLoss",
+    inputs=(2, 3),
+    infer=infer_class_loss,
+    doc="-X of the class that the labels say, at each place, times the weight of the class. (dagexec's own.)",
+    input_names=("X, batch x classes x places, logarithms of probabilities", *_INPUTS),
+    output_names=("loss",),
+    args=_ARGS,
+    cost=lambda call, outputs: memory_cost(call, outputs, 4),
 )
 def class_loss(call: OperatorCall, x: Array, labels: Array, weights: Array | None = None) -> Sequence[Array]:
     """A choice by the labels. Raises ShapeError for a label that is no class."""
@@ -62,17 +60,15 @@ def class_loss(call: OperatorCall, x: Array, labels: Array, weights: Array | Non
 
 
 @array_function(
-    OpSchema(
-        "SoftmaxClassLoss",
-        inputs=(2, 3),
-        outputs=(1, 2),
-        infer=infer_class_loss,
-        doc="ClassLoss of the logarithm of the softmax of X over the classes. (dagexec's own, for ONNX.)",
-        input_names=("X, batch x classes x places", *_INPUTS),
-        output_names=("loss", "the logarithms"),
-        args=_ARGS,
-        cost=lambda call, outputs: memory_cost(call, outputs, 20),
-    )
+    "SoftmaxClassLoss",
+    inputs=(2, 3),
+    outputs=(1, 2),
+    infer=infer_class_loss,
+    doc="ClassLoss of the logarithm of the softmax of X over the classes. (dagexec's own, for ONNX.)",
+    input_names=("X, batch x classes x places", *_INPUTS),
+    output_names=("loss", "the logarithms"),
+    args=_ARGS,
+    cost=lambda call, outputs: memory_cost(call, outputs, 20),
 )
 def softmax_class_loss(call: OperatorCall, x: Array, labels: Array, weights: Array | None = None) -> Sequence[Array]:
     """Softmax by the largest element, then the choice. Raises ShapeError for a label that is no class."""

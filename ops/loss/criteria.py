@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from dagexec.core.dtypes import FLOAT_TYPES, INT32
 from dagexec.core.gradient import gradient_by
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType
-from dagexec.ops.base.array_function import array_function
+from dagexec.core.schema import OperatorCall, TensorType
+from dagexec.ops.base.array_function import Compute, array_function
 from dagexec.ops.base.blocks import Array
 
 _MARGIN = {"margin": "how far apart is enough"}
 
 
-def _schema(name: str, names: tuple[str, ...], outputs: tuple[str, ...], doc: str, label: int = -1) -> OpSchema:
-    """The outputs have the type and shape of the first input; input `label` is int32."""
+def _criterion(
+    name: str, names: tuple[str, ...], outputs: tuple[str, ...], doc: str, label: int = -1
+) -> Callable[[Compute], Compute]:
+    """Decorator: the function computes this operator, whose outputs are like input 0. Input `label` is int32."""
 
     def infer(call: OperatorCall) -> list[TensorType]:
         call.arguments.float("margin", 0.0)
@@ -26,33 +28,29 @@ def _schema(name: str, names: tuple[str, ...], outputs: tuple[str, ...], doc: st
         call.require_same_type(*(index for index in range(len(names)) if index != label))
         return [call.inputs[0]] * len(outputs)
 
-    return OpSchema(
+    return array_function(
         name, infer=infer, doc=doc, input_names=names, output_names=outputs, args=_MARGIN if label >= 0 else {}
     )
 
 
-@array_function(
-    _schema(
-        "CosineEmbeddingCriterion",
-        ("S", "Y"),
-        ("output",),
-        "1 - S where Y is 1, else max(0, S - margin); margin 0 by default.",
-        1,
-    )
+@_criterion(
+    "CosineEmbeddingCriterion",
+    ("S", "Y"),
+    ("output",),
+    "1 - S where Y is 1, else max(0, S - margin); margin 0 by default.",
+    1,
 )
 def cosine_embedding(call: OperatorCall, s: Array, y: Array) -> Sequence[Array]:
     """S is a cosine, Y says whether the pair belongs together (1) or not (-1)."""
     return [np.where(y == 1, 1 - s, np.maximum(s - np.float32(call.arguments.float("margin", 0.0)), 0))]
 
 
-@array_function(
-    _schema(
-        "CosineEmbeddingCriterionGradient",
-        ("S", "Y", "dOutput"),
-        ("dS",),
-        "-dOutput where Y is 1, else dOutput where S is above the margin, else 0.",
-        1,
-    )
+@_criterion(
+    "CosineEmbeddingCriterionGradient",
+    ("S", "Y", "dOutput"),
+    ("dS",),
+    "-dOutput where Y is 1, else dOutput where S is above the margin, else 0.",
+    1,
 )
 def cosine_embedding_slope(call: OperatorCall, s: Array, y: Array, dy: Array) -> Sequence[Array]:
     """The derivative, times dOutput."""
@@ -63,24 +61,20 @@ def cosine_embedding_slope(call: OperatorCall, s: Array, y: Array, dy: Array) ->
 gradient_by("CosineEmbeddingCriterion", "CosineEmbeddingCriterionGradient", ("X0", "X1", "dY"))
 
 
-@array_function(
-    _schema(
-        "MarginRankingCriterion", ("X1", "X2", "Y"), ("loss",), "max(0, margin - Y (X1 - X2)); margin 1 by default.", 2
-    )
+@_criterion(
+    "MarginRankingCriterion", ("X1", "X2", "Y"), ("loss",), "max(0, margin - Y (X1 - X2)); margin 1 by default.", 2
 )
 def margin_ranking(call: OperatorCall, x1: Array, x2: Array, y: Array) -> Sequence[Array]:
     """Y is 1 where X1 should be the greater one, -1 where X2."""
     return [np.maximum(np.float32(call.arguments.float("margin", 1.0)) - y * (x1 - x2), 0)]
 
 
-@array_function(
-    _schema(
-        "MarginRankingCriterionGradient",
-        ("X1", "X2", "Y", "dLoss"),
-        ("dX1", "dX2"),
-        "-Y dLoss and Y dLoss where the loss is above 0, else 0.",
-        2,
-    )
+@_criterion(
+    "MarginRankingCriterionGradient",
+    ("X1", "X2", "Y", "dLoss"),
+    ("dX1", "dX2"),
+    "-Y dLoss and Y dLoss where the loss is above 0, else 0.",
+    2,
 )
 def margin_ranking_slope(call: OperatorCall, x1: Array, x2: Array, y: Array, dy: Array) -> Sequence[Array]:
     """Both derivatives, times dLoss."""
@@ -107,13 +101,11 @@ def _log_odds(p: Array) -> Array:
     return found
 
 
-@array_function(
-    _schema(
-        "BernoulliJSD",
-        ("P", "Q"),
-        ("L",),
-        "The Jensen-Shannon divergence of truth values with probabilities P and Q: H((P + Q) / 2) - (H(P) + H(Q)) / 2.",
-    )
+@_criterion(
+    "BernoulliJSD",
+    ("P", "Q"),
+    ("L",),
+    "The Jensen-Shannon divergence of truth values with probabilities P and Q: H((P + Q) / 2) - (H(P) + H(Q)) / 2.",
 )
 def bernoulli_jsd(_call: OperatorCall, p: Array, q: Array) -> Sequence[Array]:
     """In float64, since near values cancel."""
@@ -121,10 +113,8 @@ def bernoulli_jsd(_call: OperatorCall, p: Array, q: Array) -> Sequence[Array]:
     return [_entropy((p + q) / 2) - (_entropy(p) + _entropy(q)) / 2]
 
 
-@array_function(
-    _schema(
-        "BernoulliJSDGradient", ("dL", "P", "Q"), ("dP",), "dL / 2 times the log odds of P less those of (P + Q) / 2."
-    )
+@_criterion(
+    "BernoulliJSDGradient", ("dL", "P", "Q"), ("dP",), "dL / 2 times the log odds of P less those of (P + Q) / 2."
 )
 def bernoulli_jsd_slope(_call: OperatorCall, dl: Array, p: Array, q: Array) -> Sequence[Array]:
     """The derivative by P, times dL."""
@@ -171,14 +161,12 @@ def infer_padded_dot(call: OperatorCall) -> list[TensorType]:
 
 
 @array_function(
-    OpSchema(
-        "DotProductWithPadding",
-        infer=infer_padded_dot,
-        doc="The dot product of each row of X with that of Y, the shorter rows filled up.",
-        input_names=("X", "Y"),
-        output_names=("Z",),
-        args=_PADDED_ARGS,
-    )
+    "DotProductWithPadding",
+    infer=infer_padded_dot,
+    doc="The dot product of each row of X with that of Y, the shorter rows filled up.",
+    input_names=("X", "Y"),
+    output_names=("Z",),
+    args=_PADDED_ARGS,
 )
 def padded_dot(call: OperatorCall, x: Array, y: Array) -> Sequence[Array]:
     """One sum of products a row."""
@@ -194,14 +182,12 @@ def infer_padded_dot_gradient(call: OperatorCall) -> list[TensorType]:
 
 
 @array_function(
-    OpSchema(
-        "DotProductWithPaddingGradient",
-        infer=infer_padded_dot_gradient,
-        doc="Gradient of DotProductWithPadding: dZ times the other row, of a repeated one summed.",
-        input_names=("X", "Y", "dZ"),
-        output_names=("dX", "dY"),
-        args=_PADDED_ARGS,
-    )
+    "DotProductWithPaddingGradient",
+    infer=infer_padded_dot_gradient,
+    doc="Gradient of DotProductWithPadding: dZ times the other row, of a repeated one summed.",
+    input_names=("X", "Y", "dZ"),
+    output_names=("dX", "dY"),
+    args=_PADDED_ARGS,
 )
 def padded_dot_slope(call: OperatorCall, x: Array, y: Array, dz: Array) -> Sequence[Array]:
     """Both gradients."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from dagexec.core.dtypes import FLOAT32, FLOAT64
 from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType
+from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.ops.base.array_function import array_function
 from dagexec.ops.base.blocks import Array
 from dagexec.ops.sparse.segments import checked_lengths
@@ -44,15 +44,13 @@ def _sessions(x: Array, label: Array, lengths: Array | None) -> Iterator[tuple[s
 
 
 @array_function(
-    OpSchema(
-        "PairWiseLoss",
-        inputs=(2, 3),
-        infer=infer_pairwise,
-        doc="For each session the mean of ln(1 + exp(b - a)) of pairs of scores a and b where a has the greater label.",
-        input_names=("X", "label", "lengths"),
-        output_names=("loss",),
-        value_inputs=(2,),
-    )
+    "PairWiseLoss",
+    inputs=(2, 3),
+    infer=infer_pairwise,
+    doc="For each session the mean of ln(1 + exp(b - a)) of pairs of scores a and b where a has the greater label.",
+    input_names=("X", "label", "lengths"),
+    output_names=("loss",),
+    value_inputs=(2,),
 )
 def pairwise_loss(_call: OperatorCall, x: Array, label: Array, *lengths: Array) -> Sequence[Array]:
     """0 for a session without pairs."""
@@ -72,15 +70,13 @@ def infer_pairwise_gradient(call: OperatorCall) -> list[TensorType]:
 
 
 @array_function(
-    OpSchema(
-        "PairWiseLossGradient",
-        inputs=(3, 4),
-        infer=infer_pairwise_gradient,
-        doc="Gradient of PairWiseLoss by the scores.",
-        input_names=("X", "label", "dLoss", "lengths"),
-        output_names=("dX",),
-        value_inputs=(3,),
-    )
+    "PairWiseLossGradient",
+    inputs=(3, 4),
+    infer=infer_pairwise_gradient,
+    doc="Gradient of PairWiseLoss by the scores.",
+    input_names=("X", "label", "dLoss", "lengths"),
+    output_names=("dX",),
+    value_inputs=(3,),
 )
 def pairwise_slope(_call: OperatorCall, x: Array, label: Array, dy: Array, *lengths: Array) -> Sequence[Array]:
     """Each pair pulls its two scores apart."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.gradient import gradient_by
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType
+from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.ops.base.array_function import array_function
 from dagexec.ops.base.blocks import Array
 from dagexec.ops.base.layout import channel_axis, channels_last
@@ -33,14 +33,12 @@ def infer_batch_moments(call: OperatorCall) -> list[TensorType]:
 
 
 @array_function(
-    OpSchema(
-        "BatchMoments",
-        infer=infer_batch_moments,
-        doc="Of each channel the mean of X, and that of X^2 (not the variance).",
-        input_names=("X",),
-        output_names=("mu", "squares"),
-        args=_ARGS,
-    )
+    "BatchMoments",
+    infer=infer_batch_moments,
+    doc="Of each channel the mean of X, and that of X^2 (not the variance).",
+    input_names=("X",),
+    output_names=("mu", "squares"),
+    args=_ARGS,
 )
 def batch_moments(call: OperatorCall, x: Array) -> Sequence[Array]:
     """Means in float64; of nothing 0."""
@@ -64,14 +62,12 @@ def infer_batch_moments_gradient(call: OperatorCall) -> list[TensorType]:
 
 
 @array_function(
-    OpSchema(
-        "BatchMomentsGradient",
-        infer=infer_batch_moments_gradient,
-        doc="dX = (dmu + 2 X dsquares) / elements of a channel.",
-        input_names=("dmu", "dsquares", "X"),
-        output_names=("dX",),
-        args=_ARGS,
-    )
+    "BatchMomentsGradient",
+    infer=infer_batch_moments_gradient,
+    doc="dX = (dmu + 2 X dsquares) / elements of a channel.",
+    input_names=("dmu", "dsquares", "X"),
+    output_names=("dX",),
+    args=_ARGS,
 )
 def batch_moments_slope(call: OperatorCall, dmu: Array, dsquares: Array, x: Array) -> Sequence[Array]:
     """The formula, in float64."""

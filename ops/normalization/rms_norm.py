@@ -14,7 +14,7 @@ from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Step, in_sequence, nothing_to_do
 from dagexec.core.registry import new_operator
 from dagexec.core.rows import apart_from, before_axis, summing
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType, memory_cost
+from dagexec.core.schema import OperatorCall, TensorType, memory_cost
 from dagexec.ops.base.array_function import ArrayOperator, array_function
 from dagexec.ops.base.blocks import BLOCK, Array, compute_dtype, row_pieces
 from dagexec.ops.base.pointwise import scalar_pass
@@ -95,17 +95,15 @@ _SMALLEST_DEVIATION = 1e-9  # added to the deviation, as ONNX says
 
 
 @array_function(
-    OpSchema(
-        "MeanVarianceNorm",
-        infer=infer_mean_variance_norm,
-        doc="Y = (X - mean) / (deviation + 1e-9), mean and deviation being over `axes`. (dagexec's own, for ONNX.)",
-        input_names=("X",),
-        output_names=("Y",),
-        args={"axes": "the axes of a mean (default: all)"},
-        cost=lambda call, outputs: memory_cost(call, outputs, 6),
-        onnx=(OnnxName("MeanVarianceNormalization", 13, {"axes": "axes"}),),
-        rows=summing(apart_from(lambda call: named_axes(call)[0]), lambda call: named_axes(call)[0]),
-    )
+    "MeanVarianceNorm",
+    infer=infer_mean_variance_norm,
+    doc="Y = (X - mean) / (deviation + 1e-9), mean and deviation being over `axes`. (dagexec's own, for ONNX.)",
+    input_names=("X",),
+    output_names=("Y",),
+    args={"axes": "the axes of a mean (default: all)"},
+    cost=lambda call, outputs: memory_cost(call, outputs, 6),
+    onnx=(OnnxName("MeanVarianceNormalization", 13, {"axes": "axes"}),),
+    rows=summing(apart_from(lambda call: named_axes(call)[0]), lambda call: named_axes(call)[0]),
 )
 def mean_variance_norm(call: OperatorCall, x: Array) -> Sequence[Array]:
     """The variance from the differences, so that nothing cancels."""

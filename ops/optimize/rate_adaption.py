@@ -8,7 +8,7 @@ import numpy as np
 
 from dagexec.core.dtypes import FLOAT32, FLOAT64
 from dagexec.core.gradient import no_gradient
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType, first_to_first
+from dagexec.core.schema import OperatorCall, TensorType, first_to_first
 from dagexec.ops.base.array_function import array_function
 from dagexec.ops.base.blocks import Array
 
@@ -25,21 +25,19 @@ def infer_rate_adaption(call: OperatorCall) -> list[TensorType]:
 
 
 @array_function(
-    OpSchema(
-        "LearningRateAdaption",
-        infer=infer_rate_adaption,
-        doc=(
-            "lr (1 - lr_alpha c), where c is the cosine between the gradient and the direction of the step; or, not "
-            "normalized, lr - lr_alpha times their dot product."
-        ),
-        input_names=("lr", "grad", "effgrad"),
-        output_names=("Y",),
-        args={
-            "lr_alpha": "how fast the rate changes (default 0.01)",
-            "normalized_lr_adaption": "0: by the dot product (default 1: by the cosine)",
-        },
-        inplace=first_to_first,
-    )
+    "LearningRateAdaption",
+    infer=infer_rate_adaption,
+    doc=(
+        "lr (1 - lr_alpha c), where c is the cosine between the gradient and the direction of the step; or, not "
+        "normalized, lr - lr_alpha times their dot product."
+    ),
+    input_names=("lr", "grad", "effgrad"),
+    output_names=("Y",),
+    args={
+        "lr_alpha": "how fast the rate changes (default 0.01)",
+        "normalized_lr_adaption": "0: by the dot product (default 1: by the cosine)",
+    },
+    inplace=first_to_first,
 )
 def rate_adaption(call: OperatorCall, rate: Array, gradient: Array, direction: Array) -> Sequence[Array]:
     """In float64."""

@@ -10,7 +10,7 @@ import numpy as np
 from dagexec.core.dtypes import INT32, INT64
 from dagexec.core.gradient import not_differentiable
 from dagexec.core.onnx_name import OnnxName
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType
+from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.errors import ArgumentError, ShapeError
 from dagexec.ops.base.array_function import array_function
 from dagexec.ops.base.blocks import Array
@@ -52,23 +52,21 @@ def infer_max_unpool(call: OperatorCall) -> list[TensorType]:
 
 
 @array_function(
-    OpSchema(
-        "MaxUnpool",
-        inputs=(2, 3),
-        infer=infer_max_unpool,
-        doc="X, the maxima of a pooling, at their places in a tensor of zeros; of two at one place the last. "
-        "(dagexec's own, for ONNX.)",
-        input_names=("X", "places, numbers of elements of what was pooled", "shape of Y, at least that"),
-        output_names=("Y",),
-        args={
-            "kernel_shape": "windows of the pooling",
-            "strides": "from one window to the next (default 1)",
-            "pads": "before, then behind (default 0)",
-        },
-        required_args=("kernel_shape",),
-        value_inputs=(2,),
-        onnx=(OnnxName("MaxUnpool", 22, {name: name for name in ("kernel_shape", "strides", "pads")}),),
-    )
+    "MaxUnpool",
+    inputs=(2, 3),
+    infer=infer_max_unpool,
+    doc="X, the maxima of a pooling, at their places in a tensor of zeros; of two at one place the last. "
+    "(dagexec's own, for ONNX.)",
+    input_names=("X", "places, numbers of elements of what was pooled", "shape of Y, at least that"),
+    output_names=("Y",),
+    args={
+        "kernel_shape": "windows of the pooling",
+        "strides": "from one window to the next (default 1)",
+        "pads": "before, then behind (default 0)",
+    },
+    required_args=("kernel_shape",),
+    value_inputs=(2,),
+    onnx=(OnnxName("MaxUnpool", 22, {name: name for name in ("kernel_shape", "strides", "pads")}),),
 )
 def max_unpool(call: OperatorCall, x: Array, places: Array, *shapes: Array) -> Sequence[Array]:
     """One scatter. Raises ShapeError for a place that is not there."""

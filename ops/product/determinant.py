@@ -9,7 +9,7 @@ import numpy as np
 from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.gradient import not_differentiable
 from dagexec.core.onnx_name import OnnxName
-from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType
+from dagexec.core.schema import Cost, OperatorCall, TensorType
 from dagexec.ops.base.array_function import array_function
 from dagexec.ops.base.blocks import Array, compute_dtype
 
@@ -29,15 +29,13 @@ def _cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
 
 
 @array_function(
-    OpSchema(
-        "Det",
-        infer=infer_det,
-        doc="The determinant of each matrix in the last two axes of X. (dagexec's own, for ONNX.)",
-        input_names=("X",),
-        output_names=("Y",),
-        cost=_cost,
-        onnx=(OnnxName("Det", 22),),
-    )
+    "Det",
+    infer=infer_det,
+    doc="The determinant of each matrix in the last two axes of X. (dagexec's own, for ONNX.)",
+    input_names=("X",),
+    output_names=("Y",),
+    cost=_cost,
+    onnx=(OnnxName("Det", 22),),
 )
 def det(_call: OperatorCall, x: Array) -> Sequence[Array]:
     """By LAPACK's factorization."""

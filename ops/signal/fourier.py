@@ -11,7 +11,7 @@ import numpy as np
 
 from dagexec.core.dtypes import FLOAT_TYPES, INT32, INT64
 from dagexec.core.gradient import not_differentiable
-from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType, memory_cost
+from dagexec.core.schema import Cost, OperatorCall, TensorType, memory_cost
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.array_function import array_function
 from dagexec.ops.base.blocks import Array, compute_dtype
@@ -66,25 +66,23 @@ def _cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
 
 
 @array_function(
-    OpSchema(
-        "DFT",
-        inputs=(1, 3),
-        infer=infer_dft,
-        doc="The discrete Fourier transform along an axis, of length elements of X: what is missing is 0, what is more "
-        "is not read. (dagexec's own, for ONNX.)",
-        input_names=("X, (...) x 1 or 2", "length, with length_input=1", "axis, with axis_input=1"),
-        output_names=("Y",),
-        args={
-            "axis": "the axis (default -2)",
-            "length": "of the transform (default: that of the axis, or what half a spectrum has been made of)",
-            "inverse": "1: back from a spectrum, divided by the length (default 0)",
-            "onesided": "1: a spectrum is its first half (default 0)",
-            "length_input": "1: the next input is the length",
-            "axis_input": "1: the next input is the axis",
-        },
-        cost=_cost,
-        value_inputs=(1, 2),
-    )
+    "DFT",
+    inputs=(1, 3),
+    infer=infer_dft,
+    doc="The discrete Fourier transform along an axis, of length elements of X: what is missing is 0, what is more "
+    "is not read. (dagexec's own, for ONNX.)",
+    input_names=("X, (...) x 1 or 2", "length, with length_input=1", "axis, with axis_input=1"),
+    output_names=("Y",),
+    args={
+        "axis": "the axis (default -2)",
+        "length": "of the transform (default: that of the axis, or what half a spectrum has been made of)",
+        "inverse": "1: back from a spectrum, divided by the length (default 0)",
+        "onesided": "1: a spectrum is its first half (default 0)",
+        "length_input": "1: the next input is the length",
+        "axis_input": "1: the next input is the axis",
+    },
+    cost=_cost,
+    value_inputs=(1, 2),
 )
 def dft(call: OperatorCall, x: Array, *_others: Array) -> Sequence[Array]:
     """By NumPy's transforms, which compute in the type of X."""
@@ -145,26 +143,24 @@ def infer_stft(call: OperatorCall) -> list[TensorType]:
 
 
 @array_function(
-    OpSchema(
-        "STFT",
-        inputs=(2, 4),
-        infer=infer_stft,
-        doc="The Fourier transforms of frames of a signal, each times a window. (dagexec's own, for ONNX.)",
-        input_names=(
-            "X, batch x elements, or batch x elements x 1 or 2",
-            "elements from one frame to the next",
-            "window, with window=1",
-            "elements of a frame, with length_input=1",
-        ),
-        output_names=("Y",),
-        args={
-            "onesided": "1: spectra are their first half (default 1)",
-            "window": "1: input 2 is the window (default 0: ones)",
-            "length_input": "1: the last input is the elements of a frame (default 0: those of the window)",
-        },
-        cost=_cost,
-        value_inputs=(1, 2, 3),
-    )
+    "STFT",
+    inputs=(2, 4),
+    infer=infer_stft,
+    doc="The Fourier transforms of frames of a signal, each times a window. (dagexec's own, for ONNX.)",
+    input_names=(
+        "X, batch x elements, or batch x elements x 1 or 2",
+        "elements from one frame to the next",
+        "window, with window=1",
+        "elements of a frame, with length_input=1",
+    ),
+    output_names=("Y",),
+    args={
+        "onesided": "1: spectra are their first half (default 1)",
+        "window": "1: input 2 is the window (default 0: ones)",
+        "length_input": "1: the last input is the elements of a frame (default 0: those of the window)",
+    },
+    cost=_cost,
+    value_inputs=(1, 2, 3),
 )
 def stft(call: OperatorCall, x: Array, _step: Array, *others: Array) -> Sequence[Array]:
     """Frames as a view of the signal, and one transform."""

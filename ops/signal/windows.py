@@ -13,7 +13,7 @@ import numpy as np
 
 from dagexec.core.dtypes import FLOAT32, INT32, INT64, NUMBER_TYPES, TypeMeta, from_number
 from dagexec.core.gradient import no_gradient
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType
+from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.array_function import array_function
 from dagexec.ops.base.blocks import Array
@@ -64,15 +64,13 @@ def _define(name: str, factors: Sequence[float]) -> None:
     formula = " ".join(f"{'+' if k % 2 == 0 else '-'} {factor:.4g} cos({k} p)" for k, factor in enumerate(factors) if k)
     compute: Callable[..., Sequence[Array]] = partial(_window, factors=factors)
     array_function(
-        OpSchema(
-            name,
-            infer=infer_window,
-            doc=f"{factors[0]:.4g} {formula}, for phases p from 0 to 2 pi. (dagexec's own, for ONNX.)",
-            input_names=("size",),
-            output_names=("Y",),
-            args={"periodic": "1: 2 pi is behind the end; else at the last element (default 1)"} | _DTYPE_HELP,
-            value_inputs=(0,),
-        )
+        name,
+        infer=infer_window,
+        doc=f"{factors[0]:.4g} {formula}, for phases p from 0 to 2 pi. (dagexec's own, for ONNX.)",
+        input_names=("size",),
+        output_names=("Y",),
+        args={"periodic": "1: 2 pi is behind the end; else at the last element (default 1)"} | _DTYPE_HELP,
+        value_inputs=(0,),
     )(compute)
     no_gradient(name)
 
@@ -102,16 +100,14 @@ def infer_mel_weights(call: OperatorCall) -> list[TensorType]:
 
 
 @array_function(
-    OpSchema(
-        "MelWeightMatrix",
-        infer=infer_mel_weights,
-        doc="How much of each frequency of a DFT is in each mel bin: triangles between edges that are as far apart on "
-        "the mel scale, 2595 log10(1 + hertz / 700). (dagexec's own, for ONNX.)",
-        input_names=("mel bins", "length of the DFT", "samples a second", "lower edge in hertz", "upper edge in hertz"),
-        output_names=("Y",),
-        args=_DTYPE_HELP,
-        value_inputs=(0, 1, 2, 3, 4),
-    )
+    "MelWeightMatrix",
+    infer=infer_mel_weights,
+    doc="How much of each frequency of a DFT is in each mel bin: triangles between edges that are as far apart on "
+    "the mel scale, 2595 log10(1 + hertz / 700). (dagexec's own, for ONNX.)",
+    input_names=("mel bins", "length of the DFT", "samples a second", "lower edge in hertz", "upper edge in hertz"),
+    output_names=("Y",),
+    args=_DTYPE_HELP,
+    value_inputs=(0, 1, 2, 3, 4),
 )
 def mel_weights(call: OperatorCall, *_inputs: Array) -> Sequence[Array]:
     """Triangle by triangle."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from dagexec.core.dtypes import FLOAT32, FLOAT64, FLOAT_TYPES, INT32, INT64, NUMBER_TYPES
 from dagexec.core.gradient import gradient_by, no_gradient
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType
+from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.ops.base.array_function import array_function
 from dagexec.ops.base.blocks import Array
 from dagexec.ops.index.indexing import check_indices
@@ -28,17 +28,15 @@ def infer_box_cox(call: OperatorCall) -> list[TensorType]:
 
 
 @array_function(
-    OpSchema(
-        "BatchBoxCox",
-        infer=infer_box_cox,
-        doc=(
-            "With x = max(X + lambda2, 1e-6), a column each: (x^lambda1 - 1) / lambda1, or ln(x) where lambda1 is 0 "
-            "(Box and Cox 1964)."
-        ),
-        input_names=("X", "lambda1", "lambda2"),
-        output_names=("Y",),
-        args={"naive": "for Caffe2's implementation; not read", "min_block_size": "likewise"},
-    )
+    "BatchBoxCox",
+    infer=infer_box_cox,
+    doc=(
+        "With x = max(X + lambda2, 1e-6), a column each: (x^lambda1 - 1) / lambda1, or ln(x) where lambda1 is 0 "
+        "(Box and Cox 1964)."
+    ),
+    input_names=("X", "lambda1", "lambda2"),
+    output_names=("Y",),
+    args={"naive": "for Caffe2's implementation; not read", "min_block_size": "likewise"},
 )
 def box_cox(_call: OperatorCall, data: Array, lambda1: Array, lambda2: Array) -> Sequence[Array]:
     """In float64: for a small lambda1, numerator and denominator are both small."""
@@ -59,14 +57,12 @@ def infer_bucketize(call: OperatorCall) -> list[TensorType]:
 
 
 @array_function(
-    OpSchema(
-        "BatchBucketize",
-        infer=infer_bucketize,
-        doc="For columns `indices` of X, how many of their boundaries, sorted, are below each element.",
-        input_names=("X", "indices", "boundaries", "lengths"),
-        output_names=("Y",),
-        value_inputs=(3,),
-    )
+    "BatchBucketize",
+    infer=infer_bucketize,
+    doc="For columns `indices` of X, how many of their boundaries, sorted, are below each element.",
+    input_names=("X", "indices", "boundaries", "lengths"),
+    output_names=("Y",),
+    value_inputs=(3,),
 )
 def bucketize(call: OperatorCall, x: Array, indices: Array, boundaries: Array, lengths: Array) -> Sequence[Array]:
     """A search in the boundaries of each column."""
@@ -87,14 +83,12 @@ def infer_stump(call: OperatorCall) -> list[TensorType]:
 
 
 @array_function(
-    OpSchema(
-        "StumpFunc",
-        infer=infer_stump,
-        doc="low_value where X is at most the threshold, else high_value.",
-        input_names=("X",),
-        output_names=("Y",),
-        args={"threshold": "(default 0)", "low_value": "(default 0)", "high_value": "(default 0)"},
-    )
+    "StumpFunc",
+    infer=infer_stump,
+    doc="low_value where X is at most the threshold, else high_value.",
+    input_names=("X",),
+    output_names=("Y",),
+    args={"threshold": "(default 0)", "low_value": "(default 0)", "high_value": "(default 0)"},
 )
 def stump(call: OperatorCall, x: Array) -> Sequence[Array]:
     """One comparison."""
@@ -111,15 +105,13 @@ def infer_unique(call: OperatorCall) -> list[TensorType]:
 
 
 @array_function(
-    OpSchema(
-        "Unique",
-        outputs=(1, 2),
-        infer=infer_unique,
-        doc="The different elements of a vector, sorted, and for each element where in them it is.",
-        input_names=("X",),
-        output_names=("unique", "remapping"),
-        value_inputs=(0,),
-    )
+    "Unique",
+    outputs=(1, 2),
+    infer=infer_unique,
+    doc="The different elements of a vector, sorted, and for each element where in them it is.",
+    input_names=("X",),
+    output_names=("unique", "remapping"),
+    value_inputs=(0,),
 )
 def unique(call: OperatorCall, x: Array) -> Sequence[Array]:
     """A sort."""
@@ -155,16 +147,14 @@ def infer_sparse_to_dense(call: OperatorCall) -> list[TensorType]:
 
 
 @array_function(
-    OpSchema(
-        "BatchSparseToDense",
-        inputs=(3, 4),
-        infer=infer_sparse_to_dense,
-        doc="Rows with the values at their indices, of which `lengths` says how many are in each row.",
-        input_names=("lengths", "indices", "values", "shape_like"),
-        output_names=("dense",),
-        args=_DENSE_ARGS,
-        value_inputs=(0,),
-    )
+    "BatchSparseToDense",
+    inputs=(3, 4),
+    infer=infer_sparse_to_dense,
+    doc="Rows with the values at their indices, of which `lengths` says how many are in each row.",
+    input_names=("lengths", "indices", "values", "shape_like"),
+    output_names=("dense",),
+    args=_DENSE_ARGS,
+    value_inputs=(0,),
 )
 def sparse_to_dense(call: OperatorCall, lengths: Array, indices: Array, values: Array, *like: Array) -> Sequence[Array]:
     """Each value to its row and column."""
@@ -184,15 +174,13 @@ def infer_dense_to_sparse(call: OperatorCall) -> list[TensorType]:
 
 
 @array_function(
-    OpSchema(
-        "BatchDenseToSparse",
-        infer=infer_dense_to_sparse,
-        doc="The values of rows at their indices, of which `lengths` says how many are in each row.",
-        input_names=("lengths", "indices", "dense"),
-        output_names=("values",),
-        args=_DENSE_ARGS,
-        value_inputs=(0,),
-    )
+    "BatchDenseToSparse",
+    infer=infer_dense_to_sparse,
+    doc="The values of rows at their indices, of which `lengths` says how many are in each row.",
+    input_names=("lengths", "indices", "dense"),
+    output_names=("values",),
+    args=_DENSE_ARGS,
+    value_inputs=(0,),
 )
 def dense_to_sparse(call: OperatorCall, lengths: Array, indices: Array, dense: Array) -> Sequence[Array]:
     """Each value from its row and column."""

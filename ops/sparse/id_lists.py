@@ -9,7 +9,7 @@ import numpy as np
 
 from dagexec.core.dtypes import FLOAT32, FLOAT_TYPES, INT32, INT64, NUMBER_TYPES
 from dagexec.core.gradient import no_gradient
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType
+from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.ops.base.array_function import array_function
 from dagexec.ops.base.blocks import Array
 from dagexec.ops.sparse.segments import checked_lengths
@@ -24,14 +24,12 @@ def infer_dense_to_ids(call: OperatorCall) -> list[TensorType]:
 
 
 @array_function(
-    OpSchema(
-        "DenseVectorToIdList",
-        infer=infer_dense_to_ids,
-        doc="The columns of the positive elements, row by row.",
-        input_names=("X",),
-        output_names=("lengths", "ids"),
-        value_inputs=(0,),
-    )
+    "DenseVectorToIdList",
+    infer=infer_dense_to_ids,
+    doc="The columns of the positive elements, row by row.",
+    input_names=("X",),
+    output_names=("lengths", "ids"),
+    value_inputs=(0,),
 )
 def dense_to_ids(_call: OperatorCall, x: Array) -> Sequence[Array]:
     """How many there are in each row, and which."""
@@ -66,15 +64,13 @@ def infer_merge(call: OperatorCall) -> list[TensorType]:
 
 
 @array_function(
-    OpSchema(
-        "MergeIdLists",
-        inputs=(2, 2 * _MAX_LISTS),
-        infer=infer_merge,
-        doc="For each row the identifiers of all lists, each once, sorted.",
-        input_names=("lengths_0", "values_0", "..."),
-        output_names=("lengths", "values"),
-        value_inputs=tuple(range(2 * _MAX_LISTS)),
-    )
+    "MergeIdLists",
+    inputs=(2, 2 * _MAX_LISTS),
+    infer=infer_merge,
+    doc="For each row the identifiers of all lists, each once, sorted.",
+    input_names=("lengths_0", "values_0", "..."),
+    output_names=("lengths", "values"),
+    value_inputs=tuple(range(2 * _MAX_LISTS)),
 )
 def merge(_call: OperatorCall, *inputs: Array) -> Sequence[Array]:
     """Row by row."""
@@ -111,16 +107,14 @@ def infer_greedy_decoder(call: OperatorCall) -> list[TensorType]:
 
 
 @array_function(
-    OpSchema(
-        "CTCGreedyDecoder",
-        inputs=(1, 2),
-        infer=infer_greedy_decoder,
-        doc="The best label of each time, without blanks (label 0), one sequence after another (Graves et al. 2006).",
-        input_names=("scores", "lengths"),
-        output_names=("lengths", "labels"),
-        args={"merge_repeated": "0: a label that stays is a new one each time (default 1)"},
-        value_inputs=(0, 1),
-    )
+    "CTCGreedyDecoder",
+    inputs=(1, 2),
+    infer=infer_greedy_decoder,
+    doc="The best label of each time, without blanks (label 0), one sequence after another (Graves et al. 2006).",
+    input_names=("scores", "lengths"),
+    output_names=("lengths", "labels"),
+    args={"merge_repeated": "0: a label that stays is a new one each time (default 1)"},
+    value_inputs=(0, 1),
 )
 def greedy_decoder(call: OperatorCall, scores: Array, *lengths: Array) -> Sequence[Array]:
     """Sequence by sequence."""
@@ -137,13 +131,11 @@ def infer_perplexity(call: OperatorCall) -> list[TensorType]:
 
 
 @array_function(
-    OpSchema(
-        "Perplexity",
-        infer=infer_perplexity,
-        doc="exp(-mean of ln P): of how many equal choices the probabilities P of what came are those.",
-        input_names=("P",),
-        output_names=("perplexity",),
-    )
+    "Perplexity",
+    infer=infer_perplexity,
+    doc="exp(-mean of ln P): of how many equal choices the probabilities P of what came are those.",
+    input_names=("P",),
+    output_names=("perplexity",),
 )
 def perplexity(_call: OperatorCall, p: Array) -> Sequence[Array]:
     """In float64."""

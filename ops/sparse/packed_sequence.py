@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from dagexec.core.dtypes import FLOAT_TYPES, INT32
 from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_by, gradient_of
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType
+from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.array_function import array_function
 from dagexec.ops.base.blocks import Array
@@ -33,14 +33,12 @@ def _places(lengths: Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64
 
 
 @array_function(
-    OpSchema(
-        "PackRNNSequence",
-        infer=infer_pack,
-        doc="Sequences that stand one after another, side by side: time, sequence, row; zeros behind their ends.",
-        input_names=("values", "lengths"),
-        output_names=("Y",),
-        value_inputs=(1,),
-    )
+    "PackRNNSequence",
+    infer=infer_pack,
+    doc="Sequences that stand one after another, side by side: time, sequence, row; zeros behind their ends.",
+    input_names=("values", "lengths"),
+    output_names=("Y",),
+    value_inputs=(1,),
 )
 def pack(_call: OperatorCall, values: Array, lengths: Array) -> Sequence[Array]:
     """Row by row to its time and sequence."""
@@ -63,14 +61,12 @@ def infer_unpack(call: OperatorCall) -> list[TensorType]:
 
 
 @array_function(
-    OpSchema(
-        "UnpackRNNSequence",
-        infer=infer_unpack,
-        doc="Sequences that stand side by side, one after another; undoes PackRNNSequence.",
-        input_names=("values", "lengths"),
-        output_names=("Y",),
-        value_inputs=(1,),
-    )
+    "UnpackRNNSequence",
+    infer=infer_unpack,
+    doc="Sequences that stand side by side, one after another; undoes PackRNNSequence.",
+    input_names=("values", "lengths"),
+    output_names=("Y",),
+    value_inputs=(1,),
 )
 def unpack(_call: OperatorCall, values: Array, lengths: Array) -> Sequence[Array]:
     """Row by row from its time and sequence."""
@@ -101,16 +97,14 @@ def infer_lengths_top_k(call: OperatorCall) -> list[TensorType]:
 
 
 @array_function(
-    OpSchema(
-        "LengthsTopK",
-        infer=infer_lengths_top_k,
-        doc="The k largest of each segment, the largest first, and where in it they are; 0 and -1 where it is shorter.",
-        input_names=("X", "lengths"),
-        output_names=("values", "indices"),
-        args={"k": "how many"},
-        required_args=("k",),
-        value_inputs=(1,),
-    )
+    "LengthsTopK",
+    infer=infer_lengths_top_k,
+    doc="The k largest of each segment, the largest first, and where in it they are; 0 and -1 where it is shorter.",
+    input_names=("X", "lengths"),
+    output_names=("values", "indices"),
+    args={"k": "how many"},
+    required_args=("k",),
+    value_inputs=(1,),
 )
 def lengths_top_k(call: OperatorCall, x: Array, lengths: Array) -> Sequence[Array]:
     """A stable sort of each segment: of equal values the first comes first."""
@@ -136,16 +130,14 @@ def infer_lengths_top_k_gradient(call: OperatorCall) -> list[TensorType]:
 
 
 @array_function(
-    OpSchema(
-        "LengthsTopKGradient",
-        infer=infer_lengths_top_k_gradient,
-        doc="Gradient of LengthsTopK: dValues where the values were, 0 elsewhere.",
-        input_names=("lengths", "indices", "dValues"),
-        output_names=("dX",),
-        args={"k": "how many"},
-        required_args=("k",),
-        value_inputs=(0,),
-    )
+    "LengthsTopKGradient",
+    infer=infer_lengths_top_k_gradient,
+    doc="Gradient of LengthsTopK: dValues where the values were, 0 elsewhere.",
+    input_names=("lengths", "indices", "dValues"),
+    output_names=("dX",),
+    args={"k": "how many"},
+    required_args=("k",),
+    value_inputs=(0,),
 )
 def lengths_top_k_slope(call: OperatorCall, lengths: Array, indices: Array, dy: Array) -> Sequence[Array]:
     """Each value to its place. Raises IndexError for a place outside of its segment."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from dagexec.core.dtypes import INT32, INT64
 from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of, not_differentiable
-from dagexec.core.schema import UNBOUNDED, OperatorCall, OpSchema, TensorType
+from dagexec.core.schema import UNBOUNDED, OperatorCall, TensorType
 from dagexec.ops.base.array_function import array_function
 from dagexec.ops.base.blocks import Array
 from dagexec.ops.sparse.segments import checked_lengths, segment_sums
@@ -52,17 +52,15 @@ def _dealt(call: OperatorCall, keys: Array, others: Sequence[Array]) -> list[lis
 
 
 @array_function(
-    OpSchema(
-        "Partition",
-        inputs=(1, UNBOUNDED),
-        outputs=(1, UNBOUNDED),
-        infer=infer_partition,
-        doc="Keys and the rows that belong to them, dealt to parts: all outputs of the first part, then of the second.",
-        input_names=("keys", "rows_1", "..."),
-        output_names=("keys_of_part_0", "rows_1_of_part_0", "..."),
-        args=_ARGS,
-        value_inputs=(0,),
-    )
+    "Partition",
+    inputs=(1, UNBOUNDED),
+    outputs=(1, UNBOUNDED),
+    infer=infer_partition,
+    doc="Keys and the rows that belong to them, dealt to parts: all outputs of the first part, then of the second.",
+    input_names=("keys", "rows_1", "..."),
+    output_names=("keys_of_part_0", "rows_1_of_part_0", "..."),
+    args=_ARGS,
+    value_inputs=(0,),
 )
 def partition(call: OperatorCall, keys: Array, *others: Array) -> Sequence[Array]:
     """The rows of each part."""
@@ -82,17 +80,15 @@ def infer_lengths_partition(call: OperatorCall) -> list[TensorType]:
 
 
 @array_function(
-    OpSchema(
-        "LengthsPartition",
-        inputs=(2, UNBOUNDED),
-        outputs=(2, UNBOUNDED),
-        infer=infer_lengths_partition,
-        doc="Segments dealt to parts by the keys of their rows: lengths, keys and rows of each part.",
-        input_names=("lengths", "keys", "rows_1", "..."),
-        output_names=("lengths_of_part_0", "keys_of_part_0", "..."),
-        args=_ARGS,
-        value_inputs=(0, 1),
-    )
+    "LengthsPartition",
+    inputs=(2, UNBOUNDED),
+    outputs=(2, UNBOUNDED),
+    infer=infer_lengths_partition,
+    doc="Segments dealt to parts by the keys of their rows: lengths, keys and rows of each part.",
+    input_names=("lengths", "keys", "rows_1", "..."),
+    output_names=("lengths_of_part_0", "keys_of_part_0", "..."),
+    args=_ARGS,
+    value_inputs=(0, 1),
 )
 def lengths_partition(call: OperatorCall, lengths: Array, keys: Array, *others: Array) -> Sequence[Array]:
     """The rows of each part, and how many of each segment they are."""
@@ -115,15 +111,13 @@ def infer_gather_by_key(call: OperatorCall) -> list[TensorType]:
 
 
 @array_function(
-    OpSchema(
-        "GatherByKey",
-        inputs=(2, UNBOUNDED),
-        infer=infer_gather_by_key,
-        doc="The rows of parts put together again in the order of the keys; undoes Partition.",
-        input_names=("keys", "part_0", "part_1", "..."),
-        output_names=("rows",),
-        value_inputs=(0,),
-    )
+    "GatherByKey",
+    inputs=(2, UNBOUNDED),
+    infer=infer_gather_by_key,
+    doc="The rows of parts put together again in the order of the keys; undoes Partition.",
+    input_names=("keys", "part_0", "part_1", "..."),
+    output_names=("rows",),
+    value_inputs=(0,),
 )
 def gather_by_key(_call: OperatorCall, keys: Array, *parts: Array) -> Sequence[Array]:
     """Row after row of each part, where its keys are."""

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from dagexec.core.dtypes import FLOAT16, FLOAT32, UINT8, TypeMeta
 from dagexec.core.gradient import no_gradient
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType
+from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.ops.base.array_function import array_function
 from dagexec.ops.base.blocks import Array
 from dagexec.ops.index.indexing import check_indices
@@ -128,8 +128,9 @@ def _register(
     outputs: tuple[str, ...] = ("Y",),
     value_inputs: tuple[int, ...] = (),
 ) -> None:
-    schema = OpSchema(name, infer=infer, doc=doc, input_names=inputs, output_names=outputs, value_inputs=value_inputs)
-    array_function(schema)(compute)
+    array_function(name, infer=infer, doc=doc, input_names=inputs, output_names=outputs, value_inputs=value_inputs)(
+        compute
+    )
     no_gradient(name)
 
 

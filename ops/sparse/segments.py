@@ -22,9 +22,9 @@ from dagexec.core.gradient import (
     no_gradient,
     not_differentiable,
 )
-from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType, memory_cost
+from dagexec.core.schema import Cost, OperatorCall, TensorType, memory_cost
 from dagexec.errors import ArgumentError
-from dagexec.ops.base.array_function import array_function
+from dagexec.ops.base.array_function import Compute, array_function
 from dagexec.ops.base.blocks import Array, compute_dtype
 from dagexec.ops.index.indexing import check_indices
 
@@ -106,7 +106,7 @@ def _define(name: str, reduce: Reduce, what: str, *, weighted: bool = False) -> 
     """Register `Lengths<name>` and `SparseLengths<name>`."""
     for sparse in (False, True):
         inputs = ("data", *(("weights",) if weighted else ()), *(("indices",) if sparse else ()), "lengths")
-        schema = OpSchema(
+        register = array_function(
             f"{'Sparse' * sparse}Lengths{name}",
             infer=_infer(sparse, weighted),
             doc=f"{what} of each segment of {'rows `indices` of the data' if sparse else 'rows'}.",
@@ -126,7 +126,7 @@ def _define(name: str, reduce: Reduce, what: str, *, weighted: bool = False) -> 
                 rows = rows.astype(compute_dtype(rows.dtype), copy=False) * across(others[0], rows.ndim)
             return [reduce(rows, lengths)]
 
-        array_function(schema)(compute)
+        register(compute)
 
 
 _define("Sum", segment_sums, "The sum")
@@ -152,15 +152,13 @@ def _define_gradient(name: str, sparse: bool, *, mean: bool = False, weighted: b
 
     names = ("dY", "lengths", "indices" if sparse else "data")
     array_function(
-        OpSchema(
-            f"{'Sparse' * sparse}LengthsIndicesInGradient{name}Gradient",
-            inputs=(3 + weighted, 3 + weighted),
-            infer=infer,
-            doc=f"Gradient of {'Sparse' * sparse}Lengths{name}: to each row the gradient of its segment.",
-            input_names=("weights", *names) if weighted else names,
-            output_names=("dX",),
-            value_inputs=(1 + weighted,),
-        )
+        f"{'Sparse' * sparse}LengthsIndicesInGradient{name}Gradient",
+        inputs=(3 + weighted, 3 + weighted),
+        infer=infer,
+        doc=f"Gradient of {'Sparse' * sparse}Lengths{name}: to each row the gradient of its segment.",
+        input_names=("weights", *names) if weighted else names,
+        output_names=("dX",),
+        value_inputs=(1 + weighted,),
     )(_weighted_gradient if weighted else _mean_gradient if mean else _sum_gradient)
 
 
@@ -215,8 +213,8 @@ def _from_lengths(
     doc: str,
     shape: Callable[[int, int], tuple[int, ...]],
     args: dict[str, str] | None = None,
-) -> OpSchema:
-    """The schema of an operator of lengths; `shape` of its output from their number and their sum."""
+) -> Callable[[Compute], Compute]:
+    """Decorator: the function computes this operator of lengths; `shape` of Y from their number and their sum."""
     no_gradient(name)
 
     def infer(call: OperatorCall) -> list[TensorType]:
@@ -228,37 +226,29 @@ def _from_lengths(
         call.arguments.float("power", 0.5)
         return [TensorType(shape(len(lengths), int(lengths.sum(dtype=np.int64))), meta)]
 
-    return OpSchema(
+    return array_function(
         name, infer=infer, doc=doc, input_names=("lengths",), output_names=("Y",), args=args or {}, value_inputs=(0,)
     )
 
 
-@array_function(
-    _from_lengths("LengthsToSegmentIds", INT32, "The number of its segment for each row.", lambda _, total: (total,))
-)
+@_from_lengths("LengthsToSegmentIds", INT32, "The number of its segment for each row.", lambda _, total: (total,))
 def segment_ids(_call: OperatorCall, lengths: Array) -> Sequence[Array]:
     """[2, 0, 1] gives [0, 0, 2]."""
     return [np.repeat(np.arange(len(lengths)), lengths)]
 
 
-@array_function(
-    _from_lengths(
-        "LengthsToRanges", INT32, "The first row and the length of each segment.", lambda count, _: (count, 2)
-    )
-)
+@_from_lengths("LengthsToRanges", INT32, "The first row and the length of each segment.", lambda count, _: (count, 2))
 def segment_ranges(_call: OperatorCall, lengths: Array) -> Sequence[Array]:
     """[2, 0, 1] gives [[0, 2], [2, 0], [2, 1]]."""
     return [np.stack([np.cumsum(lengths) - lengths, lengths], axis=1)]
 
 
-@array_function(
-    _from_lengths(
-        "LengthsToWeights",
-        FLOAT32,
-        "For each row 1 / (length of its segment)^power.",
-        lambda _, total: (total,),
-        {"power": "the exponent (default 0.5)"},
-    )
+@_from_lengths(
+    "LengthsToWeights",
+    FLOAT32,
+    "For each row 1 / (length of its segment)^power.",
+    lambda _, total: (total,),
+    {"power": "the exponent (default 0.5)"},
 )
 def segment_weights(call: OperatorCall, lengths: Array) -> Sequence[Array]:
     """[2, 1] with power 1 gives [1/2, 1/2, 1]."""
@@ -277,14 +267,12 @@ def infer_segment_lengths(call: OperatorCall) -> list[TensorType]:
 
 
 @array_function(
-    OpSchema(
-        "SegmentIdsToLengths",
-        infer=infer_segment_lengths,
-        doc="The length of each segment, from the number of its segment for each row.",
-        input_names=("segment_ids",),
-        output_names=("lengths",),
-        value_inputs=(0,),
-    )
+    "SegmentIdsToLengths",
+    infer=infer_segment_lengths,
+    doc="The length of each segment, from the number of its segment for each row.",
+    input_names=("segment_ids",),
+    output_names=("lengths",),
+    value_inputs=(0,),
 )
 def segment_lengths(_call: OperatorCall, ids: Array) -> Sequence[Array]:
     """[0, 0, 2] gives [2, 0, 1]."""
@@ -305,16 +293,14 @@ def infer_lengths_pad(call: OperatorCall) -> list[TensorType]:
 
 
 @array_function(
-    OpSchema(
-        "LengthsPad",
-        infer=infer_lengths_pad,
-        doc="The segments with rows of `padding_value` behind each, so that all have `target_length` rows.",
-        input_names=("data", "lengths"),
-        output_names=("Y",),
-        args={"target_length": "rows of each segment", "padding_value": "what the others hold (default -1)"},
-        required_args=("target_length",),
-        value_inputs=(1,),
-    )
+    "LengthsPad",
+    infer=infer_lengths_pad,
+    doc="The segments with rows of `padding_value` behind each, so that all have `target_length` rows.",
+    input_names=("data", "lengths"),
+    output_names=("Y",),
+    args={"target_length": "rows of each segment", "padding_value": "what the others hold (default -1)"},
+    required_args=("target_length",),
+    value_inputs=(1,),
 )
 def lengths_pad(call: OperatorCall, data: Array, lengths: Array) -> Sequence[Array]:
     """Rows of one segment after another, with the padding between."""
