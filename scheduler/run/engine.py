@@ -51,6 +51,7 @@ LOOK_SECONDS = 20e-3
 
 _TRIAL_PAUSES = 4000
 _CLOCK_TRIAL_SECONDS = 2e-3
+_CLOCK_READINGS = 5
 
 
 def can_run() -> bool:
@@ -232,12 +233,19 @@ class Participant:
     __slots__ = ("_enter", "_looks", "_run", "_slot", "_slot_address", "_state_address")
 
     def __init__(
-        self, run: NativeRun, worker: int = 0, *, stays: bool = False, looks: bool = False, helps: bool = False
+        self,
+        run: NativeRun,
+        worker: int = 0,
+        *,
+        stays: bool = False,
+        looks: bool = False,
+        helps: bool = False,
+        from_last: bool = False,
     ) -> None:
         """`worker` is its number in a trace. With `stays` it has no other run to turn to.
 
         One that `looks` leaves from time to time, so that Python may look for signals. One that `helps` another, which
-        stays, lets that have the interpreter lock first when the run is over.
+        stays, lets that have the interpreter lock first when the run is over. `from_last` as in `Machine.take`.
         """
         self._looks = looks
         code = engine_code()
@@ -247,6 +255,7 @@ class Participant:
         self._slot = np.zeros(Slot.SIZE, np.int64)
         self._slot[Slot.WORKER] = worker
         self._slot[Slot.STAYS] = stays
+        self._slot[Slot.FROM_LAST] = from_last
         self._slot[Slot.GRACE] = int(_GRACE * _spins()) if helps else 0
         self._slot_address = self._slot.ctypes.data
         self._state_address = run._address
@@ -338,12 +347,18 @@ def now_in_ticks() -> int:
 @cache
 def seconds_per_tick() -> float:
     """Of the processor's clock."""
-    clock = now_in_ticks
-    began, first = time.perf_counter(), clock()
+    began, first = _now()
     while time.perf_counter() - began < _CLOCK_TRIAL_SECONDS:
         pass
-    last, ended = clock(), time.perf_counter()
+    ended, last = _now()
     return (ended - began) / (last - first)
+
+
+def _now() -> tuple[float, float]:
+    """Seconds and ticks at one time: of some readings the one in which the thread was not put aside."""
+    readings = [(now_in_ticks(), time.perf_counter(), now_in_ticks()) for _ in range(_CLOCK_READINGS)]
+    before, seconds, after = min(readings, key=lambda reading: reading[2] - reading[0])
+    return seconds, (before + after) / 2
 
 
 @cache

@@ -82,7 +82,8 @@ class Task(IntEnum):
     CHILDREN_END = 7
     TICKS = 8  # of the processor's clock, that its pieces took
     EXPECTED = 9  # that they may take
-    SIZE = 10
+    TAKEN_LAST = 10  # pieces that were taken from the last one on
+    SIZE = 11
 
 
 class Kind(IntEnum):
@@ -103,9 +104,10 @@ class Slot(IntEnum):
     STAYS = 4  # not 0: it has no other run to turn to
     UNTIL = 5  # on the processor's clock, when it leaves to let Python look for signals; 0 for never
     GRACE = 6  # looks for which it lets the caller of a run go first when that is over; 0 for none
-    CALLS = 7  # tasks that are steps of Python, which it has taken together
-    FIRST_CALL = 8  # their numbers
-    SIZE = 40
+    FROM_LAST = 7  # not 0: it takes the last piece that is left, not the first
+    CALLS = 8  # tasks that are steps of Python, which it has taken together
+    FIRST_CALL = 9  # their numbers
+    SIZE = 41
 
 
 class Record(IntEnum):
@@ -291,21 +293,14 @@ def _pick(code: Assembler) -> None:
     code.store_number(RAX, RBP, 8 * Slot.TASK)
     code.call_place("remove")
     _load_task(code)
+    code.compare_memory(R12, 8 * Task.COUNT, 2)
+    code.jump("one of several", NOT_LESS)
     code.set_number(RCX, 1)
     code.store_number(RCX, R12, 8 * Task.TAKEN)
     code.clear(RCX)
     code.store_number(RCX, RBP, 8 * Slot.PIECE)
     code.compare_memory(R12, 8 * Task.KIND, Kind.NATIVE)
-    code.jump("python", NOT_ZERO)
-    code.compare_memory(R12, 8 * Task.COUNT, 2)
-    code.jump("more than one", NOT_LESS)
-    code.jump("taken")
-    code.mark("more than one")
-    _choose(code, fresh=False)
-    code.load_number(RAX, RBP, None, offset=8 * Slot.TASK)
-    code.call_place("insert")
-    code.jump("taken")
-
+    code.jump("taken", ZERO)
     code.mark("python")
     code.store_number(RCX, RBP, 8 * Slot.CALLS)
     code.load_number(RAX, RBP, None, offset=8 * Slot.TASK)
@@ -336,12 +331,30 @@ def _pick(code: Assembler) -> None:
     code.call_place("remove")
     code.jump("one more call")
 
+    code.mark("one of several")
+    _choose(code, fresh=False)
+    code.load_number(RAX, RBP, None, offset=8 * Slot.TASK)
+    code.call_place("insert")
+    code.jump("next piece")
+
     code.mark("open")  # rax is the task
     code.store_number(RAX, RBP, 8 * Slot.TASK)
     _load_task(code)
     code.mark("next piece")  # of the task in r12 and the slot, which has one
     code.load_number(RCX, R12, None, offset=8 * Task.TAKEN)
-    code.store_number(RCX, RBP, 8 * Slot.PIECE)
+    code.load_number(RDX, R12, None, offset=8 * Task.TAKEN_LAST)
+    code.compare_memory(RBP, 8 * Slot.FROM_LAST, 0)
+    code.jump("from the last", NOT_ZERO)
+    code.move(RAX, RCX)
+    code.subtract(RAX, RDX)
+    code.jump("found piece")
+    code.mark("from the last")
+    code.load_number(RAX, R12, None, offset=8 * Task.COUNT)
+    code.add_to_memory(R12, 8 * Task.TAKEN_LAST, 1)
+    code.subtract(RAX, RDX)
+    code.add_number(RAX, -1)
+    code.mark("found piece")
+    code.store_number(RAX, RBP, 8 * Slot.PIECE)
     code.add_number(RCX, 1)
     code.store_number(RCX, R12, 8 * Task.TAKEN)
     code.compare_with_memory(RCX, R12, 8 * Task.COUNT)

@@ -522,10 +522,11 @@ class WorkerPool:
         One that `stays` has no other run to turn to.
         """
         blocking.run = run
+        from_last = not stays and (run.has_caller or worker.number % 2 == 1)
         if isinstance(run.machine, NativeRun):
-            self._work_natively(run, run.machine, worker, stays)
+            self._work_natively(run, run.machine, worker, stays, from_last)
         else:
-            self._work_in_python(run, run.machine)
+            self._work_in_python(run, run.machine, from_last)
         self._exit(worker, run)  # with the lock, which was kept
         if not run.listed and run.has_place():  # it gave way, or was the most that may be inside
             self._list(run)
@@ -540,10 +541,11 @@ class WorkerPool:
         finish(run)
         worker.telling = None
 
-    def _work_natively(self, run: Run, machine: NativeRun, worker: Worker, stays: bool) -> None:
+    def _work_natively(self, run: Run, machine: NativeRun, worker: Worker, stays: bool, from_last: bool) -> None:
         """In machine code, but for what Python has to do. Returns with the lock held."""
         looks = stays and is_interruptible()
-        me = Participant(machine, worker.number, stays=stays, looks=looks, helps=run.has_caller and not stays)
+        helps = run.has_caller and not stays
+        me = Participant(machine, worker.number, stays=stays, looks=looks, helps=helps, from_last=from_last)
         mode = Mode.PICK
         while True:
             outcome = me.enter(mode)
@@ -610,10 +612,10 @@ class WorkerPool:
         except BaseException as error:  # a worker outlives whatever an operator raises
             self._fail(run, run.failure(task, step, error))
 
-    def _work_in_python(self, run: Run, machine: Machine) -> None:
+    def _work_in_python(self, run: Run, machine: Machine, from_last: bool) -> None:
         """One piece after another. Returns with the lock held."""
         self._acquire()
-        found = None if run.stopped else machine.take()
+        found = None if run.stopped else machine.take(from_last=from_last)
         while found is not None:
             helper = self._helper_for(run) if machine.available and self._idle else None
             if machine.available and not run.listed:
@@ -627,7 +629,7 @@ class WorkerPool:
             machine.end(task)
             if run.interrupted and (run.stopped or self._gives_way(run)):
                 break
-            found = machine.take(task)
+            found = machine.take(task, from_last=from_last)
 
     def _acquire(self) -> None:
         if not self.lock.acquire(not self._source.concurrent):  # a controlled schedule decides who gets the lock

@@ -50,7 +50,7 @@ class EarlyPool(WorkerPool):
 class TwoStepPool(WorkerPool):
     """Planted: a worker reads the count of a child and writes it back without holding the lock in between."""
 
-    def _work_in_python(self, run: Run, machine: Machine) -> None:
+    def _work_in_python(self, run: Run, machine: Machine, from_last: bool) -> None:
         self._acquire()
         found = machine.take()
         while found is not None:

@@ -60,6 +60,19 @@ def test_a_worker_goes_on_with_its_own_task_then_begins_one_and_only_then_joins_
     assert machine.remaining == 1
 
 
+def test_a_worker_finds_its_own_side_again_in_the_next_task_that_is_cut_alike() -> None:
+    machine = Machine(tasks_of([[], [0]], [4, 4]))
+    assert machine.take() == (0, 0)
+    assert machine.take(from_last=True) == (0, 3)
+    assert machine.take(0, from_last=True) == (0, 2)
+    assert machine.take(0) == (0, 1)
+    assert machine.take(0, from_last=True) is None, "each piece is taken once"
+    for _ in range(4):
+        machine.end(0)
+    assert machine.take(0, from_last=True) == (1, 3), "also if it begins the task"
+    assert machine.take(0) == (1, 0)
+
+
 def test_nothing_is_taken_of_a_machine_that_was_stopped() -> None:
     machine = Machine(tasks_of([[], [0]], [2, 1]))
     machine.take()
@@ -106,7 +119,7 @@ class Counting:
 
     def work(self, run: NativeRun, worker: int) -> int:
         """Be in the run until it is over; the outcome."""
-        me, mode = Participant(run, worker), Mode.PICK
+        me, mode = Participant(run, worker, from_last=worker % 2 == 1), Mode.PICK
         while True:
             outcome = me.enter(mode)
             if outcome == Outcome.PYTHON:
@@ -122,17 +135,18 @@ def _call(code: int, numbers: npt.NDArray[np.int64], place: int) -> NativeCall:
 
 
 @needs_machine_code
+@pytest.mark.parametrize("from_last", [False, True])
 @pytest.mark.parametrize("seed", range(8))
-def test_machine_code_takes_what_the_machine_takes(seed: int) -> None:
+def test_machine_code_takes_what_the_machine_takes(seed: int, from_last: bool) -> None:
     graph = random_tasks(random.Random(seed))
     machine, taken = Machine(graph), []
-    found = machine.take()
+    found = machine.take(from_last=from_last)
     while found is not None:
         taken.append(found)
         machine.end(found[0])
-        found = machine.take(found[0])
+        found = machine.take(found[0], from_last=from_last)
     run = Counting(graph).tasks.new_run(traced=True)
-    assert Participant(run).enter(Mode.PICK) == Outcome.FINISHED
+    assert Participant(run, from_last=from_last).enter(Mode.PICK) == Outcome.FINISHED
     assert [(task, piece) for task, piece, *_ in run.records()] == taken
     assert min(run.task_seconds()) > 0
 
@@ -152,6 +166,9 @@ def test_threads_execute_every_piece_once_and_one_of_them_ends_the_run(threads: 
             ends = list(executor.map(counting.work, [run] * threads, range(threads)))
             assert counting.counts.tolist() == list(graph.pieces)
             assert sorted(ends) == [Outcome.FINISHED] + [Outcome.OVER] * (threads - 1)
+            pieces = [(task, piece) for task in set(range(len(graph.pieces))) - python
+                      for piece in range(graph.pieces[task])]  # fmt: skip
+            assert sorted((task, piece) for task, piece, *_ in run.records()) == sorted(pieces)
             ended = {task: max(end for other, *_, end in run.records() if other == task)
                      for task in set(range(len(graph.pieces))) - python}  # fmt: skip
             for task, _, _, began, _ in run.records():
