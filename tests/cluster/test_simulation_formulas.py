@@ -90,6 +90,7 @@ def test_random_routing_is_an_m_m_1_for_each_replica() -> None:
     agree(Cluster(Exponential(1.0), replicas=8, routing="random"), Poisson(5.6), mean, 1 / (1 - 0.7))
 
 
+@pytest.mark.slow
 def test_the_fewest_outstanding_requests_are_better_than_turns_and_those_than_chance() -> None:
     least, turns, chance = (
         mean(simulate(Cluster(Exponential(1.0), replicas=8, routing=routing), Poisson(5.6), 4 * REQUESTS))
@@ -115,12 +116,14 @@ def test_clients_that_think_are_machines_with_a_repairman() -> None:
     agree(Cluster(Exponential(1.0)), load, mean, clients / throughput - think)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("service", [Constant(1.0), Exponential(1.0)])
 def test_replicas_that_share_a_core_are_processor_sharing_whatever_the_times(service: Constant | Exponential) -> None:
     # M/G/1-PS: 1 / (1 - rate) for any distribution (Kleinrock II, 4.4); there are always enough replicas.
     agree(Cluster(service, replicas=60, cores=1), Poisson(0.7), mean, 1 / (1 - 0.7))
 
 
+@pytest.mark.slow
 def test_two_cores_under_many_replicas_give_the_mean_of_m_m_2() -> None:
     # With exponential times, sharing two cores has the states of M/M/2, and so its mean.
     agree(Cluster(Exponential(1.0), replicas=80, cores=2), Poisson(1.4), mean, 1 + erlang_c(2, 1.4) / (2 - 1.4))
@@ -144,6 +147,7 @@ def test_busy_cores_give_what_they_can(
     assert outcome.throughput == pytest.approx(rate, rel=0.02)
 
 
+@pytest.mark.slow
 def test_a_front_end_is_an_m_d_1_of_its_own_before_very_many_replicas() -> None:
     cluster = Cluster(
         Constant(5.0), replicas=1000, network=Constant(2.0), send_seconds=0.5, receive_seconds=0.0, max_outstanding=1

@@ -119,6 +119,7 @@ def test_a_net_without_workers_goes_on_in_a_child() -> None:
     assert in_child(again) == expected
 
 
+@pytest.mark.slow
 @needs_onednn
 def test_where_native_code_forks_a_net_without_workers_goes_on_and_an_executor_is_reopened(
     executor: Executor, request: pytest.FixtureRequest

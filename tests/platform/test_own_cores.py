@@ -41,6 +41,7 @@ def test_who_wants_all_cores_takes_none_from_others(taken: list[OwnCores]) -> No
     assert taken[1].cores == {min(os.sched_getaffinity(0))}
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_has_none_any_more(taken: list[OwnCores]) -> None:
     code = (
         "from dagexec.platform.own_cores import OwnCores; "

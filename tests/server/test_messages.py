@@ -169,6 +169,7 @@ json_values = st.recursive(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @given(
     json_values, json_values, st.sampled_from([*NUMBERS, "BYTES", "BOOL", "BF16"]), json_values, st.binary(max_size=9)
 )

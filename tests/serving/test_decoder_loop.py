@@ -107,6 +107,7 @@ def written(run: Callable[[Feeds], Feeds]) -> tuple[list[int], list[Feeds], list
     return tokens, fed, given
 
 
+@pytest.mark.slow
 def test_every_step_of_a_loop_gives_the_peers_values_and_the_bytes_of_a_fresh_executor() -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     model = language_model()

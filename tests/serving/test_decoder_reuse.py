@@ -118,6 +118,7 @@ def test_another_choice_has_everything_prepared_again(model: Any) -> None:
         assert not reused(steps[2], prepared(executor, 103))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("net_type", ["simple", "dag", "async_dag"])
 @pytest.mark.parametrize("kept", ["", "layer0/attended"])
 def test_lengths_in_any_order_give_the_bytes_of_a_fresh_executor(model: Any, net_type: str, kept: str) -> None:
@@ -147,6 +148,7 @@ def fresh_results(model: Any, options: CompileOptions, length: int, names: Itera
         return executor.run(feeds_of(length), outputs=list(names))
 
 
+@pytest.mark.slow
 @needs_onednn
 def test_hundreds_of_lengths_leave_no_more_than_the_longest_takes(model: Any) -> None:
     alive: weakref.WeakSet[Preparation] = weakref.WeakSet()

@@ -158,6 +158,7 @@ def test_own_kernels_compute_what_no_part_of_a_plan_holds_and_results_are_the_sa
         np.testing.assert_allclose(next(iter(executor.run(fed(2, 3, 12, 12)).values())), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_mixed_net_is_a_candidate_that_is_measured_taken_and_remembered(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

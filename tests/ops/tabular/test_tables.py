@@ -15,6 +15,7 @@ from dagexec.errors import DagexecError, ModelFormatError
 from tests.ops.tabular.drawn import random_rows
 from tests.ops.tabular.models import Array, agrees, model_of
 
+DTYPES = pytest.mark.parametrize("dtype", ["f", *(pytest.param(one, marks=pytest.mark.slow) for one in "dqi")])
 ENGINES = pytest.mark.parametrize("optimize", [True, False], ids=["machine code", "NumPy"])
 TRANSFORMS = ["NONE", "LOGISTIC", "SOFTMAX", "SOFTMAX_ZERO"]
 
@@ -29,7 +30,7 @@ def texts(*rows: list[str]) -> Array:
 
 
 @ENGINES
-@pytest.mark.parametrize("dtype", ["f", "d", "q", "i"])
+@DTYPES
 @pytest.mark.parametrize("targets", [1, 3, 40])
 @pytest.mark.parametrize("number", range(len(TRANSFORMS)))
 def test_linear_models(number: int, targets: int, dtype: str, optimize: bool) -> None:
@@ -48,7 +49,9 @@ def test_linear_models(number: int, targets: int, dtype: str, optimize: bool) ->
 @ENGINES
 @pytest.mark.parametrize("kernel", ["LINEAR", "POLY", "RBF", "SIGMOID"])
 @pytest.mark.parametrize("classes", [2, 4])
-@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize(
+    "transform", [*TRANSFORMS[:2], *(pytest.param(one, marks=pytest.mark.slow) for one in TRANSFORMS[2:])]
+)
 def test_support_vector_machines(transform: str, classes: int, kernel: str, optimize: bool) -> None:
     random = np.random.default_rng(classes)
     x = random.standard_normal((7, 5)).astype(np.float32)

@@ -18,6 +18,7 @@ from tests.ops.tabular.drawn import MODES, Attributes, random_rows, random_trees
 from tests.ops.tabular.models import agrees, model_of, same
 
 TRANSFORMS = ["NONE", "LOGISTIC", "SOFTMAX", "SOFTMAX_ZERO"]
+DTYPES = pytest.mark.parametrize("dtype", ["f", *(pytest.param(one, marks=pytest.mark.slow) for one in "dqi")])
 ENGINES = pytest.mark.parametrize("optimize", [True, False], ids=["machine code", "NumPy"])
 
 
@@ -44,7 +45,7 @@ def test_regressors_agree_with_onnxruntime(seed: int, optimize: bool) -> None:
 
 
 @ENGINES
-@pytest.mark.parametrize("dtype", ["f", "d", "q", "i"])
+@DTYPES
 @pytest.mark.parametrize("labels", [["low", "high"], [4, 2, 7], list(range(12))])
 @pytest.mark.parametrize("number", range(len(TRANSFORMS)))
 def test_classifiers_agree_with_onnxruntime(number: int, labels: list[Any], dtype: str, optimize: bool) -> None:

@@ -45,6 +45,7 @@ def explored(fault: Fault, plant: Callable[[Work], Work] | None = None) -> Explo
         return explore_seeds(scenario(plant), SEEDS)
 
 
+@pytest.mark.slow
 def test_no_schedule_of_pieces_gives_other_bytes() -> None:
     found = explored("")
     assert found.failed is None
