@@ -79,8 +79,8 @@ class Deployment(Closing):
         """Run the model once on some replica, and block until it is done.
 
         Arguments, results and errors are those of `Executor.run`, except that there is no `trace` across processes
-        (FeedError), and that a call that ends early does not wait for the replica, which stops at the next chain
-        boundary. ReplicaError when the replica was lost, and the one that was asked after it as well.
+        (FeedError), and that a call that ends early does not wait for the replica, which stops before its next
+        operator. ReplicaError when the replica was lost, and the one that was asked after it as well.
         """
         wait = ThreadWait()
         request = self._request(feeds, outputs, out, timeout, priority, trace, wait)

@@ -53,7 +53,7 @@ class Dispatcher:
             self._state.outcomes[outcome_name(error)] += 1
 
     def give_up(self, request: Request, error: DagexecError) -> None:
-        """End it with `error`, unless it is over; the replica stops at the next chain boundary."""
+        """End it with `error`, unless it is over; the replica stops before its next operator or piece."""
         with self._lock:
             attempt = self._state.give_up(request, error, self._now())
             self._later()

@@ -29,7 +29,7 @@ class Call(Protocol):
     """A request that a replica was sent."""
 
     def cancel(self) -> None:
-        """Have the replica stop the run at the next chain boundary, if it has not ended. Does not wait."""
+        """Have the replica stop the run before its next operator, if it has not ended. Does not wait."""
 
 
 class ReplicaLink(Protocol):

@@ -2,8 +2,8 @@
 
 Python ends a daemon thread when it next asks for the interpreter. Native code that it is in continues meanwhile, beside
 the end of its libraries: OpenBLAS waits forever for a thread of its own when a product is under way at that moment.
-So runs stop at their next chain, workers end, and a daemon thread that asks for another run is held until the process
-is gone, as it would be a moment later.
+So runs stop before their next operator, workers end, and a daemon thread that asks for another run is held until the
+process is gone, as it would be a moment later.
 """
 
 from __future__ import annotations

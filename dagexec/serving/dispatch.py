@@ -345,7 +345,7 @@ class Dispatcher:
         self._end_waiting(self.state.pinned)
 
     def stop_running(self) -> None:
-        """Have the runs under way stop at the next chain boundary, and end with ClosedError."""
+        """Have the runs under way stop before their next operator or piece, and end with ClosedError."""
         with self._lock:
             running = list(self.state.running.values())
         for request in running:

@@ -267,7 +267,7 @@ class Executor(Closing):
 
         A short run may be on the loop's own thread, which has time for some in each turn. Arguments and results are
         those of `run`. Do not touch the arrays fed, or those of `out`, until it returns. A cancelled await stops the
-        run at the next chain boundary, and returns once no worker uses the replica any more.
+        run before its next operator or piece, and returns once no worker uses the replica any more.
         """
         try:
             if feeds.__class__ is not dict:
@@ -329,8 +329,8 @@ class Executor(Closing):
         """Admit no more requests, let queued and running ones finish, then close.
 
         New requests, and those that wait for admission, end with ClosedError. After `timeout` seconds the queue is
-        abandoned as well and runs stop at the next chain boundary, both with ClosedError; the result is then False.
-        Raises what `close` raises.
+        abandoned as well and runs stop before their next operator or piece, both with ClosedError; the result is then
+        False. Raises what `close` raises.
         """
         if self._dispatcher.forked:
             return True

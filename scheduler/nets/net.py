@@ -146,7 +146,7 @@ class BaseNet(ABC, Closing):
             self._run_lock.release()
 
     def _stop(self, run: Run, error: BaseException) -> None:
-        """Let `run` start no further chain. What was launched is finished, or given up."""
+        """Let `run` begin no further operator or piece. What was launched is finished, or given up."""
         run.stop(error)
         if run.on_stop is not None:
             run.on_stop()

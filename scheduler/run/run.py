@@ -121,7 +121,7 @@ class Run:
         return not self.machine.remaining or (self.stopped and not self.active)
 
     def stop(self, error: BaseException) -> None:
-        """Start no further chain; keep the first error, attach and log later ones. Call with the pool's lock held."""
+        """Begin nothing further; keep the first error, attach and log later ones. Call with the pool's lock held."""
         self.stopped = True
         for wait in tuple(self.waits):
             wait.notify()

@@ -1,1 +1,1 @@
-"""Tuning: what is chosen for a model by measurement - the layout of its images, threads of operators, workers."""
+"""Tuning: what is chosen for a model by measurement - the layout of its images, net type and workers."""
