@@ -62,7 +62,6 @@ FUNCTIONS: Mapping[str, Callable[[Builder, Vector, float, float], Vector]] = {
     "square": lambda build, x, a, b: x * x,
     "exp": lambda build, x, a, b: elementary.exp(build, x),
     "log": lambda build, x, a, b: elementary.log(build, x),
-    "linear": lambda build, x, a, b: build.fma(x, build.constant(a), b),
     "pow": _power,
     "softplus": lambda build, x, a, b: elementary.softplus(build, x),
 }

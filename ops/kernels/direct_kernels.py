@@ -1,6 +1,6 @@
 """Convolutions of few channels a group by sums over taps, as machine code for AVX2 with FMA or for AVX-512.
 
-A kernel computes a row of a result N, H, W, C in blocks of columns whose sums stay in registers: all blocks of a vector
+A kernel computes a row of a result in blocks of columns whose sums stay in registers: all blocks of a vector
 of channels one after another, or of wide rows all vectors of a block. A row of taps is read once for a block, and each
 pixel once for all columns of the block that it is a tap of (Zhang et al., "High performance zero-memory overhead direct
 convolutions", 2018). Taps on columns outside of the image have no code; rows outside of it are left to whoever calls.
@@ -21,6 +21,8 @@ from dagexec.platform.assembler import (
     ADD,
     FMA,
     PERMUTE,
+    R8,
+    R9,
     R10,
     R11,
     R12,
@@ -40,19 +42,23 @@ from dagexec.platform.assembler import (
 )
 from dagexec.platform.machine_code import executable
 
-ROWS, ROW_BYTES, VECTORS, SOURCE_STEP, BIAS, OTHER = range(6)
+ROWS, ROW_BYTES, VECTORS, SOURCE_STEP, BIAS, OTHER, NEXT_OTHER = range(7)
 """Places of the 64-bit numbers that rcx points to: rows of taps, bytes from the image's row of one to that of the next,
 vectors of channels, bytes from the channels read for one to those for the next, the address of the bias, and bytes from
-the result to what is added to it."""
+the result to what is added to it, by one or two post-ops."""
 
 ADD_OTHER = "add"
 """The post-op that adds a tensor of the shape of the result."""
+
+MOST_OTHERS = 2
+"""Post-ops of that kind."""
 
 _FLOAT = 4  # bytes
 _MOST_TAPS = 7  # of a row, whose weights are in registers together
 _MOST_COLUMNS = {8: 11, 16: 14}
 _LINE, _FIRST_CACHE = 64, 48 << 10  # bytes
 _QUAD = 4  # elements among which AVX exchanges them without a table
+_FIELDS, _OTHERS = ((R12, ROW_BYTES), (R14, BIAS), (R15, VECTORS)), (R13, R8)
 _SAVED = (RBX, RBP, R12, R13, R14, R15)
 
 
@@ -68,7 +74,9 @@ class Row:
         stride, dilation, head: of the window along the row; `head` columns of zeros are before the image.
         columns: of the image.
         result: columns of the result.
-        channels, filters: of the image, of the result.
+        pixel, plane: numbers of the image from a column to the next, which are all channels or some, and from those
+            to the next channels.
+        written, vector: numbers of the result from a column to the next, and from a vector to the next.
         window: rows of the whole window.
         has_bias: a number for each channel is added.
         post_ops: what is done then, in order: those of `post_ops.FUNCTIONS`, and ADD_OTHER.
@@ -83,8 +91,10 @@ class Row:
     head: int
     columns: int
     result: int
-    channels: int
-    filters: int
+    pixel: int
+    plane: int
+    written: int
+    vector: int
     window: int
     has_bias: bool
     post_ops: tuple[PostOp, ...]
@@ -158,11 +168,11 @@ class _Writer:
     def code(self) -> bytes:
         row, code = self._row, self._code
         code.push(*_SAVED)
-        for register, field in ((R12, ROW_BYTES), (R13, OTHER), (R14, BIAS), (R15, VECTORS)):
+        for register, field in (*_FIELDS, *zip(_OTHERS, (OTHER, NEXT_OTHER), strict=True)):
             code.load_field(register, 8 * field, RCX)
         for number, table in enumerate(self._tables):
             code.load_numbers(table, [lane // row.group * row.group + number for lane in range(row.lanes)])
-        code.add_number(RDI, -row.head * row.channels * _FLOAT)
+        code.add_number(RDI, -row.head * row.pixel * _FLOAT)
         if row.is_wide:
             self._blocks(self._vectors_of)
         else:
@@ -178,7 +188,7 @@ class _Writer:
         code.add_field(RDI, 8 * SOURCE_STEP, RCX)
         for register, nbytes in (
             (RSI, row.window * row.row_weights),
-            (RDX, row.lanes * _FLOAT),
+            (RDX, row.vector * _FLOAT),
             (R14, row.lanes * _FLOAT),
         ):
             code.add_number(register, nbytes)
@@ -206,8 +216,8 @@ class _Writer:
                 code.set_number(RBX, count)
             again = code.here()
             write(block)
-            code.add_number(RDI, len(block) * row.stride * row.channels * _FLOAT)
-            code.add_number(RDX, len(block) * row.filters * _FLOAT)
+            code.add_number(RDI, len(block) * row.stride * row.pixel * _FLOAT)
+            code.add_number(RDX, len(block) * row.written * _FLOAT)
             if count > 1:
                 code.add_number(RBX, -1)
                 code.jump_if_not_zero(again)
@@ -245,14 +255,20 @@ class _Writer:
                 self._channel(block, channel)
             code.add_number(R11, row.row_weights)
             return
-        code.set_number(RBP, row.read)
+        run = min(row.read, row.pixel)
+        code.set_number(R9, row.read // run)
+        runs = code.here()
+        code.set_number(RBP, run)
         channels = code.here()
         self._channel(block, 0)
         code.add_number(R10, _FLOAT)
         code.add_number(R11, row.lanes * _FLOAT)
         code.add_number(RBP, -1)
         code.jump_if_not_zero(channels)
-        code.add_number(R10, -row.read * _FLOAT)
+        code.add_number(R10, (row.plane - run) * _FLOAT)
+        code.add_number(R9, -1)
+        code.jump_if_not_zero(runs)
+        code.add_number(R10, -row.read // run * row.plane * _FLOAT)
         code.add_number(R11, row.row_weights - row.read * row.lanes * _FLOAT)
 
     def _channel(self, block: Block, channel: int) -> None:
@@ -264,7 +280,7 @@ class _Writer:
                 code.load_at(self._free[tap - first], R11, (tap * row.read + channel) * row.lanes * _FLOAT)
             for place, uses in self._pixels(block, wanted):
                 pixel = self._free[row.chunk]
-                self._read(pixel, place * row.channels * _FLOAT, channel)
+                self._read(pixel, place * row.pixel * _FLOAT, channel)
                 for column, tap in uses:
                     code.compute(FMA, self._sums[column], pixel, self._free[tap - first])
 
@@ -294,11 +310,12 @@ class _Writer:
 
     def _finish(self, block: Block) -> None:
         """Does the post-ops and writes the sums."""
-        code, pixel = self._code, self._row.filters * _FLOAT
+        code, pixel = self._code, self._row.written * _FLOAT
         for column, vector in enumerate(self._sums[: len(block)]):
+            others = iter(_OTHERS)
             for post_op in self._row.post_ops:
                 if post_op[0] == ADD_OTHER:
-                    code.compute_memory(ADD, vector, vector, RDX, R13, column * pixel)
+                    code.compute_memory(ADD, vector, vector, RDX, next(others), column * pixel)
                 else:
                     write_post_op(code, vector, self._free[:TEMPORARIES], post_op)
             code.store_at(vector, RDX, column * pixel)

@@ -31,6 +31,7 @@ FUNCTIONS: Mapping[str, Callable[[Builder, Vector, float, float], Vector]] = {
     "hardswish": lambda build, x, a, b: _hard_swish(build, x),
     "gelu_erf": lambda build, x, a, b: elementary.gelu(build, x),
     "gelu_tanh": lambda build, x, a, b: elementary.tanh_gelu(build, x),
+    "linear": lambda build, x, a, b: build.fma(x, build.constant(a), b),
     "mish": lambda build, x, a, b: elementary.mish(build, x),
 }
 """By kind."""

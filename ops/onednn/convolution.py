@@ -17,9 +17,10 @@ from dagexec.core.schema import OperatorCall
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.activation.post_ops import SUM, PostOp, read_post_ops
 from dagexec.ops.base.geometry import Axis
-from dagexec.ops.base.layout import BLOCKS, NHWC, image_order
+from dagexec.ops.base.layout import BLOCKS, NCHW, NHWC, channel_count, image_order
 from dagexec.ops.conv.convolution import SPATIAL_AXES, Convolution, conv_window
 from dagexec.ops.conv.fused import FUSED_CONV, FusedConvolution, first_operand, output_order
+from dagexec.ops.kernels.copies import copy_step
 from dagexec.ops.kernels.winograd_kernels import LANES
 from dagexec.ops.onednn import direct, edges, pointwise
 from dagexec.ops.onednn.accuracy import require_accurate
@@ -74,7 +75,13 @@ class ForwardConvolution(ConvolutionFamily):
         if self.has_bias(call):
             parameters[BIAS], inputs[BIAS] = self.x(2), 2
         operands = {one.input: self.x(one.input) for one in post_ops if one.input >= 0 and one.kind != SUM}
-        none, rows = self.onednn.ffi.NULL, window.order == order == NHWC
+        read, before = window.order, list[Step]()
+        if (read, order) == (NCHW, NHWC) and not self._reads_plain(axes, post_ops, operands, y.shape):
+            x, copied = self._turned(x)
+            read = NHWC
+            before.append(copied)
+            del inputs[SRC]
+        none, rows = self.onednn.ffi.NULL, read == order == NHWC
         block = BLOCKS.get(order, 0) if call.arguments.int("group", 1) == 1 else 0
         # For training oneDNN's Winograd takes the filter as it is and transforms it by generated code; for inference a
         # copy does that beforehand, ten times as slowly. Other algorithms offer less for training.
@@ -95,7 +102,7 @@ class ForwardConvolution(ConvolutionFamily):
                 "convolution_forward",
                 partial(request, inner),
                 inner,
-                {SRC: (source, window.order), DST: (result, order)},
+                {SRC: (source, read), DST: (result, order)},
                 {number: part.parameter(array) for number, array in parameters.items()},
                 inputs,
                 DST,
@@ -104,7 +111,7 @@ class ForwardConvolution(ConvolutionFamily):
                                            else one.kind for one in post_ops),
                 attributes=post_ops,
                 own_layouts=not any(one.kind == SUM for one in post_ops),
-                composed=self.composed(inner, (window.order, order), post_ops, given, result.shape),
+                composed=self.composed(inner, (read, order), post_ops, given, result.shape),
                 rows=rows,
                 block=block,
             )  # fmt: skip
@@ -123,8 +130,23 @@ class ForwardConvolution(ConvolutionFamily):
         places = enumerate(post_ops)
         inputs |= {POST_OP * (place + 1) | SRC_1: one.input for place, one in places if one.input in operands}
         operands_later = {one.input: self.x(one.input) for one in later if one.input >= 0}
-        step = in_sequence([*assembled.steps, finishing_step(self, later, y, operands_later)])
+        step = in_sequence([*before, *assembled.steps, finishing_step(self, later, y, operands_later)])
         return self.offered(step, assembled, inputs, {} if later else {DST: 0})
+
+    def _reads_plain(
+        self, axes: Sequence[Axis], post_ops: Sequence[PostOp], operands: Mapping[int, Array], shape: tuple[int, ...]
+    ) -> bool:
+        """True where images in NCHW are read as they are, for a result in NHWC."""
+        found = self.composed(axes, (NCHW, NHWC), post_ops, operands, shape)
+        return found is not None and any(True for _ in found())
+
+    def _turned(self, x: Array) -> tuple[Array, Step]:
+        """Memory for images of NCHW in NHWC, and the step that copies them there."""
+        source = np.moveaxis(x, 1, -1)
+        target: Array = self.working_memory(x.nbytes).view(x.dtype).reshape(source.shape)
+        return target, copy_step(self.onednn.machine, [(source, target)], self.label) or partial(
+            np.copyto, target, source
+        )
 
     def drops_nan(self) -> bool:
         """Where post-ops of the primitive do."""
@@ -162,15 +184,21 @@ class ForwardConvolution(ConvolutionFamily):
 
         `operands` are what post-ops read, by input number, for a result of `shape`.
         """
-        if orders != (NHWC, NHWC) or not self.is_constant(1) or self.input(0).meta is not FLOAT32:
+        if not self.is_constant(1) or self.input(0).meta is not FLOAT32:
             return None
-        ways = self._by_sums, self._by_product, self._by_winograd
-        found = [way(axes, post_ops, operands, shape) for way in ways]
+        found = [self._by_sums(axes, orders, post_ops, operands, shape)]
+        if orders == (NHWC, NHWC):
+            found += [way(axes, post_ops, operands, shape) for way in (self._by_product, self._by_winograd)]
         offered = [one for one in found if one is not None]
         return (lambda: chain.from_iterable(one() for one in offered)) if offered else None
 
     def _by_sums(
-        self, axes: Sequence[Axis], post_ops: Sequence[PostOp], operands: Mapping[int, Array], shape: tuple[int, ...]
+        self,
+        axes: Sequence[Axis],
+        orders: tuple[str, str],
+        post_ops: Sequence[PostOp],
+        operands: Mapping[int, Array],
+        shape: tuple[int, ...],
     ) -> Composed | None:
         """Those of `direct`, as in `composed`."""
         found, groups = direct.finish(post_ops, operands, shape), self.arguments.int("group", 1)
@@ -178,8 +206,8 @@ class ForwardConvolution(ConvolutionFamily):
             return None
         *above, columns = axes
         rows = above[0] if above else Axis(1, 1, 1, 1, 0, 0, 1)
-        channels = self.x(0).shape[-1], shape[-1]
-        layer = direct.Layer(shape[0], *channels, groups, rows, columns, self.has_bias(self.call()), *found)
+        channels = self._channels, channel_count(orders[1], shape)
+        layer = direct.Layer(shape[0], *channels, groups, rows, columns, self.has_bias(self.call()), *found, orders)
         return partial(direct.candidates, self.onednn, layer)
 
     def _by_product(
@@ -191,14 +219,14 @@ class ForwardConvolution(ConvolutionFamily):
         if found is None or not plain or self.arguments.int("group", 1) > 1:
             return None
         rows, has_bias = math.prod(shape[:-1]), self.has_bias(self.call())
-        layer = pointwise.Layer(rows, self.x(0).shape[-1], shape[-1], has_bias, *found)
+        layer = pointwise.Layer(rows, self._channels, shape[-1], has_bias, *found)
         return partial(pointwise.candidates, self.onednn, layer)
 
     def _by_winograd(
         self, axes: Sequence[Axis], post_ops: Sequence[PostOp], operands: Mapping[int, Array], shape: tuple[int, ...]
     ) -> Composed | None:
         """Those of `winograd`, as in `composed`."""
-        filters, channels = self.y(0).shape[-1], self.x(0).shape[-1]
+        filters, channels = self.y(0).shape[-1], self._channels
         plain = all((axis.kernel, axis.stride, axis.dilation) == (TAPS, 1, 1) for axis in axes) and len(axes) == 2
         if not plain:
             return None
@@ -212,6 +240,11 @@ class ForwardConvolution(ConvolutionFamily):
             shape[0], height, width, channels, filters, groups, heads, result, *found, self.onednn.machine.lanes
         )
         return partial(candidates, self.onednn, self.label, layer, self.scratchpad_limit, self.weights_are_cold)
+
+    @property
+    def _channels(self) -> int:
+        """Channels that are read."""
+        return channel_count(image_order(self.call()), self.x(0).shape)
 
     def post_ops(self, call: OperatorCall) -> tuple[PostOp, ...]:
         """What is done to the result."""

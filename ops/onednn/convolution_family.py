@@ -431,6 +431,7 @@ class ConvolutionFamily(OneDNNOperator):
             groups=groups,
             composed=composed,
             padding=padding,
+            blocks=len(weights) // asked.block if asked.block else 0,
         )
 
     def offered(

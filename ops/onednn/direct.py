@@ -1,7 +1,9 @@
-"""Grouped convolutions of images N, H, W, C, and those of few channels, by the kernels of `direct_kernels`.
+"""Grouped convolutions, those of few channels, and those of channels in blocks, by the kernels of `direct_kernels`.
 
 They are made where oneDNN has products of narrow matrices, or less: depthwise ones, also of one axis and with
-dilations, and groups that are a part of a vector of channels, or some vectors. Filters are kept as [vectors, taps of a
+dilations, and groups that are a part of a vector of channels, or some vectors. A whole image of few channels is read in
+NCHW as well as in NHWC; with channels in blocks the library cannot cut an image by rows, and few blocks are few pieces.
+Filters are kept as [vectors, taps of a
 column, taps of a row, channels read, lanes]. A row of the result is one call for as many vectors as follow each other;
 pieces are rows, or vectors where that divides the work better. Of depthwise channels that are no whole vectors the
 last vector begins earlier, and writes some results a second time.
@@ -17,12 +19,15 @@ from math import prod
 import numpy as np
 
 from dagexec.core.dtypes import FLOAT32
+from dagexec.core.operator import Step
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.activation.post_ops import SUM
 from dagexec.ops.activation.post_ops import PostOp as GivenPostOp
 from dagexec.ops.base.geometry import Axis
-from dagexec.ops.kernels.direct_kernels import ADD_OTHER, Row, row_kernel
+from dagexec.ops.base.layout import BLOCKS, NHWC
+from dagexec.ops.kernels.direct_kernels import ADD_OTHER, MOST_OTHERS, Row, row_kernel
 from dagexec.ops.kernels.machine import AVX2, AVX512
+from dagexec.ops.kernels.moving import table_rebind
 from dagexec.ops.kernels.post_ops import FUNCTIONS, PostOp
 from dagexec.ops.kernels.sharing import pieces_of, pieces_of_bytes
 from dagexec.ops.kernels.tables import even_shares, in_pieces
@@ -53,9 +58,49 @@ MOST_READ = 64
 """Channels that a group reads: with more, oneDNN's products are as fast."""
 
 _MOST_READ_WHOLE = 4  # channels of a whole image
+_MOST_READ_IN_BLOCKS = 512
+"""Channels of a whole image in blocks. With AVX2 it takes half the time of the library's, of 1 and 2 blocks that are
+written; with AVX-512 it takes as long."""
+
 
 _FLOAT = 4  # bytes
+_MOST_BYTES = 1 << 31  # of an image: code has numbers of 32 bits
 _PRODUCTS = 8e10  # a second, of one core, in the measure of `implementation`: they take less than the library's
+_PRODUCTS_IN_BLOCKS = 5.7e10  # of a whole image: they take as long as the library's
+
+
+@dataclass(frozen=True)
+class Lying:
+    """How an image lies in memory, in numbers.
+
+    Attributes:
+        channels, row, plane: channels; from a row to the next, and from a run of channels to the next.
+        run: channels that lie beside one another.
+    """
+
+    channels: int
+    run: int
+    row: int
+    plane: int
+
+    @classmethod
+    def of(cls, order: str, channels: int, rows: int, columns: int) -> Lying:
+        """That of an image in an order."""
+        run = channels if order == NHWC else BLOCKS.get(order, 1)
+        return cls(channels, run, columns * run, rows * columns * run)
+
+    def offset(self, channel: int) -> int:
+        """Where a channel begins."""
+        return channel // self.run * self.plane + channel % self.run
+
+    def is_in_vectors(self, lanes: int) -> bool:
+        """True where channels lie beside one another, all or as many as a vector has."""
+        return self.run in (self.channels, lanes)
+
+    @property
+    def nbytes(self) -> int:
+        """Of an image."""
+        return self.offset(self.channels) * _FLOAT
 
 
 @dataclass(frozen=True)
@@ -67,7 +112,8 @@ class Layer:
         rows, columns: the axes of the window.
         has_bias: a number for each channel is added.
         post_ops: in order, as the kernels have them.
-        other: the argument that is added to the result, 0 for none; DST for what it held before.
+        others: the arguments that are added to the result, in order; DST for what it held before.
+        orders: of the image and of the result.
     """
 
     batch: int
@@ -78,20 +124,32 @@ class Layer:
     columns: Axis
     has_bias: bool
     post_ops: tuple[PostOp, ...]
-    other: int
+    others: tuple[int, ...]
+    orders: tuple[str, str] = (NHWC, NHWC)
 
     def fits(self, lanes: int) -> bool:
         """True where groups are a part of a vector or some vectors, and results of a vector can be written at once."""
         read, group = self.channels // self.groups, self.filters // self.groups
+        image, result = self.image, self.result
+        singly = image.run == 1 and self.groups == 1
+        if not (image.is_in_vectors(lanes) or singly) or not result.is_in_vectors(lanes):
+            return False
+        if max(image.nbytes, result.nbytes) >= _MOST_BYTES:
+            return False
         if group % lanes == 0:
-            most = MOST_READ if self.groups > 1 else _MOST_READ_WHOLE
-            return read <= most and self.rows.kernel * self.columns.kernel > 1
+            whole = _MOST_READ_IN_BLOCKS if self.orders[0] in BLOCKS else _MOST_READ_WHOLE
+            is_alike = read <= image.run or read % image.run == 0
+            return (
+                read <= (MOST_READ if self.groups > 1 else whole)
+                and is_alike
+                and self.rows.kernel * self.columns.kernel > 1
+            )
         ragged = self.filters % lanes != 0
-        return read == group and lanes % group == 0 and self.filters >= lanes and not (ragged and self.other == DST)
+        return read == group and lanes % group == 0 and self.filters >= lanes and not (ragged and DST in self.others)
 
     def row(self, lanes: int) -> Row:
         """What a kernel computes."""
-        axis, groups = self.columns, self.groups
+        axis, groups, image, result = self.columns, self.groups, self.image, self.result
         return Row(
             lanes,
             self.filters // groups,
@@ -102,39 +160,52 @@ class Layer:
             axis.head,
             axis.size,
             axis.out,
-            self.channels,
-            self.filters,
+            image.run,
+            image.plane,
+            result.run,
+            result.offset(lanes),
             self.rows.kernel,
             self.has_bias,
             self.post_ops,
         )
 
     @property
+    def image(self) -> Lying:
+        """How the image lies."""
+        return Lying.of(self.orders[0], self.channels, self.rows.size, self.columns.size)
+
+    @property
+    def result(self) -> Lying:
+        """How the result lies."""
+        return Lying.of(self.orders[1], self.filters, self.rows.out, self.columns.out)
+
+    @property
     def seconds(self) -> float:
         """An estimate of what a run takes on one core."""
         results = self.batch * self.rows.out * self.columns.out * self.filters
-        return results * self.rows.kernel * self.columns.kernel * self.channels // self.groups / _PRODUCTS
+        speed = _PRODUCTS_IN_BLOCKS if self.groups == 1 and self.orders[0] in BLOCKS else _PRODUCTS
+        return results * self.rows.kernel * self.columns.kernel * self.channels // self.groups / speed
 
 
 def finish(
     post_ops: Sequence[GivenPostOp], operands: Mapping[int, Array], shape: tuple[int, ...]
-) -> tuple[tuple[PostOp, ...], int] | None:
-    """Post-ops as the kernels have them, and the argument that is added to a result of `shape`; None where they cannot.
+) -> tuple[tuple[PostOp, ...], tuple[int, ...]] | None:
+    """Post-ops as the kernels have them, and the arguments that are added to a result of `shape`; None if they cannot.
 
     `operands` are the arrays that post-ops read, by input number.
     """
     found: list[PostOp] = []
-    other = 0
+    others: list[int] = []
     for place, one in enumerate(post_ops):
         if one.kind in FUNCTIONS:
             found.append((one.kind, one.a, one.b))
             continue
         alike = one.kind == SUM or (one.kind == ADD_OTHER and _is_alike(operands[one.input], shape))
-        if not alike or other:
+        if not alike or len(others) == MOST_OTHERS:
             return None
-        other = DST if one.kind == SUM else POST_OP * (place + 1) | SRC_1
+        others.append(DST if one.kind == SUM else POST_OP * (place + 1) | SRC_1)
         found.append((ADD_OTHER, 0.0, 0.0))
-    return tuple(found), other
+    return tuple(found), tuple(others)
 
 
 def _is_alike(operand: Array, shape: tuple[int, ...]) -> bool:
@@ -169,7 +240,29 @@ def _assemble(
     pieces = max(pieces_of(layer.seconds), pieces_of_bytes(moved) if layer.groups == layer.channels else 1)
     tables = [calls.table(rows, part) for rows, part in _parts(layer.batch * layer.rows.out, spans, pieces, lanes)]
     step = in_pieces(tables, (calls, dict(arrays)), problem.label)
-    return Assembled([step], StillArguments(), frozenset(), sum(table.nbytes for table in tables))
+    moved_with = {SRC: arrays[SRC]} if layer.others else {SRC: arrays[SRC], DST: arrays[DST]}
+    moving = _Moving(step, moved_with)
+    return Assembled([step], moving, moving.numbers, sum(table.nbytes for table in tables))
+
+
+class _Moving(StillArguments):
+    """Arguments that the calls of a step have addresses in; others stay where they are.
+
+    Attributes:
+        numbers: of these arguments.
+    """
+
+    def __init__(self, step: Step, arrays: Mapping[int, Array]) -> None:
+        found = {number: table_rebind(step, array) for number, array in arrays.items()}
+        self._rebinds = {number: rebind for number, rebind in found.items() if rebind is not None}
+        self._sizes = {number: array.nbytes for number, array in arrays.items()}
+        self.numbers = frozenset(self._rebinds)
+
+    def move(self, number: int, array: Array) -> None:
+        self._rebinds[number](array)
+
+    def nbytes(self, number: int) -> int:
+        return self._sizes.get(number, super().nbytes(number))
 
 
 @dataclass(frozen=True)
@@ -261,7 +354,8 @@ class _Calls:
         self._layer, self._row, self._kernel = layer, row, kernel
         self._x, self._y, self._weights = (array.ctypes.data for array in (arrays[SRC], arrays[DST], weights))
         self._bias = arrays[BIAS].ctypes.data if layer.has_bias else 0
-        self._other = arrays[layer.other].ctypes.data - self._y if layer.other else 0
+        others = [arrays[number].ctypes.data - self._y for number in layer.others]
+        self._others = [*others, *[0] * (MOST_OTHERS - len(others))]
         self._kept: list[Array] = [weights]
 
     def table(self, rows: range, spans: Sequence[_Span]) -> Array:
@@ -271,24 +365,25 @@ class _Calls:
         start = out * axis.stride - axis.head
         first = np.maximum(-(start // axis.dilation), 0)
         taps = np.maximum(np.minimum(-((start - axis.size) // axis.dilation), axis.kernel) - first, 0)
-        source = self._x + (images * axis.size + start + first * axis.dilation) * (row.columns * row.channels * _FLOAT)
-        target = self._y + (images * axis.out + out) * (row.result * row.filters * _FLOAT)
+        image, result = self._layer.image, self._layer.result
+        source = self._x + images * image.nbytes + (start + first * axis.dilation) * (image.row * _FLOAT)
+        target = self._y + images * result.nbytes + out * (result.row * _FLOAT)
         calls = np.empty((len(images), len(spans), 5), np.int64)
         for number, span in enumerate(spans):
             fields = self._fields(span)
             calls[:, number, 0] = self._kernel
-            calls[:, number, 1] = source + span.source * _FLOAT
+            calls[:, number, 1] = source + image.offset(span.source) * _FLOAT
             calls[:, number, 2] = self._weights + (span.vector * row.window + first) * row.row_weights
-            calls[:, number, 3] = target + span.target * _FLOAT
+            calls[:, number, 3] = target + result.offset(span.target) * _FLOAT
             calls[:, number, 4] = fields.ctypes.data + taps * fields.strides[0]
         return calls.reshape(-1, 5)
 
     def _fields(self, span: _Span) -> Array:
         """What a call is told, for each number of rows of taps."""
-        row = self._row
-        image_row = row.columns * row.channels * self._layer.rows.dilation * _FLOAT
+        row, image = self._row, self._layer.image
+        image_row = image.row * self._layer.rows.dilation * _FLOAT
         bias = self._bias + span.target * _FLOAT
-        numbers = (image_row, span.vectors, span.step * _FLOAT, bias, self._other)
+        numbers = (image_row, span.vectors, image.offset(span.step) * _FLOAT, bias, *self._others)
         fields = np.array([(taps, *numbers) for taps in range(row.window + 1)], np.int64)
         self._kept.append(fields)
         return fields

@@ -26,6 +26,7 @@ from dagexec.core.choices import at_end_of_measuring
 from dagexec.core.dtypes import TypeMeta
 from dagexec.core.operator import Step, in_sequence, nothing_to_do
 from dagexec.errors import DagexecError, UnsupportedFeatureError
+from dagexec.ops.kernels.sharing import MOST_OF_ONE, pieces_of
 from dagexec.ops.onednn.descriptors import (
     WEIGHTS,
     Array,
@@ -47,6 +48,7 @@ channels. For 16-bit floats it is one unit of rounding instead.
 """
 
 _GAIN = 0.97  # another implementation than the first must take at most this part of its time: measured times vary
+_UNSHARED = 1.25  # times the time of what has fewer pieces than it is worth: another thread waits for it
 _ROUNDS = (5, 25)  # at least and at most
 _TRYOUT = 3  # rounds of all
 _LONG, _LONG_ROUNDS = 0.005, 1  # of what takes so many seconds: rounds of all, and then of those not hopeless
@@ -141,11 +143,17 @@ def fastest(problem: Problem, candidates: Sequence[Candidate], seconds: float) -
     measured = [trial for trial in trials if trial.samples]
     if not measured:
         return None
-    ranked = sorted(measured, key=lambda trial: trial.score if trial is first else trial.score / _GAIN)
+    ranked = sorted(measured, key=lambda trial: _rank(problem, trial) / (1.0 if trial is first else _GAIN))
     chosen = ranked[0].candidate.name
     times = {trial.candidate.name: f"{trial.score * 1e3:.3f} ms" for trial in measured}
     logger.info("%s: measured %s; chosen: %s", problem.label, times, chosen)
     return chosen
+
+
+def _rank(problem: Problem, trial: _Trial) -> float:
+    """What a trial takes, and more where it cannot be shared as it is worth."""
+    few = not trial.candidate.is_in_pieces and 0 < problem.blocks < pieces_of(trial.score, MOST_OF_ONE)
+    return trial.score * (_UNSHARED if few else 1.0)
 
 
 def _longest_first(trials: Sequence[_Trial]) -> float:

@@ -84,7 +84,7 @@ def finish(
     found = direct.finish(post_ops, operands, shape)
     if found is None or any(kind == ADD_OTHER for kind, _, _ in found[0][1:]):
         return None
-    return tuple(one for one in found[0] if one[0] != ADD_OTHER), found[1]
+    return tuple(one for one in found[0] if one[0] != ADD_OTHER), next(iter(found[1]), 0)
 
 
 def candidates(library: Library, layer: Layer) -> Iterator[Candidate]:

@@ -102,6 +102,8 @@ class Problem:
         composed: further candidates, made of more than a primitive and copies.
         invariant: only candidates are offered that are batch-invariant.
         padding: columns beside an image that a convolution takes for zeros, on the side that has more.
+        blocks: of channels that are written, along which alone the library's implementations are cut; 0 where there are
+            other ways.
     """
 
     library: Library
@@ -128,6 +130,7 @@ class Problem:
     composed: Callable[[], Iterable[Candidate]] | None = None
     invariant: bool = False
     padding: int = 0
+    blocks: int = 0
 
     def layouts(self, name: str) -> dict[int, Descriptor]:
         """The layouts of all tensors, as the candidate of that name sees them."""

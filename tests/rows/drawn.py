@@ -21,11 +21,21 @@ from dagexec.core.registry import create_operator, has_engine
 from dagexec.core.row_axes import find_row_axes
 from dagexec.core.tensor import Tensor
 from dagexec.errors import DagexecError
+from dagexec.ops.base.layout import BLOCKS, image_shape
+from dagexec.ops.onednn.availability import widest_blocks
 from tests.rows.case import Case, Given, batch, case, constant, examples_at, of_examples, positive, shared
 
 SIZES, THREADS = range(1, 10), (1, 2, 3)
 _MOST_PRODUCTS = 2e7  # of an image: a case takes part of a second then
 
+_BLOCKED = widest_blocks() or "NHWC"
+_ORDERS = (
+    *[("NHWC", "NHWC")] * 3,
+    ("NCHW", "NCHW"),
+    ("NCHW", "NHWC"),
+    ("NCHW", _BLOCKED),
+    *[(_BLOCKED, _BLOCKED)] * 3,
+)
 _POST_OPS: tuple[tuple[str, ...], ...] = (("relu",), ("clip:0:6",), ("swish:1",), ("sigmoid",), ("add:3", "relu"))
 
 
@@ -99,7 +109,7 @@ def _sizes(draw: random.Random, axes: int) -> list[int]:
 
 
 def _image(channels: int, sizes: Sequence[int], order: str) -> Given:
-    return batch(*((channels, *sizes) if order == "NCHW" else (*sizes, channels)))
+    return batch(*image_shape(order, 1, channels, sizes, "an image")[1:])
 
 
 def _convolution(draw: random.Random) -> Case | None:
@@ -112,15 +122,18 @@ def _convolution(draw: random.Random) -> Case | None:
     out = [(size - extent) // stride + 1 for size, extent, stride in zip(padded, extents, strides, strict=True)]
     if min(out) < 1 or prod(out) * filters * channels // groups * prod(kernels) > _MOST_PRODUCTS:
         return None
-    order, made, shape = draw.choice(["NHWC", "NHWC", "NCHW"]), _given(draw), (channels // groups, *kernels)
-    weights = made(filters, *(shape if order == "NCHW" else (*shape[1:], shape[0])))
+    order, result = draw.choice(_ORDERS)
+    made, shape = _given(draw), (channels // groups, *kernels)
+    if any(count % BLOCKS.get(one, 1) for one, count in ((order, channels), (result, filters))):
+        return None
+    weights = made(filters, *((*shape[1:], shape[0]) if order == "NHWC" else shape))
     common = {**window, "dilations": dilations, "group": groups, "order": order}
     inputs = [_image(channels, sizes, order), weights, made(filters)]
-    if draw.random() < 0.6:
+    if draw.random() < 0.6 and order == result:
         return case("Conv", *inputs, **common)
     post_ops = draw.choice(_POST_OPS)
-    inputs += [_image(filters, out, order)] if post_ops[0].startswith("add") else []
-    return case("FusedConv", *inputs, **common, bias=1, post_ops=list(post_ops))
+    inputs += [_image(filters, out, result)] if post_ops[0].startswith("add") else []
+    return case("FusedConv", *inputs, **common, output_order=result, bias=1, post_ops=list(post_ops))
 
 
 def _transposed(draw: random.Random) -> Case | None:

@@ -30,7 +30,7 @@ from dagexec.ops.shape.slicing import slice_ranges
 Array = npt.NDArray[Any]
 
 _FEWEST_AXES = 3  # of an image
-_MAX_CHANNELS_READ_PLAIN = 4  # an image with colors: oneDNN has kernels that read it in NCHW and write blocks
+_MAX_CHANNELS_READ_PLAIN = 4  # an image with colors: there are kernels that read it in NCHW and write other orders
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Role:
         constants: by position, the parameters that are changed with the order, and how: (array, order) to array.
         arguments: for an order, arguments to set; None for one to take away.
         seeks: it is much faster in an order other than NCHW.
-        reads_plain: it may read input 0 in NCHW and write blocks of channels.
+        reads_plain: it may read input 0 in NCHW and write NHWC or blocks of channels.
         blocked: by the channels of a block, whether it can work in such blocks, as far as that depends on other things
             than the images' channels.
     """
@@ -136,8 +136,7 @@ def _convolution(
     if extra is None:
         return None
     inputs, constants = extra
-    depthwise = group == weights.shape[0] and weights.shape[1] == 1
-    reads_plain = group == 1 and source.channels <= _MAX_CHANNELS_READ_PLAIN
+    reads_plain = _has_onednn(definition) and group == 1 and source.channels <= _MAX_CHANNELS_READ_PLAIN
     return Role(
         inputs={0: source, **inputs},
         outputs={0: result},
@@ -145,17 +144,21 @@ def _convolution(
         arguments=_order_argument,
         seeks=_has_library(definition),
         reads_plain=reads_plain,
-        blocked=_blocked_groups(definition, group, weights.shape[1], weights.shape[0] // group, depthwise),
+        blocked=_blocked_groups(definition, group, weights.shape[1], weights.shape[0] // group, parts=True),
     )
 
 
 def _blocked_groups(
-    definition: OperatorDef, group: int, inner: int, outer: int, depthwise: bool = False
+    definition: OperatorDef, group: int, inner: int, outer: int, *, parts: bool = False
 ) -> Callable[[int], bool]:
-    """Where oneDNN computes a convolution from `inner` to `outer` channels a group: no block has two groups."""
+    """Where a convolution from `inner` to `outer` channels a group is computed: no block has two groups.
+
+    With `parts` it may have some that are read and written alike.
+    """
     if not _has_onednn(definition):
         return _never
-    return lambda block: group == 1 or depthwise or (inner % block == 0 and outer % block == 0)
+    are_parts = parts and inner == outer
+    return lambda block: group == 1 or (inner % block == 0 and outer % block == 0) or (are_parts and block % inner == 0)
 
 
 def _never(block: int) -> bool:

@@ -100,7 +100,7 @@ class _Assignment:
                 network.join(("writes", index), SOURCE)
             if role.reads_plain and order in BLOCKS:
                 network.join(("reads", index), SINK)
-            else:
+            elif not role.reads_plain:
                 network.join(("reads", index), ("writes", index))
         for value in self.values.all:
             self._add_value(network, value, free)
@@ -378,6 +378,9 @@ class _Rewriting:
         return name
 
 
+_FILTER = 1  # the input that is in the order that is read; operands of post-ops are in the one that is written
+
+
 def definition_in(
     definition: OperatorDef, role: Role, parameters: Mapping[str, Array], reads: str, writes: str
 ) -> tuple[OperatorDef, dict[int, Array]]:
@@ -394,7 +397,7 @@ def definition_in(
     constants: dict[int, Array] = {}
     for position, change in role.constants.items():
         array = parameters[definition.input[position]]
-        if (other := change(array, writes)) is not array:
+        if (other := change(array, reads if position <= _FILTER else writes)) is not array:
             constants[position] = other
     return changed, constants
 

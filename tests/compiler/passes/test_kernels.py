@@ -86,5 +86,5 @@ def test_a_geometry_is_asked_for_once_whatever_its_blobs_are_called() -> None:
     assert convolution("one", order, 2, BLOCKS[order])
     assert convolution("other", order, 2, BLOCKS[order])
     assert kernels._has_kernel.cache_info().misses == 1
-    assert not convolution("half", order, 4, BLOCKS[order] // 2)
+    assert not convolution("three quarters", order, 4, 3 * BLOCKS[order] // 4)
     assert kernels._has_kernel.cache_info().misses == 2

@@ -327,12 +327,12 @@ def test_float64_in_blocks_is_computed_in_nchw_between_copies(caplog: pytest.Log
 @pytest.mark.parametrize("constant", [True, False])
 @pytest.mark.parametrize("post_ops", [("sum:3",), ("relu", "sum:3")])
 @pytest.mark.parametrize("order", BLOCKS)
-def test_a_group_that_is_half_a_block_is_computed_in_nchw_in_every_run(
+def test_a_group_that_is_three_quarters_of_a_block_is_computed_in_nchw_in_every_run(
     caplog: pytest.LogCaptureFixture, order: str, post_ops: tuple[str, ...], constant: bool
 ) -> None:
     caplog.set_level(logging.INFO, "dagexec")
-    half = BLOCKS[order] // 2
-    layer = Layer(SQUARE, 4 * half, 4 * half, 4)
+    width = BLOCKS[order] * 3 // 4
+    layer = Layer(SQUARE, 4 * width, 4 * width, 4)
     held = np.random.default_rng(1).uniform(1, 2, layer.exact().shape).astype(np.float32)
     workspace, net = net_of(layer, order, constant=constant, post_ops=post_ops, operand=to_order(held, order))
     exact = layer.exact() if "relu" not in post_ops else np.maximum(layer.exact(), 0)

@@ -1,4 +1,4 @@
-"""Grouped convolutions by machine code of our own: results, bytes, and where it is offered."""
+"""Convolutions by machine code of our own: results in all orders, bytes, and where it is offered."""
 
 from __future__ import annotations
 
@@ -73,16 +73,37 @@ def problems(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Problem]]:
     return put
 
 
+IN_NHWC = "NHWC", "NHWC"
+WIDEST = AVX2 if _found is None else _found.machine.lanes
+BLOCKED = f"NCHW{WIDEST}c"
+IN_ORDERS = {  # orders of X and Y, channels, filters, groups
+    "three channels in NCHW, and NHWC": (("NCHW", "NHWC"), 3, 48, 1),
+    "three channels in NCHW, and blocks": (("NCHW", BLOCKED), 3, 48, 1),
+    "one channel in NCHW": (("NCHW", "NHWC"), 1, 16, 1),
+    "blocks": ((BLOCKED, BLOCKED), 32, 48, 1),
+    "depthwise in blocks": ((BLOCKED, BLOCKED), 32, 32, 32),
+    "groups of half a block": ((BLOCKED, BLOCKED), 48, 48, 96 // WIDEST),
+    "groups of blocks": ((BLOCKED, BLOCKED), 64, 64, 2),
+    "blocks, and NHWC": ((BLOCKED, "NHWC"), 32, 32, 1),
+}
+
+
 def run(
-    layer: Layer, operand: Array | None = None, runs: int = 1, pieces: int = 0, **arguments: ArgumentValue
+    layer: Layer,
+    operand: Array | None = None,
+    runs: int = 1,
+    pieces: int = 0,
+    orders: tuple[str, str] = IN_NHWC,
+    **arguments: ArgumentValue,
 ) -> Array:
     """Y as N, C, spatial; `operand` is what Y holds before."""
-    held = None if operand is None else to_order(operand, "NHWC")
-    workspace, net = net_of(layer, "NHWC", constant=True, operand=held, **arguments)
+    held = None if operand is None else to_order(operand, orders[1])
+    arguments |= {"output_order": orders[1]} if orders[0] != orders[1] else {}
+    workspace, net = net_of(layer, orders[0], constant=True, operand=held, **arguments)
     with cut_into(pieces), SimpleNet(net, workspace) as running:
         for _ in range(runs):
             running.run()
-    return from_order(workspace.fetch_blob("y"), "NHWC")
+    return from_order(workspace.fetch_blob("y"), orders[1])
 
 
 def error(y: Array, exact: Array) -> float:
@@ -100,6 +121,56 @@ def test_every_geometry(sizes: tuple[int, int, int]) -> None:
             assert error(run(layer), layer.exact()) < 2e-6, name
 
 
+@pytest.mark.parametrize("kind", IN_ORDERS)
+def test_every_geometry_in_other_orders(kind: str) -> None:
+    orders, channels, filters, group = IN_ORDERS[kind]
+    for name, geometry in GEOMETRIES.items():
+        if math.prod(geometry.kernel) > 1:
+            layer = Layer(geometry, channels, filters, group)
+            assert error(run(layer, orders=orders), layer.exact()) < 2e-6, name
+
+
+@pytest.mark.parametrize("kind", IN_ORDERS)
+def test_bytes_in_other_orders_do_not_depend_on_pieces_and_are_added_to_what_is_there(kind: str) -> None:
+    orders, channels, filters, group = IN_ORDERS[kind]
+    layer = Layer(GEOMETRIES["square"], channels, filters, group, batch=3)
+    held = np.random.default_rng(2).standard_normal((3, filters, 9, 8)).astype(np.float32)
+    whole = run(layer, held, orders=orders, post_ops=("sum:3", "relu"))
+    assert error(whole, np.maximum(layer.exact() + held, 0)) < 2e-6
+    for pieces in (2, 7):
+        found = run(layer, held, pieces=pieces, orders=orders, post_ops=("sum:3", "relu"))
+        assert found.tobytes() == whole.tobytes(), pieces
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_an_image_in_nchw_that_is_not_read_so_is_copied_to_nhwc_first(dtype: str) -> None:
+    layer = Layer(GEOMETRIES["square"], 3, 20, dtype=dtype)
+    workspace, net = net_of(layer, "NCHW", constant=True, output_order="NHWC")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(convolution_family, "choose_implementation", rule_of_library)
+        with SimpleNet(net, workspace) as running:
+            running.run()
+    assert error(from_order(workspace.fetch_blob("y"), "NHWC"), layer.exact()) < (2e-6 if dtype == "float32" else 2e-3)
+
+
+@pytest.mark.parametrize("kind", [*IN_ORDERS, "NHWC"])
+def test_a_callers_memory_is_read_and_written_in_place(kind: str) -> None:
+    orders, channels, filters, group = IN_ORDERS.get(kind, (IN_NHWC, 36, 36, 9))
+    layer = Layer(GEOMETRIES["square"], channels, filters, group)
+    arguments: dict[str, ArgumentValue] = {"output_order": orders[1]} if orders[0] != orders[1] else {}
+    workspace, net = net_of(layer, orders[0], constant=True, **arguments)
+    with SimpleNet(net, workspace) as running:
+        running.run()
+        (prepared,) = running.prepared().prepared
+        x, y = workspace.fetch_blob("x"), workspace.fetch_blob("y")
+        image, result = -x, np.empty_like(y)
+        prepared.input_rebinds[0](image)
+        prepared.output_rebinds[0](result)
+        prepared.step()
+    bias = layer.arrays()[2].reshape(1, -1, 1, 1)
+    assert error(from_order(result, orders[1]), 2 * bias - layer.exact()) < 2e-6
+
+
 @pytest.mark.parametrize("lanes", [AVX2, AVX512])
 def test_both_sizes_of_vectors(monkeypatch: pytest.MonkeyPatch, lanes: int) -> None:
     assert _found is not None
@@ -115,7 +186,7 @@ def test_both_sizes_of_vectors(monkeypatch: pytest.MonkeyPatch, lanes: int) -> N
 
 def _layer(channels: int, group: int) -> direct.Layer:
     axis = Axis(9, 3, 1, 1, 1, 1, 9)
-    return direct.Layer(1, channels, channels, group, axis, axis, False, (), 0)
+    return direct.Layer(1, channels, channels, group, axis, axis, False, (), ())
 
 
 @pytest.mark.parametrize("text", [text for text in FORMULAS if text.split(":")[0] in FUNCTIONS])
@@ -124,17 +195,18 @@ def test_post_ops(text: str) -> None:
     assert error(run(layer, post_ops=(text,)), FORMULAS[text](layer.exact())) < 2e-6
 
 
-def test_another_tensor_is_added_before_or_after_the_activation() -> None:
+def test_other_tensors_are_added_before_or_after_the_activation() -> None:
     layer = Layer(GEOMETRIES["square"], 37, 37, 37)
-    other = np.random.default_rng(3).standard_normal((2, 37, 9, 8)).astype(np.float32)
-    for last in ((), ("relu",)):
+    others = np.random.default_rng(3).standard_normal((2, 2, 37, 9, 8)).astype(np.float32)
+    added = np.maximum(layer.exact(), 0) + others[0]
+    for last, exact in (((), added), (("relu",), np.maximum(added, 0)), (("add:4",), added + others[1])):
         workspace, net = net_of(layer, "NHWC", constant=True, post_ops=("relu", "add:3", *last))
-        workspace.feed_blob("other", to_order(other, "NHWC"))
-        net.op[0].input.append("other")
+        for name, other in zip(("other", "another"), others[: 2 if last == ("add:4",) else 1], strict=False):
+            workspace.feed_blob(name, to_order(other, "NHWC"))
+            net.op[0].input.append(name)
         with SimpleNet(net, workspace) as running:
             running.run()
-        exact = np.maximum(layer.exact(), 0) + other
-        assert error(from_order(workspace.fetch_blob("y"), "NHWC"), np.maximum(exact, 0) if last else exact) < 2e-6
+        assert error(from_order(workspace.fetch_blob("y"), "NHWC"), exact) < 2e-6, last
 
 
 def test_the_result_is_added_in_place_in_every_run() -> None:
@@ -190,6 +262,12 @@ def test_it_is_offered_for_groups_that_are_parts_of_vectors_or_whole_ones() -> N
     assert not is_offered(Layer(GEOMETRIES["square"], 4, 4, 4)), "less than a vector"
     assert not is_offered(replace(layer, geometry=GEOMETRIES["one tap"], group=1))
     assert not is_offered(layer, post_ops=("abs",))
+    assert not is_offered(replace(layer, group=1, channels=16), orders=("NCHW", "NHWC")), "many planes"
+
+
+def rule_of_library(problem: Problem, **_: object) -> Candidate:
+    """What is chosen by rule."""
+    return rule(problem)
 
 
 def test_without_machine_code_it_is_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
