@@ -22,7 +22,8 @@ from dagexec.core.model import Model
 from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import schema_of
 from dagexec.core.rows import elementwise, first_axis, image_rows
-from dagexec.core.schema import OperatorCall, OpSchema, RowsCall, RowsRule, TensorType, operator_label
+from dagexec.core.rows_call import RowsCall, RowsRule
+from dagexec.core.schema import OperatorCall, OpSchema, TensorType, operator_label
 from dagexec.core.shape_values import asked_operators
 from dagexec.core.traits import OF_ALL_ROWS, ImageRole, Rows
 from dagexec.errors import RowsError

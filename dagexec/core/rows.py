@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.core.schema import OperatorCall, RowsCall, RowsRule
+from dagexec.core.rows_call import RowsCall, RowsRule
+from dagexec.core.schema import OperatorCall
 from dagexec.core.traits import OF_ALL_ROWS, Rows
 
 Array = npt.NDArray[Any]

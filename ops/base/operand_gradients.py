@@ -10,7 +10,8 @@ from typing import ClassVar
 from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
-from dagexec.core.schema import Cost, OperatorCall, OpSchema, RowsCall, TensorType
+from dagexec.core.rows_call import RowsCall
+from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType
 from dagexec.core.traits import OF_ALL_ROWS, Rows
 from dagexec.ops.base.broadcast_reduction import SourcePasses, reduced
 from dagexec.ops.base.gradient_selection import WANTED_ARGS, wanted_inputs

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from dagexec.core.blob import Blob, content_of, set_content, tensor_in
-from dagexec.core.schema import RowsCall, TensorType
+from dagexec.core.rows_call import RowsCall
+from dagexec.core.schema import TensorType
 from dagexec.core.tensor import Tensor, binding_epoch
 from dagexec.core.traits import Rows
 from dagexec.core.variant import Variant

@@ -16,7 +16,8 @@ from dagexec.core.gradient import no_gradient
 from dagexec.core.operator import Operator, Prepared, Step
 from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import new_operator
-from dagexec.core.schema import UNBOUNDED, BodyCall, BodyTypes, OperatorCall, RowsCall
+from dagexec.core.rows_call import RowsCall
+from dagexec.core.schema import UNBOUNDED, BodyCall, BodyTypes, OperatorCall
 from dagexec.core.tensor import Storage, Tensor
 from dagexec.core.traits import Rows
 from dagexec.core.workspace import Workspace

@@ -14,7 +14,8 @@ from dagexec.core.gradient import no_gradient
 from dagexec.core.operator import Step
 from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import new_operator
-from dagexec.core.schema import UNBOUNDED, BodyCall, BodyTypes, RowsCall, TensorType
+from dagexec.core.rows_call import RowsCall
+from dagexec.core.schema import UNBOUNDED, BodyCall, BodyTypes, TensorType
 from dagexec.core.tensor import Tensor
 from dagexec.core.traits import Rows
 from dagexec.core.workspace import Workspace

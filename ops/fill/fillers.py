@@ -20,7 +20,8 @@ from dagexec.core.gradient import no_gradient
 from dagexec.core.operator import Operator, Step
 from dagexec.core.registry import operator
 from dagexec.core.rows import made_from_sizes
-from dagexec.core.schema import Cost, OperatorCall, OpSchema, RowsRule, TensorType, first_to_first, memory_cost
+from dagexec.core.rows_call import RowsRule
+from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType, first_to_first, memory_cost
 from dagexec.core.shapes import element_count
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.integers import integers_of

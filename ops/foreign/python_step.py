@@ -19,7 +19,8 @@ from dagexec.core.operator import Operator, Step
 from dagexec.core.proto import OperatorDef
 from dagexec.core.python_step import step_of
 from dagexec.core.registry import new_operator
-from dagexec.core.schema import FLOPS_PER_SECOND, UNBOUNDED, Cost, OperatorCall, RowsCall, TensorType
+from dagexec.core.rows_call import RowsCall
+from dagexec.core.schema import FLOPS_PER_SECOND, UNBOUNDED, Cost, OperatorCall, TensorType
 from dagexec.core.tensor_spec import TensorSpec
 from dagexec.core.traits import Rows
 from dagexec.core.workspace import Workspace

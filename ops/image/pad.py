@@ -21,7 +21,8 @@ from dagexec.core.gradient import gradient_by
 from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
 from dagexec.core.registry import operator
 from dagexec.core.rows import apart_from
-from dagexec.core.schema import OperatorCall, OpSchema, RowsRule, TensorType
+from dagexec.core.rows_call import RowsRule
+from dagexec.core.schema import OperatorCall, OpSchema, TensorType
 from dagexec.core.traits import ImageRole
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.blocks import Index, compute_dtype

@@ -14,7 +14,8 @@ from dagexec.core.dtypes import FLOAT_TYPES, INT32, INT64
 from dagexec.core.gradient import no_gradient, not_differentiable
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.rows import along_axis
-from dagexec.core.schema import OperatorCall, RowsCall, TensorType
+from dagexec.core.rows_call import RowsCall
+from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.core.traits import Rows
 from dagexec.errors import ArgumentError, ShapeError
 from dagexec.ops.base.array_function import array_function

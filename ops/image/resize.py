@@ -20,7 +20,8 @@ from dagexec.core.dtypes import FLOAT_TYPES, INT32, INT64, NUMBER_TYPES
 from dagexec.core.gradient import not_differentiable
 from dagexec.core.operator import Step, in_sequence, nothing_to_do
 from dagexec.core.registry import new_operator
-from dagexec.core.schema import Cost, OperatorCall, RowsCall, TensorType
+from dagexec.core.rows_call import RowsCall
+from dagexec.core.schema import Cost, OperatorCall, TensorType
 from dagexec.core.traits import Rows
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.array_function import ArrayOperator

@@ -9,7 +9,8 @@ import numpy as np
 
 from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of
-from dagexec.core.schema import OperatorCall, RowsCall, TensorType
+from dagexec.core.rows_call import RowsCall
+from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.core.traits import Rows
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.array_function import array_function

@@ -11,7 +11,8 @@ from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_o
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
 from dagexec.core.registry import new_operator
-from dagexec.core.schema import OperatorCall, RowsCall, TensorType, first_to_first
+from dagexec.core.rows_call import RowsCall
+from dagexec.core.schema import OperatorCall, TensorType, first_to_first
 from dagexec.core.traits import Rows
 from dagexec.errors import GradientError
 from dagexec.ops.index.places import element_places

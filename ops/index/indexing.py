@@ -18,7 +18,8 @@ from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
 from dagexec.core.registry import new_operator, operator
 from dagexec.core.rows import apart_from, gathered
-from dagexec.core.schema import OperatorCall, OpSchema, RowsCall, TensorType
+from dagexec.core.rows_call import RowsCall
+from dagexec.core.schema import OperatorCall, OpSchema, TensorType
 from dagexec.core.shapes import element_count
 from dagexec.core.traits import Rows
 from dagexec.errors import DagexecError

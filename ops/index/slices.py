@@ -12,7 +12,8 @@ from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import new_operator
 from dagexec.core.rows import own_places
-from dagexec.core.schema import OperatorCall, RowsCall, TensorType, first_to_first
+from dagexec.core.rows_call import RowsCall
+from dagexec.core.schema import OperatorCall, TensorType, first_to_first
 from dagexec.core.traits import Rows
 from dagexec.ops.base.blocks import Array
 from dagexec.ops.index.elements import gathered_gradient, scattered_gradient

@@ -12,7 +12,8 @@ from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.operator import Step, in_sequence
 from dagexec.core.registry import new_operator
 from dagexec.core.rows import first_axis
-from dagexec.core.schema import Cost, OperatorCall, RowsCall, TensorType, memory_cost
+from dagexec.core.rows_call import RowsCall
+from dagexec.core.schema import Cost, OperatorCall, TensorType, memory_cost
 from dagexec.core.traits import ImageRole, Rows
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.blocks import Array, Index, Scratch, blockwise, compute_dtype, convert, is_narrow

@@ -18,7 +18,8 @@ from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_b
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.core.rows import before_axis, first_axis, gradient_and_sums
-from dagexec.core.schema import Cost, OperatorCall, OpSchema, RowsRule, TensorType, first_to_first, memory_cost
+from dagexec.core.rows_call import RowsRule
+from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType, first_to_first, memory_cost
 from dagexec.ops.base.blocks import Array, Scratch
 from dagexec.ops.base.broadcast_reduction import reduced
 from dagexec.ops.base.layout import channels_last

@@ -22,7 +22,8 @@ from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_o
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator, schema_of
 from dagexec.core.rows import before_axis, gradient_and_sums
-from dagexec.core.schema import InplaceRule, OperatorCall, OpSchema, RowsCall, TensorType, memory_cost, no_inplace
+from dagexec.core.rows_call import RowsCall
+from dagexec.core.schema import InplaceRule, OperatorCall, OpSchema, TensorType, memory_cost, no_inplace
 from dagexec.core.traits import Rows
 from dagexec.ops.base.blocks import BLOCK, Array, Scratch, compute_dtype, convert, is_narrow, row_pieces
 from dagexec.ops.base.pointwise import scalar_pass

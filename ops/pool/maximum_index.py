@@ -18,7 +18,8 @@ import numpy as np
 from dagexec.core.dtypes import FLOAT_TYPES, INT32, INT64, NUMBER_TYPES
 from dagexec.core.operator import Step, in_sequence, nothing_to_do
 from dagexec.core.rows import along_axis
-from dagexec.core.schema import OperatorCall, OpSchema, RowsCall, TensorType
+from dagexec.core.rows_call import RowsCall
+from dagexec.core.schema import OperatorCall, OpSchema, TensorType
 from dagexec.core.traits import Rows
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.blocks import compute_dtype, is_narrow

@@ -23,7 +23,8 @@ from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import new_operator
 from dagexec.core.rows import require_side_by_side
-from dagexec.core.schema import UNBOUNDED, Cost, OperatorCall, RowsCall, TensorType
+from dagexec.core.rows_call import RowsCall
+from dagexec.core.schema import UNBOUNDED, Cost, OperatorCall, TensorType
 from dagexec.core.traits import Rows
 from dagexec.errors import ArgumentError, GradientError
 from dagexec.ops.base.blocks import Array, compute_dtype, convert

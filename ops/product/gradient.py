@@ -23,7 +23,8 @@ from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
 from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import operator
 from dagexec.core.rows import before_axis, gradients
-from dagexec.core.schema import Cost, OperatorCall, OpSchema, RowsCall, TensorType
+from dagexec.core.rows_call import RowsCall
+from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType
 from dagexec.core.traits import OF_ALL_ROWS, Rows
 from dagexec.ops.base.blocks import Array, compute_dtype, convert, is_narrow
 from dagexec.ops.base.gradient_selection import one_operator, wanted_inputs

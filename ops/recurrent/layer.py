@@ -15,7 +15,8 @@ import numpy as np
 
 from dagexec.core.dtypes import FLOAT32, FLOAT_TYPES, INT32, INT64, TypeMeta
 from dagexec.core.operator import Operator, Step, nothing_to_do
-from dagexec.core.schema import Cost, OperatorCall, RowsCall, TensorType
+from dagexec.core.rows_call import RowsCall
+from dagexec.core.schema import Cost, OperatorCall, TensorType
 from dagexec.core.traits import Rows
 from dagexec.errors import ArgumentError, ShapeError
 from dagexec.ops.base.blocks import Array, compute_dtype, convert, is_narrow

@@ -12,7 +12,8 @@ from dagexec.core.dtypes import FLOAT32, FLOAT64, INT32, INT64
 from dagexec.core.gradient import no_gradient
 from dagexec.core.operator import Operator, Step
 from dagexec.core.registry import new_operator
-from dagexec.core.schema import UNBOUNDED, OperatorCall, RowsCall, TensorType, same_as_input
+from dagexec.core.rows_call import RowsCall
+from dagexec.core.schema import UNBOUNDED, OperatorCall, TensorType, same_as_input
 from dagexec.core.traits import Rows
 from dagexec.errors import ModelFormatError, ShapeError
 from dagexec.ops.tabular.attributes import Array, numbers, onnx_name

@@ -14,7 +14,8 @@ from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step
 from dagexec.core.registry import new_operator
 from dagexec.core.rows import along_axis
-from dagexec.core.schema import OperatorCall, RowsCall, TensorType
+from dagexec.core.rows_call import RowsCall
+from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.core.traits import Rows
 from dagexec.errors import ModelFormatError
 from dagexec.ops.tabular.attributes import Array, check_length, integers, numbers, texts

@@ -12,7 +12,8 @@ from dagexec.core.dtypes import FLOAT32, FLOAT64, INT32, INT64, STRING, TypeMeta
 from dagexec.core.gradient import no_gradient
 from dagexec.core.operator import Operator, Step, nothing_to_do
 from dagexec.core.registry import new_operator
-from dagexec.core.schema import OperatorCall, RowsCall, TensorType
+from dagexec.core.rows_call import RowsCall
+from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.core.traits import Rows
 from dagexec.errors import FeedError, ModelFormatError
 from dagexec.ops.tabular.attributes import Array, check_length, integers, numbers, onnx_name, texts

@@ -265,7 +265,10 @@ def test_labels_that_are_no_distribution_fail_the_run() -> None:
         run("SoftmaxWithLoss", x, target, outputs=2, label_prob=1)
 
 
-FAMILIES = tuple(f"dagexec.ops.{name}." for name in ("reduction.axes", "reduction.gradient", "normalization", "loss"))
+FAMILIES = tuple(
+    f"dagexec.ops.{name}."
+    for name in ("reduction.arg_extreme", "reduction.axes", "reduction.gradient", "normalization", "loss")
+)
 
 
 def test_every_type_that_is_built_on_reductions_is_there() -> None:

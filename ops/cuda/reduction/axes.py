@@ -20,7 +20,8 @@ from dagexec.ops.cuda.base.kinds import on_cuda, registered_kinds
 from dagexec.ops.cuda.base.operator import Array, CudaOperator
 from dagexec.ops.cuda.base.row_reduction import Groups, Phase, by_groups
 from dagexec.ops.reduction import axes as reduction
-from dagexec.ops.reduction.axes import ArgMax, ArgMin, AxesReader, Reduction, output_shape
+from dagexec.ops.reduction.arg_extreme import ArgMax, ArgMin
+from dagexec.ops.reduction.axes import AxesReader, Reduction, output_shape
 from dagexec.ops.reduction.log_sum_exp import ReduceLogSumExp
 
 _SQUARED = r"""
