@@ -17,7 +17,7 @@ from dagexec.core.operator import Step, nothing_to_do
 from dagexec.errors import DagexecError, RunCancelledError
 from dagexec.platform.threads import ThreadWait, is_interruptible
 from dagexec.scheduler.plan.culprit import Failed, NameStep, needs_no_culprit, operator_failure
-from dagexec.scheduler.run.engine import NativeRun, PoolMemory
+from dagexec.scheduler.run.engine import NativeRun
 from dagexec.scheduler.run.fair_share import Share
 from dagexec.scheduler.run.machine import Machine
 from dagexec.scheduler.run.work import SingleChain, Work, chain_work
@@ -100,11 +100,6 @@ class Run:
         self.inner: list[Run] = []
         self.pool: Helping | None = None
         self.side_by_side = True
-
-    def take_in(self, memory: PoolMemory, workers: int) -> None:
-        """A pool of so many workers takes it."""
-        if isinstance(self.machine, NativeRun):
-            self.machine.belong_to(memory, min(self.width, workers))
 
     def interrupt(self, interrupted: bool) -> None:
         """Have workers inside look up after what they do, or no longer."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-_POOL = "scheduler/run/pool.py"
+_POOL, _ROSTER = "scheduler/run/pool.py", "scheduler/run/roster.py"
 _MACHINE, _CODE = "scheduler/run/machine.py", "scheduler/run/engine_code.py"
 _MACHINE_TESTS = ("tests/scheduler/run/test_machine.py",)
 _POOL_TESTS = (
@@ -67,28 +67,28 @@ MUTANTS = (
     ),
     Mutant(
         "a woken worker stays on the idle list",
-        _POOL,
-        "found = self._idle.pop()",
-        "found = self._idle[-1]",
+        _ROSTER,
+        "found = self.idle.pop()",
+        "found = self.idle[-1]",
         _POOL_TESTS,
     ),
     Mutant(
         "a run gives way to one of equal priority",
-        _POOL,
+        _ROSTER,
         "first.priority > run.priority",
         "first.priority >= run.priority",
         _POOL_TESTS,
     ),
     Mutant(
         "a run gives way to none",
-        _POOL,
+        _ROSTER,
         "first.priority > run.priority",
         "first.priority < run.priority",
         _POOL_TESTS,
     ),
     Mutant(
         "of equal priority the youngest run is served",
-        _POOL,
+        _ROSTER,
         "(-run.priority, run.start_tag, run.order, run)",
         "(-run.priority, run.start_tag, -run.order, run)",
         _POOL_TESTS,
@@ -102,7 +102,7 @@ MUTANTS = (
     ),
     Mutant(
         "whose turn it is does not depend on what a user had of the workers",
-        _POOL,
+        _ROSTER,
         "(-run.priority, run.start_tag, run.order, run)",
         "(-run.priority, 0.0, run.order, run)",
         _POOL_TESTS,
@@ -116,10 +116,10 @@ MUTANTS = (
     ),
     Mutant(
         "tasks that become ready while all workers are busy are found by none of them",
-        _POOL,
-        "            if machine.available and not run.listed:\n                self._list(run)\n"
-        "            self.lock.release()",
-        "            self.lock.release()",
+        "scheduler/run/executing.py",
+        "            if machine.available and not run.listed:\n                self._roster.list_run(run)\n"
+        "            self._lock.release()",
+        "            self._lock.release()",
         _POOL_TESTS,
     ),
     Mutant(

@@ -229,7 +229,7 @@ def test_ctrl_c_at_any_point_of_a_shared_run_loses_neither_a_replica_nor_a_worke
                 np.testing.assert_array_equal(executor.run({"x": rows(2)})["y"], rows(4))
                 while pool.statistics().idle < 2:
                     pass
-                assert (pool._inside, pool._native, pool._runs) == (0, [], []), f"point {interrupted.point}"
+                assert pool._roster.is_empty, f"point {interrupted.point}"
 
         interrupted = InterruptedAtPoints("dagexec/")
         interrupted(checked, fewest=100)

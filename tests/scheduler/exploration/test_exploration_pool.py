@@ -14,6 +14,7 @@ from dagexec.errors import DagexecError, RunTimeoutError, WorkerLostError
 from dagexec.platform.threads import threads
 from dagexec.scheduler.exploration import explore_seeds, systematic
 from dagexec.scheduler.nets.net import BaseNet
+from dagexec.scheduler.run.executing import Executing
 from dagexec.scheduler.run.machine import Machine
 from dagexec.scheduler.run.pool import WorkerPool
 from dagexec.scheduler.run.run import Run, finish
@@ -47,19 +48,19 @@ class EarlyPool(WorkerPool):
         super().submit(run)
 
 
-class TwoStepPool(WorkerPool):
+class TwoSteps(Executing):
     """Planted: a worker reads the count of a child and writes it back without holding the lock in between."""
 
-    def _work_in_python(self, run: Run, machine: Machine, from_last: bool) -> None:
+    def _in_python(self, run: Run, machine: Machine, from_last: bool) -> None:
         self._acquire()
         found = machine.take()
         while found is not None:
-            self.lock.release()
-            self._call_steps(run, *found)
+            self._lock.release()
+            self._call(run, found[0], run.work.steps[found[0]][found[1]])
             for child in run.work.graph.children[found[0]]:
-                with self.lock:
+                with self._lock:
                     count = machine._left[child]
-                with self.lock:
+                with self._lock:
                     machine._left[child] = count - 1
                     if count == 1:
                         heappush(machine._fresh, child)
@@ -70,14 +71,21 @@ class TwoStepPool(WorkerPool):
             run.stopped = True
 
 
+class TwoStepPool(WorkerPool):
+    """One whose workers work in two steps."""
+
+    def _begin(self) -> None:
+        super()._begin()
+        self._executing = TwoSteps(self.lock, self._roster, concurrent=False)
+
+
 class SleepyPool(WorkerPool):
     """Planted: a run is submitted without waking anybody up."""
 
     def submit(self, run: Run) -> None:
         """List the run."""
         with self.lock:
-            self._take_in(run)
-            self._list(run)
+            self._roster.submit(run)
 
 
 class LateLookPool(WorkerPool):

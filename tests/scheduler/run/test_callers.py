@@ -61,7 +61,7 @@ def at_rest(pool: WorkerPool) -> bool:
     while pool.statistics().idle < pool.num_workers:
         pass
     with pool.lock:
-        return not (pool._inside or pool._native or pool._runs) and all(one.is_of_pool for one in pool._workers)
+        return pool._roster.is_empty and all(one.is_of_pool for one in pool._roster.workers)
 
 
 @in_either_way
@@ -166,7 +166,7 @@ def test_a_worker_that_dies_as_it_helps_ends_the_callers_run_and_is_replaced(in_
             run.raise_error()
         assert at_rest(pool)
         assert pool.statistics().replaced == 1
-        assert pool.statistics().workers == len(pool._workers) == 2
+        assert pool.statistics().workers == len(pool._roster.workers) == 2
 
 
 @in_either_way

@@ -440,7 +440,7 @@ def test_workers_that_died_are_forgotten() -> None:
             pool.submit(deadly_runs(done.set)["with the pool's lock"])
             assert done.wait(PATIENCE)
             assert runs_well(pool)
-            [living] = pool._workers
+            [living] = pool._roster.workers
             for thread in list(pool._threads):
                 if thread.name != living.name:
                     thread.join(PATIENCE)
@@ -453,7 +453,7 @@ def test_a_worker_that_is_woken_for_nothing_waits_once() -> None:
         for _ in range(3):
             while pool.statistics().idle != 1:
                 pass
-            [worker] = pool._workers
+            [worker] = pool._roster.workers
             worker.wake()
             assert runs_well(pool)
         while pool.statistics().busy:
