@@ -58,16 +58,20 @@ def closed_loop(call: Call, callers: int, seconds: float) -> ClosedLoop:
     def caller(number: int) -> None:
         clock, mine = time.perf_counter, times[number]
         try:
-            call()
-        finally:
-            ready.wait()
-        over, begun = False, clock()
-        while not over:
-            over = stop.is_set()
-            call()
-            ended = clock()
-            mine.append(ended - begun)
-            begun = ended
+            try:
+                call()
+            finally:
+                ready.wait()
+            over, begun = False, clock()
+            while not over:
+                over = stop.is_set()
+                call()
+                ended = clock()
+                mine.append(ended - begun)
+                begun = ended
+        except BaseException:
+            stop.set()
+            raise
 
     with _Threads(callers, caller) as threads:
         ready.wait()

@@ -117,6 +117,7 @@ def test_no_client_sees_a_reset_when_a_signal_comes(tmp_path: Path) -> None:
             assert (answer.status, answer.headers["connection"]) == (503, "close")
 
 
+@pytest.mark.slow
 def test_a_file_configures_what_the_command_line_does_not(tmp_path: Path) -> None:
     (tmp_path / "serve.toml").write_text(
         '[server]\nname = "mine"\ncontrol = false\nport = 1\n[models.digits]\nsource = "zoo:lenet"\nversion = "12"\n'
@@ -246,6 +247,7 @@ def endless_model(*, also_with_zeros: bool) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_what_still_runs(tmp_path: Path) -> None:
     onnx.save(endless_model(also_with_zeros=False), tmp_path / "endless.onnx")
     with served("endless=endless.onnx", "--drain-seconds", "1e6", folder=tmp_path) as server:
@@ -262,6 +264,7 @@ def test_a_second_signal_ends_what_still_runs(tmp_path: Path) -> None:
         assert server.end() == 0
 
 
+@pytest.mark.slow
 def test_a_signal_ends_a_model_that_is_warmed_up_for_ever(tmp_path: Path) -> None:
     onnx.save(endless_model(also_with_zeros=True), tmp_path / "endless.onnx")
     with served("endless=endless.onnx", "--drain-seconds", "1e6", folder=tmp_path) as server:
@@ -270,6 +273,7 @@ def test_a_signal_ends_a_model_that_is_warmed_up_for_ever(tmp_path: Path) -> Non
         assert server.end() == 0
 
 
+@pytest.mark.slow
 def test_strict_ends_with_a_model_that_cannot_be_loaded(tmp_path: Path) -> None:
     with served("torn=torn.onnx", "--strict", folder=tmp_path) as server:
         server.wait_for("strict: ending")

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import dagexec
+from tests.command_line import Cli
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,6 +32,7 @@ def test_python_m_tells_the_version() -> None:
     assert dagexec_process("--version").stdout == f"dagexec {dagexec.__version__}\n"
 
 
+@pytest.mark.slow
 def test_colors_are_for_who_wants_them() -> None:
     failing = ("inspect", "missing.onnx")
     assert "\x1b[" not in dagexec_process(*failing).stderr  # no terminal
@@ -49,12 +51,15 @@ def test_colors_are_for_who_wants_them() -> None:
         ("dagexec run --net-type as", ["async_dag"]),
     ],
 )
-def test_words_are_completed(line: str, expected: list[str]) -> None:
-    words = line.split()
-    found = dagexec_process(_DAGEXEC_COMPLETE="complete_bash", COMP_WORDS=line, COMP_CWORD=str(len(words) - 1))
-    assert sorted(found.stdout.split()) == expected
+def test_words_are_completed(line: str, expected: list[str], cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("_DAGEXEC_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", line)
+    monkeypatch.setenv("COMP_CWORD", str(len(line.split()) - 1))
+    _, found, _ = cli()
+    assert sorted(found.split()) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
 def test_bash_takes_the_script_of_the_completion(tmp_path: Path) -> None:
     tool = tmp_path / "dagexec"

@@ -146,6 +146,7 @@ def wirings(draw: st.DrawFn) -> list[tuple[str, list[int]]]:
     return found
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(wirings(), st.integers(1, 4), st.sampled_from(["dag", "async_dag"]), st.sampled_from(["cpu", "sim:0"]))
 def test_any_pipeline_gives_the_bytes_of_its_stages_one_after_another(
