@@ -117,13 +117,13 @@ class NativeTasks:
     tables: Sequence[Sequence[Array]]
     calls: Sequence[Sequence[Sequence[NativeCall]]]
     _template: Array
+    _ticks: Array
     _kept: object
     _runs: list[int] = field(default_factory=lambda: [0])
 
     def rows(self, state: Array) -> Array:
         """Of a state, the numbers of each task."""
-        found: Array = state[len(Header) : len(Header) + len(self.tables) * Task.SIZE].reshape(-1, Task.SIZE)
-        return found
+        return _rows(state, len(self.tables))
 
     def without_calls(self) -> NativeTasks:
         """The same tasks, of pieces that do nothing."""
@@ -134,9 +134,9 @@ class NativeTasks:
         """A run has ended: the next ones may take as long."""
         if self._runs[0] < _LEARNED_RUNS:
             self._runs[0] += 1
-            took, rows = run.ticks(), self.rows(self._template)
-            np.copyto(rows[:, Task.EXPECTED], took, where=took > 0)
-            self._template[Header.EXPECTED] = rows[rows[:, Task.LEFT] == 0, Task.EXPECTED].sum()
+            took = run.ticks()
+            np.copyto(self._ticks, took, where=took > 0)
+            _expect(self._template, self.graph, self._ticks)
 
     def new_run(self, *, traced: bool = False) -> NativeRun:
         """The state of a run that has not begun, of one thread until it belongs to a pool."""
@@ -304,7 +304,7 @@ def native_tasks(
     made = [[] if isinstance(found, Kind) else [rows_of(piece) for piece in found] for found in pieces]
     tables = [[table for table, _ in row] for row in made]
     places = np.array([(table.ctypes.data, len(table)) for row in tables for table in row] or [(0, 0)], np.int64)
-    tasks = state[len(Header) : len(Header) + count * Task.SIZE].reshape(-1, Task.SIZE)
+    tasks = _rows(state, count)
     child, piece = children.ctypes.data, places.ctypes.data
     for number, row in enumerate(tasks):
         row[Task.LEFT] = graph.parent_counts[number]
@@ -313,7 +313,6 @@ def native_tasks(
         row[Task.KIND] = kind if isinstance(kind, Kind) else Kind.NATIVE
         row[Task.PIECES] = piece
         piece += 16 * len(tables[number])
-        row[Task.EXPECTED] = seconds[number] / seconds_per_tick() if seconds else 0
         row[Task.CHILDREN] = child
         child += 8 * len(graph.children[number])
         row[Task.CHILDREN_END] = child
@@ -324,13 +323,41 @@ def native_tasks(
         state[fresh + number // 4096] |= _bit(number // 64)
     state[Header.REMAINING] = count
     state[Header.AVAILABLE] = len(ready)
-    state[Header.EXPECTED] = sum(tasks[number, Task.EXPECTED] for number in ready)
+    ticks = (np.array(seconds or [0.0] * count) / seconds_per_tick()).astype(np.int64)
+    _expect(state, graph, ticks)
     state[Header.WORTH_WAKING] = WAKE_SECONDS / seconds_per_tick()
     state[Header.TOPS] = tops
     state[Header.SPINS] = _spins()
     state[Header.TABLE_CODE] = table_code() or 0
     calls = [[called for _, called in row] for row in made]
-    return NativeTasks(graph, tables, calls, state, (pieces, children, places))
+    return NativeTasks(graph, tables, calls, state, ticks, (pieces, children, places))
+
+
+def _rows(state: Array, count: int) -> Array:
+    """Of a state, the numbers of each of so many tasks."""
+    found: Array = state[len(Header) : len(Header) + count * Task.SIZE].reshape(-1, Task.SIZE)
+    return found
+
+
+def _expect(state: Array, graph: TaskGraph, ticks: Array) -> None:
+    """Set what a worker finds that comes for a task: the task, and those of several pieces that follow it alone.
+
+    It goes to sleep again in a task of one piece that takes longer than it looks for work.
+    """
+    patience = SPIN_SECONDS / seconds_per_tick()
+    took: list[int] = ticks.tolist()
+    shared = [0] * len(took)
+    rows = _rows(state, len(took))
+    for task in reversed(range(len(took))):
+        after = 0
+        if len(graph.children[task]) == 1 and graph.parent_counts[graph.children[task][0]] == 1:
+            after = shared[graph.children[task][0]]
+        rows[task, Task.EXPECTED] = took[task] + after
+        if graph.pieces[task] > 1:
+            shared[task] = took[task] + after
+        elif took[task] <= patience:
+            shared[task] = after
+    state[Header.EXPECTED] = rows[rows[:, Task.LEFT] == 0, Task.EXPECTED].sum()
 
 
 def _bit(number: int) -> np.int64:

@@ -57,7 +57,7 @@ class Header(IntEnum):
     SPINS = 13  # how often to look for work before leaving
     TABLE_CODE = 14  # address of the code that executes a table of native calls
     TRACE = 15  # address of the address of the next `Record`; 0 where nobody wants them
-    EXPECTED = 16  # ticks that tasks may take which have a piece to take
+    EXPECTED = 16  # ticks of tasks that have a piece to take
     WORTH_WAKING = 17  # ticks, for as many of which a worker is woken
 
 
@@ -81,7 +81,7 @@ class Task(IntEnum):
     CHILDREN = 6  # address of the numbers of tasks that wait for it
     CHILDREN_END = 7
     TICKS = 8  # of the processor's clock, that its pieces took
-    EXPECTED = 9  # that they may take
+    EXPECTED = 9  # that they may take, and those that a worker that came for them would find behind them
     TAKEN_LAST = 10  # pieces that were taken from the last one on
     SIZE = 11
 

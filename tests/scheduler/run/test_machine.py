@@ -15,7 +15,7 @@ from dagexec.platform.machine_code import executable
 from dagexec.scheduler.run import engine
 from dagexec.scheduler.run import run as runs
 from dagexec.scheduler.run.engine import Bell, NativeRun, Participant, PoolMemory, native_tasks
-from dagexec.scheduler.run.engine_code import Kind, Mode, Outcome, Slot
+from dagexec.scheduler.run.engine_code import Kind, Mode, Outcome, Slot, Task
 from dagexec.scheduler.run.machine import Machine, TaskGraph, in_order
 from dagexec.scheduler.run.pool import WorkerPool
 from dagexec.scheduler.run.work import Work
@@ -246,6 +246,25 @@ def test_who_leaves_more_behind_than_it_takes_says_so_while_a_worker_sleeps() ->
     short.belong_to(pool, 2)
     pool.tell(1, False)
     assert Participant(short).enter(Mode.PICK) == Outcome.FINISHED, "nobody is woken for what is done before"
+
+
+@needs_machine_code
+@pytest.mark.parametrize(
+    ("pieces", "seconds", "expected"),
+    [
+        ([2, 1, 2], [20e-6, 20e-6, 25e-6], [45, 45, 25]),
+        ([2, 1, 2], [20e-6, 200e-6, 25e-6], [20, 225, 25]),
+        ([1, 1, 1], [20e-6, 20e-6, 25e-6], [20, 20, 25]),
+    ],
+    ids=["shared, alone, shared", "alone for too long", "alone"],
+)
+def test_a_worker_is_woken_for_what_it_will_find_along_the_way(
+    pieces: list[int], seconds: list[float], expected: list[int]
+) -> None:
+    graph = tasks_of([[], [0], [1]], pieces)
+    tasks = native_tasks(graph, [[()] * count for count in pieces], seconds)
+    ticks = tasks.rows(tasks.new_run()._state)[:, Task.EXPECTED]
+    np.testing.assert_allclose(ticks * engine.seconds_per_tick() * 1e6, expected, atol=0.1)
 
 
 @needs_machine_code
