@@ -35,6 +35,8 @@ CASES: dict[str, Case] = {
     "layer norm": ("LayerNorm", [(30, 64)], {}),
     "layer norm of a square": ("LayerNorm", [(64, 64), (64,), (64,)], {"elementwise_affine": 1}),
     "instance norm": ("InstanceNorm", [IMAGES, (32,), (32,)], {}),
+    "norm of one group": ("GroupNorm", [(2, 32, 36, 40), (32,), (32,)], {"group": 1}),
+    "layer norm of images": ("LayerNorm", [(2, 32, 36, 40), (32, 36, 40), (32, 36, 40)], {"elementwise_affine": 1}),
     "root mean square norm": ("RootMeanSquareNorm", [(30, 64), (64,)], {}),
     "batch norm": ("SpatialBN", [IMAGES, (32,), (32,), (32,), (32,)], {"is_test": 1}),
     "batch norm of one image": ("SpatialBN", [(1, 32, 18, 20), (32,), (32,), (32,), (32,)], {"is_test": 1}),

@@ -44,6 +44,23 @@ def test_a_row_has_the_mean_and_the_variance_of_its_scale_and_bias(shape: tuple[
     assert computed(x[:groups], scale, bias, lanes).tobytes() == whole[:groups].tobytes()
 
 
+@each_size
+@pytest.mark.parametrize("shape", [(1, 1, 40_000), (2, 5, 9_001), (3, 700, 49), (2, 36_864, 1), (1, 3, 200_000)])
+def test_a_long_row_has_the_same_bytes_in_any_pieces_and_beside_any_others(
+    shape: tuple[int, int, int], lanes: int
+) -> None:
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32) + np.float32(30)
+    scale, bias = parameters(shape[1])
+    wide = x.astype(np.float64)
+    mean, variance = wide.mean((1, 2), keepdims=True), wide.var((1, 2), keepdims=True)
+    expected = (wide - mean) / np.sqrt(variance + 1e-3) * scale[:, None] + bias[:, None]
+    whole = computed(x, scale, bias, lanes, 1)
+    np.testing.assert_allclose(whole, expected, rtol=2e-5, atol=2e-5)
+    for pieces in (2, 3, 7):
+        assert computed(x, scale, bias, lanes, pieces).tobytes() == whole.tobytes()
+    assert computed(x[:1], scale, bias, lanes, 7).tobytes() == whole[:1].tobytes()
+
+
 @needs_kernels
 def test_what_is_not_a_number_stays_in_its_row_and_other_types_are_left_to_others() -> None:
     x = np.ones((3, 1, 40), np.float32)
