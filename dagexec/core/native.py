@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.operator import Step, nothing_to_do
+from dagexec.errors import DagexecError
 from dagexec.platform.machine_code import executable
 from dagexec.platform.threads import threads
 
@@ -243,6 +244,38 @@ def call_rows(table: Array) -> int:
     code = _code()
     assert code is not None, "no machine code runs here"
     return code(table.ctypes.data, len(table)) if len(table) else 0
+
+
+def native_rows(calls: npt.ArrayLike) -> npt.NDArray[np.uint64]:
+    """The rows of calls, [calls, 5]: a function and its arguments each, whose result does not count."""
+    given = np.asarray(calls, np.int64).reshape(-1, 5)
+    rows = np.zeros((len(given), 6), np.uint64)
+    rows[:, :-1] = given
+    return rows
+
+
+def table_piece(rows: npt.NDArray[np.uint64], keeps: object, label: str) -> Piece:
+    """The piece that makes the calls of `rows`. Only where `can_run`."""
+    run = table_code()
+    assert run is not None, "no machine code runs here"
+
+    def failure() -> DagexecError:
+        return DagexecError(f"{label}: a table of native calls did not end")
+
+    return (NativeCall(run, (rows.ctypes.data, len(rows), 0, 0), None, failure, (rows, keeps)),)
+
+
+PIECE_SECONDS = 60e-6
+"""The work of a piece. A third is worth it where there are two: with more of those one thread was 1.5% slower."""
+
+MOST_PIECES = 16
+"""Of one step that is cut over its whole batch."""
+
+
+def pieces_of(seconds: float, most: int = MOST_PIECES) -> int:
+    """In how many pieces, an even number of them, work of so many seconds of one core is cut."""
+    count = max(1, min(most, max(int(seconds / PIECE_SECONDS), min(2, int(3 * seconds / PIECE_SECONDS)))))
+    return count - (count > 1 and count % 2)
 
 
 _Code = Callable[[int, int], int]

@@ -18,7 +18,7 @@ from dagexec.core.schema import OperatorCall, TensorType, any_to_first, first_to
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.broadcasting import broadcast_shape, require_inplace_fits
 from dagexec.ops.base.pointwise import UfuncOperator, pointwise
-from dagexec.ops.elementwise.arithmetic import BinaryOperator, binary_schema, quiet
+from dagexec.ops.elementwise.arithmetic import BinaryOperator, binary_schema
 
 INTEGER_TYPES = tuple(meta for meta in NUMBER_TYPES if meta.is_integer)
 BIT_TYPES = (BOOL, *INTEGER_TYPES)
@@ -116,7 +116,7 @@ class Mod(Operator):
     def prepare(self) -> Step:
         x, follow = self.x(0), self.arguments.bool("sign_follow_divisor")
         divisor = self.x(1) if len(self.input_blobs) == 2 else np.asarray(self.arguments.int("divisor", 0), x.dtype)
-        return partial(quiet, partial(np.mod if follow else np.fmod, x, divisor, out=self.y(0)))
+        return partial(np.mod if follow else np.fmod, x, divisor, out=self.y(0))
 
 
 no_gradient("BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitwiseNot", "LeftShift", "RightShift", "Mod")

@@ -6,13 +6,18 @@ caches. So a piece is worth having where these are small beside it, even if the 
 
 from __future__ import annotations
 
+from dagexec.core.native import MOST_PIECES, PIECE_SECONDS, pieces_of
 from dagexec.core.schema import Cost
 
-PIECE_SECONDS = 60e-6
-"""The work of a piece. A third is worth it where there are two: with more of those one thread was 1.5% slower."""
-
-MOST_PIECES = 16
-"""Of one step that is cut over its whole batch."""
+__all__ = [
+    "MOST_OF_ONE",
+    "MOST_PIECES",
+    "PIECE_SECONDS",
+    "pieces_of",
+    "pieces_of_bytes",
+    "pieces_of_products",
+    "work_seconds",
+]
 
 MOST_OF_ONE = 8
 """Of one example."""
@@ -25,12 +30,6 @@ def work_seconds(cost: Cost, lanes: int) -> float:
     """About what the work takes on one thread with vectors of so many float32, without what a call costs."""
     moved = cost.bytes_read + cost.bytes_written
     return max(cost.flops / (_FLOPS_PER_LANE * lanes), moved / _BYTES_PER_SECOND)
-
-
-def pieces_of(seconds: float, most: int = MOST_PIECES) -> int:
-    """In how many pieces, an even number of them, work of so many seconds of one core is cut."""
-    count = max(1, min(most, max(int(seconds / PIECE_SECONDS), min(2, int(3 * seconds / PIECE_SECONDS)))))
-    return count - (count > 1 and count % 2)
 
 
 def pieces_of_products(count: int, lanes: int, most: int = MOST_PIECES) -> int:

@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
 
-import numpy as np
 import numpy.typing as npt
 
-from dagexec.core.native import NativeCall, NativeStep, Phases, Piece, table_code
-from dagexec.errors import DagexecError
+from dagexec.core.native import NativeStep, Phases, native_rows, table_code, table_piece
 
 Table = npt.ArrayLike
 """Calls, [calls, 5]: a function and its arguments each, whose result does not count."""
@@ -27,7 +25,7 @@ def in_pieces(tables: Sequence[Table], keeps: object, label: str) -> NativeStep:
 def in_phases(phases: Sequence[Sequence[Table]], keeps: object, label: str) -> NativeStep:
     """As `in_pieces`; each phase begins when all tables of the one before have ended."""
     made = [[rows for table in tables if len(rows := native_rows(table))] for tables in phases]
-    found: Phases = tuple(tuple(_piece(rows, keeps, label) for rows in tables) for tables in made if tables)
+    found: Phases = tuple(tuple(table_piece(rows, keeps, label) for rows in tables) for tables in made if tables)
     return NativeStep(found, [rows for tables in made for rows in tables])
 
 
@@ -47,25 +45,7 @@ def even_shares(count: int, parts: int) -> list[range]:
     return shares(count, min(parts, fewest + (fewest > 1 and fewest % 2)))
 
 
-def native_rows(calls: Table) -> npt.NDArray[np.uint64]:
-    """The rows of native calls whose results do not count."""
-    given = np.asarray(calls, np.int64).reshape(-1, 5)
-    rows = np.zeros((len(given), 6), np.uint64)
-    rows[:, :-1] = given
-    return rows
-
-
 @cache
 def can_run() -> bool:
     """True where tables can be run."""
     return table_code() is not None
-
-
-def _piece(table: npt.NDArray[np.uint64], keeps: object, label: str) -> Piece:
-    run = table_code()
-    assert run is not None, "no machine code runs here"
-
-    def failure() -> DagexecError:
-        return DagexecError(f"{label}: a table of native calls did not end")
-
-    return (NativeCall(run, (table.ctypes.data, len(table), 0, 0), None, failure, (table, keeps)),)

@@ -15,12 +15,11 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.core.native import table_code
+from dagexec.core.native import native_rows, table_code
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.conv.toom_cook import minimal_filter
 from dagexec.ops.kernels import winograd_kernels as kernels
 from dagexec.ops.kernels.post_ops import post_op_kernel
-from dagexec.ops.kernels.tables import native_rows
 from dagexec.ops.onednn.descriptors import BIAS as BIAS_ARGUMENT
 from dagexec.ops.onednn.descriptors import (
     DST,

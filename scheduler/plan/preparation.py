@@ -16,8 +16,10 @@ from typing import Any
 import numpy.typing as npt
 
 from dagexec.core.blob import Blob
+from dagexec.core.device import CPU
 from dagexec.core.graph import Graph
 from dagexec.core.native import merged
+from dagexec.core.numpy_calls import natively
 from dagexec.core.operator import MemorySource, Operator, Prepared, Step, nothing_to_do
 from dagexec.core.purity import is_known
 from dagexec.core.tensor import Tensor
@@ -279,11 +281,11 @@ def _bound(
 ) -> Prepared:
     """An operator prepared, its outputs in `placed` where `memory` has them: as `known` where that may be.
 
-    It may unless it has working memory that is elsewhere now.
+    It may unless it has working memory that is elsewhere now. What calls NumPy on the host is made native calls.
     """
     if memory is None:
         operator.check_input_devices()
-        return operator.bind(found.types, as_view=as_view, call=found.call)
+        return _natively(operator, operator.bind(found.types, as_view=as_view, call=found.call))
     source = memory.working_memory(index, operator)
     if known is not None:
         pieces = [source(before.nbytes) for before in known.working_memory]
@@ -291,7 +293,12 @@ def _bound(
             return known
         source = _first_from(pieces, source)
     operator.check_input_devices()
-    return operator.bind(found.types, as_view=as_view, placed=placed, memory=source, call=found.call)
+    made = operator.bind(found.types, as_view=as_view, placed=placed, memory=source, call=found.call)
+    return _natively(operator, made)
+
+
+def _natively(operator: Operator, prepared: Prepared) -> Prepared:
+    return natively(prepared, operator.label) if operator.runtime.device == CPU else prepared
 
 
 def _is_same_memory(one: Array, other: Array) -> bool:

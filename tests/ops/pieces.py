@@ -13,9 +13,9 @@ from random import Random
 import numpy as np
 import pytest
 
+from dagexec.core import native
 from dagexec.core.native import Phases, Piece, phases_of, table_code
 from dagexec.core.operator import Step, parts_of
-from dagexec.ops.kernels import sharing
 
 
 class _Count(float):
@@ -33,7 +33,7 @@ def cut_into(pieces: int) -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         if pieces:
-            patch.setattr(sharing, "PIECE_SECONDS", _Count(pieces))
+            patch.setattr(native, "PIECE_SECONDS", _Count(pieces))
         yield
 
 

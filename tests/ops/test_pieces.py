@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from dagexec import Workspace
+from dagexec.core import native
 from dagexec.core.operator import Step
 from dagexec.core.registry import create_operator
-from dagexec.ops.kernels import sharing
 from tests.ops.onednn.engine import AVX2, has_vectors_of, needs_onednn, normal
 from tests.ops.pieces import Row, cut_into, native_phases, rows_of_piece, run_rows, shuffled
 from tests.ops.running import Array, operator_def
@@ -152,7 +152,7 @@ def test_an_example_has_the_same_bytes_however_its_batch_is_cut(
     name: str, seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pieces of so little work that those of a batch are others, or more, than those of the first example."""
-    monkeypatch.setattr(sharing, "PIECE_SECONDS", seconds)
+    monkeypatch.setattr(native, "PIECE_SECONDS", seconds)
     firsts = []
     for examples in (1, 2, 5):
         step, outputs, _workspace = prepared(CASES[name], 0, examples)
@@ -167,7 +167,7 @@ def test_how_an_example_is_cut_follows_from_its_own_geometry(
     name: str, seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Calls write the same places of it in any batch, where bytes may depend on what is computed in one call."""
-    monkeypatch.setattr(sharing, "PIECE_SECONDS", seconds)
+    monkeypatch.setattr(native, "PIECE_SECONDS", seconds)
     places = []
     for examples in (1, 2, 5):
         step, [output], _workspace = prepared(CUT_BY_EXAMPLE[name], 0, examples)
