@@ -61,7 +61,7 @@ class _Unsupported(Exception):  # noqa: N818 - not an error
 
 def natively(prepared: Prepared, label: str) -> Prepared:
     """`prepared`, what calls NumPy in its step made native calls, as far as that can be."""
-    if not can_run() or prepared.parts or prepared.input_rebinds or prepared.output_rebinds:
+    if not can_run() or prepared.parts:
         return prepared
     parts = parts_of(prepared.step)
     made = [_native(part, label) for part in parts]

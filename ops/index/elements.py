@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from functools import partial
-
-import numpy as np
-
 from dagexec.core.dtypes import INT32, INT64
 from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of
 from dagexec.core.onnx_name import OnnxName
-from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
+from dagexec.core.operator import Operator, Step, nothing_to_do
 from dagexec.core.registry import new_operator
 from dagexec.core.rows_call import RowsCall
 from dagexec.core.schema import OperatorCall, TensorType, first_to_first
 from dagexec.core.traits import Rows
 from dagexec.errors import GradientError
-from dagexec.ops.index.places import element_places
+from dagexec.ops.index.places import element_places, picking, place_memory
 from dagexec.ops.index.scattering import REDUCTION_HELP, reduction_of, scattering
 from dagexec.ops.shape.reshaping import copy_cost
 
@@ -65,13 +61,13 @@ class GatherElements(Operator):
     """Elements picked along an axis."""
 
     def prepare(self) -> Step:
-        """Indices to places, and one `np.take` that need not check them again."""
+        """Indices to places, and what lies there."""
         data, indices, y = self.x(0), self.x(1), self.y(0)
         if not indices.size:
             return nothing_to_do
-        places = self.scratch(indices.shape, np.int64)
+        places = place_memory(self, 1, indices.shape)
         steps = element_places(self, data.shape, indices, _indexed_axis(self.call()), places)
-        return in_sequence([*steps, partial(np.take, data.reshape(-1), places, out=y, mode="clip")])
+        return picking(self, steps, data.reshape(-1), places, y)
 
 
 def infer_scatter_elements(call: OperatorCall) -> list[TensorType]:
@@ -104,7 +100,7 @@ class ScatterElements(Operator):
 
     def prepare(self) -> Step:
         indices, shape = self.x(1), self.x(0).shape
-        places = self.scratch(indices.shape, np.int64)
+        places = place_memory(self, 1, indices.shape)
         steps = element_places(self, shape, indices, _indexed_axis(self.call()), places) if indices.size else []
         return scattering(self, steps, places, self.x(2))
 

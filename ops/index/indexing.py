@@ -70,7 +70,7 @@ def wraps(call: OperatorCall, axis: int) -> bool:
     return call.arguments.bool("wrap_indices", axis == 0)
 
 
-def _failure_of(check: Step, label: str) -> Exception:
+def failure_of(check: Step, label: str) -> Exception:
     """What `check` raises."""
     try:
         check()
@@ -98,7 +98,7 @@ class GatherAlongAxis(Operator):
             return check
         if call.arguments.bool("match_outer"):
             return in_sequence([check, *self._matched(axis, wrap=wrap)])
-        native = gather_step(data, indices, y, axis, wraps=wrap, failure=partial(_failure_of, check, self.label))
+        native = gather_step(data, indices, y, axis, wraps=wrap, failure=partial(failure_of, check, self.label))
         if native is not None:
             return native
         wide = indices if indices.dtype == np.int64 else self.scratch(indices.shape, np.int64)

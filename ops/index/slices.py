@@ -15,9 +15,8 @@ from dagexec.core.rows import own_places
 from dagexec.core.rows_call import RowsCall
 from dagexec.core.schema import OperatorCall, TensorType, first_to_first
 from dagexec.core.traits import Rows
-from dagexec.ops.base.blocks import Array
 from dagexec.ops.index.elements import gathered_gradient, scattered_gradient
-from dagexec.ops.index.places import row_numbers
+from dagexec.ops.index.places import picking, place_memory, row_numbers
 from dagexec.ops.index.scattering import REDUCTION_HELP, reduction_of, scattering
 from dagexec.ops.shape.reshaping import copy_cost
 
@@ -78,15 +77,14 @@ class GatherND(Operator):
     """Slices picked by vectors of indices."""
 
     def prepare(self) -> Step:
-        """Vectors of indices to numbers of slices, and one `np.take` that need not check them again."""
+        """Vectors of indices to numbers of slices, and what lies there."""
         data, indices, y = self.x(0), self.x(1), self.y(0)
-        rows = self.scratch(indices.shape[:-1], np.int64)
+        rows = place_memory(self, 1, indices.shape[:-1])
         steps = row_numbers(self, data.shape, indices, self.arguments.int("batch_dims", 0), rows)
         if not y.size:
             return in_sequence(steps)
         count = y.size // rows.size
-        source, target = data.reshape(-1, count), y.reshape(rows.size, count)
-        return in_sequence([*steps, partial(np.take, source, rows.reshape(-1), axis=0, out=target, mode="clip")])
+        return picking(self, steps, data.reshape(-1, count), rows, y.reshape(*rows.shape, count))
 
 
 def infer_scatter_nd(call: OperatorCall) -> list[TensorType]:
@@ -116,26 +114,20 @@ class ScatterND(Operator):
     def prepare(self) -> Step:
         """Numbers of slices; without a reduction they are written as rows, else their elements have places."""
         data, indices, updates = self.x(0), self.x(1), self.x(2)
-        rows = self.scratch(indices.shape[:-1], np.int64)
+        rows = place_memory(self, 1, indices.shape[:-1])
         steps = row_numbers(self, data.shape, indices, self.arguments.int("batch_dims", 0), rows)
         count = updates.size // max(1, rows.size)
         if count <= 1:
             return scattering(self, steps, rows, updates)
         if reduction_of(self.call()) is None:
-            return in_sequence([*steps, *self._written(rows.reshape(-1), updates, count)])
-        places = self.scratch((rows.size, count), np.int64)
+            return scattering(self, steps, rows, updates.reshape(*rows.shape, count))
+        places = place_memory(self, 1, (rows.size, count))
         first = rows.reshape(-1, 1)
         spread: list[Step] = [
             partial(np.multiply, first, count, out=places),
             partial(np.add, places, np.arange(count), out=places),
         ]
-        return scattering(self, [*steps, *spread], places, updates)
-
-    def _written(self, rows: Array, updates: Array, count: int) -> list[Step]:
-        data, y = self.x(0), self.y(0)
-        table, values = y.reshape(-1, count), updates.reshape(-1, count)
-        copy: list[Step] = [] if np.may_share_memory(data, y) else [partial(np.copyto, y, data)]
-        return [*copy, partial(table.__setitem__, rows, values)]
+        return scattering(self, [*steps, *spread], places, updates.reshape(places.shape))
 
 
 @gradient_of("GatherND")

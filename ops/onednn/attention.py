@@ -24,6 +24,7 @@ from dagexec.ops.attention.attention import AttentionSizes, read_attention
 from dagexec.ops.attention.fused import FusedSizes, read_fused_attention
 from dagexec.ops.kernels import attention_kernels as kernels
 from dagexec.ops.kernels.attention_kernels import GROUP
+from dagexec.ops.kernels.copies import copy_step
 from dagexec.ops.kernels.machine import AVX2
 from dagexec.ops.kernels.sharing import MOST_OF_ONE, pieces_of_products
 from dagexec.ops.kernels.tables import even_shares, in_pieces
@@ -45,7 +46,7 @@ _Call = tuple[int, int, int, int, int]
 
 @operator(fused.FusedAttention.schema, engine="ONEDNN")
 class FusedAttention(OneDNNOperator, fused.FusedAttention):
-    """Attention in float32, whose elements are neighbors and whole vectors."""
+    """Attention in float32."""
 
     moved_inputs = 3  # a mask may be laid out anew before the calls
 
@@ -142,22 +143,53 @@ def _require_kernels(owner: OneDNNOperator, operands: Sequence[Array], y: Array,
     """Raises UnsupportedFeatureError for arrays, by head, that they do not compute."""
     if not owner.onednn.machine.can_run or any(array.dtype != np.float32 for array in (*operands, y)):
         raise UnsupportedFeatureError(f"{owner.label}: there are kernels for float32 with AVX2")
-    widths = {array.shape[3] for array in operands}
-    if min(widths) < GROUP or keys < GROUP or not y.size:
-        raise UnsupportedFeatureError(f"{owner.label}: heads of {sorted(widths)} elements, {keys} keys")
-    if any(array.strides[3] != _FLOAT for array in (*operands, y)):
-        raise UnsupportedFeatureError(f"{owner.label}: the elements of a head are no neighbors")
-    if any(stride % _FLOAT for array in operands for stride in array.strides):
-        raise UnsupportedFeatureError(f"{owner.label}: numbers at odd addresses")
+    if keys < GROUP or not y.size or 0 in operands[0].shape:
+        raise UnsupportedFeatureError(f"{owner.label}: {keys} keys")
 
 
 def _computing(owner: OneDNNOperator, operands: tuple[Array, Array, Array], y: Array, scores: _Scores) -> Step:
     """The step that computes Y of Q, K and V, all by head."""
-    heads = _Heads(owner, operands, y, scores)
+    before, after = list[Step](), list[Step]()
+    q, k, v = (_readable(owner, array, before) for array in operands)
+    result = y
+    if not _is_readable(y):
+        result = _memory(owner, y)
+        after.append(_copying(owner, result[..., : y.shape[3]], y))
+    heads = _Heads(owner, (q, k, v), result, scores)
     tables = heads.tables()
     if any(call[0] == 0 for table in tables for call in table):
         raise UnsupportedFeatureError(f"{owner.label}: no machine code runs here")
-    return in_pieces(tables, heads, owner.label)
+    return in_sequence([*before, in_pieces(tables, heads, owner.label), *after])
+
+
+def _is_readable(array: Array) -> bool:
+    """True where the elements of a head are neighbors and fill a group, and numbers lie at even addresses."""
+    is_even = not any(stride % _FLOAT for stride in array.strides)
+    return is_even and array.shape[3] >= GROUP and array.strides[3] == _FLOAT
+
+
+def _memory(owner: OneDNNOperator, array: Array) -> Array:
+    """Memory for `array`, packed, its elements at least a group."""
+    shape = (*array.shape[:3], max(GROUP, array.shape[3]))
+    return owner.working_memory(math.prod(shape) * _FLOAT).view(np.float32).reshape(shape)
+
+
+def _readable(owner: OneDNNOperator, array: Array, before: list[Step]) -> Array:
+    """`array` as kernels read it; steps that lay it out, with zeros for elements that it does not have, go to `before`.
+
+    Zeros add nothing to products.
+    """
+    if _is_readable(array):
+        return array
+    laid, width = _memory(owner, array), array.shape[3]
+    before.append(_copying(owner, array, laid[..., :width]))
+    if laid.shape[3] > width:
+        before.append(partial(laid[..., width:].fill, 0))
+    return laid
+
+
+def _copying(owner: OneDNNOperator, source: Array, target: Array) -> Step:
+    return copy_step(owner.onednn.machine, [(source, target)], owner.label) or partial(np.copyto, target, source)
 
 
 @dataclass(frozen=True)

@@ -38,8 +38,11 @@ SIZES = [
     (2, 2, 2, 9, 200, 80, 40),
     (1, 1, 1, 300, 256, 24, 48),
     (1, 2, 2, 8, 1040, 8, 32),
+    (3, 4, 2, 9, 20, 6, 6),
+    (2, 2, 2, 9, 20, 1, 16),
+    (2, 2, 2, 9, 20, 16, 3),
 ]
-"""Batch, heads, heads of keys, queries, keys, elements of a key, of a value: keys and rows that are left over."""
+"""Batch, heads, heads of keys, queries, keys, elements of a key, of a value: keys and rows left over, narrow heads."""
 
 
 @pytest.fixture(autouse=True)
@@ -96,6 +99,14 @@ def test_axes_in_their_order_and_heads_in_any() -> None:
 
 
 BIASES = [(3, 4, 5, 33), (3, 1, 1, 33), (1, 4, 5, 33), (5, 33), (33,), (5, 1), (1,), ()]
+
+
+def test_elements_of_a_head_that_are_no_neighbors_are_laid_out() -> None:
+    q, k, v = drawn(2, 4, 2, 9, 20, 16, 8)
+    axes = {"q_axes": [0, 1, 3, 2], "v_axes": [0, 3, 2, 1], "y_axes": [0, 1, 3, 2]}
+    inputs = [np.ascontiguousarray(q.swapaxes(2, 3)), k, np.ascontiguousarray(v.transpose(0, 3, 2, 1))]
+    [y] = run_operator("FusedAttention", inputs, engine="ONEDNN", scale=0.25, **axes)
+    np.testing.assert_allclose(y.swapaxes(2, 3), expected(q, k, v), rtol=2e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize("shape", BIASES)
