@@ -182,9 +182,9 @@ def _readable(owner: OneDNNOperator, array: Array, before: list[Step]) -> Array:
     if _is_readable(array):
         return array
     laid, width = _memory(owner, array), array.shape[3]
-    before.append(_copying(owner, array, laid[..., :width]))
     if laid.shape[3] > width:
-        before.append(partial(laid[..., width:].fill, 0))
+        before.append(partial(laid.fill, 0))
+    before.append(_copying(owner, array, laid[..., :width]))
     return laid
 
 
