@@ -73,17 +73,18 @@ class CoreWakeUp:
 
         `as_helper` of the calling thread, which goes on computing on its core.
         """
-        with _lock:  # once it is awake nobody narrows its mask any more
-            free = self._allowed - _held
-            if as_helper and current_core is not None:
-                free.discard(current_core())
-            if self._waiting and free and len(free) < len(self._allowed):
-                self._narrowed = True
-                _restrict(self._thread, free)
-            try:
-                self._gate.release()
-            except RuntimeError:
-                return  # woken already, by two who both found that a worker had died
+        if self._allowed and current_core is not None:
+            with _lock:  # once it is awake nobody narrows its mask any more
+                free = self._allowed - _held
+                if as_helper:
+                    free.discard(current_core())
+                if self._waiting and free and len(free) < len(self._allowed):
+                    self._narrowed = True
+                    _restrict(self._thread, free)
+        try:
+            self._gate.release()
+        except RuntimeError:
+            return  # woken already, by two who both found that a worker had died
         if self._bell is not None:
             self._bell.ring()
 
