@@ -55,9 +55,9 @@ from dagexec.ops.onednn.problem import (
 )
 
 MOST_READ = 64
-"""Channels that a group reads: with more, oneDNN's products are as fast."""
+"""Channels that a group reads, or an image for one vector of 8, of which the library fills half of one of 16."""
 
-_MOST_READ_WHOLE = 4  # channels of a whole image
+_MOST_READ_WHOLE = 8  # channels of a whole image
 _MOST_READ_IN_BLOCKS = 512
 """Channels of a whole image in blocks. With AVX2 it takes half the time of the library's, of 1 and 2 blocks that are
 written; with AVX-512 it takes as long."""
@@ -137,15 +137,17 @@ class Layer:
         if max(image.nbytes, result.nbytes) >= _MOST_BYTES:
             return False
         if group % lanes == 0:
-            whole = _MOST_READ_IN_BLOCKS if self.orders[0] in BLOCKS else _MOST_READ_WHOLE
             is_alike = read <= image.run or read % image.run == 0
-            return (
-                read <= (MOST_READ if self.groups > 1 else whole)
-                and is_alike
-                and self.rows.kernel * self.columns.kernel > 1
-            )
+            return read <= self._most_read and is_alike and self.rows.kernel * self.columns.kernel > 1
         ragged = self.filters % lanes != 0
         return read == group and lanes % group == 0 and self.filters >= lanes and not (ragged and DST in self.others)
+
+    @property
+    def _most_read(self) -> int:
+        """Channels of a group that writes whole vectors: with more, oneDNN's products are as fast."""
+        if self.groups == 1 and self.orders[0] in BLOCKS:
+            return _MOST_READ_IN_BLOCKS
+        return MOST_READ if self.groups > 1 or self.filters == AVX2 else _MOST_READ_WHOLE
 
     def row(self, lanes: int) -> Row:
         """What a kernel computes."""
