@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from itertools import groupby
+from itertools import groupby, product
 
 from dagexec.ops.kernels.post_ops import TEMPORARIES, PostOp, write_post_op
 from dagexec.platform.assembler import (
@@ -78,6 +78,8 @@ class Row:
             to the next channels.
         written, vector: numbers of the result from a column to the next, and from a vector to the next.
         window: rows of the whole window.
+        together: vectors of a group that are computed at once, each pixel read once for them; their weights lie beside
+            one another.
         has_bias: a number for each channel is added.
         post_ops: what is done then, in order: those of `post_ops.FUNCTIONS`, and ADD_OTHER.
     """
@@ -96,13 +98,14 @@ class Row:
     written: int
     vector: int
     window: int
+    together: int
     has_bias: bool
     post_ops: tuple[PostOp, ...]
 
     @property
     def chunk(self) -> int:
         """Taps whose weights are in registers together."""
-        parts = -(-self.taps // _MOST_TAPS)
+        parts = -(-self.taps // (_MOST_TAPS // self.together))
         return -(-self.taps // parts)
 
     @property
@@ -113,8 +116,9 @@ class Row:
     @property
     def block(self) -> int:
         """Columns of the result whose sums are in registers together: few blocks, and the last one not narrow."""
-        spare = max(self.chunk + 1, TEMPORARIES)
-        most = min(_MOST_COLUMNS[self.lanes], REGISTERS[self.lanes] - self.tables - spare, self.result)
+        spare = max(self.together * self.chunk + 1, TEMPORARIES)
+        registers = REGISTERS[self.lanes] - self.tables - spare
+        most = min(_MOST_COLUMNS[self.lanes], registers // self.together, self.result)
         return min(range((most + 1) // 2, most + 1), key=lambda size: (-(-self.result // size), -self.result % size))
 
     def valid(self, column: int) -> tuple[int, ...]:
@@ -136,8 +140,13 @@ class Row:
 
     @property
     def row_weights(self) -> int:
-        """Bytes of the weights of a row of taps, for a vector."""
-        return self.taps * self.read * self.lanes * _FLOAT
+        """Bytes of the weights of a row of taps, for vectors that are computed at once."""
+        return self.taps * self.read * self.width
+
+    @property
+    def width(self) -> int:
+        """Bytes of vectors that are computed at once."""
+        return self.together * self.lanes * _FLOAT
 
 
 Block = tuple[tuple[int, ...], ...]
@@ -149,7 +158,8 @@ def row_kernel(row: Row) -> int | None:
     """The address of a function of image, weights, result and fields; None where it cannot run.
 
     The image is given where the first row of taps and the first column is, without a head, and the first channel; the
-    weights as [vectors, taps of a column, taps of a row, channels of a group, lanes], from that row of taps on.
+    weights as [vectors, taps of a column, taps of a row, channels of a group, together, lanes], from that row of taps
+    on.
     """
     return executable(_Writer(row).code())
 
@@ -161,9 +171,10 @@ class _Writer:
         self._row = row
         self._code = Assembler(row.lanes)
         registers = list(range(REGISTERS[row.lanes]))
-        self._sums = registers[: row.block]
+        sums = row.block * row.together
+        self._sums = registers[:sums]
         self._tables = registers[len(registers) - row.tables :]
-        self._free = registers[row.block : len(registers) - row.tables]
+        self._free = registers[sums : len(registers) - row.tables]
 
     def code(self) -> bytes:
         row, code = self._row, self._code
@@ -188,8 +199,8 @@ class _Writer:
         code.add_field(RDI, 8 * SOURCE_STEP, RCX)
         for register, nbytes in (
             (RSI, row.window * row.row_weights),
-            (RDX, row.vector * _FLOAT),
-            (R14, row.lanes * _FLOAT),
+            (RDX, row.together * row.vector * _FLOAT),
+            (R14, row.width),
         ):
             code.add_number(register, nbytes)
         code.add_number(R15, -1)
@@ -241,9 +252,10 @@ class _Writer:
 
     def _start(self, block: Block) -> None:
         """The sums begin with the bias, or with 0."""
-        for vector in self._sums[: len(block)]:
-            if self._row.has_bias:
-                self._code.load_at(vector, R14, 0)
+        row = self._row
+        for number, vector in enumerate(self._sums[: len(block) * row.together]):
+            if row.has_bias:
+                self._code.load_at(vector, R14, number % row.together * row.lanes * _FLOAT)
             else:
                 self._code.clear_vector(vector)
 
@@ -262,27 +274,29 @@ class _Writer:
         channels = code.here()
         self._channel(block, 0)
         code.add_number(R10, _FLOAT)
-        code.add_number(R11, row.lanes * _FLOAT)
+        code.add_number(R11, row.width)
         code.add_number(RBP, -1)
         code.jump_if_not_zero(channels)
         code.add_number(R10, (row.plane - run) * _FLOAT)
         code.add_number(R9, -1)
         code.jump_if_not_zero(runs)
         code.add_number(R10, -row.read // run * row.plane * _FLOAT)
-        code.add_number(R11, row.row_weights - row.read * row.lanes * _FLOAT)
+        code.add_number(R11, row.row_weights - row.read * row.width)
 
     def _channel(self, block: Block, channel: int) -> None:
         """Adds the products of a row of taps and one channel of each group."""
-        row, code = self._row, self._code
+        row, code, parts = self._row, self._code, range(self._row.together)
+        *weights, pixel = self._free[: row.chunk * row.together + 1]
         for first in range(0, row.taps, row.chunk):
             wanted = sorted({tap for taps in block for tap in taps if first <= tap < first + row.chunk})
-            for tap in wanted:
-                code.load_at(self._free[tap - first], R11, (tap * row.read + channel) * row.lanes * _FLOAT)
+            for tap, part in product(wanted, parts):
+                offset = (tap * row.read + channel) * row.width + part * row.lanes * _FLOAT
+                code.load_at(weights[(tap - first) * row.together + part], R11, offset)
             for place, uses in self._pixels(block, wanted):
-                pixel = self._free[row.chunk]
                 self._read(pixel, place * row.pixel * _FLOAT, channel)
-                for column, tap in uses:
-                    code.compute(FMA, self._sums[column], pixel, self._free[tap - first])
+                for (column, tap), part in product(uses, parts):
+                    total, weight = column * row.together + part, (tap - first) * row.together + part
+                    code.compute(FMA, self._sums[total], pixel, weights[weight])
 
     def _pixels(self, block: Block, wanted: Sequence[int]) -> Iterator[tuple[int, list[tuple[int, int]]]]:
         """The columns of the image that are read, in order, and the columns of the block and taps that each is for."""
@@ -310,12 +324,12 @@ class _Writer:
 
     def _finish(self, block: Block) -> None:
         """Does the post-ops and writes the sums."""
-        code, pixel = self._code, self._row.written * _FLOAT
-        for column, vector in enumerate(self._sums[: len(block)]):
-            others = iter(_OTHERS)
-            for post_op in self._row.post_ops:
+        row, code = self._row, self._code
+        for vector, (column, part) in zip(self._sums, product(range(len(block)), range(row.together)), strict=False):
+            offset, others = (column * row.written + part * row.vector) * _FLOAT, iter(_OTHERS)
+            for post_op in row.post_ops:
                 if post_op[0] == ADD_OTHER:
-                    code.compute_memory(ADD, vector, vector, RDX, next(others), column * pixel)
+                    code.compute_memory(ADD, vector, vector, RDX, next(others), offset)
                 else:
                     write_post_op(code, vector, self._free[:TEMPORARIES], post_op)
-            code.store_at(vector, RDX, column * pixel)
+            code.store_at(vector, RDX, offset)

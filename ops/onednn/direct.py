@@ -137,8 +137,10 @@ class Layer:
         if max(image.nbytes, result.nbytes) >= _MOST_BYTES:
             return False
         if group % lanes == 0:
-            is_alike = read <= image.run or read % image.run == 0
-            return read <= self._most_read and is_alike and self.rows.kernel * self.columns.kernel > 1
+            is_alike = image.run == self.channels or read % image.run == 0
+            in_blocks = self.orders[0] in BLOCKS and self.together(lanes) > 1
+            has_taps = self.rows.kernel * self.columns.kernel > 1
+            return read <= self._most_read and is_alike and (has_taps or in_blocks)
         ragged = self.filters % lanes != 0
         return read == group and lanes % group == 0 and self.filters >= lanes and not (ragged and DST in self.others)
 
@@ -148,6 +150,13 @@ class Layer:
         if self.groups == 1 and self.orders[0] in BLOCKS:
             return _MOST_READ_IN_BLOCKS
         return MOST_READ if self.groups > 1 or self.filters == AVX2 else _MOST_READ_WHOLE
+
+    def together(self, lanes: int) -> int:
+        """Vectors that are computed at once: more than one where a pixel is for few taps, and to read it takes long."""
+        vectors, rest = divmod(self.filters // self.groups, lanes)
+        if rest or self.columns.kernel >= 2 * self.columns.stride:
+            return 1
+        return next(count for count in (2, 3, 1) if vectors % count == 0)
 
     def row(self, lanes: int) -> Row:
         """What a kernel computes."""
@@ -167,6 +176,7 @@ class Layer:
             result.run,
             result.offset(lanes),
             self.rows.kernel,
+            self.together(lanes),
             self.has_bias,
             self.post_ops,
         )
@@ -235,12 +245,13 @@ def _assemble(
     memory: Memory,
     pack: Pack,
 ) -> Assembled:
-    spans = list(_spans(layer, lanes))
+    width = lanes * layer.together(lanes)
+    spans = list(_spans(layer, width))
     weights = _weights(layer, lanes, spans, problem, arrays[WEIGHTS], pack)
     calls = _Calls(layer, lanes, arrays, weights)
     moved = arrays[SRC].nbytes + arrays[DST].nbytes  # which takes longer than the products of one channel each
     pieces = max(pieces_of(layer.seconds), pieces_of_bytes(moved) if layer.groups == layer.channels else 1)
-    tables = [calls.table(rows, part) for rows, part in _parts(layer.batch * layer.rows.out, spans, pieces, lanes)]
+    tables = [calls.table(rows, part) for rows, part in _parts(layer.batch * layer.rows.out, spans, pieces, width)]
     step = in_pieces(tables, (calls, dict(arrays)), problem.label)
     moved_with = {SRC: arrays[SRC]} if layer.others else {SRC: arrays[SRC], DST: arrays[DST]}
     moving = _Moving(step, moved_with)
@@ -285,46 +296,46 @@ class _Span:
     step: int
 
 
-def _spans(layer: Layer, lanes: int) -> Iterator[_Span]:
-    """All vectors of a layer."""
+def _spans(layer: Layer, width: int) -> Iterator[_Span]:
+    """All vectors of a layer, of `width` channels: those that are computed at once are one."""
     read, group = layer.channels // layer.groups, layer.filters // layer.groups
-    if group > lanes:
-        wide = group // lanes
+    if group > width:
+        wide = group // width
         for number in range(layer.groups):
             yield _Span(wide, number * wide, number * read, number * group, 0)
         return
-    step = read * lanes // group
-    whole = layer.filters // lanes
+    step = read * width // group
+    whole = layer.filters // width
     yield _Span(whole, 0, 0, 0, step)
-    if layer.filters % lanes:
-        yield _Span(1, whole, layer.channels - lanes, layer.filters - lanes, step)
+    if layer.filters % width:
+        yield _Span(1, whole, layer.channels - width, layer.filters - width, step)
 
 
-def _parts(rows: int, spans: Sequence[_Span], pieces: int, lanes: int) -> list[tuple[range, list[_Span]]]:
+def _parts(rows: int, spans: Sequence[_Span], pieces: int, width: int) -> list[tuple[range, list[_Span]]]:
     """The rows and vectors of each piece: rows are shared, or vectors where that divides the work better."""
     vectors = sum(span.vectors for span in spans)
     if -(-rows // pieces) * vectors <= -(-vectors // pieces) * rows:
         return [(part, list(spans)) for part in even_shares(rows, pieces)]
-    apart = len(spans) < 2 or spans[-1].target % lanes == 0  # else the last vector writes what the one before has, too
+    apart = len(spans) < 2 or spans[-1].target % width == 0  # else the last vector writes what the one before has, too
     found = even_shares(vectors - (not apart), pieces)
     found[-1] = range(found[-1].start, vectors)
-    return [(range(rows), list(_within(spans, part, lanes))) for part in found]
+    return [(range(rows), list(_within(spans, part, width))) for part in found]
 
 
-def _within(spans: Sequence[_Span], part: range, lanes: int) -> Iterator[_Span]:
+def _within(spans: Sequence[_Span], part: range, width: int) -> Iterator[_Span]:
     """The vectors whose number is in `part`."""
     for span in spans:
         skipped = max(part.start - span.vector, 0)
         count = min(part.stop - span.vector, span.vectors) - skipped
         if count > 0:
-            source, target = span.source + skipped * span.step, span.target + skipped * lanes
+            source, target = span.source + skipped * span.step, span.target + skipped * width
             yield _Span(count, span.vector + skipped, source, target, span.step)
 
 
 def _weights(layer: Layer, lanes: int, spans: Sequence[_Span], problem: Problem, filters: Array, pack: Pack) -> Array:
     """The filter in the layout of the kernels."""
     row = layer.row(lanes)
-    shape = sum(span.vectors for span in spans), row.window, row.taps, row.read, lanes
+    shape = sum(span.vectors for span in spans), row.window, row.taps, row.read, row.together * lanes
     strides = [prod(shape[place + 1 :]) for place in range(len(shape))]
     target = Descriptor.strided(problem.library, shape, FLOAT32, strides)
     compute = partial(_packed, layer, spans, shape, problem, filters)
@@ -332,14 +343,14 @@ def _weights(layer: Layer, lanes: int, spans: Sequence[_Span], problem: Problem,
 
 
 def _packed(layer: Layer, spans: Sequence[_Span], shape: tuple[int, ...], problem: Problem, filters: Array) -> Array:
-    """The filter as [vectors, taps of a column, taps of a row, channels read, lanes]."""
-    _, window, taps, read, lanes = shape
+    """The filter as [vectors, taps of a column, taps of a row, channels read, width]."""
+    _, window, taps, read, width = shape
     plain = in_plain_order(problem, filters).reshape(layer.filters, read, window, taps)
     packed = packed_memory.take(prod(shape) * _FLOAT)
     vectors = packed.view(np.float32).reshape(shape)
     for span in spans:
-        part = plain[span.target : span.target + span.vectors * lanes]
-        values = part.reshape(span.vectors, lanes, read, window, taps).transpose(0, 3, 4, 2, 1)
+        part = plain[span.target : span.target + span.vectors * width]
+        values = part.reshape(span.vectors, width, read, window, taps).transpose(0, 3, 4, 2, 1)
         np.copyto(vectors[span.vector : span.vector + span.vectors], values)
     packed.flags.writeable = False
     return packed

@@ -84,6 +84,8 @@ IN_ORDERS = {  # orders of X and Y, channels, filters, groups
     "depthwise in blocks": ((BLOCKED, BLOCKED), 32, 32, 32),
     "groups of half a block": ((BLOCKED, BLOCKED), 48, 48, 96 // WIDEST),
     "groups of blocks": ((BLOCKED, BLOCKED), 64, 64, 2),
+    "groups of blocks to others": ((BLOCKED, BLOCKED), 64, 32, 2),
+    "vectors in threes": ((BLOCKED, BLOCKED), 16, 48, 1),
     "blocks, and NHWC": ((BLOCKED, "NHWC"), 32, 32, 1),
 }
 
@@ -125,7 +127,7 @@ def test_every_geometry(sizes: tuple[int, int, int]) -> None:
 def test_every_geometry_in_other_orders(kind: str) -> None:
     orders, channels, filters, group = IN_ORDERS[kind]
     for name, geometry in GEOMETRIES.items():
-        if math.prod(geometry.kernel) > 1:
+        if math.prod(geometry.kernel) > 1 or (group == 1 and orders[0] == BLOCKED):
             layer = Layer(geometry, channels, filters, group)
             assert error(run(layer, orders=orders), layer.exact()) < 2e-6, name
 
@@ -263,6 +265,9 @@ def test_it_is_offered_for_groups_that_are_parts_of_vectors_or_whole_ones() -> N
     assert not is_offered(replace(layer, geometry=GEOMETRIES["one tap"], group=1))
     assert not is_offered(layer, post_ops=("abs",))
     assert not is_offered(replace(layer, group=1, channels=16), orders=("NCHW", "NHWC")), "many planes"
+    half = Layer(GEOMETRIES["square"], 4 * WIDEST, 8 * WIDEST, 8)
+    assert is_offered(half)
+    assert not is_offered(half, orders=(BLOCKED, BLOCKED)), "two groups read a block"
 
 
 def rule_of_library(problem: Problem, **_: object) -> Candidate:
