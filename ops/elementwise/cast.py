@@ -19,6 +19,7 @@ from dagexec.core.rows import keeps_axes
 from dagexec.core.schema import ElementTypeError, OperatorCall, OpSchema, TensorType
 from dagexec.core.traits import ImageRole
 from dagexec.errors import ArgumentError
+from dagexec.ops.base.blocks import convert
 from dagexec.ops.elementwise.narrow_cast import ROUND_MODES, is_narrow, to_narrow
 
 
@@ -44,12 +45,6 @@ def read_type(arguments: Arguments, label: str, name: str) -> TypeMeta:
         if label not in message:
             message = f"{label}: argument {name!r}: {message}"
         raise ArgumentError(message) from None
-
-
-def convert(source: npt.NDArray[Any], target: npt.NDArray[Any]) -> None:
-    """Copy with conversion as NumPy does it, overflow and NaN to integer included, without its warnings."""
-    with np.errstate(all="ignore"):
-        np.copyto(target, source, casting="unsafe")
 
 
 def write_out(source: npt.NDArray[Any], target: npt.NDArray[Any]) -> None:
@@ -104,8 +99,8 @@ class Conversion(Operator):
             return partial(to_narrow, x, y, saturate=saturate, round_mode=round_mode)
         if y.dtype == np.uint32 and x.dtype.kind in "fV":
             whole = self.working_memory(8 * x.size).view(np.int64).reshape(x.shape)
-            return in_sequence([partial(convert, x, whole), partial(convert, whole, y)])
-        return partial(write_out if y.dtype.kind == "O" else convert, x, y)
+            return in_sequence([convert(x, whole), convert(whole, y)])
+        return partial(write_out, x, y) if y.dtype.kind == "O" else convert(x, y)
 
 
 @new_operator(

@@ -19,18 +19,17 @@ from dagexec.ops.base.blocks import Array, convert
 from dagexec.ops.index.indexing import check_indices, failure_of
 from dagexec.ops.kernels.gather_kernel import gather_step
 
-_LONG_TABLE = 1 << 12
-"""Elements of a table that is made for few indices, too."""
+_FEW = 1 << 14
 
 
 def wrapping(indices: Array, size: int, out: Array, label: str, factor: int = 1) -> Step:
     """The step out = factor * indices (int64), negative ones counted from the end of an axis of `size` elements.
 
-    It raises IndexError, naming the operator `label`, unless all are in [-size, size). Where the axis is not long it
-    is a lookup in a table of the results, which checks indices, too.
+    It raises IndexError, naming the operator `label`, unless all are in [-size, size). Of few it is a lookup in a table
+    of the results, which checks indices, too; of many NumPy's vectors are faster.
     """
     check = partial(check_indices, indices, -size, size, label)
-    if size <= _LONG_TABLE or size <= indices.size:
+    if max(size, indices.size) <= _FEW:
         before: Step = nothing_to_do
         packed = indices
         if not indices.flags.c_contiguous:
