@@ -1,7 +1,6 @@
 """Where by kernels of our own: conditions as numbers, then one pass over the elements, which are moved as they are.
 
-Of 24,576 numbers, half of them chosen, it takes 9 us on one core of an AMD EPYC (Zen 5) where NumPy's copy by a mask
-takes 100.
+Of 24,576 numbers, half of them chosen, it takes 6 us on one core of an AMD EPYC with AVX-512, NumPy's copies 51.
 """
 
 from __future__ import annotations
