@@ -10,15 +10,7 @@ from functools import partial
 import numpy as np
 
 import dagexec
-from dagexec.operators import (
-    FLOAT_TYPES,
-    Operator,
-    OperatorCall,
-    Step,
-    TensorType,
-    new_operator,
-    one_to_one,
-)
+from dagexec.operators import FLOAT_TYPES, Operator, OperatorCall, Step, TensorType, new_operator, one_to_one
 
 
 def infer_hypotenuse(call: OperatorCall) -> list[TensorType]:

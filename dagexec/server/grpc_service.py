@@ -16,13 +16,7 @@ from google.protobuf.message import DecodeError, Message
 
 from dagexec.errors import SettingError
 from dagexec.server.bodies import Bodies, Held
-from dagexec.server.grpc_codec import (
-    config_message,
-    metadata_message,
-    parameters_from,
-    request_from,
-    response_message,
-)
+from dagexec.server.grpc_codec import config_message, metadata_message, parameters_from, request_from, response_message
 from dagexec.server.inference import RequestError, request_error
 from dagexec.server.parent_span import parent_span
 from dagexec.server.proto import inference_pb2 as messages

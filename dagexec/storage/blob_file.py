@@ -17,14 +17,7 @@ import numpy.typing as npt
 
 from dagexec.core.proto import DeviceOption
 from dagexec.errors import DagexecError, StorageError
-from dagexec.storage.blob_proto import (
-    CHUNK_SEPARATOR,
-    Assembly,
-    BlobRecord,
-    decode_blob,
-    encode_blob,
-    encode_string,
-)
+from dagexec.storage.blob_proto import CHUNK_SEPARATOR, Assembly, BlobRecord, decode_blob, encode_blob, encode_string
 from dagexec.storage.database import Cursor, Mode, PathLike, open_database
 
 Array = npt.NDArray[Any]

@@ -24,21 +24,8 @@ from dagexec.errors import ArgumentError
 from dagexec.ops.activation.post_ops import PostOpFunction
 from dagexec.ops.base.blocks import Array, Index, Scratch, blockwise
 from dagexec.ops.base.error_function import erf
-from dagexec.ops.base.layout import (
-    BLOCKS,
-    ORDER_HELP,
-    channel_axis,
-    channel_count,
-    check_blocks,
-    image_order,
-)
-from dagexec.ops.base.pointwise import (
-    Pointwise,
-    UfuncOperator,
-    clip_pass,
-    pointwise,
-    scalar_pass,
-)
+from dagexec.ops.base.layout import BLOCKS, ORDER_HELP, channel_axis, channel_count, check_blocks, image_order
+from dagexec.ops.base.pointwise import Pointwise, UfuncOperator, clip_pass, pointwise, scalar_pass
 
 
 def logistic(x: Array) -> Array:

@@ -18,13 +18,7 @@ from dagexec.core.registry import new_operator
 from dagexec.core.rows import along_axis, gradients
 from dagexec.core.schema import OperatorCall, TensorType, memory_cost
 from dagexec.errors import ArgumentError
-from dagexec.ops.activation.functions import (
-    LeakyRelu,
-    Selu,
-    at_least_zero,
-    clip_limits,
-    slope_view,
-)
+from dagexec.ops.activation.functions import LeakyRelu, Selu, at_least_zero, clip_limits, slope_view
 from dagexec.ops.activation.passes import hard_sigmoid_passes, sigmoid_passes
 from dagexec.ops.base.blocks import Array, Scratch
 from dagexec.ops.base.broadcast_reduction import mask, reduced, select_passes

@@ -19,16 +19,7 @@ from dagexec.core.dtypes import FLOAT_TYPES, TypeMeta
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step
 from dagexec.core.registry import operator
-from dagexec.core.schema import (
-    Cost,
-    Formula,
-    InplaceRule,
-    OperatorCall,
-    OpSchema,
-    TensorType,
-    memory_cost,
-    one_to_one,
-)
+from dagexec.core.schema import Cost, Formula, InplaceRule, OperatorCall, OpSchema, TensorType, memory_cost, one_to_one
 from dagexec.core.traits import ImageRole, PostOpsRule
 from dagexec.ops.base.blocks import Array, Index, Scratch, blockwise
 

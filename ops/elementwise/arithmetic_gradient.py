@@ -13,13 +13,7 @@ from typing import ClassVar
 import numpy as np
 
 from dagexec.core.dtypes import BOOL, FLOAT_TYPES, NUMBER_TYPES
-from dagexec.core.gradient import (
-    GradientOperators,
-    GradientRequest,
-    gradient_of,
-    no_gradient,
-    not_differentiable,
-)
+from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of, no_gradient, not_differentiable
 from dagexec.core.operator import Operator, Step
 from dagexec.core.registry import new_operator
 from dagexec.core.schema import OperatorCall, TensorType, first_to_first, memory_cost

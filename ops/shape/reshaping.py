@@ -19,15 +19,7 @@ from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
 from dagexec.core.registry import new_operator, operator
 from dagexec.core.rows import first_axis, permuted, reshaped
-from dagexec.core.schema import (
-    Cost,
-    OperatorCall,
-    OpSchema,
-    TensorType,
-    first_to_first,
-    memory_cost,
-    same_as_input,
-)
+from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType, first_to_first, memory_cost, same_as_input
 from dagexec.core.shapes import element_count
 from dagexec.core.tensor import Tensor
 from dagexec.core.traits import Crossing, ImageRole, gives_back

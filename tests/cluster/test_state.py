@@ -12,17 +12,7 @@ import numpy as np
 import pytest
 
 from dagexec.cluster.autoscaling import Autoscaling
-from dagexec.cluster.state import (
-    MAX_STARTS,
-    Ask,
-    Attempt,
-    DeploymentState,
-    Member,
-    Phase,
-    Send,
-    Start,
-    Stop,
-)
+from dagexec.cluster.state import MAX_STARTS, Ask, Attempt, DeploymentState, Member, Phase, Send, Start, Stop
 from dagexec.errors import ClosedError, DagexecError, QueueFullError, ReplicaError, RunCancelledError, RunTimeoutError
 from dagexec.serving.requests import Request
 from dagexec.serving.waiting import EventLoop

@@ -14,12 +14,7 @@ import anyio.lowlevel
 import pytest
 
 from dagexec.devices.sim import Fault
-from dagexec.errors import (
-    ClosedError,
-    OperatorError,
-    RunCancelledError,
-    WorkerLostError,
-)
+from dagexec.errors import ClosedError, OperatorError, RunCancelledError, WorkerLostError
 from dagexec.scheduler.run.run import Run
 from tests.failures.acting import (
     BOTH,

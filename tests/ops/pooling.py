@@ -14,15 +14,7 @@ from hypothesis import strategies as st
 
 from dagexec.core.arguments import ArgumentValue
 from tests.ops.running import run_operator
-from tests.ops.windows import (
-    SAMES,
-    Array,
-    Geometry,
-    geometries,
-    onnx_has,
-    to_channels_first,
-    to_channels_last,
-)
+from tests.ops.windows import SAMES, Array, Geometry, geometries, onnx_has, to_channels_first, to_channels_last
 
 FLOATS = ["float32", "float32", "float64", "float16", "bfloat16"]
 Pixel = tuple[int, ...]

@@ -8,9 +8,7 @@ import anyio
 import pytest
 
 import dagexec
-from dagexec.errors import (
-    ClosedError,
-)
+from dagexec.errors import ClosedError
 from tests.held import PATIENCE, Held, rows
 from tests.serving.held_executor import after_cancel, held_executor
 

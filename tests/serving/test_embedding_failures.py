@@ -19,14 +19,7 @@ from dagexec import NetDef
 from dagexec.binding.replicas import Replica
 from dagexec.core.model import Model
 from dagexec.core.operator import Operator
-from dagexec.errors import (
-    ClosedError,
-    DagexecError,
-    OperatorError,
-    RunCancelledError,
-    RunTimeoutError,
-    WorkerLostError,
-)
+from dagexec.errors import ClosedError, DagexecError, OperatorError, RunCancelledError, RunTimeoutError, WorkerLostError
 from dagexec.platform.threads import ThreadWait
 from dagexec.scheduler.run.run import Run
 from dagexec.serving.requests import Request

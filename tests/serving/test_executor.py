@@ -20,14 +20,7 @@ from dagexec import NetDef
 from dagexec.core import dtypes
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.operator import Operator
-from dagexec.errors import (
-    ClosedError,
-    FeedError,
-    OperatorError,
-    RunCancelledError,
-    RunTimeoutError,
-    SchemaError,
-)
+from dagexec.errors import ClosedError, FeedError, OperatorError, RunCancelledError, RunTimeoutError, SchemaError
 from dagexec.options import CompileOptions
 from dagexec.platform.threads import new_gate
 from dagexec.scheduler.observe.trace import Trace

@@ -6,14 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagexec.core.proto import TensorProto
-from dagexec.storage.wire import (
-    WireError,
-    decode_varints,
-    encode_varints,
-    fields,
-    length_field,
-    varint,
-)
+from dagexec.storage.wire import WireError, decode_varints, encode_varints, fields, length_field, varint
 
 INT64 = st.one_of(st.integers(-(2**63), 2**63 - 1), st.integers(-300, 300))
 

@@ -9,15 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from dagexec.core.stream import (
-    Event,
-    Kernel,
-    Priority,
-    Stream,
-    StreamFailure,
-    StreamObserver,
-    new_failure,
-)
+from dagexec.core.stream import Event, Kernel, Priority, Stream, StreamFailure, StreamObserver, new_failure
 from dagexec.devices.cuda.binding import cupy
 from dagexec.devices.cuda.current import current
 from dagexec.devices.cuda.errors import NOT_READY, device_error, is_sticky, status_of

@@ -18,16 +18,7 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dagexec.core.device import Device
-from dagexec.core.stream import (
-    Event,
-    Kernel,
-    Priority,
-    Stream,
-    StreamFailure,
-    StreamObserver,
-    at_work,
-    new_failure,
-)
+from dagexec.core.stream import Event, Kernel, Priority, Stream, StreamFailure, StreamObserver, at_work, new_failure
 from dagexec.devices.sim.clock import set_host_time
 from dagexec.devices.sim.driver import Driver
 from dagexec.devices.sim.event import NEVER, Mark, Outcome, SimEvent

@@ -16,14 +16,7 @@ import numpy as np
 from dagexec.core.operator import Step, nothing_to_do
 from dagexec.devices.cuda.arrays import address
 from dagexec.ops.cuda.base.copy import copy_step
-from dagexec.ops.cuda.base.indices import (
-    INDICES,
-    by_value,
-    divider,
-    index_type,
-    reach,
-    require_axes,
-)
+from dagexec.ops.cuda.base.indices import INDICES, by_value, divider, index_type, reach, require_axes
 from dagexec.ops.cuda.base.operator import Array, CudaOperator
 
 MAX_AXES = 8

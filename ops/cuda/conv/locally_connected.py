@@ -14,13 +14,7 @@ from dagexec.core.registry import operator, schema_of
 from dagexec.ops.base.blocks import compute_dtype
 from dagexec.ops.base.geometry import output_sizes
 from dagexec.ops.conv.gradient_outputs import BIAS, FILTER, INPUT, wanted_gradients
-from dagexec.ops.conv.locally_connected import (
-    Block,
-    Layer,
-    LocallyConnected,
-    LocallyConnectedGradient,
-    read_layer,
-)
+from dagexec.ops.conv.locally_connected import Block, Layer, LocallyConnected, LocallyConnectedGradient, read_layer
 from dagexec.ops.cuda.activation.post_ops import epilogue
 from dagexec.ops.cuda.base.columns import col2im, im2col
 from dagexec.ops.cuda.base.expression import converted

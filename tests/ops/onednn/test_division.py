@@ -20,12 +20,7 @@ from dagexec.ops.onednn.descriptors import (
 )
 from dagexec.ops.onednn.division import adds_up_alike
 from dagexec.ops.onednn.operator import reorder
-from dagexec.ops.onednn.primitive import (
-    SCRATCHPAD_MD,
-    WEIGHTS_MD,
-    PrimitiveDescriptor,
-    describe,
-)
+from dagexec.ops.onednn.primitive import SCRATCHPAD_MD, WEIGHTS_MD, PrimitiveDescriptor, describe
 from dagexec.ops.onednn.problem import Candidate
 from tests.ops.onednn.engine import needs_onednn, normal
 

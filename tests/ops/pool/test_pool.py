@@ -27,16 +27,7 @@ from tests.memory_limits import peak_memory
 from tests.ops.drawing import drawn
 from tests.ops.pooling import FLOATS, onnx_pools, starts_inside
 from tests.ops.running import operator_def, run_operator
-from tests.ops.windows import (
-    LEGACY,
-    Array,
-    Geometry,
-    geometries,
-    pool,
-    run_onnx,
-    to_channels_first,
-    to_channels_last,
-)
+from tests.ops.windows import LEGACY, Array, Geometry, geometries, pool, run_onnx, to_channels_first, to_channels_last
 
 Named = dict[str, ArgumentValue]
 
