@@ -10,7 +10,6 @@ from __future__ import annotations
 import operator
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from types import TracebackType
@@ -21,17 +20,16 @@ import numpy.typing as npt
 
 from dagexec.binding.io_binding import Array, Outputs
 from dagexec.binding.parameters import Parameters
-from dagexec.binding.replicas import Replica, Replicas, build_replicas
+from dagexec.binding.replicas import Replica, build_replicas
 from dagexec.core.device import CPU
 from dagexec.core.drawing.names import operator_name
 from dagexec.core.drawing.pictures import net_picture, summary, table
-from dagexec.core.feeds import Feeds, HeldMemory, as_arrays, check_feeds, check_out, named_feeds, result_names
+from dagexec.core.feeds import Feeds, check_feeds, named_feeds
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.runtime import runtime_of
-from dagexec.core.spelling import did_you_mean
 from dagexec.core.variant import Variant
 from dagexec.core.workspace import Workspace
-from dagexec.errors import ClosedError, DagexecError, FeedError, RunCancelledError, ShapeError
+from dagexec.errors import DagexecError, FeedError, RunCancelledError, ShapeError
 from dagexec.options import CompileOptions, Shapes
 from dagexec.platform.closing import Closing
 from dagexec.platform.deadline import check_stop
@@ -40,15 +38,16 @@ from dagexec.platform.threads import ThreadWait, threads
 from dagexec.scheduler.nets.net import BaseNet
 from dagexec.scheduler.observe.observers import Observer
 from dagexec.scheduler.observe.trace_lines import line_observer
-from dagexec.scheduler.run.run import task, waiting_time
+from dagexec.scheduler.run.run import waiting_time
 from dagexec.serving.batch_axes import BatchAxes
 from dagexec.serving.batching import Batching
 from dagexec.serving.dispatch import Dispatcher
 from dagexec.serving.given_types import GivenTypes
 from dagexec.serving.growth import Growth, may_grow
 from dagexec.serving.inline import InlineRuns
+from dagexec.serving.interface import Interface
 from dagexec.serving.metrics import Metrics
-from dagexec.serving.places import Place, own_place, shared_workers
+from dagexec.serving.places import Place, new_place
 from dagexec.serving.pooled import PooledRuns
 from dagexec.serving.requests import Request, timed_out
 from dagexec.serving.row_blocks import RowBlocks
@@ -98,15 +97,12 @@ class Executor(Closing):
         self._metrics = None
         if options.metrics is not False:
             self._metrics = Metrics(model.name, options.net_type, None if options.metrics is True else options.metrics)
-        self._keep = frozenset((*options.keep, *model.outputs, *model.inputs)) if options.optimize else None
         self._source = given or model
+        self._interface = Interface(model, self._source, options)
         self._given_types = given_types
         self._batch_axes = batch_axes
-        self._needed = self._source.needed_inputs()
-        self._parameter_memory: HeldMemory | None = None  # made when it is first asked for
-        self._given = {name for operator in self._source.net.op for name in operator.output}
         self._now = threads().monotonic
-        self._open(None, place or self._new_place())
+        self._open(None, place or new_place(model, options))
         if options.warm_start is not False:
             try:
                 self._warm_up_with_zeros(None if options.warm_start is True else options.warm_start)
@@ -123,7 +119,7 @@ class Executor(Closing):
         self.num_workers = min(options.num_workers, self._pool.num_workers)
         try:
             with garbage_collection_paused():
-                self._replicas = build_replicas(model, options, self._pool, self._keep, parameters)
+                self._replicas = build_replicas(model, options, self._pool, self._interface.keep, parameters)
         except BaseException:
             place.leave()
             raise
@@ -131,13 +127,13 @@ class Executor(Closing):
         self.model = replace(model, parameters=self._parameters)
         self._batching: Batching | None = None
         if self._batch_axes is not None:
-            self._batching = Batching(model, self._batch_axes, options.max_batch, partial(_later, place))
+            self._batching = Batching(model, self._batch_axes, options.max_batch, place.later)
         self._dispatcher = Dispatcher(
             model.name, self._replicas.members, self._pool, options, self._telemetry, self._metrics, place.share
         )
         place.unfinished = self._dispatcher.unfinished
         self._dispatcher.charge_arenas_to(place.arenas)
-        self._finalizer = weakref.finalize(self, _dropped, place, self._replicas)
+        self._finalizer = weakref.finalize(self, place.abandon, self._replicas.close)
         self._finalizer.atexit = False
         self._pooled = PooledRuns(self._dispatcher, self._pool, self.num_workers, RowBlocks(self.model, options))
         self._growth: Growth | None = None
@@ -152,16 +148,6 @@ class Executor(Closing):
         self._turns: Turns | None = None
         if self._inline is not None and options.max_queued is None and options.max_batch == 1:
             self._turns = Turns(self._dispatcher, self._pooled, self._inline)
-
-    def _new_place(self) -> Place:
-        """Workers, as the options ask for them."""
-        name, options = self.model.name, self._options
-        assert options.num_workers is not None
-        if options.pool is None:
-            return shared_workers.enter(name, options.num_workers)
-        if options.pool == "own":
-            return own_place(name, options.num_workers, f"dagexec-{self.model.net.name or 'net'}")
-        return options.pool.enter(name)
 
     async def __aenter__(self) -> Self:
         return self
@@ -229,16 +215,10 @@ class Executor(Closing):
         is no integer, and DagexecError when an operator calls it on the executor that runs it. An operator may call
         it on another one; if both have one pool, the operator's worker runs it meanwhile.
         """
-        try:
-            if feeds.__class__ is not dict:
-                feeds = named_feeds(self.model.name, feeds, self._needed)
-            given: Feeds = feeds
-            names = self.model.outputs if outputs is None else self._fetchable(outputs)
-            if out is not None:
-                given = self._apart(given, names, out)
-        except FeedError as error:
-            self._dispatcher.refuse(error)
-            raise
+        given = feeds
+        names: Sequence[str] = self.model.outputs
+        if given.__class__ is not dict or outputs is not None or out is not None:
+            given, names = self._asked(feeds, outputs, out)
         try:
             if self._inline is not None and timeout is None and trace is None and priority.__class__ is int:
                 results = self._inline.run(given, names, out, priority)
@@ -269,16 +249,10 @@ class Executor(Closing):
         those of `run`. Do not touch the arrays fed, or those of `out`, until it returns. A cancelled await stops the
         run before its next operator or piece, and returns once no worker uses the replica any more.
         """
-        try:
-            if feeds.__class__ is not dict:
-                feeds = named_feeds(self.model.name, feeds, self._needed)
-            given: Feeds = feeds
-            names = self.model.outputs if outputs is None else self._fetchable(outputs)
-            if out is not None:
-                given = self._apart(given, names, out)
-        except FeedError as error:
-            self._dispatcher.refuse(error)
-            raise
+        given = feeds
+        names: Sequence[str] = self.model.outputs
+        if given.__class__ is not dict or outputs is not None or out is not None:
+            given, names = self._asked(feeds, outputs, out)
         try:
             if self._inline is not None and trace is None and priority.__class__ is int:
                 loop = event_loop()
@@ -306,7 +280,7 @@ class Executor(Closing):
         if feeds is None:
             self._warm_up_with_zeros(None)
         else:
-            self._warm_up(named_feeds(self.model.name, feeds, self._needed))
+            self._warm_up(named_feeds(self.model.name, feeds, self._interface.needed))
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the compiled net, and what the executor has done."""
@@ -403,13 +377,23 @@ class Executor(Closing):
             )
         runtime_of(self._options.default_device)
         old, finalizer = self._replicas, self._finalizer
-        self._open(old.parameters, self._new_place())  # the threads that it had are the parent's
+        self._open(old.parameters, new_place(self.model, self._options))  # the threads that it had are the parent's
         finalizer.detach()
         old.close()
 
     def net(self) -> BaseNet:
         """The net of the first replica, for inspection of graph, plan and operators. Do not run it."""
         return self._replicas.members[0].net
+
+    def _asked(
+        self, feeds: Feeds | npt.ArrayLike, outputs: Iterable[str] | None, out: Mapping[str, Array] | None
+    ) -> tuple[Feeds, Sequence[str]]:
+        """See `Interface.asked`."""
+        try:
+            return self._interface.asked(feeds, outputs, out, self._replicas, self._parameters)
+        except FeedError as error:
+            self._dispatcher.refuse(error)
+            raise
 
     def _request(
         self,
@@ -427,7 +411,7 @@ class Executor(Closing):
         checked = (self._batching or self._replicas).fitting(feeds)
         try:
             if checked is None:
-                checked = check_feeds(self.model, feeds, self._needed)
+                checked = check_feeds(self.model, feeds, self._interface.needed)
             request = Request(checked, names, out, priority=operator.index(priority), trace=trace, notify=wait.notify)
             if self._batching is not None:
                 self._batching.place(request)
@@ -485,29 +469,6 @@ class Executor(Closing):
         found = None if self._given_types is None else self._given_types.error_for(feeds)
         return error if found is None else found
 
-    def _apart(self, feeds: Feeds, names: Sequence[str], out: Mapping[str, Array]) -> dict[str, Array]:
-        """The feeds as the arrays that the run will read, of which `out` has been checked to be apart."""
-        if self._parameter_memory is None:
-            self._parameter_memory = HeldMemory({**self._source.parameters, **self._parameters.held()})
-        arrays = as_arrays(self.model.name, feeds)
-        check_out(self.model.name, out, names, arrays, self._parameter_memory)
-        return arrays
-
-    def _fetchable(self, outputs: Iterable[str]) -> tuple[str, ...]:
-        names = result_names(self.model.name, outputs)
-        for name in names:
-            lost = self._keep is not None and name not in self._keep
-            if lost and name in self._given:
-                raise FeedError(
-                    f"net {self.model.name!r}: output {name!r} is not kept, as the net was rewritten for speed; "
-                    f"compile(..., keep=[{name!r}]) keeps it, and optimize=False every blob"
-                )
-            known = self._replicas.parameters if lost else self._replicas.members[0].workspace
-            if not known.has_blob(name):
-                hint = did_you_mean(name, self.model.outputs)
-                raise FeedError(f"net {self.model.name!r}: output {name!r} is not a blob of this net{hint}")
-        return names
-
     def _warm_up_with_zeros(self, shapes: Shapes | None) -> None:
         feeds = zero_feeds(self._source, shapes)
         try:
@@ -517,7 +478,7 @@ class Executor(Closing):
             raise
 
     def _warm_up(self, feeds: Feeds) -> None:
-        checked: Mapping[str, Array] = check_feeds(self.model, feeds, self._needed)
+        checked: Mapping[str, Array] = check_feeds(self.model, feeds, self._interface.needed)
         if self._batching is not None:
             checked = self._batching.padded(checked)
         for replica in self._replicas.members:
@@ -567,19 +528,3 @@ class Executor(Closing):
 
     def _cancelled(self, why: str) -> RunCancelledError:
         return RunCancelledError(f"net {self.model.name!r}: {why}")
-
-
-def _later(place: Place, call: Callable[[], object]) -> None:
-    """Have a worker call it, unless there are none any more."""
-    with suppress(ClosedError):
-        place.workers.submit(task("finding out which requests may be joined", call, share=place.share))
-
-
-def _dropped(place: Place, replicas: Replicas) -> None:
-    """An executor is gone, perhaps without having been closed: the last thing its workers do is to close its nets.
-
-    Garbage is collected at any point of any thread, so nothing is waited for here.
-    """
-    with suppress(ClosedError):
-        place.workers.submit(task("closing the nets of an executor", replicas.close))
-    place.drop()

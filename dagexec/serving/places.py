@@ -14,8 +14,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
+from dagexec.core.model import Model
 from dagexec.core.operator import nothing_to_do
 from dagexec.errors import ClosedError
+from dagexec.options import CompileOptions
 from dagexec.platform import processor
 from dagexec.platform.forking import ProcessLock
 from dagexec.platform.host_memory import physical_bytes
@@ -53,6 +55,20 @@ class Place:
     unfinished: Callable[[], int] = lambda: 0
     grow: Callable[[int], object] = _ask_for_no_more
     arenas: ArenaBudget | None = None
+
+    def later(self, call: Callable[[], object]) -> None:
+        """Have a worker call it, unless there are none any more."""
+        with suppress(ClosedError):
+            self.workers.submit(task("finding out which requests may be joined", call, share=self.share))
+
+    def abandon(self, close: Callable[[], object]) -> None:
+        """The executor is gone, perhaps without having been closed: its workers `close` its nets, and end.
+
+        Garbage is collected at any point of any thread, so nothing is waited for here.
+        """
+        with suppress(ClosedError):
+            self.workers.submit(task("closing the nets of an executor", close))
+        self.drop()
 
 
 def default_arena_bytes() -> int:
@@ -131,3 +147,13 @@ class SharedWorkers:
 
 shared_workers = SharedWorkers()
 """Those of this process."""
+
+
+def new_place(model: Model, options: CompileOptions) -> Place:
+    """Workers, as the options ask for them. Raises ClosedError, ResourceError, SettingError."""
+    assert options.num_workers is not None
+    if options.pool is None:
+        return shared_workers.enter(model.name, options.num_workers)
+    if options.pool == "own":
+        return own_place(model.name, options.num_workers, f"dagexec-{model.net.name or 'net'}")
+    return options.pool.enter(model.name)

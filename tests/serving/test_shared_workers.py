@@ -22,7 +22,7 @@ CORES = 4
 @pytest.fixture(autouse=True)
 def _cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dagexec.platform.processor.available_cores", lambda: CORES)
-    monkeypatch.setattr("dagexec.serving.executor.shared_workers", SharedWorkers())  # others may have dropped theirs
+    monkeypatch.setattr("dagexec.serving.places.shared_workers", SharedWorkers())  # others may have dropped theirs
 
 
 def compiled(**options: object) -> Executor:

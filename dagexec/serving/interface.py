@@ -1,0 +1,70 @@
+"""What callers of a model may feed, which blobs they may fetch, and which arrays may take the results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy.typing as npt
+
+from dagexec.binding.io_binding import Array
+from dagexec.binding.parameters import Parameters
+from dagexec.binding.replicas import Replicas
+from dagexec.core.feeds import Feeds, HeldMemory, as_arrays, check_out, named_feeds, result_names
+from dagexec.core.model import Model
+from dagexec.core.spelling import did_you_mean
+from dagexec.errors import FeedError
+from dagexec.options import CompileOptions
+
+
+class Interface:
+    """Of one executor.
+
+    Attributes:
+        needed: the inputs that have to be fed.
+        keep: the blobs that are there after a run; None for all.
+    """
+
+    def __init__(self, model: Model, source: Model, options: CompileOptions) -> None:
+        """`source` is the model as it was given."""
+        self._model = model
+        self._source = source
+        self.needed = source.needed_inputs()
+        self.keep = frozenset((*options.keep, *model.outputs, *model.inputs)) if options.optimize else None
+        self._written = {name for operator in source.net.op for name in operator.output}
+        self._parameter_memory: HeldMemory | None = None  # made when it is first asked for
+
+    def asked(
+        self,
+        feeds: Feeds | npt.ArrayLike,
+        outputs: Iterable[str] | None,
+        out: Mapping[str, Array] | None,
+        replicas: Replicas,
+        parameters: Parameters,
+    ) -> tuple[Feeds, Sequence[str]]:
+        """The feeds by name, as arrays where `out` has to be apart from them, and what to fetch. Raises FeedError."""
+        name = self._model.name
+        named = named_feeds(name, feeds, self.needed)
+        names = self._model.outputs if outputs is None else self._fetchable(outputs, replicas)
+        if out is None:
+            return named, names
+        if self._parameter_memory is None:
+            self._parameter_memory = HeldMemory({**self._source.parameters, **parameters.held()})
+        arrays = as_arrays(name, named)
+        check_out(name, out, names, arrays, self._parameter_memory)
+        return arrays, names
+
+    def _fetchable(self, outputs: Iterable[str], replicas: Replicas) -> tuple[str, ...]:
+        net = self._model.name
+        names = result_names(net, outputs)
+        for name in names:
+            lost = self.keep is not None and name not in self.keep
+            if lost and name in self._written:
+                raise FeedError(
+                    f"net {net!r}: output {name!r} is not kept, as the net was rewritten for speed; "
+                    f"compile(..., keep=[{name!r}]) keeps it, and optimize=False every blob"
+                )
+            known = replicas.parameters if lost else replicas.members[0].workspace
+            if not known.has_blob(name):
+                hint = did_you_mean(name, self._model.outputs)
+                raise FeedError(f"net {net!r}: output {name!r} is not a blob of this net{hint}")
+        return names
