@@ -18,7 +18,7 @@ from dagexec.ops.shape.reshaping import copy_cost
 AXIS_HELP = "the axis that indices count along; negative counts from the end (default 0)"
 
 
-def _indexed_axis(call: OperatorCall) -> int:
+def indexed_axis(call: OperatorCall) -> int:
     """The axis. Raises ShapeError unless the indices have DATA's axes, none longer but the one they count along."""
     data, indices = call.inputs[0].shape, call.inputs[1].shape
     call.require_types(1, INT32, INT64)
@@ -31,14 +31,14 @@ def _indexed_axis(call: OperatorCall) -> int:
 
 def infer_gather_elements(call: OperatorCall) -> list[TensorType]:
     """An element of DATA for each index."""
-    _indexed_axis(call)
+    indexed_axis(call)
     return [TensorType(call.inputs[1].shape, call.inputs[0].meta)]
 
 
 def _picked_rows(asked: RowsCall) -> list[Rows | None]:
     """On one axis of DATA and INDICES, which indices do not count along."""
     rows = asked.only(0, 1)
-    if rows.axis == _indexed_axis(asked.call):
+    if rows.axis == indexed_axis(asked.call):
         raise asked.mixes(rows.axis)
     if None in asked.rows:
         raise asked.refuse("picks from each place by the index in that place, and one of its inputs has no rows")
@@ -66,13 +66,13 @@ class GatherElements(Operator):
         if not indices.size:
             return nothing_to_do
         places = place_memory(self, 1, indices.shape)
-        steps = element_places(self, data.shape, indices, _indexed_axis(self.call()), places)
+        steps = element_places(self, data.shape, indices, indexed_axis(self.call()), places)
         return picking(self, steps, data.reshape(-1), places, y)
 
 
 def infer_scatter_elements(call: OperatorCall) -> list[TensorType]:
     """The type of DATA; the updates have a value for each index."""
-    _indexed_axis(call)
+    indexed_axis(call)
     call.require_same_type(0, 2)
     call.require_shape(2, call.inputs[1].shape, "a value for each index")
     reduction_of(call)
@@ -101,7 +101,7 @@ class ScatterElements(Operator):
     def prepare(self) -> Step:
         indices, shape = self.x(1), self.x(0).shape
         places = place_memory(self, 1, indices.shape)
-        steps = element_places(self, shape, indices, _indexed_axis(self.call()), places) if indices.size else []
+        steps = element_places(self, shape, indices, indexed_axis(self.call()), places) if indices.size else []
         return scattering(self, steps, places, self.x(2))
 
 

@@ -1,0 +1,82 @@
+"""Values put to places of a table one after another, or joined with what is there, as machine code.
+
+Where some of them never meet others they may be in pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dagexec.core.native import NativeStep
+from dagexec.ops.kernels.builder import Builder, Vector
+from dagexec.ops.kernels.chains import BINARY
+from dagexec.ops.kernels.machine import Machine
+from dagexec.ops.kernels.sharing import pieces_of
+from dagexec.ops.kernels.tables import in_pieces, shares
+
+Array = npt.NDArray[Any]
+
+_BYTES = 4
+_SECONDS = 1.2e-9
+"""Of one element, on one core."""
+
+_ROWS, _COLUMNS, _STRIDE, _PLACES, _VALUES, _TABLE = (8 * number for number in range(6))
+
+
+def scatter_step(
+    machine: Machine, table: Array, places: Array, values: Array, join: str | None, apart: int | None, label: str
+) -> NativeStep | None:
+    """The step table[places] = values in their order, or what `join`, a link of chains, makes of old and new ones.
+
+    `table` is flat, elements have four bytes, and with `join` they are float32; `places` (int64) lie in it, as whoever
+    computed them knows. Along axis `apart` of `values` no two have the same place. None where no kernel serves.
+    """
+    is_packed = all(array.flags.c_contiguous for array in (table, places, values))
+    if not machine.can_run or not is_packed or table.itemsize != _BYTES or table.dtype.hasobject:
+        return None
+    if places.dtype != np.int64 or not values.size or (join is not None and table.dtype != np.float32):
+        return None
+    kernel = _kernel(machine.lanes, join)
+    if kernel is None:
+        return None
+    axis = 0 if apart is None else apart
+    size, inner = values.shape[axis], int(np.prod(values.shape[axis + 1 :], dtype=np.int64))
+    parts = shares(size, 1 if apart is None else pieces_of(values.size * _SECONDS))
+    kept, calls = [], []
+    for part in parts:
+        first = part.start * inner
+        fields = np.array(
+            [
+                *(values.size // (size * inner), len(part) * inner, size * inner),
+                *(places.ctypes.data + 8 * first, values.ctypes.data + _BYTES * first, table.ctypes.data),
+            ],
+            np.int64,
+        )
+        kept.append(fields)
+        calls.append([(kernel, fields.ctypes.data, 0, 0, 0)])
+    return in_pieces(calls, (kept, table, places, values), label)
+
+
+@lru_cache
+def _kernel(lanes: int, join: str | None) -> int | None:
+    """The address of a function of the fields; None where it cannot run."""
+    made: Callable[[Builder, Vector, Vector], Vector] = BINARY[join] if join else lambda build, old, new: new
+    build = Builder(lanes)
+    (fields,) = build.arguments(1)
+    places, values = build.number(fields, _PLACES), build.number(fields, _VALUES)
+    table, columns = build.number(fields, _TABLE), build.number(fields, _COLUMNS)
+    with build.repeat(build.number(fields, _ROWS)):
+        with build.range(columns, 1) as column:
+            place = build.number(places + (column << 3))
+            new = build.load_first(values, column, scale=_BYTES)
+            old = build.load_first(table, place, scale=_BYTES) if join else new
+            build.store_first(made(build, old, new), table, place, scale=_BYTES)
+        stride = build.number(fields, _STRIDE)
+        places.set(places + (stride << 3))
+        values.set(values + (stride << 2))
+    return build.function()
