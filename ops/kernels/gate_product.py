@@ -16,20 +16,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.platform.assembler import (
-    FMA,
-    R8,
-    R9,
-    R10,
-    R11,
-    RAX,
-    RBP,
-    RCX,
-    RDI,
-    RDX,
-    RSI,
-    Assembler,
-)
+from dagexec.platform.assembler import FMA, R8, R9, R10, R11, RAX, RBP, RCX, RDI, RDX, RSI, Assembler
 from dagexec.platform.machine_code import executable
 
 Call = tuple[int, int, int, int, int]

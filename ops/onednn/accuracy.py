@@ -12,13 +12,7 @@ from dagexec.core.dtypes import FLOAT32
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.activation.post_ops import PostOp
 from dagexec.ops.onednn.binding import Library
-from dagexec.ops.onednn.descriptors import (
-    DST,
-    FORWARD_INFERENCE,
-    SRC,
-    Attributes,
-    Descriptor,
-)
+from dagexec.ops.onednn.descriptors import DST, FORWARD_INFERENCE, SRC, Attributes, Descriptor
 from dagexec.ops.onednn.post_ops import ELTWISE
 from dagexec.ops.onednn.primitive import describe
 

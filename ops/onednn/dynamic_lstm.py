@@ -10,16 +10,7 @@ from dagexec.core.dtypes import FLOAT32, INT8, UINT8
 from dagexec.core.operator import Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.errors import UnsupportedFeatureError
-from dagexec.ops.onednn.descriptors import (
-    ATTR_SCALES,
-    ATTR_ZERO_POINTS,
-    BIAS,
-    DST,
-    SRC,
-    WEIGHTS,
-    Array,
-    Descriptor,
-)
+from dagexec.ops.onednn.descriptors import ATTR_SCALES, ATTR_ZERO_POINTS, BIAS, DST, SRC, WEIGHTS, Array, Descriptor
 from dagexec.ops.onednn.packing import PackedForms
 from dagexec.ops.onednn.primitive import WEIGHTS_MD
 from dagexec.ops.onednn.quantized import Arguments, QuantizedProduct

@@ -35,14 +35,7 @@ from dagexec.ops.kernels.function_kernels import GELU, gelu_step
 from dagexec.ops.onednn.accuracy import is_coarse, require_accurate
 from dagexec.ops.onednn.bound import BoundPrimitive
 from dagexec.ops.onednn.cutting import Parts
-from dagexec.ops.onednn.descriptors import (
-    DST,
-    FORWARD_INFERENCE,
-    SRC,
-    SRC_1,
-    Array,
-    Descriptor,
-)
+from dagexec.ops.onednn.descriptors import DST, FORWARD_INFERENCE, SRC, SRC_1, Array, Descriptor
 from dagexec.ops.onednn.operator import OneDNNOperator
 from dagexec.ops.onednn.post_ops import BINARY, ELTWISE, append_post_ops, drops_nan, operand_descriptor
 from dagexec.ops.onednn.primitive import PrimitiveDescriptor

@@ -19,23 +19,8 @@ from dagexec.ops.conv.convolution import SPATIAL_AXES, conv_window
 from dagexec.ops.conv.gradient import ConvolutionGradient, bias_gradient
 from dagexec.ops.conv.gradient_outputs import BIAS as BIAS_GRADIENT
 from dagexec.ops.conv.gradient_outputs import FILTER, INPUT, wanted_gradients
-from dagexec.ops.onednn.convolution_family import (
-    CONVOLUTION,
-    Computation,
-    ConvolutionFamily,
-    grouped,
-    require_window,
-)
-from dagexec.ops.onednn.descriptors import (
-    DIFF_BIAS,
-    DIFF_DST,
-    DIFF_SRC,
-    DIFF_WEIGHTS,
-    SRC,
-    WEIGHTS,
-    Array,
-    Descriptor,
-)
+from dagexec.ops.onednn.convolution_family import CONVOLUTION, Computation, ConvolutionFamily, grouped, require_window
+from dagexec.ops.onednn.descriptors import DIFF_BIAS, DIFF_DST, DIFF_SRC, DIFF_WEIGHTS, SRC, WEIGHTS, Array, Descriptor
 from dagexec.ops.onednn.pieces import Part
 
 

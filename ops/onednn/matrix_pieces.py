@@ -13,12 +13,7 @@ from dagexec.core.operator import Step
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.kernels.sharing import pieces_of_products
 from dagexec.ops.kernels.tables import shares
-from dagexec.ops.onednn.descriptors import (
-    DST,
-    SRC,
-    WEIGHTS,
-    Array,
-)
+from dagexec.ops.onednn.descriptors import DST, SRC, WEIGHTS, Array
 from dagexec.ops.onednn.operator import OneDNNOperator
 
 _MOST = 8

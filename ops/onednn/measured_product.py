@@ -21,15 +21,7 @@ from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.kernels.sharing import MOST_OF_ONE, pieces_of_bytes, pieces_of_products
 from dagexec.ops.kernels.tables import even_shares
 from dagexec.ops.onednn.cutting import behind
-from dagexec.ops.onednn.descriptors import (
-    BIAS,
-    DST,
-    SRC,
-    WEIGHTS,
-    Array,
-    Attributes,
-    Descriptor,
-)
+from dagexec.ops.onednn.descriptors import BIAS, DST, SRC, WEIGHTS, Array, Attributes, Descriptor
 from dagexec.ops.onednn.implementation import choose_implementation, rule
 from dagexec.ops.onednn.operator import OneDNNOperator
 from dagexec.ops.onednn.pieces import Piece, computed_in_pieces

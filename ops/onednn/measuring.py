@@ -27,12 +27,7 @@ from dagexec.core.dtypes import TypeMeta
 from dagexec.core.operator import Step, in_sequence, nothing_to_do
 from dagexec.errors import DagexecError, UnsupportedFeatureError
 from dagexec.ops.kernels.sharing import MOST_OF_ONE, pieces_of
-from dagexec.ops.onednn.descriptors import (
-    WEIGHTS,
-    Array,
-    Descriptor,
-    aligned_empty,
-)
+from dagexec.ops.onednn.descriptors import WEIGHTS, Array, Descriptor, aligned_empty
 from dagexec.ops.onednn.operator import reorder
 from dagexec.ops.onednn.problem import Assembled, Candidate, Compute, Problem, assemble
 from dagexec.platform.deadline import Deadline, call_with_timeout, check_stop

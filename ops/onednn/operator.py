@@ -28,26 +28,12 @@ from dagexec.ops.onednn.accuracy import is_coarse
 from dagexec.ops.onednn.binding import Library, require_library
 from dagexec.ops.onednn.bound import ArgumentRebind, BoundPrimitive, Rebindable
 from dagexec.ops.onednn.cutting import Parts, cut_primitive
-from dagexec.ops.onednn.descriptors import (
-    DST,
-    SCRATCHPAD,
-    SRC,
-    Array,
-    Attributes,
-    Descriptor,
-    aligned_empty,
-)
+from dagexec.ops.onednn.descriptors import DST, SCRATCHPAD, SRC, Array, Attributes, Descriptor, aligned_empty
 from dagexec.ops.onednn.keeping_nan import is_seen, keeping_nan, scanning
 from dagexec.ops.onednn.nchw_fallback import in_plain_order
 from dagexec.ops.onednn.packing import PackedForms, offer_unpacking, packed_memory
 from dagexec.ops.onednn.post_ops import drops_nan
-from dagexec.ops.onednn.primitive import (
-    SCRATCHPAD_MD,
-    Primitive,
-    PrimitiveDescriptor,
-    describe,
-    primitives_made,
-)
+from dagexec.ops.onednn.primitive import SCRATCHPAD_MD, Primitive, PrimitiveDescriptor, describe, primitives_made
 from dagexec.ops.onednn.recipe import (
     Tensors,
     find_recipe,

@@ -20,14 +20,7 @@ from dagexec.ops.kernels.machine import AVX2, AVX512
 from dagexec.ops.kernels.post_ops import PostOp
 from dagexec.ops.onednn import direct
 from dagexec.ops.onednn.binding import Library
-from dagexec.ops.onednn.descriptors import (
-    BIAS,
-    DST,
-    SRC,
-    WEIGHTS,
-    Array,
-    Descriptor,
-)
+from dagexec.ops.onednn.descriptors import BIAS, DST, SRC, WEIGHTS, Array, Descriptor
 from dagexec.ops.onednn.panel_product import fits_panels, in_panels, product_step
 from dagexec.ops.onednn.problem import (
     COMPOSED,

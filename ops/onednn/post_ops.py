@@ -12,13 +12,7 @@ from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.activation.post_ops import SUM, PostOp
 from dagexec.ops.base.layout import BLOCKS, NCHW, NHWC, logical_shape
 from dagexec.ops.onednn.binding import Library
-from dagexec.ops.onednn.descriptors import (
-    POST_OP,
-    SRC_1,
-    Array,
-    Attributes,
-    Descriptor,
-)
+from dagexec.ops.onednn.descriptors import POST_OP, SRC_1, Array, Attributes, Descriptor
 
 _RELU, _TANH, _ELU, _SQUARE, _ABS, _SQRT, _LINEAR, _SOFTPLUS, _HARDSIGMOID, _LOGISTIC, _EXP = range(0x20, 0x2B)
 _GELU_TANH, _SWISH, _LOG, _CLIP, _, _POW, _GELU_ERF, _, _MISH, _HARDSWISH = range(0x2B, 0x35)

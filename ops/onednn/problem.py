@@ -18,14 +18,7 @@ from dagexec.core.operator import Step, nothing_to_do
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.onednn.binding import Library
 from dagexec.ops.onednn.bound import Rebindable
-from dagexec.ops.onednn.descriptors import (
-    POST_OP,
-    SCRATCHPAD,
-    WEIGHTS,
-    Array,
-    Descriptor,
-    aligned_empty,
-)
+from dagexec.ops.onednn.descriptors import POST_OP, SCRATCHPAD, WEIGHTS, Array, Descriptor, aligned_empty
 from dagexec.ops.onednn.division import adds_up_alike, misreads
 from dagexec.ops.onednn.operator import reorder
 from dagexec.ops.onednn.primitive import EXEC_ARG_MD, SCRATCHPAD_MD, PrimitiveDescriptor

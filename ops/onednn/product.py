@@ -21,16 +21,7 @@ from dagexec.ops.activation.post_ops import SUM, PostOp, read_post_ops
 from dagexec.ops.base.layout import NCHW
 from dagexec.ops.kernels.post_ops import FUNCTIONS
 from dagexec.ops.onednn.accuracy import require_accurate
-from dagexec.ops.onednn.descriptors import (
-    BIAS,
-    DST,
-    FORWARD_INFERENCE,
-    SRC,
-    WEIGHTS,
-    Array,
-    Attributes,
-    Descriptor,
-)
+from dagexec.ops.onednn.descriptors import BIAS, DST, FORWARD_INFERENCE, SRC, WEIGHTS, Array, Attributes, Descriptor
 from dagexec.ops.onednn.dot_product import can_multiply, dot_step
 from dagexec.ops.onednn.finishing import finishing_step
 from dagexec.ops.onednn.measured_product import INNER_PRODUCT, MeasuredProduct, WeightedProduct

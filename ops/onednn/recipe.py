@@ -23,13 +23,7 @@ from dagexec.core.choices import choices
 from dagexec.core.native import Remake, remade
 from dagexec.core.operator import Prepared, Rebind, Step, in_sequence, parts_of
 from dagexec.core.tensor import Tensor
-from dagexec.ops.onednn.bound import (
-    ArgumentRebind,
-    BoundPrimitive,
-    Memory,
-    bound_primitive_of,
-    memory_at,
-)
+from dagexec.ops.onednn.bound import ArgumentRebind, BoundPrimitive, Memory, bound_primitive_of, memory_at
 from dagexec.ops.onednn.descriptors import Array, Descriptor
 from dagexec.ops.onednn.packing import PackedForms
 from dagexec.ops.onednn.primitive import Primitive

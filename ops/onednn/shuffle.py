@@ -13,13 +13,7 @@ from dagexec.core.operator import Step
 from dagexec.core.registry import operator
 from dagexec.ops.base.layout import BLOCKS, channel_axis, channel_count, image_order
 from dagexec.ops.image import spatial
-from dagexec.ops.onednn.descriptors import (
-    DST,
-    DTYPES,
-    FORWARD_INFERENCE,
-    SRC,
-    Array,
-)
+from dagexec.ops.onednn.descriptors import DST, DTYPES, FORWARD_INFERENCE, SRC, Array
 from dagexec.ops.onednn.operator import OneDNNOperator
 
 

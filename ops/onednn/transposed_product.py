@@ -21,14 +21,7 @@ from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.base.geometry import Axis
 from dagexec.ops.kernels.machine import AVX2, AVX512
 from dagexec.ops.onednn.binding import Library
-from dagexec.ops.onednn.descriptors import (
-    BIAS,
-    DST,
-    SRC,
-    WEIGHTS,
-    Array,
-    Descriptor,
-)
+from dagexec.ops.onednn.descriptors import BIAS, DST, SRC, WEIGHTS, Array, Descriptor
 from dagexec.ops.onednn.panel_product import fits_panels, in_panels, product_step
 from dagexec.ops.onednn.problem import (
     COMPOSED,

@@ -18,12 +18,7 @@ from dagexec.core.dtypes import FLOAT32
 from dagexec.core.operator import Step
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.base.layout import NCHW
-from dagexec.ops.onednn.descriptors import (
-    WEIGHTS,
-    Array,
-    Descriptor,
-    aligned_empty,
-)
+from dagexec.ops.onednn.descriptors import WEIGHTS, Array, Descriptor, aligned_empty
 from dagexec.ops.onednn.division import misreads
 from dagexec.ops.onednn.operator import reorder
 from dagexec.ops.onednn.packing import packed_memory

@@ -53,12 +53,7 @@ from dagexec.ops.onednn.division import adds_up_alike
 from dagexec.ops.onednn.operator import reorder
 from dagexec.ops.onednn.packing import packed_memory
 from dagexec.ops.onednn.pieces import Together, side_by_side
-from dagexec.ops.onednn.primitive import (
-    EXEC_ARG_MD,
-    SCRATCHPAD_MD,
-    PrimitiveDescriptor,
-    describe,
-)
+from dagexec.ops.onednn.primitive import EXEC_ARG_MD, SCRATCHPAD_MD, PrimitiveDescriptor, describe
 from dagexec.ops.onednn.problem import COMPOSED, Assembled, Candidate, Memory, Pack, Problem, in_one, in_plain_order
 from dagexec.ops.onednn.winograd_tables import Tables
 from dagexec.ops.onednn.winograd_tiling import OUTPUTS, TAPS, Layer, Tiling

@@ -21,12 +21,7 @@ from dagexec.ops.conv.toom_cook import minimal_filter
 from dagexec.ops.kernels import winograd_kernels as kernels
 from dagexec.ops.kernels.post_ops import post_op_kernel
 from dagexec.ops.onednn.descriptors import BIAS as BIAS_ARGUMENT
-from dagexec.ops.onednn.descriptors import (
-    DST,
-    SRC,
-    Array,
-    aligned_empty,
-)
+from dagexec.ops.onednn.descriptors import DST, SRC, Array, aligned_empty
 from dagexec.ops.onednn.winograd_tiling import TAPS, Tiling
 
 Integers = npt.NDArray[np.int64]
