@@ -79,7 +79,12 @@ def by_fields(schema: Callable[Fields, OpSchema], decorator: Callable[[OpSchema]
     return of_fields
 
 
-new_operator = by_fields(OpSchema, operator)
+def declares(schema: Callable[Fields, OpSchema]) -> Callable[Fields, Callable[[OperatorClass], OperatorClass]]:
+    """A function that makes schemas, as a class decorator: the class computes, on the host, the new operator type."""
+    return by_fields(schema, operator)
+
+
+new_operator = declares(OpSchema)
 """Class decorator: the class computes, on the host, a new operator type whose OpSchema has these fields."""
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.operator import Operator, Step, in_sequence
-from dagexec.core.registry import operator
+from dagexec.core.registry import declares
 from dagexec.core.rows import apart_from, summing
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType, memory_cost
 from dagexec.ops.base.blocks import BLOCK, Array, block_indices, compute_dtype, convert, is_narrow
@@ -46,7 +46,8 @@ def infer_softmax(call: OperatorCall) -> list[TensorType]:
     return [call.inputs[0]]
 
 
-def softmax_schema(name: str, formula: str) -> OpSchema:
+@declares
+def softmax_operator(name: str, formula: str) -> OpSchema:
     """The schema that Softmax and LogSoftmax share."""
     return OpSchema(
         name,
@@ -85,7 +86,7 @@ def _prepare(owner: Operator, row_passes: RowPasses) -> Step:
     return in_sequence(steps)
 
 
-@operator(softmax_schema("Softmax", "Y = exp(X) / sum of exp(X)."))
+@softmax_operator("Softmax", "Y = exp(X) / sum of exp(X).")
 class Softmax(Operator):
     """Softmax."""
 
@@ -104,7 +105,7 @@ class Softmax(Operator):
         return _prepare(self, row_passes)
 
 
-@operator(softmax_schema("LogSoftmax", "Y = X - ln(sum of exp(X))."))
+@softmax_operator("LogSoftmax", "Y = X - ln(sum of exp(X)).")
 class LogSoftmax(Operator):
     """Logarithm of Softmax, without the loss of accuracy of taking it afterwards."""
 

@@ -9,14 +9,15 @@ import numpy as np
 from dagexec.core.dtypes import ALL_TYPES, BOOL, FLOAT_TYPES, INT32, INT64, TypeMeta
 from dagexec.core.gradient import no_gradient
 from dagexec.core.operator import Operator, Step
-from dagexec.core.registry import operator
+from dagexec.core.registry import declares
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
 from dagexec.errors import AssertionFailedError
 from dagexec.ops.base.blocks import Array
 from dagexec.ops.control.nan_check import check_finite
 
 
-def _schema(name: str, metas: tuple[TypeMeta, ...], doc: str, args: dict[str, str]) -> OpSchema:
+@declares
+def _operator(name: str, metas: tuple[TypeMeta, ...], doc: str, args: dict[str, str]) -> OpSchema:
     def infer(call: OperatorCall) -> list[TensorType]:
         call.require_types(0, *metas)
         return []
@@ -36,9 +37,9 @@ class ValueCheck(Operator):
         """A step that raises unless array `x`, of the host, has the values it must have."""
 
 
-@operator(_schema("Assert", (BOOL, INT32, INT64), "An error unless all elements of X are true.", {
+@_operator("Assert", (BOOL, INT32, INT64), "An error unless all elements of X are true.", {
     "error_msg": "what the error says (default: which elements are false)"
-}))  # fmt: skip
+})  # fmt: skip
 class Assert(ValueCheck):
     """All elements are true."""
 
@@ -55,9 +56,7 @@ class Assert(ValueCheck):
         return check
 
 
-@operator(
-    _schema("EnforceFinite", ALL_TYPES, "An error when X has a NaN or an infinity. Only floats can have them.", {})
-)
+@_operator("EnforceFinite", ALL_TYPES, "An error when X has a NaN or an infinity. Only floats can have them.", {})
 class EnforceFinite(ValueCheck):
     """All elements are numbers."""
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.operator import Operator, Step, in_sequence
-from dagexec.core.registry import operator
+from dagexec.core.registry import declares
 from dagexec.core.rows import first_axis
 from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType
 from dagexec.errors import ArgumentError
@@ -348,7 +348,8 @@ class LocallyConnectedGradient(Operator):
 _LAYER_ARGS = WINDOW_ARGS | GROUP_ARGS
 
 
-def _layer_schema(name: str) -> OpSchema:
+@declares
+def _layer_operator(name: str) -> OpSchema:
     return OpSchema(
         name,
         inputs=(2, 3),
@@ -364,7 +365,8 @@ def _layer_schema(name: str) -> OpSchema:
     )
 
 
-def _gradient_schema(name: str) -> OpSchema:
+@declares
+def _gradient_operator(name: str) -> OpSchema:
     return OpSchema(
         name,
         outputs=(1, 3),
@@ -381,6 +383,6 @@ def _gradient_schema(name: str) -> OpSchema:
 
 for _suffix in _SPATIAL_AXES:
     _name = f"LC{_suffix}"
-    operator(_layer_schema(_name))(type(_name, (LocallyConnected,), {"__doc__": f"{_name} on the CPU."}))
+    _layer_operator(_name)(type(_name, (LocallyConnected,), {"__doc__": f"{_name} on the CPU."}))
     _name += "Gradient"
-    operator(_gradient_schema(_name))(type(_name, (LocallyConnectedGradient,), {"__doc__": f"{_name} on the CPU."}))
+    _gradient_operator(_name)(type(_name, (LocallyConnectedGradient,), {"__doc__": f"{_name} on the CPU."}))

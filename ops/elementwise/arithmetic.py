@@ -12,7 +12,7 @@ from dagexec.core.arguments import Arguments
 from dagexec.core.dtypes import BOOL, FLOAT_TYPES, INT32, INT64, NUMBER_TYPES, STRING, TypeMeta
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence
-from dagexec.core.registry import new_operator, operator
+from dagexec.core.registry import declares, new_operator
 from dagexec.core.rows import elementwise
 from dagexec.core.schema import (
     UNBOUNDED,
@@ -58,7 +58,8 @@ def arithmetic(post_op: str) -> dict[str, Any]:
     return {"post_ops": rule, "image_role": ImageRole.ELEMENTWISE, "narrows": True}
 
 
-def binary_schema(
+@declares
+def binary_operator(
     name: str,
     doc: str,
     metas: tuple[TypeMeta, ...],
@@ -108,7 +109,7 @@ def _define(
     """Register binary operator `name`, computed by one NumPy function."""
     members = {"ufunc": staticmethod(ufunc), "__doc__": doc, "__module__": __name__}
     cls = type(name, (BinaryOperator,), members)
-    return operator(binary_schema(name, doc, metas, inplace, onnx, ufunc, boolean=boolean, **traits))(cls)
+    return binary_operator(name, doc, metas, inplace, onnx, ufunc, boolean=boolean, **traits)(cls)
 
 
 COMPARABLE_TYPES = (*NUMBER_TYPES, BOOL, STRING)
@@ -129,16 +130,14 @@ Or = _define("Or", np.logical_or, "C = A or B.", OnnxName("Or", 7), (BOOL,), fir
 Xor = _define("Xor", np.logical_xor, "C = A xor B.", OnnxName("Xor", 7), (BOOL,), first_to_first)
 
 
-@operator(
-    binary_schema(
-        "Div",
-        "C = A / B; of integers, rounded towards zero, and 0 for B = 0.",
-        NUMBER_TYPES,
-        first_to_first,
-        OnnxName("Div", 14),
-        np.divide,
-        **arithmetic("div"),
-    )
+@binary_operator(
+    "Div",
+    "C = A / B; of integers, rounded towards zero, and 0 for B = 0.",
+    NUMBER_TYPES,
+    first_to_first,
+    OnnxName("Div", 14),
+    np.divide,
+    **arithmetic("div"),
 )
 class Div(BinaryOperator):
     """Quotient."""
@@ -272,7 +271,8 @@ class VariadicOperator(Operator):
         return []
 
 
-def variadic_schema(
+@declares
+def variadic_operator(
     name: str,
     doc: str,
     metas: tuple[TypeMeta, ...],
@@ -308,10 +308,8 @@ def variadic_schema(
 SUM_ARGS = {"broadcast": "1: the inputs may have different shapes; read by gradients only (default 0)"}
 
 
-@operator(
-    variadic_schema(
-        "Sum", "Y = X1 + X2 + ..., added in that order.", NUMBER_TYPES, lambda *x: sum(x), SUM_ARGS, **arithmetic("add")
-    )
+@variadic_operator(
+    "Sum", "Y = X1 + X2 + ..., added in that order.", NUMBER_TYPES, lambda *x: sum(x), SUM_ARGS, **arithmetic("add")
 )
 class Sum(VariadicOperator):
     """Sum of tensors."""
@@ -324,14 +322,12 @@ def _mean_post_ops(_arguments: Arguments, _meta: TypeMeta, count: int) -> list[s
     return [*(f"add:{index}" for index in range(1, count)), f"linear:{1 / count!r}:0.0"] if count > 1 else []
 
 
-@operator(
-    variadic_schema(
-        "Mean",
-        "Y = (X1 + X2 + ...) / number of inputs.",
-        FLOAT_TYPES,
-        lambda *x: sum(x) / len(x),
-        **arithmetic("add") | {"post_ops": _mean_post_ops},
-    )
+@variadic_operator(
+    "Mean",
+    "Y = (X1 + X2 + ...) / number of inputs.",
+    FLOAT_TYPES,
+    lambda *x: sum(x) / len(x),
+    **arithmetic("add") | {"post_ops": _mean_post_ops},
 )
 class Mean(VariadicOperator):
     """Mean of tensors."""
@@ -344,14 +340,12 @@ class Mean(VariadicOperator):
         return [] if count == 1 else [partial(np.divide, total, np.asarray(count, total.dtype), out=total)]
 
 
-@operator(
-    variadic_schema(
-        "Max",
-        "Y = the maximum of X1, X2, ..., element by element; NaN where one of them is NaN.",
-        NUMBER_TYPES,
-        lambda *x: reduce(np.maximum, x),
-        **arithmetic("max"),
-    )
+@variadic_operator(
+    "Max",
+    "Y = the maximum of X1, X2, ..., element by element; NaN where one of them is NaN.",
+    NUMBER_TYPES,
+    lambda *x: reduce(np.maximum, x),
+    **arithmetic("max"),
 )
 class Max(VariadicOperator):
     """Maximum of tensors."""
@@ -359,14 +353,12 @@ class Max(VariadicOperator):
     ufunc = np.maximum
 
 
-@operator(
-    variadic_schema(
-        "Min",
-        "Y = the minimum of X1, X2, ..., element by element; NaN where one of them is NaN.",
-        NUMBER_TYPES,
-        lambda *x: reduce(np.minimum, x),
-        **arithmetic("min"),
-    )
+@variadic_operator(
+    "Min",
+    "Y = the minimum of X1, X2, ..., element by element; NaN where one of them is NaN.",
+    NUMBER_TYPES,
+    lambda *x: reduce(np.minimum, x),
+    **arithmetic("min"),
 )
 class Min(VariadicOperator):
     """Minimum of tensors."""

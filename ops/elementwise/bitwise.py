@@ -12,13 +12,13 @@ from dagexec.core.dtypes import BOOL, NUMBER_TYPES, TypeMeta
 from dagexec.core.gradient import no_gradient
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step
-from dagexec.core.registry import new_operator, operator
+from dagexec.core.registry import new_operator
 from dagexec.core.rows import elementwise
 from dagexec.core.schema import OperatorCall, TensorType, any_to_first, first_to_first
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.broadcasting import broadcast_shape, require_inplace_fits
 from dagexec.ops.base.pointwise import UfuncOperator, pointwise
-from dagexec.ops.elementwise.arithmetic import BinaryOperator, binary_schema
+from dagexec.ops.elementwise.arithmetic import BinaryOperator, binary_operator
 
 INTEGER_TYPES = tuple(meta for meta in NUMBER_TYPES if meta.is_integer)
 BIT_TYPES = (BOOL, *INTEGER_TYPES)
@@ -29,7 +29,7 @@ def _define(
 ) -> type[BinaryOperator]:
     members = {"ufunc": staticmethod(ufunc), "__doc__": doc, "__module__": __name__}
     cls = type(name, (BinaryOperator,), members)
-    return operator(binary_schema(name, doc, metas, any_to_first, onnx, ufunc))(cls)
+    return binary_operator(name, doc, metas, any_to_first, onnx, ufunc)(cls)
 
 
 def _logic(name: str, ufunc: Callable[..., Any], doc: str) -> type[BinaryOperator]:

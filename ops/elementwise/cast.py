@@ -14,7 +14,7 @@ from dagexec.core.dtypes import FLOAT16, FLOAT32, FLOAT_TYPES, STRING, TypeMeta
 from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_by, gradient_of, no_gradient
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence
-from dagexec.core.registry import new_operator, operator
+from dagexec.core.registry import declares, new_operator
 from dagexec.core.rows import keeps_axes
 from dagexec.core.schema import ElementTypeError, OperatorCall, OpSchema, TensorType
 from dagexec.core.traits import ImageRole
@@ -123,7 +123,8 @@ class Cast(Conversion):
     """Elements converted to a given type."""
 
 
-def half_schema(name: str, source: TypeMeta, target: TypeMeta, doc: str) -> OpSchema:
+@declares
+def half_operator(name: str, source: TypeMeta, target: TypeMeta, doc: str) -> OpSchema:
     """The schema of a conversion from `source` to `target`."""
 
     def infer(call: OperatorCall) -> list[TensorType]:
@@ -133,12 +134,12 @@ def half_schema(name: str, source: TypeMeta, target: TypeMeta, doc: str) -> OpSc
     return OpSchema(name, infer=infer, doc=doc, input_names=("X",), output_names=("Y",))
 
 
-@operator(half_schema("FloatToHalf", FLOAT32, FLOAT16, "float32 rounded to float16; beyond 65504 becomes infinite."))
+@half_operator("FloatToHalf", FLOAT32, FLOAT16, "float32 rounded to float16; beyond 65504 becomes infinite.")
 class FloatToHalf(Conversion):
     """float32 to float16."""
 
 
-@operator(half_schema("HalfToFloat", FLOAT16, FLOAT32, "float16 widened to float32, exactly."))
+@half_operator("HalfToFloat", FLOAT16, FLOAT32, "float16 widened to float32, exactly.")
 class HalfToFloat(Conversion):
     """float16 to float32."""
 

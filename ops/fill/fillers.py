@@ -18,7 +18,7 @@ import numpy.typing as npt
 from dagexec.core.dtypes import BOOL, FLOAT32, FLOAT64, INT16, INT32, INT64, STRING, UINT8, TypeMeta
 from dagexec.core.gradient import no_gradient
 from dagexec.core.operator import Operator, Step
-from dagexec.core.registry import operator
+from dagexec.core.registry import declares, operator
 from dagexec.core.rows import made_from_sizes
 from dagexec.core.rows_call import RowsRule
 from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType, first_to_first, memory_cost
@@ -176,7 +176,8 @@ class RangeFill(Operator):
         return partial(np.copyto, y, np.arange(y.size, dtype=np.float32).reshape(y.shape))
 
 
-def given_schema(name: str, meta: TypeMeta) -> OpSchema:
+@declares
+def given_operator(name: str, meta: TypeMeta) -> OpSchema:
     """The schema of a filler whose elements are listed in `values`."""
 
     def check(call: OperatorCall, shape: tuple[int, ...]) -> None:
@@ -203,42 +204,42 @@ class GivenTensor(Operator):
         return partial(np.copyto, y, given_values(self.call(), self.output(0).meta).reshape(y.shape))
 
 
-@operator(given_schema("GivenTensorFill", FLOAT32))
+@given_operator("GivenTensorFill", FLOAT32)
 class GivenTensorFill(GivenTensor):
     """float32 values, unless `dtype` says otherwise."""
 
 
-@operator(given_schema("GivenTensorDoubleFill", FLOAT64))
+@given_operator("GivenTensorDoubleFill", FLOAT64)
 class GivenTensorDoubleFill(GivenTensor):
     """float64 values; a NetDef stores them as float32."""
 
 
-@operator(given_schema("GivenTensorIntFill", INT32))
+@given_operator("GivenTensorIntFill", INT32)
 class GivenTensorIntFill(GivenTensor):
     """int32 values."""
 
 
-@operator(given_schema("GivenTensorInt64Fill", INT64))
+@given_operator("GivenTensorInt64Fill", INT64)
 class GivenTensorInt64Fill(GivenTensor):
     """int64 values."""
 
 
-@operator(given_schema("GivenTensorInt16Fill", INT16))
+@given_operator("GivenTensorInt16Fill", INT16)
 class GivenTensorInt16Fill(GivenTensor):
     """int16 values."""
 
 
-@operator(given_schema("GivenTensorUInt8Fill", UINT8))
+@given_operator("GivenTensorUInt8Fill", UINT8)
 class GivenTensorUInt8Fill(GivenTensor):
     """uint8 values."""
 
 
-@operator(given_schema("GivenTensorBoolFill", BOOL))
+@given_operator("GivenTensorBoolFill", BOOL)
 class GivenTensorBoolFill(GivenTensor):
     """Truth values."""
 
 
-@operator(given_schema("GivenTensorStringFill", STRING))
+@given_operator("GivenTensorStringFill", STRING)
 class GivenTensorStringFill(GivenTensor):
     """Strings of bytes."""
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from dagexec.core.dtypes import BOOL, FLOAT_TYPES
 from dagexec.core.gradient import gradient_by
 from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
-from dagexec.core.registry import operator
+from dagexec.core.registry import declares, operator
 from dagexec.core.rows import apart_from
 from dagexec.core.rows_call import RowsRule
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
@@ -194,7 +194,8 @@ class Padded(Operator):
         return in_sequence(calls)
 
 
-def _gradient_schema(of: str, args: dict[str, str]) -> OpSchema:
+@declares
+def _gradient_operator(of: str, args: dict[str, str]) -> OpSchema:
     return OpSchema(
         f"{of}Gradient",
         infer=infer_pad_gradient,
@@ -206,7 +207,7 @@ def _gradient_schema(of: str, args: dict[str, str]) -> OpSchema:
     )
 
 
-@operator(_gradient_schema("PadImage", _IMAGE_ARGS))
+@_gradient_operator("PadImage", _IMAGE_ARGS)
 class PadImageGradient(Operator):
     """dX is the middle of dY, plus the borders of dY at the pixels that they show, in a fixed order; 0 where X was
     cut off.
@@ -238,7 +239,7 @@ class PadImageGradient(Operator):
         return in_sequence(calls)
 
 
-@operator(_gradient_schema("Pad", _TENSOR_ARGS))
+@_gradient_operator("Pad", _TENSOR_ARGS)
 class PadGradient(Operator):
     """As PadImageGradient, on all axes."""
 

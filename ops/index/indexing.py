@@ -16,7 +16,7 @@ import numpy.typing as npt
 from dagexec.core.dtypes import BOOL, FLOAT32, INT32, INT64, STRING
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
-from dagexec.core.registry import new_operator, operator
+from dagexec.core.registry import declares, new_operator
 from dagexec.core.rows import apart_from, gathered
 from dagexec.core.rows_call import RowsCall
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
@@ -126,7 +126,8 @@ class GatherAlongAxis(Operator):
         ]
 
 
-def gather_schema(
+@declares
+def gather_operator(
     name: str,
     axis: Callable[[OperatorCall], int],
     doc: str,
@@ -162,17 +163,15 @@ def _batch_axis(call: OperatorCall) -> int:
     return 1
 
 
-@operator(
-    gather_schema(
-        "Gather",
-        _gather_axis,
-        "DATA at the indices along `axis`; that axis is replaced by the axes of INDICES (int32 or int64).",
-        {
-            "axis": "the axis of DATA to pick along (default 0)",
-            "dense_gradient": "1: the gradient of DATA is a tensor of its shape, not indices and rows (default 0)",
-        },
-        (OnnxName("Gather", 13, {"axis": "axis"}, fixed={"wrap_indices": 1}),),
-    )
+@gather_operator(
+    "Gather",
+    _gather_axis,
+    "DATA at the indices along `axis`; that axis is replaced by the axes of INDICES (int32 or int64).",
+    {
+        "axis": "the axis of DATA to pick along (default 0)",
+        "dense_gradient": "1: the gradient of DATA is a tensor of its shape, not indices and rows (default 0)",
+    },
+    (OnnxName("Gather", 13, {"axis": "axis"}, fixed={"wrap_indices": 1}),),
 )
 class Gather(GatherAlongAxis):
     """Slices picked by index."""
@@ -181,7 +180,7 @@ class Gather(GatherAlongAxis):
         return _gather_axis(self.call())
 
 
-@operator(gather_schema("BatchGather", _batch_axis, "DATA[:, INDICES]: the same picks from every batch element."))
+@gather_operator("BatchGather", _batch_axis, "DATA[:, INDICES]: the same picks from every batch element.")
 class BatchGather(GatherAlongAxis):
     """Slices picked by index from every batch element."""
 

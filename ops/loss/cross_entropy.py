@@ -14,13 +14,13 @@ import numpy as np
 from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.gradient import gradient_by
 from dagexec.core.operator import Operator, Step, in_sequence
-from dagexec.core.registry import new_operator, operator
+from dagexec.core.registry import new_operator
 from dagexec.core.rows import along_axis
 from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.ops.base.blocks import Array, Scratch, compute_dtype
 from dagexec.ops.base.pointwise import scalar_pass
 from dagexec.ops.loss.labels import label_check, require_labels
-from dagexec.ops.loss.rows import RowGradient, RowLoss, gradient_after_inputs, row_gradient_schema, row_loss_schema
+from dagexec.ops.loss.rows import RowGradient, RowLoss, gradient_after_inputs, row_gradient_operator, row_loss_operator
 
 MIN_PROBABILITY = 1e-20
 
@@ -122,12 +122,10 @@ class LabelCrossEntropyGradient(_Labeled):
 gradient_by("LabelCrossEntropy", "LabelCrossEntropyGradient", ("X0", "X1", "dY"))
 
 
-@operator(
-    row_loss_schema(
-        "CrossEntropy",
-        ("X", "label"),
-        "Y = -sum of label * ln max(X, 1e-20) over each row, of the first axis: X probabilities, label a distribution.",
-    )
+@row_loss_operator(
+    "CrossEntropy",
+    ("X", "label"),
+    "Y = -sum of label * ln max(X, 1e-20) over each row, of the first axis: X probabilities, label a distribution.",
 )
 class CrossEntropy(RowLoss):
     """Cross entropy of two distributions."""
@@ -144,7 +142,7 @@ class CrossEntropy(RowLoss):
         ]
 
 
-@operator(row_gradient_schema("CrossEntropyGradient", ("X", "label", "dY"), ("dX",)))
+@row_gradient_operator("CrossEntropyGradient", ("X", "label", "dY"), ("dX",))
 class CrossEntropyGradient(RowGradient):
     """dX = -dY * label / max(X, 1e-20)."""
 

@@ -8,7 +8,6 @@ from functools import partial
 import numpy as np
 
 from dagexec.core.operator import Step
-from dagexec.core.registry import operator
 from dagexec.ops.base.blocks import Array, Scratch
 from dagexec.ops.base.pointwise import scalar_pass
 from dagexec.ops.loss.rows import (
@@ -16,8 +15,8 @@ from dagexec.ops.loss.rows import (
     RowLoss,
     gradient_after_inputs,
     inner_product,
-    row_gradient_schema,
-    row_loss_schema,
+    row_gradient_operator,
+    row_loss_operator,
 )
 
 _PAIR, _WITH_GRADIENT, _BOTH = ("X", "Y"), ("X", "Y", "dZ"), ("dX", "dY")
@@ -25,9 +24,7 @@ _EQUAL = 1e-12  # of L1Distance: elements that differ by no more have no gradien
 _MIN_SQUARE = 1e-12  # of CosineSimilarity: the least square of a length, as in Caffe2
 
 
-@operator(
-    row_loss_schema("SquaredL2Distance", _PAIR, "Z = half the sum of (X - Y)^2 over each row, of the first axis.")
-)
+@row_loss_operator("SquaredL2Distance", _PAIR, "Z = half the sum of (X - Y)^2 over each row, of the first axis.")
 class SquaredL2Distance(RowLoss):
     """Half the squared Euclidean distance."""
 
@@ -41,7 +38,7 @@ class SquaredL2Distance(RowLoss):
         ]
 
 
-@operator(row_gradient_schema("SquaredL2DistanceGradient", _WITH_GRADIENT, _BOTH))
+@row_gradient_operator("SquaredL2DistanceGradient", _WITH_GRADIENT, _BOTH)
 class SquaredL2DistanceGradient(RowGradient):
     """dX = dZ * (X - Y), dY = -dX."""
 
@@ -54,7 +51,7 @@ class SquaredL2DistanceGradient(RowGradient):
         ]
 
 
-@operator(row_loss_schema("L1Distance", _PAIR, "Z = the sum of |X - Y| over each row, of the first axis."))
+@row_loss_operator("L1Distance", _PAIR, "Z = the sum of |X - Y| over each row, of the first axis.")
 class L1Distance(RowLoss):
     """Sum of absolute differences."""
 
@@ -67,7 +64,7 @@ class L1Distance(RowLoss):
         ]
 
 
-@operator(row_gradient_schema("L1DistanceGradient", _WITH_GRADIENT, _BOTH))
+@row_gradient_operator("L1DistanceGradient", _WITH_GRADIENT, _BOTH)
 class L1DistanceGradient(RowGradient):
     """dX = dZ * sign(X - Y), 0 where they differ by no more than 1e-12; dY = -dX."""
 
@@ -86,7 +83,7 @@ class L1DistanceGradient(RowGradient):
         ]
 
 
-@operator(row_loss_schema("DotProduct", _PAIR, "Z = the sum of X * Y over each row, of the first axis."))
+@row_loss_operator("DotProduct", _PAIR, "Z = the sum of X * Y over each row, of the first axis.")
 class DotProduct(RowLoss):
     """Inner product."""
 
@@ -94,7 +91,7 @@ class DotProduct(RowLoss):
         return [inner_product(sources[0], sources[1], z)]
 
 
-@operator(row_gradient_schema("DotProductGradient", _WITH_GRADIENT, _BOTH))
+@row_gradient_operator("DotProductGradient", _WITH_GRADIENT, _BOTH)
 class DotProductGradient(RowGradient):
     """dX = dZ * Y, dY = dZ * X."""
 
@@ -112,13 +109,11 @@ def _length_passes(x: Array, out: Array) -> list[Step]:
     ]
 
 
-@operator(
-    row_loss_schema(
-        "CosineSimilarity",
-        _PAIR,
-        "Z = the inner product of X and Y over each row, of the first axis, divided by their lengths; a length counts "
-        "as 1e-6 at least.",
-    )
+@row_loss_operator(
+    "CosineSimilarity",
+    _PAIR,
+    "Z = the inner product of X and Y over each row, of the first axis, divided by their lengths; a length counts "
+    "as 1e-6 at least.",
 )
 class CosineSimilarity(RowLoss):
     """Cosine of the angle between rows."""
@@ -135,7 +130,7 @@ class CosineSimilarity(RowLoss):
         ]
 
 
-@operator(row_gradient_schema("CosineSimilarityGradient", _WITH_GRADIENT, _BOTH))
+@row_gradient_operator("CosineSimilarityGradient", _WITH_GRADIENT, _BOTH)
 class CosineSimilarityGradient(RowGradient):
     """dX = dZ / |X| * (Y / |Y| - Z * X / |X|), and dY likewise."""
 

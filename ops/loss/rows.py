@@ -16,6 +16,7 @@ import numpy as np
 from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of
 from dagexec.core.operator import Operator, Step, in_sequence
+from dagexec.core.registry import declares
 from dagexec.core.rows import along_axis
 from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType, memory_cost
 from dagexec.ops.base.blocks import BLOCK, Array, Scratch, compute_dtype, convert, is_narrow, row_pieces
@@ -141,7 +142,8 @@ class RowGradient(_Rows):
         """The NumPy calls for a piece: `sources` and `targets` (rows x members), `dz` (rows x 1)."""
 
 
-def row_loss_schema(
+@declares
+def row_loss_operator(
     name: str,
     inputs: Sequence[str],
     doc: str,
@@ -170,7 +172,8 @@ def row_loss_schema(
     )
 
 
-def row_gradient_schema(
+@declares
+def row_gradient_operator(
     name: str,
     inputs: Sequence[str],
     outputs: Sequence[str],

@@ -19,13 +19,12 @@ import numpy as np
 
 from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of
 from dagexec.core.operator import Step
-from dagexec.core.registry import operator
 from dagexec.core.schema import OperatorCall
 from dagexec.errors import ArgumentError
 from dagexec.ops.activation.passes import sigmoid_passes
 from dagexec.ops.base.blocks import Array, Scratch
 from dagexec.ops.base.pointwise import scalar_pass
-from dagexec.ops.loss.rows import RowGradient, RowLoss, Shape, all_but_last, row_gradient_schema, row_loss_schema
+from dagexec.ops.loss.rows import RowGradient, RowLoss, Shape, all_but_last, row_gradient_operator, row_loss_operator
 
 ARGUMENTS = {
     "log_D_trick": "1: (2 t - 1) (x - ln(1 + exp(x))) (default 0)",
@@ -139,56 +138,48 @@ class _SigmoidGradient(RowGradient):
         return [*steps, partial(np.subtract, target, out, out=out)]
 
 
-@operator(
-    row_loss_schema(
-        "SigmoidCrossEntropyWithLogits",
-        ("logits", "targets"),
-        "Minus the mean over the last axis of t ln g(x) + (1 - t) ln(1 - g(x)), g the logistic function; arguments "
-        "choose other forms.",
-        rows=all_but_last,
-        args=ARGUMENTS,
-        check=check_form,
-    )
+@row_loss_operator(
+    "SigmoidCrossEntropyWithLogits",
+    ("logits", "targets"),
+    "Minus the mean over the last axis of t ln g(x) + (1 - t) ln(1 - g(x)), g the logistic function; arguments "
+    "choose other forms.",
+    rows=all_but_last,
+    args=ARGUMENTS,
+    check=check_form,
 )
 class SigmoidCrossEntropyWithLogits(_SigmoidLoss):
     """Cross entropy of logits and targets."""
 
 
-@operator(
-    row_gradient_schema(
-        "SigmoidCrossEntropyWithLogitsGradient",
-        ("dZ", "logits", "targets"),
-        ("dlogits",),
-        rows=all_but_last,
-        gradient=0,
-        args=ARGUMENTS,
-        check=check_form,
-    )
+@row_gradient_operator(
+    "SigmoidCrossEntropyWithLogitsGradient",
+    ("dZ", "logits", "targets"),
+    ("dlogits",),
+    rows=all_but_last,
+    gradient=0,
+    args=ARGUMENTS,
+    check=check_form,
 )
 class SigmoidCrossEntropyWithLogitsGradient(_SigmoidGradient):
     """The gradient of SigmoidCrossEntropyWithLogits."""
 
 
-@operator(
-    row_loss_schema(
-        "WeightedSigmoidCrossEntropyWithLogits",
-        ("logits", "targets", "weights"),
-        "SigmoidCrossEntropyWithLogits with a weight for each element.",
-        rows=all_but_last,
-    )
+@row_loss_operator(
+    "WeightedSigmoidCrossEntropyWithLogits",
+    ("logits", "targets", "weights"),
+    "SigmoidCrossEntropyWithLogits with a weight for each element.",
+    rows=all_but_last,
 )
 class WeightedSigmoidCrossEntropyWithLogits(_SigmoidLoss):
     """Cross entropy of logits and targets, weighted."""
 
 
-@operator(
-    row_gradient_schema(
-        "WeightedSigmoidCrossEntropyWithLogitsGradient",
-        ("dZ", "logits", "targets", "weights"),
-        ("dlogits",),
-        rows=all_but_last,
-        gradient=0,
-    )
+@row_gradient_operator(
+    "WeightedSigmoidCrossEntropyWithLogitsGradient",
+    ("dZ", "logits", "targets", "weights"),
+    ("dlogits",),
+    rows=all_but_last,
+    gradient=0,
 )
 class WeightedSigmoidCrossEntropyWithLogitsGradient(_SigmoidGradient):
     """The gradient of WeightedSigmoidCrossEntropyWithLogits."""

@@ -17,7 +17,7 @@ import numpy as np
 from dagexec.core.dtypes import FLOAT32, FLOAT_TYPES
 from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of
 from dagexec.core.operator import Operator, Step, in_sequence
-from dagexec.core.registry import operator
+from dagexec.core.registry import declares
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType, memory_cost
 from dagexec.errors import ArgumentError, FeedError
 from dagexec.ops.base.blocks import BLOCK, Array, compute_dtype, convert, is_narrow, row_pieces
@@ -335,7 +335,8 @@ class _Backward(_SoftmaxLoss):
         return in_sequence(steps)
 
 
-def _loss_schema(name: str, view: View, doc: str, args: dict[str, str]) -> OpSchema:
+@declares
+def _loss_operator(name: str, view: View, doc: str, args: dict[str, str]) -> OpSchema:
     return OpSchema(
         name,
         inputs=(2, 3),
@@ -348,7 +349,8 @@ def _loss_schema(name: str, view: View, doc: str, args: dict[str, str]) -> OpSch
     )
 
 
-def _gradient_schema(name: str, view: View, args: dict[str, str]) -> OpSchema:
+@declares
+def _gradient_operator(name: str, view: View, args: dict[str, str]) -> OpSchema:
     return OpSchema(
         name,
         inputs=(4, 5),
@@ -368,14 +370,12 @@ _FLAT_ARGUMENTS = {
 }
 
 
-@operator(
-    _loss_schema(
-        "SoftmaxWithLoss",
-        flat_view,
-        "Softmax over the axes from `axis` on, and scale * (sum over rows of weight * -ln p(label)) / (sum of "
-        "weights), a scalar; 0 without rows. With label_prob, -ln p(label) is the cross entropy with a row of labels.",
-        _FLAT_ARGUMENTS,
-    )
+@_loss_operator(
+    "SoftmaxWithLoss",
+    flat_view,
+    "Softmax over the axes from `axis` on, and scale * (sum over rows of weight * -ln p(label)) / (sum of "
+    "weights), a scalar; 0 without rows. With label_prob, -ln p(label) is the cross entropy with a row of labels.",
+    _FLAT_ARGUMENTS,
 )
 class SoftmaxWithLoss(_Forward):
     """Softmax and cross entropy of each row."""
@@ -383,21 +383,19 @@ class SoftmaxWithLoss(_Forward):
     view = staticmethod(flat_view)
 
 
-@operator(_gradient_schema("SoftmaxWithLossGradient", flat_view, _FLAT_ARGUMENTS))
+@_gradient_operator("SoftmaxWithLossGradient", flat_view, _FLAT_ARGUMENTS)
 class SoftmaxWithLossGradient(_Backward):
     """The gradient of SoftmaxWithLoss."""
 
     view = staticmethod(flat_view)
 
 
-@operator(
-    _loss_schema(
-        "SpatialSoftmaxWithLoss",
-        spatial_view,
-        "Softmax over the second axis, and the loss of SoftmaxWithLoss with a label a pixel (N, spatial); pixels with "
-        "label -1 are left out.",
-        {},
-    )
+@_loss_operator(
+    "SpatialSoftmaxWithLoss",
+    spatial_view,
+    "Softmax over the second axis, and the loss of SoftmaxWithLoss with a label a pixel (N, spatial); pixels with "
+    "label -1 are left out.",
+    {},
 )
 class SpatialSoftmaxWithLoss(_Forward):
     """Softmax and cross entropy of each pixel."""
@@ -406,7 +404,7 @@ class SpatialSoftmaxWithLoss(_Forward):
     least = IGNORED
 
 
-@operator(_gradient_schema("SpatialSoftmaxWithLossGradient", spatial_view, {}))
+@_gradient_operator("SpatialSoftmaxWithLossGradient", spatial_view, {})
 class SpatialSoftmaxWithLossGradient(_Backward):
     """The gradient of SpatialSoftmaxWithLoss; zero at pixels that are left out."""
 

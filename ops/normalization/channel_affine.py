@@ -16,7 +16,7 @@ import numpy as np
 from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_by, gradient_of
 from dagexec.core.operator import Operator, Step, in_sequence
-from dagexec.core.registry import operator
+from dagexec.core.registry import declares
 from dagexec.core.rows import before_axis, first_axis, gradient_and_sums
 from dagexec.core.rows_call import RowsRule
 from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType, first_to_first, memory_cost
@@ -92,7 +92,8 @@ def _affine_passes(pieces: Sequence[Array], out: Array, _scratch: Scratch) -> li
     return [partial(np.multiply, x, scale, out=out), *(partial(np.add, out, one, out=out) for one in bias)]
 
 
-def affine_schema(
+@declares
+def affine_operator(
     name: str,
     view: ViewReader,
     names: tuple[str, ...],
@@ -125,15 +126,13 @@ def _two_operations(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
     return memory_cost(call, outputs, 2.0)
 
 
-@operator(
-    affine_schema(
-        "ElementwiseLinear",
-        feature_view,
-        ("X", "w", "b"),
-        "Y = X * w + b: w and b have an element for each feature, X's axes from `axis` on.",
-        AXIS_ARGS,
-        rows=before_axis(_first_feature),
-    )
+@affine_operator(
+    "ElementwiseLinear",
+    feature_view,
+    ("X", "w", "b"),
+    "Y = X * w + b: w and b have an element for each feature, X's axes from `axis` on.",
+    AXIS_ARGS,
+    rows=before_axis(_first_feature),
 )
 class ElementwiseLinear(ChannelAffine):
     """A line for each feature."""
@@ -141,15 +140,13 @@ class ElementwiseLinear(ChannelAffine):
     view = staticmethod(feature_view)
 
 
-@operator(
-    affine_schema(
-        "AffineChannel",
-        image_view,
-        ("X", "scale", "bias"),
-        "Y = X * scale + bias: a scale and a bias for each channel of an image tensor.",
-        ORDER_ARGS,
-        rows=first_axis,
-    )
+@affine_operator(
+    "AffineChannel",
+    image_view,
+    ("X", "scale", "bias"),
+    "Y = X * scale + bias: a scale and a bias for each channel of an image tensor.",
+    ORDER_ARGS,
+    rows=first_axis,
 )
 class AffineChannel(ChannelAffine):
     """A line for each channel."""
@@ -157,7 +154,7 @@ class AffineChannel(ChannelAffine):
     view = staticmethod(image_view)
 
 
-@operator(affine_schema("RowMul", row_view, ("X", "w"), "Row i of X, along its first axis, times w[i].", {}))
+@affine_operator("RowMul", row_view, ("X", "w"), "Row i of X, along its first axis, times w[i].", {})
 class RowMul(ChannelAffine):
     """A factor for each row."""
 
@@ -193,7 +190,8 @@ def _product(pieces: Sequence[Array], out: Array, _scratch: Scratch) -> list[Ste
     return [partial(np.multiply, pieces[0], pieces[1], out=out)]
 
 
-def _gradient_schema(
+@declares
+def _gradient_operator(
     of: str,
     kind: type[ChannelAffineGradient],
     names: tuple[str, ...],
@@ -242,12 +240,12 @@ class AffineChannelGradient(ChannelAffineGradient):
     view = staticmethod(image_view)
 
 
-operator(
-    _gradient_schema("ElementwiseLinear", ElementwiseLinearGradient, ("dY", "X", "w"), 3, AXIS_ARGS, _first_feature)
-)(ElementwiseLinearGradient)
-operator(
-    _gradient_schema("AffineChannel", AffineChannelGradient, ("dY", "X", "scale"), 2, ORDER_ARGS, lambda _call: 1)
-)(AffineChannelGradient)
+_gradient_operator("ElementwiseLinear", ElementwiseLinearGradient, ("dY", "X", "w"), 3, AXIS_ARGS, _first_feature)(
+    ElementwiseLinearGradient
+)
+_gradient_operator("AffineChannel", AffineChannelGradient, ("dY", "X", "scale"), 2, ORDER_ARGS, lambda _call: 1)(
+    AffineChannelGradient
+)
 
 
 gradient_by("ElementwiseLinear", "ElementwiseLinearGradient", ("dY", "X0", "X1"), of_inputs=(0, 1, 2))

@@ -20,7 +20,7 @@ import numpy as np
 from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of
 from dagexec.core.operator import Operator, Step, in_sequence
-from dagexec.core.registry import operator, schema_of
+from dagexec.core.registry import declares, schema_of
 from dagexec.core.rows import before_axis, gradient_and_sums
 from dagexec.core.rows_call import RowsCall
 from dagexec.core.schema import InplaceRule, OperatorCall, OpSchema, TensorType, memory_cost, no_inplace
@@ -257,7 +257,8 @@ class _StandardizeGradient(Operator):
         ]
 
 
-def _schema(
+@declares
+def _operator(
     forward: str,
     inputs_of: InputsOf,
     grouping: Callable[[OperatorCall], Grouping],
@@ -294,15 +295,13 @@ def _found(roles: GradientInputs | None) -> GradientInputs:
     return roles
 
 
-@operator(
-    _schema(
-        "InstanceNorm",
-        instance_inputs,
-        instance_grouping,
-        ("X", "scale", "bias", "dY", "mean", "inv_std"),
-        (3, 3),
-        lambda source, target: (source, target) == (3, 0),
-    )
+@_operator(
+    "InstanceNorm",
+    instance_inputs,
+    instance_grouping,
+    ("X", "scale", "bias", "dY", "mean", "inv_std"),
+    (3, 3),
+    lambda source, target: (source, target) == (3, 0),
 )
 class InstanceNormGradient(_StandardizeGradient):
     """The gradient of instance normalization."""
@@ -314,7 +313,7 @@ class InstanceNormGradient(_StandardizeGradient):
         return instance_grouping(call)
 
 
-@operator(_schema("GroupNorm", group_inputs, group_grouping, ("dY", "X", "gamma", "beta", "mean", "inv_std"), (3, 3)))
+@_operator("GroupNorm", group_inputs, group_grouping, ("dY", "X", "gamma", "beta", "mean", "inv_std"), (3, 3))
 class GroupNormGradient(_StandardizeGradient):
     """The gradient of group normalization."""
 
@@ -325,10 +324,8 @@ class GroupNormGradient(_StandardizeGradient):
         return group_grouping(call)
 
 
-@operator(
-    _schema(
-        "LayerNorm", layer_inputs, layer_grouping, ("dY", "Y (not read)", "mean", "std", "X", "gamma", "beta"), (1, 3)
-    )
+@_operator(
+    "LayerNorm", layer_inputs, layer_grouping, ("dY", "Y (not read)", "mean", "std", "X", "gamma", "beta"), (1, 3)
 )
 class LayerNormGradient(_StandardizeGradient):
     """The gradient of layer normalization."""

@@ -12,7 +12,7 @@ import numpy as np
 from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.gradient import gradient_by, no_gradient
 from dagexec.core.operator import Operator, Step, in_sequence
-from dagexec.core.registry import operator
+from dagexec.core.registry import declares
 from dagexec.core.rows import apart_from, summing
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType, memory_cost
 from dagexec.ops.base.blocks import BLOCK, Array, Scratch, block_indices, compute_dtype, convert, is_narrow
@@ -76,7 +76,8 @@ def _normalized(call: OperatorCall) -> list[int]:
     return [call.axis("axis", -1, len(call.inputs[0].shape))]
 
 
-def _schema(name: str, inputs: tuple[str, ...], output: str, doc: str) -> OpSchema:
+@declares
+def _operator(name: str, inputs: tuple[str, ...], output: str, doc: str) -> OpSchema:
     return OpSchema(
         name,
         infer=infer_same,
@@ -103,7 +104,7 @@ def _length_memory(x: Array, scratch: Scratch, index: int) -> Array:
     return scratch(index, (x.shape[0], 1, x.shape[2]))
 
 
-@operator(_schema("Normalize", ("X",), "Y", "Y = X / max(Euclidean length of the vector along `axis`, 1e-12)."))
+@_operator("Normalize", ("X",), "Y", "Y = X / max(Euclidean length of the vector along `axis`, 1e-12).")
 class Normalize(_Vectors):
     """Vectors of Euclidean length 1."""
 
@@ -113,13 +114,11 @@ class Normalize(_Vectors):
         return [*_length_passes(x, y, length), partial(np.divide, x, length, out=y)]
 
 
-@operator(
-    _schema(
-        "NormalizeGradient",
-        ("X", "dY"),
-        "dX",
-        "dX = (dY - Y * (sum of dY * Y along `axis`)) / max(length, 1e-12), with Y = X / max(length, 1e-12).",
-    )
+@_operator(
+    "NormalizeGradient",
+    ("X", "dY"),
+    "dX",
+    "dX = (dY - Y * (sum of dY * Y along `axis`)) / max(length, 1e-12), with Y = X / max(length, 1e-12).",
 )
 class NormalizeGradient(_Vectors):
     """The gradient of Normalize."""
@@ -140,10 +139,8 @@ class NormalizeGradient(_Vectors):
         ]
 
 
-@operator(
-    _schema(
-        "NormalizeL1", ("X",), "Y", "Y = X / (sum of |X| along `axis`); a vector of zeros stays. It has no gradient."
-    )
+@_operator(
+    "NormalizeL1", ("X",), "Y", "Y = X / (sum of |X| along `axis`); a vector of zeros stays. It has no gradient."
 )
 class NormalizeL1(_Vectors):
     """Vectors whose absolute values sum to 1."""

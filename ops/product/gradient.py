@@ -21,7 +21,7 @@ from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.gradient import Gradient, GradientOperators, GradientRequest, gradient_of
 from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
 from dagexec.core.proto import OperatorDef
-from dagexec.core.registry import operator
+from dagexec.core.registry import declares
 from dagexec.core.rows import before_axis, gradients
 from dagexec.core.rows_call import RowsCall
 from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType
@@ -75,7 +75,8 @@ def _layer_cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
     return Cost(flops, sum(kind.nbytes for kind in call.inputs), sum(kind.nbytes for kind in outputs))
 
 
-def _layer_schema(name: str, transposed: bool) -> OpSchema:
+@declares
+def _layer_operator(name: str, transposed: bool) -> OpSchema:
     return OpSchema(
         f"{name}Gradient",
         outputs=(1, 3),
@@ -136,12 +137,12 @@ class FullyConnectedGradient(Operator):
         return wide, convert(wide, result)
 
 
-@operator(_layer_schema("FC", transposed=False))
+@_layer_operator("FC", transposed=False)
 class FCGradient(FullyConnectedGradient):
     """dW = dY^T X, db = the sum of the rows of dY, dX = dY W."""
 
 
-@operator(_layer_schema("FCTransposed", transposed=True))
+@_layer_operator("FCTransposed", transposed=True)
 class FCTransposedGradient(FullyConnectedGradient):
     """dW = X^T dY, db = the sum of the rows of dY, dX = dY W^T."""
 
@@ -247,7 +248,8 @@ def _product_rows(asked: RowsCall) -> list[Rows | None]:
     return [found[name] for name in wanted_inputs(asked.call, "AB")]
 
 
-def _product_schema(name: str, doc: str, args: dict[str, str]) -> OpSchema:
+@declares
+def _product_operator(name: str, doc: str, args: dict[str, str]) -> OpSchema:
     return OpSchema(
         f"{name}Gradient",
         outputs=(1, 2),
@@ -261,12 +263,10 @@ def _product_schema(name: str, doc: str, args: dict[str, str]) -> OpSchema:
     )
 
 
-@operator(
-    _product_schema(
-        "MatMul",
-        "dY may have any shape with the elements of the product. (dagexec's own, for a MatMul with a third input.)",
-        {"axis_a": "where A is folded (default 1)", "axis_b": "where B is folded (default 1)"},
-    )
+@_product_operator(
+    "MatMul",
+    "dY may have any shape with the elements of the product. (dagexec's own, for a MatMul with a third input.)",
+    {"axis_a": "where A is folded (default 1)", "axis_b": "where B is folded (default 1)"},
 )
 class MatMulGradient(ProductGradient):
     """dA = dY B^T and dB = A^T dY, or the transposes."""
@@ -278,13 +278,11 @@ class MatMulGradient(ProductGradient):
         return Operands(self.x(0).reshape(a_matrix), self.x(1).reshape(b_matrix), dy, trans_a, trans_b)
 
 
-@operator(
-    _product_schema(
-        "BatchMatMul",
-        "The gradient of an operand that was stretched is the sum over all matrices that it met. (dagexec's own, for a "
-        "BatchMatMul with broadcast=1.)",
-        {"broadcast": "1: NumPy's rules for the batch axes (default 0: they are equal)"},
-    )
+@_product_operator(
+    "BatchMatMul",
+    "The gradient of an operand that was stretched is the sum over all matrices that it met. (dagexec's own, for a "
+    "BatchMatMul with broadcast=1.)",
+    {"broadcast": "1: NumPy's rules for the batch axes (default 0: they are equal)"},
 )
 class BatchMatMulGradient(ProductGradient):
     """dA = dY B^T and dB = A^T dY, or the transposes, for each matrix of the stack."""

@@ -16,7 +16,7 @@ import numpy as np
 from dagexec.core.dtypes import FLOAT_TYPES, INT32, INT64
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence
-from dagexec.core.registry import new_operator, operator
+from dagexec.core.registry import declares, new_operator
 from dagexec.core.rows import folded_product, fully_connected, matrix_product
 from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType
 from dagexec.core.traits import LayerKind
@@ -100,7 +100,8 @@ def fc_cost(call: OperatorCall, outputs: Sequence[TensorType], transposed: bool 
     return _cost(call, outputs, fc_matrices(call, transposed)[0][1])
 
 
-def _fc_schema(name: str, doc: str, transposed: bool, **traits: Any) -> OpSchema:
+@declares
+def _fc_operator(name: str, doc: str, transposed: bool, **traits: Any) -> OpSchema:
     return OpSchema(
         name,
         infer=lambda call: [infer_fc(call, transposed)],
@@ -134,16 +135,14 @@ class FullyConnected(Operator):
         return narrowed([*steps, partial(np.add, product, self.x(2), out=product)], product, y)
 
 
-@operator(
-    _fc_schema(
-        "FC", "Y = X W^T + b, with W of N x K.", transposed=False, layer=LayerKind.FULLY_CONNECTED, fused="FusedFC"
-    )
+@_fc_operator(
+    "FC", "Y = X W^T + b, with W of N x K.", transposed=False, layer=LayerKind.FULLY_CONNECTED, fused="FusedFC"
 )
 class FC(FullyConnected):
     """Fully connected layer."""
 
 
-@operator(_fc_schema("FCTransposed", "Y = X W + b, with W of K x N.", transposed=True))
+@_fc_operator("FCTransposed", "Y = X W + b, with W of K x N.", transposed=True)
 class FCTransposed(FullyConnected):
     """Fully connected layer whose weights are stored transposed."""
 

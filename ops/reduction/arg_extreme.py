@@ -12,7 +12,7 @@ import numpy as np
 from dagexec.core.dtypes import INT64, NUMBER_TYPES
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence
-from dagexec.core.registry import operator
+from dagexec.core.registry import declares
 from dagexec.core.rows import reduced
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
 from dagexec.ops.reduction.axes import Axes, output_shape, reduction_cost
@@ -35,7 +35,8 @@ def _searched_axis(call: OperatorCall) -> tuple[Axes, bool]:
     return (call.axis("axis", -1, len(call.inputs[0].shape)),), call.arguments.bool("keepdims", True)
 
 
-def _arg_schema(name: str, what: str) -> OpSchema:
+@declares
+def _arg_operator(name: str, what: str) -> OpSchema:
     return OpSchema(
         name,
         infer=infer_arg_extreme,
@@ -80,14 +81,14 @@ class _ArgExtreme(Operator):
         return in_sequence([*steps, partial(np.subtract, x.shape[axis] - 1, y, out=y)] if last else steps)
 
 
-@operator(_arg_schema("ArgMax", "largest"))
+@_arg_operator("ArgMax", "largest")
 class ArgMax(_ArgExtreme):
     """Index of the maximum."""
 
     search = np.ndarray.argmax
 
 
-@operator(_arg_schema("ArgMin", "smallest"))
+@_arg_operator("ArgMin", "smallest")
 class ArgMin(_ArgExtreme):
     """Index of the minimum."""
 

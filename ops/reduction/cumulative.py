@@ -11,7 +11,7 @@ from dagexec.core.dtypes import INT32, INT64, NUMBER_TYPES
 from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of, not_differentiable
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
-from dagexec.core.registry import operator
+from dagexec.core.registry import declares
 from dagexec.core.rows import apart_from
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
 from dagexec.ops.base.blocks import compute_dtype, convert, is_narrow
@@ -43,7 +43,8 @@ def infer_cumulative(call: OperatorCall) -> list[TensorType]:
     return [call.inputs[0]]
 
 
-def _cumulative_schema(name: str, what: str, version: int) -> OpSchema:
+@declares
+def _cumulative_operator(name: str, what: str, version: int) -> OpSchema:
     flags = {name: name for name in ("exclusive", "reverse")}
     return OpSchema(
         name,
@@ -93,14 +94,14 @@ class Cumulative(Operator):
         return in_sequence(steps if total is y else [*steps, convert(total, y)])
 
 
-@operator(_cumulative_schema("CumSum", "sum", 14))
+@_cumulative_operator("CumSum", "sum", 14)
 class CumSum(Cumulative):
     """Sums up to each place."""
 
     ufunc, start = np.add, 0
 
 
-@operator(_cumulative_schema("CumProd", "product", 26))
+@_cumulative_operator("CumProd", "product", 26)
 class CumProd(Cumulative):
     """Products up to each place."""
 

@@ -18,7 +18,7 @@ import numpy as np
 from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of, no_gradient
 from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
-from dagexec.core.registry import operator
+from dagexec.core.registry import declares
 from dagexec.core.rows_call import RowsCall
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
 from dagexec.core.traits import Rows
@@ -210,7 +210,8 @@ class ProductGradient(ReductionGradient):
         ]
 
 
-def _schema(name: str, axes: AxesReader, args: dict[str, str], names: tuple[str, ...], doc: str) -> OpSchema:
+@declares
+def _operator(name: str, axes: AxesReader, args: dict[str, str], names: tuple[str, ...], doc: str) -> OpSchema:
     prefixes = args is COUNT_ARGS
 
     def infer(call: OperatorCall) -> list[TensorType]:
@@ -259,7 +260,7 @@ def _define(
     name = f"{of}Gradient"
     doc = (base.__doc__ or "").partition("\n")[0]
     members = {"axes": staticmethod(axes), "names": names, "__doc__": doc, "__module__": __name__}
-    operator(_schema(name, axes, args, names, doc))(type(name, (base,), members))
+    _operator(name, axes, args, names, doc)(type(name, (base,), members))
 
     @gradient_of(of)
     def maker(request: GradientRequest) -> GradientOperators:

@@ -8,30 +8,28 @@ from __future__ import annotations
 
 from dagexec.core.gradient import GradientOperators, GradientRequest, fill_like, gradient_by, gradient_of, no_gradient
 from dagexec.core.operator import Operator, Step, nothing_to_do
-from dagexec.core.registry import new_operator, operator
+from dagexec.core.registry import new_operator
 from dagexec.core.schema import UNBOUNDED, OperatorCall, TensorType, one_to_one, same_as_input
 from dagexec.errors import SchemaError
-from dagexec.ops.shape.reshaping import Copy, View, copy_cost, no_cost, view_schema
+from dagexec.ops.shape.reshaping import Copy, View, copy_cost, no_cost, view_operator
 
 
-@operator(view_schema("Alias", same_as_input, "Y is X under another name."))
+@view_operator("Alias", same_as_input, "Y is X under another name.")
 class Alias(View):
     """Another name."""
 
 
-@operator(
-    view_schema(
-        "AliasWithName",
-        same_as_input,
-        "Y is X under another name.",
-        {"name": "a label for readers of the net; not read", "is_backward": "1: it is a gradient; not read"},
-    )
+@view_operator(
+    "AliasWithName",
+    same_as_input,
+    "Y is X under another name.",
+    {"name": "a label for readers of the net; not read", "is_backward": "1: it is a gradient; not read"},
 )
 class AliasWithName(View):
     """Another name, with a label."""
 
 
-@operator(view_schema("EnsureDense", same_as_input, "Y is X; the gradient of X is dense, whatever that of Y is."))
+@view_operator("EnsureDense", same_as_input, "Y is X; the gradient of X is dense, whatever that of Y is.")
 class EnsureDense(View):
     """The identity, whose gradient is dense."""
 

@@ -11,7 +11,7 @@ from dagexec.core.arguments import Arguments
 from dagexec.core.dtypes import INT32, TypeMeta
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Prepared, Step, in_sequence
-from dagexec.core.registry import new_operator, operator
+from dagexec.core.registry import declares, new_operator
 from dagexec.core.rows import joined, reduced
 from dagexec.core.schema import UNBOUNDED, OperatorCall, OpSchema, TensorType
 from dagexec.core.traits import ImageRole
@@ -93,7 +93,8 @@ def _of_one_input(arguments: Arguments, _meta: TypeMeta, count: int) -> tuple[st
     return () if count == 1 and not arguments.bool("add_axis") else None
 
 
-def concat_schema(name: str, doc: str, onnx: tuple[OnnxName, ...] = ()) -> OpSchema:
+@declares
+def concat_operator(name: str, doc: str, onnx: tuple[OnnxName, ...] = ()) -> OpSchema:
     """The schema of an operator that joins its inputs."""
     return OpSchema(
         name,
@@ -115,12 +116,10 @@ def concat_schema(name: str, doc: str, onnx: tuple[OnnxName, ...] = ()) -> OpSch
     )
 
 
-@operator(
-    concat_schema(
-        "Concat",
-        "The inputs one after another along an axis. split_info (int32) holds their sizes along it, for Split.",
-        (OnnxName("Concat", 13, {"axis": "axis"}),),
-    )
+@concat_operator(
+    "Concat",
+    "The inputs one after another along an axis. split_info (int32) holds their sizes along it, for Split.",
+    (OnnxName("Concat", 13, {"axis": "axis"}),),
 )
 class Concat(Operator):
     """Inputs joined along an axis."""
@@ -149,7 +148,7 @@ class Concat(Operator):
         return Prepared(in_sequence(steps), inputs_in_place=there)
 
 
-@operator(concat_schema("DepthConcat", "Concat along the channel axis; an older name."))
+@concat_operator("DepthConcat", "Concat along the channel axis; an older name.")
 class DepthConcat(Concat):
     """Inputs joined along the channels."""
 

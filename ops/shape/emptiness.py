@@ -8,12 +8,13 @@ from functools import partial
 from dagexec.core.dtypes import BOOL
 from dagexec.core.gradient import no_gradient
 from dagexec.core.operator import Operator, Step
-from dagexec.core.registry import operator
+from dagexec.core.registry import declares
 from dagexec.core.schema import UNBOUNDED, OpSchema, TensorType
 from dagexec.ops.shape.reshaping import no_cost
 
 
-def _schema(name: str, most: int, doc: str) -> OpSchema:
+@declares
+def _operator(name: str, most: int, doc: str) -> OpSchema:
     return OpSchema(
         name,
         inputs=(1, most),
@@ -43,7 +44,7 @@ class Emptiness(Operator):
         return any(self.x(index).size for index in range(len(self.input_blobs)))
 
 
-@operator(_schema("IsEmpty", 1, "True when X has no elements."))
+@_operator("IsEmpty", 1, "True when X has no elements.")
 class IsEmpty(Emptiness):
     """No elements."""
 
@@ -52,7 +53,7 @@ class IsEmpty(Emptiness):
         return not self.any_elements()
 
 
-@operator(_schema("HasElements", UNBOUNDED, "True when any of the inputs has elements."))
+@_operator("HasElements", UNBOUNDED, "True when any of the inputs has elements.")
 class HasElements(Emptiness):
     """Some elements."""
 

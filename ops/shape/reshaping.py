@@ -17,7 +17,7 @@ import numpy.typing as npt
 from dagexec.core.dtypes import INT64
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
-from dagexec.core.registry import new_operator, operator
+from dagexec.core.registry import declares, new_operator
 from dagexec.core.rows import first_axis, permuted, reshaped
 from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType, first_to_first, memory_cost, same_as_input
 from dagexec.core.shapes import element_count
@@ -77,7 +77,8 @@ class View(Operator):
         return view_step(self.x(0), self.y(0))
 
 
-def view_schema(
+@declares
+def view_operator(
     name: str,
     infer: Callable[[OperatorCall], Sequence[TensorType]],
     doc: str,
@@ -190,14 +191,12 @@ def infer_flatten(call: OperatorCall) -> list[TensorType]:
     return [TensorType((element_count(shape[:axis]), element_count(shape[axis:])), call.inputs[0].meta)]
 
 
-@operator(
-    view_schema(
-        "Flatten",
-        infer_flatten,
-        "X as a matrix: axes before `axis` make the rows, the others the columns.",
-        {"axis": "the first axis of the columns, up to the rank of X (default 1)"},
-        onnx=(OnnxName("Flatten", 25, {"axis": "axis"}),),
-    )
+@view_operator(
+    "Flatten",
+    infer_flatten,
+    "X as a matrix: axes before `axis` make the rows, the others the columns.",
+    {"axis": "the first axis of the columns, up to the rank of X (default 1)"},
+    onnx=(OnnxName("Flatten", 25, {"axis": "axis"}),),
 )
 class Flatten(View):
     """A matrix of the same elements."""
@@ -208,7 +207,7 @@ def infer_flatten_to_vec(call: OperatorCall) -> list[TensorType]:
     return [TensorType((call.inputs[0].elements,), call.inputs[0].meta)]
 
 
-@operator(view_schema("FlattenToVec", infer_flatten_to_vec, "The elements of X as a vector."))
+@view_operator("FlattenToVec", infer_flatten_to_vec, "The elements of X as a vector.")
 class FlattenToVec(View):
     """A vector of the same elements."""
 
@@ -234,14 +233,12 @@ def infer_squeeze(call: OperatorCall) -> list[TensorType]:
     return [TensorType(tuple(s for axis, s in enumerate(shape) if axis not in dropped), call.inputs[0].meta)]
 
 
-@operator(
-    view_schema(
-        "Squeeze",
-        infer_squeeze,
-        "X without axes of size 1: those in `dims` or input 1, by default all.",
-        {"dims": "axes to drop, when there is no input 1"},
-        optional=("axes",),
-    )
+@view_operator(
+    "Squeeze",
+    infer_squeeze,
+    "X without axes of size 1: those in `dims` or input 1, by default all.",
+    {"dims": "axes to drop, when there is no input 1"},
+    optional=("axes",),
 )
 class Squeeze(View):
     """Axes of size 1 dropped."""
@@ -261,27 +258,23 @@ def infer_expand_dims(call: OperatorCall) -> list[TensorType]:
     return [TensorType(tuple(1 if axis in added else next(rest) for axis in range(rank)), call.inputs[0].meta)]
 
 
-@operator(
-    view_schema(
-        "ExpandDims",
-        infer_expand_dims,
-        "X with new axes of size 1, at `dims` or where input 1 says.",
-        {"dims": "where the new axes are in the output, when there is no input 1"},
-        optional=("axes",),
-    )
+@view_operator(
+    "ExpandDims",
+    infer_expand_dims,
+    "X with new axes of size 1, at `dims` or where input 1 says.",
+    {"dims": "where the new axes are in the output, when there is no input 1"},
+    optional=("axes",),
 )
 class ExpandDims(View):
     """Axes of size 1 added."""
 
 
-@operator(
-    view_schema(
-        "StopGradient",
-        same_as_input,
-        "X itself; the backward pass stops here.",
-        post_ops=gives_back,
-        image_role=ImageRole.ELEMENTWISE,
-    )
+@view_operator(
+    "StopGradient",
+    same_as_input,
+    "X itself; the backward pass stops here.",
+    post_ops=gives_back,
+    image_role=ImageRole.ELEMENTWISE,
 )
 class StopGradient(View):
     """The identity, a wall to gradients."""
@@ -326,7 +319,8 @@ class Transpose(Operator):
         return partial(np.copyto, self.y(0), self.x(0).transpose(permutation(self.call())))
 
 
-def order_schema(name: str, source: int, target: int, doc: str) -> OpSchema:
+@declares
+def order_operator(name: str, source: int, target: int, doc: str) -> OpSchema:
     """The schema of an operator that moves the channel axis of an image batch from `source` to `target`."""
 
     def infer(call: OperatorCall) -> list[TensorType]:
@@ -339,7 +333,7 @@ def order_schema(name: str, source: int, target: int, doc: str) -> OpSchema:
     )
 
 
-@operator(order_schema("NCHW2NHWC", 1, -1, "Channels from axis 1 to the end: (N, C, H, W) to (N, H, W, C)."))
+@order_operator("NCHW2NHWC", 1, -1, "Channels from axis 1 to the end: (N, C, H, W) to (N, H, W, C).")
 class NCHW2NHWC(Operator):
     """Channels last."""
 
@@ -349,7 +343,7 @@ class NCHW2NHWC(Operator):
         return partial(np.copyto, self.y(0), np.moveaxis(self.x(0), 1, -1))
 
 
-@operator(order_schema("NHWC2NCHW", -1, 1, "Channels from the end to axis 1: (N, H, W, C) to (N, C, H, W)."))
+@order_operator("NHWC2NCHW", -1, 1, "Channels from the end to axis 1: (N, H, W, C) to (N, C, H, W).")
 class NHWC2NCHW(Operator):
     """Channels first."""
 
@@ -412,7 +406,8 @@ class Size(Operator):
         return partial(self.y(0).fill, self.x(0).size)
 
 
-def copy_schema(name: str, doc: str, crossing: Crossing, **traits: Any) -> OpSchema:
+@declares
+def copy_operator(name: str, doc: str, crossing: Crossing, **traits: Any) -> OpSchema:
     """The schema of a copy, with further attributes."""
     return OpSchema(
         name,
@@ -426,15 +421,13 @@ def copy_schema(name: str, doc: str, crossing: Crossing, **traits: Any) -> OpSch
     )
 
 
-@operator(
-    copy_schema(
-        "Copy",
-        "A copy of the input, in memory of its own on the operator's device.",
-        Crossing.COPY,
-        post_ops=gives_back,
-        image_role=ImageRole.ELEMENTWISE,
-        moves_elements=True,
-    )
+@copy_operator(
+    "Copy",
+    "A copy of the input, in memory of its own on the operator's device.",
+    Crossing.COPY,
+    post_ops=gives_back,
+    image_role=ImageRole.ELEMENTWISE,
+    moves_elements=True,
 )
 class Copy(Operator):
     """A copy, of a blob on this device or another."""
@@ -449,22 +442,18 @@ class Copy(Operator):
         return partial(np.copyto, self.y(0), self.x(0))
 
 
-@operator(copy_schema("CopyCPUToGPU", "A copy of a blob of the host, on the operator's device.", Crossing.FROM_HOST))
+@copy_operator("CopyCPUToGPU", "A copy of a blob of the host, on the operator's device.", Crossing.FROM_HOST)
 class CopyCPUToGPU(Copy):
     """A copy from the host."""
 
 
-@operator(
-    copy_schema("CopyFromCPUInput", "A copy of a blob of the host, on the operator's device.", Crossing.FROM_HOST)
-)
+@copy_operator("CopyFromCPUInput", "A copy of a blob of the host, on the operator's device.", Crossing.FROM_HOST)
 class CopyFromCPUInput(Copy):
     """A copy from the host, whatever device the operator is on."""
 
 
-@operator(
-    copy_schema(
-        "EnsureCPUOutput", "A copy of the input in host memory, made by the operator's device.", Crossing.TO_HOST
-    )
+@copy_operator(
+    "EnsureCPUOutput", "A copy of the input in host memory, made by the operator's device.", Crossing.TO_HOST
 )
 class EnsureCPUOutput(Copy):
     """A copy to the host."""
@@ -474,8 +463,6 @@ class EnsureCPUOutput(Copy):
         return self.output_blobs[index].tensor()
 
 
-@operator(
-    copy_schema("CopyGPUToCPU", "A copy of the input in host memory, made by the operator's device.", Crossing.TO_HOST)
-)
+@copy_operator("CopyGPUToCPU", "A copy of the input in host memory, made by the operator's device.", Crossing.TO_HOST)
 class CopyGPUToCPU(EnsureCPUOutput):
     """A copy to the host."""
