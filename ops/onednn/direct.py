@@ -65,8 +65,9 @@ written; with AVX-512 it takes as long."""
 
 _FLOAT = 4  # bytes
 _MOST_BYTES = 1 << 31  # of an image: code has numbers of 32 bits
-_PRODUCTS = 8e10  # a second, of one core, in the measure of `implementation`: they take less than the library's
-_PRODUCTS_IN_BLOCKS = 5.7e10  # of a whole image: they take as long as the library's
+_PRODUCTS, _PRODUCTS_BESIDE_NARROW = 5.7e10, 8e10
+"""A second, of one core; and in the measure of `implementation` where the library's take longer than it estimates."""
+
 
 
 @dataclass(frozen=True)
@@ -194,9 +195,14 @@ class Layer:
     @property
     def seconds(self) -> float:
         """An estimate of what a run takes on one core."""
+        is_slower = self.groups == 1 and self.orders[0] in BLOCKS
+        return self.products / (_PRODUCTS if is_slower else _PRODUCTS_BESIDE_NARROW)
+
+    @property
+    def products(self) -> int:
+        """Products that are summed up."""
         results = self.batch * self.rows.out * self.columns.out * self.filters
-        speed = _PRODUCTS_IN_BLOCKS if self.groups == 1 and self.orders[0] in BLOCKS else _PRODUCTS
-        return results * self.rows.kernel * self.columns.kernel * self.channels // self.groups / speed
+        return results * self.rows.kernel * self.columns.kernel * self.channels // self.groups
 
 
 def finish(
@@ -250,7 +256,7 @@ def _assemble(
     weights = _weights(layer, lanes, spans, problem, arrays[WEIGHTS], pack)
     calls = _Calls(layer, lanes, arrays, weights)
     moved = arrays[SRC].nbytes + arrays[DST].nbytes  # which takes longer than the products of one channel each
-    pieces = max(pieces_of(layer.seconds), pieces_of_bytes(moved) if layer.groups == layer.channels else 1)
+    pieces = max(pieces_of(layer.products / _PRODUCTS), pieces_of_bytes(moved) if layer.groups == layer.channels else 1)
     tables = [calls.table(rows, part) for rows, part in _parts(layer.batch * layer.rows.out, spans, pieces, width)]
     step = in_pieces(tables, (calls, dict(arrays)), problem.label)
     moved_with = {SRC: arrays[SRC]} if layer.others else {SRC: arrays[SRC], DST: arrays[DST]}
