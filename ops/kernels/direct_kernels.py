@@ -56,6 +56,7 @@ MOST_OTHERS = 2
 _FLOAT = 4  # bytes
 _MOST_TAPS = 7  # of a row, whose weights are in registers together
 _MOST_COLUMNS = {8: 11, 16: 14}
+_PLAIN, _TEMPORARIES_OF_PLAIN = ("relu", ADD_OTHER), 3  # post-ops, and vectors that they need
 _LINE, _FIRST_CACHE = 64, 48 << 10  # bytes
 _QUAD = 4  # elements among which AVX exchanges them without a table
 _FIELDS, _OTHERS = ((R12, ROW_BYTES), (R14, BIAS), (R15, VECTORS)), (R13, R8)
@@ -116,7 +117,8 @@ class Row:
     @property
     def block(self) -> int:
         """Columns of the result whose sums are in registers together: few blocks, and the last one not narrow."""
-        spare = max(self.together * self.chunk + 1, TEMPORARIES)
+        is_plain = all(kind in _PLAIN for kind, _, _ in self.post_ops)
+        spare = max(self.together * self.chunk + 1, _TEMPORARIES_OF_PLAIN if is_plain else TEMPORARIES)
         registers = REGISTERS[self.lanes] - self.tables - spare
         most = min(_MOST_COLUMNS[self.lanes], registers // self.together, self.result)
         return min(range((most + 1) // 2, most + 1), key=lambda size: (-(-self.result // size), -self.result % size))
@@ -136,7 +138,8 @@ class Row:
     @property
     def is_wide(self) -> bool:
         """True where a vector of all columns takes more than the first cache: 400 x 256 took twice as long."""
-        return (self.window * self.columns + self.result) * _LINE > _FIRST_CACHE
+        pixel = min(_LINE, self.read * _FLOAT) if self.pixel in (1, self.read) else _LINE
+        return self.window * self.columns * pixel + self.result * _LINE > _FIRST_CACHE
 
     @property
     def row_weights(self) -> int:

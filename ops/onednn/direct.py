@@ -69,7 +69,6 @@ _PRODUCTS, _PRODUCTS_BESIDE_NARROW = 5.7e10, 8e10
 """A second, of one core; and in the measure of `implementation` where the library's take longer than it estimates."""
 
 
-
 @dataclass(frozen=True)
 class Lying:
     """How an image lies in memory, in numbers.
