@@ -1,19 +1,18 @@
 """Learning-rate policies: how the rate of an optimizer depends on the iteration.
 
-A policy is a frozen dataclass whose fields are the arguments of operator LearningRate of the same names. The rate is
-`base_lr * policy.multiplier(iteration, base_lr)`. Formulas and defaults are Caffe2's (caffe2/sgd/learning_rate_*).
+The rate is `base_lr * policy.multiplier(iteration, base_lr)`. Formulas and defaults are Caffe2's
+(caffe2/sgd/learning_rate_*).
 """
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import MISSING, dataclass, field, fields
-from typing import ClassVar, TypeVar, dataclass_transform
+from abc import abstractmethod
+from dataclasses import dataclass, field
 
 from dagexec.core.arguments import Arguments, ArgumentValue
 from dagexec.errors import ArgumentError
+from dagexec.ops.optimize.policy import Policy, policy, policy_names, read_policy
 
 __all__ = [
     "Alter",
@@ -36,89 +35,9 @@ __all__ = [
     "Slope",
     "Stage",
     "Step",
+    "policy_names",
+    "read_policy",
 ]
-
-
-@dataclass(frozen=True)
-class Policy(ABC):
-    """Base of the policies.
-
-    Attributes:
-        name: the value of argument `policy`.
-    """
-
-    name: ClassVar[str]
-
-    @abstractmethod
-    def multiplier(self, iteration: int, base_lr: float) -> float:
-        """What `base_lr` is multiplied by at `iteration`, which is at least 0."""
-
-    def arguments(self, prefix: str = "") -> dict[str, ArgumentValue]:
-        """The arguments of operator LearningRate that say this policy, each name with `prefix` before it."""
-        own = {f"{prefix}{part.name}": getattr(self, part.name) for part in fields(self)}
-        return {f"{prefix}policy": self.name, **own}
-
-    @classmethod
-    def read(cls, arguments: Arguments, label: str, prefix: str) -> Policy:
-        """The policy that the arguments say. Raises ArgumentError."""
-        values = {}
-        for part in fields(cls):
-            argument = f"{prefix}{part.name}"
-            if argument not in arguments and part.default is MISSING:
-                raise ArgumentError(f"{label}: policy {cls.name!r} needs argument {argument!r}")
-            if argument in arguments:
-                values[part.name] = _READERS[str(part.type)](arguments, argument)
-        return cls(**values)
-
-    def _require(self, holds: bool, what: str) -> None:
-        if not holds:
-            found = ", ".join(f"{part.name}={getattr(self, part.name)!r}" for part in fields(self))
-            raise ArgumentError(f"learning-rate policy {self.name!r}: {what}; found {found}")
-
-
-_READERS: dict[str, Callable[[Arguments, str], int | float | bool]] = {
-    "int": lambda arguments, name: arguments.int(name, 0),
-    "float": lambda arguments, name: arguments.float(name, 0.0),
-    "bool": lambda arguments, name: arguments.bool(name),
-}
-
-_policies: dict[str, type[Policy]] = {}
-PolicyClass = TypeVar("PolicyClass", bound=type[Policy])
-
-
-@dataclass_transform(frozen_default=True)
-def _policy(name: str) -> Callable[[PolicyClass], PolicyClass]:
-    """Make a class a frozen dataclass, and the policy called `name`."""
-
-    def register(cls: PolicyClass) -> PolicyClass:
-        cls.name = name
-        dataclass(frozen=True)(cls)
-        _policies[name] = cls
-        return cls
-
-    return register
-
-
-def policy_names() -> list[str]:
-    """The names of all policies, sorted."""
-    return sorted(_policies)
-
-
-def read_policy(arguments: Arguments, label: str, prefix: str = "") -> Policy:
-    """The policy that the arguments of an operator say, those whose names begin with `prefix`.
-
-    Raises ArgumentError, with `label`, for an unknown policy, a missing argument and a value that makes no sense.
-    """
-    name = arguments.string(f"{prefix}policy", "")
-    if name not in _policies:
-        raise ArgumentError(
-            f"{label}: argument '{prefix}policy' must be one of {', '.join(policy_names())}; found {name!r}"
-        )
-    try:
-        return _policies[name].read(arguments, label, prefix)
-    except ArgumentError as error:
-        problem = str(error)
-        raise ArgumentError(problem if problem.startswith(label) else f"{label}: {problem}") from None
 
 
 def _power(base: float, exponent: float) -> float:
@@ -129,7 +48,7 @@ def _power(base: float, exponent: float) -> float:
         return math.inf
 
 
-@_policy("fixed")
+@policy("fixed")
 class Fixed(Policy):
     """1."""
 
@@ -137,7 +56,7 @@ class Fixed(Policy):
         return 1.0
 
 
-@_policy("alter")
+@policy("alter")
 class Alter(Policy):
     """1 for `active_period` iterations, 0 for `inactive_period`, and so on; with `active_first=False` 0 first."""
 
@@ -147,7 +66,7 @@ class Alter(Policy):
 
     def __post_init__(self) -> None:
         periods = (self.active_period, self.inactive_period)
-        self._require(min(periods) >= 0 and sum(periods) > 0, "the periods must be at least 0, and one more than that")
+        self.require(min(periods) >= 0 and sum(periods) > 0, "the periods must be at least 0, and one more than that")
 
     def multiplier(self, iteration: int, base_lr: float) -> float:
         first = self.active_period if self.active_first else self.inactive_period
@@ -155,7 +74,7 @@ class Alter(Policy):
         return float(in_first == self.active_first)
 
 
-@_policy("step")
+@policy("step")
 class Step(Policy):
     """gamma ^ floor(iteration / stepsize)."""
 
@@ -163,26 +82,26 @@ class Step(Policy):
     gamma: float
 
     def __post_init__(self) -> None:
-        self._require(self.stepsize > 0 and self.gamma > 0, "stepsize and gamma must be above 0")
+        self.require(self.stepsize > 0 and self.gamma > 0, "stepsize and gamma must be above 0")
 
     def multiplier(self, iteration: int, base_lr: float) -> float:
         return _power(self.gamma, iteration // self.stepsize)
 
 
-@_policy("exp")
+@policy("exp")
 class Exp(Policy):
     """gamma ^ iteration."""
 
     gamma: float
 
     def __post_init__(self) -> None:
-        self._require(self.gamma > 0, "gamma must be above 0")
+        self.require(self.gamma > 0, "gamma must be above 0")
 
     def multiplier(self, iteration: int, base_lr: float) -> float:
         return _power(self.gamma, iteration)
 
 
-@_policy("gate")
+@policy("gate")
 class Gate(Policy):
     """multiplier_1 before iteration `num_iter`, multiplier_2 from there on."""
 
@@ -194,7 +113,7 @@ class Gate(Policy):
         return self.multiplier_1 if iteration < self.num_iter else self.multiplier_2
 
 
-@_policy("inv")
+@policy("inv")
 class Inv(Policy):
     """(1 + gamma * iteration) ^ -power."""
 
@@ -202,13 +121,13 @@ class Inv(Policy):
     power: float
 
     def __post_init__(self) -> None:
-        self._require(self.gamma > 0 and self.power > 0, "gamma and power must be above 0")
+        self.require(self.gamma > 0 and self.power > 0, "gamma and power must be above 0")
 
     def multiplier(self, iteration: int, base_lr: float) -> float:
         return _power(1.0 + self.gamma * iteration, -self.power)
 
 
-@_policy("poly")
+@policy("poly")
 class Poly(Policy):
     """(1 - iteration / max_iter) ^ power; 0 from max_iter on, where Caffe2's formula has no meaning."""
 
@@ -216,13 +135,13 @@ class Poly(Policy):
     max_iter: int
 
     def __post_init__(self) -> None:
-        self._require(self.power > 0 and self.max_iter > 0, "power and max_iter must be above 0")
+        self.require(self.power > 0 and self.max_iter > 0, "power and max_iter must be above 0")
 
     def multiplier(self, iteration: int, base_lr: float) -> float:
         return _power(max(0.0, 1.0 - iteration / self.max_iter), self.power)
 
 
-@_policy("linearWarmup")
+@policy("linearWarmup")
 class LinearWarmup(Policy):
     """From start_multiplier to 1 in a straight line over `num_iter` iterations, then 1."""
 
@@ -230,7 +149,7 @@ class LinearWarmup(Policy):
     num_iter: int = 0
 
     def __post_init__(self) -> None:
-        self._require(self.start_multiplier >= 0, "start_multiplier must be at least 0")
+        self.require(self.start_multiplier >= 0, "start_multiplier must be at least 0")
 
     def multiplier(self, iteration: int, base_lr: float) -> float:
         if iteration >= self.num_iter:
@@ -238,7 +157,7 @@ class LinearWarmup(Policy):
         return self.start_multiplier + (1.0 - self.start_multiplier) * iteration / self.num_iter
 
 
-@_policy("constantWarmup")
+@policy("constantWarmup")
 class ConstantWarmup(Policy):
     """`factor` (argument `multiplier`) before iteration `num_iter`, then 1."""
 
@@ -246,7 +165,7 @@ class ConstantWarmup(Policy):
     num_iter: int = 0
 
     def __post_init__(self) -> None:
-        self._require(self.factor > 0, "the multiplier must be above 0")
+        self.require(self.factor > 0, "the multiplier must be above 0")
 
     def arguments(self, prefix: str = "") -> dict[str, ArgumentValue]:
         """As of every policy, but that `factor` is argument `multiplier`."""
@@ -261,7 +180,7 @@ class ConstantWarmup(Policy):
         return self.factor if iteration < self.num_iter else 1.0
 
 
-@_policy("pieceWarmup")
+@policy("pieceWarmup")
 class PieceWarmup(Policy):
     """m1 before iteration n1, m2 before n2, then m3."""
 
@@ -275,7 +194,7 @@ class PieceWarmup(Policy):
         return self.m1 if iteration < self.n1 else self.m2 if iteration < self.n2 else self.m3
 
 
-@_policy("hill")
+@policy("hill")
 class Hill(Policy):
     """LinearWarmup for `num_iter` iterations, then Inv counted from there, but never below end_multiplier."""
 
@@ -286,9 +205,9 @@ class Hill(Policy):
     end_multiplier: float = 0.0
 
     def __post_init__(self) -> None:
-        self._require(min(self.num_iter, self.gamma, self.power) > 0, "num_iter, gamma and power must be above 0")
+        self.require(min(self.num_iter, self.gamma, self.power) > 0, "num_iter, gamma and power must be above 0")
         ends = (self.start_multiplier, self.end_multiplier)
-        self._require(all(0 <= end <= 1 for end in ends), "start_multiplier and end_multiplier must be in [0, 1]")
+        self.require(all(0 <= end <= 1 for end in ends), "start_multiplier and end_multiplier must be in [0, 1]")
 
     def multiplier(self, iteration: int, base_lr: float) -> float:
         if iteration < self.num_iter:
@@ -297,7 +216,7 @@ class Hill(Policy):
         return max(self.end_multiplier, falling)
 
 
-@_policy("slope")
+@policy("slope")
 class Slope(Policy):
     """multiplier_1 before iteration num_iter_1, then a straight line that reaches multiplier_2 at num_iter_2.
 
@@ -311,7 +230,7 @@ class Slope(Policy):
     multiplier_2: float = 0.0
 
     def __post_init__(self) -> None:
-        self._require(0 < self.num_iter_1 < self.num_iter_2, "expected 0 < num_iter_1 < num_iter_2")
+        self.require(0 < self.num_iter_1 < self.num_iter_2, "expected 0 < num_iter_1 < num_iter_2")
 
     def multiplier(self, iteration: int, base_lr: float) -> float:
         if iteration < self.num_iter_1:
@@ -320,7 +239,7 @@ class Slope(Policy):
         return max(self.multiplier_2, self.multiplier_1 + (iteration - self.num_iter_1) * rise)
 
 
-@_policy("cyclical")
+@policy("cyclical")
 class Cyclical(Policy):
     """A triangle of period 2 * stepsize between base_lr and max_lr, its height times `decay` after each period.
 
@@ -333,18 +252,18 @@ class Cyclical(Policy):
     decay: float = 1.0
 
     def __post_init__(self) -> None:
-        self._require(self.stepsize > 0, "stepsize must be above 0")
+        self.require(self.stepsize > 0, "stepsize must be above 0")
 
     def multiplier(self, iteration: int, base_lr: float) -> float:
         """The formula of the class. Raises ArgumentError for a base rate of 0."""
-        self._require(base_lr != 0, "base_lr must not be 0")
+        self.require(base_lr != 0, "base_lr must not be 0")
         cycle = iteration // (2 * self.stepsize)
         x = abs(iteration / self.stepsize - 2 * cycle - 1)
         height = abs(self.max_lr) / abs(base_lr) - 1.0
         return 1.0 + height * max(0.0, 1.0 - x) * _power(self.decay, cycle)
 
 
-@_policy("cosine")
+@policy("cosine")
 class Cosine(Policy):
     """Half a cosine from max_lr down to min_lr, which are multipliers of base_lr, again and again.
 
@@ -360,9 +279,9 @@ class Cosine(Policy):
     lr_shrink: float = 0.99
 
     def __post_init__(self) -> None:
-        self._require(self.max_lr >= self.min_lr, "max_lr must be at least min_lr")
-        self._require(self.period > 0, "period must be above 0")
-        self._require(self.t_mult >= 1, "t_mult must be at least 1")
+        self.require(self.max_lr >= self.min_lr, "max_lr must be at least min_lr")
+        self.require(self.period > 0, "period must be above 0")
+        self.require(self.t_mult >= 1, "t_mult must be at least 1")
 
     def multiplier(self, iteration: int, base_lr: float) -> float:
         cycle = self._cycle(iteration)
@@ -389,7 +308,7 @@ class Cosine(Policy):
         return cycle + 1 if self._start(cycle + 1) <= iteration else cycle
 
 
-@_policy("constantThenLinearWarmup")
+@policy("constantThenLinearWarmup")
 class ConstantThenLinearWarmup(Policy):
     """start_warmup_multiplier for constant_warmup_num_iter iterations, then a line to 1 over linear_warmup_num_iter."""
 
@@ -398,7 +317,7 @@ class ConstantThenLinearWarmup(Policy):
     linear_warmup_num_iter: int = 10_000_000
 
     def __post_init__(self) -> None:
-        self._require(self.start_warmup_multiplier >= 0, "start_warmup_multiplier must be at least 0")
+        self.require(self.start_warmup_multiplier >= 0, "start_warmup_multiplier must be at least 0")
 
     def multiplier(self, iteration: int, base_lr: float) -> float:
         if iteration < self.constant_warmup_num_iter:
@@ -436,7 +355,7 @@ class _AfterWarmup(Policy):
         return self.after().multiplier(iteration - warm, base_lr)
 
 
-@_policy("compositeCyclical")
+@policy("compositeCyclical")
 class CompositeCyclical(_AfterWarmup):
     """ConstantThenLinearWarmup, then Cyclical."""
 
@@ -448,7 +367,7 @@ class CompositeCyclical(_AfterWarmup):
         return Cyclical(self.cyclical_step_size, self.cyclical_max_lr, self.cyclical_decay)
 
 
-@_policy("compositeCosine")
+@policy("compositeCosine")
 class CompositeCosine(_AfterWarmup):
     """ConstantThenLinearWarmup, then Cosine."""
 
@@ -473,7 +392,7 @@ class Stage:
     lr_scale: float = 1.0
 
 
-@_policy("composite")
+@policy("composite")
 class Composite(Policy):
     """One policy after the other; each sees the iteration counted from the start of training.
 
@@ -484,9 +403,9 @@ class Composite(Policy):
     stages: tuple[Stage, ...] = field(default=())
 
     def __post_init__(self) -> None:
-        self._require(len(self.stages) > 0, "expected at least one stage")
-        self._require(all(stage.num_iter > 0 for stage in self.stages), "every num_iter must be above 0")
-        self._require(
+        self.require(len(self.stages) > 0, "expected at least one stage")
+        self.require(all(stage.num_iter > 0 for stage in self.stages), "every num_iter must be above 0")
+        self.require(
             not any(isinstance(stage.policy, Composite) for stage in self.stages), "a stage must not be composite"
         )
 
@@ -506,8 +425,8 @@ class Composite(Policy):
             start = f"{prefix}sub_policy_{index}_"
             if arguments.string(f"{start}policy", "") == cls.name:
                 raise ArgumentError(f"{label}: '{start}policy' must not be composite")
-            policy = read_policy(arguments, label, start)
-            stages.append(Stage(count, policy, arguments.float(f"{start}lr_scale", 1.0)))
+            part = read_policy(arguments, label, start)
+            stages.append(Stage(count, part, arguments.float(f"{start}lr_scale", 1.0)))
         return cls(tuple(stages))
 
     def multiplier(self, iteration: int, base_lr: float) -> float:
