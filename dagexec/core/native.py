@@ -272,9 +272,12 @@ MOST_PIECES = 16
 """Of one step that is cut over its whole batch."""
 
 
-def pieces_of(seconds: float, most: int = MOST_PIECES) -> int:
-    """In how many pieces, an even number of them, work of so many seconds of one core is cut."""
-    count = max(1, min(most, max(int(seconds / PIECE_SECONDS), min(2, int(3 * seconds / PIECE_SECONDS)))))
+def pieces_of(seconds: float, most: int = MOST_PIECES, part: int = 3) -> int:
+    """In how many pieces, an even number of them, work of so many seconds of one core is cut.
+
+    Two are worth it if each is one in `part` of what a piece is where there are more.
+    """
+    count = max(1, min(most, max(int(seconds / PIECE_SECONDS), min(2, int(part * seconds / PIECE_SECONDS)))))
     return count - (count > 1 and count % 2)
 
 

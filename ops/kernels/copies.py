@@ -27,7 +27,7 @@ from dagexec.ops.kernels.copy_kernels import (
     transposing_kernel,
 )
 from dagexec.ops.kernels.machine import Machine
-from dagexec.ops.kernels.sharing import pieces_of_bytes
+from dagexec.ops.kernels.sharing import MOST_PIECES, SMALL_PART, pieces_of, pieces_of_bytes
 from dagexec.ops.kernels.tables import in_pieces
 
 Array = npt.NDArray[Any]
@@ -35,6 +35,9 @@ Array = npt.NDArray[Any]
 _Call = tuple[int, int, int, int, int]
 
 BYTES = 4
+_SECONDS_ALONE = 2e-9
+"""Of a row, however short, or of an element that is in no block."""
+
 _MOST_CALLS = 1 << 12
 """Of a step: a table takes 48 bytes for each."""
 
@@ -58,7 +61,11 @@ def copy_step(machine: Machine, pairs: Sequence[tuple[Array, Array]], label: str
     if not pairs or any(plan is None for plan in plans):
         return None
 
-    pieces = pieces_of_bytes(2 * sum(target.nbytes for _, target in pairs))
+    alone = sum(plan.alone for plan in plans if plan is not None)
+    pieces = max(
+        pieces_of_bytes(2 * sum(target.nbytes for _, target in pairs)),
+        pieces_of(_SECONDS_ALONE * alone, MOST_PIECES, SMALL_PART),
+    )
 
     def make(*arrays_and_label: Any) -> Step:
         *arrays, label = arrays_and_label
@@ -97,6 +104,7 @@ class _Plan:
         whole: that of the one for all parts but the last, which leave nothing over.
         fields: its numbers.
         outer: the axes over which it is called.
+        alone: rows, or elements that are in no block.
         counted: the place of a number that counts steps along `inner`, which pieces may divide.
         inner: these steps; one where there is nothing to divide.
     """
@@ -105,6 +113,7 @@ class _Plan:
     whole: int
     fields: tuple[int, ...]
     outer: tuple[Axis, ...]
+    alone: int
     counted: int = 0
     inner: Axis = Axis(1, 0, 0)
 
@@ -162,7 +171,8 @@ def _rows(machine: Machine, axes: list[Axis]) -> _Plan | None:
     inner = max(outer, key=lambda axis: axis.size, default=Axis(1, 0, 0))
     rest = tuple(axis for axis in outer if axis is not inner)
     fields = last.size, inner.size, inner.source, inner.target
-    return None if kernel is None else _Plan(kernel, kernel, fields, rest, ROWS, inner)
+    rows = math.prod(axis.size for axis in outer)
+    return None if kernel is None else _Plan(kernel, kernel, fields, rest, rows, ROWS, inner)
 
 
 def _turned(axes: list[Axis]) -> _Plan | None:
@@ -184,4 +194,6 @@ def _turned(axes: list[Axis]) -> _Plan | None:
         return None
     fields = down.source, across.target, down.size // HEIGHT, across.size // SIDE
     rest = tuple(axis for axis in outer if axis is not across)
-    return _Plan(kernel, whole, fields, rest, counted, blocks if blocks.size else Axis(1, 0, 0))
+    in_blocks = (down.size - down.size % HEIGHT) * (across.size - across.size % SIDE)
+    alone = math.prod(axis.size for axis in rest) * (down.size * across.size - in_blocks)
+    return _Plan(kernel, whole, fields, rest, alone, counted, blocks if blocks.size else Axis(1, 0, 0))

@@ -30,7 +30,7 @@ from dagexec.ops.onednn.descriptors import (
     Descriptor,
     aligned_empty,
 )
-from dagexec.ops.onednn.implementation import choose_implementation, estimated_seconds
+from dagexec.ops.onednn.implementation import choose_implementation, shared_seconds
 from dagexec.ops.onednn.operator import OneDNNOperator
 from dagexec.ops.onednn.packing import PackedForms
 from dagexec.ops.onednn.pieces import (
@@ -290,7 +290,7 @@ class ConvolutionFamily(OneDNNOperator):
                 found.append((problem, one, asked.arrays))
             return found
 
-        cut, seconds = [Part(ONE)], estimated_seconds(alone, chosen)
+        cut, seconds = [Part(ONE)], shared_seconds(alone, chosen)
         if whole.rows:
             cut = parts_of_image(whole.axes, seconds, alone.weights_nbytes)
         elif whole.block:

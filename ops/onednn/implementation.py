@@ -13,6 +13,7 @@ from math import prod
 from dagexec.core.choices import choices, choose, measuring
 from dagexec.core.dtypes import FLOAT32
 from dagexec.errors import UnsupportedFeatureError
+from dagexec.ops.kernels.sharing import products_seconds
 from dagexec.ops.onednn.descriptors import WEIGHTS
 from dagexec.ops.onednn.measuring import fastest
 from dagexec.ops.onednn.problem import NEWEST, WINOGRAD, Candidate, Problem
@@ -174,6 +175,17 @@ def estimated_seconds(problem: Problem, candidate: Candidate | None = None) -> f
         copied = sum(tensor.nbytes for number, (tensor, _) in problem.tensors.items() if number != WEIGHTS)
         found += 2 * copied / _COPY
     return found
+
+
+def shared_seconds(problem: Problem, candidate: Candidate) -> float:
+    """The same for work that is to be shared; the estimate above, which compares implementations, is of the best case.
+
+    It is no less than what convolutions of the zoo take, except by tiles of Winograd's.
+    """
+    found = estimated_seconds(problem, candidate)
+    if candidate.seconds is not None or _winograd(candidate) is not None:
+        return found
+    return max(found, products_seconds(problem.products(1), problem.library.isa.lanes))
 
 
 def _key(problem: Problem) -> str:

@@ -23,7 +23,7 @@ from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.activation.post_ops import SUM, PostOp
 from dagexec.ops.base.layout import ORDERS, blocked_orders, logical_shape
 from dagexec.ops.kernels.moving import TableRebind, table_rebind
-from dagexec.ops.kernels.sharing import pieces_of, work_seconds
+from dagexec.ops.kernels.sharing import MOST_PIECES, SMALL_PART, pieces_of, work_seconds
 from dagexec.ops.onednn.accuracy import is_coarse
 from dagexec.ops.onednn.binding import Library, require_library
 from dagexec.ops.onednn.bound import ArgumentRebind, BoundPrimitive, Rebindable
@@ -313,7 +313,8 @@ class OneDNNOperator(Operator):
     def pieces(self) -> int:
         """In how many pieces the work of the operator is cut."""
         outputs = [TensorType(tuple(self.y(i).shape), self.output(i).meta) for i in range(len(self.output_blobs))]
-        return pieces_of(work_seconds(self.schema.cost(self.call(), outputs), self.onednn.isa.lanes))
+        seconds = work_seconds(self.schema.cost(self.call(), outputs), self.onednn.isa.lanes)
+        return pieces_of(seconds, MOST_PIECES, SMALL_PART)
 
     def rebindable(
         self, step: Step, bound: Rebindable, inputs: Mapping[int, int], outputs: Mapping[int, int]

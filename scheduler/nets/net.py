@@ -51,7 +51,14 @@ from dagexec.scheduler.run.engine import NativeRun
 from dagexec.scheduler.run.launching import LaunchedChains, NetStreams, guards_of, kernels_of
 from dagexec.scheduler.run.prediction import OperatorTasks, TimedTasks, tasks_of_chains
 from dagexec.scheduler.run.run import Run, waiting_time
-from dagexec.scheduler.run.work import Work, chain_work, observed_work, pieces_of_chains
+from dagexec.scheduler.run.work import (
+    SHORT_PHASE_SECONDS,
+    WIDE,
+    Work,
+    chain_work,
+    observed_work,
+    pieces_of_chains,
+)
 
 
 class BaseNet(ABC, Closing):
@@ -318,13 +325,15 @@ class BaseNet(ABC, Closing):
 
     def _pieces_of(self, preparation: Preparation) -> Work:
         """The work of a preparation, in machine code where that runs."""
-        timed = [preparation.timed(chain) for chain in preparation.plan.chains]
+        plan = preparation.plan
+        timed = [preparation.timed(chain) for chain in plan.chains]
         return pieces_of_chains(
-            preparation.plan,
+            plan,
             [tuple(step for step, _ in row) for row in timed],
             [[seconds for _, seconds in row] for row in timed],
             self.most_pieces,
             in_machine_code=threads().concurrent,
+            shortest=SHORT_PHASE_SECONDS if plan.work >= WIDE * plan.critical_path else 0.0,
         )
 
     def synchronization(self, plan: Plan) -> Synchronization:

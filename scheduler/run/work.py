@@ -25,6 +25,10 @@ ChainSteps = Sequence[tuple[Step, ...]]
 SHORT_SECONDS = 1.5e-6
 """Of steps of Python that are handed out several at a time, as estimated: NumPy takes many times its estimates."""
 
+WIDE, SHORT_PHASE_SECONDS = 2, 40e-6
+"""Where all chains take so many times what the longest path does, workers find something to do without the pieces of
+shorter phases: NASNet took 3 to 10% longer with these, beside other processes."""
+
 
 @dataclass(frozen=True)
 class SingleChain:
@@ -97,14 +101,21 @@ def _chained(plan: Dependencies, pieces: Sequence[Sequence[int]]) -> TaskGraph:
 
 
 def pieces_of_chains(
-    plan: Dependencies, steps: ChainSteps, seconds: Sequence[Sequence[float]], most: int, *, in_machine_code: bool
+    plan: Dependencies,
+    steps: ChainSteps,
+    seconds: Sequence[Sequence[float]],
+    most: int,
+    *,
+    in_machine_code: bool,
+    shortest: float = 0.0,
 ) -> Work:
     """The steps of the chains, native calls in pieces, of which up to `most` of one phase are there.
 
-    `seconds` are estimates for each step. Without `in_machine_code` workers call steps for the pieces, too.
+    `seconds` are estimates for each step; a phase that takes less than `shortest` is one piece. Without
+    `in_machine_code` workers call steps for the pieces, too.
     """
     native = in_machine_code and may_merge() and engine.can_run()
-    by_chain = [_stretches(chain, seconds[number], most) for number, chain in enumerate(steps)]
+    by_chain = [_stretches(chain, seconds[number], most, shortest) for number, chain in enumerate(steps)]
     stretches = [stretch for row in by_chain for stretch in row]
     graph = _chained(plan, [[max(1, len(stretch.pieces)) for stretch in row] for row in by_chain])
     shares = [stretch.shares for stretch in stretches]
@@ -134,7 +145,7 @@ class _Stretch:
         return [(piece_step(piece),) if piece else () for piece in self.pieces] or [self.steps]
 
 
-def _stretches(chain: Sequence[Step], seconds: Sequence[float], most: int) -> list[_Stretch]:
+def _stretches(chain: Sequence[Step], seconds: Sequence[float], most: int, shortest: float) -> list[_Stretch]:
     """The tasks of one chain, at least one."""
     found: list[_Stretch] = []
     for step, estimate in zip(chain, seconds, strict=True):
@@ -149,9 +160,9 @@ def _stretches(chain: Sequence[Step], seconds: Sequence[float], most: int) -> li
                 found[-1].shares.append((step, 1 / len(parts)))
                 continue
             for phase in phases:
-                pieces = grouped(phase, most)
-                last = found[-1] if found else None
                 share = 1 / len(phases) / len(parts)
+                pieces = grouped(phase, most if estimate * share >= shortest else 1)
+                last = found[-1] if found else None
                 if len(pieces) == 1 and last is not None and _may_follow(last, estimate * share):
                     last.pieces[0] += pieces[0]
                 else:

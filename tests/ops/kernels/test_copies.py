@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from dagexec.core.native import phases_of
 from dagexec.ops.kernels.copies import copy_step
 from dagexec.ops.kernels.machine import Machine
 from dagexec.ops.onednn.binding import require_library
@@ -64,6 +65,17 @@ def test_transposed_axes(name: str, lanes: int) -> None:
     machine = Machine(lanes)
     for pieces in (1, 2, 3):
         copied(machine, pieces, source, np.empty(source.shape, np.int32))
+
+
+@each_size
+def test_copies_of_many_short_rows_are_shared_where_as_many_bytes_in_long_ones_are_not(lanes: int) -> None:
+    found = []
+    for shape, axes in (((96, 2, 2, 7, 7), (0, 3, 1, 4, 2)), ((2, 49, 192), (1, 0, 2))):
+        source = numbers(shape, np.float32).transpose(axes)
+        step = copy_step(Machine(lanes), [(source, np.empty(source.shape, np.float32))], "copy")
+        assert step is not None
+        found.append([len(phase) for phase in phases_of(step) or ()])
+    assert found == [[2], [1]]
 
 
 @each_size
