@@ -27,7 +27,10 @@ _Table = npt.NDArray[np.int64]
 _Index = tuple[slice | EllipsisType, ...]
 
 _MOST_CALLS = 1 << 12
-"""Of a step: a table takes some 80 bytes for each."""
+"""Of a step."""
+
+_FEW_CALLS, _CALL_BYTES = 256, 80
+"""A table takes so many bytes for each: more than a few calls have to be about more memory than that."""
 
 _SHORT = 16
 """Elements of a row that are too few for a call."""
@@ -146,7 +149,8 @@ class _Calls:
                 sizes.append(size)
                 steps.append(strides[axis])
         *outer, length = sizes
-        if math.prod(outer) > _MOST_CALLS:
+        count = math.prod(outer)
+        if count > _MOST_CALLS or (count > _FEW_CALLS and count * _CALL_BYTES > order.nbytes):
             raise _Unsupported
         starts = np.array([[view.ctypes.data for view in views]], np.int64)
         for size, step in zip(outer, steps, strict=False):
