@@ -247,6 +247,22 @@ def test_what_is_no_number_stays_none(post_op: str) -> None:
     assert np.isnan(y).sum() == 9
 
 
+@pytest.mark.parametrize("kind", IN_ORDERS)
+def test_what_is_no_number_stays_none_in_other_orders(kind: str) -> None:
+    orders, channels, filters, group = IN_ORDERS[kind]
+    layer = Layer(GEOMETRIES["square"], channels, filters, group)
+    arguments: dict[str, ArgumentValue] = {"output_order": orders[1]} if orders[0] != orders[1] else {}
+    workspace, net = net_of(layer, orders[0], constant=True, post_ops=("relu",), **arguments)
+    image = from_order(workspace.fetch_blob("x"), orders[0]).copy()
+    image[0, 0, 4, 4] = math.nan
+    workspace.feed_blob("x", to_order(image, orders[0]))
+    with SimpleNet(net, workspace) as running:
+        running.run()
+    y = from_order(workspace.fetch_blob("y"), orders[1])
+    assert np.isnan(y[0, : filters // group, 3:6, 3:6]).all()
+    assert np.isnan(y).sum() == 9 * filters // group
+
+
 def is_offered(layer: Layer, **arguments: ArgumentValue) -> bool:
     try:
         run(layer, **arguments)
