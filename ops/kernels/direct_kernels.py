@@ -53,10 +53,13 @@ ADD_OTHER = "add"
 MOST_OTHERS = 2
 """Post-ops of that kind."""
 
+PLAIN = ("relu", ADD_OTHER)
+"""Post-ops of an instruction, which leave registers to sums."""
+
 _FLOAT = 4  # bytes
 _MOST_TAPS = 7  # of a row, whose weights are in registers together
 _MOST_COLUMNS = {8: 11, 16: 14}
-_PLAIN, _TEMPORARIES_OF_PLAIN = ("relu", ADD_OTHER), 3  # post-ops, and vectors that they need
+_TEMPORARIES_OF_PLAIN = 3
 _LINE, _FIRST_CACHE = 64, 48 << 10  # bytes
 _QUAD = 4  # elements among which AVX exchanges them without a table
 _FIELDS, _OTHERS = ((R12, ROW_BYTES), (R14, BIAS), (R15, VECTORS)), (R13, R8)
@@ -117,7 +120,7 @@ class Row:
     @property
     def block(self) -> int:
         """Columns of the result whose sums are in registers together: few blocks, and the last one not narrow."""
-        is_plain = all(kind in _PLAIN for kind, _, _ in self.post_ops)
+        is_plain = all(kind in PLAIN for kind, _, _ in self.post_ops)
         spare = max(self.together * self.chunk + 1, _TEMPORARIES_OF_PLAIN if is_plain else TEMPORARIES)
         registers = REGISTERS[self.lanes] - self.tables - spare
         most = min(_MOST_COLUMNS[self.lanes], registers // self.together, self.result)

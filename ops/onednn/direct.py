@@ -25,7 +25,7 @@ from dagexec.ops.activation.post_ops import SUM
 from dagexec.ops.activation.post_ops import PostOp as GivenPostOp
 from dagexec.ops.base.geometry import Axis
 from dagexec.ops.base.layout import BLOCKS, NHWC
-from dagexec.ops.kernels.direct_kernels import ADD_OTHER, MOST_OTHERS, Row, row_kernel
+from dagexec.ops.kernels.direct_kernels import ADD_OTHER, MOST_OTHERS, PLAIN, Row, row_kernel
 from dagexec.ops.kernels.machine import AVX2, AVX512
 from dagexec.ops.kernels.moving import table_rebind
 from dagexec.ops.kernels.post_ops import FUNCTIONS, PostOp
@@ -138,11 +138,15 @@ class Layer:
             return False
         if group % lanes == 0:
             is_alike = image.run == self.channels or read % image.run == 0
-            in_blocks = self.orders[0] in BLOCKS and self.together(lanes) > 1
             has_taps = self.rows.kernel * self.columns.kernel > 1
-            return read <= self._most_read and is_alike and (has_taps or in_blocks)
+            return read <= self._most_read and is_alike and (has_taps or self._is_one_tap_in_blocks(lanes))
         ragged = self.filters % lanes != 0
         return read == group and lanes % group == 0 and self.filters >= lanes and not (ragged and DST in self.others)
+
+    def _is_one_tap_in_blocks(self, lanes: int) -> bool:
+        """True where that takes no longer than the library's: with AVX2 functions leave few registers to sums."""
+        has_registers = lanes > AVX2 or all(kind in PLAIN for kind, _, _ in self.post_ops)
+        return self.orders[0] in BLOCKS and self.together(lanes) > 1 and has_registers
 
     @property
     def _most_read(self) -> int:
