@@ -17,20 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.native import NativeCall, Piece, call_rows, rows_of, table_code
-from dagexec.scheduler.run.engine_code import (
-    Header,
-    Kind,
-    Mode,
-    PoolWords,
-    Record,
-    Slot,
-    Task,
-    clock_code,
-    engine_code,
-    listening_code,
-    pausing_code,
-)
+from dagexec.scheduler.run.engine_code import engine_code
+from dagexec.scheduler.run.engine_layout import Header, Kind, Mode, PoolWords, Record, Slot, Task
 from dagexec.scheduler.run.machine import TaskGraph
+from dagexec.scheduler.run.waiting_code import clock_code, listening_code, pausing_code
 
 Array = npt.NDArray[Any]
 

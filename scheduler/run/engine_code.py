@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from enum import IntEnum
 from functools import cache
 
 from dagexec.platform.assembler import (
@@ -36,112 +35,7 @@ from dagexec.platform.assembler import (
     Assembler,
 )
 from dagexec.platform.machine_code import executable
-
-
-class Header(IntEnum):
-    """Of the 64-bit numbers of a run's state, the places of those that are there once."""
-
-    LOCK = 0  # 1 while somebody changes the state
-    STOP = 1  # not 0: nobody takes a further piece
-    REMAINING = 2  # tasks that have not ended
-    AVAILABLE = 3  # tasks that have a piece to take
-    ACTIVE = 4  # threads inside, as the pool says
-    WIDTH = 5  # threads that may be inside
-    POOL = 6  # address of what all runs of a pool share, `PoolWords`
-    TASKS = 7  # address of the first `Task`
-    FRESH_TOP = 8  # addresses of the set of tasks that are ready and not begun: of a bit for each word of the next
-    FRESH = 9
-    OPEN_TOP = 10  # likewise of those that were begun and have pieces left
-    OPEN = 11
-    TOPS = 12  # words in the tops of these sets
-    SPINS = 13  # how often to look for work before leaving
-    TABLE_CODE = 14  # address of the code that executes a table of native calls
-    TRACE = 15  # address of the address of the next `Record`; 0 where nobody wants them
-    EXPECTED = 16  # ticks of tasks that have a piece to take
-    WORTH_WAKING = 17  # ticks, for as many of which a worker is woken
-
-
-class PoolWords(IntEnum):
-    """What a pool tells those who are in its runs."""
-
-    IDLE = 0  # workers that sleep
-    WAITING = 1  # runs that want a worker
-    FULL = 2  # not 0: as many threads are in runs as the pool has workers
-
-
-class Task(IntEnum):
-    """The 64-bit numbers of a task."""
-
-    LEFT = 0  # tasks that it waits for
-    TAKEN = 1  # pieces that somebody has taken
-    DONE = 2  # pieces that have ended
-    COUNT = 3  # pieces
-    KIND = 4  # see `Kind`
-    PIECES = 5  # address of the first piece: a table of native calls, and its rows
-    CHILDREN = 6  # address of the numbers of tasks that wait for it
-    CHILDREN_END = 7
-    TICKS = 8  # of the processor's clock, that its pieces took
-    EXPECTED = 9  # that they may take, and those that a worker that came for them would find behind them
-    TAKEN_LAST = 10  # pieces that were taken from the last one on
-    SIZE = 11
-
-
-class Kind(IntEnum):
-    """Who does a task."""
-
-    NATIVE = 0
-    PYTHON = 1
-    SHORT_PYTHON = 2  # which takes no longer than to hand it out
-
-
-class Slot(IntEnum):
-    """The 64-bit numbers of a thread in a run."""
-
-    TASK = 0
-    PIECE = 1
-    ROWS_LEFT = 2  # of the table of a piece whose call failed
-    WORKER = 3  # a number for the trace
-    STAYS = 4  # not 0: it has no other run to turn to
-    UNTIL = 5  # on the processor's clock, when it leaves to let Python look for signals; 0 for never
-    GRACE = 6  # looks for which it lets the caller of a run go first when that is over; 0 for none
-    FROM_LAST = 7  # not 0: it takes the last piece that is left, not the first
-    CALLS = 8  # tasks that are steps of Python, which it has taken together
-    FIRST_CALL = 9  # their numbers
-    SIZE = 41
-
-
-class Record(IntEnum):
-    """The 64-bit numbers that say who executed a piece, and when on the processor's clock."""
-
-    TASK = 0
-    PIECE = 1
-    WORKER = 2
-    BEGAN = 3
-    ENDED = 4
-    SIZE = 5
-
-
-class Mode(IntEnum):
-    """How a thread enters."""
-
-    PICK = 0  # to take something
-    DONE = 1  # having ended the piece in its slot
-    CONTINUE = 2  # to execute the piece in its slot
-    CALLED = 3  # having called the steps of the tasks in its slot
-
-
-class Outcome(IntEnum):
-    """Why a thread leaves."""
-
-    FINISHED = 0  # it has ended the last piece of the run
-    OVER = 1  # somebody else had
-    PYTHON = 2  # the tasks in its slot are steps of Python
-    FAILED = 3  # a call of the piece in its slot
-    IDLE = 4  # there is nothing to take, or another run needs the thread more
-    WAKE = 5  # there is more to take than the piece in its slot, and a worker that sleeps
-    STOPPED = 6
-    LOOK = 7  # its time to look for signals has come
-
+from dagexec.scheduler.run.engine_layout import Header, Kind, Mode, Outcome, PoolWords, Record, Slot, Task
 
 _SAVED = (RBX, RBP, R12, R13, R14, R15)
 _PATIENCE = 200
@@ -159,64 +53,6 @@ def engine_code() -> Enter | None:
     if address is None:
         return None
     return ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long)(address)
-
-
-@cache
-def pausing_code() -> Callable[[int], int] | None:
-    """Code that looks for work so many times in vain; None where none runs."""
-    code = Assembler()
-    code.move(RCX, RDI)
-    code.mark("again")
-    for _ in range(3):
-        code.compare_memory(RSP, 0, 0)  # as many loads as `_wait` makes
-    code.pause()
-    code.add_number(RCX, -1)
-    code.jump("again", NOT_ZERO)
-    code.clear(RAX)
-    code.end_call()
-    address = executable(code.code())
-    return None if address is None else ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_long)(address)
-
-
-@cache
-def listening_code() -> Callable[[int, int, int, int], int] | None:
-    """Code that looks at a number until it is not 0, but up to so many times, and while a pool is not full.
-
-    Its arguments are the address of the number, that of the pool's words, how often to look, and for how many looks it
-    waits then: whoever changed the number has the interpreter lock a little longer, and a thread that asks for that
-    meanwhile is put to sleep. None where no machine code runs.
-    """
-    code = Assembler()
-    code.mark("again")
-    code.compare_memory(RDI, 0, 0)
-    code.jump("called", NOT_ZERO)
-    code.compare_memory(RSI, 8 * PoolWords.FULL, 0)
-    code.jump("leave", NOT_ZERO)
-    code.pause()
-    code.add_number(RDX, -1)
-    code.jump("again", NOT_ZERO)
-    code.jump("leave")
-    code.mark("called")
-    code.pause()
-    code.add_number(RCX, -1)
-    code.jump("called", NOT_ZERO)
-    code.mark("leave")
-    code.clear(RAX)
-    code.end_call()
-    address = executable(code.code())
-    if address is None:
-        return None
-    return ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long, ctypes.c_long)(address)
-
-
-@cache
-def clock_code() -> Callable[[], int] | None:
-    """Code that reads the processor's clock; None where none runs."""
-    code = Assembler()
-    code.read_clock(RAX)
-    code.end_call()
-    address = executable(code.code())
-    return None if address is None else ctypes.CFUNCTYPE(ctypes.c_long)(address)
 
 
 def _written() -> bytes:

@@ -12,7 +12,7 @@ from dagexec.core.operator import Step
 from dagexec.platform.blocking import work as blocking
 from dagexec.platform.threads import Mutex, ThreadsEndedError, is_interruptible
 from dagexec.scheduler.run.engine import NativeRun, Participant
-from dagexec.scheduler.run.engine_code import Mode, Outcome
+from dagexec.scheduler.run.engine_layout import Mode, Outcome
 from dagexec.scheduler.run.machine import Machine
 from dagexec.scheduler.run.roster import Roster
 from dagexec.scheduler.run.run import Run, finish

@@ -16,7 +16,7 @@ from dagexec.core.operator import Step, parts_of
 from dagexec.scheduler.observe.observed_run import Pieces
 from dagexec.scheduler.plan.preparation import LONGEST_SECONDS
 from dagexec.scheduler.run import engine
-from dagexec.scheduler.run.engine_code import Kind
+from dagexec.scheduler.run.engine_layout import Kind
 from dagexec.scheduler.run.machine import Dependencies, TaskGraph, chain_tasks
 
 ChainSteps = Sequence[tuple[Step, ...]]

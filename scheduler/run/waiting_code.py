@@ -1,0 +1,69 @@
+"""Machine code around the engine's: to wait for a moment, to listen for a call, and to read the processor's clock."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+
+from dagexec.platform.assembler import NOT_ZERO, RAX, RCX, RDI, RDX, RSI, RSP, Assembler
+from dagexec.platform.machine_code import executable
+from dagexec.scheduler.run.engine_layout import PoolWords
+
+
+@cache
+def pausing_code() -> Callable[[int], int] | None:
+    """Code that looks for work so many times in vain; None where none runs."""
+    code = Assembler()
+    code.move(RCX, RDI)
+    code.mark("again")
+    for _ in range(3):
+        code.compare_memory(RSP, 0, 0)  # as many loads as `_wait` makes
+    code.pause()
+    code.add_number(RCX, -1)
+    code.jump("again", NOT_ZERO)
+    code.clear(RAX)
+    code.end_call()
+    address = executable(code.code())
+    return None if address is None else ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_long)(address)
+
+
+@cache
+def listening_code() -> Callable[[int, int, int, int], int] | None:
+    """Code that looks at a number until it is not 0, but up to so many times, and while a pool is not full.
+
+    Its arguments are the address of the number, that of the pool's words, how often to look, and for how many looks it
+    waits then: whoever changed the number has the interpreter lock a little longer, and a thread that asks for that
+    meanwhile is put to sleep. None where no machine code runs.
+    """
+    code = Assembler()
+    code.mark("again")
+    code.compare_memory(RDI, 0, 0)
+    code.jump("called", NOT_ZERO)
+    code.compare_memory(RSI, 8 * PoolWords.FULL, 0)
+    code.jump("leave", NOT_ZERO)
+    code.pause()
+    code.add_number(RDX, -1)
+    code.jump("again", NOT_ZERO)
+    code.jump("leave")
+    code.mark("called")
+    code.pause()
+    code.add_number(RCX, -1)
+    code.jump("called", NOT_ZERO)
+    code.mark("leave")
+    code.clear(RAX)
+    code.end_call()
+    address = executable(code.code())
+    if address is None:
+        return None
+    return ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long, ctypes.c_long)(address)
+
+
+@cache
+def clock_code() -> Callable[[], int] | None:
+    """Code that reads the processor's clock; None where none runs."""
+    code = Assembler()
+    code.read_clock(RAX)
+    code.end_call()
+    address = executable(code.code())
+    return None if address is None else ctypes.CFUNCTYPE(ctypes.c_long)(address)
