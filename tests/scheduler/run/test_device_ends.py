@@ -202,11 +202,13 @@ def test_the_error_of_a_stopped_run_is_not_its_own_cause_nor_secondary_to_itself
     net_class: type[BaseNet], devices: list[Device]
 ) -> None:
     options: dict[str, Any] = {"num_workers": 2}
-    with temporary_operator("Plain", lambda _operator: None), simulated(SIM, faults=[Fault("hang", "'b0'")]):
+    faults = [Fault("hang", "'b0'")]
+    with temporary_operator("Plain", lambda _operator: None), simulated(SIM, faults=faults) as runtime:
         definition = on_devices(net_of([[], [0]], op_type="Plain"), devices)
         with net_class(definition, Workspace(), **options) as net:
-            with pytest.raises(RunTimeoutError) as caught:
-                net.run(timeout=0.05)
+            while not runtime.faults.met:
+                with pytest.raises(RunTimeoutError) as caught:
+                    net.run(timeout=0.05)
             assert caught.value.__cause__ is None
             assert not hasattr(caught.value, "__notes__")
             net.run(timeout=30)
