@@ -25,8 +25,9 @@ class Interface:
     """
 
     def __init__(self, model: Model, source: Model, options: CompileOptions) -> None:
-        """`source` is the model as it was given."""
-        self._model = model
+        """`source` is the model as it was given; of `model` no array is kept, as these may go once they are packed."""
+        self._name = model.name
+        self._outputs = model.outputs
         self._source = source
         self.needed = source.needed_inputs()
         self.keep = frozenset((*options.keep, *model.outputs, *model.inputs)) if options.optimize else None
@@ -42,9 +43,9 @@ class Interface:
         parameters: Parameters,
     ) -> tuple[Feeds, Sequence[str]]:
         """The feeds by name, as arrays where `out` has to be apart from them, and what to fetch. Raises FeedError."""
-        name = self._model.name
+        name = self._name
         named = named_feeds(name, feeds, self.needed)
-        names = self._model.outputs if outputs is None else self._fetchable(outputs, replicas)
+        names = self._outputs if outputs is None else self._fetchable(outputs, replicas)
         if out is None:
             return named, names
         if self._parameter_memory is None:
@@ -54,7 +55,7 @@ class Interface:
         return arrays, names
 
     def _fetchable(self, outputs: Iterable[str], replicas: Replicas) -> tuple[str, ...]:
-        net = self._model.name
+        net = self._name
         names = result_names(net, outputs)
         for name in names:
             lost = self.keep is not None and name not in self.keep
@@ -65,6 +66,6 @@ class Interface:
                 )
             known = replicas.parameters if lost else replicas.members[0].workspace
             if not known.has_blob(name):
-                hint = did_you_mean(name, self._model.outputs)
+                hint = did_you_mean(name, self._outputs)
                 raise FeedError(f"net {net!r}: output {name!r} is not a blob of this net{hint}")
         return names
