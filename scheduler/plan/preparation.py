@@ -281,7 +281,8 @@ def _bound(
 ) -> Prepared:
     """An operator prepared, its outputs in `placed` where `memory` has them: as `known` where that may be.
 
-    It may unless it has working memory that is elsewhere now. What calls NumPy on the host is made native calls.
+    It may unless it has working memory that is elsewhere now. What calls NumPy, on the host or where
+    that simulates a device, is made native calls.
     """
     if memory is None:
         operator.check_input_devices()
@@ -297,8 +298,11 @@ def _bound(
     return _natively(operator, made)
 
 
+_COMPUTED_BY_NUMPY = (CPU.kind, "sim")
+
+
 def _natively(operator: Operator, prepared: Prepared) -> Prepared:
-    return natively(prepared, operator.label) if operator.runtime.device == CPU else prepared
+    return natively(prepared, operator.label) if operator.runtime.device.kind in _COMPUTED_BY_NUMPY else prepared
 
 
 def _is_same_memory(one: Array, other: Array) -> bool:

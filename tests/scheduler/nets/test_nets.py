@@ -226,8 +226,8 @@ def test_a_run_past_its_timeout_stops_at_the_next_chain_and_the_net_stays_usable
         pool = net._running_pool()  # type: ignore[attr-defined]
         stop = pool.stop
         pool.stop = lambda run, error: (stop(run, error), stopping.set())
-        with pytest.raises(RunTimeoutError, match=r"stopped after 0\.01 seconds"):
-            net.run(timeout=0.01)
+        with pytest.raises(RunTimeoutError, match=r"stopped after 0\.2 seconds"):
+            net.run(timeout=0.2)
         helper.join()
         assert ran == ["b0"]
         net.run()
