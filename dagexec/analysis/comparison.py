@@ -1,26 +1,28 @@
 """Comparing runtimes on one model: times side by side in one interleaved run, and results byte by byte.
 
-Every runtime is measured beside what its graph allows. SimpleNet shows the operator times, alone and on all cores at
-once, and what a run costs beyond them; handing out their pieces on a virtual clock then predicts the milliseconds of W
-workers (`dagexec.analysis.what_if`). From operator times alone it gives the speed-up that W workers can reach
-(`predicted`), and the critical path the one that no number of workers can beat (`bound`).
+How sure a difference is, `analysis.statistics` says. Every runtime is measured beside what its graph allows. SimpleNet
+shows the operator times, alone and on all cores at once, and what a run costs beyond them; handing out their pieces on
+a virtual clock then predicts the milliseconds of W workers (`dagexec.analysis.what_if`). From operator times alone it
+gives the speed-up that W workers can reach (`predicted`), and the critical path the one that no number of workers can
+beat (`bound`).
 """
 
 from __future__ import annotations
 
-import itertools
-import statistics
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from dagexec.analysis.environment import environment
 from dagexec.analysis.foreign_share import foreign_share
+from dagexec.analysis.rounds import Limits, Rounds, measure
+from dagexec.analysis.statistics import FEWEST_ROUNDS, Finding, Verdict, spread, verdicts
 from dagexec.analysis.what_if import LAUNCH_SECONDS, CostModel, CostProfiler, WhatIf, what_if
 from dagexec.binding.parameters import initialized
 from dagexec.compiler.compilation import compile_model
@@ -44,9 +46,11 @@ if TYPE_CHECKING:
     import pandas
 
 Array = npt.NDArray[Any]
+Key = tuple[str, int]
+"""A net type and a number of workers."""
 
-_MIN_PROFILING_ROUNDS = 5
-
+_PROFILING_ROUNDS = 5, 40
+"""At least, and at most."""
 
 AS_GIVEN = "the net as it is given"
 
@@ -61,10 +65,11 @@ _CHOICES = {
 class RuntimeResult:
     """One runtime's row.
 
-    Times are milliseconds of `Executor.run`: the median, and the quartiles as its spread. Speed-ups are over
-    SimpleNet's median. `predicted_ms` is what the cost model predicts for this plan and these workers,
-    `predicted_ratio` that over the measured median. `largest_difference` is from
-    SimpleNet's outputs; `same_bytes` is stricter, as -0.0 and NaN count too. `samples_ms` are all runs, as they came.
+    Times are milliseconds of `Executor.run`: the median, and the quartiles as its spread. Speed-ups are over SimpleNet,
+    from rounds in which both ran, and `verdict` says how sure that is: None for SimpleNet, and for too few rounds.
+    `remarks` say of trends and of several speeds. `predicted_ms` is what the cost model predicts for this plan and
+    these workers, `predicted_ratio` that over the measured median. `largest_difference` is from SimpleNet's outputs;
+    `same_bytes` is stricter, as -0.0 and NaN count too. `samples_ms` are all runs, as they came.
     """
 
     net_type: str
@@ -81,6 +86,8 @@ class RuntimeResult:
     largest_difference: float
     same_bytes: bool
     samples_ms: tuple[float, ...] = ()
+    verdict: Verdict | None = None
+    remarks: tuple[str, ...] = ()
 
     @property
     def runtime(self) -> str:
@@ -93,6 +100,7 @@ class Comparison:
     """All rows for one model, what the predictions started from, and those for other machines that were requested.
 
     Attributes:
+        repeat: rounds, of which the first `warm_up` do not count.
         choices: where layout and kernels come from, in words.
         foreign_share: what other runtimes take of the operators' time, from 0 to 1; None when no operator is theirs.
     """
@@ -105,6 +113,21 @@ class Comparison:
     what_if: tuple[WhatIf, ...] = ()
     choices: str = AS_GIVEN
     foreign_share: float | None = None
+    warm_up: int = 0
+    environment: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def finding(self) -> str:
+        """What the rounds say, in one sentence."""
+        judged = [(row, row.verdict) for row in self.rows if row.verdict is not None]
+        if not judged:
+            return f"{self.repeat} rounds are too few to say which runtime is faster; {FEWEST_ROUNDS} are needed."
+        best, verdict = min(judged, key=lambda one: one[1].ratio)
+        if verdict.finding is Finding.SAME and any(one.finding is Finding.FASTER for _, one in judged):
+            best, verdict = min(
+                (one for one in judged if one[1].finding is Finding.FASTER), key=lambda one: one[1].ratio
+            )
+        return f"{best.runtime}, against SimpleNet: {verdict.sentence}."
 
     @property
     def agrees(self) -> bool:
@@ -186,7 +209,8 @@ def compare(
     *,
     net_types: Sequence[str] = ("dag", "async_dag"),
     workers: Sequence[int] = (1, 2),
-    repeat: int = 15,
+    repeat: int | None = None,
+    seconds: float = Limits.seconds,
     feeds: Mapping[str, Array] | None = None,
     what_if_workers: Sequence[int] = (),
     what_if_streams: Sequence[int] = (),
@@ -195,7 +219,9 @@ def compare(
     on_stage: Callable[[str], object] = lambda _stage: None,
     on_measured: Callable[[str, int, Executor, Mapping[str, Array]], object] = lambda *_: None,
 ) -> Comparison:
-    """Run a model `repeat` times under SimpleNet and each of `net_types` with each number of `workers`.
+    """Run a model in rounds under SimpleNet and each of `net_types` with each number of `workers`.
+
+    There are `repeat` rounds, or as many as it takes for intervals of 1%, or fit into so many `seconds`.
 
     All run the same net, as it is rewritten by `options`. Predict the times of `what_if_workers` on the host, and
     launching on each number of `what_if_streams` at `launch_seconds` an operator. `progress` is called after every run
@@ -214,7 +240,7 @@ def compare(
         if compiled_model.report is not None:
             origin = _CHOICES[compiled_model.report.origin]
     inputs = random_feeds(model) if feeds is None else feeds
-    executors: dict[tuple[str, int], Executor] = {}
+    executors: dict[Key, Executor] = {}
     cores = min(max([1, *workers]), processor.available_cores())
 
     def compiled(net_type: str, count: int, replicas: int = 1) -> Executor:
@@ -239,63 +265,80 @@ def compare(
         outputs = {key: executor.run(inputs) for key, executor in executors.items()}
         on_stage("runs in turns")
         profiler = CostProfiler(executors["simple", 1], crowd, inputs)
-        seconds = measure(executors, profiler, inputs, repeat, progress)
+        rounds = _measured(executors, profiler, inputs, Limits(repeat, seconds), progress)
         tasks = {key: executor.net().tasks() for key, executor in executors.items()}
         for (net_type, count), executor in executors.items():
             on_measured(net_type, count, executor, inputs)
-    base = statistics.median(seconds["simple", 1])
-    shared = tasks[next((key for key in tasks if key[0] != "simple"), ("simple", 1))]
-    cost_model = profiler.cost_model(shared)
+    cost_model = profiler.cost_model(shared := _shared(tasks))
+    base = "simple", 1
+    counted = {key: rounds.counted(key) for key in executors}
+    judged = _verdicts(counted) if len(counted[base]) >= FEWEST_ROUNDS else {}
     rows = tuple(
-        _row(key, tasks[key], seconds[key], base, cost_model, outputs["simple", 1], outputs[key]) for key in executors
+        _row(key, tasks[key], counted, judged.get(key), cost_model, outputs[base], outputs[key]) for key in executors
     )
     predictions = what_if(shared, cost_model, what_if_workers, what_if_streams, launch_seconds)
     graph = shared.plan.graph
-    foreign = foreign_share(graph, cost_model.operator_seconds)
-    return Comparison(model.name, len(graph), repeat, rows, cost_model, predictions, origin, foreign)
+    return Comparison(
+        model.name,
+        len(graph),
+        len(rounds.seconds[base]),
+        rows,
+        cost_model,
+        predictions,
+        origin,
+        foreign_share(graph, cost_model.operator_seconds),
+        rounds.warm_up,
+        environment(),
+    )
 
 
-def measure(
-    executors: Mapping[tuple[str, int], Executor],
+def _shared(tasks: Mapping[Key, OperatorTasks]) -> OperatorTasks:
+    """Those of a runtime of several workers, if there is one."""
+    return tasks[next((key for key in tasks if key[0] != "simple"), ("simple", 1))]
+
+
+def _measured(
+    executors: Mapping[Key, Executor],
     profiler: CostProfiler,
     inputs: Mapping[str, Array],
-    repeat: int,
+    limits: Limits,
     progress: Callable[[float], object],
-) -> dict[tuple[str, int], list[float]]:
-    """Seconds of each run, every executor once a round, so that a slow moment of the machine hits all alike.
+) -> Rounds[Key]:
+    """Rounds of all executors. A round of profiling goes with each of the first; more of these follow few rounds."""
+    least, most = _PROFILING_ROUNDS
+    left = most
 
-    A round of profiling goes with each of them; more of these follow when `repeat` is small. Each round begins with
-    another executor, as what ran just before leaves the caches and the cores in its own way.
-    """
-    seconds: dict[tuple[str, int], list[float]] = {key: [] for key in executors}
-    rounds = max(repeat, _MIN_PROFILING_ROUNDS)
-    total = repeat * len(executors) + rounds
-    done = itertools.count(1)
-    keys = list(executors)
-    for number in range(rounds):
-        first = number % len(keys)
-        for key in (*keys[first:], *keys[:first]) if number < repeat else ():
-            start = time.perf_counter()
-            executors[key].run(inputs)
-            seconds[key].append(time.perf_counter() - start)
-            progress(next(done) / total)
-        profiler.run()
-        progress(next(done) / total)
-    return seconds
+    def profile() -> None:
+        nonlocal left
+        if left:
+            left -= 1
+            profiler.run()
+
+    contenders = {key: partial(executor.run, inputs) for key, executor in executors.items()}
+    rounds = measure(contenders, limits, after_round=profile, progress=progress)
+    while left > most - least:
+        profile()
+    return rounds
+
+
+def _verdicts(seconds: Mapping[Key, Sequence[float]]) -> dict[Key, Verdict]:
+    names = {f"{net_type} {workers}": (net_type, workers) for net_type, workers in seconds}
+    found = verdicts({name: seconds[key] for name, key in names.items()}, "simple 1")
+    return {names[name]: verdict for name, verdict in found.items()}
 
 
 def _row(
-    key: tuple[str, int],
+    key: Key,
     tasks: OperatorTasks,
-    seconds: Sequence[float],
-    base: float,
+    counted: Mapping[Key, Sequence[float]],
+    verdict: Verdict | None,
     cost_model: CostModel,
     expected: Mapping[str, Array],
     found: Mapping[str, Array],
 ) -> RuntimeResult:
     net_type, workers = key
-    median = statistics.median(seconds)
-    quartiles = statistics.quantiles(seconds, n=4, method="inclusive") if len(seconds) > 1 else [median] * 3
+    found_spread = spread(counted[key])
+    median = found_spread.median
     alone = net_type == "simple"
     timed = tasks.timed(cost_model.operator_seconds)
     makespan = timed.work + cost_model.run_seconds
@@ -305,16 +348,18 @@ def _row(
         workers=workers,
         chains=1 if alone else len(tasks.plan.chains),
         median_ms=median * 1e3,
-        quartile_1_ms=quartiles[0] * 1e3,
-        quartile_3_ms=quartiles[2] * 1e3,
+        quartile_1_ms=found_spread.low * 1e3,
+        quartile_3_ms=found_spread.high * 1e3,
         predicted_ms=predicted * 1e3,
         predicted_ratio=predicted / median,
-        speed_up=base / median,
+        speed_up=spread(counted["simple", 1]).median / median if verdict is None else 1 / verdict.ratio,
         predicted=1.0 if alone else _ratio(timed.work, predict_host(timed, Hardware(workers))),
         bound=1.0 if alone else _ratio(timed.work, timed.critical_path(sys.maxsize)),
         largest_difference=max((_difference(expected[name], found[name]) for name in expected), default=0.0),
         same_bytes=all(_same_bytes(expected[name], found[name]) for name in expected),
-        samples_ms=tuple(one * 1e3 for one in seconds),
+        samples_ms=tuple(one * 1e3 for one in counted[key]),
+        verdict=verdict,
+        remarks=found_spread.remarks,
     )
 
 

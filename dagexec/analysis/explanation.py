@@ -81,13 +81,10 @@ def _speed(comparison: Comparison, row: RuntimeResult) -> str:
     simple = next(one for one in comparison.rows if one.net_type == "simple")
     if row is simple:
         return f"Only SimpleNet was measured: it takes {_ms(simple.median_ms)}."
-    if row.speed_up < 1:
-        times = f"{1 / row.speed_up:.2f} times as long as SimpleNet ({_ms(simple.median_ms)})"
-    else:
-        times = f"{row.speed_up:.2f} times as fast as SimpleNet ({_ms(simple.median_ms)})"
+    said = f"{comparison.repeat} rounds are too few to compare them" if row.verdict is None else row.verdict.sentence
     return (
-        f"{row.runtime}, takes {_ms(row.median_ms)}, {times}; the DAG of this net allows no more than {row.bound:.2f} "
-        "on any number of workers."
+        f"{row.runtime}, takes {_ms(row.median_ms)} and SimpleNet {_ms(simple.median_ms)}: {said}; the DAG of this net "
+        f"allows no more than {row.bound:.2f} on any number of workers."
     )
 
 

@@ -30,8 +30,10 @@ NOTABLE = 0.01
 
 RESAMPLES = 4000
 
+FEWEST_ROUNDS = 8
+"""For an interval."""
+
 _TRIMMED = 0.2  # of the observations, at each end
-_FEWEST_ROUNDS = 8  # for an interval
 _FEWEST_LEFT = 0.5  # of the rounds, behind the warm-up
 _TREND_P = 0.01
 _TREND_CHANGE = 0.03
@@ -69,10 +71,9 @@ class Verdict:
         """The verdict in words, for "X is ..."."""
         if self.finding is Finding.SAME:
             return f"no measurable difference; one of {self.visible:.1%} would have been seen"
-        factor, ends = self.ratio, (self.low, self.high)
         if self.finding is Finding.FASTER:
-            factor, ends = 1 / factor, (1 / self.high, 1 / self.low)
-        return f"{factor:.3g} times as {'fast' if self.finding is Finding.FASTER else 'slow'} ({ends[0]:.3g} to {ends[1]:.3g})"
+            return f"{1 / self.ratio:.3g} times as fast ({1 / self.high:.3g} to {1 / self.low:.3g})"
+        return f"{self.ratio:.3g} times as slow ({self.low:.3g} to {self.high:.3g})"
 
 
 def warm_up(times: Floats) -> int:
@@ -94,8 +95,8 @@ def verdicts(times: Mapping[str, Sequence[float]], base: str, seed: int = 0) -> 
     others = [name for name in times if name != base]
     logs = {name: np.log(np.asarray(found, np.float64)) for name, found in times.items()}
     count = len(logs[base])
-    if count < _FEWEST_ROUNDS:
-        raise ValueError(f"expected at least {_FEWEST_ROUNDS} rounds for an interval, found {count}")
+    if count < FEWEST_ROUNDS:
+        raise ValueError(f"expected at least {FEWEST_ROUNDS} rounds for an interval, found {count}")
     random, differences = np.random.default_rng(seed), {name: logs[name] - logs[base] for name in others}
     centers = {name: _center(differences[name]) for name in others}
     draws = {name: _draws(differences[name], random) for name in others}
@@ -109,6 +110,12 @@ def verdicts(times: Mapping[str, Sequence[float]], base: str, seed: int = 0) -> 
         rejects = rejects and verdict.finding is not Finding.SAME
         found[name] = verdict if rejects else _verdict(float(centers[name]), float(low), float(high), same=True)
     return {name: found[name] for name in others}
+
+
+def half_width(times: Floats, base: Floats) -> float:
+    """Of the interval of the ratio of two contenders, alone, as a part of it."""
+    low, high = np.quantile(_draws(np.log(times) - np.log(base), np.random.default_rng(0)), (ALPHA / 2, 1 - ALPHA / 2))
+    return float(math.expm1((high - low) / 2))
 
 
 def _verdict(center: float, low: float, high: float, *, same: bool = False) -> Verdict:
@@ -178,10 +185,11 @@ class Spread:
         """What a reader has to know of it."""
         found = []
         if self.trend:
-            found.append(f"{'slower' if self.trend > 0 else 'faster'} by {abs(self.trend):.0%} from first to last round")
+            way = "slower" if self.trend > 0 else "faster"
+            found.append(f"{way} by {abs(self.trend):.0%} from the first to the last round")
         if self.modes is not None:
             one, other, share = self.modes
-            found.append(f"two speeds: {one * 1e3:.3g} ms in {share:.0%} of the rounds, {other * 1e3:.3g} ms in the others")
+            found.append(f"two speeds: {one * 1e3:.3g} ms in {share:.0%} of the rounds, else {other * 1e3:.3g} ms")
         return tuple(found)
 
 
@@ -195,7 +203,7 @@ def spread(seconds: Sequence[float]) -> Spread:
 def _trend(times: Floats) -> float:
     """Theil's slope over all rounds, as a part of the median; 0 where Kendall's test sees none, or it is small."""
     count = len(times)
-    if count < _FEWEST_ROUNDS:
+    if count < FEWEST_ROUNDS:
         return 0.0
     first, second = np.triu_indices(count, 1)
     differences = times[second] - times[first]

@@ -11,10 +11,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dagexec.analysis.comparison import Comparison, compare
+from dagexec.analysis.comparison import Comparison, RuntimeResult, compare
 from dagexec.analysis.foreign_share import in_words
 from dagexec.analysis.plot import check_picture, plot_comparison
 from dagexec.analysis.precision_report import RANDOM_INPUTS, LowPrecision, precision_report
+from dagexec.analysis.rounds import Limits
 from dagexec.analysis.what_if import LAUNCH_SECONDS
 from dagexec.cli.arguments import (
     ChoicesOption,
@@ -43,6 +44,8 @@ from dagexec.options import CompileOptions
 from dagexec.report.document import check_report
 from dagexec.report.gather import TracedRuntimes
 
+_PRECISION_ROUNDS = 15
+
 _REPORTED_WORKERS = [1, 2, 4, 8, 16, 32, 64]
 
 
@@ -52,7 +55,13 @@ def compare_command(
         str, typer.Option("--net-type", help="Runtimes to compare with SimpleNet, separated by commas.")
     ] = "dag,async_dag",
     num_workers: Annotated[str, typer.Option("--num-workers", help="Worker counts, separated by commas.")] = "1,2",
-    repeat: Annotated[int, typer.Option("--repeat", min=1, help="Interleaved runs of each runtime.")] = 15,
+    repeat: Annotated[
+        int | None,
+        typer.Option("--repeat", min=1, help="Rounds, in each of which every runtime runs once."),
+    ] = None,
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=0, help="Without --repeat: measure for at most so long.")
+    ] = Limits.seconds,
     input_file: InputOption = None,
     shape: ShapeOption = None,
     seed: SeedOption = 0,
@@ -96,7 +105,8 @@ def compare_command(
         ):
             if given:
                 raise SchemaError(f"{option} is about the times of runtimes; it cannot be combined with --dtype")
-        _compare_precision(model, dtype, samples, layers, repeat, input_file, shape, seed, allow_io, as_json)
+        rounds = repeat or _PRECISION_ROUNDS
+        _compare_precision(model, dtype, samples, layers, rounds, input_file, shape, seed, allow_io, as_json)
         return
     net_types = [name.strip() for name in net_type.split(",") if name.strip()]
     workers = _parse_counts("--num-workers", num_workers)
@@ -118,6 +128,7 @@ def compare_command(
             net_types=net_types,
             workers=workers,
             repeat=repeat,
+            seconds=seconds,
             feeds=feeds,
             what_if_workers=other_workers,
             what_if_streams=other_streams,
@@ -130,7 +141,11 @@ def compare_command(
     if as_json:
         print_json(comparison.as_dict() | ({"explanation": sentences} if explanation else {}))
     else:
+        Console().print(comparison.finding, markup=False, highlight=False)
         Console().print(compare_table(comparison))
+        for row in comparison.rows:
+            for remark in row.remarks:
+                Console().print(f"{row.runtime}: {remark}", markup=False, highlight=False)
         Console().print(f"layout and kernels: {comparison.choices}", markup=False, highlight=False)
         if comparison.foreign_share is not None:
             Console().print(in_words(comparison.foreign_share), markup=False, highlight=False)
@@ -194,13 +209,11 @@ def _parse_counts(option: str, text: str) -> list[int]:
 def compare_table(comparison: Comparison) -> Table:
     """A table narrow enough for a terminal of 80 columns."""
     table = Table(
-        title=Text(
-            f"{comparison.model}: {comparison.operators} operators, {comparison.repeat} interleaved runs", "table.title"
-        ),
+        title=Text(f"{comparison.model}: {comparison.operators} operators, {comparison.repeat} rounds", "table.title"),
         caption="\nspread: interquartile range; predicted: ms, by list scheduling from the\n"
         "operator times and costs under SimpleNet; ratio: predicted / median;\n"
-        "speed-up: over SimpleNet's median; bound: what the critical path allows;\n"
-        "diff.: largest difference from SimpleNet's outputs.",
+        "speed-up: over SimpleNet, with its interval; bound: what the critical path\n"
+        "allows; diff.: largest difference from SimpleNet's outputs.",
         caption_justify="left",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
@@ -221,11 +234,17 @@ def compare_table(comparison: Comparison) -> Table:
             _six_characters(row.quartile_3_ms - row.quartile_1_ms),
             _six_characters(row.predicted_ms),
             f"{row.predicted_ratio:.2f}",
-            f"{row.speed_up:.2f}",
+            _speed_up(row),
             f"{row.bound:.2f}",
             "0" if row.same_bytes else f"{row.largest_difference:.2g}",
         )
     return table
+
+
+def _speed_up(row: RuntimeResult) -> str:
+    """With the interval, if there is one, a line below."""
+    interval = "" if row.verdict is None else f"\n{1 / row.verdict.high:.2f}-{1 / row.verdict.low:.2f}"
+    return f"{row.speed_up:.2f}{interval}"
 
 
 def _six_characters(milliseconds: float) -> str:

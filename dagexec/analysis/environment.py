@@ -1,0 +1,41 @@
+"""What was measured on: processor, instruction set, cores, load, date, command, and versions of all that computes."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from dagexec.ops.onednn.binding import library
+from dagexec.platform.processor import available_cores, processor_name
+
+LIMITS = ("ONEDNN_MAX_CPU_ISA", "OPENBLAS_CORETYPE")
+"""Variables that keep libraries from using all instructions that there are."""
+
+PACKAGES = ("dagexec", "numpy", "onnx", "onnxruntime", "openvino", "torch")
+
+
+def environment() -> dict[str, str | int | float]:
+    """One flat record to put beside the numbers."""
+    record: dict[str, str | int | float] = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": " ".join(Path(word).name if place == 0 else word for place, word in enumerate(sys.argv)),
+        "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0,
+        "python": platform.python_version(),
+        "processor": processor_name(),
+        "instruction set": "without oneDNN",
+        "cores": available_cores(),
+    }
+    record |= {name: value for name in LIMITS if (value := os.environ.get(name))}
+    for package in PACKAGES:
+        try:
+            record[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    if (onednn := library()) is not None:
+        record["onednn"] = ".".join(map(str, onednn.version))
+        record["instruction set"] = onednn.isa.name
+    return record
