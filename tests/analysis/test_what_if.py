@@ -3,12 +3,13 @@
 import itertools
 import json
 import threading
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 import dagexec
-from dagexec.analysis.comparison import compare, measure, random_feeds
+from dagexec.analysis.comparison import compare, random_feeds
 from dagexec.analysis.what_if import CostModel, CostProfiler, slowdown_up_to, what_if
 from dagexec.compiler.compilation import compile_model
 from dagexec.core.graph import build_graph
@@ -90,22 +91,15 @@ def test_a_cost_model_is_made_of_medians_and_of_what_the_operators_take_longer_o
     assert found.wake_seconds > 0
 
 
-def test_each_round_of_a_comparison_begins_with_another_runtime_and_profiling_rounds_go_on_when_there_are_few() -> None:
-    order: list[str] = []
-
-    class Named:
-        def __init__(self, name: str) -> None:
-            self.name = name
-
-        def run(self, *_: object) -> None:
-            order.append(self.name)
-
-    executors = {("simple", 1): Named("s"), ("dag", 1): Named("d"), ("async_dag", 1): Named("a")}
-    done: list[float] = []
-    seconds = measure(executors, Named("c"), {}, 3, done.append)  # type: ignore[arg-type]
-    assert "".join(order) == "sdac" + "dasc" + "asdc" + "cc"
-    assert [len(row) for row in seconds.values()] == [3, 3, 3]
-    assert done == pytest.approx([number / 14 for number in range(1, 15)])
+def test_profiling_goes_on_when_there_are_few_rounds_and_ends_when_there_are_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(CostProfiler, "run", counted := Mock())
+    monkeypatch.setattr(CostProfiler, "cost_model", lambda *_: CostModel((1e-3,) * 8))
+    for rounds, expected in ((1, 5), (50, 40)):
+        counted.reset_mock()
+        compare("zoo:lenet", CompileOptions(optimize=False), repeat=rounds, net_types=())
+        assert counted.call_count == expected
 
 
 def test_compare_predicts_from_simple_nets_times_alone() -> None:
