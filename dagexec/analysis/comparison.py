@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from dagexec.analysis.environment import environment
 from dagexec.analysis.foreign_share import foreign_share
+from dagexec.analysis.peers import peers
 from dagexec.analysis.rounds import Limits, Rounds, measure
 from dagexec.analysis.statistics import FEWEST_ROUNDS, Finding, Verdict, spread, verdicts
 from dagexec.analysis.what_if import LAUNCH_SECONDS, CostModel, CostProfiler, WhatIf, what_if
@@ -96,6 +97,26 @@ class RuntimeResult:
 
 
 @dataclass(frozen=True)
+class PeerResult:
+    """The row of another library: milliseconds as in `RuntimeResult`, and how far its outputs are from SimpleNet's."""
+
+    name: str
+    threads: int
+    median_ms: float
+    quartile_1_ms: float
+    quartile_3_ms: float
+    largest_difference: float
+    samples_ms: tuple[float, ...]
+    verdict: Verdict | None
+    remarks: tuple[str, ...]
+
+    @property
+    def runtime(self) -> str:
+        """It in words."""
+        return f"{self.name}, {self.threads} thread{'s' if self.threads > 1 else ''}"
+
+
+@dataclass(frozen=True)
 class Comparison:
     """All rows for one model, what the predictions started from, and those for other machines that were requested.
 
@@ -115,11 +136,17 @@ class Comparison:
     foreign_share: float | None = None
     warm_up: int = 0
     environment: Mapping[str, object] = field(default_factory=dict)
+    peers: tuple[PeerResult, ...] = ()
+
+    @property
+    def contenders(self) -> tuple[RuntimeResult | PeerResult, ...]:
+        """All rows."""
+        return self.rows + self.peers
 
     @property
     def finding(self) -> str:
         """What the rounds say, in one sentence."""
-        judged = [(row, row.verdict) for row in self.rows if row.verdict is not None]
+        judged = [(row, row.verdict) for row in self.contenders if row.verdict is not None]
         if not judged:
             return f"{self.repeat} rounds are too few to say which runtime is faster; {FEWEST_ROUNDS} are needed."
         best, verdict = min(judged, key=lambda one: one[1].ratio)
@@ -211,6 +238,7 @@ def compare(
     workers: Sequence[int] = (1, 2),
     repeat: int | None = None,
     seconds: float = Limits.seconds,
+    against: Sequence[str] = (),
     feeds: Mapping[str, Array] | None = None,
     what_if_workers: Sequence[int] = (),
     what_if_streams: Sequence[int] = (),
@@ -221,7 +249,8 @@ def compare(
 ) -> Comparison:
     """Run a model in rounds under SimpleNet and each of `net_types` with each number of `workers`.
 
-    There are `repeat` rounds, or as many as it takes for intervals of 1%, or fit into so many `seconds`.
+    There are `repeat` rounds, or as many as it takes for intervals of 1%, or fit into so many `seconds`. Peers to run
+    `against` are "onnxruntime" and "openvino".
 
     All run the same net, as it is rewritten by `options`. Predict the times of `what_if_workers` on the host, and
     launching on each number of `what_if_streams` at `launch_seconds` an operator. `progress` is called after every run
@@ -229,7 +258,7 @@ def compare(
     runtime in the end, with its net type, workers, executor and feeds.
     Raises what `compile` and `run` raise.
     """
-    model = initialized(load_model(source))
+    given = model = initialized(load_model(source))
     if options.operator_arguments:
         model = replace(model, net=with_arguments(model.net, options.operator_arguments))
     origin = AS_GIVEN
@@ -265,13 +294,17 @@ def compare(
         outputs = {key: executor.run(inputs) for key, executor in executors.items()}
         on_stage("runs in turns")
         profiler = CostProfiler(executors["simple", 1], crowd, inputs)
-        rounds = _measured(executors, profiler, inputs, Limits(repeat, seconds), progress)
+        limits = Limits(repeat, seconds)
+        others = peers(against, source, given, inputs, max([1, *workers]))
+        peer_outputs = {name: dict(zip(given.outputs, run(), strict=True)) for name, run in others.items()}
+        contenders = {key: partial(executor.run, inputs) for key, executor in executors.items()}
+        rounds = _measured(contenders | {(name, 0): run for name, run in others.items()}, profiler, limits, progress)
         tasks = {key: executor.net().tasks() for key, executor in executors.items()}
         for (net_type, count), executor in executors.items():
             on_measured(net_type, count, executor, inputs)
     cost_model = profiler.cost_model(shared := _shared(tasks))
     base = "simple", 1
-    counted = {key: rounds.counted(key) for key in executors}
+    counted = {key: rounds.counted(key) for key in rounds.seconds}
     judged = _verdicts(counted) if len(counted[base]) >= FEWEST_ROUNDS else {}
     rows = tuple(
         _row(key, tasks[key], counted, judged.get(key), cost_model, outputs[base], outputs[key]) for key in executors
@@ -289,6 +322,10 @@ def compare(
         foreign_share(graph, cost_model.operator_seconds),
         rounds.warm_up,
         environment(),
+        tuple(
+            _peer(name, max([1, *workers]), counted, judged.get((name, 0)), outputs[base], found)
+            for name, found in peer_outputs.items()
+        ),
     )
 
 
@@ -298,13 +335,12 @@ def _shared(tasks: Mapping[Key, OperatorTasks]) -> OperatorTasks:
 
 
 def _measured(
-    executors: Mapping[Key, Executor],
+    contenders: Mapping[Key, Callable[[], object]],
     profiler: CostProfiler,
-    inputs: Mapping[str, Array],
     limits: Limits,
     progress: Callable[[float], object],
 ) -> Rounds[Key]:
-    """Rounds of all executors. A round of profiling goes with each of the first; more of these follow few rounds."""
+    """Rounds of all. A round of profiling goes with each of the first; more of these follow few rounds."""
     least, most = _PROFILING_ROUNDS
     left = most
 
@@ -314,7 +350,6 @@ def _measured(
             left -= 1
             profiler.run()
 
-    contenders = {key: partial(executor.run, inputs) for key, executor in executors.items()}
     rounds = measure(contenders, limits, after_round=profile, progress=progress)
     while left > most - least:
         profile()
@@ -360,6 +395,28 @@ def _row(
         samples_ms=tuple(one * 1e3 for one in counted[key]),
         verdict=verdict,
         remarks=found_spread.remarks,
+    )
+
+
+def _peer(
+    name: str,
+    threads: int,
+    counted: Mapping[Key, Sequence[float]],
+    verdict: Verdict | None,
+    expected: Mapping[str, Array],
+    found: Mapping[str, Array],
+) -> PeerResult:
+    times = spread(counted[name, 0])
+    return PeerResult(
+        name,
+        threads,
+        times.median * 1e3,
+        times.low * 1e3,
+        times.high * 1e3,
+        max((_difference(expected[one], found[one]) for one in expected), default=0.0),
+        tuple(one * 1e3 for one in counted[name, 0]),
+        verdict,
+        times.remarks,
     )
 
 

@@ -16,6 +16,7 @@ from dagexec.analysis.foreign_share import in_words
 from dagexec.analysis.plot import check_picture, plot_comparison
 from dagexec.analysis.precision_report import RANDOM_INPUTS, LowPrecision, precision_report
 from dagexec.analysis.rounds import Limits
+from dagexec.analysis.statistics import Verdict
 from dagexec.analysis.what_if import LAUNCH_SECONDS
 from dagexec.cli.arguments import (
     ChoicesOption,
@@ -62,6 +63,9 @@ def compare_command(
     seconds: Annotated[
         float, typer.Option("--seconds", min=0, help="Without --repeat: measure for at most so long.")
     ] = Limits.seconds,
+    against: Annotated[
+        str, typer.Option("--against", metavar="PEERS", help="Also onnxruntime, openvino or both, in the same rounds.")
+    ] = "",
     input_file: InputOption = None,
     shape: ShapeOption = None,
     seed: SeedOption = 0,
@@ -116,6 +120,7 @@ def compare_command(
     other_streams = _parse_counts("--streams", streams) if streams is not None else []
     if other_streams and not other_workers:
         raise SchemaError(f"--streams {streams!r} needs --what-if with the numbers of workers that launch on them")
+    names = [name.strip() for name in against.split(",") if name.strip()]
     arguments = parse_arguments(settings)
     options = CompileOptions(optimize=optimize, tuning_seconds=tuning_seconds, operator_arguments=arguments)
     loaded = read_model(model, allow_io)
@@ -123,12 +128,13 @@ def compare_command(
     traced = TracedRuntimes() if explanation or report is not None else None
     with kept_choices(choices), progress_line(f"Comparing runtimes on {loaded.name}", bar=True, quiet=as_json) as line:
         comparison = compare(
-            loaded,
+            model if names and model.endswith(".onnx") else loaded,
             options,
             net_types=net_types,
             workers=workers,
             repeat=repeat,
             seconds=seconds,
+            against=names,
             feeds=feeds,
             what_if_workers=other_workers,
             what_if_streams=other_streams,
@@ -143,7 +149,7 @@ def compare_command(
     else:
         Console().print(comparison.finding, markup=False, highlight=False)
         Console().print(compare_table(comparison))
-        for row in comparison.rows:
+        for row in comparison.contenders:
             for remark in row.remarks:
                 Console().print(f"{row.runtime}: {remark}", markup=False, highlight=False)
         Console().print(f"layout and kernels: {comparison.choices}", markup=False, highlight=False)
@@ -220,7 +226,7 @@ def compare_table(comparison: Comparison) -> Table:
         show_edge=False,
         pad_edge=False,
     )
-    table.add_column("runtime")
+    table.add_column("runtime", no_wrap=True)
     for column in ("chains", "work-\ners", "median\nms", "spread\nms"):
         table.add_column(column, justify="right")
     for column in ("pre-\ndicted", "ratio", "speed-\nup", "bound", "diff."):
@@ -238,13 +244,30 @@ def compare_table(comparison: Comparison) -> Table:
             f"{row.bound:.2f}",
             "0" if row.same_bytes else f"{row.largest_difference:.2g}",
         )
+    for peer in comparison.peers:
+        ratio = "" if peer.verdict is None else f"{1 / peer.verdict.ratio:.2f}"
+        times = _six_characters(peer.median_ms), _six_characters(peer.quartile_3_ms - peer.quartile_1_ms)
+        table.add_row(
+            peer.name.replace("onnxruntime", "onnx-\nruntime"),
+            "-",
+            str(peer.threads),
+            *times,
+            "-",
+            "-",
+            f"{ratio}{_interval(peer.verdict)}",
+            "-",
+            f"{peer.largest_difference:.2g}",
+        )
     return table
 
 
 def _speed_up(row: RuntimeResult) -> str:
     """With the interval, if there is one, a line below."""
-    interval = "" if row.verdict is None else f"\n{1 / row.verdict.high:.2f}-{1 / row.verdict.low:.2f}"
-    return f"{row.speed_up:.2f}{interval}"
+    return f"{row.speed_up:.2f}{_interval(row.verdict)}"
+
+
+def _interval(verdict: Verdict | None) -> str:
+    return "" if verdict is None else f"\n{1 / verdict.high:.2f}-{1 / verdict.low:.2f}"
 
 
 def _six_characters(milliseconds: float) -> str:
