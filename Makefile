@@ -77,6 +77,7 @@ benchmark: $(VENV)/.installed-test
 	$(BIN)/python benchmarks/hazard_check.py --json benchmarks/results/hazard_check.json
 	$(BIN)/python benchmarks/mutations.py --json benchmarks/results/mutations.json
 	$(BIN)/python benchmarks/inter_op.py --json benchmarks/results/inter_op.json
+	$(BIN)/python benchmarks/null_comparison.py --json benchmarks/results/null_comparison.json
 	$(BIN)/python benchmarks/concurrent_requests.py --json benchmarks/results/concurrent_requests.json
 	$(BIN)/python benchmarks/event_loop.py --json benchmarks/results/event_loop.json
 	$(BIN)/python benchmarks/what_if.py --json benchmarks/results/what_if.json
