@@ -46,5 +46,5 @@ def test_an_unknown_peer_and_one_that_refuses_are_errors() -> None:
     with pytest.raises(SettingError, match="unknown peer 'tensorrt': expected onnxruntime or openvino"):
         compare("zoo:lenet", repeat=1, against=("tensorrt",))
     pytest.importorskip("onnxruntime")
-    with pytest.raises(DagexecError, match="onnxruntime refuses model 'lenet.: NoSuchFile: "):
+    with pytest.raises(DagexecError, match="onnxruntime refuses model 'lenet': NoSuchFile: "):
         peers(("onnxruntime",), "absent.onnx", dagexec.load_model("zoo:lenet"), {}, 1)
