@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -22,7 +24,7 @@ def environment() -> dict[str, str | int | float]:
     """One flat record to put beside the numbers."""
     record: dict[str, str | int | float] = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": " ".join(Path(word).name if place == 0 else word for place, word in enumerate(sys.argv)),
+        "command": _command(sys.argv),
         "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0,
         "python": platform.python_version(),
         "processor": processor_name(),
@@ -39,3 +41,9 @@ def environment() -> dict[str, str | int | float]:
         record["onednn"] = ".".join(map(str, onednn.version))
         record["instruction set"] = onednn.isa.name
     return record
+
+
+def _command(words: Sequence[str]) -> str:
+    """As somebody would type it: a package that runs as a module goes by its name."""
+    program = Path(words[0])
+    return shlex.join([program.parent.name if program.name == "__main__.py" else program.name, *words[1:]])

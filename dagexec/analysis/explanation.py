@@ -69,7 +69,7 @@ def traced_runtime(
 def explained_row(comparison: Comparison) -> RuntimeResult:
     """The runtime that an explanation is about: the fastest of several workers, or else the fastest."""
     several = [row for row in comparison.rows if row.workers > 1]
-    return min(several or comparison.rows, key=lambda row: row.median_ms)
+    return max(several or comparison.rows, key=lambda row: row.speed_up)
 
 
 def explain(comparison: Comparison, bounds: RunBounds, plan: Plan) -> tuple[str, str, str]:

@@ -22,7 +22,7 @@ from dagexec.cli.json_output import print_json
 from dagexec.cli.reports import ReportOption, write_report
 from dagexec.errors import SchemaError
 from dagexec.options import CompileOptions
-from dagexec.report.document import Report, check_report
+from dagexec.report.document import Figure, Report, check_report
 from dagexec.report.exploration import ExplorationSection
 from dagexec.scheduler.exploration import (
     Exploration,
@@ -125,15 +125,26 @@ def explore_command(
         if smaller is not None:
             Console().print(f"a failing net of {len(smaller.op)} operators: {shrunk}", markup=False, highlight=False)
     if report is not None:
-        write_report(_report(loaded.name, f"{net_type} on {device}", result, command), report)
+        chosen = f"all of at most {preemptions} preemptions, up to {limit:,}" if search else f"seeds 0 to {seeds - 1:,}"
+        chosen = chosen if single is None else "one schedule" if seed is None else f"seed {seed}"
+        write_report(
+            _report(loaded.name, f"{net_type} on {device}", ExplorationSection(result, chosen, command)), report
+        )
     if result.failed is not None:
         raise typer.Exit(_FAILED)
 
 
-def _report(name: str, how: str, result: Exploration[None], command: str) -> Report:
-    """A page with the schedule that failed, if one did."""
-    lines = (f"{how}: {result.tried} schedules tried, {'1 failed' if result.failed else 'none failed'}",)
-    return Report(name, lines, [] if result.failed is None else [ExplorationSection(result.failed, command)])
+def _report(name: str, how: str, section: ExplorationSection) -> Report:
+    result = section.result
+    figures = (
+        Figure(f"{result.tried:,}", "schedules tried", section.chosen),
+        Figure(f"{0 if result.failed is None else 1}", "failed", "the search ends with the first that fails"),
+        Figure(
+            f"{max(result.handovers, default=0):,}", "handovers met", "a step of one thread and the next of another"
+        ),
+    )
+    said = "none failed" if result.failed is None else "1 failed"
+    return Report(name, (f"{how}: {result.tried:,} schedules tried, {said}",), [section], figures)
 
 
 def _single(seed: int | None, replay: str | None) -> Strategy | None:

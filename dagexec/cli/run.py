@@ -128,7 +128,7 @@ def run_command(
         graph = executor.net().plan.graph
         if report is not None:
             runtime = traced_runtime(executor.net_type, executor.num_workers, executor, feeds)
-            write_report(run_report(runtime, executor.model, feeds), report)
+            write_report(run_report(runtime, executor.model, feeds, loaded), report)
     if output is not None:
         with written_atomically(output) as file:
             save_arrays(file, outputs)

@@ -5,36 +5,80 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dagexec.analysis.comparison import RuntimeResult
+from dagexec.analysis.comparison import Comparison, PeerResult, RuntimeResult
+from dagexec.analysis.statistics import Finding
 from dagexec.analysis.what_if import WhatIf
-from dagexec.report.document import Json
+from dagexec.report.document import Figure, Json
+
+_LITTLE = 0.05
+"""What more workers gain, as a part of the time, that is not worth them."""
 
 
 @dataclass(frozen=True)
 class ComparisonSection:
-    """A row for each runtime."""
+    """A row for each runtime and each peer."""
 
-    rows: Sequence[RuntimeResult]
+    rows: Sequence[RuntimeResult | PeerResult]
 
     kind = "comparison"
     title = "Runtimes side by side"
 
     def as_json(self) -> Json:
-        """Times in milliseconds."""
-        return {
-            "rows": [
-                {
-                    "name": row.runtime,
-                    "samples": [round(one, 5) for one in row.samples_ms],
-                    "quartiles": [row.quartile_1_ms, row.median_ms, row.quartile_3_ms],
-                    "predicted": row.predicted_ms,
-                    "speed_up": row.speed_up,
-                    "bound": row.bound,
-                    "same_bytes": row.same_bytes,
-                }
-                for row in self.rows
-            ]
+        """Times in milliseconds. What is said of a runtime alone is None for a peer."""
+        return {"rows": list(map(_row, self.rows))}
+
+
+def _row(row: RuntimeResult | PeerResult) -> Json:
+    verdict = row.verdict
+    found: Json = {
+        "name": row.runtime,
+        "samples": [round(one, 5) for one in row.samples_ms],
+        "quartiles": [row.quartile_1_ms, row.median_ms, row.quartile_3_ms],
+        "predicted": None,
+        "speed_up": None if verdict is None else 1 / verdict.ratio,
+        "interval": None if verdict is None else [1 / verdict.high, 1 / verdict.low],
+        "finding": None if verdict is None else str(verdict.finding),
+        "bound": None,
+        "difference": row.largest_difference if row.largest_difference < float("inf") else None,
+        "same_bytes": False,
+        "remarks": list(row.remarks),
+    }
+    if isinstance(row, RuntimeResult):
+        found |= {
+            "predicted": row.predicted_ms,
+            "speed_up": row.speed_up,
+            "bound": row.bound,
+            "same_bytes": row.same_bytes,
         }
+    return found
+
+
+def figures(comparison: Comparison, explained: RuntimeResult) -> tuple[Figure, ...]:
+    """What is seen first: how fast the `explained` runtime is, what the DAG allows it, and what more workers would."""
+    found = [
+        _speed_up(explained),
+        Figure(f"\u2264 {explained.bound:.2f}\u00d7", "allowed by the DAG", "on any number of workers"),
+    ]
+    on_host = [one for one in comparison.what_if if not one.streams]
+    if on_host:
+        best = min(one.predicted_ms for one in on_host)
+        enough = min((one for one in on_host if one.predicted_ms <= best * (1 + _LITTLE)), key=lambda one: one.workers)
+        workers = f"{enough.workers} worker{'s' if enough.workers > 1 else ''}"
+        detail = f"over one; of up to {max(one.workers for one in on_host)}, more gain less than {_LITTLE:.0%}"
+        found.append(Figure(f"{enough.speed_up:.2f}\u00d7", f"predicted for {workers}", detail))
+    return tuple(found)
+
+
+def _speed_up(row: RuntimeResult) -> Figure:
+    label, verdict = f"{row.runtime}, over SimpleNet", row.verdict
+    if verdict is None:
+        return Figure(f"{row.speed_up:.2f}\u00d7", label, "too few rounds for an interval")
+    detail = f"{1 / verdict.high:.2f} to {1 / verdict.low:.2f}"
+    return Figure(
+        f"{row.speed_up:.2f}\u00d7",
+        label,
+        detail if verdict.finding is not Finding.SAME else f"{detail}: {verdict.finding}",
+    )
 
 
 @dataclass(frozen=True)

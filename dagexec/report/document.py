@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from hashlib import sha256
 from html import escape
 from importlib.resources import files
 from pathlib import Path
 from typing import Protocol
 
+from dagexec.analysis.environment import environment
 from dagexec.errors import DagexecError
 from dagexec.platform.files import write_atomically
 
@@ -45,12 +46,31 @@ class Section(Protocol):
 
 
 @dataclass(frozen=True)
+class Figure:
+    """A number that is seen at a glance: `value` in large letters, below it what it is of, and a `detail`."""
+
+    value: str
+    label: str
+    detail: str = ""
+
+
+@dataclass(frozen=True)
 class Report:
-    """A page: `title`, `lines` of text, and sections in order."""
+    """A page.
+
+    Attributes:
+        title: the heading.
+        lines: of text, the first of which says the most important.
+        sections: in order.
+        figures: large numbers, between the first line and the others.
+        foot: with what it was made.
+    """
 
     title: str
     lines: Sequence[str]
     sections: Sequence[Section]
+    figures: Sequence[Figure] = ()
+    foot: Mapping[str, object] = field(default_factory=environment)
 
     def html(self) -> str:
         """The file's text."""
@@ -61,7 +81,12 @@ class Report:
             "title": escape(self.title),
             "policy": f"default-src 'none'; script-src {_allowed(script)}; style-src {_allowed(style)}",
             "style": style,
-            "lines": "".join(f"<p>{escape(line)}</p>" for line in self.lines),
+            "verdict": "".join(f'<p class="verdict">{escape(line)}</p>' for line in self.lines[:1]),
+            "figures": _figures(self.figures),
+            "lines": "".join(f"<p>{escape(line)}</p>" for line in self.lines[1:]),
+            "foot": "".join(
+                f"<dt>{escape(name)}</dt><dd>{escape(_text(found))}</dd>" for name, found in self.foot.items()
+            ),
             "sections": "".join(_place(number, section) for number, section in enumerate(self.sections)),
             "data": _embedded([{"kind": one.kind, "data": one.as_json()} for one in self.sections]),
             "script": script,
@@ -85,6 +110,21 @@ def check_report(path: Path) -> None:
         raise DagexecError(f"{path}: a report is a page: expected a name that ends with .html")
     if not path.parent.is_dir():
         raise DagexecError(f"{path}: cannot be written: {path.parent} is not a folder")
+
+
+def _text(found: object) -> str:
+    return f"{found:.3g}" if isinstance(found, float) else str(found)
+
+
+def _figures(figures: Sequence[Figure]) -> str:
+    if not figures:
+        return ""
+    parts = (
+        f'<div><dt>{escape(one.label)}</dt><dd class="detail">{escape(one.detail)}</dd>'
+        f'<dd class="value">{escape(one.value)}</dd></div>'
+        for one in figures
+    )
+    return f'<dl class="figures">{"".join(parts)}</dl>'
 
 
 def _place(number: int, section: Section) -> str:

@@ -1,4 +1,4 @@
-"""The section that shows a schedule that was explored: who went on at each step, as swim lanes."""
+"""The section that shows an exploration: what its schedules covered, and the steps of one that failed."""
 
 from __future__ import annotations
 
@@ -6,29 +6,44 @@ from dataclasses import dataclass
 from typing import Any
 
 from dagexec.report.document import Json
-from dagexec.scheduler.exploration import ExploredSchedule, compact
+from dagexec.scheduler.exploration import Exploration, ExploredSchedule, compact
+
+_MOST_POINTS = 1000
 
 
 @dataclass(frozen=True)
 class ExplorationSection:
-    """What became of a scenario under `schedule`; `command` repeats it."""
+    """What became of a scenario under the schedules that `chosen` names; `command` repeats the one that failed."""
 
-    schedule: ExploredSchedule[Any]
+    result: Exploration[Any]
+    chosen: str
     command: str = ""
 
     kind = "exploration"
-    title = "The failing schedule"
+    title = "Schedules explored"
 
     def as_json(self) -> Json:
+        """Handovers that were met by the number of schedules, and the schedule that failed."""
+        handovers = self.result.handovers
+        shown = sorted({*range(0, len(handovers), -(-len(handovers) // _MOST_POINTS) or 1), len(handovers) - 1} - {-1})
+        return {
+            "chosen": self.chosen,
+            "tried": self.result.tried,
+            "different": self.result.different,
+            "handovers": [[number + 1, handovers[number]] for number in shown],
+            "failed": None if self.result.failed is None else self._failed(self.result.failed),
+        }
+
+    def _failed(self, schedule: ExploredSchedule[Any]) -> Json:
         """Lanes in the order in which they first went on; for each step the number of its lane and what was done."""
-        failure = self.schedule.failure
-        lanes = list(dict.fromkeys(who for who, _ in self.schedule.trace))
+        lanes = list(dict.fromkeys(who for who, _ in schedule.trace))
         number = {who: place for place, who in enumerate(lanes)}
         return {
-            "failure": "" if failure is None else f"{type(failure).__name__}: {failure}",
-            "decisions": compact(self.schedule.decisions),
+            "failure": f"{type(schedule.failure).__name__}: {schedule.failure}",
+            "seed": schedule.seed,
+            "decisions": compact(schedule.decisions),
             "command": self.command,
             "lanes": lanes,
-            "steps": [[number[who], what] for who, what in self.schedule.trace],
-            "left": list(self.schedule.left),
+            "steps": [[number[who], what] for who, what in schedule.trace],
+            "left": list(schedule.left),
         }

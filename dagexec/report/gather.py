@@ -14,15 +14,16 @@ from dagexec.analysis.explanation import TracedRuntime, explain, explained_row, 
 from dagexec.analysis.memory import planned
 from dagexec.core.device import CPU
 from dagexec.core.dtypes import from_numpy
-from dagexec.core.graph import Graph
+from dagexec.core.graph import Graph, build_graph
 from dagexec.core.inference import NetTypes, infer_net
 from dagexec.core.model import Model
 from dagexec.core.schema import TensorType
-from dagexec.report.comparison import ComparisonSection, WhatIfSection
+from dagexec.report.comparison import ComparisonSection, WhatIfSection, figures
 from dagexec.report.document import Report, Section
 from dagexec.report.graph import GraphSection
 from dagexec.report.memory import MemorySection
 from dagexec.report.timeline import TimelineSection
+from dagexec.scheduler.plan.plan import Plan, build_plan
 from dagexec.serving.executor import Executor
 
 Feeds = Mapping[str, npt.NDArray[np.generic]]
@@ -35,11 +36,28 @@ def types_of(graph: Graph, model: Model, feeds: Feeds) -> NetTypes:
     return infer_net(graph, inputs, model.parameters)
 
 
-def run_report(runtime: TracedRuntime, model: Model, feeds: Feeds) -> Report:
-    """A page about a typical run of `model`."""
+def run_report(runtime: TracedRuntime, model: Model, feeds: Feeds, given: Model | None = None) -> Report:
+    """A page about a typical run of `model`, which compile made of `given`."""
     graph = runtime.plan.graph
-    lines = (f"{len(graph)} operators in {len(runtime.plan.chains)} chains, {runtime.name}",)
-    return Report(model.name, lines, _run_sections(runtime, types_of(graph, model, feeds), _host_bounds(runtime)))
+    lines = [f"{len(graph)} operators in {len(runtime.plan.chains)} chains, {runtime.name}"]
+    if runtime.net_type == "simple":
+        lines.append("SimpleNet runs all operators on one thread as they are listed: the run shows one chain.")
+    before = None if given is None else _given_plan(given, graph)
+    if before is not None:
+        fewer = len(runtime.plan.chains) < len(before.chains)
+        lines.append(
+            f"As it is given, the net has {len(before.graph)} operators in {len(before.chains)} chains: compile joined "
+            f"operators{', and chains with them' if fewer else ''}. A button above the drawing shows the net as given."
+        )
+    sections = _run_sections(runtime, types_of(graph, model, feeds), _host_bounds(runtime), before)
+    return Report(model.name, lines, sections)
+
+
+def _given_plan(given: Model, graph: Graph) -> Plan | None:
+    """The plan of the net as it is given; None where `graph` is of the same operators."""
+    before = build_graph(given.net, (given.parameters.keys() | given.inputs.keys()).__contains__)
+    kinds = [[(one.type, tuple(one.output)) for one in net.operators] for net in (before, graph)]
+    return None if kinds[0] == kinds[1] else build_plan(before, [0.0] * len(before))
 
 
 class TracedRuntimes:
@@ -65,14 +83,16 @@ class TracedRuntimes:
     def report(self, comparison: Comparison) -> Report:
         """A page about the comparison and the runtime that is explained."""
         runtime, bounds = self._explained(comparison)
-        sections: list[Section] = [ComparisonSection(comparison.rows)]
+        sections: list[Section] = [ComparisonSection(comparison.contenders)]
         if comparison.what_if:
             sections.append(WhatIfSection(comparison.what_if))
         model, feeds = self._given
         with planned(model, runtime.net_type, feeds) as preparation:  # in the comparison nets keep all blobs
             planned_runtime = replace(runtime, memory=preparation.memory)
         sections += _run_sections(planned_runtime, self._types[runtime.net_type, runtime.workers], bounds)
-        return Report(comparison.model, explain(comparison, bounds, runtime.plan), sections)
+        lines = comparison.finding, *explain(comparison, bounds, runtime.plan)
+        large = figures(comparison, explained_row(comparison))
+        return Report(comparison.model, lines, sections, large, comparison.environment)
 
     def _explained(self, comparison: Comparison) -> tuple[TracedRuntime, RunBounds]:
         row = explained_row(comparison)
@@ -87,13 +107,15 @@ def _host_bounds(runtime: TracedRuntime) -> RunBounds | None:
     return runtime.bounds() if on_host else None
 
 
-def _run_sections(runtime: TracedRuntime, types: NetTypes, bounds: RunBounds | None) -> list[Section]:
+def _run_sections(
+    runtime: TracedRuntime, types: NetTypes, bounds: RunBounds | None, given: Plan | None = None
+) -> list[Section]:
     path = () if bounds is None else tuple(operator for step in bounds.path for operator in step.operators)
-    title = f"A run: {runtime.name}"
+    chain_of = runtime.plan.chain_of
     sections: list[Section] = [
-        TimelineSection(runtime.trace, runtime.run, bounds, title),
-        GraphSection(runtime.plan, types, runtime.operator_seconds(), frozenset(path)),
+        TimelineSection(runtime.trace, runtime.run, bounds, chain_of, f"A run: {runtime.name}"),
+        GraphSection(runtime.plan, types, runtime.operator_seconds(), frozenset(path), given=given),
     ]
     if runtime.memory is not None:
-        sections.append(MemorySection(runtime.memory, runtime.plan.graph))
+        sections.append(MemorySection(runtime.memory, runtime.plan.graph, chain_of))
     return sections

@@ -22,6 +22,7 @@ class GraphSection:
         seconds: what each operator took, if it ran.
         critical: the operators on the critical path.
         missing: edges that are not there and should be.
+        given: the plan of the net before it was rewritten.
     """
 
     plan: Plan
@@ -29,6 +30,7 @@ class GraphSection:
     seconds: Sequence[float] | None = None
     critical: frozenset[int] = frozenset()
     missing: tuple[tuple[int, int], ...] = ()
+    given: Plan | None = None
 
     kind = "graph"
     title = "The net"
@@ -39,7 +41,7 @@ class GraphSection:
         names = [operator_name(definition) for definition in graph.operators]
         drawings: dict[str, Json] = {}
         self._draw(module_tree(names), "", drawings)
-        return {
+        found: Json = {
             "operators": [
                 self._operator(index, name, chain)
                 for index, (name, chain) in enumerate(zip(names, self.plan.chain_of, strict=True))
@@ -48,6 +50,7 @@ class GraphSection:
             "drawings": drawings,
             "missing": [list(pair) for pair in self.missing],
         }
+        return found if self.given is None else found | {"given": GraphSection(self.given).as_json()}
 
     def _operator(self, index: int, name: str, chain: int) -> Json:
         definition = self.plan.graph.operators[index]

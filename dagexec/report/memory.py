@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dagexec.core.drawing.names import operator_title
@@ -13,10 +13,14 @@ from dagexec.scheduler.memory.plan import MemoryPlan
 
 @dataclass(frozen=True)
 class MemorySection:
-    """The buffers and the working memory of `plan`. Time is the place of an operator in the list."""
+    """The buffers and the working memory of `plan`. Time is the place of an operator in the list.
+
+    `chain_of` has the chain of each operator.
+    """
 
     plan: MemoryPlan
     graph: Graph
+    chain_of: Sequence[int]
 
     kind = "memory"
     title = "Memory"
@@ -41,6 +45,7 @@ class MemorySection:
                 "offset": offset,
                 "bytes": buffer.nbytes,
                 "first": first,
+                "chain": self.chain_of[first],
                 "last": last if buffer.kept or not buffer.users else buffer.users[-1],
                 "kept": buffer.kept,
             }
@@ -54,6 +59,7 @@ class MemorySection:
                     "offset": given.offset,
                     "bytes": given.nbytes,
                     "first": given.operator,
+                    "chain": self.chain_of[given.operator],
                     "last": given.operator,
                     "kept": False,
                 }

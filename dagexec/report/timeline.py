@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -11,18 +12,21 @@ from dagexec.report.document import Json
 from dagexec.scheduler.observe.trace import ChainSpan, KernelSpan, StreamTrack, Trace, TracedRun
 
 _MICROSECOND = 1e-6
+_IN_POOL = re.compile(r"dagexec-.*-\d+")
 
 
 @dataclass(frozen=True)
 class TimelineSection:
     """Run number `run` of `trace`, with what bounds it, which is None for a run without chains on the host.
 
-    Lanes of workers count from the start of the run, those of streams from the first kernel, on the device's clock.
+    `chain_of` has the chain of each operator. Lanes of workers count from the start of the run, those of streams from
+    the first kernel, on the device's clock.
     """
 
     trace: Trace
     run: int
     bounds: RunBounds | None
+    chain_of: Sequence[int]
     title: str = "A run"
 
     kind = "timeline"
@@ -39,7 +43,12 @@ class TimelineSection:
         streams = self._streams()
         found: Json = {
             "operators": list(map(operator_title, traced.graph.operators)),
-            "lanes": [self._worker(thread, chains, origin) for thread in threads] + [lane for _, lane in streams],
+            "chain_of": list(self.chain_of),
+            "lanes": [
+                self._worker(thread, name, chains, origin)
+                for thread, name in zip(threads, _short(threads), strict=True)
+            ]
+            + [lane for _, lane in streams],
             "arrows": [
                 *_chain_arrows(chains, traced, lane_of, origin),
                 *self._stream_arrows({id(track): len(threads) + n for n, (track, _) in enumerate(streams)}),
@@ -47,11 +56,11 @@ class TimelineSection:
         }
         return found if self.bounds is None else found | _bounds(self.bounds, origin)
 
-    def _worker(self, thread: str, chains: Sequence[ChainSpan], origin: int) -> Json:
+    def _worker(self, thread: str, name: str, chains: Sequence[ChainSpan], origin: int) -> Json:
         of_run = [one for one in self.trace.work_of(self.run) if one.thread == thread]
         waits = [one for one in self.trace.event_waits if one.run == self.run and one.thread == thread]
         return {
-            "name": thread,
+            "name": name,
             "clock": "host",
             "chains": [
                 [one.chain, *_host(one.start, one.end, origin), round((one.start - one.ready) / 1e3, 2)]
@@ -101,6 +110,15 @@ class TimelineSection:
 
     def _is_of_run(self, kernel: KernelSpan | None) -> bool:
         return kernel is not None and kernel.run == self.run
+
+
+def _short(threads: Sequence[str]) -> list[str]:
+    """Names of threads for a narrow place: those of a pool by their number; the others, which call, as they are."""
+    pools = {thread.rpartition("-")[0] for thread in threads if _IN_POOL.fullmatch(thread)}
+    return [
+        f"worker {thread.rpartition('-')[2]}" if len(pools) == 1 and _IN_POOL.fullmatch(thread) else thread
+        for thread in threads
+    ]
 
 
 def _chain_arrows(

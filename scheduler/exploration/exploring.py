@@ -11,6 +11,7 @@ import gc
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Generic, TypeVar
 
 from dagexec.errors import DagexecError, DeadlockError
@@ -85,6 +86,9 @@ class Exploration(Generic[Result]):
         failed: the first schedule that failed, None when none did.
         steps: steps of all schedules together.
         seconds: of real time.
+        different: how many of the schedules were not the same as one before.
+        handovers: how many different ones had been met after each schedule: a step of one thread and the next of
+            another. Where they grow no more, further schedules show little that is new.
     """
 
     tried: int
@@ -92,6 +96,8 @@ class Exploration(Generic[Result]):
     failed: ExploredSchedule[Result] | None
     steps: int
     seconds: float
+    different: int
+    handovers: tuple[int, ...] = field(repr=False)
 
     def raise_failure(self) -> None:
         """Raise what the first failing schedule raised."""
@@ -169,18 +175,24 @@ def systematic(
 def explore_all(scenario: Scenario[Result], strategies: Iterable[Strategy]) -> Exploration[Result]:
     """Run `scenario` once for each of `strategies`, up to the first failure."""
     start = time.perf_counter()
-    tried = steps = 0
+    steps = 0
     failed = None
+    different: set[int] = set()
+    met: set[tuple[tuple[str, str], tuple[str, str]]] = set()
+    handovers: list[int] = []
     for strategy in strategies:
         schedule = explore(scenario, strategy)
-        tried += 1
         steps += len(schedule.trace)
+        different.add(hash(schedule.decisions))
+        met.update(pair for pair in pairwise(schedule.trace) if pair[0][0] != pair[1][0])
+        handovers.append(len(met))
         if schedule.failure is not None:
             failed = schedule
             break
-        if tried % _COLLECT_EVERY == 0:
+        if len(handovers) % _COLLECT_EVERY == 0:
             gc.collect()
-    return Exploration(tried, False, failed, steps, time.perf_counter() - start)
+    seconds = time.perf_counter() - start
+    return Exploration(len(handovers), False, failed, steps, seconds, len(different), tuple(handovers))
 
 
 def compact(decisions: Iterable[int]) -> str:

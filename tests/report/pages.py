@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
+from dataclasses import replace
 
 from dagexec.analysis.bounds import run_bounds
-from dagexec.analysis.comparison import RuntimeResult
-from dagexec.analysis.what_if import WhatIf
+from dagexec.analysis.comparison import Comparison, PeerResult, RuntimeResult
+from dagexec.analysis.statistics import spread, verdicts
+from dagexec.analysis.what_if import CostModel, WhatIf
 from dagexec.core.graph import build_graph
 from dagexec.core.model import Model
 from dagexec.core.proto import NetDef
-from dagexec.report.comparison import ComparisonSection, WhatIfSection
+from dagexec.report.comparison import ComparisonSection, WhatIfSection, figures
 from dagexec.report.document import Report
 from dagexec.report.graph import GraphSection
 from dagexec.report.timeline import TimelineSection
@@ -32,7 +35,7 @@ def googlenet() -> Model:
     return build("googlenet")
 
 
-def made_up_trace(plan: Plan) -> Trace:
+def made_up_trace(plan: Plan, workers: Sequence[str] = ("worker 0", "worker 1")) -> Trace:
     """A chain takes 20 us an operator; it goes to the one of two workers that is free first."""
     trace = Trace()
     parents: list[list[int]] = [[] for _ in plan.chains]
@@ -41,7 +44,7 @@ def made_up_trace(plan: Plan) -> Trace:
             parents[child].append(chain)
     trace.runs.append(TracedRun(plan.graph, plan.chains, parents, 0))
     ends: dict[int, int] = {}
-    free = {"worker 0": 0, "worker 1": 0}
+    free = dict.fromkeys(workers, 0)
     while len(ends) < len(plan.chains):
         ready = {
             chain: max((ends[parent] for parent in row), default=0)
@@ -59,12 +62,42 @@ def made_up_trace(plan: Plan) -> Trace:
     return trace
 
 
+def made_up_samples(median: float) -> tuple[float, ...]:
+    stride = round(median) % 9 + 1
+    return tuple(median * (1 + (number * stride % 11 - 5) / 100) for number in range(15))
+
+
 def made_up_row(net_type: str, workers: int, median: float) -> RuntimeResult:
-    samples = tuple(median * (1 + (number * 7 % 11 - 5) / 100) for number in range(15))
+    samples = made_up_samples(median)
     quartiles = median * 0.98, median * 1.02
+    verdict = verdicts({"simple": made_up_samples(20.0), "this": samples}, "simple")["this"]
+    judged = None if net_type == "simple" else verdict
     return RuntimeResult(
-        net_type, workers, 49, median, *quartiles, median * 0.97, 0.97, 20 / median, 1.5, 1.6, 0.0, True, samples
-    )
+        net_type, workers, 49, median, *quartiles, median * 0.97, 0.97, 20 / median, 1.5, 1.6, 0.0, True, samples,
+        judged,
+    )  # fmt: skip
+
+
+def made_up_peer() -> PeerResult:
+    """It has two speeds."""
+    samples = tuple(one * (1.2 if number % 3 else 1.0) for number, one in enumerate(made_up_samples(15.0)))
+    times = spread([one / 1e3 for one in samples])
+    verdict = verdicts({"simple": made_up_samples(20.0), "this": samples}, "simple")["this"]
+    milliseconds = times.median * 1e3, times.low * 1e3, times.high * 1e3
+    return PeerResult("onnxruntime", 2, *milliseconds, 1e-7, samples, verdict, times.remarks)
+
+
+def made_up_comparison() -> Comparison:
+    """Of googlenet, with what the predictions and the machine are taken to be."""
+    simple = made_up_row("simple", 1, 20.0)
+    simple = replace(simple, samples_ms=(*simple.samples_ms, 90.0))  # a run that was interrupted
+    rows = simple, made_up_row("dag", 2, 14.0), made_up_row("async_dag", 2, 13.5)
+    predictions = tuple(WhatIf(2**n, 0, 20 / 1.4 ** min(n, 2), 1.4 ** min(n, 2), 9.0) for n in range(7))
+    made_with = {"date": "2026-01-01T00:00:00+00:00", "command": "dagexec compare zoo:googlenet", "cores": 2}
+    return Comparison(
+        "googlenet", 142, 15, rows, CostModel((19e-6,) * 142), predictions, environment=made_with,
+        peers=(made_up_peer(),),
+    )  # fmt: skip
 
 
 def made_up_report() -> Report:
@@ -73,15 +106,15 @@ def made_up_report() -> Report:
     trace = made_up_trace(plan)
     bounds = run_bounds(trace, 2, operator_seconds=[19e-6] * len(plan.graph))
     critical = frozenset(operator for step in bounds.path for operator in step.operators)
-    rows = [made_up_row("simple", 1, 20.0), made_up_row("dag", 2, 14.0), made_up_row("async_dag", 2, 13.5)]
-    predictions = [WhatIf(2**n, 0, 20 / 1.4 ** min(n, 2), 1.4 ** min(n, 2), 9.0) for n in range(7)]
+    comparison = made_up_comparison()
     sections = [
-        ComparisonSection(rows),
-        WhatIfSection(predictions),
-        TimelineSection(trace, 0, bounds, "A run: async_dag, 2 workers"),
+        ComparisonSection(comparison.contenders),
+        WhatIfSection(comparison.what_if),
+        TimelineSection(trace, 0, bounds, plan.chain_of, "A run: async_dag, 2 workers"),
         GraphSection(plan, None, trace.operator_seconds(len(plan.graph)), critical),
     ]
-    return Report("googlenet", ("The times on this page are made up.",), sections)
+    lines = comparison.finding, "The times on this page are made up."
+    return Report("googlenet", lines, sections, figures(comparison, comparison.rows[-1]), comparison.environment)
 
 
 def large_report(operators: int) -> Report:

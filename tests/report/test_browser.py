@@ -6,6 +6,7 @@ import io
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,11 +16,13 @@ import pytest
 from dagexec.platform.threads import threads
 from dagexec.report.document import Report
 from dagexec.report.exploration import ExplorationSection
+from dagexec.report.graph import GraphSection
 from dagexec.report.hazards import HazardsSection
 from dagexec.report.training import TrainingSection
-from dagexec.scheduler.exploration import RandomStrategy, explore
+from dagexec.scheduler.exploration import explore_seeds
 from dagexec.training.trainer import StepReport
-from tests.report.pages import HOSTILE, hostile_report, large_report, made_up_report
+from tests.nets import net_of
+from tests.report.pages import HOSTILE, hostile_report, large_report, made_up_report, plan_of
 from tests.report.test_findings import racing_proof
 
 if TYPE_CHECKING:
@@ -175,7 +178,7 @@ def test_findings_are_shown(open_page: Open) -> None:
     assert page.locator(".edge.missing").count() == 1
     steps = [StepReport(n + 1, 1, {"loss": 1 / (n + 1)}, 10, 0.5) for n in range(50)]
     page = open_page(Report("task", (), [TrainingSection(steps, [(50, {"loss": 0.1})])]), 400)
-    assert page.locator("#training .curve").count() == 2
+    assert page.locator("#training .chart .curve").count() == 2
     assert page.evaluate("document.documentElement.scrollWidth") <= 400
 
 
@@ -185,11 +188,92 @@ def test_a_schedule_is_drawn_as_swim_lanes(open_page: Open) -> None:
         thread.join()
         raise ValueError("on purpose")
 
-    schedule = explore(fails, RandomStrategy(3))
-    page = open_page(Report("net", (), [ExplorationSection(schedule, "dagexec explore")]), 400)
-    assert page.locator("#exploration .step").count() == len(schedule.trace)
+    result = explore_seeds(fails, [3])
+    page = open_page(Report("net", (), [ExplorationSection(result, "seed 3", "dagexec explore --seed 3")]), 400)
+    assert page.locator("#exploration .step").count() == result.steps
+    assert page.locator("#exploration code").inner_text() == "dagexec explore --seed 3"
+    assert page.locator("#exploration .bad").inner_text() == "Seed 3: ValueError: on purpose"
     assert page.locator("#exploration .step.failing").count() == 1
     assert page.evaluate("document.documentElement.scrollWidth") <= 400
+
+
+@pytest.mark.parametrize("width", [400, 1200])
+def test_no_text_of_a_chart_stands_on_another_or_is_cut_off(open_page: Open, width: int) -> None:
+    steps = [StepReport(n + 1, 1, {"loss": 2.3 / (n + 1), "tiny": n * 1e-9}, 10, 0.0123) for n in range(12_345)]
+    explored = explore_seeds(lambda: threads().start(lambda: None, "other").join(), range(20))
+    reports = [
+        made_up_report(),
+        Report(
+            "task", (), [TrainingSection(steps, [(500, {"loss": 0.1})]), ExplorationSection(explored, "seeds 0 to 19")]
+        ),
+    ]
+    for report in reports:
+        page = open_page(report, width)
+        found = page.locator("svg.chart, svg.lanes").evaluate_all(
+            """drawings => drawings.map(drawing => [drawing, ...drawing.querySelectorAll("text.label")].map(one => {
+                const {left, right, top, bottom} = one.getBoundingClientRect();
+                return [one.textContent, left, right, top, bottom];
+            }))"""
+        )
+        assert len(found) >= 3
+        for (_, left, right, top, bottom), *texts in found:
+            assert len(texts) >= 2
+            for text in texts:
+                inside = left - 1 <= text[1] and text[2] <= right + 1 and top - 1 <= text[3] and text[4] <= bottom + 1
+                assert inside, text
+            for one, other in combinations(texts, 2):
+                beside = one[2] <= other[1] or other[2] <= one[1] or one[4] <= other[3] + 2 or other[4] <= one[3] + 2
+                assert beside, (one, other)
+
+
+def test_ticks_of_every_axis_are_round(open_page: Open) -> None:
+    page = open_page(made_up_report())
+    for drawing in ("#comparison", "#timeline"):
+        texts = page.locator(f"{drawing} .tick").all_text_contents()
+        numbers = [float(text.split()[0]) for text in texts]
+        step = numbers[1] - numbers[0]
+        assert len(numbers) >= 4
+        assert min(abs(step / 10 ** round(np.log10(step / one)) - one) for one in (1, 2, 5)) < 1e-9
+        assert all(abs(number / step - round(number / step)) < 1e-6 for number in numbers)
+
+
+def test_the_net_fits_the_view_at_first(open_page: Open) -> None:
+    for width in (400, 1200):
+        page = open_page(made_up_report(), width)
+        shape = page.locator("#graph .drawing").bounding_box()
+        assert shape is not None
+        boxes = page.locator("#graph .node").evaluate_all("all => all.map(one => one.getBoundingClientRect().toJSON())")
+        assert len(boxes) == 142
+        scrolled = page.locator("#graph .drawing").evaluate("one => one.getBoundingClientRect().toJSON()")
+        assert all(scrolled["left"] <= one["left"] and one["right"] <= scrolled["right"] for one in boxes)
+        assert all(scrolled["top"] <= one["top"] and one["bottom"] <= scrolled["bottom"] for one in boxes)
+
+
+def test_colors_of_the_net_mean_time_or_by_a_key_the_chain(open_page: Open) -> None:
+    page = open_page(made_up_report())
+    fill = "one => getComputedStyle(one.querySelector('rect')).fill"
+    colors = page.locator("#graph select")
+    assert colors.input_value() == "time"
+    legend = page.locator("#graph .legend")
+    assert legend.inner_text().split("\n")[0].strip() == "0"
+    by_time = page.locator(".node").evaluate_all(f"all => all.map({fill})")
+    assert len(set(by_time)) == 1  # all take the same time here
+    colors.focus()
+    page.keyboard.press("ArrowDown")
+    page.wait_for_function("document.querySelector('#graph .legend').textContent.includes('chain ')")
+    by_chain = page.locator(".node").evaluate_all(f"all => all.map({fill})")
+    assert len(set(by_chain)) > 30
+
+
+def test_the_net_is_shown_as_it_is_given_too(open_page: Open) -> None:
+    plan, given = plan_of(net_of([[], [0]])), plan_of(net_of([[], [0], [0], [1, 2]]))
+    page = open_page(Report("net", (), [GraphSection(plan, given=given)]))
+    assert page.locator(".node").count() == 2
+    button = page.get_by_role("button", name="As it is given: 4 operators, 4 chains")
+    button.focus()
+    page.keyboard.press("Enter")
+    assert page.locator(".node").count() == 4
+    assert button.get_attribute("aria-pressed") == "true"
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1600, "light"), (1600, "dark"), (400, "light"), (400, "dark")])

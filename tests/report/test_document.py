@@ -48,7 +48,7 @@ def test_braces_in_names_are_text() -> None:
     report = made_up_report()
     page = type(report)("{{script}}", ("{{data}}",), ()).html()
     assert page.count("<script") == 2
-    assert "<h1>{{script}}</h1><p>{{data}}</p>" in page
+    assert '<h1>{{script}}</h1><p class="verdict">{{data}}</p>' in page
 
 
 def test_a_place_that_cannot_be_written_is_known_before(tmp_path: Path) -> None:

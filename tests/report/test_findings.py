@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dagexec.core.graph import Hazard
+from dagexec.platform.threads import threads
 from dagexec.report.document import Report
 from dagexec.report.exploration import ExplorationSection
 from dagexec.report.graph import GraphSection
 from dagexec.report.hazards import HazardsSection, missing_edges
 from dagexec.report.training import TrainingSection
-from dagexec.scheduler.exploration import RandomStrategy, explore
+from dagexec.scheduler.exploration import explore, explore_seeds
 from dagexec.scheduler.hazards import Proof, UnorderedAccesses
 from dagexec.training.trainer import StepReport
 from tests.command_line import Cli
@@ -45,10 +47,36 @@ def test_a_schedule_is_told_step_by_step() -> None:
     def scenario() -> None:
         raise ValueError("on purpose")
 
-    schedule = explore(scenario, RandomStrategy(3))
-    found: Any = ExplorationSection(schedule, "dagexec explore x --seed 3").as_json()
+    result = explore_seeds(scenario, [3])
+    found: Any = ExplorationSection(result, "seed 3", "dagexec explore x --seed 3").as_json()["failed"]
     assert found["failure"] == "ValueError: on purpose"
-    assert [(found["lanes"][lane], what) for lane, what in found["steps"]] == list(schedule.trace)
+    assert found["seed"] == 3
+    assert found["command"] == "dagexec explore x --seed 3"
+    assert [(found["lanes"][lane], what) for lane, what in found["steps"]] == list(result.failed.trace)  # type: ignore[union-attr]
+
+
+def test_handovers_are_counted_from_the_schedules_themselves() -> None:
+    """A handover: a step of one thread, and the next of another. Seeds that repeat bring no new one."""
+
+    def scenario() -> None:
+        others = [threads().start(lambda: None, name) for name in ("a", "b")]
+        for other in others:
+            other.join()
+
+    seeds = [0, 1, 2, 3, 0, 1, 2, 3]
+    result = explore_seeds(scenario, seeds)
+    traces = [explore(scenario, seed).trace for seed in seeds]
+    met: set[object] = set()
+    counts = []
+    for trace in traces:
+        met |= {(one, other) for one, other in pairwise(trace) if one[0] != other[0]}
+        counts.append(len(met))
+    assert list(result.handovers) == counts
+    assert counts[3] == counts[-1] > 0
+    assert result.different == len(set(traces))
+    found: Any = ExplorationSection(result, "seeds").as_json()
+    assert found["failed"] is None
+    assert found["handovers"] == [[number + 1, count] for number, count in enumerate(counts)]
 
 
 @pytest.mark.parametrize("count", [1, 7, 4321])
@@ -76,7 +104,9 @@ def test_the_commands_write_pages(cli: Cli, tmp_path: Path) -> None:
     assert graph["kind"] == "graph"
     page = tmp_path / "explore.html"
     assert cli("explore", "zoo:lenet", "--seeds", 1, "--report", page)[0] == 0
-    assert data_of(page.read_text()) == []
+    (explored,) = data_of(page.read_text())
+    assert explored["data"]["chosen"] == "seeds 0 to 0"  # type: ignore[index]
+    assert explored["data"]["tried"] == 1  # type: ignore[index]
     page = tmp_path / "train.html"
     status, shown, _ = cli("train", "lenet_digits", "--epochs", 1, "--json", "--report", page)
     assert status == 0

@@ -12,6 +12,7 @@ from dagexec.report.gather import run_report
 from dagexec.report.graph import GraphSection
 from dagexec.report.timeline import TimelineSection
 from dagexec.testing import random_feeds
+from dagexec.zoo import build
 from tests.report.pages import googlenet, large_report, made_up_trace, plan_of
 
 KINDS = ["timeline", "graph", "memory"]
@@ -41,7 +42,7 @@ def test_modules_are_drawings_that_lead_to_every_operator() -> None:
 def test_a_run_has_its_operators_on_the_lanes_of_its_workers() -> None:
     plan = plan_of(googlenet().net)
     trace = made_up_trace(plan)
-    found = TimelineSection(trace, 0, run_bounds(trace, 2)).as_json()
+    found = TimelineSection(trace, 0, run_bounds(trace, 2), plan.chain_of).as_json()
     lanes = {lane["name"]: lane for lane in found["lanes"]}  # type: ignore[attr-defined]
     assert list(lanes) == ["worker 0", "worker 1"]
     assert sorted(span[0] for lane in lanes.values() for span in lane["spans"]) == list(range(len(plan.graph)))
@@ -60,7 +61,7 @@ def test_a_run_of_a_model_is_reported_with_its_memory() -> None:
         feeds = random_feeds(executor.model)
         executor.run(feeds)
         runtime = traced_runtime("dag", 2, executor, feeds)
-        report = run_report(runtime, executor.model, feeds)
+        report = run_report(runtime, executor.model, feeds, dagexec.load_model("zoo:lenet"))
     assert [section.kind for section in report.sections] == KINDS
     timeline, graph, memory = (section.as_json() for section in report.sections)
     operators = graph["operators"]
@@ -75,6 +76,33 @@ def test_a_run_of_a_model_is_reported_with_its_memory() -> None:
         if one["first"] <= other["last"] and other["first"] <= one["last"]:  # both in use at an operator
             low, high = sorted((one, other), key=lambda buffer: buffer["offset"])
             assert low["offset"] + low["bytes"] <= high["offset"], (one, other)
+    given = graph["given"]
+    assert isinstance(given, dict)
+    as_built = build("lenet").net.op
+    assert [one["type"] for one in given["operators"]] == [one.type for one in as_built]
+    assert f"has {len(as_built)} operators in {given['chains']} chains: compile joined operators" in report.lines[-1]
+
+
+def test_a_net_that_compile_left_alone_is_drawn_once() -> None:
+    with dagexec.compile("zoo:lenet", optimize=False, net_type="simple") as executor:
+        feeds = random_feeds(executor.model)
+        executor.run(feeds)
+        runtime = traced_runtime("simple", 1, executor, feeds)
+        report = run_report(runtime, executor.model, feeds, executor.model)
+    assert "given" not in report.sections[1].as_json()
+    assert report.lines[1:] == [
+        "SimpleNet runs all operators on one thread as they are listed: the run shows one chain."
+    ]
+
+
+def test_lanes_of_one_pool_have_its_workers_numbers_for_names() -> None:
+    plan = plan_of(googlenet().net)
+    trace = made_up_trace(plan, workers=("dagexec-some-net-0", "dagexec-some-net-11"))
+    found = TimelineSection(trace, 0, None, plan.chain_of).as_json()
+    assert [lane["name"] for lane in found["lanes"]] == ["worker 0", "worker 11"]  # type: ignore[attr-defined]
+    trace = made_up_trace(plan, workers=("dagexec-one-0", "dagexec-other-0"))
+    found = TimelineSection(trace, 0, None, plan.chain_of).as_json()
+    assert [lane["name"] for lane in found["lanes"]] == ["dagexec-one-0", "dagexec-other-0"]  # type: ignore[attr-defined]
 
 
 def test_streams_are_lanes_with_the_kernels_of_the_run() -> None:

@@ -19,7 +19,7 @@ function filledTable(columns, rows) {
   const add = () => {
     for (const row of rows.slice(shown, shown + ROWS_AT_ONCE)) {
       body.append(html("tr", {}, ...row.map((cell) =>
-        html("td", typeof cell === "number" ? { class: "number" } : {}, typeof cell === "number" ? cell.toLocaleString("en") : cell))));
+        html("td", typeof cell === "number" ? { class: "number" } : {}, typeof cell === "number" ? written(cell) : cell))));
     }
     shown = Math.min(shown + ROWS_AT_ONCE, rows.length);
     more.textContent = `More rows (${rows.length - shown} left)`;
@@ -28,6 +28,11 @@ function filledTable(columns, rows) {
   more.addEventListener("click", add);
   add();
   return html("div", {}, place, more);
+}
+
+// All digits of an integer, six of what is none, however small it is.
+function written(number) {
+  return number.toLocaleString("en", Number.isInteger(number) ? {} : { maximumSignificantDigits: 6 });
 }
 
 function definitions(pairs) {

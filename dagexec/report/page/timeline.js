@@ -1,15 +1,15 @@
 // Workers and streams as lanes. Zooming and panning change the time that is shown; what is too narrow to see is left out.
 SECTIONS.timeline = (place, data) => {
-  const LANE = 46, TOP = 22, LEFT = 118;
-  const lanes = data.lanes, critical = new Set(data.critical ?? []);
+  const LANE = 46, TOP = 8, AXIS = 22;
+  const lanes = data.lanes, LEFT = Math.min(118, 14 + 6.5 * Math.max(0, ...lanes.map((lane) => lane.name.length))), critical = new Set(data.critical ?? []);
   const end = Math.max(1, ...lanes.flatMap((lane) => [...lane.spans, ...lane.waits].map((span) => span[1] + span[2])));
   if (data.causes) place.append(causes(data));
   const bar = html("div", { class: "bar" });
-  const height = TOP + lanes.length * LANE + 26;
+  const height = TOP + lanes.length * LANE + AXIS;
   const drawing = svg("svg", { class: "drawing lanes", role: "group", tabindex: "0", "aria-label": "Timeline: arrow keys move, plus and minus zoom" });
   drawing.style.height = `${height}px`;
   const panel = html("div", { class: "panel", "aria-live": "polite" }, "Point at a span.");
-  place.append(bar, drawing, panel);
+  place.append(bar, drawing);
   const view = { from: 0, to: end };
   let width = 800;
 
@@ -46,7 +46,7 @@ SECTIONS.timeline = (place, data) => {
         if (!isShown(start, length)) continue;
         const name = operator === null ? "copy" : data.operators[operator];
         const element = rectangle(start, length, y + 8, LANE - 22, "span", [name, ["begins", `${start} µs`], ["takes", `${length} µs`]]);
-        if (element && operator !== null) element.style.setProperty("--hue", hueOf(operator));
+        if (element && operator !== null) element.style.setProperty("--hue", hueOf(data.chain_of[operator]));
         if (x(start + length) - x(start) > 60) {
           const label = svg("text", { class: "inside", x: Math.max(x(start), LEFT) + 3, y: y + 22 }, name.slice(0, Math.floor((x(start + length) - x(start)) / 7)));
           drawing.append(label);
@@ -71,12 +71,7 @@ SECTIONS.timeline = (place, data) => {
   }
 
   function drawAxis() {
-    const step = 10 ** Math.floor(Math.log10((view.to - view.from) / 4));
-    const wide = (view.to - view.from) / step > 10 ? step * 5 : step;
-    for (let at = Math.ceil(view.from / wide) * wide; at <= view.to; at += wide) {
-      drawing.append(svg("line", { class: "axis", x1: x(at), x2: x(at), y1: TOP - 6, y2: height - 24 }),
-        svg("text", { class: "label", x: x(at), y: 12, "text-anchor": "middle" }, seconds(at / 1e6 || 0)));
-    }
+    axisBelow(drawing, [view.from / 1e6, view.to / 1e6], (at) => x(at * 1e6), { left: LEFT, right: width, top: 0, bottom: height - AXIS, unit: "s" });
   }
 
   function zoom(factor, at) {
@@ -117,9 +112,11 @@ SECTIONS.timeline = (place, data) => {
     button.addEventListener("click", act);
     bar.append(button);
   }
-  bar.append(html("span", { class: "path" }, "orange frames: the critical path; arrows: a chain that another worker made ready, or an event"));
   new ResizeObserver(draw).observe(drawing);
   draw();
+  place.append(legend([{ class: "span", hue: hueOf(0) }, "an operator, in the color of its chain"],
+    ...(critical.size ? [[{ class: "chain critical" }, "critical path"]] : []), ...(lanes.some((lane) => lane.waits.length) ? [[{ class: "wait" }, "waits for an event"]] : []),
+    ...(data.arrows.length ? [[{ shape: "line", class: "arrow" }, "made ready by another worker, or an event"]] : [])), panel);
   place.append(tableOf("This run as a table", ["lane", "operator", "begins (µs)", "takes (µs)"], () =>
     lanes.flatMap((lane) => [
       ...lane.spans.map(([operator, start, length]) => [lane.name, operator === null ? "copy" : data.operators[operator], start, length]),

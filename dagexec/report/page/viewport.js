@@ -23,32 +23,25 @@ class Viewport {
     }
   }
 
-  // Take `bounds` for all there is, and show its upper part large enough to read.
+  // Take `bounds` for all there is, and show it.
   show(bounds) {
     this.bounds = bounds;
-    this.start();
-  }
-
-  start() {
-    this.look(0.7);
+    this.fit();
   }
 
   fit() {
-    this.look(0);
-  }
-
-  // Show all, but no smaller than `least` pixels a unit: then from the top.
-  look(least) {
     const { x, y, width, height } = this.bounds;
     const shape = this.drawing.getBoundingClientRect();
-    const all = Math.min(shape.width / width, shape.height / height, 1.2) || 1;
-    const scale = Math.max(all, least);
-    this.view = { x: x + (width - shape.width / scale) / 2, y, width: shape.width / scale, height: shape.height / scale };
-    if (scale === all) this.view.y += (height - this.view.height) / 2;
+    const scale = Math.min(shape.width / width, shape.height / height, 1.2) || 1;
+    this.view = { x: x + (width - shape.width / scale) / 2, y: y + (height - shape.height / scale) / 2, width: shape.width / scale, height: shape.height / scale };
     this.apply();
   }
 
+  // With `x` and `y` in the middle, large enough to read.
   center(x, y) {
+    const shape = this.drawing.getBoundingClientRect();
+    this.view.width = Math.min(this.view.width, shape.width / 0.8);
+    this.view.height = this.view.width * shape.height / shape.width;
     this.view.x = x - this.view.width / 2;
     this.view.y = y - this.view.height / 2;
     this.apply();
@@ -102,5 +95,8 @@ class Viewport {
   apply() {
     const { x, y, width, height } = this.view;
     this.drawing.setAttribute("viewBox", `${x} ${y} ${width} ${height}`);
+    const scale = this.drawing.getBoundingClientRect().width / width;
+    this.drawing.classList.toggle("far", scale < 0.6); // where names are too small to read, only colors are left
+    this.drawing.classList.toggle("farther", scale < 0.3);
   }
 }
