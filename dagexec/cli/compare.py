@@ -125,7 +125,7 @@ def compare_command(
     options = CompileOptions(optimize=optimize, tuning_seconds=tuning_seconds, operator_arguments=arguments)
     loaded = read_model(model, allow_io)
     feeds = read_feeds(loaded, input_file, shape, seed)
-    traced = TracedRuntimes() if explanation or report is not None else None
+    traced = TracedRuntimes(loaded) if explanation or report is not None else None
     with kept_choices(choices), progress_line(f"Comparing runtimes on {loaded.name}", bar=True, quiet=as_json) as line:
         comparison = compare(
             model if names and model.endswith(".onnx") else loaded,

@@ -42,38 +42,48 @@ def run_report(runtime: TracedRuntime, model: Model, feeds: Feeds, given: Model 
     lines = [f"{len(graph)} operators in {len(runtime.plan.chains)} chains, {runtime.name}"]
     if runtime.net_type == "simple":
         lines.append("SimpleNet runs all operators on one thread as they are listed: the run shows one chain.")
-    before = None if given is None else _given_plan(given, graph)
-    if before is not None:
-        fewer = len(runtime.plan.chains) < len(before.chains)
-        lines.append(
-            f"As it is given, the net has {len(before.graph)} operators in {len(before.chains)} chains: compile joined "
-            f"operators{', and chains with them' if fewer else ''}. A button above the drawing shows the net as given."
-        )
+    before = _given_plan(given, graph)
+    lines += _joined(before, runtime.plan)
     sections = _run_sections(runtime, types_of(graph, model, feeds), _host_bounds(runtime), before)
     return Report(model.name, lines, sections)
 
 
-def _given_plan(given: Model, graph: Graph) -> Plan | None:
+def _given_plan(given: Model | None, graph: Graph) -> Plan | None:
     """The plan of the net as it is given; None where `graph` is of the same operators."""
-    before = build_graph(given.net, (given.parameters.keys() | given.inputs.keys()).__contains__)
+    if given is None:
+        return None
+    before = build_graph(given.net, lambda _: True)  # it has run: all that it reads exists
     kinds = [[(one.type, tuple(one.output)) for one in net.operators] for net in (before, graph)]
     return None if kinds[0] == kinds[1] else build_plan(before, [0.0] * len(before))
+
+
+def _joined(before: Plan | None, plan: Plan) -> list[str]:
+    """What compile did to the net that was given, in a sentence."""
+    if before is None:
+        return []
+    fewer = ", and chains with them" if len(plan.chains) < len(before.chains) else ""
+    return [
+        f"As it is given, the net has {len(before.graph)} operators in {len(before.chains)} chains: compile joined "
+        f"operators{fewer}. A button above the drawing shows the net as given."
+    ]
 
 
 class TracedRuntimes:
     """Typical runs of all runtimes of a comparison, for which `compare` calls `add` (its `on_measured`)."""
 
-    def __init__(self) -> None:
+    def __init__(self, given: Model | None = None) -> None:
+        """`given` is the model before it is compiled, to be shown beside what runs."""
+        self._given = given
         self._runtimes: dict[tuple[str, int], TracedRuntime] = {}
         self._types: dict[tuple[str, int], NetTypes] = {}
-        self._given: tuple[Model, Feeds]
+        self._fed: tuple[Model, Feeds]
 
     def add(self, net_type: str, workers: int, executor: Executor, feeds: Feeds) -> None:
         """Run it a few times."""
         runtime = traced_runtime(net_type, workers, executor, feeds)
         self._runtimes[net_type, workers] = runtime
         self._types[net_type, workers] = types_of(runtime.plan.graph, executor.model, feeds)
-        self._given = executor.model, feeds
+        self._fed = executor.model, feeds
 
     def explanation(self, comparison: Comparison) -> tuple[str, str, str]:
         """The finding in three sentences."""
@@ -86,11 +96,12 @@ class TracedRuntimes:
         sections: list[Section] = [ComparisonSection(comparison.contenders)]
         if comparison.what_if:
             sections.append(WhatIfSection(comparison.what_if))
-        model, feeds = self._given
+        model, feeds = self._fed
+        before = _given_plan(self._given, runtime.plan.graph)
         with planned(model, runtime.net_type, feeds) as preparation:  # in the comparison nets keep all blobs
             planned_runtime = replace(runtime, memory=preparation.memory)
-        sections += _run_sections(planned_runtime, self._types[runtime.net_type, runtime.workers], bounds)
-        lines = comparison.finding, *explain(comparison, bounds, runtime.plan)
+        sections += _run_sections(planned_runtime, self._types[runtime.net_type, runtime.workers], bounds, before)
+        lines = comparison.finding, *explain(comparison, bounds, runtime.plan), *_joined(before, runtime.plan)
         large = figures(comparison, explained_row(comparison))
         return Report(comparison.model, lines, sections, large, comparison.environment)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import dagexec
 import dagexec.report
 from dagexec.analysis.comparison import compare
 from dagexec.report.comparison import ComparisonSection, figures
@@ -65,10 +66,11 @@ def test_the_foot_has_the_environment() -> None:
 
 @pytest.mark.slow
 def test_a_comparison_that_was_measured_is_reported() -> None:
-    traced = TracedRuntimes()
+    traced = TracedRuntimes(dagexec.load_model("zoo:lenet"))
     comparison = compare("zoo:lenet", net_types=["dag"], workers=[2], repeat=10, on_measured=traced.add)
     page = traced.report(comparison).html()
     assert data_of(page)[0]["kind"] == "comparison"
+    assert "compile joined operators" in page
     assert f"<dd>{comparison.environment['processor']}</dd>" in page
 
 

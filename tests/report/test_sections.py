@@ -7,6 +7,8 @@ import numpy as np
 import dagexec
 from dagexec.analysis.bounds import run_bounds
 from dagexec.analysis.explanation import traced_runtime
+from dagexec.core.model import InputInfo, Model
+from dagexec.core.proto import NetDef
 from dagexec.devices.sim import simulated
 from dagexec.report.gather import run_report
 from dagexec.report.graph import GraphSection
@@ -93,6 +95,22 @@ def test_a_net_that_compile_left_alone_is_drawn_once() -> None:
     assert report.lines[1:] == [
         "SimpleNet runs all operators on one thread as they are listed: the run shows one chain."
     ]
+
+
+def test_a_net_whose_init_net_makes_the_parameters_is_shown_as_given() -> None:
+    init, net = NetDef(name="init"), NetDef(name="net")
+    init.op.add(type="ConstantFill", output=["bias"]).arg.add(name="shape", ints=[4])
+    net.op.add(type="Add", input=["data", "bias"], output=["sum"])
+    net.op.add(type="Relu", input=["sum"], output=["result"])
+    given = Model("net", net, init, inputs={"data": InputInfo(shape=(4,))}, outputs=("result",))
+    with dagexec.compile(given, net_type="dag", num_workers=1) as executor:
+        feeds = {"data": np.ones(4, np.float32)}
+        executor.run(feeds)
+        graph = (
+            run_report(traced_runtime("dag", 1, executor, feeds), executor.model, feeds, given).sections[1].as_json()
+        )
+    assert [one["type"] for one in graph["given"]["operators"]] == ["Add", "Relu"]  # type: ignore[index]
+    assert len(graph["operators"]) == 1  # type: ignore[arg-type]
 
 
 def test_lanes_of_one_pool_have_its_workers_numbers_for_names() -> None:

@@ -28,7 +28,7 @@ SECTIONS.comparison = (place, { rows }) => {
   const beyond = sorted.filter((sample) => sample > largest).length;
   place.append(legend([{ shape: "circle", class: "sample" }, "a run"], [{ class: "box" }, "quartiles"], [{ shape: "line", class: "median" }, "median"],
     [{ shape: "line", class: "predicted" }, "predicted from SimpleNet's operator times"],
-    ...(beyond ? [[{ shape: "circle", class: "sample beyond" }, `${beyond} runs beyond the edge, up to ${seconds(sorted.at(-1) / 1e3)}`]] : [])));
+    ...(beyond ? [[{ shape: "circle", class: "sample beyond" }, `${beyond} ${beyond === 1 ? "run" : "runs"} beyond the edge, up to ${seconds(sorted.at(-1) / 1e3)}`]] : [])));
   const remarks = rows.flatMap((row) => row.remarks.map((remark) => html("li", {}, `${row.name}: ${remark}`)));
   if (remarks.length) place.append(html("ul", { class: "remarks" }, ...remarks));
   const figure = (value) => value === null ? "" : Number(value.toPrecision(4));

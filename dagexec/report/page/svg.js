@@ -29,6 +29,7 @@ function count(value) {
 const PREFIXES = [[1e9, "G"], [1e6, "M"], [1e3, "k"], [1, ""], [1e-3, "m"], [1e-6, "µ"], [1e-9, "n"]];
 
 function seconds(value) {
+  if (value === 0) return "0";
   for (const [size, unit] of [[1, " s"], [1e-3, " ms"]]) {
     if (value >= size) return (value / size).toPrecision(3) + unit;
   }
