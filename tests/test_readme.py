@@ -34,7 +34,10 @@ MODULES = {
 """What each extra is imported as."""
 
 SMALLER = {"--epochs": "1", "--seconds": "1", "--seeds": "2", "--repeat": "2"}
-INSTEAD = {"MODEL": "zoo:lenet", "TASK|SCRIPT.py": "lenet_digits", "DIR": "run", "N": "0", "NAME": "Conv"}
+INSTEAD = {
+    "MODEL": "zoo:lenet", "TASK|SCRIPT.py": "lenet_digits", "DIR": "run", "N": "0", "NAME": "Conv",
+    "SUITE": "taskbench:fft", "PATTERN": "fft",
+}  # fmt: skip
 
 
 def blocked() -> tuple[str, ...]:

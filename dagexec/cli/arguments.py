@@ -11,7 +11,7 @@ import typer
 
 from dagexec.cli.completion import complete_net_type
 from dagexec.core.choices import choices
-from dagexec.errors import ArgumentError, OutputError
+from dagexec.errors import ArgumentError, OutputError, SchemaError
 
 Value = int | float | str
 
@@ -108,3 +108,14 @@ def kept_choices(file: Path | None) -> Iterator[None]:
     finally:
         if choices.all() != before:
             choices.save(file)
+
+
+def parse_counts(option: str, text: str) -> list[int]:
+    """The numbers of an option, separated by commas. Raises SchemaError unless all are 1 or more."""
+    try:
+        counts = [int(count) for count in text.split(",")]
+    except ValueError:
+        counts = []
+    if not counts or min(counts) < 1:
+        raise SchemaError(f"{option} {text!r}: expected counts of 1 or more, separated by commas")
+    return counts

@@ -25,6 +25,7 @@ from dagexec.cli.arguments import (
     TuningSecondsOption,
     kept_choices,
     parse_arguments,
+    parse_counts,
 )
 from dagexec.cli.feeds import (
     AllowIoOption,
@@ -113,11 +114,11 @@ def compare_command(
         _compare_precision(model, dtype, samples, layers, rounds, input_file, shape, seed, allow_io, as_json)
         return
     net_types = [name.strip() for name in net_type.split(",") if name.strip()]
-    workers = _parse_counts("--num-workers", num_workers)
-    other_workers = _parse_counts("--what-if", what_if) if what_if is not None else []
+    workers = parse_counts("--num-workers", num_workers)
+    other_workers = parse_counts("--what-if", what_if) if what_if is not None else []
     if report is not None and what_if is None:
         other_workers = _REPORTED_WORKERS
-    other_streams = _parse_counts("--streams", streams) if streams is not None else []
+    other_streams = parse_counts("--streams", streams) if streams is not None else []
     if other_streams and not other_workers:
         raise SchemaError(f"--streams {streams!r} needs --what-if with the numbers of workers that launch on them")
     names = [name.strip() for name in against.split(",") if name.strip()]
@@ -200,16 +201,6 @@ def _compare_precision(
     Console().print(precision_table(report))
     if layers:
         Console().print(layers_table(report.layers))
-
-
-def _parse_counts(option: str, text: str) -> list[int]:
-    try:
-        counts = [int(count) for count in text.split(",")]
-    except ValueError:
-        counts = []
-    if not counts or min(counts) < 1:
-        raise SchemaError(f"{option} {text!r}: expected counts of 1 or more, separated by commas")
-    return counts
 
 
 def compare_table(comparison: Comparison) -> Table:
