@@ -29,10 +29,14 @@ PAGES = sorted(
 )
 FOLDERS = ("dagexec", "ops", "scheduler", "tests", "benchmarks", "examples", "deploy", "docs", ".ci", ".github")
 TEXTS = {".py", ".toml", ".yml", ".yaml", ".proto", ".js", ".css", ".html", ".ipynb", ""}
+GROUP = typer.main.get_group(app).commands
+NESTED = {
+    f"{name} {inner}": one for name, group in GROUP.items() for inner, one in getattr(group, "commands", {}).items()
+}
 COMMANDS = {
     name: {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
     | {"--help"}
-    for name, command in typer.main.get_group(app).commands.items()
+    for name, command in (GROUP | NESTED).items()
 }
 FOREIGN = {
     *("LC_ALL", "PROT_NONE", "MALLOC_", "KMP_", "MemoryDenyWriteExecute", "service.py"),
@@ -156,7 +160,8 @@ def missing_commands(text: str) -> Iterator[str]:
         options = re.findall(r"(?<![\w-])--[a-z][a-z-]*", line)
         tool = re.match(r"(?:\.venv/bin/)?dagexec ([a-z]+)\b", line)
         if tool:
-            taken = COMMANDS.get(tool[1])
+            nested = re.match(r"[\w-]+ [\w-]+", line.partition("dagexec ")[2])
+            taken = COMMANDS.get(nested[0] if nested else "", COMMANDS.get(tool[1]))
             yield from [tool[0]] if taken is None else (f"{tool[0]} {one}" for one in options if one not in taken)
         elif re.search(r"\bbenchmarks/\w+\.py|-m tests\b", line):
             yield from (option for option in options if f'"{option}"' not in everything())
