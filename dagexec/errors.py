@@ -28,6 +28,7 @@ __all__ = [
     "NonFiniteError",
     "OperatorError",
     "OutputError",
+    "PolicyError",
     "QueueClosedError",
     "QueueFullError",
     "QueueTimeoutError",
@@ -185,6 +186,19 @@ class HazardError(DagexecError):
     def __init__(self, message: str, races: tuple[str, ...]) -> None:
         super().__init__(message)
         self.races = races
+
+
+class PolicyError(DagexecError):
+    """A policy of scheduling decided what cannot be: a chain twice, one that is not ready, or never.
+
+    Attributes: `policy` (its name), `net`, `chain` (its number; None where it is about no single one).
+    """
+
+    def __init__(self, message: str, *, policy: str = "", net: str = "", chain: int | None = None) -> None:
+        super().__init__(message)
+        self.policy = policy
+        self.net = net
+        self.chain = chain
 
 
 class RunCancelledError(DagexecError):

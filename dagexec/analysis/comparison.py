@@ -252,6 +252,7 @@ def compare(
     There are `repeat` rounds, or as many as it takes for intervals of 1%, or fit into so many `seconds`. Peers to run
     `against` are "onnxruntime" and "openvino".
 
+    A net type may name a policy: "dag:heft". What-if is predicted under the first policy, where there is one.
     All run the same net, as it is rewritten by `options`. Predict the times of `what_if_workers` on the host, and
     launching on each number of `what_if_streams` at `launch_seconds` an operator. `progress` is called after every run
     with the share that is done, up to 1, and `on_stage` before with what is done next. `on_measured` is called for each
@@ -263,7 +264,7 @@ def compare(
         model = replace(model, net=with_arguments(model.net, options.operator_arguments))
     origin = AS_GIVEN
     if options.optimize:
-        alone = replace(options, net_type="simple", num_workers=1, progress=on_stage)
+        alone = replace(options, net_type="simple", policy=None, num_workers=1, progress=on_stage)
         compiled_model = compile_model(model, alone)
         model = compiled_model.model
         if compiled_model.report is not None:
@@ -272,11 +273,13 @@ def compare(
     executors: dict[Key, Executor] = {}
     cores = min(max([1, *workers]), processor.available_cores())
 
-    def compiled(net_type: str, count: int, replicas: int = 1) -> Executor:
+    def compiled(kind: str, count: int, replicas: int = 1) -> Executor:
+        net_type, _, policy = kind.partition(":")
         return compile(
             model,
             optimize=False,
             net_type=net_type,
+            policy=policy or None,
             num_workers=count,
             intra_op_threads=options.intra_op_threads,
             replicas=replicas,
@@ -309,7 +312,8 @@ def compare(
     rows = tuple(
         _row(key, tasks[key], counted, judged.get(key), cost_model, outputs[base], outputs[key]) for key in executors
     )
-    predictions = what_if(shared, cost_model, what_if_workers, what_if_streams, launch_seconds)
+    raced = next((tasks[key] for key in tasks if ":" in key[0]), shared)
+    predictions = what_if(raced, cost_model, what_if_workers, what_if_streams, launch_seconds)
     graph = shared.plan.graph
     return Comparison(
         model.name,

@@ -56,7 +56,7 @@ class ModelScenario:
 
     def reference(self) -> Digest:
         """What SimpleNet returns on the host, by output name. Not to be called in a schedule."""
-        options = replace(self.options, net_type="simple", num_workers=1, replicas=1, device="cpu")
+        options = replace(self.options, net_type="simple", policy=None, num_workers=1, replicas=1, device="cpu")
         with compile(self.model, options) as executor:
             return _digest(executor.run(self.feeds))
 

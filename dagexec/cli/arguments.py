@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from dagexec.cli.completion import complete_net_type
+from dagexec.cli.completion import complete_net_type, complete_policy
 from dagexec.core.choices import choices
 from dagexec.errors import ArgumentError, OutputError, SchemaError
 
@@ -52,6 +52,14 @@ IslandsOption = Annotated[
 NetTypeOption = Annotated[
     str | None,
     typer.Option("--net-type", help="simple, dag or async_dag. Default: automatic.", autocompletion=complete_net_type),
+]
+PolicyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--policy",
+        help="What decides which chain runs next, such as fifo, heft or work_stealing. Default: the critical path.",
+        autocompletion=complete_policy,
+    ),
 ]
 NumWorkersOption = Annotated[int | None, typer.Option("--num-workers", min=1, help="Default: automatic.")]
 IntraOpThreadsOption = Annotated[

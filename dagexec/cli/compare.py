@@ -27,6 +27,7 @@ from dagexec.cli.arguments import (
     parse_arguments,
     parse_counts,
 )
+from dagexec.cli.completion import complete_policy
 from dagexec.cli.feeds import (
     AllowIoOption,
     InputOption,
@@ -54,8 +55,21 @@ _REPORTED_WORKERS = [1, 2, 4, 8, 16, 32, 64]
 def compare_command(
     model: ModelArgument,
     net_type: Annotated[
-        str, typer.Option("--net-type", help="Runtimes to compare with SimpleNet, separated by commas.")
-    ] = "dag,async_dag",
+        str | None,
+        typer.Option(
+            "--net-type",
+            help="Runtimes to compare with SimpleNet, separated by commas. Default: dag,async_dag; with --policy, dag.",
+        ),
+    ] = None,
+    policy: Annotated[
+        str,
+        typer.Option(
+            "--policy",
+            metavar="NAMES",
+            help="Also these policies, separated by commas, such as heft,fifo. --what-if predicts with the first.",
+            autocompletion=complete_policy,
+        ),
+    ] = "",
     num_workers: Annotated[str, typer.Option("--num-workers", help="Worker counts, separated by commas.")] = "1,2",
     repeat: Annotated[
         int | None,
@@ -113,7 +127,9 @@ def compare_command(
         rounds = repeat or _PRECISION_ROUNDS
         _compare_precision(model, dtype, samples, layers, rounds, input_file, shape, seed, allow_io, as_json)
         return
-    net_types = [name.strip() for name in net_type.split(",") if name.strip()]
+    policies = _names(policy)
+    net_types = _names(("dag" if policies else "dag,async_dag") if net_type is None else net_type)
+    net_types += [f"{name}:{one}" for name in net_types if name != "simple" for one in policies]
     workers = parse_counts("--num-workers", num_workers)
     other_workers = parse_counts("--what-if", what_if) if what_if is not None else []
     if report is not None and what_if is None:
@@ -121,7 +137,7 @@ def compare_command(
     other_streams = parse_counts("--streams", streams) if streams is not None else []
     if other_streams and not other_workers:
         raise SchemaError(f"--streams {streams!r} needs --what-if with the numbers of workers that launch on them")
-    names = [name.strip() for name in against.split(",") if name.strip()]
+    names = _names(against)
     arguments = parse_arguments(settings)
     options = CompileOptions(optimize=optimize, tuning_seconds=tuning_seconds, operator_arguments=arguments)
     loaded = read_model(model, allow_io)
@@ -167,6 +183,10 @@ def compare_command(
     if not comparison.agrees:
         Console(stderr=True).print("results differ from SimpleNet's", style="red")
         raise typer.Exit(1)
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _compare_precision(

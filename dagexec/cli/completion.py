@@ -9,6 +9,7 @@ from pathlib import Path
 import dagexec  # noqa: F401 - registers the operators
 from dagexec import zoo
 from dagexec.core.registry import registered_operators
+from dagexec.scheduling import policy_names
 from dagexec.zoo import tasks
 
 _NET_TYPES = ("simple", "dag", "async_dag")
@@ -33,6 +34,12 @@ def complete_operator(incomplete: str) -> list[str]:
 def complete_net_type(incomplete: str) -> list[str]:
     """Kinds of nets."""
     return _starting(incomplete, _NET_TYPES)
+
+
+def complete_policy(incomplete: str) -> list[str]:
+    """Policies; of names separated by commas, the last."""
+    before, comma, last = incomplete.rpartition(",")
+    return [f"{before}{comma}{name}" for name in _starting(last, policy_names())]
 
 
 def _starting(incomplete: str, words: Iterable[str]) -> list[str]:

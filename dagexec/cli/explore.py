@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dagexec.analysis.schedules import ModelScenario, shrink_model
-from dagexec.cli.arguments import OptimizeOption, SetOption, parse_arguments
+from dagexec.cli.arguments import OptimizeOption, PolicyOption, SetOption, parse_arguments
 from dagexec.cli.completion import complete_net_type
 from dagexec.cli.feeds import AllowIoOption, InputOption, JsonOption, ModelArgument, ShapeOption, read_feeds, read_model
 from dagexec.cli.json_output import print_json
@@ -47,6 +47,7 @@ def explore_command(
     ] = "dag",
     device: Annotated[str, typer.Option("--device", help="cpu, or sim:N to explore its streams, too.")] = "cpu",
     num_workers: Annotated[int, typer.Option("--num-workers", min=1, help="Threads in the pool.")] = 2,
+    policy: PolicyOption = None,
     replicas: Annotated[int, typer.Option("--replicas", min=1, help="Maximum number of runs in flight.")] = 1,
     callers: Annotated[int, typer.Option("--callers", min=1, help="Threads that run the model concurrently.")] = 1,
     max_batch: Annotated[
@@ -85,6 +86,7 @@ def explore_command(
     options = CompileOptions(
         net_type=net_type,
         num_workers=num_workers,
+        policy=policy,
         replicas=replicas,
         max_batch=max_batch,
         device=device,
@@ -106,6 +108,7 @@ def explore_command(
     command = _command(
         model,
         scenario,
+        policy,
         input_file,
         shape,
         input_seed,
@@ -163,6 +166,7 @@ def _single(seed: int | None, replay: str | None) -> Strategy | None:
 def _command(
     model: str,
     scenario: ModelScenario,
+    policy: str | None,
     input_file: Path | None,
     shape: Sequence[str] | None,
     input_seed: int,
@@ -178,6 +182,7 @@ def _command(
     words = ["dagexec", "explore", model, "--net-type", str(options.net_type), "--device", str(options.device)]
     words += ["--num-workers", str(options.num_workers), "--replicas", str(options.replicas)]
     words += ["--callers", str(scenario.callers)]
+    words += [] if policy is None else ["--policy", policy]
     words += ["--max-batch", str(options.max_batch)] if options.max_batch > 1 else []
     words += [] if input_file is None else ["--input", str(input_file)]
     words += [word for text in shape or () for word in ("--shape", text)]

@@ -40,7 +40,8 @@ class Net(Protocol):
         """Release threads and memory."""
 
 
-NetFactory = Callable[["Workspace", NetDef, int | None], Net]
+NetFactory = Callable[..., Net]
+"""Of the workspace, the definition and the number of workers; and with keyword `policy` where one is given."""
 _net_types: dict[str, NetFactory] = {}
 
 
@@ -253,10 +254,12 @@ class Workspace:
         num_workers: int | None = None,
         *,
         overwrite: bool = False,
+        policy: object = None,
     ) -> Net:
         """Build a net here and keep it under its name.
 
-        `net_type` and `num_workers` default to the def's own (`type`, else simple; `num_workers`). A def that names a
+        `net_type` and `num_workers` default to the def's own (`type`, else simple; `num_workers`). `policy` is what
+        `dagexec.scheduling.find_policy` takes; None leaves the order of chains to the critical path. A def that names a
         form (`register_form`) is brought into it first. Raises SchemaError for an empty or used name (unless
         `overwrite`) and whatever building the net raises.
         """
@@ -267,7 +270,7 @@ class Workspace:
         forms = [_forms.get(argument.s.decode()) for argument in definition.arg if argument.name == FORM]
         for make in filter(None, forms):
             definition = make(definition, self)
-        net = self.build_net(definition, net_type, num_workers)
+        net = self.build_net(definition, net_type, num_workers, policy)
         with self._lock.own:
             other = self._nets.get(definition.name)
             if other is None or overwrite:
@@ -279,13 +282,20 @@ class Workspace:
             raise SchemaError(f"net {definition.name!r} already exists; pass overwrite=True to replace it")
         return net
 
-    def build_net(self, definition: NetDef, net_type: str | None = None, num_workers: int | None = None) -> Net:
+    def build_net(
+        self,
+        definition: NetDef,
+        net_type: str | None = None,
+        num_workers: int | None = None,
+        policy: object = None,
+    ) -> Net:
         """Build a net on this workspace's blobs without keeping it. The caller closes it."""
         kind = net_type or definition.type or "simple"
         factory = _net_types.get(kind)
         if factory is None:
             raise SchemaError(f"net {definition.name!r}: type {kind!r} is unknown; expected one of {net_types()}")
-        return factory(self, definition, num_workers)
+        settings = {} if policy is None else {"policy": policy}
+        return factory(self, definition, num_workers, **settings)
 
     @property
     def nets(self) -> Mapping[str, Net]:

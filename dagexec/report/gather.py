@@ -98,7 +98,8 @@ class TracedRuntimes:
             sections.append(WhatIfSection(comparison.what_if))
         model, feeds = self._fed
         before = _given_plan(self._given, runtime.plan.graph)
-        with planned(model, runtime.net_type, feeds) as preparation:  # in the comparison nets keep all blobs
+        net_type = runtime.net_type.partition(":")[0]
+        with planned(model, net_type, feeds) as preparation:  # in the comparison nets keep all blobs
             planned_runtime = replace(runtime, memory=preparation.memory)
         sections += _run_sections(planned_runtime, self._types[runtime.net_type, runtime.workers], bounds, before)
         lines = comparison.finding, *explain(comparison, bounds, runtime.plan), *_joined(before, runtime.plan)

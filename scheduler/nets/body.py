@@ -54,7 +54,9 @@ class BodyNet(BaseNet):
     _may_share = False
 
     @classmethod
-    def from_definition(cls, workspace: Workspace, definition: NetDef, num_workers: int | None) -> Self:
+    def from_definition(
+        cls, workspace: Workspace, definition: NetDef, num_workers: int | None, policy: object = None
+    ) -> Self:
         """What `Workspace.build_net` calls: only the outputs are kept, and frozen tensors are constants.
 
         Raises DeviceError for operators on devices.

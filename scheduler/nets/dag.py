@@ -15,9 +15,11 @@ from dagexec.platform.threads import ThreadWait
 from dagexec.scheduler.nets.net import BaseNet
 from dagexec.scheduler.nets.options import DEFAULT_RUN_OPTIONS, RunOptions
 from dagexec.scheduler.observe.observers import Observer
+from dagexec.scheduler.plan.plan import Plan, with_policy
 from dagexec.scheduler.plan.preparation import Preparation
 from dagexec.scheduler.run.pool import WorkerPool
 from dagexec.scheduler.run.run import Run, task, waiting_time
+from dagexec.scheduling.catalog import find_policy
 
 
 class DAGNet(BaseNet):
@@ -44,13 +46,17 @@ class DAGNet(BaseNet):
         super().__init__(definition, workspace, graph=graph, constants=constants, keep=keep, options=options)
         chosen = num_workers or definition.num_workers or processor.available_cores()
         self.num_workers = chosen if pool is None else pool.num_workers
-        self._uses_several = min(self.num_workers, options.num_workers or self.num_workers) > 1
+        self._width = min(self.num_workers, options.num_workers or self.num_workers)
+        self.policy = None if options.policy is None else find_policy(options.policy)
         self._pool = pool
         self._owns_pool = pool is None
 
     @classmethod
-    def from_definition(cls, workspace: Workspace, definition: NetDef, num_workers: int | None) -> Self:
-        return cls(definition, workspace, num_workers=num_workers)
+    def from_definition(
+        cls, workspace: Workspace, definition: NetDef, num_workers: int | None, policy: object = None
+    ) -> Self:
+        options = DEFAULT_RUN_OPTIONS if policy is None else RunOptions(policy=find_policy(policy))
+        return cls(definition, workspace, num_workers=num_workers, options=options)
 
     def close(self) -> None:
         """Join the threads of the net's own pool. Idempotent. Raises DagexecError in a kernel of the net."""
@@ -62,8 +68,12 @@ class DAGNet(BaseNet):
         super().close()
 
     def shares_work(self, preparation: Preparation) -> bool:
-        """True when several workers may find something to do in a run of these steps."""
-        return self._uses_several and self._host_work(preparation, None).is_shared
+        """True when several workers may find something to do in a run of these steps, or a policy decides there."""
+        return self.policy is not None or (self._width > 1 and self._host_work(preparation, None).is_shared)
+
+    def _ordered(self, plan: Plan) -> Plan:
+        """The plan as the policy has it, for as many workers as may be in a run."""
+        return plan if self.policy is None else with_policy(plan, self.policy, self._width)
 
     def _in_run(self) -> bool:
         """True on the thread that called `run`, and on the workers."""

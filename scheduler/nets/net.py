@@ -25,7 +25,7 @@ from dagexec.core.registry import create_verified
 from dagexec.core.stream import Kernel, Priority, at_work
 from dagexec.core.tensor import Tensor
 from dagexec.core.workspace import Workspace
-from dagexec.errors import ClosedError, DagexecError, ResourceError, RunTimeoutError
+from dagexec.errors import ClosedError, DagexecError, ResourceError, RunTimeoutError, SettingError
 from dagexec.platform.closing import Closing
 from dagexec.platform.deadline import Deadline
 from dagexec.platform.forking import reset_after_fork
@@ -59,6 +59,7 @@ from dagexec.scheduler.run.work import (
     observed_work,
     pieces_of_chains,
 )
+from dagexec.scheduling.policy import Policy
 
 
 class BaseNet(ABC, Closing):
@@ -69,6 +70,7 @@ class BaseNet(ABC, Closing):
         graph: operators and their order.
         operators: the operator objects, in list order.
         workspace: where the blobs are.
+        policy: what decides which chain comes next, where that is not the plan.
         most_pieces: of an operator, that may be under way at the same time.
         has_bodies: some operator runs nets.
         arena_memory: what its memory plans lie in.
@@ -80,6 +82,7 @@ class BaseNet(ABC, Closing):
     """
 
     net_type: ClassVar[str]
+    policy: Policy | None = None
     in_list_order: ClassVar[bool] = False
     finishes_chains: ClassVar[bool] = True
 
@@ -159,9 +162,20 @@ class BaseNet(ABC, Closing):
             run.on_stop()
 
     @classmethod
-    def from_definition(cls, workspace: Workspace, definition: NetDef, num_workers: int | None) -> Self:
-        """What `Workspace.create_net` calls. `num_workers` matters only to nets with a pool."""
+    def from_definition(
+        cls, workspace: Workspace, definition: NetDef, num_workers: int | None, policy: object = None
+    ) -> Self:
+        """What `Workspace.create_net` calls. `num_workers` matters only to nets with a pool.
+
+        Raises SettingError for a `policy`, where there is nothing that it could decide.
+        """
+        if policy is not None:
+            raise SettingError(f"net {definition.name!r}: a policy is for net types dag and async_dag")
         return cls(definition, workspace)
+
+    def _ordered(self, plan: Plan) -> Plan:
+        """The plan that runs go by."""
+        return plan
 
     def shares_work(self, preparation: Preparation) -> bool:
         """True when several threads may find something to do in a run of these steps."""
@@ -428,7 +442,7 @@ class BaseNet(ABC, Closing):
     def _attempted_preparation(self) -> Preparation:
         make = partial(
             Preparation, self.operators, self.graph, self._inputs, self._constants, keep=self.keep,
-            in_list_order=self.in_list_order, arena_memory=self.arena_memory,
+            in_list_order=self.in_list_order, arena_memory=self.arena_memory, ordered=self._ordered,
         )  # fmt: skip
         try:
             with garbage_collection_paused():

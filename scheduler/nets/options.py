@@ -8,6 +8,8 @@ from numbers import Integral
 from dagexec.core.device import CPU, Device
 from dagexec.errors import DeviceError, SchemaError, SettingError
 from dagexec.scheduler.run.pool import MAX_WORKERS
+from dagexec.scheduling.catalog import find_policy
+from dagexec.scheduling.policy import Policy
 
 NET_TYPES = ("simple", "dag", "async_dag")
 STREAM_PRIORITIES = ("normal", "high")
@@ -34,6 +36,9 @@ class RunOptions:
             tenth of what the process has in memory when they do, of 4 to 64 MiB.
         capture: on a device, record the second run for each shape, all its streams and events, and replay it from then
             on at the cost of one launch (docs/cuda.md); for net type `async_dag`, which it chooses by default.
+        policy: which chain runs next, and on which worker: the name of a policy, or a `dagexec.scheduling.Policy` or
+            its class (docs/scheduling.md). None: by the critical path. For net types `dag`, which it chooses by
+            default, and `async_dag`. Results have the same bytes with any.
     """
 
     net_type: str | None = None
@@ -45,6 +50,7 @@ class RunOptions:
     stream_priority: str = "normal"
     preparation_bytes: int | None = None
     capture: bool = False
+    policy: str | Policy | type[Policy] | None = None
 
     def __post_init__(self) -> None:
         """Raises SchemaError for an unknown net type, DeviceError for an unknown device, or one that captures nothing.
@@ -70,6 +76,12 @@ class RunOptions:
             raise DeviceError("capture is for cuda:N and sim:N: on cpu there is nothing to capture")
         if self.capture and self.net_type not in (None, "async_dag"):
             raise SettingError(f"capture is for net type 'async_dag', not {self.net_type!r}")
+        if self.policy is not None:
+            object.__setattr__(self, "policy", find_policy(self.policy))
+            if self.net_type == "simple":
+                raise SettingError("a policy is for net types 'dag' and 'async_dag', not 'simple'")
+            if self.capture:
+                raise SettingError("a policy decides in every run: it cannot be combined with capture")
 
     @property
     def default_device(self) -> Device:

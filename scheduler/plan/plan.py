@@ -10,6 +10,9 @@ from dataclasses import dataclass, replace
 
 from dagexec.core.graph import Graph
 from dagexec.scheduler.plan.chains import Chain, compute_chains, single_operator_chains
+from dagexec.scheduling.paths import longest_paths
+from dagexec.scheduling.planned import PlannedPolicy, checked_order, decides_in_runs
+from dagexec.scheduling.policy import Chains, Policy
 
 _NO_OPERATORS: tuple[Chain, ...] = ((),)  # one empty chain, so that the plan of an empty net can be run like any other
 
@@ -25,7 +28,9 @@ class Plan:
         parent_counts: how many chains a chain waits for.
         frontier: chains that wait for none.
         seconds: the estimated or measured time of each chain.
-        levels: time from the start of a chain to the end of the net along the longest path: its priority.
+        levels: time from the start of a chain to the end of the net along the longest path: its priority, where no
+            policy says otherwise.
+        policy: what decides in runs; None where that is the order of the chains.
     """
 
     graph: Graph
@@ -35,6 +40,7 @@ class Plan:
     frontier: tuple[int, ...]
     seconds: tuple[float, ...]
     levels: tuple[float, ...]
+    policy: PlannedPolicy | None = None
 
     @property
     def chain_of(self) -> tuple[int, ...]:
@@ -66,8 +72,20 @@ def build_plan(graph: Graph, seconds: Sequence[float], chains: Sequence[Chain] |
     chain_of = {operator: number for number, chain in enumerate(split) for operator in chain}
     children = [_chain_children(graph, chain, number, chain_of) for number, chain in enumerate(split)]
     times = [sum(seconds[operator] for operator in chain) for chain in split]
-    levels = _levels(split, children, times)
+    levels = longest_paths(children, times)
     order = sorted(range(len(split)), key=lambda number: (-levels[number], split[number][:1]))
+    return _ordered(graph, split, children, times, levels, order)
+
+
+def _ordered(
+    graph: Graph,
+    chains: Sequence[Chain],
+    children: Sequence[Sequence[int]],
+    seconds: Sequence[float],
+    levels: Sequence[float],
+    order: Sequence[int],
+) -> Plan:
+    """The plan of these chains in another order."""
     rank = {number: position for position, number in enumerate(order)}
     ranked_children = tuple(tuple(sorted(rank[child] for child in children[number])) for number in order)
     parent_counts = [0] * len(order)
@@ -76,22 +94,32 @@ def build_plan(graph: Graph, seconds: Sequence[float], chains: Sequence[Chain] |
             parent_counts[child] += 1
     return Plan(
         graph=graph,
-        chains=tuple(split[number] for number in order),
+        chains=tuple(chains[number] for number in order),
         children=ranked_children,
         parent_counts=tuple(parent_counts),
         frontier=tuple(number for number, count in enumerate(parent_counts) if count == 0),
-        seconds=tuple(times[number] for number in order),
+        seconds=tuple(seconds[number] for number in order),
         levels=tuple(levels[number] for number in order),
     )
+
+
+def with_policy(plan: Plan, policy: Policy, workers: int) -> Plan:
+    """`plan`, whose chains are in the order of a critical path, as `policy` has it for so many workers.
+
+    Raises PolicyError where the policy fails, or its order is none.
+    """
+    graph = plan.graph
+    names = [graph.label(chain[0]) if chain else "no operator" for chain in plan.chains]
+    chains = Chains(graph.name, names, plan.children, plan.seconds, workers)
+    if decides_in_runs(policy):
+        return replace(plan, policy=PlannedPolicy(policy, chains))
+    return _ordered(graph, plan.chains, plan.children, plan.seconds, plan.levels, checked_order(policy, chains))
 
 
 def retimed(plan: Plan, operator_seconds: Sequence[float]) -> Plan:
     """The plan with measured times. Its chains keep their order, as a net's do, which has estimates to go by."""
     seconds = tuple(sum(operator_seconds[index] for index in chain) for chain in plan.chains)
-    levels = list(seconds)
-    for chain in reversed(range(len(plan.chains))):  # a chain comes after all it waits for
-        levels[chain] += max((levels[child] for child in plan.children[chain]), default=0.0)
-    return replace(plan, seconds=seconds, levels=tuple(levels))
+    return replace(plan, seconds=seconds, levels=tuple(longest_paths(plan.children, seconds)))
 
 
 def build_sequence(graph: Graph, settled: frozenset[int] = frozenset()) -> Plan:
@@ -112,11 +140,3 @@ def build_sequence(graph: Graph, settled: frozenset[int] = frozenset()) -> Plan:
 def _chain_children(graph: Graph, chain: Chain, number: int, chain_of: dict[int, int]) -> list[int]:
     found = {chain_of[child] for operator in chain for child in graph.reduced_children[operator]}
     return sorted(found - {number})
-
-
-def _levels(chains: Sequence[Chain], children: Sequence[Sequence[int]], times: Sequence[float]) -> list[float]:
-    """Longest path from each chain to the end. A chain's last operator comes before each child's first one."""
-    levels = [0.0] * len(chains)
-    for number in sorted(range(len(chains)), key=lambda number: chains[number][-1:], reverse=True):
-        levels[number] = times[number] + max((levels[child] for child in children[number]), default=0.0)
-    return levels

@@ -9,7 +9,7 @@ shapes depend on a value computed by the run, and every operator after it, gets 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -67,12 +67,14 @@ class Preparation:
         for_any_shapes: bool = False,
         arena_memory: ArenaMemory | None = None,
         previous: Preparation | None = None,
+        ordered: Callable[[Plan], Plan] | None = None,
     ) -> None:
         """With `keep`, only these blobs have values after a run: others share memory when no schedule forbids it.
 
         Schedules are those of the graph, or with `in_list_order` operators always follow one another as listed.
         Arenas lie in `arena_memory`, which the net's preparations share, as one of them is in use at a time.
         Operators that are where they were in `previous`, a living preparation of the same net, are not prepared again.
+        `ordered` makes of the plan the one that runs go by.
         With `for_any_shapes` no shapes are taken for granted: each operator prepares itself in the run, when it has to.
         Raises ShapeError or MissingBlobError naming the operator, or ResourceError when memory would not do.
         Whatever else an operator raises while it is prepared becomes an OperatorError. Raises DeadlineExceededError
@@ -138,7 +140,8 @@ class Preparation:
         waits = {kind: 0.0 if is_known(definition) else _WAIT_SECONDS for kind, definition in kinds.items()}
         self._waits = [waits[one.definition.type] for one in operators]
         self.steps: list[Step] = [operator.step for operator in prepared]
-        self.plan: Plan = _planned(running, self.settled, self.seconds)
+        plan = _planned(running, self.settled, self.seconds)
+        self.plan: Plan = plan if ordered is None else ordered(plan)
         self._operator_of: dict[int, tuple[int, float]] | None = None
         self.in_order = tuple(merged(*_columns(self.timed(range(len(self.steps)))), LONGEST_SECONDS))
         in_parts = [one for one in self.prepared if one.parts]

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from dagexec.core.native import recover
 from dagexec.core.operator import Step
+from dagexec.errors import PolicyError
 from dagexec.platform.blocking import work as blocking
 from dagexec.platform.threads import Mutex, ThreadsEndedError, is_interruptible
 from dagexec.scheduler.run.engine import NativeRun, Participant
@@ -38,7 +39,12 @@ class Executing:
         if isinstance(run.machine, NativeRun):
             self._natively(run, run.machine, worker, stays, from_last)
         else:
-            self._in_python(run, run.machine, from_last)
+            try:
+                self._in_python(run, run.machine, from_last)
+            except PolicyError as error:  # of the machine, which was asked with the lock
+                self._lock.release()
+                self._fail(run, error)
+                self._acquire()
         self._roster.leave(worker, run)  # with the lock, which was kept
         blocking.run = None
         if not run.listed and run.has_place():  # it gave way, or was the most that may be inside
@@ -100,7 +106,7 @@ class Executing:
             task, piece = found
             self._call(run, task, run.work.steps[task][piece])
             self._acquire()
-            machine.end(task)
+            machine.end(task, piece)
             if run.interrupted and (run.stopped or self._roster.gives_way(run)):
                 break
             found = machine.take(task, from_last=from_last)

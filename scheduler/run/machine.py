@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Protocol
 
+from dagexec.scheduling.planned import PlannedPolicy
+
 
 class Dependencies(Protocol):
     """What is needed of a plan."""
@@ -32,6 +34,10 @@ class Dependencies(Protocol):
     def parent_counts(self) -> Sequence[int]:
         """How many chains each chain waits for."""
 
+    @property
+    def policy(self) -> PlannedPolicy | None:
+        """What decides in runs; None where that is the order of the chains."""
+
 
 @dataclass(frozen=True, eq=False)
 class TaskGraph:
@@ -42,18 +48,20 @@ class TaskGraph:
         children: tasks that wait for a task, ascending.
         parent_counts: how many tasks a task waits for.
         chains: the chain that a task is of.
+        policy: what decides in runs; None where that is the order of the tasks (see `policy_machine`).
     """
 
     pieces: Sequence[int]
     children: Sequence[Sequence[int]]
     parent_counts: Sequence[int]
     chains: Sequence[int]
+    policy: PlannedPolicy | None = None
 
 
 def chain_tasks(plan: Dependencies) -> TaskGraph:
     """A task of one piece for each chain."""
     count = len(plan.parent_counts)
-    return TaskGraph([1] * count, plan.children, plan.parent_counts, range(count))
+    return TaskGraph([1] * count, plan.children, plan.parent_counts, range(count), plan.policy)
 
 
 def in_order(graph: TaskGraph) -> Iterator[int]:
@@ -105,8 +113,8 @@ class Machine:
             return self._next_piece(task, from_last)
         return self._next_piece(self._open[0], from_last) if self._open else None
 
-    def end(self, task: int) -> None:
-        """A piece of `task` has ended. The run is over when `remaining` is 0."""
+    def end(self, task: int, piece: int = -1) -> None:
+        """A piece of `task` has ended, no matter which. The run is over when `remaining` is 0."""
         self._done[task] += 1
         if self._done[task] < self._graph.pieces[task]:
             return

@@ -15,8 +15,10 @@ from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 
 from dagexec.scheduler.plan.plan import Plan
-from dagexec.scheduler.run.machine import Machine, TaskGraph, chain_tasks
+from dagexec.scheduler.run.machine import TaskGraph, chain_tasks
+from dagexec.scheduler.run.policy_machine import machine_of
 from dagexec.scheduler.run.work import Work, chain_work
+from dagexec.scheduling.paths import longest_paths
 
 
 @dataclass(frozen=True)
@@ -75,12 +77,9 @@ class TimedTasks:
 
     def critical_path(self, workers: int) -> float:
         """Seconds along the longest path where up to so many workers share the pieces of each task."""
-        levels = [0.0] * len(self.seconds)
-        for task in reversed(range(len(levels))):  # a task comes after all it waits for
-            rest = max((levels[child] for child in self.graph.children[task]), default=0.0)
-            pieces = self.graph.pieces[task]
-            levels[task] = self.seconds[task] * -(-pieces // workers) / pieces + rest
-        return max(levels, default=0.0)
+        counted = zip(self.seconds, self.graph.pieces, strict=True)
+        shared = [seconds * -(-pieces // workers) / pieces for seconds, pieces in counted]
+        return max(longest_paths(self.graph.children, shared), default=0.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,26 +129,26 @@ def predict_host(tasks: TimedTasks, hardware: Hardware) -> float:
     Pieces of a task take equally long. Tasks that hold the interpreter lock wait for each other: those that run side by
     side slow down to where no more than one of them holds it, as all work does where many workers compute.
     """
-    machine = Machine(tasks.graph)
+    machine = machine_of(tasks.graph, hardware.workers)
     shares = _held_shares(tasks, hardware)
-    left: list[tuple[float, int, int]] = []  # by worker under way: its end as if it were alone, a number, and the task
+    left: list[tuple[float, int, int, int]] = []  # by worker under way: its end if it were alone, a number, its piece
     now = passed = 0.0  # seconds, and what each of those under way has done in them, as if it were alone
     idle, last, started = hardware.workers, -1, 0
     held = 0.0
     while machine.remaining:
         is_awake = True  # the first worker, or the one that is done; others that found nothing to do sleep
         while idle and (found := machine.take(last)) is not None:
-            task = found[0]
+            task, piece = found
             seconds = tasks.seconds[task] / tasks.graph.pieces[task] + hardware.piece_seconds
-            heappush(left, (passed + seconds + (0.0 if is_awake else hardware.wake_seconds), started, task))
+            heappush(left, (passed + seconds + (0.0 if is_awake else hardware.wake_seconds), started, task, piece))
             held += shares[task]
             started, idle, last, is_awake = started + 1, idle - 1, -1, False
         slowdown = hardware.slowdown[min(len(left), len(hardware.slowdown)) - 1]
-        end, _, last = heappop(left)
+        end, _, last, piece = heappop(left)
         now += (end - passed) * max(slowdown, held)
         held = held - shares[last] if left else 0.0
         passed, idle = end, idle + 1
-        machine.end(last)
+        machine.end(last, piece)
     return now
 
 
@@ -180,7 +179,7 @@ def predict_device(
     most = max(1, len(plan.chains))  # workers and streams beyond that would never be used
     workers = [_LaunchingWorker(hardware, most) for _ in range(min(hardware.workers, most))]
     parents: list[list[int]] = [[] for _ in plan.chains]
-    machine = Machine(chain_tasks(plan))
+    machine = machine_of(chain_tasks(plan), hardware.workers)
     free = list(range(len(workers)))  # a heap, for the same choice every time
     busy: list[tuple[float, int, int]] = []  # (when done, chain, worker)
     events: dict[int, _SimulatedEvent] = {}
@@ -202,7 +201,7 @@ def predict_device(
         heappush(free, number)
         for child in plan.children[done]:
             parents[child].append(done)
-        machine.end(done)
+        machine.end(done, 0)
     return max([now, *(event.time for event in events.values())])
 
 

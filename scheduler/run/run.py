@@ -20,6 +20,7 @@ from dagexec.scheduler.plan.culprit import Failed, NameStep, needs_no_culprit, o
 from dagexec.scheduler.run.engine import NativeRun
 from dagexec.scheduler.run.fair_share import Share
 from dagexec.scheduler.run.machine import Machine
+from dagexec.scheduler.run.policy_machine import machine_of
 from dagexec.scheduler.run.work import SingleChain, Work, chain_work
 
 logger = logging.getLogger("dagexec")
@@ -79,7 +80,7 @@ class Run:
         """
         self.name = name
         self.work = work
-        self.machine: Machine | NativeRun = Machine(work.graph) if work.native is None else work.native.new_run()
+        self.machine: Machine | NativeRun = machine_of(work.graph) if work.native is None else work.native.new_run()
         self.name_step = name_step
         self.finished = finished
         self.active = 0

@@ -18,6 +18,7 @@ from dagexec.scheduler.plan.preparation import LONGEST_SECONDS
 from dagexec.scheduler.run import engine
 from dagexec.scheduler.run.engine_layout import Kind
 from dagexec.scheduler.run.machine import Dependencies, TaskGraph, chain_tasks
+from dagexec.scheduling.planned import PlannedPolicy
 
 ChainSteps = Sequence[tuple[Step, ...]]
 
@@ -36,6 +37,7 @@ class SingleChain:
 
     children: tuple[tuple[int, ...], ...] = ((),)
     parent_counts: tuple[int, ...] = (0,)
+    policy: PlannedPolicy | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +99,7 @@ def _chained(plan: Dependencies, pieces: Sequence[Sequence[int]]) -> TaskGraph:
         children += [*([task + 1] for task in range(first[chain], first[chain + 1] - 1)), after]
         parent_counts += [plan.parent_counts[chain], *[1] * (len(row) - 1)]
     chains = [chain for chain, row in enumerate(pieces) for _ in row]
-    return TaskGraph([count for row in pieces for count in row], children, parent_counts, chains)
+    return TaskGraph([count for row in pieces for count in row], children, parent_counts, chains, plan.policy)
 
 
 def pieces_of_chains(
@@ -112,9 +114,9 @@ def pieces_of_chains(
     """The steps of the chains, native calls in pieces, of which up to `most` of one phase are there.
 
     `seconds` are estimates for each step; a phase that takes less than `shortest` is one piece. Without
-    `in_machine_code` workers call steps for the pieces, too.
+    `in_machine_code`, or with a policy that decides in runs, workers call steps for the pieces, too.
     """
-    native = in_machine_code and may_merge() and engine.can_run()
+    native = in_machine_code and plan.policy is None and may_merge() and engine.can_run()
     by_chain = [_stretches(chain, seconds[number], most, shortest) for number, chain in enumerate(steps)]
     stretches = [stretch for row in by_chain for stretch in row]
     graph = _chained(plan, [[max(1, len(stretch.pieces)) for stretch in row] for row in by_chain])

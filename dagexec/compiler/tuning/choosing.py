@@ -65,7 +65,9 @@ def choose(model: Model, options: RunOptions, tasks: TimedTasks | None, origin: 
     """
     cores = processor.available_cores()
     alone = cores == 1 and options.num_workers is None
-    if tasks is not None and tasks.work < WORTH_SHARING and not _has_open_shapes(model):
+    if options.policy is not None:
+        alone = False
+    elif tasks is not None and tasks.work < WORTH_SHARING and not _has_open_shapes(model):
         alone = True
     net_type = options.net_type or ("simple" if alone else "dag")
     return Choice(net_type, options.num_workers or most_workers(options, net_type), tasks, origin)

@@ -37,6 +37,7 @@ class _Raises:
 class _Plan:
     children = _Raises()
     parent_counts = (0, 1)
+    policy = None
 
 
 def fail() -> None:
