@@ -147,6 +147,7 @@ def _report(name: str, how: str, section: ExplorationSection) -> Report:
         ),
     )
     said = "none failed" if result.failed is None else "1 failed"
+    said += ", and no other is within the bounds" if result.exhausted else ""
     return Report(name, (f"{how}: {result.tried:,} schedules tried, {said}",), [section], figures)
 
 
@@ -202,6 +203,8 @@ def _as_dict(model: str, result: Exploration[None], command: str, smaller: int |
         "exhausted": result.exhausted,
         "steps": result.steps,
         "seconds": result.seconds,
+        "different": result.different,
+        "handovers": max(result.handovers, default=0),
         "failure": None if failed is None else f"{type(failed.failure).__name__}: {failed.failure}",
         "seed": None if failed is None else failed.seed,
         "decisions": None if failed is None else compact(failed.decisions),
@@ -217,6 +220,8 @@ def _print(name: str, how: str, search: bool, result: Exploration[None], command
     table.add_row("schedules tried", str(result.tried))
     if search:
         table.add_row("all within the bound", "yes" if result.exhausted else "no")
+    table.add_row("different schedules", str(result.different))
+    table.add_row("different handovers between threads", str(max(result.handovers, default=0)))
     table.add_row("steps of a schedule", f"{result.steps / max(result.tried, 1):.0f}")
     table.add_row("milliseconds of a schedule", f"{result.seconds / max(result.tried, 1) * 1e3:.2f}")
     table.add_row("failed", "0" if result.failed is None else "1")

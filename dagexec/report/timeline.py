@@ -82,7 +82,7 @@ class TimelineSection:
             first, last = kernels[0].start, kernels[-1].end
             waits = [one for one in track.waits if first <= one.end and one.start <= last and one.end > one.start]
             lane: Json = {
-                "name": f"{track.stream.device} {track.stream.name}",
+                "name": track.stream.name,
                 "clock": "device",
                 "chains": [],
                 "spans": [[one.operator, *_device(one.start, one.end, origin)] for one in kernels],

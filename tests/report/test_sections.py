@@ -134,6 +134,7 @@ def test_streams_are_lanes_with_the_kernels_of_the_run() -> None:
         timeline = run_report(runtime, executor.model, feeds).sections[0].as_json()
     lanes = timeline["lanes"]
     assert isinstance(lanes, list)
+    assert {lane["name"] for lane in lanes if lane["clock"] == "device"} <= {f"sim:0 stream {n}" for n in range(4)}
     kernels = [span[0] for lane in lanes if lane["clock"] == "device" for span in lane["spans"] if span[0] is not None]
     assert sorted(kernels) == list(range(len(runtime.plan.graph)))
     assert "critical" not in timeline  # the chains only launch

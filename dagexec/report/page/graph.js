@@ -28,16 +28,16 @@ function drawNet(place, data) {
   const search = html("input", { type: "search", placeholder: "Search operators", "aria-label": "Search operators by name, type or blob" });
   const found = html("span", { role: "status", class: "path" });
   const path = html("div", { class: "path" });
-  const slowest = Math.max(0, ...operators.map((one) => one.seconds ?? 0));
-  const colors = html("select", { "aria-label": "What colors mean" }, ...(slowest ? [html("option", { value: "time" }, "color: time")] : []),
+  const isTimed = operators.some((one) => one.seconds > 0);
+  const colors = html("select", { "aria-label": "What colors mean" }, ...(isTimed ? [html("option", { value: "time" }, "color: time")] : []),
     html("option", { value: "chain" }, "color: chain"));
-  const bar = html("div", { class: "bar" }, search, found, ...(slowest ? [colors] : []));
+  const bar = html("div", { class: "bar" }, search, found, ...(isTimed ? [colors] : []));
   const drawing = svg("svg", { class: "drawing", role: "group", "aria-label": "The DAG of the net" });
   const panel = html("div", { class: "panel", "aria-live": "polite" }, "Point at an operator, or move to one with the tab key.");
   const meaning = html("div");
   place.append(bar, path, html("div", { class: "split" }, drawing, panel), meaning);
   const viewport = new Viewport(drawing, bar);
-  let current, elements = [], columns;
+  let current, elements = [], columns, slowest;
 
   // Layers go on in a column beside where the first are as high as the view.
   const at = ([x, y]) => [x * ACROSS + Math.floor(y / columns.layers) * columns.width, y % columns.layers * DOWN];
@@ -113,6 +113,8 @@ function drawNet(place, data) {
     current = where;
     const { nodes, edges } = drawings[where];
     columns = columnsOf(nodes);
+    const times = nodes.map((node) => (node.operators ?? [node.operator]).reduce((sum, index) => sum + (operators[index].seconds ?? 0), 0));
+    slowest = Math.max(...times);
     drawing.replaceChildren();
     for (const [from, to, bends] of edges) {
       drawing.append(svg("path", { class: "edge", d: line([nodes[from].x, nodes[from].y], bends, [nodes[to].x, nodes[to].y]) }));
@@ -127,8 +129,7 @@ function drawNet(place, data) {
         transform: `translate(${x - WIDTH / 2} ${y - HEIGHT / 2})` },
         svg("rect", { width: WIDTH, height: HEIGHT, rx: 5 }),
         svg("text", { x: WIDTH / 2, y: 14 }, short(label, 20)), svg("text", { class: "name", x: WIDTH / 2, y: 27 }, short(below, 28)));
-      const total = isGroup ? node.operators.reduce((sum, index) => sum + (operators[index].seconds ?? 0), 0) : one.seconds ?? 0;
-      element.style.setProperty("--heat", heat(total));
+      element.style.setProperty("--heat", heat(times[number]));
       if (one) element.style.setProperty("--hue", hueOf(one.chain));
       if (one && one.critical) element.classList.add("critical");
       element.addEventListener("pointerenter", () => show(number));
@@ -142,24 +143,25 @@ function drawNet(place, data) {
     drawing.append(...elements);
     viewport.show({ x: columns.left, y: -DOWN / 2, width: columns.width * columns.count, height: columns.height });
     showPath(where);
+    paint();
   }
 
-  // A share of the longest time, 0 to 1.
+  // A share of the longest time in the drawing, 0 to 1.
   function heat(time) {
-    return slowest ? Math.min(time / slowest, 1).toFixed(3) : 0;
+    return slowest ? (time / slowest).toFixed(3) : 0;
   }
 
   function paint() {
     const byTime = colors.value === "time";
     drawing.classList.toggle("by-time", byTime);
     const longest = new Map();
-    for (const one of operators) longest.set(one.chain, (longest.get(one.chain) ?? 0) + (one.seconds ?? 1));
+    for (const one of operators) longest.set(one.chain, (longest.get(one.chain) ?? 0) + (isTimed ? one.seconds : 1));
     const chains = [...longest].sort((a, b) => b[1] - a[1]), first = chains.slice(0, 4);
     const times = ticks(0, slowest, 4), texts = tickLabels(times, "s");
     const critical = operators.some((one) => one.critical) ? [[{ class: "frame" }, "on the critical path"]] : [];
     meaning.replaceChildren(byTime
       ? legend(...times.map((time, number) => [{ class: "heat", heat: heat(time) }, texts[number]]), ...critical)
-      : legend(...first.map(([chain, size]) => [{ class: "buffer", hue: hueOf(chain) }, `chain ${chain}: ${slowest ? seconds(size) : `${size} operators`}`]),
+      : legend(...first.map(([chain, size]) => [{ class: "buffer", hue: hueOf(chain) }, `chain ${chain}: ${isTimed ? seconds(size) : `${size} operators`}`]),
         ...(chains.length > 4 ? [[{ class: "buffer none" }, `and ${chains.length - 4} more, a color each`]] : []), ...critical));
   }
   colors.addEventListener("change", paint);
@@ -205,7 +207,6 @@ function drawNet(place, data) {
   search.addEventListener("keydown", (event) => { if (event.key === "Enter" && matches.length) next(); });
 
   draw("");
-  paint();
   new ResizeObserver(() => columnsOf(drawings[current].nodes).count === columns.count ? viewport.fit() : draw(current)).observe(drawing);
   place.append(tableOf(`All ${operators.length} operators as a table`,
     ["number", "operator", "name", "chain", "engine", "outputs", "MFLOP", "µs"],
