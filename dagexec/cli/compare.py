@@ -273,12 +273,12 @@ def compare_table(comparison: Comparison) -> Table:
 
 
 def _speed_up(row: RuntimeResult) -> str:
-    """With the interval, if there is one, a line below."""
+    """With the interval, if there is one, in the two lines below."""
     return f"{row.speed_up:.2f}{_interval(row.verdict)}"
 
 
 def _interval(verdict: Verdict | None) -> str:
-    return "" if verdict is None else f"\n{1 / verdict.high:.2f}-{1 / verdict.low:.2f}"
+    return "" if verdict is None else f"\n{1 / verdict.high:.2f}-\n{1 / verdict.low:.2f}"
 
 
 def _six_characters(milliseconds: float) -> str:

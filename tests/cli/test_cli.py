@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from rich.console import Console
 import dagexec
 from dagexec import NetDef
 from dagexec.analysis.comparison import Comparison, RuntimeResult
+from dagexec.analysis.statistics import Finding, Verdict
 from dagexec.analysis.what_if import CostModel
 from dagexec.cli.arguments import parse_arguments
 from dagexec.cli.compare import compare_table
@@ -108,6 +110,7 @@ def test_the_tables_of_compare_fit_80_columns_with_large_figures_too() -> None:
         return RuntimeResult("async_dag", workers, 12345, *times, 1.1, 99.99, 1.0, 15.31, difference, same)
 
     rows = row(1, 12345.678, 1.2345e-07, False), row(99, 912345.6, float("inf"), False), row(2, 1.25, 0.0, True)
+    rows = *rows[:2], replace(rows[2], verdict=Verdict(1 / 99.99, 1 / 119.99, 1 / 79.99, Finding.FASTER, 0.3))
     comparison = Comparison("m", 12345, 15, rows, CostModel((1.0,)))
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(compare_table(comparison))
@@ -115,7 +118,7 @@ def test_the_tables_of_compare_fit_80_columns_with_large_figures_too() -> None:
     assert "…" not in text
     assert re.search(r"^async_dag +12345 +1 +12346 +2592.6 +13580 +1.10 +99.99 +15.31 +1.2e-07 *$", text, re.MULTILINE)
     assert re.search(r"^async_dag +12345 +99 +912346 +191593 +1003580 .* inf *$", text, re.MULTILINE)
-    assert re.search(r"^async_dag +12345 +2 +1.25 +0.26 +1.38 .* 0 *$", text, re.MULTILINE)
+    assert re.search(r"^async_dag +12345 +2 +1.25 +0.26 +1.38 .* 0 *\n +79.99- *\n +119.99 *$", text, re.MULTILINE)
 
 
 def test_compare_prints_a_row_for_each_runtime(cli: Cli) -> None:
