@@ -50,8 +50,7 @@ Array = npt.NDArray[Any]
 Key = tuple[str, int]
 """A net type and a number of workers."""
 
-_PROFILING_ROUNDS = 5, 40
-"""At least, and at most."""
+_PROFILING_RUNS = 9
 
 AS_GIVEN = "the net as it is given"
 
@@ -296,7 +295,9 @@ def compare(
         on_stage("first runs")
         outputs = {key: executor.run(inputs) for key, executor in executors.items()}
         on_stage("runs in turns")
-        profiler = CostProfiler(executors["simple", 1], crowd, inputs)
+        native = stack.enter_context(compiled("dag", 1))  # another than is measured, whose caches it would fill
+        native.run(inputs)
+        profiler = CostProfiler(executors["simple", 1], crowd, inputs, native)
         limits = Limits(repeat, seconds)
         others = peers(against, source, given, inputs, max([1, *workers]))
         peer_outputs = {name: dict(zip(given.outputs, run(), strict=True)) for name, run in others.items()}
@@ -305,9 +306,9 @@ def compare(
         tasks = {key: executor.net().tasks() for key, executor in executors.items()}
         for (net_type, count), executor in executors.items():
             on_measured(net_type, count, executor, inputs)
-    cost_model = profiler.cost_model(shared := _shared(tasks))
-    base = "simple", 1
-    counted = {key: rounds.counted(key) for key in rounds.seconds}
+        counted = {key: rounds.counted(key) for key in rounds.seconds}
+        base = "simple", 1
+        cost_model = profiler.cost_model(shared := _shared(tasks), counted[base])
     judged = _verdicts(counted) if len(counted[base]) >= FEWEST_ROUNDS else {}
     rows = tuple(
         _row(key, tasks[key], counted, judged.get(key), cost_model, outputs[base], outputs[key]) for key in executors
@@ -344,19 +345,11 @@ def _measured(
     limits: Limits,
     progress: Callable[[float], object],
 ) -> Rounds[Key]:
-    """Rounds of all. A round of profiling goes with each of the first; more of these follow few rounds."""
-    least, most = _PROFILING_ROUNDS
-    left = most
-
-    def profile() -> None:
-        nonlocal left
-        if left:
-            left -= 1
-            profiler.run()
-
-    rounds = measure(contenders, limits, after_round=profile, progress=progress)
-    while left > most - least:
-        profile()
+    """Rounds of all, and runs of profiling behind them, which would leave the caches in their own way."""
+    rounds = measure(contenders, limits, after_round=profiler.run_natively, progress=lambda done: progress(0.9 * done))
+    for number in range(_PROFILING_RUNS):
+        profiler.run()
+        progress(0.9 + 0.1 * (number + 1) / _PROFILING_RUNS)
     return rounds
 
 

@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from dagexec.binding.io_binding import Array
 from dagexec.scheduler.observe.trace import RunSeconds, Trace
 from dagexec.scheduler.plan.plan import retimed
+from dagexec.scheduler.run.engine import NativeRun
 from dagexec.scheduler.run.overhead import measure_costs, slowdown_up_to
+from dagexec.scheduler.run.pool import WorkerPool
 from dagexec.scheduler.run.prediction import (
     Hardware,
     OperatorTasks,
@@ -30,6 +32,10 @@ LAUNCH_SECONDS = 5e-6
 """What launching an operator on a stream is taken to cost, where nobody says."""
 
 
+_SHORTEST, _WIDEST = 50e-6, 1.25
+"""Runs that take less, and quartiles that lie farther apart, are not predicted."""
+
+
 @dataclass(frozen=True)
 class CostModel:
     """Measured seconds.
@@ -40,6 +46,7 @@ class CostModel:
         piece_seconds: for a worker to settle a piece of an operator, or a chain, and take the next.
         wake_seconds: until an idle worker begins what it is given.
         slowdown: by what the operators take longer when 1, 2, ... cores compute.
+        spread: what the operators of a run took together, over the median run: the quartiles.
     """
 
     operator_seconds: tuple[float, ...]
@@ -47,6 +54,17 @@ class CostModel:
     piece_seconds: float = 0.0
     wake_seconds: float = 0.0
     slowdown: tuple[float, ...] = (1.0,)
+    spread: tuple[float, float] = (1.0, 1.0)
+
+    @property
+    def weakness(self) -> str:
+        """Why predictions from this say little; empty where they say something."""
+        low, high = self.spread
+        if sum(self.operator_seconds) < _SHORTEST:
+            return f"a run of {sum(self.operator_seconds) * 1e6:.0f} us is too short to be predicted"
+        if high > _WIDEST * low:
+            return f"operators took from {low:.2f} to {high:.2f} of the median run's time: the machine was busy"
+        return ""
 
     def hardware(self, workers: int, streams: int = 0, launch_seconds: float = LAUNCH_SECONDS) -> Hardware:
         """So many workers and streams with the costs that were measured."""
@@ -66,11 +84,21 @@ class CostModel:
 
 
 class CostProfiler:
-    """Runs SimpleNet under a trace, in turn alone and on all cores at once, and makes a cost model of that."""
+    """Runs SimpleNet under a trace, in turn alone and on all cores at once, and makes a cost model of that.
 
-    def __init__(self, simple: Executor, crowd: Executor | None, inputs: Mapping[str, Array]) -> None:
-        """`crowd` has a replica of SimpleNet for each of its workers; None where there is one core."""
+    What tasks take in machine code is read off runs on one worker that nobody traces.
+    """
+
+    def __init__(
+        self, simple: Executor, crowd: Executor | None, inputs: Mapping[str, Array], native: Executor | None = None
+    ) -> None:
+        """`crowd` has a replica of SimpleNet for each of its workers; None where there is one core.
+
+        `native` has one worker.
+        """
         self._simple = simple
+        self._native = native
+        self._tasks: list[Sequence[float]] = []  # seconds of each task of a native run
         self._crowd = crowd
         self._inputs = inputs
         self._alone, self._crowded = Trace(), Trace()
@@ -89,8 +117,20 @@ class CostProfiler:
                 ]:
                     call.result()
 
-    def cost_model(self, tasks: OperatorTasks) -> CostModel:
+    def run_natively(self) -> None:
+        """The tasks of the net of `native` once more, on what it was fed with last: in machine code, by this thread."""
+        assert self._native is not None
+        with WorkerPool(1, "profile") as pool:
+            run = self._native.net().new_run(lambda: None)
+            pool.run_here(run)
+        run.raise_error()
+        if isinstance(run.machine, NativeRun):
+            self._tasks.append(run.machine.task_seconds())
+
+    def cost_model(self, tasks: OperatorTasks, simple_seconds: Sequence[float] = ()) -> CostModel:
         """What the runs so far say; `tasks` are run without their operators for the costs of scheduling.
+
+        `simple_seconds` are those of runs of SimpleNet that nobody traced, from call to result.
 
         Each figure is a median over runs. Medians of operators leave out what a busy machine interrupts, which runs do
         not: their sum is brought to the median of the runs' sums.
@@ -105,24 +145,43 @@ class CostProfiler:
         groups = [crowded[first : first + cores] for first in range(0, len(crowded), cores)]
         ratios = [statistics.mean(group) / work for work, group in zip(works, groups, strict=False) if work]
         costs = measure_costs(tasks.work)
+        seconds = [one * scale for one in medians]
+        if self._native is not None and self._tasks and simple_seconds:
+            took = [statistics.median(row) for row in zip(*self._tasks, strict=True)]
+            seconds = self._native.net().tasks().operator_seconds(took, seconds)
+            beyond = [max(0.0, statistics.median(simple_seconds) - sum(seconds))]
         return CostModel(
-            operator_seconds=tuple(seconds * scale for seconds in medians),
+            operator_seconds=tuple(seconds),
             run_seconds=statistics.median(beyond),
             piece_seconds=costs.piece_seconds,
             wake_seconds=costs.wake_seconds,
             slowdown=slowdown_up_to(cores, statistics.median(ratios or [1.0])),
+            spread=_quartiles([sum(row) for row in self._tasks] or works),
         )
+
+
+def _quartiles(values: Sequence[float]) -> tuple[float, float]:
+    """The first and the third one, over the median."""
+    if len(values) < 2 or not any(values):
+        return 1.0, 1.0
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low / median, high / median
 
 
 @dataclass(frozen=True)
 class WhatIf:
-    """A prediction. `streams` is 0 on the host; `speed_up` is over one worker there; no schedule beats `bound_ms`."""
+    """A prediction. `streams` is 0 on the host; `speed_up` is over one worker there; no schedule beats `bound_ms`.
+
+    From `low_ms` to `high_ms` it is by the quartiles of what the operators took.
+    """
 
     workers: int
     streams: int
     predicted_ms: float
     speed_up: float
     bound_ms: float
+    low_ms: float = 0.0
+    high_ms: float = 0.0
 
 
 def what_if(
@@ -146,5 +205,6 @@ def what_if(
             used = hardware.streams_per_worker * worker_count if stream_count else 0
             speed_up = alone / seconds if seconds else 1.0
             bound = cost_model.bound(tasks, hardware)
-            rows.append(WhatIf(worker_count, used, seconds * 1e3, speed_up, bound * 1e3))
+            ends = [seconds * end * 1e3 for end in cost_model.spread]
+            rows.append(WhatIf(worker_count, used, seconds * 1e3, speed_up, bound * 1e3, *ends))
     return tuple(rows)

@@ -174,6 +174,8 @@ def compare_command(
             Console().print(in_words(comparison.foreign_share), markup=False, highlight=False)
         if comparison.what_if:
             Console().print(_what_if_table(comparison), _WHAT_IF_NOTES, highlight=False)
+        if weakness := comparison.cost_model.weakness:
+            Console().print(f"predictions say little here: {weakness}", markup=False, highlight=False)
         for sentence in sentences:
             Console().print(sentence, markup=False, highlight=False)
     if plot is not None:
@@ -298,9 +300,10 @@ def _what_if_table(comparison: Comparison) -> Table:
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
     )
-    for column in ("workers", "streams", "predicted\nms", "speed-\nup", "bound\nms"):
+    for column in ("workers", "streams", "predicted\nms", "quartiles\nms", "speed-\nup", "bound\nms"):
         table.add_column(column, justify="right")
     for row in comparison.what_if:
-        figures = (f"{row.predicted_ms:.2f}", f"{row.speed_up:.2f}", f"{row.bound_ms:.2f}")
+        ends = f"{row.low_ms:.2f} to {row.high_ms:.2f}"
+        figures = (f"{row.predicted_ms:.2f}", ends, f"{row.speed_up:.2f}", f"{row.bound_ms:.2f}")
         table.add_row(str(row.workers), str(row.streams) if row.streams else "-", *figures)
     return table

@@ -100,6 +100,18 @@ class OperatorTasks:
         """The tasks where operators take so long, and hold the interpreter lock for so long."""
         return TimedTasks(self.work.graph, self._of_tasks(operator_seconds), self._of_tasks(held) if held else ())
 
+    def operator_seconds(self, task_seconds: Sequence[float], seconds: Sequence[float]) -> list[float]:
+        """Of each operator, so that tasks take `task_seconds` where these are known (not 0), and `seconds` elsewhere.
+
+        Within a task operators take parts of it as they do of `seconds`.
+        """
+        found = list(seconds)
+        for row, took, whole in zip(self.shares, task_seconds, self._of_tasks(seconds), strict=True):
+            for index, part in row:
+                if took:
+                    found[index] += (took / whole - 1) * part * seconds[index] if whole else took * part / len(row)
+        return found
+
     def _of_tasks(self, seconds: Sequence[float]) -> list[float]:
         return [sum(seconds[index] * part for index, part in row) for row in self.shares]
 

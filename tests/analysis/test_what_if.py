@@ -3,7 +3,6 @@
 import itertools
 import json
 import threading
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ from dagexec.core.graph import build_graph
 from dagexec.options import CompileOptions
 from dagexec.scheduler.observe.trace import Span, Trace
 from dagexec.scheduler.plan.plan import build_plan
+from dagexec.scheduler.run.engine import can_run
 from dagexec.scheduler.run.prediction import tasks_of_chains
 from tests.command_line import Cli
 from tests.nets import net_of, parents_from_edges
@@ -91,15 +91,25 @@ def test_a_cost_model_is_made_of_medians_and_of_what_the_operators_take_longer_o
     assert found.wake_seconds > 0
 
 
-def test_profiling_goes_on_when_there_are_few_rounds_and_ends_when_there_are_many(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(CostProfiler, "run", counted := Mock())
-    monkeypatch.setattr(CostProfiler, "cost_model", lambda *_: CostModel((1e-3,) * 8))
-    for rounds, expected in ((1, 5), (50, 40)):
-        counted.reset_mock()
-        compare("zoo:lenet", CompileOptions(optimize=False), repeat=rounds, net_types=())
-        assert counted.call_count == expected
+def test_predictions_say_when_they_are_weak() -> None:
+    assert CostModel(SECONDS).weakness == ""
+    assert CostModel((10e-6, 20e-6)).weakness == "a run of 30 us is too short to be predicted"
+    busy = CostModel(SECONDS, spread=(0.9, 1.4))
+    assert busy.weakness == "operators took from 0.90 to 1.40 of the median run's time: the machine was busy"
+    plan = build_plan(build_graph(net_of(DIAMOND)), [1.0] * 4)
+    (row,) = what_if(tasks_of_chains(plan), busy, (1,))
+    assert (row.low_ms, row.predicted_ms, row.high_ms) == pytest.approx((8.1, 9.0, 12.6))
+
+
+@pytest.mark.skipif(not can_run(), reason="no machine code runs here")
+def test_operators_take_what_tasks_took_in_machine_code_shared_out_as_traced() -> None:
+    with dagexec.compile("zoo:lenet", net_type="dag", num_workers=1) as executor:
+        executor.run(random_feeds(executor.model))
+        tasks = executor.net().tasks()
+    traced = [float(index + 1) for index in range(len(executor.graph))]
+    took = [10.0 * whole for whole in tasks.timed(traced).seconds]
+    assert tasks.operator_seconds(took, traced) == pytest.approx([10.0 * one for one in traced])
+    assert tasks.operator_seconds([0.0] * len(took), traced) == traced
 
 
 def test_compare_predicts_from_simple_nets_times_alone() -> None:
