@@ -93,6 +93,7 @@ def lab_metg_command(
     as_json: JsonOption = False,
 ) -> None:
     """Find the smallest task that runtimes do with half of their efficiency: METG(50%), with the task's cost."""
+    from dagexec.lab.metg import LONGEST
     from dagexec.lab.patterns import Bench
     from dagexec.lab.running import net_metg
 
@@ -105,7 +106,7 @@ def lab_metg_command(
         print_json({"pattern": pattern, "kind": kind, "rows": rows, "environment": environment()})
         return
     for (name, count), one in found.items():
-        text = "more than a second" if one.seconds is None else f"{1e6 * one.seconds:.2f} us"
+        text = f"more than {1e3 * LONGEST:g} ms of work" if one.seconds is None else f"{1e6 * one.seconds:.2f} us"
         print(f"{pattern}, {name}, {count} worker{'s' if count > 1 else ''}: METG(50%) {text}")
 
 

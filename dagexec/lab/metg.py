@@ -8,13 +8,16 @@ that down, and gives the granularity there.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-SHORTEST, LONGEST = 10e-9, 1.0
+SHORTEST, LONGEST = 10e-9, 10e-3
 """Seconds of the tasks that are tried."""
 
 _BISECTIONS = 3
+
+_ENOUGH_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,17 @@ def metg(
     if good is None or bad is None:
         return Metg(None if good is None else good.granularity, ordered)
     return Metg(_crossing(bad, good, target), ordered)
+
+
+def fastest(run: Callable[[], object], repeat: int) -> float:
+    """Seconds of the fastest of so many runs, or of fewer where they take long; one before does not count."""
+    run()
+    seconds: list[float] = []
+    while len(seconds) < repeat and sum(seconds) < _ENOUGH_SECONDS:
+        start = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
 
 
 def _crossing(bad: Trial, good: Trial, target: float) -> float:

@@ -10,7 +10,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import cache
 
@@ -21,7 +21,7 @@ from dagexec.core.workspace import Workspace
 from dagexec.errors import SettingError
 from dagexec.lab.graph import WorkGraph
 from dagexec.lab.kernels import KINDS, rate, run_natively
-from dagexec.lab.metg import Metg, metg
+from dagexec.lab.metg import Metg, fastest, metg
 from dagexec.lab.nets import expected_marks, work_net
 from dagexec.lab.patterns import Bench, bench_graph
 from dagexec.platform.processor import available_cores
@@ -154,19 +154,14 @@ def _slowdown(kind: str, cores: int) -> float:
 
 
 def net_metg(pattern: str, bench: Bench, key: Key, kind: str = KINDS[0], repeat: int = 5) -> Metg:
-    """METG(50%) of a runtime on one of Task Bench's patterns; the fastest of `repeat` runs counts."""
+    """METG(50%) of a runtime on one of Task Bench's patterns; the fastest of up to `repeat` runs counts."""
     net_type, workers = key
     graph = bench_graph(pattern, bench)
 
     def run_seconds(task_seconds: float) -> float:
         net = Workspace().create_net(work_net(graph.taking(task_seconds), kind), net_type, workers)
-        net.run()
-        seconds = []
-        for _ in range(repeat):
-            start = time.perf_counter()
-            net.run()
-            seconds.append(time.perf_counter() - start)
-        net.close()
-        return min(seconds)
+        assert isinstance(net, BaseNet)
+        with closing(net):
+            return fastest(net.run, repeat)
 
     return metg(run_seconds, len(graph.tasks), workers)
