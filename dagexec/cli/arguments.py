@@ -127,3 +127,8 @@ def parse_counts(option: str, text: str) -> list[int]:
     if not counts or min(counts) < 1:
         raise SchemaError(f"{option} {text!r}: expected counts of 1 or more, separated by commas")
     return counts
+
+
+def parse_names(text: str) -> list[str]:
+    """The names of an option, separated by commas."""
+    return [name.strip() for name in text.split(",") if name.strip()]

@@ -26,6 +26,7 @@ from dagexec.cli.arguments import (
     kept_choices,
     parse_arguments,
     parse_counts,
+    parse_names,
 )
 from dagexec.cli.completion import complete_policy
 from dagexec.cli.feeds import (
@@ -127,8 +128,8 @@ def compare_command(
         rounds = repeat or _PRECISION_ROUNDS
         _compare_precision(model, dtype, samples, layers, rounds, input_file, shape, seed, allow_io, as_json)
         return
-    policies = _names(policy)
-    net_types = _names(("dag" if policies else "dag,async_dag") if net_type is None else net_type)
+    policies = parse_names(policy)
+    net_types = parse_names(("dag" if policies else "dag,async_dag") if net_type is None else net_type)
     net_types += [f"{name}:{one}" for name in net_types if name != "simple" for one in policies]
     workers = parse_counts("--num-workers", num_workers)
     other_workers = parse_counts("--what-if", what_if) if what_if is not None else []
@@ -137,7 +138,7 @@ def compare_command(
     other_streams = parse_counts("--streams", streams) if streams is not None else []
     if other_streams and not other_workers:
         raise SchemaError(f"--streams {streams!r} needs --what-if with the numbers of workers that launch on them")
-    names = _names(against)
+    names = parse_names(against)
     arguments = parse_arguments(settings)
     options = CompileOptions(optimize=optimize, tuning_seconds=tuning_seconds, operator_arguments=arguments)
     loaded = read_model(model, allow_io)
@@ -185,10 +186,6 @@ def compare_command(
     if not comparison.agrees:
         Console(stderr=True).print("results differ from SimpleNet's", style="red")
         raise typer.Exit(1)
-
-
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _compare_precision(

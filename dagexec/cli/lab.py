@@ -12,7 +12,8 @@ from rich.table import Table
 
 from dagexec.analysis.environment import environment
 from dagexec.analysis.rounds import Limits
-from dagexec.cli.arguments import parse_counts
+from dagexec.cli.arguments import parse_counts, parse_names
+from dagexec.cli.completion import complete_policy
 from dagexec.cli.feeds import JsonOption
 from dagexec.cli.json_output import print_json
 from dagexec.cli.progress import progress_line
@@ -28,6 +29,10 @@ lab = typer.Typer(no_args_is_help=True, help="Run task graphs that are no neural
 
 WorkersOption = Annotated[str, typer.Option("--workers", help="Worker counts, separated by commas.")]
 NetTypeOption = Annotated[str, typer.Option("--net-type", help="Runtimes, separated by commas.")]
+PolicyOption = Annotated[
+    str,
+    typer.Option("--policy", metavar="NAMES", help="Also these policies, by commas.", autocompletion=complete_policy),
+]
 KindOption = Annotated[str, typer.Option("--kind", help="What tasks do: compute, memory or sleep.")]
 WidthOption = Annotated[int, typer.Option("--width", help="Of Task Bench's patterns: points of a step.")]
 RadixOption = Annotated[int, typer.Option("--radix", help="Of the patterns nearest and spread: points waited for.")]
@@ -43,6 +48,7 @@ def lab_run_command(
     ],
     workers: WorkersOption = "1,2",
     net_type: NetTypeOption = "dag",
+    policy: PolicyOption = "",
     kind: KindOption = "compute",
     task_us: Annotated[
         float, typer.Option("--task-us", help="Microseconds of work of a task, on average; times are scaled to that.")
@@ -61,7 +67,7 @@ def lab_run_command(
     from dagexec.lab.suites import suite_graphs
 
     seconds = _task_seconds(task_us)
-    runtimes = _runtimes(net_type, workers)
+    runtimes = _runtimes(net_type, policy, workers)
     bench = Bench(width=width, steps=steps, radix=radix, imbalance=imbalance, seed=seed)
     rows: list[Measured] = []
     with progress_line(f"Running {suite}", quiet=as_json) as line:
@@ -85,6 +91,7 @@ def lab_metg_command(
     pattern: Annotated[str, typer.Argument(help="One of Task Bench's patterns.")] = "stencil_1d",
     workers: WorkersOption = "1,2",
     net_type: NetTypeOption = "dag",
+    policy: PolicyOption = "",
     kind: KindOption = "compute",
     width: WidthOption = 4,
     steps: Annotated[int, typer.Option("--steps", help="How many there are.")] = 250,
@@ -97,7 +104,7 @@ def lab_metg_command(
     from dagexec.lab.patterns import Bench
     from dagexec.lab.running import net_metg
 
-    runtimes = _runtimes(net_type, workers)
+    runtimes = _runtimes(net_type, policy, workers)
     bench = Bench(width=width, steps=steps, radix=radix)
     with progress_line(f"Searching on {pattern}", quiet=as_json):
         found = {key: net_metg(pattern, bench, key, kind, repeat) for key in runtimes}
@@ -116,11 +123,12 @@ def _task_seconds(microseconds: float) -> float:
     return microseconds / 1e6
 
 
-def _runtimes(net_types: str, workers: str) -> list[tuple[str, int]]:
-    names = [name.strip() for name in net_types.split(",") if name.strip()]
+def _runtimes(net_types: str, policies: str, workers: str) -> list[tuple[str, int]]:
+    names = parse_names(net_types)
     if unknown := [name for name in names if name not in NET_TYPES]:
         raise SettingError(f"--net-type {unknown[0]!r}: expected {', '.join(NET_TYPES)}")
     counts = parse_counts("--workers", workers)
+    names += [f"{name}:{policy}" for name in names if name != "simple" for policy in parse_names(policies)]
     return [(name, count) for name in names for count in (counts if name != "simple" else [1])]
 
 
@@ -139,13 +147,12 @@ def _table(rows: list[Measured]) -> Table:
     )
     table.add_column("graph", overflow="fold")
     table.add_column("runtime,\nworkers", no_wrap=True)
-    for column in ("tasks", "make-\nspan ms", "bound ms", *(name.replace(" ", "\n") for name in MEASURES)):
-        table.add_column(column, justify="right")
+    for column in ("make-\nspan ms", "bound ms", *(name.replace(" ", "\n") for name in MEASURES)):
+        table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(
             row.graph,
-            f"{row.net_type} {row.workers}",
-            f"{row.tasks:,}",
+            f"{row.net_type.rpartition(':')[2]} {row.workers}",
             f"{1e3 * row.makespan:.3f}",
             f"{1e3 * row.bound:.3f}{'*' if row.is_optimum else ''}",
             *(f"{measure(row):.2f}" for measure in MEASURES.values()),

@@ -16,6 +16,7 @@ from functools import cache
 
 from dagexec.analysis.rounds import Limits, measure
 from dagexec.core.native import can_run
+from dagexec.core.proto import NetDef
 from dagexec.core.tensor import Tensor
 from dagexec.core.workspace import Workspace
 from dagexec.errors import SettingError
@@ -30,7 +31,7 @@ from dagexec.scheduler.run.overhead import measure_costs, slowdown_up_to
 from dagexec.scheduler.run.prediction import Hardware, predict_host
 
 Key = tuple[str, int]
-"""A net type and a number of workers."""
+"""A net type, perhaps with a policy as in "dag:heft", and a number of workers."""
 
 REFERENCE: Key = ("simple", 1)
 
@@ -85,14 +86,19 @@ def run_graph(graph: WorkGraph, kind: str, runtimes: Sequence[Key], limits: Limi
         nets: dict[Key, tuple[BaseNet, Workspace]] = {}
         for net_type, workers in dict.fromkeys([REFERENCE, *runtimes]):
             workspace = Workspace()
-            net = workspace.create_net(definition, net_type, workers)
-            assert isinstance(net, BaseNet)
-            stack.callback(net.close)
+            net = stack.enter_context(closing(_created(workspace, definition, (net_type, workers))))
             net.run()
             nets[net_type, workers] = net, workspace
         rounds = measure({key: net.run for key, (net, _) in nets.items()}, limits)
         alone = statistics.median(rounds.counted(REFERENCE))
         return [_measured(graph, kind, key, *nets[key], rounds.counted(key), alone) for key in dict.fromkeys(runtimes)]
+
+
+def _created(workspace: Workspace, definition: NetDef, key: Key) -> BaseNet:
+    net_type, _, policy = key[0].partition(":")
+    net = workspace.create_net(definition, net_type, key[1], policy=policy or None)
+    assert isinstance(net, BaseNet)
+    return net
 
 
 def _measured(
@@ -155,13 +161,10 @@ def _slowdown(kind: str, cores: int) -> float:
 
 def net_metg(pattern: str, bench: Bench, key: Key, kind: str = KINDS[0], repeat: int = 5) -> Metg:
     """METG(50%) of a runtime on one of Task Bench's patterns; the fastest of up to `repeat` runs counts."""
-    net_type, workers = key
     graph = bench_graph(pattern, bench)
 
     def run_seconds(task_seconds: float) -> float:
-        net = Workspace().create_net(work_net(graph.taking(task_seconds), kind), net_type, workers)
-        assert isinstance(net, BaseNet)
-        with closing(net):
+        with closing(_created(Workspace(), work_net(graph.taking(task_seconds), kind), key)) as net:
             return fastest(net.run, repeat)
 
-    return metg(run_seconds, len(graph.tasks), workers)
+    return metg(run_seconds, len(graph.tasks), key[1])

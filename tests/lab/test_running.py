@@ -89,10 +89,10 @@ def test_work_takes_no_less_than_its_time(kind: str) -> None:
 
 def test_a_run_measures_every_runtime_once() -> None:
     graph = bench_graph("stencil_1d", Bench(3, 4, 5e-6))
-    rows = run_graph(graph, "compute", [("dag", 1), ("dag", 2), ("simple", 1)], Limits(rounds=2))
-    assert [(row.net_type, row.workers, len(row.samples)) for row in rows] == [
-        ("dag", 1, 2), ("dag", 2, 2), ("simple", 1, 2),
-    ]  # fmt: skip
+    runtimes = [("dag", 1), ("dag:heft", 2), ("simple", 1)]
+    rows = run_graph(graph, "compute", runtimes, Limits(rounds=2))
+    assert [(row.net_type, row.workers) for row in rows] == runtimes
+    assert [len(row.samples) for row in rows] == [2, 2, 2]
     assert all(row.kept_order and row.predicted > 0 for row in rows)
 
 
@@ -140,6 +140,7 @@ def test_the_command_finds_the_smallest_task(cli: Cli) -> None:
     [
         (["--workers", "0"], "--workers '0': expected counts of 1 or more"),
         (["--net-type", "fast"], "--net-type 'fast': expected simple, dag, async_dag"),
+        (["--policy", "luck"], "policy 'luck' is unknown"),
         (["--kind", "magic"], "kind of work 'magic': expected compute, memory, sleep"),
         (["--task-us", "nan"], "--task-us nan: expected more than 0"),
         (["--imbalance", "2"], "imbalance of a Task Bench graph: expected 0 to 1, found 2"),
