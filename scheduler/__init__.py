@@ -8,8 +8,9 @@ Locks, in the order they may be taken (a thread holding one takes only locks fur
 3. `Pool._lock` (`dagexec.serving.pool`) and `SharedWorkers._lock` (`dagexec.serving.places`) - guard who has a place on
    shared workers, and which these are. Threads are started under them, and joined under neither.
 4. `WorkerPool.lock` - guards the pool's lists and the ready heaps, counts and state of every run on it. Held for a few
-   assignments; no operator, callback or I/O runs under it. The executor's (`dagexec.serving.dispatch`) guards where
-   requests are; it and this one are never held together. Idle replicas give memory back under it.
+   assignments; no operator, callback or I/O runs under it, but policies choose (`Policy.choose`). The executor's
+   (`dagexec.serving.dispatch`) guards where requests are; it and this one are never held together. Idle replicas give
+   memory back under it.
 5. `affinity._lock` - guards the set of cores that workers hold. Nothing else is taken under it.
 6. `SharedBuffer._use` (`dagexec.core.shared_buffer`) - the one lock that is held while an operator computes, by those
    operators that share working memory. A worker holds none of the locks above while it runs an operator.

@@ -6,7 +6,7 @@ papers. The workers of a net are alike and share their memory.
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_right, insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
@@ -95,7 +95,8 @@ def place(costs: Costs, ranks: Sequence[float], ahead: Sequence[Sequence[float]]
 
 def _earliest(busy: Sequence[tuple[float, float, int]], start: float, seconds: float) -> float:
     """The first moment from `start` on at which a worker is free for so long."""
-    for begin, end, _ in busy:
+    first = bisect_right(busy, start, key=lambda row: row[1])  # what has ended by then leaves no gap
+    for begin, end, _ in busy[first:]:
         if start + seconds <= begin:
             return start
         start = max(start, end)

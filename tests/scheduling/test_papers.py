@@ -105,6 +105,12 @@ def test_what_the_optimistic_costs_of_equal_workers_are_is_the_longest_path_behi
         assert [row[0] for row in table] == pytest.approx(behind)
 
 
+def test_a_task_is_placed_in_a_gap_that_it_fits_into() -> None:
+    # what 0 passes to 1 comes to the first worker at 4, and until then 2 has time there
+    costs = Costs([[1], [], []], [[9.0, 1.0], [2.0, 9.0], [3.0, 9.0]], {(0, 1): 3.0})
+    assert place(costs, [9.0, 8.0, 7.0]).rows == [[(0.0, 3.0, 2), (4.0, 6.0, 1)], [(0.0, 1.0, 0)]]
+
+
 FORK = [[], [], [], [], [2]]
 """Four that wait for nothing; the last waits for the third."""
 
@@ -184,6 +190,18 @@ def test_the_dynamic_program_finds_stages_as_good_as_the_best_of_all(seed: int) 
     assert sum(filter(None, took)) == pytest.approx(least(frozenset(range(len(plan.chains))), plan, 2))
     assert sorted(chain for stage in policy.stages for chain in stage) == list(range(len(plan.chains)))
     assert makespan(plan, "ios") <= sum(filter(None, took)) + 1e-9
+
+
+def test_a_group_of_three_runs_beside_a_chain_that_takes_as_long_and_one_of_four_does_not() -> None:
+    def took(count: int) -> float:
+        parents = [[], [0], *([child] for child in range(1, count)), [0]]
+        plan = plan_of([*parents, [count, count + 1]], [1.0, *[2.0] * count, 2.0 * count, 1.0])
+        policy = Ios()
+        policy.begin(chains_of(plan, 2))
+        return sum(filter(None, (stage_seconds(frozenset(stage), plan, 2) for stage in policy.stages)))
+
+    assert [took(count) for count in (1, 2, 3)] == [4.0, 6.0, 8.0]
+    assert took(4) == 10.0 + 2.0
 
 
 def test_parts_are_cut_where_all_paths_meet_and_nowhere_else() -> None:

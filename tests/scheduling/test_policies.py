@@ -303,12 +303,57 @@ def test_workers_that_a_policy_lets_wait_are_woken_and_starvation_is_found() -> 
     assert isinstance(starved.failed.failure, PolicyError)
 
 
-def test_workers_that_wait_share_the_pieces_of_a_task() -> None:
-    class Alone(Policy):
-        def choose(self, ready: Sequence[int], worker: int, state: RunState) -> int | None:
-            return ready[0] if not state.running else None
+def test_a_run_has_something_to_take_again_only_when_what_lets_workers_wait_has_ended() -> None:
+    plan = with_policy(build_plan(build_graph(net_of([[], [], []])), [1.0] * 3, [(0,), (1,), (2,)]), OneAtATime(), 2)
+    machine = machine_of(TaskGraph([1] * 3, plan.children, plan.parent_counts, range(3), plan.policy))
+    assert machine.take() == (0, 0)
+    assert machine.available == 2, "nobody has asked yet"
+    assert machine.take() is None
+    assert machine.available == 0, "else a worker would come in vain, again and again"
+    machine.end(0, 0)
+    assert machine.available == 2
+    machine.stop()
+    assert (machine.take(), machine.available) == (None, 0)
 
-    plan = plan_of([[], []], Alone(), 2)
+
+class OneAtATime(Policy):
+    """Lets nobody begin beside another."""
+
+    def choose(self, ready: Sequence[int], worker: int, state: RunState) -> int | None:
+        return ready[0] if not state.running else None
+
+
+class Recording(Policy):
+    """The oldest, noting who was asked, and who had released what was ready."""
+
+    def begin(self, chains: Chains) -> None:
+        self.asked: list[tuple[int, int, tuple[int, ...]]] = []
+
+    def choose(self, ready: Sequence[int], worker: int, state: RunState) -> int | None:
+        self.asked.append((worker, ready[0], tuple(state.released_by[chain] for chain in ready)))
+        return ready[0]
+
+
+def test_a_thread_goes_on_as_the_worker_that_it_was_and_releases_chains_as_that() -> None:
+    plan = with_policy(build_plan(build_graph(net_of([[], [], [1], [1]])), [1.0] * 4, [(0,), (1,), (2,), (3,)]),
+                       Recording(), 2)  # fmt: skip
+    zero, one = (next(number for number, chain in enumerate(plan.chains) if chain == (index,)) for index in (0, 1))
+    machine = machine_of(TaskGraph([1] * 4, plan.children, plan.parent_counts, range(4), plan.policy))
+    taken = [machine.take(), machine.take()]
+    assert taken == [(one, 0), (zero, 0)], "chain 1 is the more urgent"
+    machine.end(one, 0)
+    machine.end(zero, 0)
+    machine.take(zero)
+    machine.take(one)
+    assert plan.policy is not None
+    recording = plan.policy.begun(2)
+    assert isinstance(recording, Recording)
+    asked = [(worker, released) for worker, _, released in recording.asked]
+    assert asked == [(0, (-1, -1)), (1, (-1,)), (1, (0, 0)), (0, (0,))]
+
+
+def test_workers_that_wait_share_the_pieces_of_a_task() -> None:
+    plan = plan_of([[], []], OneAtATime(), 2)
     graph = TaskGraph([4, 1], plan.children, plan.parent_counts, range(2), plan.policy)
     # both do two of the four pieces, and only then the other begins
     assert predict_host(TimedTasks(graph, [8.0, 3.0]), Hardware(2)) == 7.0
