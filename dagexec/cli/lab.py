@@ -57,7 +57,7 @@ def lab_run_command(
     steps: Annotated[int, typer.Option("--steps", help="Of Task Bench's patterns: how many there are.")] = 50,
     radix: RadixOption = 3,
     imbalance: ImbalanceOption = 0.0,
-    seed: Annotated[int, typer.Option("--seed", help="Of random graphs.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of random graphs.")] = 0,
     repeat: Annotated[int, typer.Option("--repeat", min=1, help="Rounds, in each of which every runtime runs.")] = 9,
     as_json: JsonOption = False,
 ) -> None:

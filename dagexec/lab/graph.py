@@ -72,6 +72,8 @@ class WorkGraph:
                 f"task graph {self.name!r}: {working:,} tasks of {mean_seconds:g} s each take more than an hour"
             )
         scale = mean_seconds * working / self.work
+        if not math.isfinite(scale):
+            raise SchemaError(f"task graph {self.name!r}: tasks of {self.work:g} s together cannot be scaled")
         tasks = tuple(replace(task, seconds=task.seconds * scale) for task in self.tasks)
         return replace(self, tasks=tasks, optimum={count: scale * length for count, length in self.optimum.items()})
 

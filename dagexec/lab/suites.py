@@ -7,12 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from dagexec.core.spelling import did_you_mean
-from dagexec.errors import SettingError
+from dagexec.errors import ModelFormatError, SettingError
 from dagexec.lab.graph import WorkGraph
 from dagexec.lab.patterns import PATTERNS, Bench, bench_graph
 from dagexec.lab.random_wired import MODELS, random_wired
 from dagexec.lab.stg import read_stg
 from dagexec.lab.wfformat import read_wfformat
+from dagexec.platform.files import reason
 
 Suite = Callable[[Bench], Iterable[WorkGraph]]
 """The graphs of a suite; those of Task Bench's patterns are of the given size."""
@@ -42,7 +43,10 @@ def suite_graphs(suite: str, bench: Bench) -> Iterator[WorkGraph]:
 
 def _files(path: Path) -> list[Path]:
     if path.is_dir():
-        found = sorted(one for one in path.iterdir() if one.suffix in READERS)
+        try:
+            found = sorted(one for one in path.iterdir() if one.suffix in READERS)
+        except OSError as error:
+            raise ModelFormatError(f"{path}: cannot be read: {reason(error)}") from None
     else:
         found = [path] if path.suffix in READERS else []
     if not found:

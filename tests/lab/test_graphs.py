@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import networkx
@@ -60,6 +61,8 @@ def test_a_stencil_waits_for_its_neighbors() -> None:
 
 def test_an_fft_of_eight_points_brings_all_to_all_in_three_steps() -> None:
     reference = of_networkx(bench_graph("fft", Bench(8, 4)))
+    assert set(reference.predecessors(8 + 3)) == {2, 3, 4}  # first neighbors, then points twice as far
+    assert set(reference.predecessors(16 + 3)) == {8 + 1, 8 + 3, 8 + 5}
     assert all(networkx.ancestors(reference, 24 + point) >= set(range(8)) for point in range(8))
 
 
@@ -237,6 +240,18 @@ def test_a_folder_is_a_suite_and_another_name_is_not(tmp_path: Path) -> None:
     assert [graph.name for graph in suite_graphs(str(tmp_path), Bench())] == ["a", "b"]
     with pytest.raises(SettingError, match="did you mean 'taskbench'"):
         list(suite_graphs("taskbnech", Bench()))
+
+
+def test_a_pipe_is_no_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.stg")
+    with pytest.raises(ModelFormatError, match="cannot be read: not a regular file"):
+        list(suite_graphs(str(tmp_path / "a.stg"), Bench()))
+
+
+@pytest.mark.parametrize("seconds", [0.0, 5e-324])
+def test_a_graph_with_hardly_any_work_cannot_be_scaled(seconds: float) -> None:
+    with pytest.raises(SchemaError, match="task graph 'g'"):
+        work_graph("g", [("a", seconds, [])]).taking(1.0)
 
 
 def test_a_file_that_is_no_text_is_an_error_of_its_line(tmp_path: Path) -> None:
