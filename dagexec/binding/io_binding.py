@@ -108,7 +108,7 @@ class IOBinding:
         self.steps = InlineSteps(preparation.in_order)
         self.name_step = preparation.name_step
         self.is_shared = net.shares_work(preparation)
-        self._trials = _TRIALS if net.policy is None else 0
+        self._trials = 0 if net.policy is not None and len(preparation.plan.chains) > 1 else _TRIALS
         self.estimated_seconds = sum(preparation.seconds)
         self._overwritten: set[str] = set()
         self._inputs = self._find_inputs(preparation, fed)

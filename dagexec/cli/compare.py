@@ -236,14 +236,15 @@ def compare_table(comparison: Comparison) -> Table:
         show_edge=False,
         pad_edge=False,
     )
-    table.add_column("runtime", no_wrap=True)
+    table.add_column("runtime", max_width=9, overflow="fold")
     for column in ("chains", "work-\ners", "median\nms", "spread\nms"):
         table.add_column(column, justify="right")
     for column in ("pre-\ndicted", "ratio", "speed-\nup", "bound", "diff."):
         table.add_column(column, justify="right")
     for row in comparison.rows:
+        net_type, _, policy = row.net_type.partition(":")
         table.add_row(
-            row.net_type,
+            net_type if not policy else "\n".join((f"{net_type}:", policy.replace("_", "_\n"))),
             str(row.chains),
             str(row.workers),
             _six_characters(row.median_ms),

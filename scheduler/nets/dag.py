@@ -69,7 +69,9 @@ class DAGNet(BaseNet):
 
     def shares_work(self, preparation: Preparation) -> bool:
         """True when several workers may find something to do in a run of these steps, or a policy decides there."""
-        return self.policy is not None or (self._width > 1 and self._host_work(preparation, None).is_shared)
+        if self.policy is not None and len(preparation.plan.chains) > 1:
+            return True
+        return self._width > 1 and self._host_work(preparation, None).is_shared
 
     def _ordered(self, plan: Plan) -> Plan:
         """The plan as the policy has it, for as many workers as may be in a run."""

@@ -52,3 +52,13 @@ def test_the_command_line_says_which_policies_there_are(cli: Cli) -> None:
         assert status == 2
         assert "policy 'hefd' is unknown" in err
         assert "did you mean 'heft'" in err
+
+
+def test_names_of_policies_leave_the_table_of_a_comparison_as_wide_as_a_terminal(cli: Cli) -> None:
+    status, out, err = cli("compare", "zoo:lenet", "--policy", "work_stealing", "--num-workers", 2, "--repeat", 7)
+    assert status == 0, err
+    table = out[out.index("rounds") :]
+    assert "work_" in table
+    assert "stealing" in table
+    assert "median" in table
+    assert "\N{HORIZONTAL ELLIPSIS}" not in table
