@@ -21,7 +21,7 @@ logger = logging.getLogger("dagexec")
 GROUP_SIZE, STAGE_GROUPS = 3, 8
 
 MOST_STAGES = 50_000
-"""Candidates for a stage of a part that are weighed: some 0.2 s."""
+"""Candidates for a stage of a part that are weighed: half a second."""
 
 _MOST_CHAINS = 200
 """Of a part: the program calls itself once a stage."""
