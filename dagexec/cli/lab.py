@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from itertools import permutations
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,15 +14,19 @@ from rich.table import Table
 
 from dagexec.analysis.environment import environment
 from dagexec.analysis.rounds import Limits
+from dagexec.analysis.statistics import FEWEST_ROUNDS, Verdict
 from dagexec.cli.arguments import parse_counts, parse_names
 from dagexec.cli.completion import complete_policy
 from dagexec.cli.feeds import JsonOption
 from dagexec.cli.json_output import print_json
 from dagexec.cli.progress import progress_line
-from dagexec.errors import SettingError
+from dagexec.errors import OutputError, SettingError
+from dagexec.platform.files import reason
 from dagexec.scheduler.nets.options import NET_TYPES
+from dagexec.scheduling.catalog import find_policy, policy_names
 
 if TYPE_CHECKING:
+    from dagexec.lab.adversary import Loss
     from dagexec.lab.running import Measured
 
 _ORDER_BROKEN = 1
@@ -115,6 +121,91 @@ def lab_metg_command(
     for (name, count), one in found.items():
         text = f"more than {1e3 * LONGEST:g} ms of work" if one.seconds is None else f"{1e6 * one.seconds:.2f} us"
         print(f"{pattern}, {name}, {count} worker{'s' if count > 1 else ''}: METG(50%) {text}")
+
+
+@lab.command("adversary")
+def lab_adversary_command(
+    policy: Annotated[
+        str, typer.Option("--policy", metavar="NAME", help="That shall lose.", autocompletion=complete_policy)
+    ] = "",
+    against: Annotated[
+        str, typer.Option("--against", metavar="NAME", help="That shall win.", autocompletion=complete_policy)
+    ] = "",
+    every: Annotated[bool, typer.Option("--all", help="Search for every pair of policies.")] = False,
+    workers: Annotated[int, typer.Option("--workers", min=2, max=64, help="How many there are.")] = 2,
+    tasks: Annotated[int, typer.Option("--tasks", min=2, max=100, help="Of a graph.")] = 10,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Of the search: graphs that are looked at.")] = 4000,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the search; it alone decides what is found.")] = 0,
+    kind: KindOption = "sleep",
+    task_us: Annotated[
+        float, typer.Option("--task-us", help="Microseconds of a task, on average, when the graph is run.")
+    ] = 5000.0,
+    repeat: Annotated[
+        int, typer.Option("--repeat", min=FEWEST_ROUNDS, help="Rounds, in each of which both policies run.")
+    ] = 15,
+    output: Annotated[
+        Path | None, typer.Option("--output", help="Save the graph as this WfFormat file; with --all, to this folder.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Search for a graph on which one policy loses most against another, and confirm that by running it."""
+    from dagexec.lab.adversary import find_loss, measured_loss
+    from dagexec.lab.wfformat import write_wfformat
+
+    pairs = _pairs(policy, against, every=every)
+    files = _files(pairs, output, every=every)
+    seconds = _task_seconds(task_us)
+    rows: list[tuple[str, str, Loss, Verdict]] = []
+    with progress_line("Searching", quiet=as_json) as line:
+        for one, other in pairs:
+            line(f"{one} against {other}")
+            loss = find_loss(find_policy(one), find_policy(other), workers, tasks=tasks, steps=steps, seed=seed)
+            if files:
+                write_wfformat(loss.graph, files[one, other])
+            limits = Limits(rounds=repeat)
+            verdict = measured_loss(loss.graph, one, other, workers, kind=kind, task_seconds=seconds, limits=limits)
+            rows.append((one, other, loss, verdict))
+    rows.sort(key=lambda row: -row[2].ratio)
+    if as_json:
+        found = [
+            {"policy": one, "against": other, "predicted_ratio": loss.ratio, "measured": dataclasses.asdict(verdict)}
+            | dataclasses.asdict(loss)
+            for one, other, loss, verdict in rows
+        ]
+        print_json({"workers": workers, "seed": seed, "steps": steps, "rows": found, "environment": environment()})
+        return
+    for one, other, loss, verdict in rows:
+        print(f"{one} against {other}: predicted {loss.ratio:.3f}; measured {verdict.sentence}")
+
+
+def _pairs(policy: str, against: str, *, every: bool) -> list[tuple[str, str]]:
+    """The policies that shall lose, and those that shall win."""
+    if every:
+        if policy or against:
+            raise SettingError("--all is for every pair of policies: it cannot be combined with --policy and --against")
+        return list(permutations(policy_names(), 2))
+    for option, name in (("--policy", policy), ("--against", against)):
+        if not name:
+            raise SettingError(f"{option} is missing: expected two policies, or --all")
+        find_policy(name)
+    if policy == against:
+        raise SettingError(f"--against {against!r}: expected another policy than --policy")
+    return [(policy, against)]
+
+
+def _files(pairs: list[tuple[str, str]], output: Path | None, *, every: bool) -> dict[tuple[str, str], Path]:
+    """Where graphs are saved. Raises SettingError, and OutputError for a folder that cannot be made."""
+    if output is None:
+        return {}
+    if not every:
+        if output.suffix != ".json":
+            raise SettingError(f"--output {str(output)!r}: expected a name that ends with .json")
+        return {pairs[0]: output}
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{output}: {reason(error)}") from None
+    return {pair: output / f"{'-'.join(pair)}.json" for pair in pairs}
 
 
 def _task_seconds(microseconds: float) -> float:

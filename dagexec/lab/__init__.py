@@ -2,5 +2,6 @@
 
 `graph` says what a task graph is; `patterns`, `random_wired`, `stg` and `wfformat` make or read some, and `suites`
 gives them names. `kernels` is the work, `nets` the operator that does it, `running` runs and measures, `metg` finds the
-smallest task worth its cost. What is compared on neural nets is in `dagexec.analysis`.
+smallest task worth its cost, `adversary` graphs on which policies lose. What is compared on neural nets
+is in `dagexec.analysis`.
 """

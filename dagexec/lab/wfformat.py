@@ -1,7 +1,8 @@
 """WfFormat 1.5 and 1.6, the JSON of WfCommons: scientific workflows as they ran, with the time of each task.
 
 Of a file only tasks are read: `workflow.specification.tasks` with `id`, `parents` and `children`, and
-`workflow.execution.tasks` with `id` and `runtimeInSeconds`. What is read or written between them is left aside, as all
+`workflow.execution.tasks` with `id` and `runtimeInSeconds`. Of a graph that is written, the makespan is its work: that
+of one worker. What is read or written between them is left aside, as all
 workers here share one memory.
 """
 
@@ -9,12 +10,14 @@ from __future__ import annotations
 
 import json
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from dagexec.errors import ModelFormatError
 from dagexec.lab.graph import WorkGraph, check_size, is_work, work_graph
 from dagexec.lab.text_file import read_text
+from dagexec.platform.files import write_atomically
 
 VERSIONS = ("1.5", "1.6")
 
@@ -54,6 +57,25 @@ def parse_wfformat(text: str, where: str) -> WorkGraph:
         if name not in seconds:
             raise reader.error(name, "has no runtimeInSeconds in workflow.execution.tasks")
     return work_graph(where, [(name, seconds[name], parents[number]) for name, number in numbers.items()])
+
+
+def write_wfformat(graph: WorkGraph, path: Path) -> None:
+    """Put the graph, whose tasks have a name each, at `path`, for whoever reads WfFormat. Raises OutputError."""
+    names = [task.name for task in graph.tasks]
+    children: list[list[str]] = [[] for _ in names]
+    for task in graph.tasks:
+        for parent in task.parents:
+            children[parent].append(task.name)
+    specified = [
+        {"id": one.name, "name": one.name, "parents": [names[parent] for parent in one.parents], "children": row}
+        for one, row in zip(graph.tasks, children, strict=True)
+    ]
+    ran = [{"id": task.name, "runtimeInSeconds": task.seconds} for task in graph.tasks]
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    execution = {"makespanInSeconds": graph.work, "executedAt": now, "tasks": ran}
+    workflow = {"specification": {"tasks": specified}, "execution": execution}
+    content = {"name": graph.name, "schemaVersion": VERSIONS[0], "workflow": workflow}
+    write_atomically(path, json.dumps(content, indent=1).encode())
 
 
 class _Reader:
