@@ -32,7 +32,7 @@ from dagexec.lab.running import net_metg
 
 WORKERS, WIDTH, REPEAT = 2, 4, 5
 PEERS = {"dask threads": "dask", "dask distributed": "distributed", "Ray": "ray"}
-STEPS = {"dask threads": 100, "dask distributed": 50, "Ray": 50}
+STEPS = {"dask threads": 50, "dask distributed": 20, "Ray": 20}
 """Of those that take long; others have 250."""
 
 RunGraph = Callable[[WorkGraph, int], object]
