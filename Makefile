@@ -82,6 +82,7 @@ benchmark: $(VENV)/.installed-test
 	$(BIN)/python benchmarks/event_loop.py --json benchmarks/results/event_loop.json
 	$(BIN)/python benchmarks/what_if.py --json benchmarks/results/what_if.json
 	$(BIN)/python benchmarks/simulated_streams.py --json benchmarks/results/simulated_streams.json
+	$(BIN)/python benchmarks/literature.py --json benchmarks/results/literature.json
 	$(BIN)/python benchmarks/conv.py --json benchmarks/results/conv.json
 	$(BIN)/python benchmarks/conv_error.py --json benchmarks/results/conv_error.json
 	$(BIN)/python benchmarks/shared_buffer.py --json benchmarks/results/shared_buffer.json
