@@ -65,6 +65,22 @@ def test_the_command_saves_what_it_found_and_runs_it(cli: Cli, tmp_path: Path) -
     assert cli("lab", "run", str(file), "--policy", "min_min", "--task-us", "20", "--repeat", "1")[0] == 0
 
 
+def test_all_pairs_are_searched_for_and_saved_in_a_folder(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dagexec.scheduling.catalog._BUNDLED", {"fifo": Fifo, "min_min": MinMin})
+    words = ("lab", "adversary", "--all", "--steps", "8", "--tasks", "4", "--task-us", "20", "--repeat", "8")
+    status, out, _ = cli(*words, "--output", str(tmp_path / "found"))
+    assert status == 0
+    assert sorted(line.partition(":")[0] for line in out.splitlines()) == [
+        "fifo against min_min",
+        "min_min against fifo",
+    ]
+    assert sorted(file.name for file in (tmp_path / "found").iterdir()) == ["fifo-min_min.json", "min_min-fifo.json"]
+    (tmp_path / "file").write_text("")
+    assert str(tmp_path / "file") in cli(*words, "--output", str(tmp_path / "file"))[2]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
