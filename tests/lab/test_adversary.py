@@ -54,6 +54,7 @@ def test_a_file_has_the_same_graph_and_loss(tmp_path: Path) -> None:
     assert (found.seconds, found.against_seconds) == (loss.seconds, loss.against_seconds)
 
 
+@pytest.mark.slow
 def test_the_command_saves_what_it_found_and_runs_it(cli: Cli, tmp_path: Path) -> None:
     file = tmp_path / "graph.json"
     status, out, _ = cli(*EASY, "--task-us", "20", "--repeat", "8", "--output", str(file), "--json")
