@@ -169,16 +169,25 @@ def main() -> None:
         for name in random.Random(number).sample(list(searches), len(searches)):
             for pattern, one in searches[name](options.pattern).items():
                 found[pattern][name].append(one)
-    results = {pattern: {name: row(rounds) for name, rounds in rows.items()} for pattern, rows in found.items()}
-    for pattern, rows in results.items():
+            print(f"round {number + 1}: {name}", flush=True)
+            if options.json:
+                write_results(options.json, found, left_out)
+    for pattern, rows in found.items():
         print(pattern)
-        for name, figures in rows.items():
+        for name, rounds in rows.items():
+            figures = row(rounds)
             print(f"  {name:20} METG(50%) {figures['metg_us']} us, of rounds {figures['rounds_us']}")
     for name in left_out:
         print(f"{name}: left out, as {PEERS[name]} is not installed")
-    if options.json:
-        versions = {module: version(module) for module in PEERS.values() if find_spec(module) is not None}
-        write_report(options.json, versions=versions, left_out=left_out, workers=WORKERS, results=results)
+
+
+def write_results(path: Path, found: dict[str, dict[str, list[Metg]]], left_out: list[str]) -> None:
+    """Write what has been found so far: peers that take minutes may be cut short, and what came before them is kept."""
+    versions = {module: version(module) for module in PEERS.values() if find_spec(module) is not None}
+    results = {
+        pattern: {name: row(rounds) for name, rounds in rows.items() if rounds} for pattern, rows in found.items()
+    }
+    write_report(path, versions=versions, left_out=left_out, workers=WORKERS, results=results)
 
 
 def row(rounds: list[Metg]) -> dict[str, Any]:

@@ -180,8 +180,8 @@ class WhatIf:
     predicted_ms: float
     speed_up: float
     bound_ms: float
-    low_ms: float = 0.0
-    high_ms: float = 0.0
+    low_ms: float
+    high_ms: float
 
 
 def what_if(

@@ -98,6 +98,8 @@ class WhatIfSection:
                     "workers": row.workers,
                     "streams": row.streams,
                     "predicted": row.predicted_ms,
+                    "low": row.low_ms,
+                    "high": row.high_ms,
                     "bound": row.bound_ms,
                     "speed_up": row.speed_up,
                 }

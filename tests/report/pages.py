@@ -92,7 +92,8 @@ def made_up_comparison() -> Comparison:
     simple = made_up_row("simple", 1, 20.0)
     simple = replace(simple, samples_ms=(*simple.samples_ms, 90.0))  # a run that was interrupted
     rows = simple, made_up_row("dag", 2, 14.0), made_up_row("async_dag", 2, 13.5)
-    predictions = tuple(WhatIf(2**n, 0, 20 / 1.4 ** min(n, 2), 1.4 ** min(n, 2), 9.0) for n in range(7))
+    gains = [1.4 ** min(n, 2) for n in range(7)]
+    predictions = tuple(WhatIf(2**n, 0, 20 / gain, gain, 9.0, 18 / gain, 23 / gain) for n, gain in enumerate(gains))
     made_with = {"date": "2026-01-01T00:00:00+00:00", "command": "dagexec compare zoo:googlenet", "cores": 2}
     return Comparison(
         "googlenet", 142, 15, rows, CostModel((19e-6,) * 142), predictions, environment=made_with,
