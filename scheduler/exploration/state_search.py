@@ -1,0 +1,190 @@
+"""Every state of a model of something that decides, breadth-first: that no state is wrong and that none is a dead end.
+
+A run of a net has few states and many orders: what its chains did before is forgotten when they have ended. So states
+are kept and each is looked at once, which suits what decides (machines, queues, rosters); `strategies` tries schedules
+of real threads, whose states nobody can compare. Breadth-first, hence the path to a fault is a shortest one.
+
+States that differ only in names (which of several equal workers) are one: `Model.canonical` gives that one (Ip, Dill:
+Better verification through symmetry, CHDL 1993). Of each state the one before it is kept, and no event: these are found
+again where a path is told, in names that stay the same along it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from dagexec.errors import DagexecError
+
+State = TypeVar("State", bound=Hashable)
+
+
+class ModelFault(Exception):  # noqa: N818 - no error of dagexec: it is what a search is for
+    """Raised by `Model.steps`: the event of that `label` does what must not happen, as the text says."""
+
+    def __init__(self, text: str, label: str = "") -> None:
+        super().__init__(text)
+        self.label = label
+
+
+class Model(Protocol[State]):
+    """What can happen, as states and events. States are immutable, and equal ones have the same future."""
+
+    def begin(self) -> Iterable[State]:
+        """The states that it may begin in."""
+
+    def steps(self, state: State) -> Iterable[tuple[str, State]]:
+        """What may happen next: the label of each event, and the state after it. May raise ModelFault."""
+
+    def fault(self, state: State) -> str | None:
+        """What is wrong with a state, if something is."""
+
+    def is_end(self, state: State) -> bool:
+        """True where it is right that nothing happens any more."""
+
+    def canonical(self, state: State) -> State:
+        """One of all states that are symmetric to `state`, always the same one; `state` where there is no symmetry."""
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """What a search has seen.
+
+    Attributes:
+        states: how many, symmetric ones counted once.
+        transitions: how many events led to them.
+        depth: whatever happens within so many events was seen.
+        waiting: states that were seen, but not what comes after them.
+        exhausted: there is nothing else to see; never with a fault.
+        fault: what went wrong, if something did.
+        path: the labels of the fewest events that lead there.
+        seconds: what it took.
+    """
+
+    states: int
+    transitions: int
+    depth: int
+    waiting: int
+    exhausted: bool
+    fault: str | None
+    path: tuple[str, ...]
+    seconds: float
+
+    @property
+    def holds(self) -> bool:
+        """True when all was seen and nothing is wrong."""
+        return self.exhausted and self.fault is None
+
+
+def search(model: Model[State], *, seconds: float | None = None, most: int | None = None) -> SearchResult:
+    """Look at every state, up to the first fault, for some `seconds` or until there are `most` states.
+
+    Raises DagexecError where `model` does not repeat itself, or its symmetry is none.
+    """
+    return _Search(model, seconds, most).run()
+
+
+@dataclass
+class _FaultError(Exception):
+    """What went wrong, and the events that lead there; ends the search."""
+
+    fault: str
+    path: tuple[str, ...]
+
+
+class _Search(Generic[State]):
+    def __init__(self, model: Model[State], seconds: float | None, most: int | None) -> None:
+        self._model = model
+        self._most = most
+        self._began = time.perf_counter()
+        self._until = None if seconds is None else self._began + seconds
+        self._before: dict[State, State | None] = {}  # the state from which each one was seen first
+        self._transitions = 0
+
+    def run(self) -> SearchResult:
+        level: list[State] = []
+        depth = done = 0
+        following: list[State] = []
+        try:
+            for state in self._model.begin():
+                self._see(state, None, level)
+            while level:
+                following = []
+                for done, state in enumerate(level):
+                    if self._is_spent():
+                        return self._result(depth, len(level) - done + len(following))
+                    self._expand(state, following)
+                level = following
+                depth += bool(level)
+        except _FaultError as found:
+            return self._result(depth, len(level) - done + len(following), found)
+        return self._result(depth, 0)
+
+    def _expand(self, state: State, following: list[State]) -> None:
+        stuck = True
+        try:
+            for _, after in self._model.steps(state):
+                stuck = False
+                self._transitions += 1
+                self._see(after, state, following)
+        except ModelFault:
+            labels, here = self._path(state)
+            raise self._raised(labels, here) from None
+        if stuck and not self._model.is_end(state):
+            labels, _ = self._path(state)
+            raise _FaultError("nothing can happen any more, and it is not the end", labels)
+
+    def _see(self, state: State, before: State | None, level: list[State]) -> None:
+        """Add the canonical state to `level`, if it is new."""
+        canonical = self._model.canonical(state)
+        if canonical in self._before:
+            return
+        self._before[canonical] = before
+        level.append(canonical)
+        if (fault := self._model.fault(canonical)) is not None:
+            labels, here = self._path(canonical)
+            raise _FaultError(self._model.fault(here) or fault, labels)
+
+    def _is_spent(self) -> bool:
+        if self._most is not None and len(self._before) >= self._most:
+            return True
+        return self._until is not None and time.perf_counter() >= self._until
+
+    def _path(self, state: State) -> tuple[tuple[str, ...], State]:
+        """The labels from the beginning to a state symmetric to `state`, and that state."""
+        states = [state]
+        while (before := self._before[states[-1]]) is not None:
+            states.append(before)
+        here = self._symmetric(states.pop(), (("", first) for first in self._model.begin()), ())[1]
+        labels: tuple[str, ...] = ()
+        while states:
+            label, here = self._symmetric(states.pop(), self._model.steps(here), labels)
+            labels += (label,)
+        return labels, here
+
+    def _symmetric(self, target: State, steps: Iterable[tuple[str, State]], labels: Sequence[str]) -> tuple[str, State]:
+        """The one of `steps` to a state symmetric to `target`."""
+        for label, state in steps:
+            if self._model.canonical(state) == target:
+                return label, state
+        raise DagexecError(
+            f"the model cannot be searched: it does not repeat itself, or symmetric states of it have another future; "
+            f"after {len(labels)} events ({', '.join(labels) or 'none'})"
+        )
+
+    def _raised(self, labels: tuple[str, ...], state: State) -> _FaultError:
+        """The fault that an event after `state` raises."""
+        try:
+            for _ in self._model.steps(state):
+                pass
+        except ModelFault as error:
+            return _FaultError(str(error), (*labels, *([error.label] if error.label else [])))
+        raise DagexecError("the model cannot be searched: it does not repeat itself")
+
+    def _result(self, depth: int, waiting: int, found: _FaultError | None = None) -> SearchResult:
+        seconds = time.perf_counter() - self._began
+        fault, path = (None, ()) if found is None else (found.fault, found.path)
+        exhausted = not waiting and found is None
+        return SearchResult(len(self._before), self._transitions, depth, waiting, exhausted, fault, path, seconds)
