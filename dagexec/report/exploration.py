@@ -36,7 +36,7 @@ class ExplorationSection:
 
     def _failed(self, schedule: ExploredSchedule[Any]) -> Json:
         """Lanes in the order in which they first went on; for each step the number of its lane and what was done."""
-        lanes = list(dict.fromkeys(who for who, _ in schedule.trace))
+        lanes = list(dict.fromkeys(event.thread for event in schedule.trace))
         number = {who: place for place, who in enumerate(lanes)}
         return {
             "failure": f"{type(schedule.failure).__name__}: {schedule.failure}",
@@ -44,6 +44,6 @@ class ExplorationSection:
             "decisions": compact(schedule.decisions),
             "command": self.command,
             "lanes": lanes,
-            "steps": [[number[who], what] for who, what in schedule.trace],
+            "steps": [[number[event.thread], str(event)] for event in schedule.trace],
             "left": list(schedule.left),
         }

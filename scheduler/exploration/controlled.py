@@ -19,6 +19,7 @@ from types import FrameType, TracebackType
 from dagexec.devices.sim.clock import host_time, host_waited_until, set_host_time
 from dagexec.errors import DagexecError, DeadlockError
 from dagexec.platform.threads import Lock, Mutex, Threads, ThreadsEndedError, Timer
+from dagexec.scheduler.exploration.events import Event, Kind
 from dagexec.scheduler.exploration.strategies import Candidate, Strategy
 
 Ready = Callable[[], bool]
@@ -32,7 +33,7 @@ class ControlledThread(threading.Thread):
 
     Attributes:
         number: in the order of their starts.
-        doing: what it is about to do.
+        event: what it is about to do.
         ready: when it can go on; None when it can at once.
         deadline: the virtual time at which it gives up waiting; None for never.
         timed_out: it has given up.
@@ -44,7 +45,7 @@ class ControlledThread(threading.Thread):
     def __init__(self, world: ControlledThreads, target: Callable[[], object], name: str, number: int) -> None:
         super().__init__(name=name, daemon=True)
         self.number = number
-        self.doing = "begin"
+        self.event = Event(name, "begin")
         self.ready: Ready | None = None
         self.waits_for: object = None
         self.deadline: float | None = None
@@ -81,7 +82,7 @@ class ControlledThread(threading.Thread):
 
     def join(self, timeout: float | None = None) -> None:
         """Wait until it ends, in virtual time."""
-        self._world.wait(lambda: self.ended, timeout, self, f"join {self.name}")
+        self._world.wait(lambda: self.ended, timeout, self, "join", self.name)
 
     def is_alive(self) -> bool:
         return not self.ended
@@ -96,6 +97,7 @@ class _Timer:
 
     def __init__(self, world: ControlledThreads, deadline: float, function: Callable[[], object], number: int) -> None:
         self.name = f"timer {number}"
+        self.event = Event(self.name, "timeout")
         self.deadline = deadline
         self.function = function
         self._world = world
@@ -114,6 +116,7 @@ class _Timeout:
 
     def __init__(self, thread: ControlledThread, deadline: float) -> None:
         self.name = f"{thread.name} (timeout)"
+        self.event = Event(thread.name, "timeout", thread.event.resource)
         self.thread = thread
         self.deadline = deadline
 
@@ -125,7 +128,7 @@ class _Timeout:
 class ControlledLock:
     """A lock or gate whose holder the schedule knows."""
 
-    __slots__ = ("_acquiring", "_owned", "_releasing", "_world", "holder", "name", "time")
+    __slots__ = ("_owned", "_world", "holder", "name", "time")
 
     def __init__(self, world: ControlledThreads, name: str, owned: bool) -> None:
         self.name = name
@@ -133,8 +136,6 @@ class ControlledLock:
         self.time = 0.0
         self._world = world
         self._owned = owned
-        self._acquiring = f"acquire {name}"
-        self._releasing = f"release {name}"
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         """Take it when the strategy says so."""
@@ -145,10 +146,10 @@ class ControlledLock:
                 raise ThreadsEndedError(f"{self.name}: the schedule has ended")
             return True
         if not blocking or timeout == 0:
-            world.point(self._acquiring)
+            world.come_to("acquire", self.name)
             if self.holder is not None:
                 return False
-        elif not world.wait(self._is_free, None if timeout < 0 else timeout, self, self._acquiring):
+        elif not world.wait(self._is_free, None if timeout < 0 else timeout, self, "acquire", self.name):
             return False
         self.holder = me
         host_waited_until(self.time)
@@ -167,7 +168,7 @@ class ControlledLock:
             raise RuntimeError("cannot release un-acquired lock")
         self.holder = None
         self.time = host_time()
-        world.point(self._releasing)
+        world.come_to("release", self.name)
 
     def locked(self) -> bool:
         """True while it is held."""
@@ -191,7 +192,7 @@ class ControlledThreads(Threads):
     Attributes:
         decisions: the candidate chosen wherever there were several.
         choices: how many there were.
-        trace: who went on at each step, and with what.
+        trace: the steps that were made.
         failure: what ended the schedule early: an exception that a thread did not catch, or a DeadlockError.
         ended: nobody continues any more; who still waits is unwound.
     """
@@ -201,7 +202,7 @@ class ControlledThreads(Threads):
     def __init__(self, strategy: Strategy) -> None:
         self.decisions: list[int] = []
         self.choices: list[int] = []
-        self.trace: list[tuple[str, str]] = []
+        self.trace: list[Event] = []
         self.failure: BaseException | None = None
         self.ended = False
         self.left: tuple[str, ...] = ()
@@ -230,7 +231,7 @@ class ControlledThreads(Threads):
         if self.ended:
             raise RuntimeError("can't start new thread: the schedule has ended")
         thread = self._new_thread(target, name)
-        self.point(f"start {name}")
+        self.come_to("start", name)
         return thread
 
     def monotonic(self) -> float:
@@ -257,7 +258,7 @@ class ControlledThreads(Threads):
         if not self.ended:
             actor = self._new_thread(body, name)
             actor.ready = ready
-            actor.doing = f"go on with {name}"
+            actor.event = Event(name, "advance", name)
             actor.start_of_next = when
 
     def finish(self, patience: float) -> None:
@@ -295,21 +296,25 @@ class ControlledThreads(Threads):
         return running
 
     def point(self, doing: str) -> None:
+        """A decision point that is none of a lock or thread."""
+        self.come_to("point", doing)
+
+    def come_to(self, kind: Kind, resource: str) -> None:
         """A decision point at which the calling thread could go on."""
         me = self.calling_thread()
         if me is not None:
-            me.doing = doing
+            me.event = Event(me.name, kind, resource)
             me.time = host_time()
             self._pass_on(me)
 
-    def wait(self, ready: Ready, timeout: float | None, what: object, doing: str) -> bool:
+    def wait(self, ready: Ready, timeout: float | None, what: object, kind: Kind, resource: str) -> bool:
         """A decision point at which the calling thread can go on when `ready()`; False if the deadline passed first."""
         me = self.calling_thread()
         if me is None:
             if not ready():
                 raise ThreadsEndedError("the schedule has ended")
             return True
-        me.doing = doing
+        me.event = Event(me.name, kind, resource)
         me.time = host_time()
         me.ready = ready
         me.waits_for = what
@@ -395,16 +400,16 @@ class ControlledThreads(Threads):
         chosen = candidates[number]
         if isinstance(chosen, _Timeout):
             chosen.thread.timed_out = True
-            self.trace.append((chosen.thread.name, "timeout"))
+            self.trace.append(chosen.event)
             return chosen.thread
         if isinstance(chosen, _Timer):
             self._timers.remove(chosen)
             thread = self._new_thread(chosen.function, chosen.name)
             thread.time = max(thread.time, chosen.deadline)
-            self.trace.append((chosen.name, "timeout"))
+            self.trace.append(chosen.event)
             return thread
         assert isinstance(chosen, ControlledThread)
-        self.trace.append((chosen.name, chosen.doing))
+        self.trace.append(chosen.event)
         return chosen
 
     def _others(self, me: ControlledThread) -> list[ControlledThread]:
@@ -434,7 +439,7 @@ class ControlledThreads(Threads):
                 holder = "nobody" if what.holder is None else what.holder.name
                 waits = f"{what.name}, held by {holder}"
             else:
-                waits = thread.doing
+                waits = str(thread.event)
             lines.append(f"{thread.name} waits for {waits}, at {_place_of(thread)}")
         return "deadlock: " + ("; ".join(lines) or "no thread is left")
 

@@ -48,7 +48,7 @@ class ControlledDriver(Driver):
         """A decision point. Raises DeviceError on a stream's thread, which would wait for itself."""
         if is_device_thread():
             raise DeviceError("work on a device, or a callback of Event.when_done, waits for the device")
-        return self._world.wait(ready, timeout, self, "wait for the device")
+        return self._world.wait(ready, timeout, self, "wait", "the device")
 
     def wanted(self) -> None:
         """Nothing to do."""
@@ -60,4 +60,4 @@ class ControlledDriver(Driver):
         enter_device()
         while stream not in self._detached:
             stream.advance()
-            self._world.wait(lambda: self._may_go_on(stream), None, self, f"go on with {stream.name}")
+            self._world.wait(lambda: self._may_go_on(stream), None, self, "advance", stream.name)

@@ -50,7 +50,7 @@ class _Wakes:
         """Let the loop go on, no earlier than it is for the calling thread."""
         self.woken = True
         self._time = max(self._time, host_time())
-        self._world.point("wake the event loop")
+        self._world.come_to("wake", "the event loop")
 
     def select(self, timeout: float | None) -> Sequence[object]:
         """Wait until woken, at most `timeout` seconds of virtual time."""
@@ -59,7 +59,7 @@ class _Wakes:
         if timeout is not None and timeout <= 0:
             self._world.point("run callbacks")
         else:
-            self._world.wait(lambda: self.woken, timeout, self, "wait for callbacks")
+            self._world.wait(lambda: self.woken, timeout, self, "wait", "callbacks")
         if self.woken:
             self.woken = False
             host_waited_until(self._time)

@@ -17,6 +17,7 @@ from typing import Generic, TypeVar
 from dagexec.errors import DagexecError, DeadlockError
 from dagexec.platform.threads import installed, threads
 from dagexec.scheduler.exploration.controlled import ControlledThreads
+from dagexec.scheduler.exploration.events import Event
 from dagexec.scheduler.exploration.strategies import BoundedSearch, RandomStrategy, ReplayStrategy, Strategy
 
 Result = TypeVar("Result")
@@ -35,7 +36,7 @@ class ExploredSchedule(Generic[Result]):
     Attributes:
         decisions: the candidate that was chosen wherever there were several; the schedule is repeated with them.
         choices: how many candidates there were.
-        trace: who went on at each step, and what it did then.
+        trace: the steps, by who went on and what it did.
         result: what the scenario returned, None when it did not.
         failure: what it or another thread raised, or DeadlockError; None when all went well.
         left: threads that had not ended when the scenario had; they were unwound.
@@ -46,7 +47,7 @@ class ExploredSchedule(Generic[Result]):
 
     decisions: tuple[int, ...]
     choices: tuple[int, ...]
-    trace: tuple[tuple[str, str], ...] = field(repr=False)
+    trace: tuple[Event, ...] = field(repr=False)
     result: Result | None
     failure: BaseException | None
     left: tuple[str, ...]
@@ -178,13 +179,13 @@ def explore_all(scenario: Scenario[Result], strategies: Iterable[Strategy]) -> E
     steps = 0
     failed = None
     different: set[int] = set()
-    met: set[tuple[tuple[str, str], tuple[str, str]]] = set()
+    met: set[tuple[Event, Event]] = set()
     handovers: list[int] = []
     for strategy in strategies:
         schedule = explore(scenario, strategy)
         steps += len(schedule.trace)
         different.add(hash(schedule.decisions))
-        met.update(pair for pair in pairwise(schedule.trace) if pair[0][0] != pair[1][0])
+        met.update(pair for pair in pairwise(schedule.trace) if pair[0].thread != pair[1].thread)
         handovers.append(len(met))
         if schedule.failure is not None:
             failed = schedule

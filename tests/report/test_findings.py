@@ -48,11 +48,13 @@ def test_a_schedule_is_told_step_by_step() -> None:
         raise ValueError("on purpose")
 
     result = explore_seeds(scenario, [3])
+    assert result.failed is not None
+    steps = [(event.thread, str(event)) for event in result.failed.trace]
     found: Any = ExplorationSection(result, "seed 3", "dagexec explore x --seed 3").as_json()["failed"]
     assert found["failure"] == "ValueError: on purpose"
     assert found["seed"] == 3
     assert found["command"] == "dagexec explore x --seed 3"
-    assert [(found["lanes"][lane], what) for lane, what in found["steps"]] == list(result.failed.trace)  # type: ignore[union-attr]
+    assert [(found["lanes"][lane], what) for lane, what in found["steps"]] == steps
 
 
 def test_handovers_are_counted_from_the_schedules_themselves() -> None:
@@ -69,7 +71,7 @@ def test_handovers_are_counted_from_the_schedules_themselves() -> None:
     met: set[object] = set()
     counts = []
     for trace in traces:
-        met |= {(one, other) for one, other in pairwise(trace) if one[0] != other[0]}
+        met |= {(one, other) for one, other in pairwise(trace) if one.thread != other.thread}
         counts.append(len(met))
     assert list(result.handovers) == counts
     assert counts[3] == counts[-1] > 0

@@ -3,7 +3,7 @@
 import gc
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import pytest
@@ -21,6 +21,8 @@ from dagexec.scheduler.exploration import (
     exploring,
     systematic,
 )
+from dagexec.scheduler.exploration.events import Event
+from dagexec.scheduler.exploration.strategies import Candidate
 from dagexec.scheduler.run.pool import WorkerPool
 
 
@@ -119,6 +121,26 @@ def test_one_seed_makes_one_schedule_and_others_make_others() -> None:
     assert traces == [explore(two_locks_in_one_order, seed).trace for seed in range(20)]
     assert len(set(traces)) > 10
     assert {explore(two_locks_in_one_order, seed).result for seed in range(20)} == {"fg", "gf"}
+
+
+def test_the_chosen_candidate_says_what_its_step_begins_with() -> None:
+    """A step begins with what its thread waited for, or has just let go."""
+    offered: list[tuple[Event, ...]] = []
+
+    class Noting(RandomStrategy):
+        """Notes what it is asked."""
+
+        def choose(self, candidates: Sequence[Candidate], current: bool) -> int:
+            offered.append(tuple(candidate.event for candidate in candidates))
+            return super().choose(candidates, current)
+
+    schedule = explore(two_locks_in_one_order, Noting(3))
+    chosen = [offers[number] for offers, number in zip(offered, schedule.decisions, strict=True)]
+    steps = iter(schedule.trace)
+    assert all(event in steps for event in chosen)
+    assert {("f", "begin", ""), ("main", "start", "f"), ("main", "join", "g")} <= {step[:3] for step in schedule.trace}
+    taken = [(step.thread, step.kind) for step in schedule.trace if step.resource.startswith("lock 2 ")]
+    assert sorted(taken) == [(thread, kind) for thread in "fg" for kind in ("acquire", "release")]
 
 
 def test_a_deadlock_is_found_and_names_both_locks_and_their_holders() -> None:

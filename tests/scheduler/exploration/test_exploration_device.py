@@ -102,7 +102,7 @@ def test_one_seed_fixes_the_order_of_streams_and_threads() -> None:
     traces = [explore(scenario, seed).trace for seed in range(5)]
     assert traces == [explore(scenario, seed).trace for seed in range(5)]
     assert len(set(traces)) == 5
-    assert {name for name, _ in traces[0]} >= {"main", "dagexec-sums-0", "dagexec-sums-1", "sim:0 stream 0"}
+    assert {event.thread for event in traces[0]} >= {"main", "dagexec-sums-0", "dagexec-sums-1", "sim:0 stream 0"}
 
 
 def test_the_earliest_first_makes_the_makespan_of_the_model() -> None:

@@ -1,0 +1,42 @@
+"""Strategy: who continues at a decision point of a controlled schedule.
+
+A decision is the number of a candidate. Candidate 0 is the thread that has come to the point, if it can go on; the
+others follow in the order of their numbers, round from there. So a schedule of zeros has no preemption at all.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Protocol
+
+from dagexec.scheduler.exploration.events import Event
+
+
+class Candidate(Protocol):
+    """A thread or stream that can go on, or a wait that can be given up."""
+
+    @property
+    def name(self) -> str:
+        """How traces name it."""
+
+    @property
+    def event(self) -> Event:
+        """What it does if it is chosen; what that reads and writes is not known yet."""
+
+    def when(self) -> float:
+        """Its virtual time in seconds: that of the thread, the start of the stream's next command, or the deadline."""
+
+
+class Strategy(ABC):
+    """Decides. Each schedule needs a new one, or a `BoundedSearch` that has been advanced.
+
+    Attributes:
+        timeouts: a deadline may pass although something else could go on; otherwise only when nothing can.
+    """
+
+    timeouts: bool = False
+
+    @abstractmethod
+    def choose(self, candidates: Sequence[Candidate], current: bool) -> int:
+        """The number of one of two or more `candidates`. With `current`, candidate 0 is the thread that asks."""
