@@ -94,20 +94,21 @@ class Executing:
 
     def _in_python(self, run: Run, machine: Machine, from_last: bool) -> None:
         """One piece after another. Returns with the lock held."""
+        roster, steps = self._roster, run.work.steps
         self._acquire()
         found = None if run.stopped else machine.take(from_last=from_last)
         while found is not None:
-            helper = self._roster.helper_for(run) if machine.available and self._roster.idle else None
-            if machine.available and not run.listed:
-                self._roster.list_run(run)
+            helper = None
+            if (roster.idle or not run.listed) and machine.available:
+                helper = roster.helper_for(run)
             self._lock.release()
             if helper is not None:
                 helper.wake(as_helper=True)
             task, piece = found
-            self._call(run, task, run.work.steps[task][piece])
+            self._call(run, task, steps[task][piece])
             self._acquire()
             machine.end(task, piece)
-            if run.interrupted and (run.stopped or self._roster.gives_way(run)):
+            if run.interrupted and (run.stopped or roster.gives_way(run)):
                 break
             found = machine.take(task, from_last=from_last)
 

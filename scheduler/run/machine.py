@@ -109,6 +109,9 @@ class Machine:
             return self._next_piece(last, from_last)
         if self._fresh:
             task = heappop(self._fresh)
+            if self._graph.pieces[task] == 1:
+                self._taken[task] = 1
+                return task, 0
             heappush(self._open, task)
             return self._next_piece(task, from_last)
         return self._next_piece(self._open[0], from_last) if self._open else None
