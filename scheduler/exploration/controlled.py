@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import PurePath
 from types import FrameType, TracebackType
@@ -209,6 +210,8 @@ class ControlledThreads(Threads):
         self.over = threading.Lock()
         self.over.acquire()
         self._strategy = strategy
+        strategy.begin(self.trace)
+        self._named: Counter[str] = Counter()
         self._threads: list[ControlledThread] = []
         self._timers: list[_Timer] = []
         self._running: ControlledThread | None = None
@@ -359,6 +362,9 @@ class ControlledThreads(Threads):
 
     def _new_thread(self, target: Callable[[], object], name: str) -> ControlledThread:
         self._made += 1
+        self._named[name] += 1
+        if self._named[name] > 1:  # a trace and a saved schedule know threads by their names
+            name = f"{name} ({self._named[name]})"
         thread = ControlledThread(self, target, name, self._made)
         self._threads.append(thread)
         threading.Thread.start(thread)

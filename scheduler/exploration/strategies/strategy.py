@@ -33,9 +33,15 @@ class Strategy(ABC):
 
     Attributes:
         timeouts: a deadline may pass although something else could go on; otherwise only when nothing can.
+        trace: the steps that were made so far.
     """
 
     timeouts: bool = False
+    trace: Sequence[Event] = ()
+
+    def begin(self, trace: Sequence[Event]) -> None:
+        """A schedule begins, of which `trace` will have the steps."""
+        self.trace = trace
 
     @abstractmethod
     def choose(self, candidates: Sequence[Candidate], current: bool) -> int:
