@@ -234,7 +234,7 @@ class ControlledThreads(Threads):
         if self.ended:
             raise RuntimeError("can't start new thread: the schedule has ended")
         thread = self._new_thread(target, name)
-        self.come_to("start", name)
+        self.come_to("start", thread.name)
         return thread
 
     def monotonic(self) -> float:
@@ -261,7 +261,7 @@ class ControlledThreads(Threads):
         if not self.ended:
             actor = self._new_thread(body, name)
             actor.ready = ready
-            actor.event = Event(name, "advance", name)
+            actor.event = Event(actor.name, "advance", name)
             actor.start_of_next = when
 
     def finish(self, patience: float) -> None:
