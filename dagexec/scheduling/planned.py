@@ -63,6 +63,21 @@ def checked_order(policy: Policy, chains: Chains) -> Sequence[int]:
     return order
 
 
+def checked_pieces(policy: Policy, chains: Chains) -> Sequence[int]:
+    """The limits that `policy` sets. Raises PolicyError unless there is one of at least 1 for every chain, or none."""
+    try:
+        limits = list(policy.pieces(chains))
+    except Exception as error:
+        raise policy_error(policy, chains, f"failed in pieces: {_in_words(error)}") from error
+    count = len(chains.names)
+    if limits and len(limits) != count:
+        raise policy_error(policy, chains, f"limits the pieces of {len(limits)} chains; there are {count}")
+    for chain, limit in enumerate(limits):
+        if not isinstance(limit, int) or limit < 1:
+            raise policy_error(policy, chains, f"lets it have {limit!r:.80} pieces; at least 1 is needed", chain)
+    return limits
+
+
 def policy_error(policy: Policy, chains: Chains, what: str, chain: int | None = None) -> PolicyError:
     """The error for a policy that did `what` with a chain."""
     which = "" if chain is None else f", chain {chain} (from {chains.names[chain]})"

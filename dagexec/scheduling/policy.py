@@ -76,6 +76,13 @@ class Policy:
         """All chains, the most urgent first: who has nothing to do begins the first of these that is ready."""
         raise NotImplementedError
 
+    def pieces(self, chains: Chains) -> Sequence[int]:
+        """Into how many pieces, at most, an operator of each chain is shared; where there are none, into all it has.
+
+        Results have the same bytes whatever the number: pieces are executed together, or apart.
+        """
+        return ()
+
     def begin(self, chains: Chains) -> None:
         """Called before `choose`, on a copy of the policy of its own for each net, shapes and number of workers."""
 

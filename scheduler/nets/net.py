@@ -303,7 +303,9 @@ class BaseNet(ABC, Closing):
     def _host_work(self, preparation: Preparation, observed: ObservedRun | None) -> Work:
         """What a run on the host executes; kept for the next run unless somebody observes this one."""
         if observed is not None:
-            return observed_work(preparation.plan, observed.tasks_of_chains(preparation.steps, self.most_pieces))
+            return observed_work(
+                preparation.plan, observed.tasks_of_chains(preparation.steps, self._most_pieces(preparation.plan))
+            )
         return self.work(preparation)
 
     def work(self, preparation: Preparation) -> Work:
@@ -345,10 +347,14 @@ class BaseNet(ABC, Closing):
             plan,
             [tuple(step for step, _ in row) for row in timed],
             [[seconds for _, seconds in row] for row in timed],
-            self.most_pieces,
+            self._most_pieces(plan),
             in_machine_code=threads().concurrent,
             shortest=SHORT_PHASE_SECONDS if plan.work >= WIDE * plan.critical_path else 0.0,
         )
+
+    def _most_pieces(self, plan: Plan) -> list[int]:
+        """Into how many pieces operators of each chain are shared at most."""
+        return [min(limit, self.most_pieces) for limit in plan.pieces or [self.most_pieces] * len(plan.chains)]
 
     def synchronization(self, plan: Plan) -> Synchronization:
         """What orders the chains of `plan` on their devices: nothing, where each is done when its call returns."""

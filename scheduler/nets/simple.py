@@ -42,7 +42,7 @@ class SimpleNet(BaseNet):
         """All steps in list order, as one chain."""
         timed = preparation.timed(range(len(self.graph)))
         steps, seconds = tuple(step for step, _ in timed), [seconds for _, seconds in timed]
-        return pieces_of_chains(SingleChain(), [steps], [seconds], 1, in_machine_code=threads().concurrent)
+        return pieces_of_chains(SingleChain(), [steps], [seconds], [1], in_machine_code=threads().concurrent)
 
     def _execute(self, preparation: Preparation, timeout: float | None, trace: Observer | None) -> None:
         with operator_arithmetic():  # as on a worker of a pool

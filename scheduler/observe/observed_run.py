@@ -90,11 +90,11 @@ class ObservedRun:
         """The steps of every chain under observation, from those of the operators in list order."""
         return [self.chain(number, [steps[index] for index in row]) for number, row in enumerate(self.chains)]
 
-    def tasks_of_chains(self, steps: Sequence[Step], most: int) -> list[list[Pieces]]:
-        """The tasks of every chain under observation, with up to `most` pieces of a phase; see `scheduler.run.work`."""
+    def tasks_of_chains(self, steps: Sequence[Step], most: Sequence[int]) -> list[list[Pieces]]:
+        """The tasks of every chain under observation, of up to `most` pieces a phase each; see `scheduler.run.work`."""
         found: list[list[Pieces]] = []
         for number, row in enumerate(self.chains):
-            found.append(self._tasks(number, [steps[index] for index in row], most, sum(map(len, found))))
+            found.append(self._tasks(number, [steps[index] for index in row], most[number], sum(map(len, found))))
         return found
 
     def _tasks(self, number: int, steps: Sequence[Step], most: int, first: int) -> list[Pieces]:

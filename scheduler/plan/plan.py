@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from dagexec.core.graph import Graph
 from dagexec.scheduler.plan.chains import Chain, compute_chains, single_operator_chains
 from dagexec.scheduling.paths import longest_paths
-from dagexec.scheduling.planned import PlannedPolicy, checked_order, decides_in_runs
+from dagexec.scheduling.planned import PlannedPolicy, checked_order, checked_pieces, decides_in_runs
 from dagexec.scheduling.policy import Chains, Policy
 
 _NO_OPERATORS: tuple[Chain, ...] = ((),)  # one empty chain, so that the plan of an empty net can be run like any other
@@ -31,6 +31,7 @@ class Plan:
         levels: time from the start of a chain to the end of the net along the longest path: its priority, where no
             policy says otherwise.
         policy: what decides in runs; None where that is the order of the chains.
+        pieces: into how many pieces a policy lets operators of each chain be shared; empty where it sets no limits.
     """
 
     graph: Graph
@@ -41,6 +42,7 @@ class Plan:
     seconds: tuple[float, ...]
     levels: tuple[float, ...]
     policy: PlannedPolicy | None = None
+    pieces: tuple[int, ...] = ()
 
     @property
     def chain_of(self) -> tuple[int, ...]:
@@ -106,14 +108,17 @@ def _ordered(
 def with_policy(plan: Plan, policy: Policy, workers: int) -> Plan:
     """`plan`, whose chains are in the order of a critical path, as `policy` has it for so many workers.
 
-    Raises PolicyError where the policy fails, or its order is none.
+    Raises PolicyError where the policy fails, or its order or limits are none.
     """
     graph = plan.graph
     names = [graph.label(chain[0]) if chain else "no operator" for chain in plan.chains]
     chains = Chains(graph.name, names, plan.children, plan.seconds, workers)
+    limits = tuple(checked_pieces(policy, chains))
     if decides_in_runs(policy):
-        return replace(plan, policy=PlannedPolicy(policy, chains))
-    return _ordered(graph, plan.chains, plan.children, plan.seconds, plan.levels, checked_order(policy, chains))
+        return replace(plan, policy=PlannedPolicy(policy, chains), pieces=limits)
+    order = checked_order(policy, chains)
+    ordered = _ordered(graph, plan.chains, plan.children, plan.seconds, plan.levels, order)
+    return replace(ordered, pieces=tuple(limits[chain] for chain in order) if limits else ())
 
 
 def retimed(plan: Plan, operator_seconds: Sequence[float]) -> Plan:

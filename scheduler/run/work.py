@@ -106,18 +106,18 @@ def pieces_of_chains(
     plan: Dependencies,
     steps: ChainSteps,
     seconds: Sequence[Sequence[float]],
-    most: int,
+    most: Sequence[int],
     *,
     in_machine_code: bool,
     shortest: float = 0.0,
 ) -> Work:
-    """The steps of the chains, native calls in pieces, of which up to `most` of one phase are there.
+    """The steps of the chains, native calls in pieces, of which each chain has up to `most` of one phase.
 
     `seconds` are estimates for each step; a phase that takes less than `shortest` is one piece. Without
     `in_machine_code`, or with a policy that decides in runs, workers call steps for the pieces, too.
     """
     native = in_machine_code and plan.policy is None and may_merge() and engine.can_run()
-    by_chain = [_stretches(chain, seconds[number], most, shortest) for number, chain in enumerate(steps)]
+    by_chain = [_stretches(chain, seconds[number], most[number], shortest) for number, chain in enumerate(steps)]
     stretches = [stretch for row in by_chain for stretch in row]
     graph = _chained(plan, [[max(1, len(stretch.pieces)) for stretch in row] for row in by_chain])
     shares = [stretch.shares for stretch in stretches]

@@ -137,6 +137,44 @@ def test_priorities_run_in_machine_code_and_choices_do_not() -> None:
     assert kinds["fifo"] is PolicyMachine
 
 
+class InFewPieces(Policy):
+    """Shares the operators of every chain into so many pieces at most."""
+
+    most = 1
+
+    def order(self, chains: Chains) -> Sequence[int]:
+        return range(len(chains.names))
+
+    def pieces(self, chains: Chains) -> Sequence[int]:
+        return [self.most] * len(chains.names)
+
+
+class InFewPiecesFirstReady(InFewPieces):
+    """Likewise, and decides in the run."""
+
+    def choose(self, ready: Sequence[int], worker: int, state: RunState) -> int | None:
+        return ready[0]
+
+
+@pytest.mark.parametrize("policy", [InFewPieces, InFewPiecesFirstReady])
+def test_a_policy_limits_the_pieces_of_operators_and_no_byte_changes(policy: type[InFewPieces]) -> None:
+    model = dagexec.load_model("zoo:squeezenet")
+    feeds = random_feeds(model)
+    pieces, results = [], []
+    for most in (100, 2, 1):
+        made = policy()
+        made.most = most
+        with dagexec.compile(model, policy=made, num_workers=2) as executor:
+            for trace in (None, Trace()):
+                found = executor.run(feeds, trace=trace)
+                results.append({name: array.tobytes() for name, array in found.items()})
+            net = executor.net()
+            pieces.append(max(net.work(net.prepared()).graph.pieces))
+    assert pieces[0] > 2
+    assert pieces[1:] == [2, 1]
+    assert all(found == results[0] for found in results)
+
+
 class Waiting(Policy):
     """Never begins the last chain."""
 
@@ -198,6 +236,19 @@ class Repeating(Policy):
         return [0, 1, 1, 2]
 
 
+class NoPieces(InFewPieces):
+    """Lets the first chain have none."""
+
+    most = 0
+
+
+class TooFewLimits(InFewPieces):
+    """Forgets one."""
+
+    def pieces(self, chains: Chains) -> Sequence[int]:
+        return [2, 2, 2]
+
+
 WRONG: list[tuple[type[Policy], str, int | None]] = [
     (Waiting, "lets all workers wait for nothing and never begins it", 3),
     (Twice, "hands it out twice", 0),
@@ -207,6 +258,8 @@ WRONG: list[tuple[type[Policy], str, int | None]] = [
     (Unready, "failed in begin: ValueError: no luck", None),
     (Forgetful, "forgets it in its order", 3),
     (Repeating, "has it twice in its order", 1),
+    (NoPieces, "lets it have 0 pieces", 0),
+    (TooFewLimits, "limits the pieces of 3 chains; there are 4", None),
 ]
 
 

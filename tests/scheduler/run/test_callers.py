@@ -42,7 +42,7 @@ def work_of(phases: Phases, *, in_machine_code: bool) -> Work:
     """A chain of one step, whose phases have a piece for each function."""
     pieces = tuple(tuple((native(function),) for function in phase) for phase in phases)
     return pieces_of_chains(
-        SingleChain(), [(NativeStep(pieces),)], [[1e-3]], sys.maxsize, in_machine_code=in_machine_code
+        SingleChain(), [(NativeStep(pieces),)], [[1e-3]], [sys.maxsize], in_machine_code=in_machine_code
     )
 
 

@@ -16,7 +16,7 @@ def test_a_phase_that_is_too_short_to_be_shared_is_one_piece_of_all_its_calls(
 ) -> None:
     calls = [NativeCall(1, (number, 0, 0, 0), None, RuntimeError, None) for number in range(4)]
     steps = tuple(NativeStep((((first,), (second,)),)) for first, second in (calls[:2], calls[2:]))
-    work = pieces_of_chains(SingleChain(), [steps], [[30e-6, 50e-6]], 8, in_machine_code=False, shortest=shortest)
+    work = pieces_of_chains(SingleChain(), [steps], [[30e-6, 50e-6]], [8], in_machine_code=False, shortest=shortest)
     assert list(work.graph.pieces) == pieces
     made = [call for task in work.steps for piece in task for step in piece for call in _calls(step)]
     assert made == calls
