@@ -1,0 +1,255 @@
+"""What a schedule does not control: a schedule is run twice, and where the two runs part is named.
+
+Decisions decide a run only if nothing else does: real time, randomness without a seed, addresses (the order of a set of
+objects), threads that the schedule did not start, garbage collection. Two runs under the same decisions that differ
+have such a cause. They are then run again under Python's profiler, which sees calls of functions that tell the time
+and the like; the place where they part, and what stands there, is the evidence.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import gc
+import os
+import random
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import PurePath
+from types import CodeType, FrameType
+from typing import Any
+
+from dagexec.platform.threads import Threads
+from dagexec.scheduler.exploration.controlled import ControlledThreads
+from dagexec.scheduler.exploration.exploring import ExploredSchedule, Result, Scenario, explore
+from dagexec.scheduler.exploration.strategies import ReplayStrategy
+
+_ATTEMPTS = 4
+_MOST_CAUSES = 4
+_PACKAGE = str(PurePath(__file__).parents[2])
+_MACHINERY = (str(PurePath(__file__).parent), str(sys.modules[Threads.__module__].__file__))
+_STANDARD = sysconfig.get_paths()["stdlib"]
+_ARRIVALS = (ControlledThreads.come_to.__code__, ControlledThreads.wait.__code__)
+_UNCONTROLLED = "a thread that is not of the schedule"
+_BY_ADDRESS = "addresses of objects"
+
+
+def _telling_calls() -> dict[object, str]:
+    """Functions whose results no schedule decides, with the cause that they stand for."""
+    clocks = ("time", "monotonic", "perf_counter", "process_time", "thread_time", "sleep")
+    names = (*clocks, *(f"{name}_ns" for name in clocks[:-1]))
+    found: dict[object, str] = {getattr(time, name): "real time" for name in names}
+    found |= {getattr(random, name): "randomness without a seed" for name in ("random", "getrandbits")}
+    found |= {os.urandom: "randomness without a seed", gc.collect: "garbage collection"}
+    found |= {builtins.id: _BY_ADDRESS}
+    starts = ("start_new_thread", "start_joinable_thread")  # the second since Python 3.13
+    return found | {getattr(threading, f"_{name}"): _UNCONTROLLED for name in starts if hasattr(threading, f"_{name}")}
+
+
+_TELLING = _telling_calls()
+
+
+@dataclass(frozen=True)
+class Parting:
+    """Where two runs under the same decisions part.
+
+    Attributes:
+        step: how many decision points they have in common.
+        first, second: who comes to which one then in each, and where in the code.
+        causes: what may be the reason, the likeliest first; empty when nothing was found.
+    """
+
+    step: int
+    first: str
+    second: str
+    causes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        why = f"likely cause: {'; '.join(self.causes)}" if self.causes else "no cause was found"
+        return (
+            f"two runs under the same decisions part after {self.step} steps: {self.first} in one, {self.second} in "
+            f"the other; {why}"
+        )
+
+
+def parting(scenario: Scenario[Result], schedule: ExploredSchedule[Result]) -> Parting | None:
+    """Where runs of `scenario` under the decisions of `schedule` part; None when a second run is as the first was."""
+    again = _again(scenario, schedule)
+    if _same(schedule, again):
+        return None
+    for _ in range(_ATTEMPTS):
+        one = _Watch(())
+        with one.watching():
+            _again(scenario, schedule)
+        other = _Watch(one.arrivals)
+        with other.watching():
+            _again(scenario, schedule)
+        if other.parted is not None:
+            return _told(one, other, other.parted)
+    both = zip_longest(schedule.trace, again.trace)
+    step = next((number for number, (one, other) in enumerate(both) if one != other), len(again.trace))
+    once = "something that outlives a run (a cache, a global): later runs are all alike"
+    return Parting(step, _step_of(schedule, step), _step_of(again, step), (once,))
+
+
+def _again(scenario: Scenario[Result], schedule: ExploredSchedule[Result]) -> ExploredSchedule[Result]:
+    return explore(scenario, ReplayStrategy(schedule.decisions, timeouts=schedule.timeouts))
+
+
+def _same(one: ExploredSchedule[Any], other: ExploredSchedule[Any]) -> bool:
+    return one.trace == other.trace and repr(one.failure) == repr(other.failure)
+
+
+def _step_of(schedule: ExploredSchedule[Any], number: int) -> str:
+    if number < len(schedule.trace):
+        return f"{schedule.trace[number].thread}: {schedule.trace[number]}"
+    return "the end" if schedule.failure is None else f"{type(schedule.failure).__name__}: {schedule.failure}"
+
+
+@dataclass(frozen=True)
+class _Arrival:
+    """A thread at a decision point."""
+
+    thread: str
+    kind: str
+    resource: str
+    place: str
+
+    def __str__(self) -> str:
+        return f"{self.thread}: {self.kind} {self.resource} at {self.place}"
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call of a function whose result no schedule decides; `is_ours` in dagexec's own code."""
+
+    cause: str
+    name: str
+    place: str
+    is_ours: bool
+
+    def __str__(self) -> str:
+        return f"{self.cause}: {self.name} at {self.place}"
+
+
+class _Watch:
+    """Notes on a run: who came to which decision point, and who asked for what no schedule decides.
+
+    Attributes:
+        parted: number of the first arrival that is not as in the `expected` run.
+        around: where the runs part, innermost first.
+        unordered: what stands there whose order addresses decide.
+    """
+
+    def __init__(self, expected: Sequence[_Arrival]) -> None:
+        self.arrivals: list[_Arrival] = []
+        self.calls: list[_Call] = []
+        self.parted: int | None = None
+        self.around: list[str] = []
+        self.unordered: list[str] = []
+        self._expected = expected
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Within it, threads that begin are watched."""
+        before = threading.getprofile()
+        threading.setprofile(self._told_of)
+        try:
+            yield
+        finally:
+            threading.setprofile(before)
+
+    def _told_of(self, frame: FrameType, event: str, argument: object) -> None:
+        if event == "call" and frame.f_code in _ARRIVALS:
+            self._arrive(frame)
+        elif event == "c_call":
+            cause = _cause(argument)
+            caller = None if cause is None else _caller(frame)
+            if cause is not None and caller is not None:
+                name = getattr(argument, "__qualname__", str(argument))
+                self.calls.append(_Call(cause, name, _text(caller), caller.f_code.co_filename.startswith(_PACKAGE)))
+
+    def _arrive(self, frame: FrameType) -> None:
+        given, places = frame.f_locals, list(_places(frame))
+        place = _text(places[0]) if places else "its start"
+        arrival = _Arrival(threading.current_thread().name, given["kind"], given["resource"], place)
+        number = len(self.arrivals)
+        self.arrivals.append(arrival)
+        if self._expected and self.parted is None and [arrival] != list(self._expected[number : number + 1]):
+            self.parted = number
+            self.around = list(map(_text, places))
+            self.unordered = [found for one in places for found in _ordered_by_address(one)]
+
+
+def _cause(function: object) -> str | None:
+    try:
+        return _TELLING.get(function)
+    except TypeError:  # a method of something that has no hash
+        return None
+
+
+def _is_standard(frame: FrameType) -> bool:
+    name = frame.f_code.co_filename
+    return name.startswith("<frozen") or (name.startswith(_STANDARD) and "site-packages" not in name)
+
+
+def _places(frame: FrameType | None) -> Iterator[FrameType]:
+    """The frames that are neither of the machinery nor of Python's library, innermost first."""
+    while frame is not None:
+        if not _is_standard(frame) and not frame.f_code.co_filename.startswith(_MACHINERY):
+            yield frame
+        frame = frame.f_back
+
+
+def _caller(frame: FrameType | None) -> FrameType | None:
+    """The innermost frame that is not of Python's library; None where the machinery itself calls."""
+    while frame is not None and _is_standard(frame):
+        frame = frame.f_back
+    return None if frame is None or frame.f_code.co_filename.startswith(_MACHINERY) else frame
+
+
+def _text(frame: FrameType) -> str:
+    return f"{PurePath(frame.f_code.co_filename).name}:{frame.f_lineno} in {frame.f_code.co_qualname}"
+
+
+def _ordered_by_address(frame: FrameType) -> Iterator[str]:
+    """Sets of objects that hash by their address, among what the code of `frame` names, and uses of `id`."""
+    code, local = frame.f_code, frame.f_locals
+    of_self = getattr(local.get("self"), "__dict__", {})
+    named = dict(local)
+    named |= {f"self.{name}": of_self[name] for name in code.co_names if name in of_self}
+    named |= {name: frame.f_globals[name] for name in code.co_names if name in frame.f_globals}
+    for name, value in named.items():
+        kinds = {type(one) for one in value} if isinstance(value, set | frozenset) and len(value) > 1 else set()
+        if hashed := sorted(kind.__name__ for kind in kinds if getattr(kind, "__hash__", None) is object.__hash__):
+            yield f"the order of the set {name!r} of {', '.join(hashed)}, which hash by address, at {_text(frame)}"
+    if "id" in code.co_names:
+        yield f"{_BY_ADDRESS}: id at {_text(frame)}"
+    if _makes_set(code):
+        yield f"the order of a set that is made in {_text(frame)}"
+
+
+def _makes_set(code: CodeType) -> bool:
+    nested = any(
+        isinstance(one, CodeType) and one.co_name == "<setcomp>" for one in code.co_consts
+    )  # until Python 3.11
+    named = {"set", "frozenset"} & set(code.co_names)
+    return nested or bool(named) or any(one.opname in ("BUILD_SET", "SET_ADD") for one in dis.get_instructions(code))
+
+
+def _told(one: _Watch, other: _Watch, number: int) -> Parting:
+    """What is known of two runs that part at arrival `number`; what stands there is likelier than what came before."""
+    calls = {str(call): call for call in (*one.calls, *other.calls)}
+    if any(not call.is_ours for call in calls.values()):
+        calls = {text: call for text, call in calls.items() if not call.is_ours}
+    there = [text for text, call in calls.items() if call.place in other.around]
+    threads = [text for text, call in calls.items() if call.cause == _UNCONTROLLED]
+    causes = list(dict.fromkeys((*there, *other.unordered, *threads, *reversed(calls))))[:_MOST_CAUSES]
+    first = str(one.arrivals[number]) if number < len(one.arrivals) else "the end"
+    return Parting(number, first, str(other.arrivals[number]), tuple(causes))
