@@ -26,12 +26,13 @@ from dagexec.report.document import Figure, Report, check_report
 from dagexec.report.exploration import ExplorationSection
 from dagexec.scheduler.exploration import (
     Exploration,
-    RandomStrategy,
     ReplayStrategy,
+    Sampling,
     Strategy,
     compact,
     expand,
     explore_all,
+    sampling,
     systematic,
 )
 from dagexec.storage.net_file import save_net
@@ -58,6 +59,9 @@ def explore_command(
     replay: Annotated[
         str | None, typer.Option("--replay", metavar="DECISIONS", help="Run only this schedule, printed by a search.")
     ] = None,
+    strategy: Annotated[
+        Sampling, typer.Option("--strategy", help="What decides in schedules of seeds; a portfolio takes turns.")
+    ] = "portfolio",
     search: Annotated[
         bool, typer.Option("--systematic", help="Run all schedules with few preemptions instead of random ones.")
     ] = False,
@@ -78,7 +82,7 @@ def explore_command(
     """Run MODEL under controlled schedules; exit with status 1 if one fails or differs from SimpleNet, and show it."""
     if report is not None:
         check_report(report)
-    single = _single(seed, replay)
+    single = _single(strategy, seed, replay)
     if single is not None and search:
         raise SchemaError("--systematic runs many schedules; it cannot be combined with --seed or --replay")
     loaded = read_model(model, allow_io, device)
@@ -100,7 +104,7 @@ def explore_command(
         with Console(stderr=True).status("Searching"):
             result = systematic(run, preemptions, limit)
     else:
-        strategies: Iterable[Strategy] = [single] if single else [RandomStrategy(number) for number in range(seeds)]
+        strategies: Iterable[Strategy] = [single] if single else [sampling(strategy, n) for n in range(seeds)]
         console = Console(stderr=True)
         result = explore_all(
             run, track(strategies, "Exploring", console=console, transient=True, disable=as_json or single is not None)
@@ -114,6 +118,7 @@ def explore_command(
         input_seed,
         settings,
         allow_io,
+        strategy,
         result,
     )
     smaller = None
@@ -151,11 +156,11 @@ def _report(name: str, how: str, section: ExplorationSection) -> Report:
     return Report(name, (f"{how}: {result.tried:,} schedules tried, {said}",), [section], figures)
 
 
-def _single(seed: int | None, replay: str | None) -> Strategy | None:
+def _single(strategy: Sampling, seed: int | None, replay: str | None) -> Strategy | None:
     if seed is not None and replay is not None:
         raise SchemaError("--seed and --replay each select one schedule: give only one of them")
     if seed is not None:
-        return RandomStrategy(seed)
+        return sampling(strategy, seed)
     if replay is None:
         return None
     try:
@@ -173,6 +178,7 @@ def _command(
     input_seed: int,
     settings: Sequence[str] | None,
     allow_io: bool,
+    strategy: Sampling,
     result: Exploration[None],
 ) -> str:
     """The command that repeats the failing schedule; empty if none failed."""
@@ -191,7 +197,10 @@ def _command(
     words += ["--allow-io"] if allow_io else []
     words += ["--input-seed", str(input_seed)] if input_seed else []
     words += ["--optimize"] if options.optimize else []
-    words += ["--replay", compact(failed.decisions)] if failed.seed is None else ["--seed", str(failed.seed)]
+    if failed.seed is None:
+        return shlex.join([*words, "--replay", compact(failed.decisions)])
+    words += ["--strategy", strategy] if strategy != "portfolio" else []
+    words += ["--seed", str(failed.seed)]
     return shlex.join(words)
 
 
@@ -204,8 +213,10 @@ def _as_dict(model: str, result: Exploration[None], command: str, smaller: int |
         "steps": result.steps,
         "seconds": result.seconds,
         "different": result.different,
+        "strategies": dict(result.by_strategy),
         "handovers": max(result.handovers, default=0),
         "failure": None if failed is None else f"{type(failed.failure).__name__}: {failed.failure}",
+        "strategy": None if failed is None else failed.strategy,
         "seed": None if failed is None else failed.seed,
         "decisions": None if failed is None else compact(failed.decisions),
         "replay": command or None,
@@ -220,6 +231,8 @@ def _print(name: str, how: str, search: bool, result: Exploration[None], command
     table.add_row("schedules tried", str(result.tried))
     if search:
         table.add_row("all within the bound", "yes" if result.exhausted else "no")
+    for name, count in result.by_strategy.items() if len(result.by_strategy) > 1 else ():
+        table.add_row(f"of them by {name}", str(count))
     table.add_row("different schedules", str(result.different))
     table.add_row("different handovers between threads", str(max(result.handovers, default=0)))
     table.add_row("steps of a schedule", f"{result.steps / max(result.tried, 1):.0f}")
@@ -230,4 +243,5 @@ def _print(name: str, how: str, search: bool, result: Exploration[None], command
     if result.failed is not None:
         failure = result.failed.failure
         console.print(f"{type(failure).__name__}: {failure}", style="red", markup=False, highlight=False)
+        console.print(f"found by: {result.failed.strategy}", markup=False, highlight=False)
         console.print(f"again: {command}", markup=False, highlight=False, soft_wrap=True)

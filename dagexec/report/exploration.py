@@ -30,6 +30,9 @@ class ExplorationSection:
             "chosen": self.chosen,
             "tried": self.result.tried,
             "different": self.result.different,
+            "strategies": [
+                [name, count, self.result.new_by_strategy[name]] for name, count in self.result.by_strategy.items()
+            ],
             "handovers": [[number + 1, handovers[number]] for number in shown],
             "failed": None if self.result.failed is None else self._failed(self.result.failed),
         }
@@ -40,6 +43,7 @@ class ExplorationSection:
         number = {who: place for place, who in enumerate(lanes)}
         return {
             "failure": f"{type(schedule.failure).__name__}: {schedule.failure}",
+            "strategy": schedule.strategy,
             "seed": schedule.seed,
             "decisions": compact(schedule.decisions),
             "command": self.command,

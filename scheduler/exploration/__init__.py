@@ -25,7 +25,9 @@ from dagexec.scheduler.exploration.strategies import (
     EarliestFirst,
     RandomStrategy,
     ReplayStrategy,
+    Sampling,
     Strategy,
+    sampling,
 )
 
 __all__ = [
@@ -36,11 +38,13 @@ __all__ = [
     "ExploredSchedule",
     "RandomStrategy",
     "ReplayStrategy",
+    "Sampling",
     "Strategy",
     "compact",
     "expand",
     "explore",
     "explore_all",
     "explore_seeds",
+    "sampling",
     "systematic",
 ]

@@ -404,18 +404,17 @@ class ControlledThreads(Threads):
             self.decisions.append(number)
             self.choices.append(len(candidates))
         chosen = candidates[number]
+        self._strategy.took(chosen.event)
+        self.trace.append(chosen.event)
         if isinstance(chosen, _Timeout):
             chosen.thread.timed_out = True
-            self.trace.append(chosen.event)
             return chosen.thread
         if isinstance(chosen, _Timer):
             self._timers.remove(chosen)
             thread = self._new_thread(chosen.function, chosen.name)
             thread.time = max(thread.time, chosen.deadline)
-            self.trace.append(chosen.event)
             return thread
         assert isinstance(chosen, ControlledThread)
-        self.trace.append(chosen.event)
         return chosen
 
     def _others(self, me: ControlledThread) -> list[ControlledThread]:

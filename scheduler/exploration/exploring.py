@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Generic, TypeVar
@@ -18,7 +19,14 @@ from dagexec.errors import DagexecError, DeadlockError
 from dagexec.platform.threads import installed, threads
 from dagexec.scheduler.exploration.controlled import ControlledThreads
 from dagexec.scheduler.exploration.events import Event
-from dagexec.scheduler.exploration.strategies import BoundedSearch, RandomStrategy, ReplayStrategy, Strategy
+from dagexec.scheduler.exploration.strategies import (
+    BoundedSearch,
+    RandomStrategy,
+    ReplayStrategy,
+    Sampling,
+    Strategy,
+    sampling,
+)
 
 Result = TypeVar("Result")
 Scenario = Callable[[], Result]
@@ -40,7 +48,8 @@ class ExploredSchedule(Generic[Result]):
         result: what the scenario returned, None when it did not.
         failure: what it or another thread raised, or DeadlockError; None when all went well.
         left: threads that had not ended when the scenario had; they were unwound.
-        seed: of the random strategy, None for other strategies.
+        strategy: the name of what decided.
+        seed: what that followed from, None for strategies without.
         timeouts: whether deadlines could pass although something else could go on.
         seconds: virtual time at the end of the scenario.
     """
@@ -51,6 +60,7 @@ class ExploredSchedule(Generic[Result]):
     result: Result | None
     failure: BaseException | None
     left: tuple[str, ...]
+    strategy: str
     seed: int | None
     timeouts: bool
     seconds: float
@@ -73,7 +83,7 @@ class ExploredSchedule(Generic[Result]):
 
     def how_to_repeat(self) -> str:
         """The seed if there is one, and the decisions, those that are not 0 by their number."""
-        seed = "" if self.seed is None else f"seed {self.seed}, "
+        seed = "" if self.seed is None else f"seed {self.seed} of {self.strategy}, "
         return f"schedule: {seed}decisions {compact(self.decisions) or 'all 0'}"
 
 
@@ -90,6 +100,8 @@ class Exploration(Generic[Result]):
         different: how many of the schedules were not the same as one before.
         handovers: how many different ones had been met after each schedule: a step of one thread and the next of
             another. Where they grow no more, further schedules show little that is new.
+        by_strategy: for the name of each strategy how many schedules it had.
+        new_by_strategy: for the name of each strategy how many handovers it was the first to meet.
     """
 
     tried: int
@@ -99,6 +111,8 @@ class Exploration(Generic[Result]):
     seconds: float
     different: int
     handovers: tuple[int, ...] = field(repr=False)
+    by_strategy: Mapping[str, int]
+    new_by_strategy: Mapping[str, int]
 
     def raise_failure(self) -> None:
         """Raise what the first failing schedule raised."""
@@ -106,14 +120,20 @@ class Exploration(Generic[Result]):
             self.failed.raise_failure()
 
 
-def explore(scenario: Scenario[Result], strategy: Strategy | int = 0) -> ExploredSchedule[Result]:
-    """Run `scenario` once, in a world of its own; an integer stands for `RandomStrategy` of that seed.
+def explore(
+    scenario: Scenario[Result], strategy: Strategy | int = 0, first: Sequence[Event] | None = None
+) -> ExploredSchedule[Result]:
+    """Run `scenario` once, in a world of its own; an integer is a seed of the portfolio.
+
+    Some strategies estimate from the trace of a `first` schedule; where it is not given, that is run before.
 
     Raises DeadlockError (rather than return it) when a thread comes to no decision point for `PATIENCE` seconds of real
     time: it waits for something that is not under control.
     """
     if isinstance(strategy, int):
-        strategy = RandomStrategy(strategy)
+        strategy = sampling("portfolio", strategy)
+    if strategy.estimates:
+        strategy.learn(first_trace(scenario, strategy) if first is None else first)
     world = ControlledThreads(strategy)
     outcome: list[Result] = []
     seconds = [0.0]
@@ -143,15 +163,23 @@ def explore(scenario: Scenario[Result], strategy: Strategy | int = 0) -> Explore
         result=outcome[0] if outcome else None,
         failure=failure,
         left=world.left,
-        seed=strategy.seed if isinstance(strategy, RandomStrategy) else None,
+        strategy=strategy.name,
+        seed=strategy.seed,
         timeouts=strategy.timeouts,
         seconds=seconds[0],
     )
 
 
-def explore_seeds(scenario: Scenario[Result], seeds: Iterable[int], *, timeouts: bool = False) -> Exploration[Result]:
-    """Run `scenario` once for each seed, up to the first failure."""
-    return explore_all(scenario, (RandomStrategy(seed, timeouts=timeouts) for seed in seeds))
+def first_trace(scenario: Scenario[Result], strategy: Strategy) -> Sequence[Event]:
+    """What some schedule does, for strategies that estimate."""
+    return explore(scenario, RandomStrategy(0, timeouts=strategy.timeouts)).trace
+
+
+def explore_seeds(
+    scenario: Scenario[Result], seeds: Iterable[int], *, strategy: Sampling = "portfolio", timeouts: bool = False
+) -> Exploration[Result]:
+    """Run `scenario` once for each seed, up to the first failure. Raises ValueError for a strategy of no such name."""
+    return explore_all(scenario, (sampling(strategy, seed, timeouts=timeouts) for seed in seeds))
 
 
 def systematic(
@@ -181,11 +209,18 @@ def explore_all(scenario: Scenario[Result], strategies: Iterable[Strategy]) -> E
     different: set[int] = set()
     met: set[tuple[Event, Event]] = set()
     handovers: list[int] = []
+    tried: Counter[str] = Counter()
+    new: Counter[str] = Counter()
+    first: Sequence[Event] | None = None
     for strategy in strategies:
-        schedule = explore(scenario, strategy)
+        if first is None and strategy.estimates:
+            first = first_trace(scenario, strategy)
+        schedule = explore(scenario, strategy, first)
         steps += len(schedule.trace)
         different.add(hash(schedule.decisions))
         met.update(pair for pair in pairwise(schedule.trace) if pair[0].thread != pair[1].thread)
+        tried[strategy.name] += 1
+        new[strategy.name] += len(met) - (handovers[-1] if handovers else 0)
         handovers.append(len(met))
         if schedule.failure is not None:
             failed = schedule
@@ -193,7 +228,7 @@ def explore_all(scenario: Scenario[Result], strategies: Iterable[Strategy]) -> E
         if len(handovers) % _COLLECT_EVERY == 0:
             gc.collect()
     seconds = time.perf_counter() - start
-    return Exploration(len(handovers), False, failed, steps, seconds, len(different), tuple(handovers))
+    return Exploration(len(handovers), False, failed, steps, seconds, len(different), tuple(handovers), tried, new)
 
 
 def compact(decisions: Iterable[int]) -> str:

@@ -193,7 +193,7 @@ def test_a_schedule_is_drawn_as_swim_lanes(open_page: Open) -> None:
     page = open_page(Report("net", (), [ExplorationSection(result, "seed 3", "dagexec explore --seed 3")]), 400)
     assert page.locator("#exploration .step").count() == result.steps
     assert page.locator("#exploration code").inner_text() == "dagexec explore --seed 3"
-    assert page.locator("#exploration .bad").inner_text() == "Seed 3: ValueError: on purpose"
+    assert page.locator("#exploration .bad").inner_text() == "Seed 3 of pct: ValueError: on purpose"
     assert page.locator("#exploration .step.failing").count() == 1
     assert page.evaluate("document.documentElement.scrollWidth") <= 400
 

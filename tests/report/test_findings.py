@@ -78,6 +78,9 @@ def test_handovers_are_counted_from_the_schedules_themselves() -> None:
     assert result.different == len(set(traces))
     found: Any = ExplorationSection(result, "seeds").as_json()
     assert found["failed"] is None
+    assert [name for name, _, _ in found["strategies"]] == ["random", "pos", "surw", "pct"]
+    assert sum(count for _, count, _ in found["strategies"]) == len(seeds)
+    assert sum(new for _, _, new in found["strategies"]) == counts[-1]
     assert found["handovers"] == [[number + 1, count] for number, count in enumerate(counts)]
 
 

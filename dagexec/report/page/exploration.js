@@ -3,6 +3,10 @@
 SECTIONS.exploration = (place, data) => {
   const HEIGHT = 200, LEFT = 62, BOTTOM = HEIGHT - 36;
   place.append(html("p", {}, `${data.chosen}: ${data.tried.toLocaleString("en")} schedules tried, ${data.different.toLocaleString("en")} of them different.`));
+  if (data.strategies.length > 1) {
+    place.append(tableOf("What each strategy added", ["strategy", "schedules", "handovers that it was the first to meet", "failed"],
+      () => data.strategies.map((row) => [...row, data.failed?.strategy === row[0] ? 1 : 0])));
+  }
   if (data.failed) drawFailure(place, data.failed);
   if (data.handovers.length < 2) return;
   const [tried, met] = data.handovers.at(-1);
@@ -23,7 +27,7 @@ SECTIONS.exploration = (place, data) => {
 function drawFailure(place, data) {
   const LANE = 150, STEP = 22, TOP = 30;
   const { lanes, steps } = data;
-  place.append(html("p", { class: "bad" }, `${data.seed === null ? "" : `Seed ${data.seed}: `}${data.failure}`));
+  place.append(html("p", { class: "bad" }, `${data.seed === null ? "" : `Seed ${data.seed} of ${data.strategy}: `}${data.failure}`));
   if (data.command) place.append(html("p", {}, "Again: ", html("code", {}, data.command)));
   if (data.left.length) place.append(html("p", {}, `Threads that had not ended: ${data.left.join(", ")}`));
   const width = Math.max(lanes.length * LANE, 200), height = TOP + steps.length * STEP + 10;

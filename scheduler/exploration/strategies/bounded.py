@@ -23,6 +23,8 @@ class BoundedSearch(Strategy):
         exhausted: all were tried.
     """
 
+    name = "systematic"
+
     def __init__(self, preemptions: int = 2, *, timeouts: bool = False) -> None:
         """Raises ValueError for a negative bound."""
         if preemptions < 0:

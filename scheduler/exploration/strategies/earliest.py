@@ -10,6 +10,7 @@ from dagexec.scheduler.exploration.strategies.strategy import Candidate, Strateg
 class EarliestFirst(Strategy):
     """The candidate of the smallest virtual time: a discrete-event simulation, to measure virtual times."""
 
+    name = "earliest first"
     timeouts = True
 
     def choose(self, candidates: Sequence[Candidate], current: bool) -> int:

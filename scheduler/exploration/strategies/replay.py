@@ -11,6 +11,8 @@ from dagexec.scheduler.exploration.strategies.strategy import Candidate, Strateg
 class ReplayStrategy(Strategy):
     """The decisions of an earlier schedule again; beyond their end, no preemption."""
 
+    name = "replay"
+
     def __init__(
         self, decisions: Sequence[int], choices: Sequence[int] | None = None, *, timeouts: bool = False
     ) -> None:

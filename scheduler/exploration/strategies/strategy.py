@@ -6,6 +6,7 @@ others follow in the order of their numbers, round from there. So a schedule of 
 
 from __future__ import annotations
 
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Protocol
@@ -29,15 +30,21 @@ class Candidate(Protocol):
 
 
 class Strategy(ABC):
-    """Decides. Each schedule needs a new one, or a `BoundedSearch` that has been advanced.
+    """Decides. Each schedule needs a new one, or a search that has been advanced.
 
     Attributes:
+        name: the strategy's, for reports.
+        seed: what its choices follow from, None where that is no seed.
         timeouts: a deadline may pass although something else could go on; otherwise only when nothing can.
         trace: the steps that were made so far.
+        estimates: it has to `learn` before the schedule begins.
     """
 
+    name: str = ""
+    seed: int | None = None
     timeouts: bool = False
     trace: Sequence[Event] = ()
+    estimates: bool = False
 
     def begin(self, trace: Sequence[Event]) -> None:
         """A schedule begins, of which `trace` will have the steps."""
@@ -46,3 +53,18 @@ class Strategy(ABC):
     @abstractmethod
     def choose(self, candidates: Sequence[Candidate], current: bool) -> int:
         """The number of one of two or more `candidates`. With `current`, candidate 0 is the thread that asks."""
+
+    def learn(self, trace: Sequence[Event]) -> None:  # noqa: B027
+        """What some other schedule does: for estimates of how many steps there are."""
+
+    def took(self, event: Event) -> None:  # noqa: B027
+        """A step is made, chosen or the only one that can be."""
+
+
+class SampledStrategy(Strategy):
+    """One whose choices follow from a seed."""
+
+    def __init__(self, seed: int, *, timeouts: bool = False) -> None:
+        self.seed = seed
+        self.timeouts = timeouts
+        self._random = random.Random(seed)

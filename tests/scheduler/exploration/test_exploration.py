@@ -166,7 +166,7 @@ def test_the_search_tries_each_schedule_once(monkeypatch: pytest.MonkeyPatch) ->
     seen: list[tuple[int, ...]] = []
     real = exploring.explore
 
-    def noting(scenario: Callable[[], object], strategy: object) -> object:
+    def noting(scenario: Callable[[], object], strategy: object, first: object) -> object:
         schedule = real(scenario, strategy)  # type: ignore[arg-type]
         seen.append(schedule.decisions)
         return schedule

@@ -77,7 +77,7 @@ def test_a_search_says_whether_it_tried_everything(right: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [[], ["--systematic"]])
+@pytest.mark.parametrize("how", [[], ["--systematic"], ["--strategy", "surw"]])
 def test_a_racy_net_fails_and_the_printed_command_fails_in_the_same_way(
     racy: str, how: list[str], tmp_path: Path
 ) -> None:
