@@ -15,7 +15,7 @@ from dagexec.core.stream import Kernel
 from dagexec.devices.sim import Fault, simulated
 from dagexec.errors import DagexecError, DeviceError, OperatorError, RunTimeoutError
 from dagexec.platform.threads import threads
-from dagexec.scheduler.exploration import EarliestFirst, explore, explore_seeds, systematic
+from dagexec.scheduler.exploration import EarliestFirst, RandomStrategy, explore, explore_seeds, systematic
 from dagexec.scheduler.exploration.device import ControlledDriver
 from dagexec.scheduler.nets.async_dag import AsyncDAGNet
 from dagexec.scheduler.nets.net import BaseNet
@@ -186,5 +186,5 @@ def test_work_of_a_stream_that_waits_for_the_device_is_refused() -> None:
             assert stream.failure is not None
             assert isinstance(stream.failure.error, DeviceError)
 
-    schedule = explore(scenario, 3)
+    schedule = explore(scenario, RandomStrategy(3))  # the other stream has not come to its kernel then
     schedule.raise_failure()
