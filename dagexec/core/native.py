@@ -94,9 +94,12 @@ def native_call(step: Step) -> NativeCall | None:
     return getattr(step, "native_call", None)
 
 
+_PHASES = "phases"
+
+
 def phases_of(step: Step) -> Phases | None:
     """The native calls that `step` is; None where it is something else."""
-    phases: Phases | None = getattr(step, "phases", None)
+    phases: Phases | None = getattr(step, _PHASES, None)
     if phases is not None:
         return phases
     call = native_call(step)
@@ -211,6 +214,7 @@ def piece_step(piece: Piece) -> Step:
                 threads().point("go on with a piece")
             stretch()
 
+    setattr(execute, _PHASES, ((piece,),))  # so that it can be told whose it is
     return execute
 
 

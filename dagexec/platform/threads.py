@@ -106,6 +106,10 @@ class Threads(ABC):
     def point(self, doing: str) -> None:
         """A place where another thread may go on before the caller, who is about to be `doing` something, does."""
 
+    @abstractmethod
+    def note(self, what: object) -> None:
+        """What the calling thread does now, for whoever tells the story of a schedule."""
+
     def call_briefly(self, seconds: float, function: Callable[[], object]) -> Timer:
         """Call `function`, which blocks for no longer than a lock is held, `seconds` from now.
 
@@ -132,6 +136,9 @@ class SystemThreads(Threads):
 
     def point(self, doing: str) -> None:
         """Threads go on as they like."""
+
+    def note(self, what: object) -> None:
+        """Nobody listens."""
 
     def call_later(self, seconds: float, function: Callable[[], object]) -> Timer:
         timer = threading.Timer(seconds, function)

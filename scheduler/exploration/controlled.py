@@ -21,6 +21,7 @@ from dagexec.devices.sim.clock import host_time, host_waited_until, set_host_tim
 from dagexec.errors import DagexecError, DeadlockError
 from dagexec.platform.threads import Lock, Mutex, Threads, ThreadsEndedError, Timer
 from dagexec.scheduler.exploration.events import Event, Kind
+from dagexec.scheduler.exploration.notes import Notes, Waiting
 from dagexec.scheduler.exploration.strategies import Candidate, Strategy
 
 Ready = Callable[[], bool]
@@ -40,6 +41,7 @@ class ControlledThread(threading.Thread):
         timed_out: it has given up.
         time: its virtual time when it last came to a decision point.
         ended: it has nothing to do any more.
+        place: where it last came to a decision point, if notes are taken; empty before it did.
         start_of_next: for a thread that does a stream's work, when the next command can start.
     """
 
@@ -53,6 +55,7 @@ class ControlledThread(threading.Thread):
         self.timed_out = False
         self.time = host_time()
         self.ended = False
+        self.place = ""
         self.baton = threading.Lock()
         self.baton.acquire()
         self._world = world
@@ -200,7 +203,8 @@ class ControlledThreads(Threads):
 
     concurrent = False
 
-    def __init__(self, strategy: Strategy) -> None:
+    def __init__(self, strategy: Strategy, notes: Notes | None = None) -> None:
+        """With `notes`, what happens is written down there."""
         self.decisions: list[int] = []
         self.choices: list[int] = []
         self.trace: list[Event] = []
@@ -209,6 +213,7 @@ class ControlledThreads(Threads):
         self.left: tuple[str, ...] = ()
         self.over = threading.Lock()
         self.over.acquire()
+        self._notes = notes
         self._strategy = strategy
         strategy.begin(self.trace)
         self._named: Counter[str] = Counter()
@@ -302,6 +307,11 @@ class ControlledThreads(Threads):
         """A decision point that is none of a lock or thread."""
         self.come_to("point", doing)
 
+    def note(self, what: object) -> None:
+        """Written down if anything is."""
+        if self._notes is not None and not self.ended:
+            self._notes.acts.append((len(self.trace) - 1, threading.current_thread().name, what))
+
     def come_to(self, kind: Kind, resource: str) -> None:
         """A decision point at which the calling thread could go on."""
         me = self.calling_thread()
@@ -371,6 +381,8 @@ class ControlledThreads(Threads):
         return thread
 
     def _pass_on(self, me: ControlledThread) -> None:
+        if self._notes is not None:
+            me.place = _caller()
         chosen = self._choose(me)
         if chosen is not me:
             self._running = chosen
@@ -389,6 +401,8 @@ class ControlledThreads(Threads):
         if self._strategy.timeouts or not candidates:
             candidates += self._due(candidates)
         if not candidates:
+            if self._notes is not None:
+                self._notes.waiting = self._waiting()
             self._end(DeadlockError(self._who_waits()))
             raise ThreadsEndedError("deadlock")
         if len(self.trace) >= MAX_STEPS:
@@ -404,6 +418,9 @@ class ControlledThreads(Threads):
             self.decisions.append(number)
             self.choices.append(len(candidates))
         chosen = candidates[number]
+        if self._notes is not None:
+            waiting = chosen.thread if isinstance(chosen, _Timeout) else chosen
+            self._notes.places.append(waiting.place if isinstance(waiting, ControlledThread) else "")
         self._strategy.took(chosen.event)
         self.trace.append(chosen.event)
         if isinstance(chosen, _Timeout):
@@ -436,17 +453,16 @@ class ControlledThreads(Threads):
         deadlines += self._timers
         return [min(deadlines, key=lambda candidate: candidate.when())] if deadlines else []
 
-    def _who_waits(self) -> str:
-        lines = []
+    def _waiting(self) -> tuple[Waiting, ...]:
+        found = []
         for thread in self._threads:
-            what = thread.waits_for
-            if isinstance(what, ControlledLock):
-                holder = "nobody" if what.holder is None else what.holder.name
-                waits = f"{what.name}, held by {holder}"
-            else:
-                waits = str(thread.event)
-            lines.append(f"{thread.name} waits for {waits}, at {_place_of(thread)}")
-        return "deadlock: " + ("; ".join(lines) or "no thread is left")
+            lock = thread.waits_for if isinstance(thread.waits_for, ControlledLock) else None
+            holder = "" if lock is None or lock.holder is None else lock.holder.name
+            found.append(Waiting(thread.name, thread.event, holder, _place_of(thread)))
+        return tuple(found)
+
+    def _who_waits(self) -> str:
+        return "deadlock: " + ("; ".join(map(str, self._waiting())) or "no thread is left")
 
 
 def _names(candidates: Sequence[Candidate]) -> str:

@@ -10,7 +10,7 @@ chosen while the first command can be done. So a strategy decides between host t
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dagexec.devices.sim.driver import Driver, Subscribe, enter_device, is_device_thread
 from dagexec.errors import DagexecError, DeviceError
@@ -19,6 +19,13 @@ from dagexec.scheduler.exploration.controlled import ControlledThreads
 
 if TYPE_CHECKING:
     from dagexec.devices.sim.stream import SimStream
+
+
+class Advance(NamedTuple):
+    """A stream does its first command, or passes over it."""
+
+    stream: SimStream
+    command: object
 
 
 class ControlledDriver(Driver):
@@ -59,5 +66,6 @@ class ControlledDriver(Driver):
     def _serve(self, stream: SimStream) -> None:
         enter_device()
         while stream not in self._detached:
+            self._world.note(Advance(stream, stream.head))
             stream.advance()
             self._world.wait(lambda: self._may_go_on(stream), None, self, "advance", stream.name)

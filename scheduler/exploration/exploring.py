@@ -19,6 +19,7 @@ from dagexec.errors import DagexecError, DeadlockError
 from dagexec.platform.threads import installed, threads
 from dagexec.scheduler.exploration.controlled import ControlledThreads
 from dagexec.scheduler.exploration.events import Event
+from dagexec.scheduler.exploration.notes import Notes
 from dagexec.scheduler.exploration.strategies import (
     BoundedSearch,
     RandomStrategy,
@@ -121,11 +122,16 @@ class Exploration(Generic[Result]):
 
 
 def explore(
-    scenario: Scenario[Result], strategy: Strategy | int = 0, first: Sequence[Event] | None = None
+    scenario: Scenario[Result],
+    strategy: Strategy | int = 0,
+    first: Sequence[Event] | None = None,
+    notes: Notes | None = None,
 ) -> ExploredSchedule[Result]:
     """Run `scenario` once, in a world of its own; an integer is a seed of the portfolio.
 
     Some strategies estimate from the trace of a `first` schedule; where it is not given, that is run before.
+
+    What happens is written down in `notes`, if they are given.
 
     Raises DeadlockError (rather than return it) when a thread comes to no decision point for `PATIENCE` seconds of real
     time: it waits for something that is not under control.
@@ -134,7 +140,7 @@ def explore(
         strategy = sampling("portfolio", strategy)
     if strategy.estimates:
         strategy.learn(first_trace(scenario, strategy) if first is None else first)
-    world = ControlledThreads(strategy)
+    world = ControlledThreads(strategy, notes)
     outcome: list[Result] = []
     seconds = [0.0]
 

@@ -5,7 +5,14 @@ conflicting accesses are unordered. `detector` finds the same at run time, from 
 """
 
 from dagexec.scheduler.hazards.accesses import Accesses, Resource, named_accesses, prepared_accesses
-from dagexec.scheduler.hazards.check import Proof, UnorderedAccesses, check_net, check_plan
+from dagexec.scheduler.hazards.check import (
+    Proof,
+    UnorderedAccesses,
+    check_net,
+    check_order,
+    check_plan,
+    conflicts,
+)
 from dagexec.scheduler.hazards.detector import Detector, Race, detecting
 from dagexec.scheduler.hazards.happens_before import HappensBefore
 from dagexec.scheduler.hazards.pieces import PieceFault
@@ -20,7 +27,9 @@ __all__ = [
     "Resource",
     "UnorderedAccesses",
     "check_net",
+    "check_order",
     "check_plan",
+    "conflicts",
     "detecting",
     "named_accesses",
     "prepared_accesses",

@@ -120,7 +120,7 @@ def check_plan(
     for number, users in enumerate(touched.users()):
         resource = touched.resources[number]
         mutex = _common_mutex(users, guards) if resource.exclusive else None
-        found = _turns(users, guards, mutex) if resource.exclusive else _conflicts(users, number, touched)
+        found = _turns(users, guards, mutex) if resource.exclusive else conflicts(users, number, touched)
         contested += bool(found)
         pairs += len(found)
         for earlier, later, kind in found:
@@ -155,11 +155,11 @@ def check_net(net: BaseNet, streams: int | None = None, *, by_name: bool = False
     """
     if by_name:
         plan = build_plan(net.graph, [0.0] * len(net.graph))
-        return _with_bodies(net, _check_order(net, plan, named_accesses(net.graph), streams))
+        return _with_bodies(net, check_order(net, plan, named_accesses(net.graph), streams))
     preparation = net.prepared()
     touched = touched_memory(net.graph, net.operators, preparation.prepared)
     accesses = prepared_accesses(net.graph, net.operators, preparation.prepared, touched)
-    proof = _check_order(net, preparation.plan, accesses, streams)
+    proof = check_order(net, preparation.plan, accesses, streams)
     if preparation.memory is not None:
         inputs = [binding.blob for binding in preparation.bindings.inputs]
         proof = replace(proof, overwritten=find_overwritten(net.graph, net.operators, touched, inputs, net.keep))
@@ -193,7 +193,7 @@ def _with_bodies(net: BaseNet, proof: Proof) -> Proof:
     return proof
 
 
-def _check_order(net: BaseNet, chained: Plan, accesses: Accesses, streams: int | None) -> Proof:
+def check_order(net: BaseNet, chained: Plan, accesses: Accesses, streams: int | None = None) -> Proof:
     """`check_plan` for the way the kind of `net` runs."""
     if isinstance(net, AsyncDAGNet):
         own = net.streams_of_a_device()
@@ -203,7 +203,7 @@ def _check_order(net: BaseNet, chained: Plan, accesses: Accesses, streams: int |
     return check_plan(plan, finished_chains(plan, net.guards()), accesses, streams, finished=True)
 
 
-def _conflicts(users: Sequence[int], resource: int, accesses: Accesses) -> list[Pair]:
+def conflicts(users: Sequence[int], resource: int, accesses: Accesses) -> list[Pair]:
     """Neighboring conflicting accesses to ordered memory; see above."""
     found: list[Pair] = []
     writer = -1

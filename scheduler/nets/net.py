@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import ClassVar, Self
+from typing import ClassVar, NamedTuple, Self
 from weakref import WeakKeyDictionary
 
 from dagexec.core.blob import Blob
@@ -60,6 +60,15 @@ from dagexec.scheduler.run.work import (
     pieces_of_chains,
 )
 from dagexec.scheduling.policy import Policy
+
+
+class NetRun(NamedTuple):
+    """A run that is made: whose, and what it goes by."""
+
+    net: BaseNet
+    run: Run
+    plan: Plan
+    preparation: Preparation
 
 
 class BaseNet(ABC, Closing):
@@ -288,6 +297,7 @@ class BaseNet(ABC, Closing):
             self._latest = preparation, run.machine
         if observed is not None:
             observed.follow(run)
+        threads().note(NetRun(self, run, plan, preparation))
         if not self.on_host:
             Drain(run, self.streams, self.operators, partial(self._call_end, run), checked=self.checked)
         return run

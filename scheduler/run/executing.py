@@ -6,18 +6,28 @@ It takes what the run's machine gives it until there is nothing, the run is stop
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from dagexec.core.native import recover
 from dagexec.core.operator import Step
 from dagexec.errors import PolicyError
 from dagexec.platform.blocking import work as blocking
-from dagexec.platform.threads import Mutex, ThreadsEndedError, is_interruptible
+from dagexec.platform.threads import Mutex, ThreadsEndedError, is_interruptible, threads
 from dagexec.scheduler.run.engine import NativeRun, Participant
 from dagexec.scheduler.run.engine_layout import Mode, Outcome
 from dagexec.scheduler.run.machine import Machine
 from dagexec.scheduler.run.roster import Roster
 from dagexec.scheduler.run.run import Run, finish
 from dagexec.scheduler.run.worker import Worker, acquire_contended
+
+
+class Doing(NamedTuple):
+    """A piece of a task that a worker begins or, with `done`, has done."""
+
+    run: Run
+    task: int
+    steps: Sequence[Step]
+    done: bool = False
 
 
 class Executing:
@@ -116,10 +126,14 @@ class Executing:
         """Call steps of a task, and fail the run where one fails. False when it is stopped."""
         step = None
         try:
+            if not self._concurrent:
+                threads().note(Doing(run, task, steps))
             for step in steps:
                 if run.stopped:
                     return False
                 step()
+            if not self._concurrent:
+                threads().note(Doing(run, task, steps, done=True))
         except ThreadsEndedError:
             raise
         except BaseException as error:  # a worker outlives whatever an operator raises

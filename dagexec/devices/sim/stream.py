@@ -323,6 +323,12 @@ class SimStream(Stream):
             return False
         return not isinstance(head, Wait) or self._may_start(head) or self.failing
 
+    @property
+    def head(self) -> Wait | Command:
+        """The first command. Raises IndexError when there is none."""
+        head: Wait | Command = self._queue[0]
+        return head
+
     def next_start(self) -> float:
         """Virtual time at which the first command can start, infinity when it cannot."""
         if not self.can_advance():

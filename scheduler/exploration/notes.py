@@ -1,0 +1,45 @@
+"""Notes: what is written down of a schedule whose story is to be told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from dagexec.scheduler.exploration.events import Event
+
+
+class Waiting(NamedTuple):
+    """A thread that could not go on when nobody could.
+
+    Attributes:
+        thread: who.
+        event: what it would have done.
+        holder: who holds the lock that it waits for, empty for nobody; of a gate, who closed it.
+        place: where it waits in the code.
+    """
+
+    thread: str
+    event: Event
+    holder: str
+    place: str
+
+    def __str__(self) -> str:
+        waits = str(self.event)
+        if self.event.kind == "acquire":
+            waits = f"{self.event.resource}, held by {self.holder or 'nobody'}"
+        return f"{self.thread} waits for {waits}, at {self.place}"
+
+
+@dataclass
+class Notes:
+    """Beside the steps of a schedule.
+
+    Attributes:
+        places: for each step, where in the code its thread came to the decision point before it; empty for a start.
+        acts: what threads said that they do (`Threads.note`): number of the step, name of the thread, and what.
+        waiting: in a deadlock, who waits.
+    """
+
+    places: list[str] = field(default_factory=list)
+    acts: list[tuple[int, str, object]] = field(default_factory=list)
+    waiting: tuple[Waiting, ...] = ()
