@@ -15,10 +15,11 @@ exploration drive it on virtual time. What it knows is small and can be compared
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import Protocol
+from typing import Protocol, Self
 
 from dagexec.scheduling.planned import PlannedPolicy
 
@@ -91,7 +92,7 @@ class Machine:
         self._taken_last = [0] * len(self._left)  # those of the taken that were the last
         self._done = [0] * len(self._left)
         self._fresh = [task for task, count in enumerate(self._left) if not count]  # ascending, hence a heap
-        self._open: list[int] = []
+        self._open: list[int] = []  # ascending: they leave it in any order
         self.remaining = len(self._left)
         self.stopped = False
 
@@ -112,7 +113,7 @@ class Machine:
             if self._graph.pieces[task] == 1:
                 self._taken[task] = 1
                 return task, 0
-            heappush(self._open, task)
+            insort(self._open, task)
             return self._next_piece(task, from_last)
         return self._next_piece(self._open[0], from_last) if self._open else None
 
@@ -144,4 +145,15 @@ class Machine:
 
     def state(self) -> Hashable:
         """All that what comes next depends on."""
-        return tuple(self._taken), tuple(self._taken_last), tuple(self._done), self.stopped
+        counts = zip(self._graph.pieces, self._taken, self._taken_last, self._done, strict=True)
+        return tuple((taken, last if taken < pieces else 0, done) for pieces, taken, last, done in counts), self.stopped
+
+    def copy(self) -> Self:
+        """Another run that has come to the same state."""
+        other = object.__new__(type(self))
+        other._graph = self._graph
+        other._left, other._done = self._left[:], self._done[:]
+        other._taken, other._taken_last = self._taken[:], self._taken_last[:]
+        other._fresh, other._open = self._fresh[:], self._open[:]
+        other.remaining, other.stopped = self.remaining, self.stopped
+        return other

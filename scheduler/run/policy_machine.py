@@ -10,8 +10,11 @@ What a policy does wrong raises PolicyError, from `take`.
 
 from __future__ import annotations
 
+import copy
+import pickle
+from bisect import insort
 from collections.abc import Hashable
-from heapq import heappush
+from typing import Self
 
 from dagexec.scheduler.run.machine import Machine, TaskGraph
 from dagexec.scheduling.planned import PlannedPolicy
@@ -64,7 +67,7 @@ class PolicyMachine(Machine):
         if task < 0:
             return None
         if not self._taken[task]:
-            heappush(self._open, task)
+            insort(self._open, task)
         found = self._next_piece(task, from_last)
         self._workers[found] = worker
         if worker >= 0:
@@ -137,5 +140,19 @@ class PolicyMachine(Machine):
         self._following.clear()
 
     def state(self) -> Hashable:
-        """All that what comes next depends on, but for what the policy keeps."""
-        return super().state(), tuple(self._ready), tuple(self._following), tuple(self._workers.items())
+        """All that what comes next depends on; what the policy keeps, as far as that can be pickled.
+
+        The end of a piece and what is taken then are one event, as they are for the pool.
+        """
+        run = self._run
+        told = tuple(run.running.items()), tuple(run.released_by), pickle.dumps(run.own), self._refused
+        return super().state(), tuple(self._ready), tuple(self._following), frozenset(self._workers.items()), told
+
+    def copy(self) -> Self:
+        """Another run that has come to the same state."""
+        other = super().copy()
+        other._planned, other._begun = self._planned, self._begun
+        other._run = RunState(dict(self._run.running), list(self._run.released_by), copy.deepcopy(self._run.own))
+        other._free, other._workers, other._latest = list(self._free), dict(self._workers), self._latest
+        other._ready, other._following, other._refused = dict(self._ready), list(self._following), self._refused
+        return other

@@ -73,6 +73,15 @@ def test_a_worker_finds_its_own_side_again_in_the_next_task_that_is_cut_alike() 
     assert machine.take(0) == (1, 0)
 
 
+def test_a_worker_joins_the_first_task_that_others_are_in_whatever_order_they_began_in() -> None:
+    machine = Machine(tasks_of([[], [2], [], []], [2, 3, 1, 3]))
+    assert [machine.take() for _ in range(3)] == [(0, 0), (2, 0), (3, 0)]
+    machine.end(2)
+    assert machine.take(2) == (1, 0)
+    assert machine.take() == (0, 1), "which has no piece left then"
+    assert machine.take() == (1, 1)
+
+
 def test_nothing_is_taken_of_a_machine_that_was_stopped() -> None:
     machine = Machine(tasks_of([[], [0]], [2, 1]))
     machine.take()
