@@ -11,14 +11,19 @@ again where a path is told, in names that stay the same along it.
 
 from __future__ import annotations
 
+import gc
 import time
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from dagexec.errors import DagexecError
 
 State = TypeVar("State", bound=Hashable)
+
+_COLLECT_EVERY = 10_000
+"""States: all are kept, so to look through them for garbage again and again takes 40% longer."""
 
 
 class ModelFault(Exception):  # noqa: N818 - no error of dagexec: it is what a search is for
@@ -33,7 +38,7 @@ class Model(Protocol[State]):
     """What can happen, as states and events. States are immutable, and equal ones have the same future."""
 
     def begin(self) -> Iterable[State]:
-        """The states that it may begin in."""
+        """The states that it may begin in. May raise ModelFault."""
 
     def steps(self, state: State) -> Iterable[tuple[str, State]]:
         """What may happen next: the label of each event, and the state after it. May raise ModelFault."""
@@ -83,7 +88,19 @@ def search(model: Model[State], *, seconds: float | None = None, most: int | Non
 
     Raises DagexecError where `model` does not repeat itself, or its symmetry is none.
     """
-    return _Search(model, seconds, most).run()
+    with _seldom_collecting():
+        return _Search(model, seconds, most).run()
+
+
+@contextmanager
+def _seldom_collecting() -> Iterator[None]:
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 @dataclass
@@ -102,6 +119,7 @@ class _Search(Generic[State]):
         self._until = None if seconds is None else self._began + seconds
         self._before: dict[State, State | None] = {}  # the state from which each one was seen first
         self._transitions = 0
+        self._looked_at = 0
 
     def run(self) -> SearchResult:
         level: list[State] = []
@@ -118,20 +136,25 @@ class _Search(Generic[State]):
                     self._expand(state, following)
                 level = following
                 depth += bool(level)
+        except ModelFault as error:
+            return self._result(0, len(level), _FaultError(str(error), (error.label,)))
         except _FaultError as found:
             return self._result(depth, len(level) - done + len(following), found)
         return self._result(depth, 0)
 
     def _expand(self, state: State, following: list[State]) -> None:
         stuck = True
+        self._looked_at += 1
+        if self._looked_at % _COLLECT_EVERY == 0:
+            gc.collect(0)  # those that came since
         try:
             for _, after in self._model.steps(state):
                 stuck = False
                 self._transitions += 1
                 self._see(after, state, following)
-        except ModelFault:
+        except ModelFault as error:
             labels, here = self._path(state)
-            raise self._raised(labels, here) from None
+            raise self._raised(labels, here, error) from None
         if stuck and not self._model.is_end(state):
             labels, _ = self._path(state)
             raise _FaultError("nothing can happen any more, and it is not the end", labels)
@@ -174,14 +197,14 @@ class _Search(Generic[State]):
             f"after {len(labels)} events ({', '.join(labels) or 'none'})"
         )
 
-    def _raised(self, labels: tuple[str, ...], state: State) -> _FaultError:
-        """The fault that an event after `state` raises."""
+    def _raised(self, labels: tuple[str, ...], state: State, error: ModelFault) -> _FaultError:
+        """The fault that an event after `state` raises, which was `error` after a symmetric one."""
         try:
             for _ in self._model.steps(state):
                 pass
-        except ModelFault as error:
-            return _FaultError(str(error), (*labels, *([error.label] if error.label else [])))
-        raise DagexecError("the model cannot be searched: it does not repeat itself")
+        except ModelFault as named:
+            error = named
+        return _FaultError(str(error), (*labels, *([error.label] if error.label else [])))
 
     def _result(self, depth: int, waiting: int, found: _FaultError | None = None) -> SearchResult:
         seconds = time.perf_counter() - self._began
