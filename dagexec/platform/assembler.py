@@ -253,6 +253,12 @@ class Assembler:
         """Exchange a register and the 64 bits at base + offset: nobody else sees a state between, nor another order."""
         self._memory(0x87, register, base, offset)
 
+    def fetch_and_add(self, register: int, base: int, offset: int) -> None:
+        """Add a register to the 64 bits at base + offset, and get what these were: nobody else comes between."""
+        self._bytes += b"\xf0"
+        self._bytes += bytes([0x48 | (register > RDI) << 2 | (base > RDI), 0x0F])
+        self._bytes += bytes([0xC1, 0x80 | (register & 7) << 3 | base & 7]) + struct.pack("<i", offset)
+
     def add_to_memory(self, base: int, offset: int, number: int) -> None:
         """The 64 bits at base + offset += number; sets flags."""
         self._memory(0x81, 0, base, offset)

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.native import NativeCall, Piece, call_rows, rows_of, table_code
-from dagexec.scheduler.run.engine_code import engine_code
+from dagexec.scheduler.run.engine_code import Enter, engine_code
 from dagexec.scheduler.run.engine_layout import Header, Kind, Mode, PoolWords, Record, Slot, Task
 from dagexec.scheduler.run.machine import TaskGraph
 from dagexec.scheduler.run.waiting_code import clock_code, listening_code, pausing_code
@@ -171,6 +171,11 @@ class NativeRun:
             records[0] = records.ctypes.data + 8
             state[Header.TRACE] = records.ctypes.data
 
+    @property
+    def code(self) -> Enter | None:
+        """What its threads enter."""
+        return engine_code()
+
     def belong_to(self, pool: PoolMemory, width: int) -> None:
         """Up to `width` threads of a pool work on it."""
         self._pool = pool
@@ -238,7 +243,7 @@ class Participant:
         stays, lets that have the interpreter lock first when the run is over. `from_last` as in `Machine.take`.
         """
         self._looks = looks
-        code = engine_code()
+        code = run.code
         assert code is not None, "no machine code runs here"
         self._enter = code
         self._run = run

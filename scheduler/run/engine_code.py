@@ -35,7 +35,7 @@ from dagexec.platform.assembler import (
     Assembler,
 )
 from dagexec.platform.machine_code import executable
-from dagexec.scheduler.run.engine_layout import Header, Kind, Mode, Outcome, PoolWords, Record, Slot, Task
+from dagexec.scheduler.run.engine_layout import Header, Kind, Logged, Mode, Outcome, PoolWords, Record, Slot, Task
 
 _SAVED = (RBX, RBP, R12, R13, R14, R15)
 _PATIENCE = 200
@@ -46,18 +46,28 @@ Enter = Callable[[int, int, int], int]
 """The outcome for the addresses of a state and a slot, and a mode."""
 
 
+class EngineAssembler(Assembler):
+    """Of code that keeps no log."""
+
+    def log(self, event: Logged, *, batch: bool = False) -> None:
+        """What happens here. With `batch`, to the task in rax, else to that in the slot. Not before a jump."""
+
+
 @cache
 def engine_code() -> Enter | None:
     """The machine code; None where none runs."""
-    address = executable(_written())
+    return entered(executable(written(EngineAssembler())))
+
+
+def entered(address: int | None) -> Enter | None:
+    """The code at `address` as a function."""
     if address is None:
         return None
     return ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long)(address)
 
 
-def _written() -> bytes:
+def written(code: EngineAssembler) -> bytes:
     """Registers: rbx the state, rbp the slot, r12 the task, r13 its number or what is left to take, r14 a clock."""
-    code = Assembler()
     code.push(*_SAVED)
     code.add_number(RSP, -8)  # the stack is aligned for calls
     code.move(RBX, RDI)
@@ -78,7 +88,7 @@ def _written() -> bytes:
     _wait(code)
     for outcome in Outcome:
         code.mark(f"unlock and {outcome.name}")
-        _unlock(code)
+        unlock(code)
         code.mark(outcome.name)
         code.set_number(RAX, outcome)
         code.jump("leave")
@@ -86,7 +96,7 @@ def _written() -> bytes:
     code.add_number(RSP, 8)
     code.pop(*_SAVED)
     code.end_call()
-    _lock(code)
+    lock(code)
     _sets(code)
     return code.code()
 
@@ -98,7 +108,7 @@ def _load_task(code: Assembler) -> None:
     code.add_memory(R12, RBX, 8 * Header.TASKS)
 
 
-def _pick(code: Assembler) -> None:
+def _pick(code: EngineAssembler) -> None:
     """With the lock, take a piece: of a fresh task before those of others."""
     code.mark("pick")
     code.compare_memory(RBX, 8 * Header.STOP, 0)
@@ -122,7 +132,8 @@ def _pick(code: Assembler) -> None:
     code.call_place("find")
     code.compare_number(RAX, 0)
     code.jump("open", NOT_LESS)
-    _unlock(code)
+    code.log(Logged.NOTHING)
+    unlock(code)
     code.jump("wait")
 
     code.mark("fresh")
@@ -142,6 +153,7 @@ def _pick(code: Assembler) -> None:
     code.load_number(RAX, RBP, None, offset=8 * Slot.TASK)
     code.load_number(R9, R12, None, offset=8 * Task.KIND)
     code.mark("one more call")  # of the task in rax, of the kind in r9
+    code.log(Logged.TAKE, batch=True)
     code.load_number(RCX, RBP, None, offset=8 * Slot.CALLS)
     code.store_number(RAX, RBP, 8 * Slot.FIRST_CALL, RCX, 8)
     code.add_number(RCX, 1)
@@ -200,8 +212,9 @@ def _pick(code: Assembler) -> None:
     code.call_place("remove")
 
     code.mark("taken")
+    code.log(Logged.TAKE)
     code.load_number(R13, RBX, None, offset=8 * Header.EXPECTED)
-    _unlock(code)  # before the look at who sleeps: they look for work after they have said that they do
+    unlock(code)  # before the look at who sleeps: they look for work after they have said that they do
     code.compare_with_memory(R13, RBX, 8 * Header.WORTH_WAKING)
     code.jump("execute", LESS)
     code.load_number(RAX, RBX, None, offset=8 * Header.POOL)
@@ -222,7 +235,7 @@ def _leave_in_time(code: Assembler, name: str) -> None:
     code.mark(name)
 
 
-def _execute(code: Assembler) -> None:
+def _execute(code: EngineAssembler) -> None:
     """Without the lock, the piece in the slot."""
     code.mark("execute")
     _load_task(code)
@@ -232,6 +245,7 @@ def _execute(code: Assembler) -> None:
     code.add_memory(R10, R12, 8 * Task.PIECES)
     code.load_number(RDI, R10, None)
     code.load_number(RSI, R10, None, offset=8)
+    code.log(Logged.EXECUTE)
     code.call_field(RBX, 8 * Header.TABLE_CODE)
     code.store_number(RAX, RBP, 8 * Slot.ROWS_LEFT)
     code.compare_number(RAX, 0)
@@ -254,9 +268,10 @@ def _execute(code: Assembler) -> None:
     code.add_to_memory(RDX, 0, 8 * Record.SIZE)
 
 
-def _end(code: Assembler) -> None:
+def _end(code: EngineAssembler) -> None:
     """With the lock, a piece of the task in r12 has ended: go on with the next one, or let its children begin."""
     code.mark("done")
+    code.log(Logged.END)
     code.add_to_memory(R12, 8 * Task.DONE, 1)
     code.load_number(RAX, R12, None, offset=8 * Task.DONE)
     code.compare_with_memory(RAX, R12, 8 * Task.COUNT)
@@ -270,6 +285,7 @@ def _end(code: Assembler) -> None:
     code.compare_memory(RAX, 8 * PoolWords.WAITING, 0)
     code.jump("pick", NOT_ZERO)
     _leave_in_time(code, "on with it")
+    code.log(Logged.GO_ON)
     code.jump("next piece")
 
     code.mark("called")
@@ -278,6 +294,7 @@ def _end(code: Assembler) -> None:
     code.load_number(RAX, RBP, R15, 8, 8 * Slot.FIRST_CALL)
     code.store_number(RAX, RBP, 8 * Slot.TASK)
     _load_task(code)
+    code.log(Logged.END)
     code.add_to_memory(R12, 8 * Task.DONE, 1)
     code.call_place("end")
     code.add_number(R15, 1)
@@ -290,7 +307,7 @@ def _end(code: Assembler) -> None:
     code.mark("ended")
     code.compare_memory(RBX, 8 * Header.REMAINING, 0)
     code.jump("pick", NOT_ZERO)
-    _unlock(code)
+    unlock(code)
     code.call_place("after the caller")
     code.jump("FINISHED")
 
@@ -348,7 +365,7 @@ def _wait(code: Assembler) -> None:
     code.jump("pick")
 
 
-def _lock(code: Assembler) -> None:
+def lock(code: Assembler) -> None:
     """A function: take the lock. Changes rax, rcx, rdx and r11."""
     code.mark("lock")
     code.set_number(RAX, 1)
@@ -368,7 +385,7 @@ def _lock(code: Assembler) -> None:
     code.end_call()
 
 
-def _unlock(code: Assembler) -> None:
+def unlock(code: Assembler) -> None:
     """Let the lock go; what was written before is seen by others before anything is read after. Changes rax."""
     code.clear(RAX)
     code.exchange(RAX, RBX, 8 * Header.LOCK)

@@ -29,6 +29,7 @@ class Header(IntEnum):
     TRACE = 15  # address of the address of the next `Record`; 0 where nobody wants them
     EXPECTED = 16  # ticks of tasks that have a piece to take
     WORTH_WAKING = 17  # ticks, for as many of which a worker is woken
+    LOG = 18  # address of a log, where the code that keeps one runs
 
 
 class PoolWords(IntEnum):
@@ -89,6 +90,29 @@ class Record(IntEnum):
     BEGAN = 3
     ENDED = 4
     SIZE = 5
+
+
+class Logged(IntEnum):
+    """What is written to a log, in the order in which the state of the run changes."""
+
+    TAKE = 1  # a piece, of a task that the thread was not in, or that it goes on with
+    GO_ON = 2  # what it takes next is of the task that it was in
+    NOTHING = 3  # is there to take
+    EXECUTE = 4  # a table
+    END = 5  # of a piece
+
+
+
+class Entry(IntEnum):
+    """The 64-bit numbers of what is written."""
+
+    EVENT = 0
+    WORKER = 1
+    TASK = 2
+    PIECE = 3
+    FROM_LAST = 4
+    TABLE = 5  # address of the one that is executed
+    SIZE = 6
 
 
 class Mode(IntEnum):

@@ -1,0 +1,134 @@
+"""Runs in machine code that keep a log: what `engine_code` does, and at each decision a line about it.
+
+A line is written within the same critical section as the decision, so lines are in the order in which the state of the
+run changed. What Python does with the run it tells under the same lock. The code without a log has no part of this.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from functools import cache
+
+import numpy as np
+
+from dagexec.platform.assembler import NOT_LESS, R8, R10, R12, R13, RAX, RBP, RBX, RCX, RDI, RDX, RSI, Assembler
+from dagexec.platform.machine_code import executable
+from dagexec.scheduler.run import engine_code
+from dagexec.scheduler.run.engine import NativeRun
+from dagexec.scheduler.run.engine_code import EngineAssembler, Enter
+from dagexec.scheduler.run.engine_layout import Entry, Header, Logged, Slot
+
+_NEXT, _END, _FIRST = 0, 8, 16  # in a log: the address of the next line, that of the end, and the first line
+_SPARE_LINES = 4096
+
+
+class LoggingAssembler(EngineAssembler):
+    """Of code that keeps a log."""
+
+    def log(self, event: Logged, *, batch: bool = False) -> None:
+        """A line."""
+        self.push(RAX, RCX)
+        if not batch:
+            self.load_number(RAX, RBP, None, offset=8 * Slot.TASK)
+        self.set_number(RCX, event)
+        self.call_place("log")
+        self.pop(RAX, RCX)
+
+    def code(self) -> bytes:
+        """The machine code, with the function that writes a line: the event in rcx happens to the task in rax."""
+        used = (RDX, R8)
+        self.mark("log")
+        self.push(*used)
+        _next_line(self, R8)
+        self.store_number(RAX, R8, 8 * Entry.TASK)
+        self.store_number(RDI, R8, 8 * Entry.TABLE)
+        for entry, place in (
+            (Entry.WORKER, Slot.WORKER), (Entry.PIECE, Slot.PIECE), (Entry.FROM_LAST, Slot.FROM_LAST),
+        ):  # fmt: skip
+            self.load_number(RDX, RBP, None, offset=8 * place)
+            self.store_number(RDX, R8, 8 * entry)
+        self.store_number(RCX, R8, 8 * Entry.EVENT)  # last: then the line is whole
+        self.mark("log is full")
+        self.pop(*used)
+        self.end_call()
+        return super().code()
+
+
+def _next_line(code: Assembler, register: int) -> None:
+    """register = the address of a line that nobody else has; jumps where there is none. Changes rdx."""
+    code.load_number(RDX, RBX, None, offset=8 * Header.LOG)
+    code.set_number(register, 8 * Entry.SIZE)
+    code.fetch_and_add(register, RDX, _NEXT)
+    code.compare_with_memory(register, RDX, _END)
+    code.jump("log is full", NOT_LESS)
+
+
+@cache
+def logging_code() -> Enter | None:
+    """The machine code that keeps a log; None where none runs."""
+    return engine_code.entered(executable(engine_code.written(LoggingAssembler())))
+
+
+@cache
+def _telling_code() -> Callable[[int, int, int, int, int], int]:
+    """Code that writes a line with the lock of the run; its arguments are a state, an event, worker, task and piece."""
+    code = Assembler()
+    kept = (RBX, R12, R13)
+    code.push(*kept)
+    code.move(RBX, RDI)
+    code.move(R12, RDX)
+    code.move(R13, RCX)
+    code.call_place("lock")
+    _next_line(code, R10)
+    for entry, register in ((Entry.WORKER, R12), (Entry.TASK, R13), (Entry.PIECE, R8), (Entry.EVENT, RSI)):
+        code.store_number(register, R10, 8 * entry)
+    code.mark("log is full")
+    engine_code.unlock(code)
+    code.pop(*kept)
+    code.end_call()
+    engine_code.lock(code)
+    address = executable(code.code())
+    assert address is not None, "no machine code runs here"
+    numbers = [ctypes.c_long] * 4
+    return ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_void_p, *numbers)(address)
+
+
+class LoggedRun(NativeRun):
+    """A run that keeps a log from here on.
+
+    Its log has room for each piece and `_SPARE_LINES` more; what comes then is left out.
+    """
+
+    __slots__ = ("_lines",)
+
+    def __init__(self, run: NativeRun) -> None:
+        """`run`, which nobody has entered, goes on as this one."""
+        super().__init__(run.tasks, run._state, None)
+        pieces = sum(run.tasks.graph.pieces)
+        self._lines = np.zeros(_FIRST // 8 + Entry.SIZE * (4 * pieces + _SPARE_LINES), np.int64)
+        start = self._lines.ctypes.data
+        self._lines[0], self._lines[1] = start + _FIRST, start + self._lines.nbytes
+        self._state[Header.LOG] = start
+
+    @property
+    def code(self) -> Enter | None:
+        """What its threads enter."""
+        return logging_code()
+
+    @property
+    def is_cut(self) -> bool:
+        """The log was too short."""
+        return bool(self._lines[0] > self._lines[1])
+
+    def tell(self, event: int, worker: int, task: int = -1, piece: int = -1) -> None:
+        """Write a line, with the lock of the run."""
+        _telling_code()(self._address, event, worker, task, piece)
+
+    def lines(self) -> Iterator[tuple[int, ...]]:
+        """What was written so far; see `Entry`."""
+        written = min(int(self._lines[0]), int(self._lines[1])) - self._lines.ctypes.data - _FIRST
+        for row in self._lines[_FIRST // 8 :][: written // 8].reshape(-1, Entry.SIZE):
+            if not row[Entry.EVENT]:  # somebody is at it
+                return
+            yield tuple(map(int, row))
