@@ -13,6 +13,7 @@ __all__ = [
     "BlobTypeError",
     "ClosedError",
     "CommunicationError",
+    "ConformanceError",
     "CycleError",
     "DagexecError",
     "DataError",
@@ -186,6 +187,14 @@ class HazardError(DagexecError):
     def __init__(self, message: str, races: tuple[str, ...]) -> None:
         super().__init__(message)
         self.races = races
+
+
+class ConformanceError(DagexecError):
+    """What threads did in a run is not what the machine of runs allows. `deviations` tells each with both stories."""
+
+    def __init__(self, message: str, deviations: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.deviations = deviations
 
 
 class PolicyError(DagexecError):

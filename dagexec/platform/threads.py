@@ -91,6 +91,10 @@ class Threads(ABC):
         """
 
     @abstractmethod
+    def holds(self, lock: Mutex) -> bool:
+        """True when the calling thread holds this owned lock."""
+
+    @abstractmethod
     def start(self, target: Callable[[], object], name: str) -> Thread:
         """Start a daemon thread. Raises RuntimeError when the system starts no more."""
 
@@ -126,6 +130,9 @@ class SystemThreads(Threads):
     def owned_lock(self) -> Mutex:
         """A `threading.RLock`, which costs what a `threading.Lock` does."""
         return threading.RLock()
+
+    def holds(self, lock: Mutex) -> bool:
+        return bool(lock._is_owned())  # type: ignore[attr-defined]  # `threading.Condition` asks so, too
 
     def start(self, target: Callable[[], object], name: str) -> Thread:
         thread = threading.Thread(target=target, name=name, daemon=True)

@@ -4,6 +4,7 @@
   model: `random_feeds`;
 - a device on the host whose order of work a seed decides, with planned faults: `simulated` (docs/simulated-device.md);
 - accesses that nothing orders: `detecting`, and the proof `check_net` (docs/hazards.md);
+- threads that do in runs what the machine of runs does not allow: `conforming` (docs/exploration.md);
 - threads, streams and event loops under schedules that a seed or a search decides: `explore` (docs/exploration.md).
 """
 
@@ -20,6 +21,7 @@ from dagexec.devices.sim import (
     simulated,
 )
 from dagexec.platform.threads import threads
+from dagexec.scheduler.conformance import Conformance, conforming
 from dagexec.scheduler.exploration import (
     EarliestFirst,
     Exploration,
@@ -41,6 +43,7 @@ from dagexec.testing.gradients import analytic_gradients, check_gradient
 from dagexec.testing.operators import run_operator
 
 __all__ = [
+    "Conformance",
     "ControlledDriver",
     "ControlledEventLoop",
     "Detector",
@@ -63,6 +66,7 @@ __all__ = [
     "check_net",
     "check_plan",
     "configure",
+    "conforming",
     "detecting",
     "explore",
     "explore_all",

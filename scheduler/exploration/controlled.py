@@ -234,6 +234,12 @@ class ControlledThreads(Threads):
         """A lock that only its holder can release."""
         return self._new_lock(owned=True)
 
+    def holds(self, lock: Mutex) -> bool:
+        """True also after the end of the schedule, when nobody asks for locks any more."""
+        assert isinstance(lock, ControlledLock)
+        me = self.calling_thread()
+        return me is None or lock.holder is me
+
     def start(self, target: Callable[[], object], name: str) -> ControlledThread:
         """A thread that begins when the strategy chooses it. RuntimeError once the schedule has ended."""
         if self.ended:

@@ -102,7 +102,7 @@ class Drain:
 
     def _wait_without_event(self, stream: Stream, event: Event, error: Exception) -> None:
         """Fail the run, and wait for `stream` on this thread: it could not be asked to tell."""
-        self._run.stop(operator_failure(self._streams.net, f"{event.owner}: recording its event", error))
+        self._run.fail(operator_failure(self._streams.net, f"{event.owner}: recording its event", error))
         self._stopped()
         stream.synchronize()
 
@@ -143,7 +143,7 @@ class Drain:
         found = [(operator, error) for operator in self._checked if (error := _check(operator)) is not None]
         if found:
             operator, error = found[0]
-            self._run.stop(operator_failure(self._streams.net, operator.label, error))
+            self._run.fail(operator_failure(self._streams.net, operator.label, error))
         self._finished()
 
     def _others_to_wait_for(self) -> list[Stream]:
@@ -180,7 +180,7 @@ class Drain:
             stream, failure = failed[number]
             known = [error for error in (run.error, *run.secondary) if error is not None]
             if all(error is not failure.error and error.__cause__ is not failure.error for error in known):
-                run.stop(device_failure(self._streams.net, stream, failure))
+                run.fail(device_failure(self._streams.net, stream, failure))
 
     def _abandon(self) -> None:
         error = self._run.error or RunCancelledError(f"net {self._streams.net!r}: the run was stopped")

@@ -102,7 +102,6 @@ class Logged(IntEnum):
     END = 5  # of a piece
 
 
-
 class Entry(IntEnum):
     """The 64-bit numbers of what is written."""
 

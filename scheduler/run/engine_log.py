@@ -12,7 +12,7 @@ from functools import cache
 
 import numpy as np
 
-from dagexec.platform.assembler import NOT_LESS, R8, R10, R12, R13, RAX, RBP, RBX, RCX, RDI, RDX, RSI, Assembler
+from dagexec.platform.assembler import NOT_LESS, R8, R9, R10, R12, R13, RAX, RBP, RBX, RCX, RDI, RDX, RSI, Assembler
 from dagexec.platform.machine_code import executable
 from dagexec.scheduler.run import engine_code
 from dagexec.scheduler.run.engine import NativeRun
@@ -71,8 +71,11 @@ def logging_code() -> Enter | None:
 
 
 @cache
-def _telling_code() -> Callable[[int, int, int, int, int], int]:
-    """Code that writes a line with the lock of the run; its arguments are a state, an event, worker, task and piece."""
+def _telling_code() -> Callable[[int, int, int, int, int, int], int]:
+    """Code that writes a line with the lock of the run.
+
+    Its arguments are a state, an event, a worker, a task, a piece, and what else there is to say.
+    """
     code = Assembler()
     kept = (RBX, R12, R13)
     code.push(*kept)
@@ -81,7 +84,9 @@ def _telling_code() -> Callable[[int, int, int, int, int], int]:
     code.move(R13, RCX)
     code.call_place("lock")
     _next_line(code, R10)
-    for entry, register in ((Entry.WORKER, R12), (Entry.TASK, R13), (Entry.PIECE, R8), (Entry.EVENT, RSI)):
+    for entry, register in (
+        (Entry.WORKER, R12), (Entry.TASK, R13), (Entry.PIECE, R8), (Entry.TABLE, R9), (Entry.EVENT, RSI),
+    ):  # fmt: skip
         code.store_number(register, R10, 8 * entry)
     code.mark("log is full")
     engine_code.unlock(code)
@@ -90,7 +95,7 @@ def _telling_code() -> Callable[[int, int, int, int, int], int]:
     engine_code.lock(code)
     address = executable(code.code())
     assert address is not None, "no machine code runs here"
-    numbers = [ctypes.c_long] * 4
+    numbers = [ctypes.c_long] * 5
     return ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_void_p, *numbers)(address)
 
 
@@ -121,9 +126,9 @@ class LoggedRun(NativeRun):
         """The log was too short."""
         return bool(self._lines[0] > self._lines[1])
 
-    def tell(self, event: int, worker: int, task: int = -1, piece: int = -1) -> None:
-        """Write a line, with the lock of the run."""
-        _telling_code()(self._address, event, worker, task, piece)
+    def tell(self, event: int, worker: int, task: int = -1, piece: int = -1, more: int = 0) -> None:
+        """Write a line, with the lock of the run; `more` in place of a table."""
+        _telling_code()(self._address, event, worker, task, piece, more)
 
     def lines(self) -> Iterator[tuple[int, ...]]:
         """What was written so far; see `Entry`."""

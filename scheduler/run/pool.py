@@ -17,6 +17,7 @@ import itertools
 import logging
 import os
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 
 from dagexec.errors import ClosedError, ResourceError, SettingError, WorkerLostError
@@ -26,7 +27,7 @@ from dagexec.platform.deadline import Deadline
 from dagexec.platform.forking import reset_after_fork
 from dagexec.platform.processor import available_cores
 from dagexec.platform.shutdown import stop_at_exit
-from dagexec.platform.threads import Thread, ThreadsEndedError, ThreadWait, threads
+from dagexec.platform.threads import Mutex, Thread, ThreadsEndedError, ThreadWait, threads
 from dagexec.scheduler.run.affinity import CoreWakeUp
 from dagexec.scheduler.run.engine import Bell
 from dagexec.scheduler.run.executing import Executing
@@ -37,6 +38,9 @@ from dagexec.scheduler.run.run import Run, finish
 from dagexec.scheduler.run.worker import PoolStatistics, Worker
 
 logger = logging.getLogger("dagexec")
+
+rosters: list[Callable[[int, Mutex], Roster]] = [lambda num_workers, _lock: Roster(num_workers)]
+"""What makes the roster that a pool's lock guards: the last one does. `scheduler.conformance` adds one that records."""
 
 MAX_WORKERS = 4096
 """A net's file may say how many it wants."""
@@ -446,5 +450,5 @@ class WorkerPool:
 
     def _begin(self) -> None:
         """There are no workers yet."""
-        self._roster = Roster(self.num_workers)
+        self._roster = rosters[-1](self.num_workers, self.lock)
         self._executing = Executing(self.lock, self._roster, concurrent=self._source.concurrent)

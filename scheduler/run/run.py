@@ -10,12 +10,13 @@ import logging
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from numbers import Real
 from typing import Protocol
 
 from dagexec.core.operator import Step, nothing_to_do
 from dagexec.errors import DagexecError, RunCancelledError
-from dagexec.platform.threads import ThreadWait, is_interruptible
+from dagexec.platform.threads import Mutex, ThreadWait, is_interruptible
 from dagexec.scheduler.plan.culprit import Failed, NameStep, needs_no_culprit, operator_failure
 from dagexec.scheduler.run.engine import NativeRun
 from dagexec.scheduler.run.fair_share import Share
@@ -27,7 +28,9 @@ logger = logging.getLogger("dagexec")
 
 
 class Helping(Protocol):
-    """What is used of a pool by a body that one of its workers executes."""
+    """What is used of a pool by a body that one of its workers executes, and by who fails a run from elsewhere."""
+
+    lock: Mutex
 
     def run_within(self, run: Run, outer: Run) -> None:
         """Execute `run` for an operator of `outer`, on whose worker this is called."""
@@ -129,6 +132,11 @@ class Run:
             self.error = error
         elif error is not self.error:
             self.secondary.append(error)
+
+    def fail(self, error: BaseException) -> None:
+        """As `stop`, for who does not hold the lock of the pool, if the run is on one."""
+        with nullcontext() if self.pool is None else self.pool.lock:
+            self.stop(error)
 
     def failure(self, task: int, failed: Failed | None, cause: BaseException) -> BaseException:
         """The error to report when `failed`, a step or native call of `task`, raised `cause` in the calling thread."""

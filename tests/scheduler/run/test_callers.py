@@ -169,6 +169,7 @@ def test_a_worker_that_dies_as_it_helps_ends_the_callers_run_and_is_replaced(in_
         assert pool.statistics().workers == len(pool._roster.workers) == 2
 
 
+@pytest.mark.unrecorded
 @in_either_way
 @pytest.mark.slow
 def test_ctrl_c_at_any_point_of_a_callers_run_leaves_nobody_in_it(in_machine_code: bool) -> None:

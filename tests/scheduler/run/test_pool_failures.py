@@ -72,7 +72,9 @@ def runs_well(pool: WorkerPool) -> bool:
     return done.wait(PATIENCE) and run.error is None
 
 
-@pytest.mark.parametrize("when", ["with the pool's lock", "while it reports a failure"])
+@pytest.mark.parametrize(
+    "when", [pytest.param("with the pool's lock", marks=pytest.mark.unrecorded), "while it reports a failure"]
+)
 @pytest.mark.parametrize("workers", [1, 3])
 def test_a_dead_worker_is_replaced_and_its_run_ends_with_an_error(when: str, workers: int) -> None:
     before = threading.active_count()
@@ -92,7 +94,9 @@ def test_a_dead_worker_is_replaced_and_its_run_ends_with_an_error(when: str, wor
     assert threading.active_count() == before
 
 
-@pytest.mark.parametrize("when", ["with the pool's lock", "while it reports a failure"])
+@pytest.mark.parametrize(
+    "when", [pytest.param("with the pool's lock", marks=pytest.mark.unrecorded), "while it reports a failure"]
+)
 def test_what_ends_a_worker_that_helps_ends_the_run_and_the_one_that_waits_for_it(when: str) -> None:
     over, done = threading.Event(), threading.Event()
     inner, share = deadly_runs(over.set)[when], Share("inner")
@@ -116,6 +120,7 @@ def test_what_ends_a_worker_that_helps_ends_the_run_and_the_one_that_waits_for_i
         assert runs_well(pool)
 
 
+@pytest.mark.unrecorded
 def test_a_run_beside_the_dead_worker_does_not_notice() -> None:
     inside, go_on = threading.Event(), threading.Event()
     done = [threading.Event(), threading.Event()]
@@ -360,6 +365,7 @@ def test_a_child_forked_while_another_thread_runs_the_net_does_not_wait_for_that
     assert found.startswith(text)
 
 
+@pytest.mark.unrecorded
 @pytest.mark.parametrize(("net_type", "device"), [("dag", "cpu"), ("async_dag", "sim:0"), ("dag", "sim:0")])
 def test_ctrl_c_at_any_point_of_a_net_s_run_leaves_net_and_pool_usable(net_type: str, device: str) -> None:
     definition = net_of(DIAMOND)
@@ -434,6 +440,7 @@ def test_a_worker_may_close_its_pool() -> None:
     assert outcome == [None]
 
 
+@pytest.mark.unrecorded
 def test_workers_that_died_are_forgotten() -> None:
     with WorkerPool(1) as pool:
         for _ in range(5):
@@ -462,6 +469,7 @@ def test_a_worker_that_is_woken_for_nothing_waits_once() -> None:
         assert pool.statistics().idle <= 1
 
 
+@pytest.mark.unrecorded
 def test_devices_are_told_of_a_run_whose_worker_died() -> None:
     stopped, done = threading.Event(), threading.Event()
     with WorkerPool(1) as pool:

@@ -91,6 +91,7 @@ def test_a_worker_that_nobody_woke_because_its_waker_died_is_woken_by_the_replac
         assert runs_well(pool)
 
 
+@pytest.mark.unrecorded
 def test_a_worker_that_is_woken_is_not_woken_again_in_place_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """One worker wakes a helper for its first spare chain and one for the second; neither gets up in between."""
     wake, main = Worker.wake, threading.current_thread()

@@ -1,0 +1,206 @@
+"""Checking: a story of a run is replayed beside the machine, which must allow each event, with the same answer.
+
+The machine says who may take what, and when the run is over. Beyond that, its answers are carried out: a worker makes
+the steps of the piece that it was given, all of them and once, ends that piece, and leaves with none in its hands; of a
+run that is stopped, it begins no further step; and the owner is told once, when nothing is left to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from dagexec.errors import PolicyError
+from dagexec.scheduler.conformance.story import NOTHING, REFUSED, Deviation, Event, Kind, RunStory
+from dagexec.scheduler.run.policy_machine import machine_of
+
+Piece = tuple[int, int]
+
+
+def check(story: RunStory) -> Deviation | None:
+    """The first event that the machine does not allow; None where it allows all."""
+    try:
+        _Replay(story).run()
+    except _DeviationError as found:
+        return found.deviation
+    return None
+
+
+class _DeviationError(Exception):
+    def __init__(self, deviation: Deviation) -> None:
+        super().__init__(str(deviation))
+        self.deviation = deviation
+
+
+@dataclass
+class _Visit:
+    """A worker in the run, from where it entered.
+
+    Attributes:
+        held: pieces that it took and has not ended, and how many steps of each it came to.
+        after_stop: steps that it began in a run that was stopped.
+    """
+
+    held: dict[Piece, int] = field(default_factory=dict)
+    after_stop: int = 0
+
+
+class _Replay:
+    def __init__(self, story: RunStory) -> None:
+        self._story = story
+        self._machine = machine_of(story.graph)
+        self._inside: dict[str, list[_Visit]] = {}
+        self._takers: dict[Piece, str] = {}
+        self._ended: dict[Piece, str] = {}
+        self._stopping = self._telling = self._told = False
+        self._place = 0
+        self._unless_stopped: Callable[[], _DeviationError] | None = None  # of what is right in a run that is stopped
+
+    def run(self) -> None:
+        replays = {
+            Kind.ENTER: self._enter, Kind.LEAVE: self._leave, Kind.TAKE: self._take, Kind.STEP: self._step,
+            Kind.END: self._end, Kind.STOPPING: self._stop, Kind.STOPPED: self._stop, Kind.TELL: self._tell,
+            Kind.TOLD: self._tell,
+        }  # fmt: skip
+        for place, event in enumerate(self._story.events):
+            self._place = place
+            replays[event.kind](event)
+        if self._story.whole:
+            self._check_end()
+
+    def _deviation(self, right: str, done: str = "", place: int | None = None) -> _DeviationError:
+        """Of the event that is replayed, or that at `place`."""
+        say, events = self._story.say, self._story.events
+        place = self._place if place is None else place
+        before = [f"{number} {say(event)}" for number, event in enumerate(events[:place], 1)]
+        return _DeviationError(Deviation(f"net {self._story.name!r}", done or say(events[place]), right, before))
+
+    def _enter(self, event: Event) -> None:
+        if self._telling:
+            raise self._deviation("the run is over")
+        if sum(map(len, self._inside.values())) >= self._story.width:
+            raise self._deviation(f"no more than {self._story.width} may be inside")
+        self._inside.setdefault(event.worker, []).append(_Visit())
+
+    def _leave(self, event: Event) -> None:
+        visits = self._inside.get(event.worker)
+        if not visits:
+            raise self._deviation("it is not inside")
+        for piece in visits.pop().held:
+            self._remember(partial(self._has_still, piece))
+
+    def _visit(self, event: Event) -> _Visit:
+        visits = self._inside.get(event.worker)
+        if not visits:
+            raise self._deviation("it is not inside")
+        return visits[-1]
+
+    def _take(self, event: Event) -> None:
+        visit = self._visit(event)
+        begun = [piece for piece, steps in visit.held.items() if steps]
+        if begun:
+            raise self._deviation(f"it is to end {self._story.piece(*begun[0])} first")
+        try:
+            found = self._machine.take(event.last, from_last=event.from_last)
+        except PolicyError as error:
+            if event.task != REFUSED:
+                raise self._deviation(f"the policy fails: {error}") from error
+            return
+        if event.task == REFUSED:
+            raise self._deviation("the policy decides" + self._why_not_so())
+        if event.task == NOTHING:
+            if found is not None:
+                raise self._deviation(f"there is {self._story.piece(*found)}" + self._why_not_so())
+            return
+        piece = event.task, event.piece
+        if found != piece:
+            right = "there is nothing to take" if found is None else f"it is to take {self._story.piece(*found)}"
+            raise self._deviation(f"{right}; {self._state_of(*piece)}" + self._why_not_so())
+        self._takers[piece] = event.worker
+        visit.held[piece] = 0
+
+    def _why_not_so(self) -> str:
+        """A policy that decides by what is no part of the run cannot be replayed."""
+        policy = self._story.graph.policy
+        return "" if policy is None else " (if the policy decides the same whenever it is asked the same)"
+
+    def _state_of(self, task: int, piece: int) -> str:
+        """Why it cannot be taken."""
+        if self._machine.stopped:
+            return "the run is stopped"
+        graph = self._story.graph
+        waits = [
+            parent
+            for parent, children in enumerate(graph.children)
+            if task in children and any((parent, one) not in self._ended for one in range(graph.pieces[parent]))
+        ]
+        if waits:
+            return f"task {task} waits for {', '.join(f'{one} ({self._story.label(one)})' for one in waits)}"
+        taker = self._takers.get((task, piece))
+        return "that piece is free, and comes later" if taker is None else f"{taker} has taken that piece before"
+
+    def _step(self, event: Event) -> None:
+        visit, piece = self._visit(event), (event.task, event.piece)
+        if piece not in visit.held:
+            held = ", ".join(self._story.piece(*one) for one in visit.held) or "none"
+            raise self._deviation(f"the piece that it was given is another: {held}")
+        if visit.held[piece] != event.step:
+            raise self._deviation(f"step {visit.held[piece]} of that piece is next")
+        visit.held[piece] += 1
+        visit.after_stop += self._machine.stopped
+        if visit.after_stop > 1:
+            raise self._deviation("the run is stopped, and one step was begun since")
+
+    def _end(self, event: Event) -> None:
+        visit, piece = self._visit(event), (event.task, event.piece)
+        if piece in self._ended:
+            raise self._deviation(f"{self._ended[piece]} has ended it before")
+        if piece not in visit.held:
+            taker = self._takers.get(piece)
+            raise self._deviation("nobody has taken it" if taker is None else f"it is {taker} that has it")
+        steps, made = self._story.steps(*piece), visit.held.pop(piece)
+        if made <= steps:
+            self._remember(lambda: f"of its {steps} steps it came to {made}")
+        self._ended[piece] = event.worker
+        self._machine.end(*piece)
+
+    def _has_still(self, piece: Piece) -> str:
+        return f"it has {self._story.piece(*piece)}, which nobody else can end"
+
+    def _remember(self, right: Callable[[], str]) -> None:
+        """The event is right in a run that was stopped, or will be before its end; else what `right` says would be."""
+        if not self._stopping and self._unless_stopped is None:
+            place = self._place
+            self._unless_stopped = lambda: self._deviation(right(), place=place)
+
+    def _stop(self, event: Event) -> None:
+        self._stopping = True
+        self._unless_stopped = None
+        if event.kind == Kind.STOPPED:
+            self._machine.stop()
+
+    def _tell(self, event: Event) -> None:
+        if event.kind == Kind.TOLD:
+            self._told = True
+            return
+        if self._told:
+            raise self._deviation("the owner was told before")
+        self._telling = True
+        self._check_over()
+
+    def _check_over(self) -> None:
+        if self._unless_stopped is not None:
+            raise self._unless_stopped()
+        if self._machine.remaining and not self._stopping:
+            raise self._deviation(f"{self._machine.remaining} tasks have not ended, and nobody has stopped the run")
+        inside = [worker for worker, visits in self._inside.items() if visits]
+        if self._machine.remaining and inside:
+            raise self._deviation(f"{', '.join(inside)} may have something to do in it still")
+
+    def _check_end(self) -> None:
+        if not self._told:
+            raise self._deviation("the owner of the run is told at its end", "the owner was never told")
+        inside = [worker for worker, visits in self._inside.items() if visits]
+        if inside:
+            raise self._deviation("whoever enters leaves", f"{', '.join(inside)} never left")

@@ -1,0 +1,69 @@
+"""PoolStory: what a pool does beside its runs: whom it wakes, whom it lets into which run, and that it holds its lock.
+
+The roster is the machine here. It says who is to be woken and which run is next; the pool has to do just that.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from dagexec.scheduler.conformance.story import Deviation
+from dagexec.scheduler.run.run import Run
+
+_KEPT = 40
+
+
+class PoolStory:
+    """Told of each thing that a pool does; `deviations` are those that the roster does not allow.
+
+    Attributes:
+        next_run: what the roster has just said is the next run.
+    """
+
+    def __init__(self, is_locked: Callable[[], bool]) -> None:
+        """`is_locked` says whether the calling thread holds the pool's lock."""
+        self.deviations: list[Deviation] = []
+        self.next_run: Run | None = None
+        self._is_locked = is_locked
+        self._events: list[str] = []
+        self._to_wake: dict[str, str] = {}  # by who is to wake them
+
+    def happens(self, what: str, unattended: str = "") -> None:
+        """The calling thread does something for which it needs the lock.
+
+        `unattended` is the net of a run that has something to do, and of which nobody knows.
+        """
+        me = threading.current_thread().name
+        self._events.append(f"{me}: {what}")
+        del self._events[:-_KEPT]
+        if not self._is_locked():
+            self._deviates("that is done with the pool's lock, which this thread does not hold")
+        if me in self._to_wake:
+            self._deviates(f"{me} has taken {self._to_wake.pop(me)} from those that sleep, and is to wake it first")
+        if unattended:
+            self._deviates(
+                f"net {unattended!r} has something to do: who left it was to list it, so that others find it"
+            )
+
+    def begins(self, worker: str, run: Run) -> None:
+        """A worker goes into the run that is next."""
+        expected = self.next_run
+        if expected is not run:
+            right = "none" if expected is None else f"net {expected.name!r}"
+            self._events.append(f"{worker}: goes into net {run.name!r}")
+            self._deviates(f"the next run is {right}")
+
+    def is_to_wake(self, worker: str) -> None:
+        """The calling thread takes a worker that sleeps, to wake it."""
+        me = threading.current_thread().name
+        self.happens(f"{worker} is taken from those that sleep")
+        self._to_wake[me] = worker
+
+    def wakes(self, worker: str) -> None:
+        """The calling thread wakes a worker."""
+        self._events.append(f"{threading.current_thread().name}: wakes {worker}")
+        self._to_wake = {waker: sleeper for waker, sleeper in self._to_wake.items() if sleeper != worker}
+
+    def _deviates(self, right: str) -> None:
+        self.deviations.append(Deviation("pool", self._events[-1], right, self._events[:-1]))

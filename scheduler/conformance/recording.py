@@ -1,0 +1,420 @@
+"""Recording: pools that say what their threads do, each thing in the critical section in which it is done.
+
+A `RecordedRoster` takes the place of a pool's roster. It sees whom the pool lets in and wakes, and gives every run that
+comes a machine that records what it is asked and answers; a run in machine code keeps a log. The shell itself, with its
+locks, is the one that always runs.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import cast
+
+from dagexec.core.operator import Step
+from dagexec.errors import ConformanceError
+from dagexec.platform.threads import Mutex, threads
+from dagexec.scheduler.conformance.checking import check
+from dagexec.scheduler.conformance.pools import PoolStory
+from dagexec.scheduler.conformance.story import NOTHING, REFUSED, Deviation, Event, Kind, RunStory
+from dagexec.scheduler.run import pool
+from dagexec.scheduler.run.affinity import CoreWakeUp
+from dagexec.scheduler.run.engine import NativeRun
+from dagexec.scheduler.run.engine_layout import Entry, Logged
+from dagexec.scheduler.run.engine_log import LoggedRun
+from dagexec.scheduler.run.machine import Machine
+from dagexec.scheduler.run.roster import Roster
+from dagexec.scheduler.run.run import Run
+from dagexec.scheduler.run.worker import Worker
+
+_KEPT = 64
+"""Runs that are over and not yet checked."""
+
+
+class Conformance:
+    """What is recorded, and what was found.
+
+    Attributes:
+        runs: how many were checked.
+        events: of these.
+        native: how many of the runs were in machine code.
+        cut: runs whose log was too short; what it has was checked.
+        deviations: that were found.
+    """
+
+    def __init__(self) -> None:
+        self.runs = self.events = self.native = self.cut = 0
+        self.deviations: list[Deviation] = []
+        self._recordings: list[_Recording] = []
+        self._pools: list[PoolStory] = []
+
+    def raise_found(self) -> None:
+        """Check what there is. Raises ConformanceError, with all of them, if there was any deviation."""
+        self._check(self._recordings)
+        for story in self._pools:
+            self.deviations += story.deviations
+        self._recordings, self._pools = [], []
+        if self.deviations:
+            more = f"\n(and {len(self.deviations) - 1} more)" if len(self.deviations) > 1 else ""
+            raise ConformanceError(f"{self.deviations[0]}{more}", tuple(map(str, self.deviations)))
+
+    def new_roster(self, num_workers: int, lock: Mutex) -> Roster:
+        """For a pool."""
+        story = PoolStory(lambda: threads().holds(lock))
+        self._pools.append(story)
+        return RecordedRoster(num_workers, self, story)
+
+    def _add(self, recording: _Recording) -> None:
+        """Begin to record a run; many that are over are checked, and forgotten."""
+        self._recordings.append(recording)
+        if len(self._recordings) > _KEPT:
+            over = [one for one in self._recordings[:_KEPT] if one.is_over]
+            self._recordings = [one for one in self._recordings if one not in over]
+            self._check(over)
+
+    def _check(self, recordings: Sequence[_Recording]) -> None:
+        for recording in recordings:
+            story = recording.story()
+            self.runs += 1
+            self.events += len(story.events)
+            self.native += isinstance(recording, _LoggedRecording)
+            self.cut += not story.whole and recording.is_over
+            found = check(story)
+            if found is not None:
+                self.deviations.append(found)
+
+
+@contextmanager
+def conforming() -> Iterator[Conformance]:
+    """Pools that are made within it are recorded. At its end, what their threads did is replayed beside the machine.
+
+    Raises ConformanceError where that does not allow it; where the block raises, the error has a note that says so.
+    """
+    conformance = Conformance()
+    pool.rosters.append(conformance.new_roster)
+    try:
+        yield conformance
+    except Exception as error:
+        try:
+            conformance.raise_found()
+        except ConformanceError as found:
+            error.add_note(str(found))
+        raise
+    finally:
+        pool.rosters.remove(conformance.new_roster)
+    conformance.raise_found()
+
+
+class RecordedRoster(Roster):
+    """A roster that records what the pool asks and tells it."""
+
+    def __init__(self, num_workers: int, conformance: Conformance, story: PoolStory) -> None:
+        super().__init__(num_workers)
+        self._conformance = conformance
+        self._story = story
+        self._recordings: dict[Run, _Recording] = {}
+
+    def admit(self, run: Run) -> None:
+        """Record it from here on."""
+        self._recordings = {one: known for one, known in self._recordings.items() if one.active or not one.over}
+        self._story.happens("a run comes")
+        recording = _recorded(run, self._story)
+        self._recordings[run] = recording
+        self._conformance._add(recording)
+        super().admit(run)
+
+    def next_run(self) -> Run | None:
+        """As the roster says."""
+        self._story.happens("a worker looks for a run", self._unattended())
+        found = super().next_run()
+        self._story.next_run = found
+        return found
+
+    def begin(self, worker: Worker, run: Run) -> float:
+        """It must be the run that is next."""
+        self._story.begins(worker.name, run)
+        return super().begin(worker, run)
+
+    def enter(self, worker: Worker, run: Run) -> None:
+        """Somebody goes into a run."""
+        self._story.happens(f"{worker.name} enters net {run.name!r}")
+        super().enter(worker, run)
+        self._recordings[run].visitor(Kind.ENTER, worker)
+
+    def leave(self, worker: Worker, run: Run) -> None:
+        """Somebody leaves it."""
+        self._story.happens(f"{worker.name} leaves net {run.name!r}")
+        super().leave(worker, run)
+        self._recordings[run].visitor(Kind.LEAVE, worker)
+
+    def sleep(self, worker: Worker) -> bool:
+        """A worker goes to sleep; it says who wakes it."""
+        self._story.happens(f"{worker.name} goes to sleep", self._unattended())
+        wake_up = worker.wake_up
+        if wake_up is not None and not isinstance(wake_up, _RecordedWakeUp):
+            worker.wake_up = cast(CoreWakeUp, _RecordedWakeUp(worker.name, wake_up, self._story))
+        return super().sleep(worker)
+
+    def take_idle(self) -> Worker | None:
+        """A worker to be woken."""
+        found = super().take_idle()
+        if found is not None:
+            self._story.is_to_wake(found.name)
+        return found
+
+    def _unattended(self) -> str:
+        """The net of a run that has something to do, that nobody is in and that nobody finds; else empty."""
+        for run in self._recordings:
+            if not run.listed and not run.active and run.has_place():
+                return run.name
+        return ""
+
+
+class _RecordedWakeUp:
+    """How a worker is woken, for whoever records that."""
+
+    def __init__(self, name: str, plain: CoreWakeUp, story: PoolStory) -> None:
+        self._name = name
+        self._plain = plain
+        self._story = story
+
+    def wake(self, *, as_helper: bool = False) -> None:
+        self._story.wakes(self._name)
+        self._plain.wake(as_helper=as_helper)
+
+    def leave(self) -> None:
+        self._plain.leave()
+
+
+class _Recording(ABC):
+    """What is recorded of a run. Knows its tasks as the plan has them."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._graph, self._work = run.work.graph, run.work
+        self._width = run.width
+        self._told = False
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing is done in it any more."""
+        return self._told and not self._run.active
+
+    @abstractmethod
+    def add(self, kind: Kind, worker: str, task: int = -1, piece: int = -1, step: int = 0) -> None:
+        """Record an event of the calling thread."""
+
+    @abstractmethod
+    def visitor(self, kind: Kind, worker: Worker) -> None:
+        """Record that a worker enters, or leaves."""
+
+    @abstractmethod
+    def events(self) -> list[Event]:
+        """What happened until now."""
+
+    @abstractmethod
+    def steps(self, task: int, piece: int) -> int:
+        """How many steps a piece has."""
+
+    def story(self) -> RunStory:
+        """All that is known."""
+        return RunStory(
+            self._run.name, self._graph, self._width, self.events(), self.steps, self.label, whole=self.is_over
+        )
+
+    def label(self, task: int) -> str:
+        """The operators of a task."""
+        steps = [step for step, _ in self._work.shares[task]] if self._work.shares else self._work.calls[task]
+        chain = self._graph.chains[task]
+        names: list[str] = []
+        for step in (steps[:1], steps[-1:]):
+            names += [self._run.name_step(chain, one) for one in step]
+        return " to ".join(dict.fromkeys(names)) or "no operator"
+
+    def attach(self) -> None:
+        """Have the run tell, at its steps and at its end."""
+        run = self._run
+        rows = [
+            [self._noted(task, piece, steps) for piece, steps in enumerate(row)]
+            for task, row in enumerate(self._work.steps)
+        ]
+        run.work = replace(self._work, steps=rows)
+        finished = run.finished
+
+        def told() -> None:
+            self.add(Kind.TELL, _here())
+            try:
+                finished()
+            except Exception:
+                self._tell_end()
+                raise
+            self._tell_end()
+
+        run.finished = told
+
+    def _tell_end(self) -> None:
+        self.add(Kind.TOLD, _here())
+        self._told = True
+
+    def _noted(self, task: int, piece: int, steps: Sequence[Step]) -> tuple[Step, ...]:
+        """The steps of a piece, and before each, and behind the last, one that tells where the worker is."""
+
+        def note(number: int) -> Step:
+            return lambda: self.add(Kind.STEP, _here(), task, piece, number)
+
+        noted: list[Step] = []
+        for number, step in enumerate(steps):
+            noted += [note(number), step]
+        return (*noted, note(len(steps)))
+
+
+def _here() -> str:
+    return threading.current_thread().name
+
+
+def _recorded(run: Run, story: PoolStory) -> _Recording:
+    recording: _Recording
+    if isinstance(run.machine, NativeRun):
+        recording = _LoggedRecording(run, run.machine)
+    else:
+        recording = _MachineRecording(run, run.machine, story)
+    recording.attach()
+    return recording
+
+
+class _MachineRecording(_Recording):
+    """Of a run in Python."""
+
+    def __init__(self, run: Run, machine: Machine, story: PoolStory) -> None:
+        super().__init__(run)
+        self._events: list[Event] = []
+        run.machine = cast(Machine, _RecordedMachine(machine, self._events, story, run.name))
+
+    def add(self, kind: Kind, worker: str, task: int = -1, piece: int = -1, step: int = 0) -> None:
+        self._events.append(Event(kind, worker, task, piece, step=step))
+
+    def visitor(self, kind: Kind, worker: Worker) -> None:
+        self.add(kind, worker.name)
+
+    def events(self) -> list[Event]:
+        return list(self._events)
+
+    def steps(self, task: int, piece: int) -> int:
+        return len(self._work.steps[task][piece])
+
+
+class _RecordedMachine:
+    """A machine, and what it is asked."""
+
+    def __init__(self, machine: Machine, events: list[Event], story: PoolStory, name: str) -> None:
+        self._machine = machine
+        self._events = events
+        self._story = story
+        self._name = name
+
+    @property
+    def available(self) -> int:
+        return self._machine.available
+
+    @property
+    def remaining(self) -> int:
+        return self._machine.remaining
+
+    def take(self, last: int = -1, *, from_last: bool = False) -> tuple[int, int] | None:
+        self._story.happens(f"the machine of net {self._name!r} is asked what is next")
+        task, piece = REFUSED, -1
+        try:
+            found = self._machine.take(last, from_last=from_last)
+            task, piece = (NOTHING, -1) if found is None else found
+        finally:
+            self._events.append(Event(Kind.TAKE, _here(), task, piece, last, from_last))
+        return found
+
+    def end(self, task: int, piece: int = -1) -> None:
+        self._story.happens(f"the machine of net {self._name!r} is told of an end")
+        self._events.append(Event(Kind.END, _here(), task, piece))
+        self._machine.end(task, piece)
+
+    def stop(self) -> None:
+        self._story.happens(f"net {self._name!r} is stopped")
+        self._machine.stop()
+        self._events.append(Event(Kind.STOPPED, _here()))
+
+
+class _LoggedRecording(_Recording):
+    """Of a run in machine code."""
+
+    def __init__(self, run: Run, machine: NativeRun) -> None:
+        super().__init__(run)
+        self._names: dict[int, str] = {}
+        self._numbers: dict[str, int] = {}
+        self._native = run.machine = _RecordedNativeRun(machine, self)
+        self._tables: dict[int, list[tuple[int, int]]] = {}
+        for task, row in enumerate(machine.tasks.tables):
+            for piece, table in enumerate(row):
+                self._tables.setdefault(table.ctypes.data, []).append((task, piece))
+
+    def _number(self, worker: str) -> int:
+        """Of a worker inside, or of another thread."""
+        known = self._numbers.get(worker)
+        if known is None:
+            known = self._numbers[worker] = min(self._names, default=0) - 2
+            self._names[known] = worker
+        return known
+
+    def add(self, kind: Kind, worker: str, task: int = -1, piece: int = -1, step: int = 0) -> None:
+        self._native.tell(kind, self._number(worker), task, piece, step)
+
+    def visitor(self, kind: Kind, worker: Worker) -> None:
+        self._names[worker.number] = worker.name
+        self._numbers[worker.name] = worker.number
+        self.add(kind, worker.name)
+
+    def steps(self, task: int, piece: int) -> int:
+        return len(self._work.steps[task][piece]) if self._work.steps[task] else 0
+
+    def story(self) -> RunStory:
+        found = super().story()
+        return replace(found, whole=False) if self._native.is_cut else found
+
+    def events(self) -> list[Event]:
+        found: list[Event] = []
+        last: dict[int, int] = {}  # of workers that go on with their task
+        has: dict[int, tuple[int, int]] = {}
+        for line in self._native.lines():
+            kind, number, task, piece = line[: Entry.FROM_LAST]
+            worker = self._names[number]
+            if kind == Logged.TAKE:
+                has[number] = task, piece
+                found.append(Event(Kind.TAKE, worker, task, piece, last.pop(number, -1), bool(line[Entry.FROM_LAST])))
+            elif kind == Logged.NOTHING:
+                found.append(Event(Kind.TAKE, worker, NOTHING, from_last=bool(line[Entry.FROM_LAST])))
+            elif kind == Logged.GO_ON:
+                last[number] = task
+            elif kind == Logged.EXECUTE:
+                tables = self._tables.get(line[Entry.TABLE], [])
+                task, piece = has[number] if has.get(number) in tables else (*tables, (-1, -1))[0]
+                found.append(Event(Kind.STEP, worker, task, piece))
+            elif kind == Logged.END:
+                found.append(Event(Kind.END, worker, task, piece))
+            else:
+                found.append(Event(Kind(kind), worker, task, piece, step=line[Entry.TABLE]))
+        return found
+
+
+class _RecordedNativeRun(LoggedRun):
+    """A run in machine code that tells when it is stopped."""
+
+    __slots__ = ("_recording",)
+
+    def __init__(self, run: NativeRun, recording: _LoggedRecording) -> None:
+        super().__init__(run)
+        self._recording = recording
+
+    def stop(self) -> None:
+        self._recording.add(Kind.STOPPING, _here())
+        super().stop()
+        self._recording.add(Kind.STOPPED, _here())
