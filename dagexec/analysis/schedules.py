@@ -17,6 +17,7 @@ from dagexec.devices.sim import simulated
 from dagexec.errors import DagexecError, DeviceError
 from dagexec.options import CompileOptions
 from dagexec.platform.threads import threads
+from dagexec.scheduler.conformance import conforming
 from dagexec.scheduler.exploration import ExploredSchedule, explore
 from dagexec.scheduler.exploration.device import ControlledDriver
 from dagexec.scheduler.exploration.shrink import shrink
@@ -61,11 +62,16 @@ class ModelScenario:
             return _digest(executor.run(self.feeds))
 
     def run(self, expected: Digest) -> None:
-        """The scenario. Raises DifferentResultError, or what a run raises. To be called in a controlled schedule."""
+        """The scenario. To be called in a controlled schedule.
+
+        Raises DifferentResultError, ConformanceError where threads do what the machine of runs does not allow, or what
+        a run raises.
+        """
         device = self.options.default_device
         with ExitStack() as stack:
             if device.kind == "sim":
                 stack.enter_context(simulated(device, driver=ControlledDriver()))
+            stack.enter_context(conforming())
             executor = stack.enter_context(compile(self.model, self.options))
             results: dict[int, Digest | BaseException] = {}
             call = partial(_call, executor, self.feeds, results)

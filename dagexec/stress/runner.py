@@ -30,6 +30,7 @@ from dagexec.core.shared_buffer import create_shared_buffer
 from dagexec.core.workspace import Workspace
 from dagexec.errors import (
     ClosedError,
+    ConformanceError,
     DagexecError,
     DeviceError,
     FeedError,
@@ -39,6 +40,7 @@ from dagexec.errors import (
     RunTimeoutError,
 )
 from dagexec.platform.threads import threads
+from dagexec.scheduler.conformance import conforming
 from dagexec.scheduler.hazards.detector import Detector
 from dagexec.scheduler.nets.async_dag import AsyncDAGNet
 from dagexec.scheduler.nets.dag import DAGNet
@@ -57,8 +59,9 @@ _ALL_PASSES = frozenset(one.name for one in PASSES) - {"zero-copy", "in-place"}
 
 _TOLERANCE = 1e-3
 
-_DETECT_EVERY = 3
-"""Of the seeds, those that this divides have all their runs watched by a detector of unordered accesses."""
+_WATCH_EVERY = 3
+"""Of the seeds, those that this divides have all their runs watched by a detector of unordered accesses; in those with
+a remainder of 1, what threads do in runs is held against the machine, in machine code, too."""
 
 PATIENCE_WITH_HANGS = 0.1
 """Seconds that callers wait where a kernel may hang forever."""
@@ -77,8 +80,9 @@ def run_case(case: Case) -> Counter[str]:
     ):
         before = HeldResources.now(case.devices)
         run = _CaseRun(case, devices)
-        run.serve()
-        run.drive_alone()
+        with run.conforming():
+            run.serve()
+            run.drive_alone()
         devices.wait_idle()
         run.problems.extend(leaked(case.devices, before))
         run.tally.update({f"faults met: {kind}": count for kind, count in devices.faults_met().items()})
@@ -171,7 +175,7 @@ class _CaseRun:
         self._reference = Reference(self._net)
         self._limited = case.sim is not None and case.sim.limit_bytes is not None
         self._troubled = case.sim is not None and bool(case.sim.faults or case.sim.limit_bytes is not None)
-        self._detector = Detector() if case.seed % _DETECT_EVERY == 0 else None
+        self._detector = Detector() if case.seed % _WATCH_EVERY == 0 else None
         self.problems: list[str] = []
         self._outcomes: list[str] = []
         self._secondary = 0
@@ -424,6 +428,20 @@ class _CaseRun:
             self.tally["accesses looked at for races"] += self._detector.accesses
             self.problems += [f"unordered accesses: {race}" for race in self._detector.races]
             self._detector = Detector()
+
+    @contextmanager
+    def conforming(self) -> Iterator[None]:
+        """Hold against the machine what threads do within it, if this case does that."""
+        if self._case.seed % _WATCH_EVERY != 1:
+            yield
+            return
+        try:
+            with conforming() as found:
+                yield
+        except ConformanceError as error:
+            self.problems += error.deviations
+        self.tally["runs held against the machine"] += found.runs
+        self.tally["runs held against the machine: in machine code"] += found.native
 
     def _expect(self, condition: bool, problem: str) -> None:
         if not condition:

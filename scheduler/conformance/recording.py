@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import cast
@@ -91,6 +91,7 @@ class Conformance:
 def conforming() -> Iterator[Conformance]:
     """Pools that are made within it are recorded. At its end, what their threads did is replayed beside the machine.
 
+    Pools that end within it have told the owners of all their runs; of others, what was done until then is looked at.
     Raises ConformanceError where that does not allow it; where the block raises, the error has a note that says so.
     """
     conformance = Conformance()
@@ -121,7 +122,7 @@ class RecordedRoster(Roster):
         """Record it from here on."""
         self._recordings = {one: known for one, known in self._recordings.items() if one.active or not one.over}
         self._story.happens("a run comes")
-        recording = _recorded(run, self._story)
+        recording = _recorded(run, self._story, self._is_gone)
         self._recordings[run] = recording
         self._conformance._add(recording)
         super().admit(run)
@@ -165,6 +166,10 @@ class RecordedRoster(Roster):
             self._story.is_to_wake(found.name)
         return found
 
+    def _is_gone(self) -> bool:
+        """All workers have ended, and no caller is in a run."""
+        return not self.workers
+
     def _unattended(self) -> str:
         """The net of a run that has something to do, that nobody is in and that nobody finds; else empty."""
         for run in self._recordings:
@@ -192,8 +197,10 @@ class _RecordedWakeUp:
 class _Recording(ABC):
     """What is recorded of a run. Knows its tasks as the plan has them."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, is_gone: Callable[[], bool]) -> None:
+        """`is_gone` says whether its pool has ended."""
         self._run = run
+        self._is_gone = is_gone
         self._graph, self._work = run.work.graph, run.work
         self._width = run.width
         self._told = False
@@ -201,7 +208,7 @@ class _Recording(ABC):
     @property
     def is_over(self) -> bool:
         """Nothing is done in it any more."""
-        return self._told and not self._run.active
+        return (self._told and not self._run.active) or self._is_gone()
 
     @abstractmethod
     def add(self, kind: Kind, worker: str, task: int = -1, piece: int = -1, step: int = 0) -> None:
@@ -275,12 +282,12 @@ def _here() -> str:
     return threading.current_thread().name
 
 
-def _recorded(run: Run, story: PoolStory) -> _Recording:
+def _recorded(run: Run, story: PoolStory, is_gone: Callable[[], bool]) -> _Recording:
     recording: _Recording
     if isinstance(run.machine, NativeRun):
-        recording = _LoggedRecording(run, run.machine)
+        recording = _LoggedRecording(run, is_gone, run.machine)
     else:
-        recording = _MachineRecording(run, run.machine, story)
+        recording = _MachineRecording(run, is_gone, run.machine, story)
     recording.attach()
     return recording
 
@@ -288,8 +295,8 @@ def _recorded(run: Run, story: PoolStory) -> _Recording:
 class _MachineRecording(_Recording):
     """Of a run in Python."""
 
-    def __init__(self, run: Run, machine: Machine, story: PoolStory) -> None:
-        super().__init__(run)
+    def __init__(self, run: Run, is_gone: Callable[[], bool], machine: Machine, story: PoolStory) -> None:
+        super().__init__(run, is_gone)
         self._events: list[Event] = []
         run.machine = cast(Machine, _RecordedMachine(machine, self._events, story, run.name))
 
@@ -347,8 +354,8 @@ class _RecordedMachine:
 class _LoggedRecording(_Recording):
     """Of a run in machine code."""
 
-    def __init__(self, run: Run, machine: NativeRun) -> None:
-        super().__init__(run)
+    def __init__(self, run: Run, is_gone: Callable[[], bool], machine: NativeRun) -> None:
+        super().__init__(run, is_gone)
         self._names: dict[int, str] = {}
         self._numbers: dict[str, int] = {}
         self._native = run.machine = _RecordedNativeRun(machine, self)
