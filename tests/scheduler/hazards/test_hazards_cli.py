@@ -13,9 +13,11 @@ import pytest
 import dagexec
 from dagexec import NetDef, OperatorDef
 from dagexec.core.device import Device
+from dagexec.scheduler.exploration import run_states
 from dagexec.scheduler.hazards import check
 from dagexec.scheduler.plan.plan import Plan
 from dagexec.scheduler.plan.synchronization import Synchronization, synchronize
+from dagexec.scheduler.run.machine import Machine
 from dagexec.training.optimizer import SGD
 from dagexec.zoo import build_training
 from tests.command_line import Cli
@@ -150,3 +152,35 @@ def test_a_device_that_does_not_exist_is_no_traceback(checked: Cli) -> None:
     status, _, err = checked("zoo:lenet", "--device", "tpu:0")
     assert status == 2
     assert "device 'tpu:0' is unknown" in err
+
+
+def test_every_state_of_the_runs_of_a_model_is_proved_or_how_far_it_went_is_said(checked: Cli) -> None:
+    setting = (LENET, "--device", "cpu", "--net-type", "dag", "--shape", "data=1,1,28,28", "--exhaustive")
+    status, out, _ = checked(*setting, "--num-workers", 2, "--json")
+    (space,) = json.loads(out)["exhaustive"]
+    assert (status, space["proved"], space["workers"]) == (0, True, 2)
+    assert space["found"]["states"] > space["tasks"]
+    status, out, _ = checked(*setting, "--seconds", 0)
+    assert status == 0
+    assert "Not proved, time was up: no fault within 0 events" in out
+
+
+def test_the_events_that_lead_to_a_fault_of_the_machine_are_listed_in_the_names_of_operators(
+    checked: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class LosesThePieces(Machine):
+        def end(self, task: int, piece: int = -1) -> None:
+            self._done[task] = -9
+
+    monkeypatch.setattr(run_states, "machine_of", lambda graph, _workers: LosesThePieces(graph))
+    status, out, _ = checked(LENET, "--device", "cpu", "--shape", "data=1,1,28,28", "--exhaustive")
+    assert status == 1
+    assert "1. worker 0 comes and takes" in out
+    assert "tasks are left, but it says" in out
+    assert "Conv" in out
+
+
+def test_states_of_a_model_without_shapes_are_not_looked_at(checked: Cli) -> None:
+    status, _, err = checked(LENET, "--exhaustive")
+    assert status == 2
+    assert "an input has no known shape" in " ".join(err.replace("│", "").split())
