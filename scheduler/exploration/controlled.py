@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import sys
 import threading
+from _thread import allocate_lock
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import PurePath
 from types import FrameType, TracebackType
 
@@ -27,7 +29,15 @@ from dagexec.scheduler.exploration.strategies import Candidate, Strategy
 Ready = Callable[[], bool]
 
 MAX_STEPS = 1_000_000
-_HERE = (__file__, threading.__file__, sys.modules[Threads.__module__].__file__)
+MACHINERY = {__file__, threading.__file__, sys.modules[Threads.__module__].__file__}
+"""Files whose frames are no places of the scenario."""
+
+_here = threading.local()
+
+
+def current_world() -> ControlledThreads | None:
+    """The schedule whose thread is calling, even when it has ended; None in any other thread."""
+    return getattr(_here, "world", None)
 
 
 class ControlledThread(threading.Thread):
@@ -56,7 +66,7 @@ class ControlledThread(threading.Thread):
         self.time = host_time()
         self.ended = False
         self.place = ""
-        self.baton = threading.Lock()
+        self.baton = allocate_lock()
         self.baton.acquire()
         self._world = world
         self._aim = target
@@ -68,7 +78,7 @@ class ControlledThread(threading.Thread):
 
     def run(self) -> None:
         """Do what it was made for, when it is first chosen."""
-        world = self._world
+        world = _here.world = self._world
         self.baton.acquire()
         self.ready = None
         set_host_time(self.time)
@@ -189,6 +199,10 @@ class ControlledLock:
     def _is_free(self) -> bool:
         return self.holder is None
 
+    def _is_owned(self) -> bool:
+        """What `threading.Condition` asks; without it, it tries to acquire the lock, which is a decision point."""
+        return self.holder is not None and self.holder is self._world.calling_thread()
+
 
 class ControlledThreads(Threads):
     """One schedule: its threads, and the decisions that were made. It is used once.
@@ -199,6 +213,7 @@ class ControlledThreads(Threads):
         trace: the steps that were made.
         failure: what ended the schedule early: an exception that a thread did not catch, or a DeadlockError.
         ended: nobody continues any more; who still waits is unwound.
+        cleanup: is closed when all threads are unwound.
     """
 
     concurrent = False
@@ -211,7 +226,8 @@ class ControlledThreads(Threads):
         self.failure: BaseException | None = None
         self.ended = False
         self.left: tuple[str, ...] = ()
-        self.over = threading.Lock()
+        self.cleanup = ExitStack()
+        self.over = allocate_lock()
         self.over.acquire()
         self._notes = notes
         self._strategy = strategy
@@ -285,6 +301,7 @@ class ControlledThreads(Threads):
             if thread is not last:
                 thread.baton.release()
                 thread.join_really(patience)
+        self.cleanup.close()
 
     def let_go(self) -> None:
         """Forget what the schedule had to do with; pools and locks that outlive it still refer to it."""
@@ -381,9 +398,13 @@ class ControlledThreads(Threads):
         self._named[name] += 1
         if self._named[name] > 1:  # a trace and a saved schedule know threads by their names
             name = f"{name} ({self._named[name]})"
-        thread = ControlledThread(self, target, name, self._made)
-        self._threads.append(thread)
-        threading.Thread.start(thread)
+        inside, _here.world = current_world(), None  # the system's thread has locks of the system
+        try:
+            thread = ControlledThread(self, target, name, self._made)
+            self._threads.append(thread)
+            threading.Thread.start(thread)
+        finally:
+            _here.world = inside
         return thread
 
     def _pass_on(self, me: ControlledThread) -> None:
@@ -487,7 +508,7 @@ def _place_of(thread: ControlledThread) -> str:
 def _outside(frame: FrameType | None) -> str:
     """File and line of the innermost frame that is not of this machinery."""
     while frame is not None:
-        if frame.f_code.co_filename not in _HERE:
+        if frame.f_code.co_filename not in MACHINERY:
             return f"{PurePath(frame.f_code.co_filename).name}:{frame.f_lineno}"
         frame = frame.f_back
     return "its start"
