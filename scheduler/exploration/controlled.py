@@ -201,7 +201,8 @@ class ControlledLock:
 
     def _is_owned(self) -> bool:
         """What `threading.Condition` asks; without it, it tries to acquire the lock, which is a decision point."""
-        return self.holder is not None and self.holder is self._world.calling_thread()
+        me = self._world.calling_thread()
+        return me is None or self.holder is me
 
 
 class ControlledThreads(Threads):

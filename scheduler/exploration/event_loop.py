@@ -38,7 +38,7 @@ class _NumberedTask(asyncio.Task[Any]):
         return self._number
 
 
-class _Wakes:
+class Wakes:
     """In place of a selector: a decision point, where another thread's callback or a deadline lets the loop go on."""
 
     def __init__(self, world: ControlledThreads) -> None:
@@ -76,7 +76,7 @@ class ControlledEventLoop(asyncio.BaseEventLoop):
         if not isinstance(source, ControlledThreads):
             raise DagexecError("a controlled event loop is for scenarios: make it in a function given to explore")
         self._world = source
-        self._selector = _Wakes(source)
+        self._selector = Wakes(source)
         self._clock_resolution = _RESOLUTION
         self._numbers = itertools.count(1)
         self.set_task_factory(self._new_task)
