@@ -5,7 +5,8 @@
 - a device on the host whose order of work a seed decides, with planned faults: `simulated` (docs/simulated-device.md);
 - accesses that nothing orders: `detecting`, and the proof `check_net` (docs/hazards.md);
 - threads that do in runs what the machine of runs does not allow: `conforming` (docs/exploration.md);
-- threads, streams and event loops under schedules that a seed or a search decides: `explore` (docs/exploration.md).
+- threads, streams and event loops under schedules that a seed or a search decides: `explore` (docs/exploration.md);
+  with pytest, `pytest --explore` (the module `dagexec_pytest`).
 """
 
 from dagexec.analysis.comparison import random_feeds
@@ -29,16 +30,18 @@ from dagexec.scheduler.exploration import (
     RandomStrategy,
     ReplayStrategy,
     Strategy,
-    explore,
     explore_all,
     explore_seeds,
     systematic,
 )
+from dagexec.scheduler.exploration import explore as explore_once
 from dagexec.scheduler.exploration.device import ControlledDriver
 from dagexec.scheduler.exploration.event_loop import ControlledEventLoop
 from dagexec.scheduler.exploration.event_loop import run as run_event_loop
+from dagexec.scheduler.exploration.functions import controlled
 from dagexec.scheduler.exploration.shrink import shrink
 from dagexec.scheduler.hazards import Detector, Proof, check_net, check_plan, detecting
+from dagexec.testing.exploring import explore
 from dagexec.testing.gradients import analytic_gradients, check_gradient
 from dagexec.testing.operators import run_operator
 
@@ -67,9 +70,11 @@ __all__ = [
     "check_plan",
     "configure",
     "conforming",
+    "controlled",
     "detecting",
     "explore",
     "explore_all",
+    "explore_once",
     "explore_seeds",
     "random_feeds",
     "run_event_loop",

@@ -52,17 +52,22 @@ class Wakes:
         self._time = max(self._time, host_time())
         self._world.come_to("wake", "the event loop")
 
-    def select(self, timeout: float | None) -> Sequence[object]:
-        """Wait until woken, at most `timeout` seconds of virtual time."""
+    def wait(self, timeout: float | None) -> bool:
+        """Wait until woken, at most `timeout` seconds of virtual time; False if it was not."""
         if self._world.ended:
             raise ThreadsEndedError("the schedule has ended")
         if timeout is not None and timeout <= 0:
             self._world.point("run callbacks")
         else:
             self._world.wait(lambda: self.woken, timeout, self, "wait", "callbacks")
-        if self.woken:
-            self.woken = False
+        woken, self.woken = self.woken, False
+        if woken:
             host_waited_until(self._time)
+        return woken
+
+    def select(self, timeout: float | None) -> Sequence[object]:
+        """What asyncio asks a selector; there are no files."""
+        self.wait(timeout)
         return ()
 
 

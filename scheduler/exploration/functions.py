@@ -28,7 +28,7 @@ def controlled(
     backend: Backend = "asyncio",
     seed: int = 0,
 ) -> Callable[[], Returned]:
-    """A scenario that calls `function`, with `threading`, `queue`, `concurrent.futures`, `time`, asyncio and trio under control.
+    """A scenario that calls `function`: its threads, locks, queues, time, asyncio and trio are the schedule's.
 
     A coroutine function runs on `backend`. `seed` is that of `random`, NumPy's global generator and trio's order of
     tasks. Outside of a schedule the scenario raises DagexecError. Raises ValueError for another backend.

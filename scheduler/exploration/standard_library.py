@@ -1,9 +1,9 @@
 """The standard library's threads, locks, queues and clocks as parts of a controlled schedule: code runs unmodified.
 
-What an application uses of `threading`, `queue`, `concurrent.futures` and asyncio is Python on top of few things: locks,
-the start of a thread, and the time. While a schedule goes on, these few are replaced wherever a module has them under
-some name. The replacements look who calls: for a thread of the schedule they are the schedule's, for any other the
-system's. Real connections and processes, which no schedule controls, are errors for a thread of the schedule.
+What an application uses of `threading`, `queue`, `concurrent.futures` and asyncio is Python on top of few things:
+locks, the start of a thread, and the time. While a schedule goes on, these few are replaced wherever a module has them
+under some name. The replacements look who calls: for a thread of the schedule they are the schedule's, for any other
+the system's. Real connections and processes, which no schedule controls, are errors for a thread of the schedule.
 """
 
 from __future__ import annotations
@@ -130,9 +130,9 @@ def _start(thread: threading.Thread) -> None:
         return
     if not hasattr(thread, "_started"):
         raise RuntimeError("thread.__init__() not called")
-    if thread._started.is_set():  # type: ignore[attr-defined]
+    if thread._started.is_set():
         raise RuntimeError("threads can only be started once")
-    thread._started._flag = True  # type: ignore[attr-defined]
+    thread._started._flag = True
     thread._controlled = world.start(lambda: _run(thread), thread.name)  # type: ignore[attr-defined]
 
 
@@ -164,8 +164,8 @@ def _is_alive(thread: threading.Thread) -> bool:
 
 
 def _numbered(kind: type) -> Callable[..., None]:
-    """`kind.__init__`, which gives what a schedule makes a number: sets of it then have the same order in every replay."""
-    init: Callable[..., None] = kind.__init__
+    """`kind.__init__`, which gives what a schedule makes a number, so that sets have one order in every replay."""
+    init: Callable[..., None] = vars(kind)["__init__"]
 
     @functools.wraps(init)
     def numbered(one: Any, *arguments: Any, **options: Any) -> None:
@@ -346,7 +346,9 @@ def standard_library_controlled(seed: int) -> Iterator[None]:
 
 def _is_no_unwinding(record: logging.LogRecord) -> bool:
     """A worker of `concurrent.futures` logs whatever unwinds it."""
-    return not (record.exc_info and record.exc_info[0] is not None and issubclass(record.exc_info[0], ThreadsEndedError))
+    return not (
+        record.exc_info and record.exc_info[0] is not None and issubclass(record.exc_info[0], ThreadsEndedError)
+    )
 
 
 def _refuse_what_is_real() -> None:

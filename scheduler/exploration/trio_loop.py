@@ -7,23 +7,29 @@ then finds that at once. Its order of tasks, which is random, follows from a see
 
 from __future__ import annotations
 
+import _thread
+import itertools
 import math
 import random
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import trio
-from trio._core import _run, _thread_cache
+from trio import _threads
+from trio._core import _entry_queue, _run, _thread_cache
 
 from dagexec.devices.sim.clock import host_time
 from dagexec.platform.threads import ThreadsEndedError
 from dagexec.scheduler.exploration.controlled import ControlledThreads, current_world
 from dagexec.scheduler.exploration.event_loop import Wakes
-from dagexec.scheduler.exploration.standard_library import REPLACEMENTS, replaced
+from dagexec.scheduler.exploration.standard_library import REPLACEMENTS, SimpleQueue, replaced
+
+_LONGEST = 24 * 60 * 60
+"""Seconds that trio waits before it looks again."""
 
 RUN = trio.run
-_RUN_SOON = trio.lowlevel.TrioToken.run_sync_soon
+_RUN_SOON = _entry_queue.EntryQueue.run_sync_soon
 
 
 class _VirtualClock(trio.abc.Clock):
@@ -44,31 +50,32 @@ class _Waits(trio.abc.Instrument):
 
     def __init__(self, world: ControlledThreads) -> None:
         self.wakes = Wakes(world)
-        self._token: trio.lowlevel.TrioToken | None = None
+        self._queue: _entry_queue.EntryQueue | None = None
 
     def before_run(self) -> None:
-        self._token = trio.lowlevel.current_trio_token()
-        _loops[self._token] = self
+        self._queue = trio.lowlevel.current_trio_token()._reentry_queue
+        _loops[id(self._queue)] = self
 
     def after_run(self) -> None:
-        if self._token is not None:
-            _loops.pop(self._token, None)
+        _loops.pop(id(self._queue), None)
 
     def before_io_wait(self, timeout: float) -> None:
-        assert self._token is not None
+        assert self._queue is not None
+        deadline = trio.lowlevel.current_statistics().seconds_to_next_deadline
+        idle = timeout < min(deadline, _LONGEST)  # it waits for no longer, to see that all tasks are blocked
+        seconds = timeout if idle else deadline
         try:
-            if timeout <= 0:
-                self.wakes.select(0)
-                return
-            seconds = trio.lowlevel.current_statistics().seconds_to_next_deadline
-            self.wakes.select(None if math.isinf(seconds) else seconds)
+            woken = self.wakes.wait(None if math.isinf(seconds) else max(0.0, seconds))
         except ThreadsEndedError as ended:  # trio would only drop the instrument
-            _RUN_SOON(self._token, _raise, ended)
+            with suppress(trio.RunFinishedError):
+                _RUN_SOON(self._queue, _raise, ended)
         else:
-            _RUN_SOON(self._token, _nothing, idempotent=True)  # so that trio does not wait again
+            if not (woken or idle):
+                _RUN_SOON(self._queue, _nothing, idempotent=True)  # so that trio does not wait again
 
 
-_loops: dict[trio.lowlevel.TrioToken, _Waits] = {}
+_loops: dict[int, _Waits] = {}
+"""By the id of the queue in which other threads put calls."""
 
 
 def run(main: Callable[..., Awaitable[Any]], *arguments: Any, **options: Any) -> Any:
@@ -90,19 +97,40 @@ def trio_controlled(seed: int) -> Iterator[None]:
     values = (
         (_run, "_ALLOW_DETERMINISTIC_SCHEDULING", True),
         (_run, "_r", random.Random(seed)),
+        (_thread_cache, "name_counter", itertools.count()),
+        (_threads, "_thread_counter", itertools.count()),
         (_thread_cache, "THREAD_CACHE", _thread_cache.ThreadCache()),
-        (trio.lowlevel.TrioToken, "run_sync_soon", _run_sync_soon),
+        *((kind, "__init__", init) for kind, init in _INITS),
+        (_entry_queue.EntryQueue, "run_sync_soon", _run_sync_soon),
     )
     with replaced(values):
         yield
 
 
+def _with(kind: type, name: str, make: Callable[[], object]) -> Callable[..., None]:
+    """`kind.__init__`, with another value for the attribute `name`, whose maker the class has kept."""
+    init: Callable[..., None] = vars(kind)["__init__"]
+
+    def init_with(one: object, *arguments: Any, **options: Any) -> None:
+        init(one, *arguments, **options)
+        object.__setattr__(one, name, make())  # some are frozen
+
+    return init_with
+
+
+_INITS = (
+    (_entry_queue.EntryQueue, _with(_entry_queue.EntryQueue, "lock", _thread.RLock)),  # no decision point is under it
+    (_threads.Run, _with(_threads.Run, "queue", SimpleQueue)),
+    (_threads.RunSync, _with(_threads.RunSync, "queue", SimpleQueue)),
+)
+
+
 def _run_sync_soon(
-    token: trio.lowlevel.TrioToken, function: Callable[..., object], *arguments: Any, idempotent: bool = False
+    queue: _entry_queue.EntryQueue, function: Callable[..., object], *arguments: Any, idempotent: bool = False
 ) -> None:
-    """`TrioToken.run_sync_soon`, which wakes the loop in the schedule, too."""
-    _RUN_SOON(token, function, *arguments, idempotent=idempotent)
-    loop = _loops.get(token)
+    """`EntryQueue.run_sync_soon`, which wakes the loop in the schedule, too."""
+    _RUN_SOON(queue, function, *arguments, idempotent=idempotent)
+    loop = _loops.get(id(queue))
     if loop is not None and current_world() is not None:
         loop.wakes.wake()
 
