@@ -64,6 +64,7 @@ def plugged(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytes
     return pytester
 
 
+@pytest.mark.slow
 def test_a_race_fails_and_its_seed_fails_again(plugged: pytest.Pytester) -> None:
     result = plugged.runpytest("--explore", "--", "test_a_race_fails_and_its_seed_fails_again.py")
     result.assert_outcomes(failed=1, passed=3)
@@ -75,6 +76,7 @@ def test_a_race_fails_and_its_seed_fails_again(plugged: pytest.Pytester) -> None
     assert any(line.endswith(again.rpartition("again:")[2]) for line in once.outlines)
 
 
+@pytest.mark.slow
 def test_who_does_not_ask_is_not_disturbed(plugged: pytest.Pytester) -> None:
     plugged.makepyfile("import sys\ndef test_nothing_is_imported(): assert 'dagexec' not in sys.modules")
     plugged.runpytest_subprocess("-k", "nothing").assert_outcomes(passed=1)

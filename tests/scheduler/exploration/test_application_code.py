@@ -159,9 +159,10 @@ def test_time_is_virtual() -> None:
 def test_an_executor_calls_in_orders_that_the_seed_decides() -> None:
     def scenario() -> tuple[str, str]:
         called: list[str] = []
+        together = threading.Barrier(3)
 
         def call(letter: str) -> None:
-            time.sleep(0)
+            together.wait()
             called.append(letter)
 
         with ThreadPoolExecutor(3) as executor:
