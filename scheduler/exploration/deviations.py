@@ -7,7 +7,7 @@ cannot go on, nothing happens. So deviations can be left out one by one, and hol
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import NamedTuple
@@ -66,11 +66,15 @@ class _Arrivals:
     def __init__(self) -> None:
         self._made: Counter[str] = Counter()
 
+    def made(self, trace: Sequence[Event]) -> Counter[str]:
+        """How many steps each thread has made."""
+        self._made.update(event.thread for event in islice(trace, self._made.total(), None))
+        return self._made
+
     def latest(self, trace: Sequence[Event]) -> tuple[str, int]:
         """The thread that has come to one now, and the steps it has made."""
-        self._made.update(event.thread for event in islice(trace, self._made.total(), None))
         thread = trace[-1].thread if trace else "main"
-        return thread, self._made[thread]
+        return thread, self.made(trace)[thread]
 
 
 class Noting(Strategy):
@@ -110,3 +114,50 @@ class ByName(Strategy):
         """The candidate that is named for this point, if it is there; else the first."""
         to = self._to.get(self._arrivals.latest(self.trace))
         return next((number for number, one in enumerate(candidates) if one.name == to), 0)
+
+
+class Stretch(NamedTuple):
+    """Steps of one thread one after another.
+
+    Attributes:
+        name: the candidate's who goes on.
+        thread: whose steps they are.
+        until: how many it has made in the end, those before included.
+    """
+
+    name: str
+    thread: str
+    until: int
+
+
+class ByStretches(Strategy):
+    """One stretch after another, as far as their threads can go on; then no preemption."""
+
+    def __init__(self, stretches: Iterable[Stretch], *, timeouts: bool = False) -> None:
+        self.timeouts = timeouts
+        self._left = deque(stretches)
+        self._arrivals = _Arrivals()
+
+    def choose(self, candidates: Sequence[Candidate], current: bool) -> int:
+        """The candidate of the first stretch that is not over; one whose thread cannot go on is given up."""
+        names = [candidate.name for candidate in candidates]
+        made = self._arrivals.made(self.trace)
+        while self._left:
+            if made[self._left[0].thread] < self._left[0].until and self._left[0].name in names:
+                return names.index(self._left[0].name)
+            self._left.popleft()
+        return 0
+
+
+def stretches(trace: Sequence[Event], points: Iterable[Point]) -> list[Stretch]:
+    """Those of a schedule."""
+    chosen = {point.step: point.candidates[point.choice] for point in points}
+    found: list[Stretch] = []
+    made: Counter[str] = Counter()
+    for step, event in enumerate(trace):
+        made[event.thread] += 1
+        name = chosen.get(step, event.thread)
+        if found and found[-1].name == name:
+            found.pop()
+        found.append(Stretch(name, event.thread, made[event.thread]))
+    return found

@@ -2,25 +2,36 @@
 
 Delta debugging over the places where a schedule leaves the one without preemptions ("Simplifying and Isolating
 Failure-Inducing Input", Zeller and Hildebrandt, IEEE TSE 2002): they go in chunks, one by one, and in pairs, and
-one goes while another is moved by a few steps of its thread. What is left then is held against all schedules of fewer
+one goes while another is moved by a few steps of its thread; stretches of a thread are joined. Where none of that makes
+it smaller, several such changes at once are drawn at random. What is left then is held against all schedules of fewer
 preemptions, as far as time allows.
 """
 
 from __future__ import annotations
 
+import random
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, permutations
 from typing import Any, Generic
 
 from dagexec.errors import DagexecError
-from dagexec.scheduler.exploration.deviations import ByName, Deviation, Noting, Point
+from dagexec.scheduler.exploration.deviations import (
+    ByName,
+    ByStretches,
+    Deviation,
+    Noting,
+    Point,
+    stretches,
+)
 from dagexec.scheduler.exploration.exploring import ExploredSchedule, Result, Scenario, explore
-from dagexec.scheduler.exploration.strategies import BoundedSearch, ReplayStrategy, Strategy
+from dagexec.scheduler.exploration.strategies import BoundedSearch, Candidate, ReplayStrategy, Strategy
 
-_FEW = 16
+_FEW, _FEWEST = 12, 6
 _MOVES = (-1, 1, -2, 2, -3, 3)
+_LEFT_OUT, _MOVED = 0.15, 0.2
+_PATIENCE = 300
 
 
 @dataclass(frozen=True)
@@ -90,6 +101,7 @@ class _Shrinking(Generic[Result]):
     def run(self) -> Shrunk[Result]:
         self._in_chunks()
         self._one_by_one()
+        self._at_random()
         fewest = self._has_fewest()
         self._one_by_one()
         best = self._best
@@ -100,16 +112,45 @@ class _Shrinking(Generic[Result]):
         return self._tried >= self._most or time.monotonic() >= self._deadline
 
     def _in_chunks(self) -> None:
+        """Leave out chunks of deviations, from the last ones on, so that those before keep their meaning."""
         chunk = (len(self._best.deviations) + 1) // 2
-        while chunk > 1 and not self._is_spent:
-            deviations = self._best.deviations
-            starts = range(0, len(deviations), chunk)
-            if not any(self._is_better(deviations[:start] + deviations[start + chunk :]) for start in starts):
-                chunk = (chunk + 1) // 2 if chunk > 2 else 1
+        while chunk and not self._is_spent:
+            before = self._best
+            end = len(before.deviations)
+            while end > 0:
+                deviations = self._best.deviations
+                self._is_better(deviations[: max(0, end - chunk)] + deviations[end:])
+                end -= chunk
+            if self._best is before or chunk > 1:
+                chunk //= 2
 
     def _one_by_one(self) -> None:
-        while any(map(self._is_better, _smaller(self._best.deviations))):
+        while self._any_joined() or any(map(self._is_better, _smaller(self._best.deviations))):
             pass
+
+    def _at_random(self) -> None:
+        """Draw changes until a number of them in a row made nothing smaller."""
+        drawn = random.Random(0)
+        since = 0
+        while since < _PATIENCE and self._best.preemptions > 1 and not self._is_spent:
+            since += 1
+            if self._try(_Changed(self._best.deviations, drawn, timeouts=self._timeouts)):
+                since = 0
+                self._one_by_one()
+
+    def _any_joined(self) -> bool:
+        """Let a thread make the steps of two stretches in one, at the earlier or the later; True once one is better."""
+        found = stretches(self._best.schedule.trace, self._best.points)
+        for first, (name, thread, _) in enumerate(found):
+            again = next((one for one in range(first + 1, len(found)) if found[one][:2] == (name, thread)), None)
+            if again is None:
+                continue
+            later = found[:first] + found[first + 1 :]
+            earlier = [*found[:first], found[again], *found[first + 1 : again], *found[again + 1 :]]
+            for joined in (later, earlier):
+                if not self._is_spent and self._try(ByStretches(joined, timeouts=self._timeouts)):
+                    return True
+        return False
 
     def _is_better(self, deviations: Iterable[Deviation]) -> bool:
         wanted = frozenset(deviations)
@@ -140,6 +181,25 @@ class _Shrinking(Generic[Result]):
         return False
 
 
+class _Changed(ByName):
+    """Some deviations are left out, some moved, and where nobody is preempted others may continue."""
+
+    def __init__(self, deviations: Iterable[Deviation], drawn: random.Random, *, timeouts: bool) -> None:
+        kept = [one for one in deviations if drawn.random() > _LEFT_OUT]
+        moved = [
+            one._replace(steps=one.steps + drawn.choice(_MOVES)) if drawn.random() < _MOVED else one for one in kept
+        ]
+        super().__init__(moved, timeouts=timeouts)
+        self._drawn = drawn
+        self._others = drawn.choice((0.0, 0.1, 0.3))
+
+    def choose(self, candidates: Sequence[Candidate], current: bool) -> int:
+        choice = super().choose(candidates, current)
+        if choice == 0 and not current and self._drawn.random() < self._others:
+            return self._drawn.randrange(len(candidates))
+        return choice
+
+
 def _size(found: Shrunk[Any]) -> tuple[int, int, int]:
     return found.preemptions, len(found.deviations), len(found.schedule.trace)
 
@@ -148,11 +208,9 @@ def _smaller(deviations: tuple[Deviation, ...]) -> Iterator[list[Deviation]]:
     """Without one of `deviations`; of few, also without two, and without one where another one is moved a little."""
     for one in reversed(deviations):
         yield [other for other in deviations if other is not one]
-    if len(deviations) > _FEW:
-        return
-    for pair in combinations(deviations, 2):
+    for pair in combinations(deviations, 2) if len(deviations) <= _FEW else ():
         yield [other for other in deviations if other not in pair]
-    for gone, moved in permutations(deviations, 2):
+    for gone, moved in permutations(deviations, 2) if len(deviations) <= _FEWEST else ():
         rest = [other for other in deviations if other is not gone and other is not moved]
         for steps in _MOVES:
             yield [*rest, moved._replace(steps=moved.steps + steps)]

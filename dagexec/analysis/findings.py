@@ -1,0 +1,163 @@
+"""Findings: what was wrong in a schedule that failed, by what its runs did and who waited for what in the end.
+
+An access that came before one that it should follow; a task that was begun before one that it waits for, was lost, or
+was done twice; operators that nothing orders and that came in another order than they are listed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Literal
+
+from dagexec.analysis.happenings import NEVER, RunTold, Span
+from dagexec.core.graph import Hazard
+from dagexec.scheduler.hazards import check_order, conflicts, prepared_accesses
+
+_MOST = 5
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that was wrong.
+
+    Attributes:
+        kind: what it is about.
+        text: in a sentence.
+        steps: numbers of the steps in which it shows.
+    """
+
+    kind: Literal["order", "lost", "twice", "swapped", "deadlock"]
+    text: str
+    steps: tuple[int, ...]
+
+
+def findings(runs: tuple[RunTold, ...], *, ended: bool) -> list[Finding]:
+    """What was wrong in `runs`. Unless the schedule `ended` by itself, tasks may be missing at its end.
+
+    What follows from another finding of a run is left out: at most a few, of the first run that has one.
+    """
+    for told in runs:
+        found = [*_out_of_order(told)] or [*_too_early(told)]
+        found += _miscounted(told, ended=ended or told.run.over)
+        if found:
+            return found[:_MOST]
+    return [found for told in runs for found in _swapped(told)][:_MOST]
+
+
+def _out_of_order(told: RunTold) -> Iterator[Finding]:
+    """Conflicting accesses that were made in the wrong order, with what is missing in the plan."""
+    if told.made is None:
+        return
+    net, plan, prepared = told.made.net, told.made.plan, told.made.preparation.prepared
+    accesses = prepared_accesses(net.graph, net.operators, prepared)
+    executed = told.executed()
+    proof = check_order(net, plan, accesses)
+    missing = {(one.resource, one.earlier, one.later): one.missing for one in proof.unordered}
+    for number, users in enumerate(accesses.users()):
+        resource = accesses.resources[number]
+        for earlier, later, kind in () if resource.exclusive else conflicts(users, number, accesses):
+            first, second = net.graph.label(earlier), net.graph.label(later)
+            if first not in executed or second not in executed:
+                continue
+            before, after = executed[first][1], executed[second][0]
+            if before is not after and after.order[0] < before.order[1]:
+                why = missing.get((resource.name, first, second), "the plan orders them, and the run did not")
+                text = f"{_accessed(told, resource.name, kind, (second, after), (first, before))}: {why}"
+                yield Finding("order", text, (after.begin, min(before.end, before.begin)))
+
+
+def _accessed(told: RunTold, resource: str, kind: Hazard, later: tuple[str, Span], earlier: tuple[str, Span]) -> str:
+    (second, after), (first, before) = later, earlier
+    did, should = {
+        Hazard.RAW: ("read", "wrote it"),
+        Hazard.WAR: ("wrote", "had read it"),
+    }.get(kind, ("wrote", "did, which should be first"))
+    return (
+        f"{_short(told, second)} on {after.where} {did} {resource} (step {after.begin}) before {_short(told, first)} "
+        f"on {before.where} {should} ({_until(before)})"
+    )
+
+
+def _until(span: Span) -> str:
+    return f"step {span.begin}, which has no end" if span.end == NEVER else f"step {span.end}"
+
+
+def _too_early(told: RunTold) -> Iterator[Finding]:
+    """Tasks that were begun before one that they wait for was done."""
+    by_task = _by_task(told)
+    for task, children in enumerate(told.run.work.graph.children):
+        for child in children:
+            if child not in by_task:
+                continue
+            after = by_task[child][0]
+            before = max(by_task.get(task, ()), key=lambda span: span.order[1], default=None)
+            if before is None or after.order[0] < before.order[1]:
+                done = "was begun" if before is None else f"was done by {before.where} ({_until(before)})"
+                text = (
+                    f"{after.where} began {_named(told, child)} (step {after.begin}) before {_named(told, task)}, "
+                    f"which it waits for, {done}"
+                )
+                yield Finding("order", text, (after.begin, *(() if before is None else (before.begin,))))
+
+
+def _miscounted(told: RunTold, *, ended: bool) -> Iterator[Finding]:
+    """Tasks that were done more than once, or of a run that came to its end never."""
+    by_task = _by_task(told)
+    work = told.run.work
+    for task, pieces in enumerate(work.steps):
+        spans = by_task.get(task, [])
+        for piece in range(len(pieces)):
+            done = [span for span in spans if span.piece == piece]
+            if len(done) > 1:
+                times = " and ".join(f"by {span.where} (step {span.begin})" for span in done)
+                which = f"piece {piece} of {_named(told, task)}" if len(pieces) > 1 else _named(told, task)
+                yield Finding("twice", f"{which} was executed {times}", tuple(span.begin for span in done))
+        if not spans and ended and told.run.error is None:
+            parents = [number for number, row in enumerate(work.graph.children) if task in row and number in by_task]
+            after = [
+                f"{_named(told, number)} was done by {span.where} ({_until(span)})"
+                for number in parents
+                for span in by_task[number][-1:]
+            ]
+            text = f"{_named(told, task)} was never executed; of those it waits for, {' and '.join(after)}"
+            steps = tuple(span.begin for number in parents for span in by_task[number][-1:])
+            yield Finding("lost", text if after else f"{_named(told, task)} was never executed", steps)
+
+
+def _swapped(told: RunTold) -> Iterator[Finding]:
+    """Operators that touch the same memory, that nothing orders, and that were not executed as they are listed."""
+    if told.made is None:
+        return
+    net = told.made.net
+    accesses = prepared_accesses(net.graph, net.operators, told.made.preparation.prepared)
+    executed = told.executed()
+    for number, users in enumerate(accesses.users()):
+        for earlier, later in combinations(users, 2):
+            first, second = executed.get(net.graph.label(earlier)), executed.get(net.graph.label(later))
+            if first is None or second is None or second[0].order[0] > first[0].order[0]:
+                continue
+            text = (
+                f"{_short(told, net.graph.label(later))} on {second[0].where} (step {second[0].begin}) came before "
+                f"{_short(told, net.graph.label(earlier))} on {first[0].where} (step {first[0].begin}): nothing orders "
+                f"them, and by what they declare both only read {accesses.resources[number].name}; does one write it?"
+            )
+            yield Finding("swapped", text, (second[0].begin, first[0].begin))
+
+
+def _by_task(told: RunTold) -> dict[int, list[Span]]:
+    found: dict[int, list[Span]] = {}
+    for span in told.spans:
+        if span.task >= 0:
+            found.setdefault(span.task, []).append(span)
+    return found
+
+
+def _named(told: RunTold, task: int) -> str:
+    return _short(told, told.name_of(task))
+
+
+def _short(told: RunTold, label: str) -> str:
+    """A label without the net: there is one in most stories."""
+    return label.replace(f" of net {told.run.name!r}", "")
