@@ -14,6 +14,7 @@ from dagexec.core.graph import Graph
 from dagexec.core.native import phases_of
 from dagexec.core.operator import Step
 from dagexec.core.stream import Kernel
+from dagexec.scheduler.conformance import StepNote
 from dagexec.scheduler.exploration.device import Advance
 from dagexec.scheduler.exploration.notes import Notes
 from dagexec.scheduler.nets.net import NetRun
@@ -135,7 +136,8 @@ def _labels(run: Run, made: NetRun | None, task: int, steps: Sequence[Step]) -> 
     if made is not None and not made.net.on_host:
         yield from map(made.plan.graph.label, made.plan.chains[chain])
         return
-    yield from dict.fromkeys(run.name_step(chain, _call_of(step)) for step in steps)
+    own = (step for step in steps if not isinstance(step, StepNote))
+    yield from dict.fromkeys(run.name_step(chain, _call_of(step)) for step in own)
 
 
 def _call_of(step: Step) -> Failed:

@@ -4,7 +4,7 @@
 """
 
 from dagexec.scheduler.conformance.checking import check
-from dagexec.scheduler.conformance.recording import Conformance, conforming
+from dagexec.scheduler.conformance.recording import Conformance, StepNote, conforming
 from dagexec.scheduler.conformance.story import Deviation, Event, Kind, RunStory
 
-__all__ = ["Conformance", "Deviation", "Event", "Kind", "RunStory", "check", "conforming"]
+__all__ = ["Conformance", "Deviation", "Event", "Kind", "RunStory", "StepNote", "check", "conforming"]

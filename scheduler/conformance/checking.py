@@ -53,7 +53,8 @@ class _Replay:
         self._inside: dict[str, list[_Visit]] = {}
         self._takers: dict[Piece, str] = {}
         self._ended: dict[Piece, str] = {}
-        self._stopping = self._telling = self._told = False
+        self._stopping = self._told = False
+        self._telling = ""  # who tells the owner; again, if it died meanwhile
         self._place = 0
         self._unless_stopped: Callable[[], _DeviationError] | None = None  # of what is right in a run that is stopped
 
@@ -68,6 +69,8 @@ class _Replay:
             replays[event.kind](event)
         if self._story.whole:
             self._check_end()
+        elif self._story.at_rest:
+            self._check_rest()
 
     def _deviation(self, right: str, done: str = "", place: int | None = None) -> _DeviationError:
         """Of the event that is replayed, or that at `place`."""
@@ -184,9 +187,9 @@ class _Replay:
         if event.kind == Kind.TOLD:
             self._told = True
             return
-        if self._told:
-            raise self._deviation("the owner was told before")
-        self._telling = True
+        if self._told or (self._telling and self._telling != event.worker):
+            raise self._deviation(f"{self._telling} has told the owner")
+        self._telling = event.worker
         self._check_over()
 
     def _check_over(self) -> None:
@@ -194,13 +197,25 @@ class _Replay:
             raise self._unless_stopped()
         if self._machine.remaining and not self._stopping:
             raise self._deviation(f"{self._machine.remaining} tasks have not ended, and nobody has stopped the run")
-        inside = [worker for worker, visits in self._inside.items() if visits]
-        if self._machine.remaining and inside:
-            raise self._deviation(f"{', '.join(inside)} may have something to do in it still")
+        if self._machine.remaining and self._who_is_inside():
+            raise self._deviation(f"{self._who_is_inside()} may have something to do in it still")
 
     def _check_end(self) -> None:
         if not self._told:
             raise self._deviation("the owner of the run is told at its end", "the owner was never told")
-        inside = [worker for worker, visits in self._inside.items() if visits]
-        if inside:
-            raise self._deviation("whoever enters leaves", f"{', '.join(inside)} never left")
+        if self._who_is_inside():
+            raise self._deviation("whoever enters leaves", f"{self._who_is_inside()} never left")
+
+    def _check_rest(self) -> None:
+        """Nobody goes on: somebody would have to, unless those inside wait for something else."""
+        if self._unless_stopped is not None:
+            raise self._unless_stopped()
+        if self._telling or self._who_is_inside():
+            return
+        right = "the owner is told"
+        if self._machine.remaining and not self._stopping:
+            right = f"somebody goes in: {self._machine.available} tasks have something to take"
+        raise self._deviation(right, "nothing happens any more, and nobody is inside")
+
+    def _who_is_inside(self) -> str:
+        return ", ".join(worker for worker, visits in self._inside.items() if visits)

@@ -12,11 +12,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import cast
 
 from dagexec.core.operator import Step
 from dagexec.errors import ConformanceError
-from dagexec.platform.threads import Mutex, threads
+from dagexec.platform.threads import Mutex, ThreadsEndedError, threads
 from dagexec.scheduler.conformance.checking import check
 from dagexec.scheduler.conformance.pools import PoolStory
 from dagexec.scheduler.conformance.story import NOTHING, REFUSED, Deviation, Event, Kind, RunStory
@@ -51,9 +52,12 @@ class Conformance:
         self._recordings: list[_Recording] = []
         self._pools: list[PoolStory] = []
 
-    def raise_found(self) -> None:
-        """Check what there is. Raises ConformanceError, with all of them, if there was any deviation."""
-        self._check(self._recordings)
+    def raise_found(self, *, at_rest: bool = False) -> None:
+        """Check what there is; `at_rest` says that no thread can go on.
+
+        Raises ConformanceError, with all of them, if there was any deviation.
+        """
+        self._check(self._recordings, at_rest)
         for story in self._pools:
             self.deviations += story.deviations
         self._recordings, self._pools = [], []
@@ -75,9 +79,9 @@ class Conformance:
             self._recordings = [one for one in self._recordings if one not in over]
             self._check(over)
 
-    def _check(self, recordings: Sequence[_Recording]) -> None:
+    def _check(self, recordings: Sequence[_Recording], at_rest: bool = False) -> None:
         for recording in recordings:
-            story = recording.story()
+            story = replace(recording.story(), at_rest=at_rest)
             self.runs += 1
             self.events += len(story.events)
             self.native += isinstance(recording, _LoggedRecording)
@@ -98,11 +102,11 @@ def conforming() -> Iterator[Conformance]:
     pool.rosters.append(conformance.new_roster)
     try:
         yield conformance
-    except Exception as error:
+    except (Exception, ThreadsEndedError) as error:
         try:
-            conformance.raise_found()
+            conformance.raise_found(at_rest=isinstance(error, ThreadsEndedError))
         except ConformanceError as found:
-            error.add_note(str(found))
+            (error.__cause__ or error).add_note(str(found))
         raise
     finally:
         pool.rosters.remove(conformance.new_roster)
@@ -268,14 +272,21 @@ class _Recording(ABC):
 
     def _noted(self, task: int, piece: int, steps: Sequence[Step]) -> tuple[Step, ...]:
         """The steps of a piece, and before each, and behind the last, one that tells where the worker is."""
-
-        def note(number: int) -> Step:
-            return lambda: self.add(Kind.STEP, _here(), task, piece, number)
-
         noted: list[Step] = []
         for number, step in enumerate(steps):
-            noted += [note(number), step]
-        return (*noted, note(len(steps)))
+            noted += [StepNote(self, task, piece, number), step]
+        return (*noted, StepNote(self, task, piece, len(steps)))
+
+
+class StepNote:
+    """Called between steps: the worker has come to one, or is behind the last."""
+
+    def __init__(self, recording: _Recording, task: int, piece: int, number: int) -> None:
+        self._add = partial(recording.add, task=task, piece=piece, step=number)
+
+    def __call__(self) -> None:
+        """Record it."""
+        self._add(Kind.STEP, _here())
 
 
 def _here() -> str:

@@ -61,7 +61,8 @@ class RunStory:
         events: what was done.
         steps: of a task and piece, how many steps it has.
         label: of a task, its operators.
-        whole: nothing happens any more; else the run may be under way still.
+        whole: the pool has done all that it will; else the run may be under way still.
+        at_rest: the run may be under way, but nothing happens any more: no thread can go on.
     """
 
     name: str
@@ -71,6 +72,7 @@ class RunStory:
     steps: Callable[[int, int], int]
     label: Callable[[int], str]
     whole: bool = True
+    at_rest: bool = False
 
     def piece(self, task: int, piece: int) -> str:
         """A piece, in the net's words."""

@@ -349,7 +349,7 @@ class ControlledThreads(Threads):
         me = self.calling_thread()
         if me is None:
             if not ready():
-                raise ThreadsEndedError("the schedule has ended")
+                raise ThreadsEndedError("the schedule has ended") from self.failure
             return True
         me.event = Event(me.name, kind, resource)
         me.time = host_time()
@@ -417,7 +417,7 @@ class ControlledThreads(Threads):
             chosen.baton.release()
             me.baton.acquire()
             if self.ended:
-                raise ThreadsEndedError("the schedule has ended")
+                raise ThreadsEndedError("the schedule has ended") from self.failure
         if me.timed_out and me.deadline is not None:
             host_waited_until(me.deadline)
 
@@ -432,10 +432,10 @@ class ControlledThreads(Threads):
             if self._notes is not None:
                 self._notes.waiting = self._waiting()
             self._end(DeadlockError(self._who_waits()))
-            raise ThreadsEndedError("deadlock")
+            raise ThreadsEndedError("deadlock") from self.failure
         if len(self.trace) >= MAX_STEPS:
             self._end(DeadlockError(f"no end after {MAX_STEPS} steps; going on: {_names(candidates)}"))
-            raise ThreadsEndedError("no end")
+            raise ThreadsEndedError("no end") from self.failure
         number = 0
         if len(candidates) > 1:
             try:

@@ -86,7 +86,8 @@ def test_whatever_threads_do_one_after_another_as_the_machine_says_is_allowed(se
         ([B, Event(TAKE, "A", 0, 0)], "A takes task 0", "it is not inside"),
         ([A, B, Event(ENTER, "C")], "C enters", "no more than 2 may be inside"),
         ([*RIGHT, B], "B enters", "the run is over"),
-        ([*RIGHT, Event(TELL, "A")], "A tells", "the owner was told before"),
+        ([*RIGHT, Event(TELL, "A")], "A tells", "A has told the owner"),
+        ([*RIGHT[:-1], Event(TELL, "B")], "B tells", "A has told the owner"),
         ([A, *does("A", 0), *left("A")], "A tells", "1 tasks have not ended, and nobody has stopped the run"),
         (RIGHT[:-2], "the owner was never told", "the owner of the run is told at its end"),
         ([*RIGHT[:-3], *RIGHT[-2:]], "A never left", "whoever enters leaves"),
@@ -122,6 +123,31 @@ def test_between_the_beginning_and_the_end_of_a_stop_a_worker_may_take_something
     found = check(story_of(*stopping, *does("A", 1)))
     assert found is not None
     assert "the run is stopped" in found.right
+
+
+def test_an_owner_is_told_again_by_who_died_as_it_told_it() -> None:
+    assert check(story_of(*RIGHT[:-1], *RIGHT[-2:])) is None
+
+
+@pytest.mark.parametrize(
+    ("events", "right"),
+    [
+        ([], "somebody goes in: 1 tasks have something to take"),
+        (RIGHT[:-2], "the owner is told"),
+        ([A, Event(STOPPED, "B"), Event(LEAVE, "A")], "the owner is told"),
+        ([A, Event(TAKE, "A", 0, 0), Event(LEAVE, "A")], "which nobody else can end"),
+        ([A, Event(TAKE, "A", 0, 0)], ""),
+        (RIGHT[:-1], ""),
+    ],
+)
+def test_where_nothing_happens_any_more_somebody_inside_waits_for_something_else(
+    events: list[Event], right: str
+) -> None:
+    story = replace(story_of(*events), whole=False)
+    assert check(story) is None
+    found = check(replace(story, at_rest=True))
+    assert (found is None) == (not right)
+    assert found is None or right in found.right
 
 
 def test_a_run_under_way_is_checked_as_far_as_it_is() -> None:
