@@ -28,9 +28,10 @@ from dagexec.scheduler.run.fair_share import Share
 from dagexec.scheduler.run.pool import WorkerPool
 from dagexec.scheduler.run.run import Run
 from dagexec.serving.batching import Batch
-from dagexec.serving.dispatch_state import DispatchState, members_of
+from dagexec.serving.dispatch_places import members_of
+from dagexec.serving.dispatch_state import Cancelled, DispatchState
 from dagexec.serving.metrics import Metrics
-from dagexec.serving.requests import Request, RequestQueue, outcome_name
+from dagexec.serving.requests import Request, outcome_name
 from dagexec.serving.statistics import OUTCOMES, ExecutorStatistics, Latencies
 from dagexec.serving.telemetry import Telemetry
 from dagexec.serving.waiting import EventLoop
@@ -53,7 +54,6 @@ class Dispatcher:
         self.name = name
         self.share = share
         self.state = DispatchState(name, tuple(replicas), options)
-        self._timer_due: float | None = None  # when the timer that is set rings
         self.forked = False
         self._pool = pool
         self._arenas: ArenaBudget | None = None
@@ -128,48 +128,28 @@ class Dispatcher:
         replica.unbind()
         if self._metrics is not None and self.state.joins and request.pinned is None:
             self._metrics.record_batch(request.rows)
-        if isinstance(request, Batch):
-            self._end_batch(request, error)
-            return
         with self._lock:
             now = self._now()
-            if error is None and replica.io_binding is not None and request.blocks is None:
+            is_whole = request.blocks is None and not isinstance(request, Batch)
+            if error is None and replica.io_binding is not None and is_whole:
                 replica.io_binding.took(now - request.begun)
-            request.following = self.state.release(request, now)
-            was_over = request.over
-            if not was_over:
-                self.state.settle(request, result, error, now)
-        if not was_over:
-            self._record(request, request.error, now)
+            told = self.state.end(request, result, error, now)
+        if self._telemetry is not None and isinstance(request, Batch):
+            self._telemetry.end_batch(request, outcome_name(error), error)
+        for one in told:
+            self._record(one, one.error, now)
+        if told:
             self.notify(request)
         elif self._when_empty:
             self._announce_empty()
         if self.call_loop is not None:
             self.have_turns()
 
-    def _end_batch(self, batch: Batch, error: BaseException | None) -> None:
-        """Settle the members of a joined run; if it failed, they run alone, on any replica that is free."""
-        with self._lock:
-            now = self._now()
-            if error is not None:
-                self.state.run_again(batch)
-            batch.following = self.state.release(batch, now)
-            batch.ended = batch.requests
-            for member in batch.ended:
-                self.state.settle(member, member.result, member.error or member.cancelled, now)
-            batch.over = True
-        if self._telemetry is not None:
-            self._telemetry.end_batch(batch, outcome_name(error), error)
-        for member in batch.ended:
-            self._record(member, member.error, now)
-        self.notify(batch)
-
     def take(self, request: Request) -> None:
         """The results of `request` are being fetched: those who share a joined run leave it only when that is over."""
         if isinstance(request, Batch):
             with self._lock:
-                for member in request.requests:
-                    member.taken = True
+                self.state.take(request)
 
     def start_waiting(self) -> list[Request]:
         """Who need not wait any more and has a replica now: the caller has these served."""
@@ -212,27 +192,20 @@ class Dispatcher:
     def new_due(self) -> float | None:
         """When the caller is to ask who need not wait any more; None when it will already, or nobody waits so."""
         state = self.state
-        if self._timer_due is not None or not (state.idle and state.queue.waiting):
+        if state.timer_due is not None or not (state.idle and state.queue.waiting):
             return None
         with self._lock:
-            if self._timer_due is not None:
-                return None
-            self._timer_due = state.next_due()
-            return self._timer_due
+            return state.new_due()
 
-    def came(self, due: float) -> bool:
+    def rings(self, due: float) -> bool:
         """The moment `due` that `new_due` gave has come. False when another one has taken its place."""
         with self._lock:
-            if self._timer_due != due:
-                return False
-            self._timer_due = None
-            return True
+            return self.state.rings(due)
 
     def hurry(self) -> None:
         """Nobody waits for others from here on."""
         with self._lock:
-            self.state.hurries = True
-            self._timer_due = None
+            self.state.hurry()
 
     def end_inline(self, request: Request, error: BaseException | None = None) -> bool:
         """The inline run of `request`, if it has one, is over. True when its replica is to be handed on: `hand_on`.
@@ -284,34 +257,24 @@ class Dispatcher:
 
         False when there is no end to wait for: it was never taken on, or is over already.
         """
-        if isinstance(request, Batch):
-            told = [self.cancel(member, error) for member in request.requests]
-            return any(told)
         with self._lock:
-            waiting, batch = request.queue is not None, request.batch
-            if not waiting and batch is None and request.replica is None:
-                return False
-            if request.cancelled is None:
-                request.cancelled = error
-            run, left, now = request.run, False, self._now()
-            if batch is not None:
-                left = self.state.leave_batch(request, error, now)
-                run = batch.run if left and not batch.left else None
-            if request.is_preparing and not request.over:
-                left = True
-                self.state.settle(request, None, error, now)
-            if request.steps is not None:
-                request.steps.clear()
-            if waiting:
-                self._timer_due = None  # its caller may have been interrupted before it set that timer
-                self.state.withdraw(request)
-                self.state.settle(request, None, error, now)
-        if waiting or left:
-            self._record(request, error, now)
-            self.notify(request)
-        if run is not None:
-            self._pool.stop(run, error)
+            now = self._now()
+            cancelled = self.state.cancel(request, error, now)
+        if cancelled is None:
+            return False
+        self._see_to(cancelled, now)
         return True
+
+    def _see_to(self, cancelled: Cancelled, now: float) -> None:
+        self._tell(cancelled.over, now)
+        for run, error in cancelled.stop:
+            self._pool.stop(run, error)
+
+    def _tell(self, over: Iterable[Request], now: float) -> None:
+        """Tell the callers of requests that ended without a run, or before it."""
+        for request in over:
+            self._record(request, request.error, now)
+            self.notify(request)
 
     def check_caller(self, doing: str) -> None:
         """Raise where `run` or `close` would wait forever: DagexecError on a worker, ClosedError in a forked child."""
@@ -336,28 +299,28 @@ class Dispatcher:
     def shut(self) -> None:
         """Take no more requests; those that await admission end with ClosedError. Idempotent."""
         with self._lock:
-            self.state.shut = True
-        self._end_waiting(self.state.awaiting_admission)
+            now = self._now()
+            over = self.state.shut_down(now)
+        self._tell(over, now)
 
     def abandon_queue(self) -> None:
         """End all requests that wait, in the queue or for a certain replica, with ClosedError; after `shut`."""
-        self._end_waiting(self.state.queue)
-        self._end_waiting(self.state.pinned)
+        with self._lock:
+            now = self._now()
+            over = self.state.abandon_queue(now)
+        self._tell(over, now)
 
     def stop_running(self) -> None:
         """Have the runs under way stop before their next operator or piece, and end with ClosedError."""
         with self._lock:
-            running = list(self.state.running.values())
-        for request in running:
-            self.cancel(request, self._closed())
-        self._end_waiting(self.state.again)
+            now = self._now()
+            cancelled = self.state.stop_running(now)
+        self._see_to(cancelled, now)
 
     def unfinished(self) -> int:
         """How many requests are not over."""
         with self._lock:
-            state = self.state
-            waiting = sum(map(len, (state.queue, state.awaiting_admission, state.pinned, state.again)))
-            return waiting + sum(len(members_of(request)) for request in state.running.values())
+            return self.state.unfinished
 
     def charge_arenas_to(self, budget: ArenaBudget | None) -> None:
         """Charge the memory that runs work in to `budget`. Before the first request."""
@@ -439,23 +402,11 @@ class Dispatcher:
 
     def _announce_empty(self) -> None:
         with self._lock:
-            if self.state.running or self.state.queue:  # what awaits admission waits behind a full queue
+            if not self.state.is_empty:
                 return
             told, self._when_empty = self._when_empty, []
         for callback in told:
             callback()
-
-    def _end_waiting(self, queue: RequestQueue) -> None:
-        with self._lock:
-            ended, now = queue.clear(), self._now()
-            for request in ended:
-                self.state.settle(request, None, self._closed(), now)
-        for request in ended:
-            self._record(request, request.error, now)
-            self.notify(request)
-
-    def _closed(self) -> ClosedError:
-        return ClosedError(f"net {self.name!r}: the executor was closed")
 
     def _stop_at_exit(self) -> Callable[[Deadline], object]:
         self.shut()
@@ -471,4 +422,3 @@ class Dispatcher:
         self._lock = threads().lock()
         self.state.forget_requests()
         self._when_empty.clear()
-        self._timer_due = None

@@ -16,83 +16,41 @@ its turns (`take_turn`).
 
 from __future__ import annotations
 
-from collections import Counter, deque
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from dagexec.binding.io_binding import IOBinding, Outputs
 from dagexec.binding.replicas import Replica
 from dagexec.errors import ClosedError, DagexecError, QueueFullError
-from dagexec.options import CompileOptions
+from dagexec.scheduler.run.run import Run
 from dagexec.serving.batch_queue import BatchQueue
 from dagexec.serving.batching import Batch
-from dagexec.serving.keeping import KeptReplicas
-from dagexec.serving.requests import Request, RequestQueue, outcome_name, timed_out
-from dagexec.serving.statistics import OUTCOMES, TIMES_KEPT
+from dagexec.serving.dispatch_places import ALONE_AGAIN, Places, members_of
+from dagexec.serving.requests import Request, RequestQueue, timed_out
 from dagexec.serving.waiting import MAX_QUEUED
-
-ALONE_AGAIN = 8
-"""How many requests in a row have to find nothing running before they are taken to come one at a time again."""
 
 MAX_IN_TURN = 3e-4
 """Seconds that a run takes at best, up to which it waits for a turn of its event loop: handing it over takes longer."""
 
 
-class DispatchState:
-    """The requests and the replicas of one executor.
+class Cancelled(NamedTuple):
+    """What is to be done about requests that were cancelled.
+
+    Attributes:
+        over: those whose callers are to be told.
+        stop: runs that are to be stopped, each with the reason.
+    """
+
+    over: Sequence[Request]
+    stop: Sequence[tuple[Run, DagexecError]]
+
+
+class DispatchState(Places):
+    """The requests and the replicas of one executor: what happens to them.
 
     A thread that is interrupted in the middle of an event, as Ctrl-C does it between two calls, leaves a state in which
     a request has its `replica`, or has not.
-
-    Attributes:
-        replicas: all of them.
-        idle: those that serve nobody, the one whose turn it is first.
-        kept: those that serve nobody and that threads keep for their next call.
-        queue: admitted requests.
-        awaiting_admission: those that wait until there is room in the queue.
-        pinned: those that wait for a certain replica.
-        again: those that run alone, as the run that they were joined in failed.
-        running: those that have a replica, by the thread that calls the steps of an inline run, else by themselves;
-            where requests are joined, a batch in place of its members.
-        begun: runs that each replica has begun.
-        outcomes: how many requests ended in each way.
-        times: of the last completed ones, the seconds in the queue and on a replica.
-        batch_sizes: how many runs had so many rows, where requests are joined.
-        retried: requests that ran again, alone, as a run that they were joined in failed.
-        shut: no more requests are taken.
-        joins: requests may be joined.
-        hurries: none of them waits for others.
-        expects_company: a request that comes waits for others; not after several in a row that found nobody here.
-        last_begun: when the latest run began.
     """
-
-    def __init__(self, name: str, replicas: Sequence[Replica], options: CompileOptions) -> None:
-        """`name` is the model's, for messages."""
-        self._name = name
-        self._options = options
-        self.replicas = list(replicas)
-        self.joins = options.max_batch > 1
-        self.hurries = False
-        self._to_be_alone = ALONE_AGAIN  # how many requests have to find nobody here before one does not wait
-        self.expects_company = self.joins and options.max_wait > 0
-        self.idle = deque(replicas)
-        self.begun = [0] * len(replicas)
-        self.outcomes = Counter(dict.fromkeys(OUTCOMES, 0))
-        self.times: deque[tuple[float, float]] = deque(maxlen=TIMES_KEPT)
-        self.batch_sizes: Counter[int] = Counter()
-        self.retried = 0
-        self.shut = False
-        self.last_begun = 0.0
-        self.forget_requests()
-
-    def forget_requests(self) -> None:
-        """There are none: at the start, and in a forked child, where nobody serves them."""
-        self.queue = self._new_queue()
-        self.awaiting_admission, self.pinned, self.again = RequestQueue(), RequestQueue(), RequestQueue()
-        self.running: dict[object, Request] = {}
-        self.kept = KeptReplicas()
-
-    def _new_queue(self) -> RequestQueue:
-        return BatchQueue(self._options.max_batch, self._options.max_wait) if self.joins else RequestQueue()
 
     def arrive(self, request: Request, now: float, *, starts: bool = True) -> Request | None:
         """A request came. Who is to be served now that it did: itself, a batch that it completes, or nobody.
@@ -121,7 +79,7 @@ class DispatchState:
                 self.assign(kept, request, now)
                 return request
         limit = self._options.max_queued
-        if self.idle and (request.group is None or limit == 0) and not self._waits_for_turns(request):
+        if self.idle and self._goes_first(request, now):
             self.assign(self.idle[0], request, now)
             del self.idle[0]
             return request
@@ -142,11 +100,14 @@ class DispatchState:
             )
         return None
 
-    def _waits_for_turns(self, request: Request) -> bool:
-        """While a replica is idle, `request` comes, and its event loop is to run it, or others that came before."""
-        if self.queue.waiting:
-            return self.queue.only_loop() is not None
-        return request.loop is not None and self.is_short(self.idle[0])
+    def _goes_first(self, request: Request, now: float) -> bool:
+        """While a replica is idle, `request` comes: it waits neither for company, nor for a turn, nor behind others."""
+        if self.again.waiting:
+            return False
+        if isinstance(self.queue, BatchQueue):
+            waits_for_others = request.group is not None and self._options.max_queued != 0
+            return not (waits_for_others or self.queue.is_ready(now, self._hurried()))
+        return not (self.queue.waiting or (request.loop is not None and self.is_short(self.idle[0])))
 
     def start(self, now: float) -> Request | None:
         """Who gets an idle replica now; None while there is none, or nobody who need not wait for others."""
@@ -188,13 +149,33 @@ class DispatchState:
         """When to ask `start` again, at the latest; None when no replica is idle or nobody waits for others."""
         return self.queue.next_due() if self.idle and isinstance(self.queue, BatchQueue) else None
 
+    def new_due(self) -> float | None:
+        """When a timer is to ring that is not set yet; None when there is one, or nobody waits for others."""
+        if self.timer_due is not None:
+            return None
+        self.timer_due = self.next_due()
+        return self.timer_due
+
+    def rings(self, due: float) -> bool:
+        """A timer that was set to `due` rings. False when another one has taken its place."""
+        if self.timer_due != due:
+            return False
+        self.timer_due = None
+        return True
+
+    def hurry(self) -> None:
+        """Nobody waits for others from here on."""
+        self.hurries, self.timer_due = True, None
+
     def arrive_inline(self, request: Request, binding: IOBinding, caller: int, now: float) -> bool:
         """A request came that the thread `caller` would run. True when it has an idle replica, fed as `binding` does.
 
         False also for a thread that is in a run here, as an operator's is, or whose last one is still to be handed on.
         """
         keeper = caller in self.kept.by_thread
-        if self.shut or caller in self.running or (self.queue.waiting and not keeper):
+        if self.shut or caller in self.running:
+            return False
+        if (self.queue.waiting or self.again.waiting) and not keeper:
             return False
         if self.joins and self._has_company():
             return False
@@ -231,7 +212,8 @@ class DispatchState:
             self.outcomes[outcome] += 1
             if outcome == "completed":
                 self.times.append((request.begun - request.created, now - request.begun))
-        if waited_for or self.queue.waiting or self.awaiting_admission.waiting or self.pinned.waiting:
+        waiting = self.queue.waiting or self.awaiting_admission.waiting or self.pinned.waiting or self.again.waiting
+        if waited_for or waiting:
             if may_keep and not waited_for and request.replica is not None and self._keeps(request, now):
                 del self.running[request.caller]
                 request.replica = None
@@ -266,16 +248,93 @@ class DispatchState:
             for member in members_of(request):
                 member.begun = now
 
-    def unused(self) -> list[Replica]:
-        """The replicas that serve nobody, less one whose thread was interrupted when it had just taken it."""
-        taken = [request.replica for request in self.running.values()]
-        return [replica for replica in self.idle if replica not in taken]
-
     def withdraw(self, request: Request) -> None:
         """A request that waits will not be served; in the queue it makes room for the next one."""
         assert request.queue is not None
         request.queue.remove(request)
         self._admit()
+
+    def cancel(self, request: Request, error: DagexecError, now: float) -> Cancelled | None:
+        """`request` is to end with `error` as soon as nobody works for it; at once while its replica is prepared.
+
+        None when there is no end to wait for: it was never taken on, or is over already.
+        """
+        waits, batch = request.queue is not None, request.batch
+        if not waits and batch is None and request.replica is None:
+            return None
+        if request.cancelled is None:
+            request.cancelled = error
+        is_over, run = waits, request.run
+        if batch is not None:
+            is_over = self._leave_batch(request, error, now)
+            run = batch.run if is_over and not batch.left else None
+        if request.is_preparing and not request.over:
+            is_over = True
+            self.settle(request, None, error, now)
+        if request.steps is not None:
+            request.steps.clear()
+        if waits:
+            self.timer_due = None  # its caller may have been interrupted before it set that timer
+            self.withdraw(request)
+            self.settle(request, None, error, now)
+        return Cancelled((request,) if is_over else (), () if run is None else ((run, error),))
+
+    @staticmethod
+    def take(request: Request) -> None:
+        """The results of `request` are being fetched: those who share a joined run leave it only when that is over."""
+        for member in members_of(request):
+            member.taken = True
+
+    def end(
+        self, request: Request, result: Outputs | None, error: BaseException | None, now: float
+    ) -> tuple[Request, ...]:
+        """The run of `request` is over: whose callers are to be told. `following` is who has the replica next.
+
+        The members of a joined run that failed run again. A request that was given up while its replica was prepared
+        was over before.
+        """
+        if isinstance(request, Batch):
+            if error is not None:
+                self._run_again(request)
+            request.following = self.release(request, now)
+            request.ended = request.requests
+            for member in request.ended:
+                self.settle(member, member.result, member.error or member.cancelled, now)
+            request.over = True
+            return request.ended
+        request.following = self.release(request, now)
+        if request.over:
+            return ()
+        self.settle(request, result, error, now)
+        return (request,)
+
+    def shut_down(self, now: float) -> list[Request]:
+        """Take no more requests. Those that await admission are over: their callers are to be told."""
+        self.shut = True
+        return self._end_waiting(now, self.awaiting_admission)
+
+    def abandon_queue(self, now: float) -> list[Request]:
+        """All that wait are over, in the queue or for a certain replica; after `shut_down`."""
+        return self._end_waiting(now, self.queue, self.pinned)
+
+    def stop_running(self, now: float) -> Cancelled:
+        """The runs under way are to end, and nobody runs again."""
+        told = self._end_waiting(now, self.again)
+        stopped: list[tuple[Run, DagexecError]] = []
+        for served in list(self.running.values()):
+            error = self.closed()
+            for request in members_of(served):
+                cancelled = self.cancel(request, error, now)
+                if cancelled is not None:
+                    told += cancelled.over
+                    stopped += cancelled.stop
+        return Cancelled(told, stopped)
+
+    def _end_waiting(self, now: float, *queues: RequestQueue) -> list[Request]:
+        ended = [request for queue in queues for request in queue.clear()]
+        for request in ended:
+            self.settle(request, None, self.closed(), now)
+        return ended
 
     def release(self, request: Request, now: float) -> Request | None:
         """The replica of `request` is free: who has it next. None when it is idle."""
@@ -311,7 +370,7 @@ class DispatchState:
         self.expects_company = bool(self._to_be_alone) and self._options.max_wait > 0
         return self.expects_company
 
-    def leave_batch(self, request: Request, error: DagexecError, now: float) -> bool:
+    def _leave_batch(self, request: Request, error: DagexecError, now: float) -> bool:
         """A member of a joined run is over with `error`, and the run goes on for the others, if there are any.
 
         False while its rows are being copied: then it is over when the run is.
@@ -325,8 +384,8 @@ class DispatchState:
             batch.cancelled = error
         return True
 
-    def run_again(self, batch: Batch) -> None:
-        """The run of `batch` failed: its members run alone, before all others. To be called before `release`."""
+    def _run_again(self, batch: Batch) -> None:
+        """The run of `batch` failed: its members run alone, before all others."""
         for member in batch.requests:
             member.taken = False
             member.result = member.error = None
@@ -335,25 +394,6 @@ class DispatchState:
                 member.group = None
                 self.again.push(member)
                 self.retried += 1
-
-    def settle(self, request: Request, result: Outputs | None, error: BaseException | None, now: float) -> None:
-        """`request` is over: it has its outcome, releases what its caller gave, and is counted.
-
-        What is not done by its deadline was not done in time, whoever looks first.
-        """
-        if error is None and now >= request.deadline:
-            result, error = None, timed_out(self._name, request)
-        request.begun = request.begun if request.begun >= request.created else now
-        request.run = None
-        request.result, request.error, request.over = result, error, True
-        request.feeds, request.out = {}, None
-        if request.batch is not None:
-            request.batch.drop(request)
-        if request.pinned is not None:
-            return
-        self.outcomes[outcome_name(error)] += 1
-        if error is None:
-            self.times.append((request.begun - request.created, now - request.begun))
 
     def _next(self, replica: Replica, now: float) -> Request | None:
         """Take the request that `replica` serves next from where it waits; None when there is none."""
@@ -396,8 +436,3 @@ class DispatchState:
         assert request is not None
         self.queue.push(request)
         return True
-
-
-def members_of(request: Request) -> tuple[Request, ...]:
-    """The requests of callers that a replica serves with `request`."""
-    return request.requests if isinstance(request, Batch) else (request,)

@@ -8,6 +8,7 @@ Whoever does not come back within `BACK_SECONDS` is not expected to next time.
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 
 from dagexec.binding.replicas import Replica
 
@@ -77,6 +78,21 @@ class KeptReplicas:
             if habit is not None:
                 habit.returns = habit.keeps = False
         return [self.by_thread.pop(thread) for thread in late]
+
+    @staticmethod
+    def seconds_kept(since: float, now: float) -> float:
+        """For how long a thread has gone on with its replica, as far as that matters."""
+        return min(now - since, KEPT_SECONDS)
+
+    def state(self, now: float) -> Hashable:
+        """All that what comes next depends on, but for who keeps what. Threads are alike but for these habits."""
+
+        def seen(habit: _Habit) -> Hashable:
+            back = now - habit.left <= BACK_SECONDS
+            kept = self.seconds_kept(habit.since, now) if habit.keeps else None
+            return habit.returns, habit.keeps, now - habit.left if back else None, kept
+
+        return frozenset((thread, seen(habit)) for thread, habit in self._habits.items())
 
     def _left(self, thread: int) -> float:
         habit = self._habits.get(thread)

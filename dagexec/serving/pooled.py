@@ -22,7 +22,7 @@ from dagexec.scheduler.run.inline import run_inline
 from dagexec.scheduler.run.pool import WorkerPool
 from dagexec.scheduler.run.run import Run, task
 from dagexec.serving.dispatch import Dispatcher
-from dagexec.serving.dispatch_state import members_of
+from dagexec.serving.dispatch_places import members_of
 from dagexec.serving.keeping import KEPT_SECONDS
 from dagexec.serving.requests import Request, abandoned
 from dagexec.serving.row_blocks import RowBlocks
@@ -62,12 +62,14 @@ class PooledRuns:
             raise
 
     def see_to(self, request: Request, served: Request | None) -> None:
-        """`request` came: have `served`, who has a replica since, served, or else who need not wait any more."""
+        """`request` came: have `served`, who has a replica since, served, and who need not wait any more."""
         if served is not None:
             self.serve(served)
-        elif self._joins and request.queue is not None:
+        if request.queue is None:
+            return
+        if self._joins:
             self._see_to_waiting()
-        elif request.queue is not None and self._dispatcher.state.idle and not self._dispatcher.have_turns():
+        elif self._dispatcher.state.idle and not self._dispatcher.have_turns():
             self.give_up_turns()
 
     def start_waiting(self) -> None:
@@ -135,7 +137,7 @@ class PooledRuns:
             self.start_waiting()
 
     def _on_time(self, due: float) -> None:
-        if self._dispatcher.came(due):
+        if self._dispatcher.rings(due):
             self.start_waiting()
 
     def is_worker(self) -> bool:

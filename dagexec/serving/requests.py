@@ -254,16 +254,17 @@ class RequestQueue:
     Attributes:
         waiting: the requests, the oldest first; to look at.
         loops: how many of them which event loop may run; None stands for no loop.
+        overtaken: by how many the oldest was overtaken while it was that.
     """
 
-    __slots__ = ("_arrivals", "_heap", "_overtaken", "loops", "waiting")
+    __slots__ = ("_arrivals", "_heap", "loops", "overtaken", "waiting")
 
     def __init__(self) -> None:
         self.waiting: OrderedDict[Request, None] = OrderedDict()
         self.loops: dict[EventLoop | None, int] = {}
         self._heap: list[tuple[int, int, Request]] = []  # and entries of requests that do not wait here any more
         self._arrivals = itertools.count()
-        self._overtaken = 0
+        self.overtaken = 0
 
     def __len__(self) -> int:
         return len(self.waiting)
@@ -291,7 +292,7 @@ class RequestQueue:
     def head(self) -> Request | None:
         """The request whose turn it is; None when none waits."""
         oldest = next(iter(self.waiting), None)
-        if oldest is None or self._overtaken >= MAX_OVERTAKEN:
+        if oldest is None or self.overtaken >= MAX_OVERTAKEN:
             return oldest
         while (request := self._heap[0][2]).queue is not self:
             heappop(self._heap)
@@ -302,13 +303,13 @@ class RequestQueue:
         if request is next(iter(self.waiting)):
             self.remove(request)
         else:
-            self._overtaken += 1
+            self.overtaken += 1
             self._forget(request)
 
     def remove(self, request: Request) -> None:
         """Take `request`, which waits here, out of its turn."""
         if request is next(iter(self.waiting)):
-            self._overtaken = 0
+            self.overtaken = 0
         self._forget(request)
 
     def clear(self) -> list[Request]:
@@ -319,7 +320,7 @@ class RequestQueue:
         self.waiting.clear()
         self.loops.clear()
         self._heap.clear()
-        self._overtaken = 0
+        self.overtaken = 0
         return requests
 
     def only_loop(self) -> EventLoop | None:

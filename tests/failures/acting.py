@@ -176,7 +176,11 @@ def release_when_cancelled(executor: dagexec.Executor, gate: Gate) -> list[BaseE
     """Open `gate` each time a request has been told to end early, not before; the reasons so far."""
     reasons: list[BaseException] = []
     dispatcher = executor._dispatcher
-    cancel = dispatcher.cancel
+    cancel, stop_running = dispatcher.cancel, dispatcher.stop_running
+
+    def stop_and_open() -> None:
+        stop_running()
+        gate.open()
 
     def cancel_and_open(request: object, error: DagexecError) -> bool:
         waits = cancel(request, error)  # type: ignore[arg-type]
@@ -184,7 +188,7 @@ def release_when_cancelled(executor: dagexec.Executor, gate: Gate) -> list[BaseE
         gate.open()
         return waits
 
-    dispatcher.cancel = cancel_and_open  # type: ignore[method-assign]
+    dispatcher.cancel, dispatcher.stop_running = cancel_and_open, stop_and_open  # type: ignore[method-assign]
     return reasons
 
 

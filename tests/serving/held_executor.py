@@ -44,11 +44,16 @@ def requests_alive() -> list[Request]:
 
 def after_cancel(executor: dagexec.Executor, action: Callable[[], object]) -> None:
     """Have `action` called whenever a request has been told to end early."""
-    cancel = executor._dispatcher.cancel
+    dispatcher = executor._dispatcher
+    cancel, stop_running = dispatcher.cancel, dispatcher.stop_running
 
     def cancel_and_act(*arguments: object) -> bool:
         found = cancel(*arguments)  # type: ignore[arg-type]
         action()
         return found
 
-    executor._dispatcher.cancel = cancel_and_act  # type: ignore[method-assign]
+    def stop_and_act() -> None:
+        stop_running()
+        action()
+
+    dispatcher.cancel, dispatcher.stop_running = cancel_and_act, stop_and_act  # type: ignore[method-assign]

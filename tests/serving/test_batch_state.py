@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from dagexec.errors import DagexecError, QueueFullError, RunCancelledError
 from dagexec.options import CompileOptions
 from dagexec.serving.batching import Batch, Group
-from dagexec.serving.dispatch_state import ALONE_AGAIN, DispatchState, members_of
+from dagexec.serving.dispatch_places import ALONE_AGAIN, members_of
+from dagexec.serving.dispatch_state import DispatchState
 from dagexec.serving.requests import Request
 from tests.serving.test_dispatch_state import replicas
 
@@ -50,23 +51,17 @@ def joinable(number: int, now: float) -> Request:
 
 
 def end(state: DispatchState, served: Request, error: DagexecError | None, now: float) -> None:
-    if isinstance(served, Batch) and error is not None:
-        state.run_again(served)
-    state.release(served, now)
     for member in members_of(served):
-        state.settle(member, {}, error, now)
+        member.result = {}
+    state.end(served, {}, error, now)
 
 
 def cancel(state: DispatchState, request: Request, now: float) -> None:
-    error = RunCancelledError("left")
-    if request.queue is not None:
-        state.withdraw(request)
-        state.settle(request, None, error, now)
-    elif request.batch is not None:
-        batch = request.batch
-        state.leave_batch(request, error, now)
-        if not batch.left:
-            end(state, batch, error, now)
+    error, batch = RunCancelledError("left"), request.batch
+    if request.queue is not None or batch is not None:
+        state.cancel(request, error, now)
+    if batch is not None and not batch.left:
+        end(state, batch, error, now)
 
 
 @given(events, st.integers(1, 3), st.sampled_from([None, 0, 1, 3]))
