@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Hashable
 from dataclasses import dataclass
 from numbers import Integral, Real
 
@@ -61,6 +62,10 @@ class Autoscaler:
             self._wanted.pop()
         self._wanted.append((now + self.bounds.downscale_seconds, wanted))
         return self._wanted[0][1]
+
+    def state(self, now: float) -> Hashable:
+        """All that what comes next depends on; times are from `now` on."""
+        return tuple((until - now, wanted) for until, wanted in self._wanted if until > now)
 
     def next_change(self) -> float | None:
         """When there may be fewer, if nothing is outstanding by then; None when there are as few as there may be."""

@@ -144,10 +144,7 @@ class Dispatcher:
     def _keep_time(self) -> None:
         """Have as many replicas as are wanted, and none that is silent, now and from then on. Called with the lock."""
         now = self._now()
-        for member in self._state.silent(now):
-            self._state.lost_silently(member, self._place(member), now)
-        fewer = self._state.scale(now)
-        due = min(self._state.watch(now), math.inf if fewer is None else fewer)
+        due = self._state.keep_time(now, self._place)
         if due >= self._due or self._thread is None:
             return
         if self._timer is not None:
@@ -166,8 +163,7 @@ class Dispatcher:
         with self._lock:
             link = self._links.get(attempt.member)
             feeds, timeout = request.feeds, request.seconds_left(self._now())
-            if request.over:
-                self._state.answered(attempt, None, None, self._now())
+            if not self._state.may_send(attempt, self._now()):
                 self._later()
                 return
         if link is None:

@@ -101,6 +101,11 @@ class LeastOutstanding(Router[Replica]):
         self._least = 0  # no replica has fewer
         super().__init__(replicas, max_outstanding)
 
+    def turn(self, replica: Replica) -> tuple[int, int] | None:
+        """When it is its turn: its count, and how many with this count go before it. None when it is not there."""
+        count = self._count.get(replica)
+        return None if count is None else (count, list(self._by_count[count]).index(replica))
+
     def _choose(self) -> Replica | None:
         if not self._count:
             return None

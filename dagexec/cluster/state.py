@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -50,9 +50,9 @@ class Member:
         number: its name; never given twice.
         life: how often it was lost.
         failed_starts: how often in a row it ended before it was ready.
-        outstanding: what it was sent in this life and has not answered.
+        outstanding: what it was sent in this life and has not answered, in that order.
         begun: how many requests it was sent in all lives.
-        heard: when it answered something last, or got requests after it had none.
+        heard: when it answered something last, or was sent requests after it had none.
         asked: when it was asked whether it is there, and has not answered anything since; infinity when it was not.
     """
 
@@ -60,7 +60,7 @@ class Member:
     phase: Phase = Phase.STARTING
     life: int = 0
     failed_starts: int = 0
-    outstanding: set[Attempt] = field(default_factory=set)
+    outstanding: dict[Attempt, None] = field(default_factory=dict)
     begun: int = 0
     heard: float = 0.0
     asked: float = math.inf
@@ -68,11 +68,18 @@ class Member:
 
 @dataclass(eq=False, slots=True)
 class Attempt:
-    """A request on its way to a replica, or running there. `call` is there once it has been sent."""
+    """A request on its way to a replica, or running there.
+
+    Attributes:
+        life: that of the replica.
+        is_sent: it may have run there.
+        call: there once it has been sent.
+    """
 
     request: Request
     member: Member
     life: int
+    is_sent: bool = False
     call: Call | None = None
 
 
@@ -223,9 +230,8 @@ class DeploymentState:
             member.life += 1
             self.instructions.append(Start(member, member.life))
             return
-        self.failure = error
-        del self.members[member.number]
-        self.instructions.append(Stop(member))
+        self.failure, member.phase = error, Phase.LEAVING
+        self._end_if_idle(member)
         if not self._may_serve():
             for request in self._waiting():
                 self._settle(request, None, error, now)
@@ -258,6 +264,17 @@ class DeploymentState:
         self.queue.push(request)
         self._send(now)
 
+    def may_send(self, attempt: Attempt, now: float) -> bool:
+        """It is about to be sent. False when its caller has given it up meanwhile, or its replica was lost."""
+        if self.attempts.get(attempt.request) is attempt:
+            member = attempt.member
+            if not any(one.is_sent for one in member.outstanding):
+                member.heard, member.asked = now, math.inf
+            attempt.is_sent = True
+            return True
+        self.answered(attempt, None, None, now)
+        return False
+
     def sent(self, attempt: Attempt, call: Call) -> bool:
         """It is on its way. False when its caller has given it up meanwhile, so that it is to be cancelled."""
         attempt.call = call
@@ -277,12 +294,7 @@ class DeploymentState:
         member, request = attempt.member, attempt.request
         self._leave(attempt)
         if member.life == attempt.life and member.phase is Phase.UP:
-            self._router.remove(member.number)
-            member.phase = Phase.STARTING
-            member.life += 1
-            member.outstanding.clear()  # each is told of by itself
-            self.lost_replicas += 1
-            self.instructions.append(Start(member, member.life))
+            self._lose(member)
         if self.attempts.get(request) is attempt:
             self._retry(request, f"replica {member.number} ({place}) was lost while it ran the request: {reason}", now)
         self._send(now)
@@ -293,8 +305,21 @@ class DeploymentState:
         if member.life == life:
             member.heard, member.asked = now, math.inf
 
-    def watch(self, now: float) -> float:
-        """Ask the replicas that have been silent for long. When to call it again, if nothing happens before."""
+    def keep_time(self, now: float, place: Callable[[Member], str]) -> float:
+        """Have as many replicas as are wanted, and none that is silent. When to call it again, if nothing happens.
+
+        `place` says where a replica runs.
+        """
+        silent = [member for member in self._busy() if now >= member.asked + self._patience]
+        for member in silent:
+            reason = f"it has not answered for {now - member.heard:.3g} seconds"
+            for attempt in list(member.outstanding):
+                self.lost(attempt, place(member), reason, now)
+        fewer = self.scale(now)
+        return min(self._watch(now), math.inf if fewer is None else fewer)
+
+    def _watch(self, now: float) -> float:
+        """Ask the replicas that have been silent for long. When to look again."""
         due = math.inf
         for member in self._busy():
             if member.asked == math.inf and now >= member.heard + self._patience:
@@ -302,16 +327,6 @@ class DeploymentState:
                 self.instructions.append(Ask(member, member.life))
             due = min(due, self._patience + (member.heard if member.asked == math.inf else member.asked))
         return due
-
-    def silent(self, now: float) -> list[Member]:
-        """The replicas that were asked, and have not answered in time: `lost_silently` is to be called for each."""
-        return [member for member in self._busy() if now >= member.asked + self._patience]
-
-    def lost_silently(self, member: Member, place: str, now: float) -> None:
-        """The replica, at `place`, is lost although its process may not have ended."""
-        reason = f"it has not answered for {now - member.heard:.3g} seconds"
-        for attempt in list(member.outstanding):
-            self.lost(attempt, place, reason, now)
 
     def give_up(self, request: Request, error: DagexecError, now: float) -> Attempt | None:
         """Its caller waits no longer; the attempt that is to be cancelled, if there is one. Nothing if it is over."""
@@ -362,8 +377,39 @@ class DeploymentState:
         self._when_started.append(notify)
         self._tell_started()
 
+    def state(self, now: float, name: Callable[[Request], Hashable], about: Callable[[Member], Hashable]) -> Hashable:
+        """All that what comes next depends on; times are from `now` on. `name` says which request is which.
+
+        Replicas are alike, but for what `about` knows of one beside what is known here; where there are to be more and
+        fewer, of equal ones the youngest leaves first.
+        """
+
+        busy = self._busy()
+
+        def left(member: Member, since: float) -> float | None:
+            return max(0.0, since + self._patience - now) if member in busy and since < math.inf else None
+
+        def known(member: Member) -> Hashable:
+            current = self.attempts.get
+            sent = tuple((name(one.request), current(one.request) is one, one.is_sent) for one in member.outstanding)
+            older = [one for one in self.attempts.values() if one.member is member and one not in member.outstanding]
+            lost = frozenset(name(one.request) for one in older)
+            times = left(member, member.heard), left(member, member.asked)
+            return member.phase, member.failed_starts, sent, lost, times, self._router.turn(member.number)
+
+        members = [(known(member), about(member)) for member in self.members.values()]
+        return (
+            frozenset(Counter(members).items()) if self._scaler is None else tuple(members),
+            tuple(map(name, self.queue)),
+            self.queue.overtaken,
+            tuple(map(name, self.again)),
+            frozenset(map(name, self._losses)),
+            None if self._scaler is None else self._scaler.state(now),
+            (self._shut, self.failure is None, bool(self._when_empty), bool(self._when_started)),
+        )
+
     def _busy(self) -> list[Member]:
-        return [member for member in self.members.values() if member.outstanding]
+        return [one for one in self.members.values() if any(attempt.is_sent for attempt in one.outstanding)]
 
     def _may_serve(self) -> bool:
         return any(member.phase is not Phase.LEAVING for member in self.members.values())
@@ -395,19 +441,28 @@ class DeploymentState:
             assert request is not None
             request.begun = now
             member = self.members[number]
-            if not member.outstanding:
-                member.heard, member.asked = now, math.inf
             attempt = self.attempts[request] = Attempt(request, member, member.life)
-            member.outstanding.add(attempt)
+            member.outstanding[attempt] = None
             member.begun += 1
             self.instructions.append(Send(attempt))
 
     def _leave(self, attempt: Attempt) -> None:
         member = attempt.member
         if attempt in member.outstanding:
-            member.outstanding.remove(attempt)
+            del member.outstanding[attempt]
             if member.number in self._router:
                 self._router.release(member.number)
+
+    def _lose(self, member: Member) -> None:
+        self._router.remove(member.number)
+        member.phase = Phase.STARTING
+        member.life += 1
+        for attempt in member.outstanding:  # what was sent is told of by itself
+            if not attempt.is_sent and self.attempts.get(attempt.request) is attempt:
+                self.again.append(self.attempts.pop(attempt.request).request)
+        member.outstanding.clear()
+        self.lost_replicas += 1
+        self.instructions.append(Start(member, member.life))
 
     def _retry(self, request: Request, loss: str, now: float) -> None:
         before = self._losses.get(request)

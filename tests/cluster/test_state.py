@@ -37,7 +37,13 @@ def submitted(state: DeploymentState, *, priority: int = 0, now: float = 0.0) ->
 def sends(state: DeploymentState) -> list[Attempt]:
     taken = state.take_instructions()
     assert all(isinstance(one, Send) for one in taken)
-    return [one.attempt for one in taken if isinstance(one, Send)]
+    return [carried_out(state, one) for one in taken if isinstance(one, Send)]
+
+
+def carried_out(state: DeploymentState, send: Send) -> Attempt:
+    """The attempt, which is sent at once."""
+    assert state.may_send(send.attempt, send.attempt.request.begun)
+    return send.attempt
 
 
 def error_of(request: Request) -> BaseException | None:
@@ -87,10 +93,12 @@ def test_a_request_that_comes_at_its_deadline_is_sent_to_nobody_and_an_answer_af
         assert (state.outcomes[outcome], isinstance(request.error, RunTimeoutError)) == (before + 1, answer == 8.0)
 
 
-def questions(state: DeploymentState, now: float) -> tuple[list[Member], float]:
-    """Whom `watch` asks at a moment, and when it wants to be called again."""
-    due = state.watch(now)
-    taken = [one for one in state.take_instructions() if isinstance(one, Ask)]
+def questions(state: DeploymentState, now: float, place: str = "process 7 on host") -> tuple[list[Member], float]:
+    """Whom `keep_time` asks at a moment, and when it wants to be called again."""
+    due = state.keep_time(now, lambda _: place)
+    instructions = state.take_instructions()
+    taken = [one for one in instructions if isinstance(one, Ask)]
+    state.instructions = [one for one in instructions if one not in taken]
     assert all(one.life == one.member.life for one in taken)
     return [one.member for one in taken], due
 
@@ -105,14 +113,14 @@ def test_a_replica_with_requests_that_is_silent_is_asked_once_and_lost_when_it_d
     assert questions(state, 1010.0) == ([one], 1014.0)
     assert questions(state, 1013.0) == ([], 1014.0)
     state.answered(attempts[other], {}, None, 1013.5)
-    assert questions(state, 1019.9) == ([], 1020.0)
-    assert (state.silent(1019.9), state.silent(1020.0)) == ([], [one])
-    state.lost_silently(one, "process 7 on host", 1020.0)
-    assert (one.phase, one.life, one.outstanding, state.lost_replicas) == (Phase.STARTING, 1, set(), 1)
+    assert (questions(state, 1019.9), one.phase) == (([], 1020.0), Phase.UP)
+    questions(state, 1020.0)
+    assert (one.phase, one.life, list(one.outstanding), state.lost_replicas) == (Phase.STARTING, 1, [], 1)
     start, send = state.take_instructions()
     assert start == Start(one, 1)
     assert isinstance(send, Send)
     assert (send.attempt.request, send.attempt.member) == (first, other)
+    carried_out(state, send)
     state.answered(attempts[one], {"late": np.zeros(1)}, None, 1021.0)  # of its earlier life
     assert not first.over
     state.is_there(one, 0, 1021.0)
@@ -129,7 +137,6 @@ def test_a_replica_that_says_that_it_is_there_may_take_any_time() -> None:
         assert questions(state, float(moment)) == ([member], moment + 10.0)
         state.is_there(member, 0, moment + 1.0)
         assert questions(state, moment + 10.9)[0] == []
-        assert state.silent(moment + 10.9) == []
     state.answered(attempt, {}, None, 1001.0)
     assert request.result == {}
 
@@ -140,13 +147,13 @@ def test_a_silent_replica_is_lost_with_all_that_it_has_and_names_itself_in_the_s
     given_up = sends(state)[1].request
     state.give_up(given_up, RunTimeoutError("late"), 1.0)
     assert questions(state, 2.0) == ([member], 4.0)
-    state.lost_silently(member, "process 7 on host", 4.0)
+    questions(state, 4.0)
     [start] = state.take_instructions()
     state.started(member, 1, 5.0)
     [again] = sends(state)
     assert (start, again.request) == (Start(member, 1), requests[0])
     assert questions(state, 7.0) == ([member], 9.0)
-    state.lost_silently(member, "process 8 on host", 9.0)
+    questions(state, 9.0, "process 8 on host")
     error = error_of(requests[0])
     assert isinstance(error, ReplicaError)
     for process in (7, 8):
@@ -162,7 +169,7 @@ def test_a_silent_replica_that_is_leaving_is_ended() -> None:
     sends(state)
     state.retire(member)
     assert questions(state, 2.0) == ([member], 4.0)
-    state.lost_silently(member, "process 7 on host", 4.0)
+    questions(state, 4.0)
     assert state.take_instructions() == [Stop(member)]
     assert isinstance(error_of(request), ReplicaError)
 
@@ -191,7 +198,7 @@ def test_a_second_loss_ends_the_request_and_names_both_replicas() -> None:
     request = submitted(state)
     [attempt] = sends(state)
     state.lost(attempt, "process 7", "killed", 1.0)
-    [again] = [one.attempt for one in state.take_instructions() if isinstance(one, Send)]
+    [again] = [carried_out(state, one) for one in state.take_instructions() if isinstance(one, Send)]
     assert again.member is not attempt.member
     state.lost(again, "process 8", "gone", 2.0)
     error = error_of(request)
@@ -455,7 +462,7 @@ def test_no_request_is_forgotten_or_answered_twice_whatever_happens_in_which_ord
                 assert one.attempt.member.phase is Phase.UP
                 assert len(one.attempt.member.outstanding) <= most
                 sent[one.attempt.request] += 1
-                flying.append(one.attempt)
+                flying.append(carried_out(state, one))
             elif isinstance(one, Start):
                 starting.append(one)
             else:
