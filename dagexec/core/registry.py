@@ -1,5 +1,7 @@
 """Registries: operator schemas by type, operator classes by device kind, type and engine, net types by name.
 
+Modules of operators are imported when one of their types is first asked for (`core.operator_index`).
+
 An operator is found by trying the engines that its def asks for, then the default engine; one that raises
 UnsupportedFeatureError while it is built is skipped, and the log says why.
 """
@@ -9,14 +11,14 @@ from __future__ import annotations
 import difflib
 import importlib
 import logging
-import pkgutil
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from dagexec.core.device import Device
 from dagexec.core.io_access import check_allowed
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator
+from dagexec.core.operator_index import PACKAGE, known_types, load_all, load_onnx, load_operator, made_elsewhere
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.schema import OpSchema, operator_label
 from dagexec.errors import SchemaError, UnsupportedFeatureError, UnsupportedOperatorError
@@ -65,6 +67,8 @@ def operator(schema: OpSchema, *, device: str = "cpu", engine: str = "") -> Call
         cls.schema = schema
         _operators[key] = cls
         _implemented.add((device, schema.type))
+        if not cls.__module__.startswith(PACKAGE):
+            made_elsewhere(schema.type)
         return cls
 
     return register
@@ -88,15 +92,6 @@ new_operator = declares(OpSchema)
 """Class decorator: the class computes, on the host, a new operator type whose OpSchema has these fields."""
 
 
-def import_modules(folders: Iterable[str], package: str, *, but: Collection[str] = ()) -> None:
-    """Import all modules in the `folders` of `package` and below, for what they register; not those in `but`."""
-    for found in pkgutil.iter_modules(folders, f"{package}."):
-        if found.name not in but:
-            module = importlib.import_module(found.name)
-            if found.ispkg:
-                import_modules(module.__path__, found.name, but=but)
-
-
 def register_when_asked(device: str, module: str) -> None:
     """`module` registers the operators of devices of kind `device`: it is imported when one of those is looked up."""
     _modules[device] = module
@@ -105,45 +100,60 @@ def register_when_asked(device: str, module: str) -> None:
 def _have_registered(device: str) -> None:
     """Import the module of `register_when_asked`; a thread that finds another at it waits."""
     if device in _modules:
+        load_all()  # they are made of those of the host
         importlib.import_module(_modules[device])
 
 
 def schema_of(operator_type: str) -> OpSchema:
     """The schema of an operator type. Raises UnsupportedOperatorError, suggesting close names."""
+    load_operator(operator_type)
     try:
         return _schemas[operator_type]
     except KeyError:
         raise UnsupportedOperatorError(_unknown(operator_type)) from None
 
 
+def onnx_operator(domain: str, name: str) -> tuple[OpSchema, OnnxName] | None:
+    """The schema that declares that it is an ONNX operator, and how; None where there is none."""
+    if (domain, name) not in _onnx:
+        load_onnx(domain, name)
+    return _onnx.get((domain, name))
+
+
 def onnx_operators() -> Mapping[tuple[str, str], tuple[OpSchema, OnnxName]]:
-    """By domain and ONNX operator, the schema that declares that it is that one, and how."""
+    """By domain and ONNX operator, what `onnx_operator` gives."""
+    load_all()
     return _onnx
 
 
 def is_registered(operator_type: str) -> bool:
     """True when an operator type has a schema."""
+    load_operator(operator_type)
     return operator_type in _schemas
 
 
 def registered_operators() -> list[str]:
     """The names of all operator types, sorted."""
+    load_all()
     return sorted(_schemas)
 
 
 def registered_engines(operator_type: str, device: str = "cpu") -> list[str]:
     """The engines an operator type has on a device kind; the default engine is called DEFAULT."""
+    load_operator(operator_type)
     _have_registered(device)
     return sorted(engine or "DEFAULT" for kind, name, engine in _operators if (kind, name) == (device, operator_type))
 
 
 def has_engine(operator_type: str, engine: str) -> bool:
     """True when `engine` computes an operator type on the host."""
+    load_operator(operator_type)
     return ("cpu", operator_type, _engine_key(engine)) in _operators
 
 
 def has_implementation(kind: str, operator_type: str) -> bool:
     """True when some engine computes an operator type on devices of `kind`; the simulated one has those of the host."""
+    load_operator(operator_type)
     _have_registered(kind)
     if (kind, operator_type) in _implemented:
         return True
@@ -166,6 +176,7 @@ def operator_module(operator_type: str) -> str:
 
     Of a class that `type` made, which Python says is of module abc, it is that of the class it is made from.
     """
+    load_operator(operator_type)
     cls = _operators.get(("cpu", operator_type, ""))
     return "" if cls is None else next(base.__module__ for base in cls.__mro__ if base.__module__ != "abc")
 
@@ -209,7 +220,7 @@ def check_known(nets: Iterable[tuple[str, Sequence[OperatorDef]]], owner: str) -
     labels: dict[str, list[str]] = {}
     for net, definitions in nets:
         for index, definition in enumerate(definitions):
-            if definition.type not in _schemas:
+            if not is_registered(definition.type):
                 labels.setdefault(definition.type, []).append(operator_label(definition, index, net))
     if not labels:
         return
@@ -224,7 +235,7 @@ def check_known(nets: Iterable[tuple[str, Sequence[OperatorDef]]], owner: str) -
 
 
 def _unknown(operator_type: str) -> str:
-    close = difflib.get_close_matches(operator_type, _schemas, n=3)
+    close = difflib.get_close_matches(operator_type, {*_schemas, *known_types()}, n=3)
     hint = f"; close names: {', '.join(close)}" if close else ""
     return f"operator type {operator_type!r} is unknown{hint}"
 
@@ -236,9 +247,16 @@ def _unknown_argument(definition: OperatorDef, schema: OpSchema) -> str | None:
     """
     for argument in definition.arg:
         name = argument.name
-        if not schema.knows_argument(name) and not (definition.is_gradient_op and name in _argument_names):
+        if not schema.knows_argument(name) and not (definition.is_gradient_op and _is_argument(name)):
             return name
     return None
+
+
+def _is_argument(name: str) -> bool:
+    """True when some operator type has an argument of that name."""
+    if name not in _argument_names:
+        load_all()
+    return name in _argument_names
 
 
 def create_operator(definition: OperatorDef, workspace: Workspace, *, index: int = -1, net: str = "") -> Operator:
@@ -275,6 +293,7 @@ def create_verified(definition: OperatorDef, workspace: Workspace, *, index: int
 
 def _implementation(kind: str, operator_type: str, engine: str) -> type[Operator] | None:
     """The class for a device kind; the simulated device runs those of the host."""
+    load_operator(operator_type)
     _have_registered(kind)
     found = _operators.get((kind, operator_type, engine))
     return _operators.get(("cpu", operator_type, engine)) if found is None and kind == "sim" else found

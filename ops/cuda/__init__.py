@@ -1,5 +1,5 @@
 """Operators on CUDA devices. Importing this package registers them; it needs neither CuPy nor a device."""
 
-from dagexec.core.registry import import_modules
+from dagexec.core.operator_index import import_modules
 
-import_modules(__path__, __name__)
+import_modules(__name__)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+import dagexec.ops.elementwise.unary  # noqa: F401  registers the operators that these are gradients of
 from dagexec.core.gradient import gradient_by, no_gradient
 from dagexec.core.operator import Step
 from dagexec.ops.base.blocks import Array, Scratch

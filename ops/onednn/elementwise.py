@@ -21,8 +21,9 @@ import numpy as np
 from dagexec.core.arguments import Arguments
 from dagexec.core.dtypes import FLOAT32
 from dagexec.core.operator import Prepared, Step, in_sequence
+from dagexec.core.operator_index import completes
 from dagexec.core.proto import OperatorDef
-from dagexec.core.registry import operator, operator_class, registered_operators, schema_of
+from dagexec.core.registry import operator, operator_class, schema_of
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.activation import functions
 from dagexec.ops.activation.post_ops import SUM, PostOp, parse_post_op, read_post_ops
@@ -321,6 +322,7 @@ class Scale(OneDNNOperator, unary.Scale):
         return step
 
 
+@completes
 def register_declared(op_type: str) -> None:
     """Register an operator that its schema says in post-ops; not as a power where NumPy has a quotient or a product."""
     schema = schema_of(op_type)
@@ -332,7 +334,3 @@ def register_declared(op_type: str) -> None:
     bases = (BinaryOperator if schema.inputs == (2, 2) else DeclaredChain, default)
     members = {"__doc__": default.__doc__, "__module__": __name__}
     operator(schema, engine="ONEDNN")(type(default.__name__, bases, members))
-
-
-for _op_type in registered_operators():
-    register_declared(_op_type)

@@ -13,7 +13,7 @@ import onnx.defs
 
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.purity import is_pure
-from dagexec.core.registry import is_registered, registered_operators, schema_of
+from dagexec.core.registry import is_registered, schema_of
 from dagexec.core.schema import ElementTypeError
 from dagexec.errors import ModelFormatError, SchemaError, UnsupportedOperatorError
 from dagexec.frontend.onnx.external_data import ExternalData
@@ -75,7 +75,6 @@ class GraphConversion:
         self._functions = functions
         self._kept: set[str] = set()
         self._computed_once: set[str] = set()
-        self._known = frozenset(registered_operators())
 
     def convert(self, nodes: Sequence[onnx.NodeProto], returned: Iterable[str]) -> list[OperatorDef]:
         """The operators of one run, of nodes in any order; `returned` are the tensors that their graph returns."""
@@ -83,7 +82,7 @@ class GraphConversion:
         operators: list[OperatorDef] = []
         for proto in sorted_nodes(nodes):
             made = self._convert(proto)
-            missing = sorted({operator.type for operator in made} - self._known)
+            missing = sorted({operator.type for operator in made if not is_registered(operator.type)})
             if missing:
                 self._refuse(proto, f"dagexec has no operator {', '.join(missing)}")
             if self._is_told(made) and self._may_be_once(proto, made):
@@ -162,7 +161,7 @@ class GraphConversion:
     def _verify(self, operators: Sequence[OperatorDef]) -> None:
         """Raise CannotConvertError for an operator with more or fewer blobs than its schema allows, and the like."""
         for operator in operators:
-            if operator.type in self._known:
+            if is_registered(operator.type):
                 try:
                     schema_of(operator.type).verify(operator)
                 except SchemaError as error:
@@ -233,7 +232,7 @@ class GraphConversion:
 
     def _is_told(self, operators: Sequence[OperatorDef]) -> bool:
         """True when results may follow from parameters or, of operators that read types alone, from shapes."""
-        known = (one.type in self._known and schema_of(one.type).from_types is not None for one in operators)
+        known = (is_registered(one.type) and schema_of(one.type).from_types is not None for one in operators)
         return any(known) or self._is_constant(operators)
 
     def _is_constant(self, operators: Sequence[OperatorDef]) -> bool:

@@ -22,7 +22,7 @@ from dagexec.core.arguments import ArgumentValue
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator_def import op
 from dagexec.core.proto import NetDef, OperatorDef
-from dagexec.core.registry import onnx_operators
+from dagexec.core.registry import onnx_operator
 from dagexec.core.schema import OpSchema
 from dagexec.errors import ModelFormatError
 from dagexec.frontend.onnx.initializers import tensor_argument
@@ -469,7 +469,7 @@ def converter_of(op_type: str, domain: str = "") -> tuple[Converter, int] | None
     """The converter of an ONNX operator type, and the newest version it reads; None when there is none."""
     if (domain, op_type) in _converters:
         return _converters[domain, op_type]
-    declared = onnx_operators().get((domain, op_type))
+    declared = onnx_operator(domain, op_type)
     return None if declared is None else (functools.partial(_declared, *declared), declared[1].version)
 
 

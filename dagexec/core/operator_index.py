@@ -1,0 +1,132 @@
+"""Which modules an operator type needs: those that register its schema, its engines and its gradient.
+
+`dagexec.ops` has several hundred modules, and a net uses a few of them. A file in that package says which, written by
+`python -m tests.operator_index`. For a type that it does not know all modules are imported; so a new operator is
+found before anybody has written the file again.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pkgutil
+import threading
+from collections.abc import Callable, Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+PACKAGE = "dagexec.ops"
+"""The package that has them."""
+
+_NOT_FOR_THE_HOST = (f"{PACKAGE}.cuda", f"{PACKAGE}.onednn.declared")
+
+_loaded: set[str] = set()  # types whose modules have all been imported
+_everything = threading.Event()
+_completions: list[Callable[[str], object]] = []
+_completing = threading.RLock()
+
+
+class _Importing(threading.local):
+    """Whether the calling thread is importing modules of operators; these ask for what they have imported."""
+
+    depth = 0
+
+
+_importing = _Importing()
+
+
+def load_operator(operator_type: str) -> None:
+    """Import what `operator_type` needs, unless it has been; all modules, if it is not in the file."""
+    if operator_type in _loaded or _importing.depth:
+        return
+    modules = _index()["types"].get(operator_type)
+    if modules is None:
+        load_all()
+    else:
+        names = _index()["modules"]
+        _import(f"{PACKAGE}.{names[module]}" for module in modules)
+        _complete([operator_type])
+
+
+def load_all() -> None:
+    """Import all modules of operators."""
+    if not (_everything.is_set() or _importing.depth):
+        import_modules(PACKAGE)
+        _complete(_index()["types"])
+        _everything.set()
+
+
+def load_onnx(domain: str, name: str) -> None:
+    """Import what is needed for the type that is an ONNX operator."""
+    found = _index()["onnx"].get(domain, {}).get(name)
+    if found is None:
+        load_all()
+    else:
+        load_operator(found)
+
+
+def made_elsewhere(operator_type: str) -> None:
+    """A type is registered that another package's module declares: nothing has to be imported for it."""
+    if operator_type not in _index()["types"]:
+        _loaded.add(operator_type)
+
+
+def known_types() -> Iterable[str]:
+    """The types that the file has."""
+    types: dict[str, list[int]] = _index()["types"]
+    return types.keys()
+
+
+def completes(function: Callable[[str], object]) -> Callable[[str], object]:
+    """Decorator: it is called, once, with each type that is loaded, and may register what follows from its schema."""
+    _completions.append(function)
+    return function
+
+
+def _complete(types: Iterable[str]) -> None:
+    with _completing:
+        _importing.depth += 1
+        try:
+            for operator_type in types:
+                if operator_type not in _loaded:
+                    for function in _completions:
+                        function(operator_type)
+                    _loaded.add(operator_type)
+        finally:
+            _importing.depth -= 1
+
+
+def import_modules(package: str) -> None:
+    """Import all modules in `package` and below, for what they register."""
+    _import(_modules(package))
+
+
+def _import(modules: Iterable[str]) -> None:
+    _importing.depth += 1
+    try:
+        for module in modules:
+            importlib.import_module(module)
+    finally:
+        _importing.depth -= 1
+
+
+def _modules(package: str) -> list[str]:
+    """The modules in `package` and below; of packages it imports what they are."""
+    found = []
+    for one in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
+        if one.name not in _NOT_FOR_THE_HOST:
+            found += [one.name, *(_modules(one.name) if one.ispkg else ())]
+    return found
+
+
+def index_file() -> Path:
+    """Where it is."""
+    return Path(importlib.import_module(PACKAGE).__path__[0]) / "operator_index.json"
+
+
+@cache
+def _index() -> dict[str, Any]:
+    """`modules` are names, `types` the numbers of those that each type needs, `onnx` types by domain and operator."""
+    found: dict[str, Any] = json.loads(index_file().read_text())
+    return found
