@@ -19,7 +19,9 @@ from dagexec.options import CompileOptions
 from dagexec.platform.threads import threads
 from dagexec.scheduler.conformance import conforming
 from dagexec.scheduler.exploration import ExploredSchedule, explore
+from dagexec.scheduler.exploration.deviations import ByName
 from dagexec.scheduler.exploration.device import ControlledDriver
+from dagexec.scheduler.exploration.fewest import noted
 from dagexec.scheduler.exploration.shrink import shrink
 from dagexec.scheduler.exploration.strategies import ReplayStrategy, Strategy
 from dagexec.serving.compile import compile
@@ -82,17 +84,33 @@ class ModelScenario:
             _compare(self.model.name, number, results[number], expected)
 
 
-def shrink_model(
-    scenario: ModelScenario, failed: ExploredSchedule[None], seeds: Iterable[int], limit: int = 200
-) -> NetDef:
-    """A smaller net that, under some of `seeds` or the failing decisions, fails with the same kind of error.
+@dataclass(frozen=True)
+class FailingModel:
+    """A scenario, what its runs should return, and a schedule under which it fails."""
+
+    scenario: ModelScenario
+    expected: Digest
+    schedule: ExploredSchedule[None]
+
+    def run(self) -> None:
+        """The scenario, to be called in a controlled schedule."""
+        self.scenario.run(self.expected)
+
+
+def shrink_model(failing: FailingModel, seeds: Iterable[int], limit: int = 200) -> FailingModel:
+    """One with a smaller net that, under some of `seeds` or where the schedule deviates, fails with the same error.
 
     At most `limit` nets are tried.
     """
-    kind = type(failed.failure)
+    scenario, timeouts = failing.scenario, failing.schedule.timeouts
+    kind = type(failing.schedule.failure)
     tried = tuple(seeds)
+    _, points = noted(failing.run, ReplayStrategy(failing.schedule.decisions, timeouts=timeouts))
+    deviations = [point.deviation for point in points if point.choice]
+    found = failing
 
     def fails(net: NetDef) -> bool:
+        nonlocal found
         written = {name for operator in net.op for name in operator.output}
         outputs = tuple(name for name in scenario.model.outputs if name in written)
         smaller = replace(scenario, model=replace(scenario.model, net=net, outputs=outputs or _ends(net)))
@@ -100,11 +118,15 @@ def shrink_model(
             expected = smaller.reference()
         except DagexecError:
             return False
-        again = ReplayStrategy(failed.decisions, timeouts=failed.timeouts)
-        strategies: tuple[Strategy | int, ...] = (again, *tried)
-        return any(type(explore(partial(smaller.run, expected), s).failure) is kind for s in strategies)
+        strategies: tuple[Strategy | int, ...] = (ByName(deviations, timeouts=timeouts), *tried)
+        schedules = (explore(partial(smaller.run, expected), strategy) for strategy in strategies)
+        failed = next((one for one in schedules if type(one.failure) is kind), None)
+        if failed is not None:
+            found = FailingModel(smaller, expected, failed)  # `shrink` goes on from every net that fails
+        return failed is not None
 
-    return shrink(scenario.model.net, fails, limit)
+    shrink(scenario.model.net, fails, limit)
+    return found
 
 
 def _call(executor: Executor, feeds: Mapping[str, Array], results: dict[int, Digest | BaseException], n: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from dagexec.analysis.deadlocks import deadlock_findings
 from dagexec.analysis.findings import Finding, findings
@@ -17,7 +18,7 @@ from dagexec.errors import DagexecError, DeadlockError
 from dagexec.scheduler.exploration.deviations import Deviation, Point
 from dagexec.scheduler.exploration.events import Event
 from dagexec.scheduler.exploration.exploring import ExploredSchedule, compact, explore
-from dagexec.scheduler.exploration.fewest import fewest_preemptions
+from dagexec.scheduler.exploration.fewest import Shrunk, fewest_preemptions
 from dagexec.scheduler.exploration.inevitable import Moment, inevitable
 from dagexec.scheduler.exploration.nondeterminism import Parting, parting
 from dagexec.scheduler.exploration.notes import Notes
@@ -59,7 +60,7 @@ class Story:
         failure: what was raised.
         schedule: with the fewest preemptions that were found; it replays exactly.
         deviations: where it leaves the schedule without preemptions.
-        preemptions: how many it has.
+        preemptions: how many it has; None where it did not fail again.
         fewest: no schedule with fewer fails: all were tried.
         steps: of `schedule`.
         findings: what was wrong, the likeliest cause first.
@@ -68,13 +69,13 @@ class Story:
     """
 
     failure: str
-    schedule: ExploredSchedule[object]
+    schedule: ExploredSchedule[Any]
     deviations: tuple[Deviation, ...]
-    preemptions: int
+    preemptions: int | None
     fewest: bool
     steps: tuple[Step, ...]
     findings: tuple[Finding, ...]
-    moment: Moment[object] | None
+    moment: Moment[Any] | None
     parting: Parting | None
 
     def lines(self) -> Iterator[str]:
@@ -83,6 +84,8 @@ class Story:
         if self.parting is not None:
             yield f"It does not repeat itself: {self.parting}"
         yield from (found.text for found in self.findings)
+        if self.preemptions is None:
+            return
         few = "no schedule with fewer fails" if self.fewest else "the fewest that were found"
         yield f"{_counted(self.preemptions, 'preemption')} in {_counted(len(self.steps), 'step')}, {few}:"
         switches = [number for number, step in enumerate(self.steps) if step.preempted]
@@ -99,7 +102,7 @@ class Story:
         later = next((step for step in self.steps[number:] if step.event.thread == who), None)
         return f"{who} could go on" if later is None else f"{who} could go on ({later.event} at {later.place})"
 
-    def _inevitable(self, moment: Moment[object]) -> str:
+    def _inevitable(self, moment: Moment[Any]) -> str:
         if moment.step < 0:
             return f"It fails however it goes on: all of {moment.tried} schedules that were tried do."
         exact = "just before it" if moment.possible_until == moment.step else f"before step {moment.possible_until}"
@@ -133,20 +136,25 @@ class Story:
         }
 
 
-def explain(scenario: Callable[[], object], failed: ExploredSchedule[object], *, seconds: float = 20.0) -> Story:
+def explain(scenario: Callable[[], object], failed: ExploredSchedule[Any], *, seconds: float = 20.0) -> Story:
     """The story of `failed`, a schedule of `scenario` that failed; `seconds` of real time are the budget, about.
 
     Raises ValueError for a schedule that did not fail.
     """
     if failed.failure is None:
         raise ValueError("the schedule did not fail, so there is nothing to explain")
-    parted = parting(scenario, failed)
+    parted = None
     try:
+        parted = parting(scenario, failed)
         shrunk = fewest_preemptions(scenario, failed, seconds=seconds / 2, most=_MOST_SCHEDULES)
-    except DagexecError:  # it does not fail again
+        return _told(scenario, shrunk, parted, seconds / 2)
+    except DagexecError:  # it does not fail again, or some other schedule comes to no decision point
         steps = tuple(Step(event, "", "", "", -1) for event in failed.trace)
-        return Story(_text(failed), failed, (), 0, False, steps, (), None, parted)
-    moment = inevitable(scenario, shrunk.schedule, shrunk.points, seconds=seconds / 2)
+        return Story(_text(failed), failed, (), None, False, steps, (), None, parted)
+
+
+def _told(scenario: Callable[[], object], shrunk: Shrunk[Any], parted: Parting | None, seconds: float) -> Story:
+    moment = inevitable(scenario, shrunk.schedule, shrunk.points, seconds=seconds)
     notes, rescued = Notes(), Notes()
     schedule = _noted(scenario, shrunk.schedule, notes)
     rescue = None if moment.rescue is None else _noted(scenario, moment.rescue, rescued)
@@ -167,14 +175,12 @@ def explain(scenario: Callable[[], object], failed: ExploredSchedule[object], *,
     )
 
 
-def _noted(
-    scenario: Callable[[], object], schedule: ExploredSchedule[object], notes: Notes
-) -> ExploredSchedule[object]:
+def _noted(scenario: Callable[[], object], schedule: ExploredSchedule[Any], notes: Notes) -> ExploredSchedule[Any]:
     return explore(scenario, ReplayStrategy(schedule.decisions, timeouts=schedule.timeouts), notes=notes)
 
 
 def _steps(
-    schedule: ExploredSchedule[object], notes: Notes, runs: tuple[RunTold, ...], points: tuple[Point, ...]
+    schedule: ExploredSchedule[Any], notes: Notes, runs: tuple[RunTold, ...], points: tuple[Point, ...]
 ) -> tuple[Step, ...]:
     preempted = {point.step: point.thread for point in points if point.preempts}
     nets = {told.run.name for told in runs if told.made is not None}
@@ -213,7 +219,7 @@ def _passed_from(trace: tuple[Event, ...]) -> dict[int, int]:
     return found
 
 
-def _text(schedule: ExploredSchedule[object]) -> str:
+def _text(schedule: ExploredSchedule[Any]) -> str:
     return f"{type(schedule.failure).__name__}: {schedule.failure}"
 
 

@@ -14,7 +14,8 @@ from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
-from dagexec.analysis.schedules import ModelScenario, shrink_model
+from dagexec.analysis.schedules import FailingModel, ModelScenario, shrink_model
+from dagexec.analysis.story import Story, explain
 from dagexec.cli.arguments import OptimizeOption, PolicyOption, SetOption, parse_arguments
 from dagexec.cli.completion import complete_net_type
 from dagexec.cli.feeds import AllowIoOption, InputOption, JsonOption, ModelArgument, ShapeOption, read_feeds, read_model
@@ -26,6 +27,7 @@ from dagexec.report.document import Figure, Report, check_report
 from dagexec.report.exploration import ExplorationSection
 from dagexec.scheduler.exploration import (
     Exploration,
+    ExploredSchedule,
     ReplayStrategy,
     Sampling,
     Strategy,
@@ -35,6 +37,7 @@ from dagexec.scheduler.exploration import (
     sampling,
     systematic,
 )
+from dagexec.scheduler.exploration.schedule_file import read_schedule, write_schedule
 from dagexec.storage.net_file import save_net
 
 _FAILED = 1
@@ -57,7 +60,13 @@ def explore_command(
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Number of schedules, from seeds 0, 1, 2, ...")] = 100,
     seed: Annotated[int | None, typer.Option("--seed", min=0, help="Run only the schedule of this seed.")] = None,
     replay: Annotated[
-        str | None, typer.Option("--replay", metavar="DECISIONS", help="Run only this schedule, printed by a search.")
+        str | None,
+        typer.Option(
+            "--replay", metavar="DECISIONS|FILE.json", help="Run only this schedule, printed or saved before."
+        ),
+    ] = None,
+    saved: Annotated[
+        Path | None, typer.Option("--save", metavar="FILE.json", help="On failure, save the schedule, for --replay.")
     ] = None,
     strategy: Annotated[
         Sampling, typer.Option("--strategy", help="What decides in schedules of seeds; a portfolio takes turns.")
@@ -98,7 +107,8 @@ def explore_command(
         operator_arguments=parse_arguments(settings),
     )
     scenario = ModelScenario(loaded, feeds, options, callers)
-    run = partial(scenario.run, scenario.reference())
+    expected = scenario.reference()
+    run = partial(scenario.run, expected)
     result: Exploration[None]
     if search:
         with Console(stderr=True).status("Searching"):
@@ -109,34 +119,34 @@ def explore_command(
         result = explore_all(
             run, track(strategies, "Exploring", console=console, transient=True, disable=as_json or single is not None)
         )
-    command = _command(
-        model,
-        scenario,
-        policy,
-        input_file,
-        shape,
-        input_seed,
-        settings,
-        allow_io,
-        strategy,
-        result,
-    )
-    smaller = None
-    if result.failed is not None and shrunk is not None:
-        with Console(stderr=True).status("Shrinking"):
-            smaller = shrink_model(scenario, result.failed, range(_SHRINK_SEEDS))
-        save_net(smaller, shrunk)
-    if as_json:
-        print_json(_as_dict(loaded.name, result, command, None if smaller is None else len(smaller.op)))
-    else:
-        _print(loaded.name, f"{net_type} on {device}", search, result, command)
+    story = smaller = None
+    again: list[str] = []
+    if result.failed is not None:
+        with Console(stderr=True).status("Explaining"):
+            story = explain(run, result.failed)
+            if shrunk is not None:
+                smaller = shrink_model(FailingModel(scenario, expected, story.schedule), range(_SHRINK_SEEDS))
+                save_net(smaller.scenario.model.net, shrunk)
+        again = _selected(strategy, result.failed, story, saved)
         if smaller is not None:
-            Console().print(f"a failing net of {len(smaller.op)} operators: {shrunk}", markup=False, highlight=False)
+            with Console(stderr=True).status("Explaining the smaller net"):
+                story = explain(smaller.run, smaller.schedule)
+    words = _words(model, scenario, policy, input_file, shape, input_seed, settings, allow_io)
+    command = shlex.join([*words, *again]) if again else ""
+    operators = None if smaller is None else len(smaller.scenario.model.net.op)
+    if as_json:
+        print_json(_as_dict(loaded.name, result, story, command, operators))
+    else:
+        _print(loaded.name, f"{net_type} on {device}", search, result)
+        if story is not None:
+            _tell(
+                result, story, command, "" if operators is None else f"a failing net of {operators} operators: {shrunk}"
+            )
     if report is not None:
         chosen = f"all of at most {preemptions} preemptions, up to {limit:,}" if search else f"seeds 0 to {seeds - 1:,}"
         chosen = chosen if single is None else "one schedule" if seed is None else f"seed {seed}"
         write_report(
-            _report(loaded.name, f"{net_type} on {device}", ExplorationSection(result, chosen, command)), report
+            _report(loaded.name, f"{net_type} on {device}", ExplorationSection(result, chosen, command, story)), report
         )
     if result.failed is not None:
         raise typer.Exit(_FAILED)
@@ -163,13 +173,25 @@ def _single(strategy: Sampling, seed: int | None, replay: str | None) -> Strateg
         return sampling(strategy, seed)
     if replay is None:
         return None
+    if replay.endswith(".json"):
+        return read_schedule(Path(replay))
     try:
         return ReplayStrategy(expand(replay))
     except ValueError as error:
         raise SchemaError(f"--replay: {error}") from None
 
 
-def _command(
+def _selected(strategy: Sampling, failed: ExploredSchedule[None], story: Story, saved: Path | None) -> list[str]:
+    """The options that select the failing schedule, which is saved if it is to be."""
+    if story.preemptions is None and failed.seed is not None:
+        return [*(["--strategy", strategy] if strategy != "portfolio" else []), "--seed", str(failed.seed)]
+    if saved is None:
+        return ["--replay", compact(story.schedule.decisions)]
+    write_schedule(saved, story.deviations, timeouts=story.schedule.timeouts, failure=story.failure)
+    return ["--replay", str(saved)]
+
+
+def _words(
     model: str,
     scenario: ModelScenario,
     policy: str | None,
@@ -178,13 +200,8 @@ def _command(
     input_seed: int,
     settings: Sequence[str] | None,
     allow_io: bool,
-    strategy: Sampling,
-    result: Exploration[None],
-) -> str:
-    """The command that repeats the failing schedule; empty if none failed."""
-    failed = result.failed
-    if failed is None:
-        return ""
+) -> list[str]:
+    """The command with its options, those left out that select schedules."""
     options = scenario.options
     words = ["dagexec", "explore", model, "--net-type", str(options.net_type), "--device", str(options.device)]
     words += ["--num-workers", str(options.num_workers), "--replicas", str(options.replicas)]
@@ -197,14 +214,12 @@ def _command(
     words += ["--allow-io"] if allow_io else []
     words += ["--input-seed", str(input_seed)] if input_seed else []
     words += ["--optimize"] if options.optimize else []
-    if failed.seed is None:
-        return shlex.join([*words, "--replay", compact(failed.decisions)])
-    words += ["--strategy", strategy] if strategy != "portfolio" else []
-    words += ["--seed", str(failed.seed)]
-    return shlex.join(words)
+    return words
 
 
-def _as_dict(model: str, result: Exploration[None], command: str, smaller: int | None) -> dict[str, object]:
+def _as_dict(
+    model: str, result: Exploration[None], story: Story | None, command: str, smaller: int | None
+) -> dict[str, object]:
     failed = result.failed
     return {
         "model": model,
@@ -220,11 +235,12 @@ def _as_dict(model: str, result: Exploration[None], command: str, smaller: int |
         "seed": None if failed is None else failed.seed,
         "decisions": None if failed is None else compact(failed.decisions),
         "replay": command or None,
+        "story": None if story is None else story.as_json(),
         "shrunk_operators": smaller,
     }
 
 
-def _print(name: str, how: str, search: bool, result: Exploration[None], command: str) -> None:
+def _print(name: str, how: str, search: bool, result: Exploration[None]) -> None:
     table = Table(title=Text(f"{name}: {how}", "table.title"), show_header=False)
     table.add_column()
     table.add_column(justify="right")
@@ -238,10 +254,16 @@ def _print(name: str, how: str, search: bool, result: Exploration[None], command
     table.add_row("steps of a schedule", f"{result.steps / max(result.tried, 1):.0f}")
     table.add_row("milliseconds of a schedule", f"{result.seconds / max(result.tried, 1) * 1e3:.2f}")
     table.add_row("failed", "0" if result.failed is None else "1")
+    Console().print(table)
+
+
+def _tell(result: Exploration[None], story: Story, command: str, smaller: str) -> None:
+    """Print the story; that of the `smaller` net if there is one."""
     console = Console()
-    console.print(table)
-    if result.failed is not None:
-        failure = result.failed.failure
-        console.print(f"{type(failure).__name__}: {failure}", style="red", markup=False, highlight=False)
-        console.print(f"found by: {result.failed.strategy}", markup=False, highlight=False)
-        console.print(f"again: {command}", markup=False, highlight=False, soft_wrap=True)
+    assert result.failed is not None
+    for line in filter(None, (f"found by: {result.failed.strategy}", f"again: {command}", smaller)):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    failure, *lines = story.lines()
+    console.print(failure, style="red", markup=False, highlight=False)
+    for line in lines:
+        console.print(line, markup=False, highlight=False)

@@ -5,19 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from dagexec.analysis.story import Story
 from dagexec.report.document import Json
-from dagexec.scheduler.exploration import Exploration, ExploredSchedule, compact
+from dagexec.scheduler.exploration import Exploration
 
 _MOST_POINTS = 1000
 
 
 @dataclass(frozen=True)
 class ExplorationSection:
-    """What became of a scenario under the schedules that `chosen` names; `command` repeats the one that failed."""
+    """What became of a scenario under the schedules that `chosen` names.
+
+    Of one that failed, `command` repeats it and `story` tells why.
+    """
 
     result: Exploration[Any]
     chosen: str
     command: str = ""
+    story: Story | None = None
 
     kind = "exploration"
     title = "Schedules explored"
@@ -34,20 +39,17 @@ class ExplorationSection:
                 [name, count, self.result.new_by_strategy[name]] for name, count in self.result.by_strategy.items()
             ],
             "handovers": [[number + 1, handovers[number]] for number in shown],
-            "failed": None if self.result.failed is None else self._failed(self.result.failed),
+            "failed": None if self.story is None else self._failed(self.story),
         }
 
-    def _failed(self, schedule: ExploredSchedule[Any]) -> Json:
-        """Lanes in the order in which they first went on; for each step the number of its lane and what was done."""
-        lanes = list(dict.fromkeys(event.thread for event in schedule.trace))
-        number = {who: place for place, who in enumerate(lanes)}
+    def _failed(self, story: Story) -> Json:
+        """The story, and how its schedule was found."""
+        assert self.result.failed is not None
+        found = self.result.failed
         return {
-            "failure": f"{type(schedule.failure).__name__}: {schedule.failure}",
-            "strategy": schedule.strategy,
-            "seed": schedule.seed,
-            "decisions": compact(schedule.decisions),
+            **story.as_json(),
+            "strategy": found.strategy,
+            "seed": found.seed,
             "command": self.command,
-            "lanes": lanes,
-            "steps": [[number[event.thread], str(event)] for event in schedule.trace],
-            "left": list(schedule.left),
+            "left": list(story.schedule.left),
         }

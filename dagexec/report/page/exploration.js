@@ -1,5 +1,4 @@
-// What schedules covered, as a curve; one that failed as swim lanes: time goes down, a step at a time; each lane is a
-// thread or a stream.
+// What schedules covered, as a curve; the story of one that failed, and its swim lanes: time goes down, a step at a time.
 SECTIONS.exploration = (place, data) => {
   const HEIGHT = 200, LEFT = 62, BOTTOM = HEIGHT - 36;
   place.append(html("p", {}, `${data.chosen}: ${data.tried.toLocaleString("en")} schedules tried, ${data.different.toLocaleString("en")} of them different.`));
@@ -25,30 +24,54 @@ SECTIONS.exploration = (place, data) => {
 };
 
 function drawFailure(place, data) {
-  const LANE = 150, STEP = 22, TOP = 30;
-  const { lanes, steps } = data;
-  place.append(html("p", { class: "bad" }, `${data.seed === null ? "" : `Seed ${data.seed} of ${data.strategy}: `}${data.failure}`));
+  const [failure, ...lines] = data.text;
+  place.append(html("p", { class: "bad" }, `${data.seed === null ? "" : `Seed ${data.seed} of ${data.strategy}: `}${failure}`));
+  const told = lines.filter((line) => !line.startsWith("  "));
+  place.append(html("ul", { class: "story" }, ...told.map((line) => html("li", {}, line))));
   if (data.command) place.append(html("p", {}, "Again: ", html("code", {}, data.command)));
   if (data.left.length) place.append(html("p", {}, `Threads that had not ended: ${data.left.join(", ")}`));
-  const width = Math.max(lanes.length * LANE, 200), height = TOP + steps.length * STEP + 10;
+  drawLanes(place, data);
+  place.append(tableOf(`All ${data.steps.length} steps as a table`, ["step", "who", "what", "where", "operators", "although"], () =>
+    data.steps.map(([lane, what, where, operators, preempted], step) =>
+      [step, data.lanes[lane], what, where, operators, preempted && `${preempted} could go on`])));
+}
+
+// Lanes of threads and streams, a row for each step; arrows lead from what lets another lane go on.
+function drawLanes(place, { lanes, steps, arrows, findings, inevitable }) {
+  const LANE = 150, STEP = 24, TOP = 30, BOX = STEP - 6, MOST = 2000;
+  const first = Math.max(0, steps.length - MOST); // of very many the last ones, where it fails; the table has all
+  const doomed = inevitable && inevitable.step >= first ? inevitable.step : -1;
+  const width = Math.max(lanes.length * LANE, 200), height = TOP + (steps.length - first) * STEP + 10;
+  const wrong = new Set(findings.flatMap((finding) => finding.steps));
+  const x = (lane) => lane * LANE + 4, y = (step) => TOP + (step - first) * STEP;
   const drawing = svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": "Swim lanes of the schedule; the table below has the steps" });
   lanes.forEach((lane, number) => {
-    drawing.append(svg("line", { class: "axis", x1: number * LANE + 8, x2: number * LANE + 8, y1: TOP - 6, y2: height }),
-      svg("text", { class: "label", x: number * LANE + 4, y: 14 }, lane.length > 22 ? "…" + lane.slice(-21) : lane));
+    drawing.append(svg("line", { class: "axis", x1: x(number) + 8, x2: x(number) + 8, y1: TOP - 6, y2: height }),
+      svg("text", { class: "label", x: x(number), y: 14 }, lane.length > 22 ? "…" + lane.slice(-21) : lane));
   });
-  // A drawing of very many steps shows the last ones, where it fails; the table has all.
-  const first = Math.max(0, steps.length - 2000);
-  steps.forEach(([lane, what], step) => {
+  if (doomed >= 0) {
+    drawing.append(svg("rect", { class: "doomed", x: 0, y: y(doomed) - 1, width, height: height - y(doomed) }));
+  }
+  for (const [from, to] of arrows) {
+    if (from < first) continue;
+    const [one, other] = [steps[from][0], steps[to][0]], side = other > one ? 1 : -1;
+    const x1 = x(one) + (side > 0 ? LANE - 12 : 0), x2 = x(other) + (side > 0 ? 0 : LANE - 12);
+    const y1 = y(from) + BOX / 2, y2 = y(to) + BOX / 2;
+    drawing.append(svg("path", { class: "arrow", d: `M${x1} ${y1}C${x1 + side * 18} ${y1} ${x2 - side * 18} ${y2} ${x2} ${y2}m${-side * 5} -4l${side * 5} 4l${-side * 5} 4` }));
+  }
+  steps.forEach(([lane, what, where, operators, preempted], step) => {
     if (step < first) return;
-    const x = lane * LANE + 8, y = TOP + (step - first) * STEP + STEP / 2;
-    if (step > first && steps[step - 1][0] !== lane) {
-      drawing.append(svg("line", { class: "arrow", x1: steps[step - 1][0] * LANE + 8, y1: y - STEP, x2: x, y2: y }));
-    }
-    drawing.append(svg("circle", { class: step === steps.length - 1 ? "step failing" : "step", cx: x, cy: y, r: 4 }),
-      svg("text", { class: "label", x: x + 8, y: y + 4 }, what.length > 20 ? what.slice(0, 19) + "…" : what, svg("title", {}, what)));
+    const kinds = ["step", operators && "executing", preempted && "preempting", wrong.has(step) && "wrong", step === steps.length - 1 && "failing"];
+    const text = operators || what;
+    const title = [`step ${step}: ${what}`, where && `at ${where}`, operators, preempted && `although ${preempted} could go on`,
+      step === doomed && "from here on it could only fail, by trial"].filter(Boolean).join("\n");
+    const box = svg("g", {}, svg("title", {}, title),
+      svg("rect", { class: kinds.filter(Boolean).join(" "), x: x(lane), y: y(step), width: LANE - 12, height: BOX, rx: 3 }),
+      svg("text", { class: "label", x: x(lane) + 5, y: y(step) + 13 }, text.length > 22 ? text.slice(0, 21) + "…" : text));
+    drawing.append(box);
   });
-  drawing.setAttribute("height", TOP + Math.min(steps.length, 2000) * STEP + 10);
-  drawing.setAttribute("viewBox", `0 0 ${width} ${TOP + Math.min(steps.length, 2000) * STEP + 10}`);
-  place.append(html("div", { class: "lanes table", tabindex: "0" }, drawing));
-  place.append(tableOf(`All ${steps.length} steps as a table`, ["step", "who", "what"], () => steps.map(([lane, what], step) => [step, lanes[lane], what])));
+  place.append(html("h3", {}, "Swim lanes"), html("div", { class: "lanes table", tabindex: "0" }, drawing), legend(
+    [{ class: "step executing" }, "executes or launches an operator"], [{ class: "step preempting" }, "goes on although another thread could (a preemption)"],
+    [{ class: "step wrong" }, "is part of what went wrong"], [{ shape: "line", class: "arrow" }, "a lock, a start or a wake-up passes on"],
+    ...(doomed >= 0 ? [[{ class: "doomed" }, "from here on it could only fail, by trial"]] : [])));
 }
