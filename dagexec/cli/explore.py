@@ -266,4 +266,4 @@ def _tell(result: Exploration[None], story: Story, command: str, smaller: str) -
     failure, *lines = story.lines()
     console.print(failure, style="red", markup=False, highlight=False)
     for line in lines:
-        console.print(line, markup=False, highlight=False)
+        console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from dagexec.analysis.story import explain
 from dagexec.platform.threads import threads
 from dagexec.report.document import Report
 from dagexec.report.exploration import ExplorationSection
@@ -24,6 +25,8 @@ from dagexec.training.trainer import StepReport
 from tests.nets import net_of
 from tests.report.pages import HOSTILE, hostile_report, large_report, made_up_report, plan_of
 from tests.report.test_findings import racing_proof
+from tests.scheduler.exploration.test_exploration_pool import EarlyPool
+from tests.scheduler.scenarios import DIAMOND, pool_scenario
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -183,19 +186,32 @@ def test_findings_are_shown(open_page: Open) -> None:
     assert page.evaluate("document.documentElement.scrollWidth") <= 400
 
 
-def test_a_schedule_is_drawn_as_swim_lanes(open_page: Open) -> None:
-    def fails() -> None:
-        thread = threads().start(lambda: None, "other")
-        thread.join()
-        raise ValueError("on purpose")
-
-    result = explore_seeds(fails, [3])
-    page = open_page(Report("net", (), [ExplorationSection(result, "seed 3", "dagexec explore --seed 3")]), 400)
-    assert page.locator("#exploration .step").count() == result.steps
-    assert page.locator("#exploration code").inner_text() == "dagexec explore --seed 3"
-    assert page.locator("#exploration .bad").inner_text() == "Seed 3 of pct: ValueError: on purpose"
-    assert page.locator("#exploration .step.failing").count() == 1
-    assert page.evaluate("document.documentElement.scrollWidth") <= 400
+@pytest.mark.parametrize("width", [400, 1200])
+def test_the_story_of_a_schedule_is_drawn_as_swim_lanes(open_page: Open, width: int) -> None:
+    result = explore_seeds(pool_scenario(DIAMOND, 2, EarlyPool), range(200))
+    assert result.failed is not None
+    story = explain(pool_scenario(DIAMOND, 2, EarlyPool), result.failed)
+    section = ExplorationSection(result, "seeds", "dagexec explore --replay 1:1", story)
+    page = open_page(Report("net", (), [section]), width)
+    assert page.locator("#exploration .lanes .step").count() == len(story.steps)
+    assert page.locator("#exploration .lanes .preempting").count() == story.preemptions
+    assert page.locator("#exploration .lanes .failing").count() == 1
+    assert page.locator("#exploration .lanes .doomed").count() == 1
+    assert page.locator("#exploration .lanes .wrong").count() == len(set(story.findings[0].steps))
+    assert page.locator("#exploration .lanes .arrow").count() == sum(step.passed_from >= 0 for step in story.steps)
+    executed = page.locator("#exploration .lanes .executing + .label").all_text_contents()
+    assert {"operator 0", "operator 1", "operator 2", "operator 3"} == set(executed)
+    assert page.locator("#exploration .story li").all_inner_texts() == [
+        line.removesuffix(":") for line in list(story.lines())[1:] if not line.startswith("  ")
+    ]
+    assert page.locator("#exploration code").inner_text() == "dagexec explore --replay 1:1"
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert story.moment is not None
+    doomed = page.locator("#exploration .lanes .doomed").bounding_box()
+    step = page.locator("#exploration .lanes .step").nth(story.moment.step).bounding_box()
+    assert doomed is not None
+    assert step is not None
+    assert abs(doomed["y"] - step["y"]) < 3
 
 
 @pytest.mark.parametrize("width", [400, 1200])

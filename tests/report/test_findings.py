@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from dagexec.analysis.story import explain
 from dagexec.core.graph import Hazard
 from dagexec.platform.threads import threads
 from dagexec.report.document import Report
@@ -50,11 +51,13 @@ def test_a_schedule_is_told_step_by_step() -> None:
     result = explore_seeds(scenario, [3])
     assert result.failed is not None
     steps = [(event.thread, str(event)) for event in result.failed.trace]
-    found: Any = ExplorationSection(result, "seed 3", "dagexec explore x --seed 3").as_json()["failed"]
+    story = explain(scenario, result.failed)
+    found: Any = ExplorationSection(result, "seed 3", "dagexec explore x --seed 3", story).as_json()["failed"]
     assert found["failure"] == "ValueError: on purpose"
     assert found["seed"] == 3
     assert found["command"] == "dagexec explore x --seed 3"
-    assert [(found["lanes"][lane], what) for lane, what in found["steps"]] == steps
+    assert found["text"][-1].startswith("It fails however it goes on")
+    assert [(found["lanes"][lane], what) for lane, what, *_ in found["steps"]] == steps
 
 
 def test_handovers_are_counted_from_the_schedules_themselves() -> None:

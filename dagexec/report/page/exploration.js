@@ -27,7 +27,7 @@ function drawFailure(place, data) {
   const [failure, ...lines] = data.text;
   place.append(html("p", { class: "bad" }, `${data.seed === null ? "" : `Seed ${data.seed} of ${data.strategy}: `}${failure}`));
   const told = lines.filter((line) => !line.startsWith("  "));
-  place.append(html("ul", { class: "story" }, ...told.map((line) => html("li", {}, line))));
+  place.append(html("ul", { class: "story" }, ...told.map((line) => html("li", {}, line.replace(/:$/, "")))));
   if (data.command) place.append(html("p", {}, "Again: ", html("code", {}, data.command)));
   if (data.left.length) place.append(html("p", {}, `Threads that had not ended: ${data.left.join(", ")}`));
   drawLanes(place, data);
@@ -62,12 +62,12 @@ function drawLanes(place, { lanes, steps, arrows, findings, inevitable }) {
   steps.forEach(([lane, what, where, operators, preempted], step) => {
     if (step < first) return;
     const kinds = ["step", operators && "executing", preempted && "preempting", wrong.has(step) && "wrong", step === steps.length - 1 && "failing"];
-    const text = operators || what;
+    const text = operators.replace(/ \(operator \d+\)/g, "") || what;
     const title = [`step ${step}: ${what}`, where && `at ${where}`, operators, preempted && `although ${preempted} could go on`,
       step === doomed && "from here on it could only fail, by trial"].filter(Boolean).join("\n");
     const box = svg("g", {}, svg("title", {}, title),
       svg("rect", { class: kinds.filter(Boolean).join(" "), x: x(lane), y: y(step), width: LANE - 12, height: BOX, rx: 3 }),
-      svg("text", { class: "label", x: x(lane) + 5, y: y(step) + 13 }, text.length > 22 ? text.slice(0, 21) + "…" : text));
+      svg("text", { class: "label", x: x(lane) + 5, y: y(step) + 13 }, text.length > 21 ? text.slice(0, 20) + "…" : text));
     drawing.append(box);
   });
   place.append(html("h3", {}, "Swim lanes"), html("div", { class: "lanes table", tabindex: "0" }, drawing), legend(

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from dagexec import NetDef, load_net, save_net
 from dagexec.cli import app
 from dagexec.core.operator import Operator
-from dagexec.errors import DeviceError, SchemaError
+from dagexec.errors import DagexecError, DeviceError
 from tests.nets import temporary_operator
 from tests.scheduler.scenarios import DIAMOND, sums
 
@@ -94,6 +94,34 @@ def test_a_racy_net_fails_and_the_printed_command_fails_in_the_same_way(
     report = json.loads(again.stdout)
     assert report["schedules"] == 1
     assert report["failure"] in result.stdout
+    assert len([part for part in words[words.index("--replay") + 1].split(",") if part]) <= 3
+
+
+@pytest.mark.slow
+def test_the_story_of_a_racy_net_names_what_nothing_orders(racy: str) -> None:
+    result = explore(racy, "--json")
+    story = json.loads(result.stdout)["story"]
+    (finding,) = story["findings"]
+    assert finding["kind"] == "swapped"
+    assert "TestTell 'other' (operator 4) on dagexec-racy-" in finding["text"]
+    assert "came before TestTell 'one' (operator 3)" in finding["text"]
+    assert "blob 'start'" in finding["text"]
+    assert story["preemptions"] <= 1
+    printed = explore(racy).stdout
+    assert [line for line in story["text"] if line not in printed] == []
+
+
+@pytest.mark.slow
+def test_a_saved_schedule_is_replayed_from_its_file(racy: str, tmp_path: Path) -> None:
+    path = tmp_path / "schedule.json"
+    result = explore(racy, "--save", str(path), "--json")
+    found = json.loads(result.stdout)
+    assert json.loads(path.read_text())["deviations"] == found["story"]["deviations"]
+    *_, option, value = shlex.split(found["replay"])
+    assert (option, value) == ("--replay", str(path))
+    again = json.loads(explore(racy, "--replay", str(path), "--json").stdout)
+    assert (again["schedules"], again["failure"]) == (1, found["failure"])
+    assert again["decisions"] == found["story"]["decisions"]
 
 
 @pytest.mark.slow
@@ -113,12 +141,13 @@ def test_a_failing_net_is_shrunk(racy: str, tmp_path: Path) -> None:
         (["--seed", "1", "--replay", "1:1"], "give only one of them"),
         (["--seed", "1", "--systematic"], "cannot be combined with --seed"),
         (["--replay", "x"], "NUMBER:CHOICE"),
+        (["--replay", "nowhere.json"], "nowhere.json: not a schedule"),
         (["--net-type", "fast"], "net type 'fast' is unknown"),
     ],
 )
 def test_what_makes_no_sense_is_refused(right: str, words: list[str], message: str) -> None:
     result = explore(right, "--shape", "x=2,3", *words)
-    assert isinstance(result.exception, SchemaError)
+    assert isinstance(result.exception, DagexecError)
     assert message in str(result.exception)
 
 

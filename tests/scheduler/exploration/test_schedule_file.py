@@ -1,0 +1,104 @@
+"""A saved schedule fails again in the same way in another process, under other hashes and another version of Python.
+
+`DAGEXEC_OTHER_PYTHON` names the interpreter of the other process; by default it is this one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dagexec.errors import StorageError
+from dagexec.scheduler.exploration import explore, explore_seeds
+from dagexec.scheduler.exploration.fewest import fewest_preemptions
+from dagexec.scheduler.exploration.schedule_file import read_schedule, write_schedule
+from tests.scheduler.exploration.test_exploration import lost_update
+from tests.scheduler.exploration.test_exploration_device import CROSS, WithoutWaits, device_scenario
+from tests.scheduler.exploration.test_exploration_pool import TwoStepPool
+from tests.scheduler.scenarios import DIAMOND, pool_scenario
+
+SCENARIOS = {
+    "lost update": lost_update,
+    "pool": pool_scenario(DIAMOND, 2, TwoStepPool),
+    "device": device_scenario(CROSS, net_class=WithoutWaits),
+}
+
+REPLAY = """
+import json, sys
+from pathlib import Path
+from dagexec.scheduler.exploration import explore
+from dagexec.scheduler.exploration.schedule_file import read_schedule
+from tests.scheduler.exploration.test_schedule_file import SCENARIOS
+for name, path in zip(SCENARIOS, sys.argv[1:]):
+    found = explore(SCENARIOS[name], read_schedule(Path(path)))
+    print(json.dumps([type(found.failure).__name__, [f"{event.thread}: {event.kind}" for event in found.trace]]))
+"""
+
+
+@pytest.mark.slow
+def test_schedules_fail_again_in_another_process_with_other_hashes(tmp_path: Path) -> None:
+    expected, paths = [], []
+    for number, scenario in enumerate(SCENARIOS.values()):
+        failed = explore_seeds(scenario, range(2000)).failed
+        assert failed is not None
+        shrunk = fewest_preemptions(scenario, failed, most=300)
+        paths.append(tmp_path / f"{number}.json")
+        write_schedule(paths[-1], shrunk.deviations, timeouts=False, failure=str(failed.failure))
+        steps = [f"{event.thread}: {event.kind}" for event in shrunk.schedule.trace]
+        expected.append([type(failed.failure).__name__, steps])
+    for seed in "1", "2":
+        ran = subprocess.run(
+            [os.environ.get("DAGEXEC_OTHER_PYTHON", sys.executable), "-c", REPLAY, *map(str, paths)],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert [json.loads(line) for line in ran.stdout.splitlines()] == expected
+
+
+def test_a_file_makes_the_schedule_again(tmp_path: Path) -> None:
+    failed = explore_seeds(lost_update, range(100)).failed
+    assert failed is not None
+    shrunk = fewest_preemptions(lost_update, failed)
+    path = tmp_path / "schedule.json"
+    write_schedule(path, shrunk.deviations, timeouts=False, failure="lost")
+    assert explore(lost_update, read_schedule(path)).trace == shrunk.schedule.trace
+    assert json.loads(path.read_text())["failure"] == "lost"
+
+
+GOOD = {"format": "dagexec schedule", "version": 1, "timeouts": False, "deviations": []}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\xff", "not a schedule"),
+        (b"[" * 100_000, "not a schedule"),
+        ([], 'expected an object whose format is "dagexec schedule"'),
+        ({**GOOD, "format": "other"}, "expected an object whose format"),
+        ({**GOOD, "version": 2}, "expected version 1, found 2"),
+        ({**GOOD, "timeouts": 0}, "expected true or false for timeouts, found 0"),
+        ({**GOOD, "deviations": {}}, "expected a list of deviations, found dict"),
+        ({**GOOD, "deviations": [{"thread": "main", "steps": True, "to": "a"}]}, "deviation 0: expected a thread"),
+        ({**GOOD, "deviations": [{"thread": "main", "steps": -1, "to": "a"}]}, "deviation 0: expected a thread"),
+        ({**GOOD, "deviations": [{"thread": "main", "to": "a"}]}, "deviation 0: expected a thread"),
+    ],
+)
+def test_what_is_no_schedule_is_refused_with_what_was_expected(tmp_path: Path, content: object, message: str) -> None:
+    path = tmp_path / "schedule.json"
+    path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+    with pytest.raises(StorageError, match=message) as caught:
+        read_schedule(path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_file_that_is_missing_or_no_file_is_refused(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.json", tmp_path):
+        with pytest.raises(StorageError, match="not a schedule"):
+            read_schedule(path)
