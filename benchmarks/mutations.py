@@ -3,7 +3,7 @@
     python benchmarks/mutations.py [--case NAME] [--json benchmarks/results/mutations.json]
 
 For each case and kind: mutants tried; those that lack something they need, by a judge that shares nothing with the
-proof (`tests/scheduler/mutants.py`); those that the static proof and the detector of a run have found. A run has every
+proof (`tests/planted/plans.py`); those that the static proof and the detector of a run have found. A run has every
 chain on a stream of its own. A record that is left out makes the run end with an error, and counts as found by that; a
 lost record is one that nobody notices to be missing. Exits with status 1 when what was needed was not found, or
 something was found that was not needed.
@@ -23,8 +23,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from environment import write_report
 
-from tests.scheduler.mutants import MutantNet, conflicts_of, mutants_of, try_mutant
-from tests.scheduler.zoo_mutants import CASES, Case, mutant_net, random_mutant_net
+from tests.planted.plans import MutantNet, conflicts_of, mutants_of, try_mutant
+from tests.planted.zoo import CASES, Case, mutant_net, random_mutant_net
 
 KINDS = ("wait", "record", "lost record", "guard", "dependency")
 RANDOM_NETS = 20

@@ -3,6 +3,6 @@
     python -m tests.mutants                   # all of them, in a copy of the repository; `make mutants`
     python -m tests.mutants --only NAME
 
-`scheduler`, `numerics` and `storage` list them, with the tests that look there; `trial` tries one. Mutants of waits,
-events and mutexes of a plan are another matter: `tests/scheduler/mutants.py`.
+`scheduler`, `numerics` and `storage` list them, with the tests that look there; `trial` tries one. Mistakes in
+synchronization are in `tests/planted`.
 """

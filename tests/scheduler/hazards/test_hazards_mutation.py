@@ -21,7 +21,7 @@ from dagexec.errors import DagexecError, DeviceError, OperatorError
 from dagexec.scheduler.hazards import Detector, check_net
 from dagexec.scheduler.nets.options import RunOptions
 from tests.nets import net_of, noop_nets
-from tests.scheduler.mutants import (
+from tests.planted.plans import (
     Conflicts,
     Mutant,
     MutantNet,
@@ -35,8 +35,8 @@ from tests.scheduler.mutants import (
     try_mutant,
     waits_in_vain,
 )
+from tests.planted.zoo import CASES, Case, mutant_net
 from tests.scheduler.nets.test_results import INPUTS, SHAPE, arithmetic_nets
-from tests.scheduler.zoo_mutants import CASES, Case, mutant_net
 
 SIM, OTHER = Device("sim", 0), Device("sim", 1)
 DIAMONDS: list[list[int]] = [[], [0], [0], [1, 2], [3], [3], [4, 5]]

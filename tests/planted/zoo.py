@@ -15,7 +15,7 @@ from dagexec.binding.parameters import initialized
 from dagexec.core.device import CPU, Device
 from dagexec.devices.sim import simulated
 from dagexec.serving.model_source import load_model
-from tests.scheduler.mutants import MutantNet
+from tests.planted.plans import MutantNet
 
 SIM, OTHER = Device("sim", 0), Device("sim", 1)
 
