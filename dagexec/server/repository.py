@@ -1,5 +1,6 @@
-"""Repository: the models that a server has, which versions of them serve, and what happens while these change.
+"""Repository: the models that a server has, how they are loaded and retired, and how requests get to them.
 
+Which versions serve is decided in `repository_state`.
 All of it belongs to one event loop. Whatever the transport, requests come to `infer`. A version is looked up and its
 run begins without the loop turning in between, so that no request meets a version that has been retired.
 """
@@ -11,7 +12,7 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import fields, replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -34,13 +35,13 @@ from dagexec.server.inference import (
     request_error,
 )
 from dagexec.server.limits import Limits
+from dagexec.server.repository_state import ModelState, RepositoryState
 from dagexec.server.version import PLATFORM, LoadedVersion, Runner
 from dagexec.serving.compile_async import compile_async
 from dagexec.serving.model_source import ModelSource
 
 logger = logging.getLogger("dagexec.server")
 
-State = Literal["LOADING", "READY", "UNLOADING", "UNAVAILABLE"]
 Outcome = Literal["completed", "failed", "invalid", "rejected", "timed_out", "cancelled"]
 
 _SERVERS_OWN = ("source", "version", "allow_io", "cluster", "tuning_seconds", "operator_arguments")
@@ -54,28 +55,6 @@ class Observer(Protocol):
     def finished(self, model: str, version: str, outcome: Outcome, seconds: float) -> None:
         """A request to a known model is over, so long after it came."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class ModelState:
-    """One row of the repository's index: a version, or a model of which no version is loaded (version "")."""
-
-    name: str
-    version: str
-    state: State
-    reason: str = ""
-
-
-@dataclass(slots=True)
-class _Entry:
-    """A name that clients may know."""
-
-    config: ModelConfig
-    state: State = "UNAVAILABLE"
-    reason: str = "not loaded yet"
-    versions: dict[str, LoadedVersion] = field(default_factory=dict)
-    current: LoadedVersion | None = None
-    wanted: bool = True
 
 
 async def _compiled(config: ModelConfig, source: ModelSource) -> Runner:
@@ -113,11 +92,8 @@ class Repository:
         self.config = config
         self._observer = observer
         self._load_runner = load_runner
-        self._entries = {name: _Entry(model) for name, model in config.models.items()}
-        self._loading = anyio.Lock()
-        self._draining = False
-        self._abandoned = False
-        self._retiring: set[LoadedVersion] = set()
+        self._state = RepositoryState(config.models.values())
+        self._changing = anyio.Lock()
 
     async def infer(self, request: InferenceRequest) -> InferenceResponse:
         """Run a model. A cancelled await cancels the run.
@@ -129,7 +105,7 @@ class Repository:
         run that would not fit in memory, 500 for an operator that fails, 503 (mostly with `retry_after`) for a model
         that is not ready or has its queue full, 504 when the timeout is over.
         """
-        loaded = self._find(request.model, request.version)
+        loaded = self._state.find(request.model, request.version)
         began = time.monotonic()
         outcome: Outcome = "cancelled"
         loaded.enter()
@@ -163,7 +139,7 @@ class Repository:
 
     def check_inputs(self, model: str, version: str | None, names: Iterable[str]) -> None:
         """Raise RequestError (400) for a name that is no input of a model that serves: worse than a wrong size."""
-        loaded = self._loaded(model, version)
+        loaded = self._state.known(model, version)
         if loaded is None:
             return
         known = {*loaded.runner.inputs, *getattr(loaded.runner, "overridable", ())}
@@ -174,44 +150,39 @@ class Repository:
 
     def count_refused(self, model: str, version: str | None, error: RequestError) -> None:
         """A request was refused before `infer` was asked: it is counted with those of its model, if there is such."""
-        loaded = self._loaded(model, version)
+        loaded = self._state.known(model, version)
         if loaded is not None and self._observer is not None:
             self._observer.finished(model, loaded.version, _outcome(error), 0.0)
 
     def metadata(self, name: str, version: str | None = None) -> ModelMetadata:
         """What a model takes and gives. Raises RequestError as `infer` does."""
-        loaded = self._find(name, version)
-        versions = tuple(self._entries[name].versions)
+        loaded = self._state.find(name, version)
+        versions = tuple(self._state.entry(name).versions)
         return ModelMetadata(name, versions, PLATFORM, loaded.inputs, loaded.outputs)
 
     def is_ready(self) -> bool:
         """True while all models serve, but for those that clients have unloaded."""
-        return not self._draining and all(entry.current for entry in self._entries.values() if entry.wanted)
+        return self._state.is_ready()
 
     def is_model_ready(self, name: str, version: str | None = None) -> bool:
         """False also for a model or version that is unknown."""
         try:
-            return self._find(name, version) is not None
+            return self._state.find(name, version) is not None
         except RequestError:
             return False
 
     def index(self, ready: bool = False) -> list[ModelState]:
         """All versions that are loaded, and the models without any; only what serves, with `ready`."""
-        rows = []
-        for name, entry in self._entries.items():
-            rows += [ModelState(name, version, "READY") for version in entry.versions]
-            if not entry.versions or entry.state == "LOADING":
-                rows.append(ModelState(name, "", entry.state, entry.reason))
-        return [row for row in rows if row.state == "READY" or not ready]
+        return [row for row in self._state.index() if row.state == "READY" or not ready]
 
     def loaded(self) -> list[LoadedVersion]:
         """All versions that serve."""
-        return [version for entry in self._entries.values() for version in entry.versions.values()]
+        return self._state.loaded()
 
     async def load_all(self) -> dict[str, RequestError]:
         """Load every model of the configuration, and return the errors of those that could not be, by name."""
         errors = {}
-        for name in list(self._entries):
+        for name in self._state.names:
             try:
                 await self.load(name)
             except RequestError as error:
@@ -228,28 +199,23 @@ class Repository:
         Raises RequestError: 400 for bad parameters and for what was added, 404 for a model that the configuration does
         not have, 500 if it cannot be loaded.
         """
-        entry = self._entry(name)
-        if entry.config.source is None:
+        known = self._state.entry(name).config
+        if known.source is None:
             raise RequestError(400, f"model {name!r} has no source to load it from")
-        config = _with_parameters(entry.config, parameters or {}, self.config.limits)
-        async with self._loading:
-            self._refuse_while_draining()
-            entry.wanted = True
-            entry.state, entry.reason = "LOADING", ""
+        config = _with_parameters(known, parameters or {}, self.config.limits)
+        async with self._changing:
+            self._state.loading(name)
             try:
                 loaded = await self._load(config)
             except Exception as error:
-                entry.state = "READY" if entry.versions else "UNAVAILABLE"
-                entry.reason = f"could not be loaded: {error}"
-                logger.error("model %r %s", name, entry.reason, exc_info=not isinstance(error, DagexecError))
+                reason = f"could not be loaded: {error}"
+                self._state.not_loaded(name, reason)
+                logger.error("model %r %s", name, reason, exc_info=not isinstance(error, DagexecError))
                 raise _load_error(name, error) from error
             except BaseException:
-                entry.state = "READY" if entry.versions else "UNAVAILABLE"
-                entry.reason = "loading was cancelled"
+                self._state.not_loaded(name, "loading was cancelled")
                 raise
-            old = list(entry.versions.values())
-            entry.config = config
-            self._put(entry, loaded)
+            old = self._state.has_loaded(name, config, loaded)
         logger.info("model %r: version %s is ready", name, loaded.version)
         await self._retire(old)
 
@@ -258,14 +224,12 @@ class Repository:
 
         Raises RequestError: 404 for a model that the configuration does not have.
         """
-        entry = self._entry(name)
-        async with self._loading:
-            entry.wanted = False
-            old = list(entry.versions.values())
-            entry.versions, entry.current = {}, None
-            entry.state, entry.reason = "UNLOADING", "unloading"
-            await self._retire(old)
-            entry.state, entry.reason = "UNAVAILABLE", "unloaded"
+        self._state.entry(name)
+        async with self._changing:
+            try:
+                await self._retire(self._state.unloading(name))
+            finally:
+                self._state.unloaded(name)
         logger.info("model %r is unloaded", name)
 
     def check_control(self, parameters: Mapping[str, Parameter] | None = None) -> None:
@@ -280,27 +244,20 @@ class Repository:
 
         Raises SettingError for a name that is taken, and for inputs that the protocol has no words for.
         """
-        if name in self._entries:
-            raise SettingError(f"model {name!r} is there already")
-        entry = _Entry(ModelConfig(name=name, source=None, version=version))
-        self._put(entry, LoadedVersion(entry.config, version, runner))
-        self._entries[name] = entry
+        self._state.check_new(name)
+        config = ModelConfig(name=name, source=None, version=version)
+        self._state.add(name, config, LoadedVersion(config, version, runner))
 
     async def drain(self, seconds: float | None = None) -> None:
         """Refuse new requests, wait for those in service, by default `drain_seconds`, and close all models."""
-        self._draining = True
+        self._state.drain()
         with anyio.CancelScope(shield=True):
-            async with self._loading:
-                old = self.loaded()
-                for entry in self._entries.values():
-                    entry.versions, entry.current = {}, None
-                    entry.state, entry.reason = "UNAVAILABLE", "the server is shutting down"
-                await self._retire(old, seconds)
+            async with self._changing:
+                await self._retire(self._state.retire_all(), seconds)
 
     async def abandon(self) -> None:
         """End what a drain, an unload or a load is still waiting for, now or later, with status 503."""
-        self._abandoned = True
-        for version in list(self._retiring):
+        for version in self._state.abandon():
             await version.runner.drain_async(timeout=0)
 
     async def _load(self, config: ModelConfig) -> LoadedVersion:
@@ -315,50 +272,18 @@ class Repository:
                 await runner.drain_async(timeout=0)
             raise
 
-    @staticmethod
-    def _put(entry: _Entry, loaded: LoadedVersion) -> None:
-        entry.versions, entry.current = {loaded.version: loaded}, loaded
-        entry.state, entry.reason = "READY", ""
-
     async def _retire(self, versions: list[LoadedVersion], seconds: float | None = None) -> None:
         longest = self.config.drain_seconds if seconds is None else seconds
-        if self._abandoned:
+        if self._state.abandoned:
             longest = 0.0
-        self._retiring.update(versions)
-        try:
-            async with anyio.create_task_group() as tasks:
-                for version in versions:
-                    tasks.start_soon(version.retire, longest)
-        finally:
-            self._retiring.difference_update(versions)
 
-    def _find(self, name: str, version: str | None) -> LoadedVersion:
-        """The version that serves a request. Raises RequestError."""
-        self._refuse_while_draining()
-        entry = self._entry(name)
-        if entry.current is None:
-            again = 1 if entry.state == "LOADING" else None
-            raise RequestError(503, f"model {name!r} is not ready: {entry.reason or entry.state.lower()}", again)
-        if not version:
-            return entry.current
-        found = entry.versions.get(version)
-        if found is None:
-            raise RequestError(404, f"model {name!r} has no version {version!r:.80}; it has {sorted(entry.versions)}")
-        return found
+        async def retire(version: LoadedVersion) -> None:
+            await version.retire(longest)
+            self._state.closed(version)
 
-    def _loaded(self, name: str, version: str | None) -> LoadedVersion | None:
-        entry = self._entries.get(name)
-        return None if entry is None else entry.versions.get(version) if version else entry.current
-
-    def _entry(self, name: str) -> _Entry:
-        entry = self._entries.get(name)
-        if entry is None:
-            raise RequestError(404, f"unknown model {name!r:.80}")
-        return entry
-
-    def _refuse_while_draining(self) -> None:
-        if self._draining:
-            raise RequestError(503, "the server is shutting down", 1)
+        async with anyio.create_task_group() as tasks:
+            for version in versions:
+                tasks.start_soon(retire, version)
 
     @staticmethod
     def _retry_after(loaded: LoadedVersion) -> int:

@@ -16,7 +16,8 @@ from dagexec.errors import FeedError, ModelFormatError, OperatorError, QueueFull
 from dagexec.options import CompileOptions
 from dagexec.server.config import ModelConfig, ServerConfig
 from dagexec.server.inference import InferenceRequest, RequestError
-from dagexec.server.repository import ModelState, Outcome, Repository
+from dagexec.server.repository import Outcome, Repository
+from dagexec.server.repository_state import ModelState
 from tests.held import doubled_model
 from tests.server.runners import HeldRunner, Loads, repository_of
 
@@ -241,6 +242,50 @@ async def test_a_drain_refuses_what_is_new_and_waits_for_the_rest() -> None:
         held.go_on.set()
     assert found == [2]
     assert held.closed
+
+
+@pytest.mark.parametrize("what", ["drain", "unload"])
+async def test_what_ends_a_model_waits_for_requests_of_a_version_that_was_replaced(what: str) -> None:
+    old = HeldRunner(1, held=True)
+    repository = repository_of(Loads(old))
+    await repository.load_all()
+    found: list[float] = []
+    running: list[int] = []
+
+    async def infer() -> None:
+        found.append((await repository.infer(asked())).outputs["y"][0, 0])
+
+    async def end() -> None:
+        await (repository.drain() if what == "drain" else repository.unload("m"))
+        running.append(old.inside)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(infer)
+        await old.entered.wait()
+        tasks.start_soon(repository.load, "m")
+        while repository.loaded()[0].runner is old:
+            await anyio.lowlevel.checkpoint()
+        tasks.start_soon(end)
+        await anyio.wait_all_tasks_blocked()
+        assert not running
+        old.go_on.set()
+    assert (found, running, old.closed) == ([2], [0], True)
+
+
+async def test_a_model_whose_unload_was_given_up_is_unloaded_in_the_end() -> None:
+    held = HeldRunner(1, held=True)
+    repository = repository_of(Loads(held))
+    await repository.load_all()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(repository.infer, asked())
+        await held.entered.wait()
+        async with anyio.create_task_group() as clients:
+            clients.start_soon(repository.unload, "m")
+            while repository.loaded():
+                await anyio.lowlevel.checkpoint()
+            clients.cancel_scope.cancel()
+            held.go_on.set()
+    assert repository.index() == [ModelState("m", "", "UNAVAILABLE", "unloaded")]
 
 
 class Outcomes:
