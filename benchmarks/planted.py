@@ -3,14 +3,15 @@
     python benchmarks/planted.py [--bug TEXT] [--trials 100] [--processes 2] [--json benchmarks/results/planted.json]
 
 A trial is a stretch of seeds of its own, up to the first schedule in which the bug shows (`tests/planted`), or
-MOST schedules. Of the first failing schedule of the portfolio, a shorter one is looked for that fails likewise, with
-fewer preemptions. Bugs that need a long exact sequence are given `--deep` schedules of the random walk, and are then
-looked for among all schedules with reduction.
+MOST schedules. Of the first failing schedule of the portfolio, one with fewer preemptions is looked for that fails
+likewise. Bugs that need a long exact sequence are looked for in MOST_WHEN_DEEP schedules of the random walk, and among
+all schedules with reduction. What `--json` has of bugs that are not measured now stays there.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import multiprocessing
 import os
@@ -29,9 +30,10 @@ from dagexec.scheduler.exploration.fewest import fewest_preemptions
 from tests.planted.bug import Bug, planted
 from tests.planted.catalog import BUGS
 
-MOST = 10_000
+MOST, MOST_WHEN_DEEP = 10_000, 100_000
 APART = 1_000_000  # between the first seeds of two trials; a multiple of the portfolio's turns
 SHRINK_SECONDS = 60.0
+KINDS = (*get_args(Sampling), "preemptions")
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,8 @@ class Found:
     """What one strategy needs for one bug.
 
     Attributes:
-        schedules: the median over the trials; MOST where more than half of them found nothing.
-        trials: how many were made: no more than half of them and one, where they all find nothing.
+        schedules: the median over the trials; the most that are tried where half of them found nothing.
+        trials: how many were made; one, if that is of very many schedules.
         missed: trials that found nothing.
     """
 
@@ -49,54 +51,65 @@ class Found:
     missed: int
 
 
-def needed(bug: Bug, strategy: Sampling, trials: int) -> Found:
+def needed(bug: Bug, strategy: str, trials: int) -> Found:
+    most = MOST
+    if bug.found_by == "reduction" and strategy == "random":
+        trials, most = 1, MOST_WHEN_DEEP
     counts: list[int] = []
     with planted(bug):
         for trial in range(trials):
-            seeds = range(trial * APART, trial * APART + MOST)
-            found = explore_seeds(bug.scene, seeds, strategy=strategy, timeouts=bug.timeouts)
-            counts.append(found.tried if found.failed is not None else MOST + 1)
-            missed = sum(count > MOST for count in counts)
-            if missed > trials // 2:
+            seeds = range(trial * APART, trial * APART + most)
+            found = explore_seeds(bug.scene, seeds, strategy=strategy, timeouts=bug.timeouts)  # type: ignore[arg-type]
+            counts.append(found.tried if found.failed is not None else most + 1)
+            missed = sum(count > most for count in counts)
+            if 2 * missed >= trials:
                 break
-    return Found(min(MOST, statistics.median(counts)), len(counts), missed)
+    return Found(most if 2 * missed >= trials else statistics.median(counts), len(counts), missed)
 
 
-def preemptions(bug: Bug) -> tuple[int, bool]:
-    """Of the shortest schedule found, and whether there is none with fewer."""
+def preemptions(bug: Bug) -> dict[str, object]:
+    """Of the schedule with the fewest that was found, and whether there is none with fewer."""
     with planted(bug):
         found = explore_seeds(bug.scene, range(MOST), timeouts=bug.timeouts)
         assert found.failed is not None
         shrunk = fewest_preemptions(bug.scene, found.failed, seconds=SHRINK_SECONDS)
-    return shrunk.preemptions, shrunk.fewest
+    return {"fewest": shrunk.preemptions, "proved": shrunk.fewest}
 
 
-def measured(job: tuple[str, int]) -> tuple[str, dict[str, object]]:
-    """All of one bug, in a process of its own."""
+def measured(job: tuple[str, str, int]) -> tuple[str, str, object]:
+    """One thing of one bug, in a process of its own."""
     logging.disable(logging.CRITICAL)
-    os.nice(10)
-    name, trials = job
+    os.nice(5)
+    name, what, trials = job
     bug = next(bug for bug in BUGS if bug.name == name)
-    found: dict[str, object] = {one: asdict(needed(bug, one, trials)) for one in get_args(Sampling)}
-    fewest, proved = preemptions(bug)
-    return name, found | {"preemptions": fewest, "none_with_fewer": proved}
+    return name, what, preemptions(bug) if what == "preemptions" else asdict(needed(bug, what, trials))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bug", metavar="TEXT", default="", help="those with this in their names")
+    parser.add_argument("--what", choices=KINDS, help="this only")
     parser.add_argument("--trials", type=int, default=100)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    bugs = [bug for bug in BUGS if options.bug in bug.name and bug.found_by == "schedules"]
-    results: dict[str, dict[str, object]] = {}
+    sampled = [bug for bug in BUGS if bug.found_by in ("schedules", "reduction")]
+    results: dict[str, dict[str, object]] = {bug.name: {} for bug in sampled}
+    if options.json and options.json.exists():
+        known = json.loads(options.json.read_text())["bugs"]
+        results = {name: known.get(name, {}) for name in results}
+    jobs = [
+        (bug.name, what, options.trials)
+        for what in KINDS
+        for bug in sampled
+        if options.bug in bug.name and options.what in (None, what)
+    ]
     with multiprocessing.get_context("spawn").Pool(options.processes, maxtasksperchild=1) as pool:
-        for name, found in pool.imap_unordered(measured, [(bug.name, options.trials) for bug in bugs]):
-            results[name] = found
-            print(name, found, flush=True)
-    if options.json:
-        write_report(options.json, trials=options.trials, most=MOST, bugs=results)
+        for name, what, found in pool.imap_unordered(measured, jobs):
+            results[name][what] = found
+            print(name, what, found, flush=True)
+            if options.json:
+                write_report(options.json, most=MOST, most_when_deep=MOST_WHEN_DEEP, bugs=results)
 
 
 if __name__ == "__main__":
