@@ -27,7 +27,7 @@ Begun = tuple[tuple[int, int], ...]
 
 
 class RunState:
-    """A state of a run; equal ones have the same future.
+    """A state of a run; equal ones have the same future, by whichever of the workers of one side.
 
     Attributes:
         ended: a bit for each task that has.
@@ -48,7 +48,7 @@ class RunState:
         self.begun = begun
         self.workers = workers
         self.machine: Machine | None = machine
-        self._key = ended, begun, workers, own
+        self._key = ended, begun, tuple(sorted(workers)), own
         self._hash = hash(self._key)
 
     def __hash__(self) -> int:
@@ -56,14 +56,6 @@ class RunState:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, RunState) and self._key == other._key
-
-    def symmetric(self) -> RunState:
-        """The same with workers sorted."""
-        workers = tuple(sorted(self.workers))
-        if workers == self.workers:
-            return self
-        assert self.machine is not None
-        return RunState(self.ended, self.ready, self.begun, workers, self.machine, self._key[3])
 
 
 class RunStates:
@@ -232,11 +224,12 @@ class RunStates:
         return state.ended == (1 << len(self._full)) - 1 and all(task < 0 for _, task, _ in state.workers)
 
     def canonical(self, state: RunState) -> RunState:
-        """Workers that take pieces from the same side are alike; a policy knows them by other numbers."""
-        return state.symmetric()
+        """The same: symmetric states are equal. Of a policy, workers have other numbers than threads."""
+        return state
 
     def _own(self, machine: Machine) -> Hashable:
-        return None if self._in_order else machine.state()
+        """What the future may depend on beside the account: the order of tasks that can be joined should be theirs."""
+        return tuple(machine._open) if self._in_order else machine.state()
 
     def _piece(self, task: int, piece: int) -> str:
         count = self._graph.pieces[task]

@@ -83,13 +83,17 @@ class SearchResult:
         return self.exhausted and self.fault is None
 
 
-def search(model: Model[State], *, seconds: float | None = None, most: int | None = None) -> SearchResult:
+def search(
+    model: Model[State], *, seconds: float | None = None, most: int | None = None, must_end: bool = False
+) -> SearchResult:
     """Look at every state, up to the first fault, for some `seconds` or until there are `most` states.
 
+    With `must_end`, it is a fault, too, if no end can be reached from a state and things happen for ever. That is asked
+    when all was seen, and takes the memory of all transitions.
     Raises DagexecError where `model` does not repeat itself, or its symmetry is none.
     """
     with _seldom_collecting():
-        return _Search(model, seconds, most).run()
+        return _Search(model, seconds, most, must_end=must_end).run()
 
 
 @contextmanager
@@ -112,7 +116,7 @@ class _FaultError(Exception):
 
 
 class _Search(Generic[State]):
-    def __init__(self, model: Model[State], seconds: float | None, most: int | None) -> None:
+    def __init__(self, model: Model[State], seconds: float | None, most: int | None, *, must_end: bool) -> None:
         self._model = model
         self._most = most
         self._began = time.perf_counter()
@@ -120,6 +124,8 @@ class _Search(Generic[State]):
         self._before: dict[State, State | None] = {}  # the state from which each one was seen first
         self._transitions = 0
         self._looked_at = 0
+        self._ends: list[State] = []
+        self._leading: dict[State, list[State]] | None = {} if must_end else None  # to each state, those before it
 
     def run(self) -> SearchResult:
         level: list[State] = []
@@ -127,7 +133,7 @@ class _Search(Generic[State]):
         following: list[State] = []
         try:
             for state in self._model.begin():
-                self._see(state, None, level)
+                self._see(self._model.canonical(state), None, level)
             while level:
                 following = []
                 for done, state in enumerate(level):
@@ -136,6 +142,7 @@ class _Search(Generic[State]):
                     self._expand(state, following)
                 level = following
                 depth += bool(level)
+            self._check_ends()
         except ModelFault as error:
             return self._result(0, len(level), _FaultError(str(error), (error.label,)))
         except _FaultError as found:
@@ -151,17 +158,35 @@ class _Search(Generic[State]):
             for _, after in self._model.steps(state):
                 stuck = False
                 self._transitions += 1
-                self._see(after, state, following)
+                canonical = self._model.canonical(after)
+                self._see(canonical, state, following)
+                if self._leading is not None:
+                    self._leading.setdefault(canonical, []).append(state)
         except ModelFault as error:
             labels, here = self._path(state)
             raise self._raised(labels, here, error) from None
-        if stuck and not self._model.is_end(state):
+        if stuck and self._model.is_end(state):
+            self._ends.append(state)
+        elif stuck:
             labels, _ = self._path(state)
             raise _FaultError("nothing can happen any more, and it is not the end", labels)
 
-    def _see(self, state: State, before: State | None, level: list[State]) -> None:
-        """Add the canonical state to `level`, if it is new."""
-        canonical = self._model.canonical(state)
+    def _check_ends(self) -> None:
+        """That an end can be reached from every state."""
+        if self._leading is None:
+            return
+        leading, reached = list(self._ends), set(self._ends)
+        while leading:
+            for state in self._leading.get(leading.pop(), ()):
+                if state not in reached:
+                    reached.add(state)
+                    leading.append(state)
+        lost = [state for state in self._before if state not in reached]
+        if lost:
+            raise _FaultError("things happen for ever, and none leads to an end", self._path(lost[-1])[0])
+
+    def _see(self, canonical: State, before: State | None, level: list[State]) -> None:
+        """Add a canonical state to `level`, if it is new."""
         if canonical in self._before:
             return
         self._before[canonical] = before

@@ -10,7 +10,6 @@ are not alone in a run, for a run that nobody is in.
 
 from __future__ import annotations
 
-import itertools
 from bisect import insort
 
 from dagexec.scheduler.run.engine import NativeRun, PoolMemory
@@ -45,7 +44,7 @@ class Roster:
         self.virtual_time = 0.0
         self._native: list[Run] = []  # with workers inside, in machine code; they may leave something behind unseen
         self._prioritized = False  # some run had a priority of its own
-        self._orders = itertools.count()
+        self._admitted = 0
 
     @property
     def is_empty(self) -> bool:
@@ -54,7 +53,8 @@ class Roster:
 
     def admit(self, run: Run) -> None:
         """A run has come."""
-        run.order = next(self._orders)
+        run.order = self._admitted
+        self._admitted += 1
         if isinstance(run.machine, NativeRun):
             run.machine.belong_to(self.memory, min(run.width, self.num_workers))
         if run.priority:

@@ -128,6 +128,34 @@ def test_a_budget_ends_the_search_which_says_how_far_it_got_and_does_not_hold(bu
     assert search(model).states == 4**5
 
 
+class GivesBack(TakesLocks):
+    """A thread that cannot have its second lock gives the first one back, and tries again."""
+
+    def steps(self, state: Held) -> Iterator[tuple[str, Held]]:
+        yield from super().steps(state)
+        for number, held in enumerate(state):
+            if held and held != (-1,) and len(held) == 1:
+                yield f"thread {number} gives back", (*state[:number], (), *state[number + 1 :])
+
+
+class SpinsForEver(TakesLocks):
+    """Two threads that each have a lock look for the other one for ever."""
+
+    def steps(self, state: Held) -> Iterator[tuple[str, Held]]:
+        yield from super().steps(state)
+        if all(len(held) == 1 and held != (-1,) for held in state):
+            yield "looks", state
+
+
+def test_what_can_go_on_for_ever_is_found_only_where_no_end_can_be_reached() -> None:
+    orders = [(0, 1), (1, 0)]
+    assert search(GivesBack(orders), must_end=True).holds
+    assert search(SpinsForEver(orders)).holds
+    found = search(SpinsForEver(orders), must_end=True)
+    assert found.fault == "things happen for ever, and none leads to an end"
+    assert sorted(found.path) == ["thread 0", "thread 1"]
+
+
 class WrongSymmetry:
     """1 is taken for 0, but 2 comes after 0 only."""
 
