@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,8 +16,9 @@ from rich.text import Text
 from dagexec.analysis.comparison import random_feeds
 from dagexec.analysis.state_space import RunSpace, search_runs
 from dagexec.cli.arguments import OptimizeOption, SetOption, parse_arguments
+from dagexec.cli.check_foreign import check_foreign
 from dagexec.cli.completion import complete_net_type
-from dagexec.cli.feeds import AllowIoOption, JsonOption, ModelArgument, ShapeOption, read_model, with_shapes
+from dagexec.cli.feeds import AllowIoOption, JsonOption, OptionalModelArgument, ShapeOption, read_model, with_shapes
 from dagexec.cli.json_output import print_json
 from dagexec.cli.reports import ReportOption, write_report
 from dagexec.errors import SettingError
@@ -32,7 +34,11 @@ _NOT_PROVEN = 1
 
 
 def check_command(
-    model: ModelArgument,
+    model: OptionalModelArgument = None,
+    graph: Annotated[
+        Path | None,
+        typer.Option("--graph", metavar="FILE", help="In place of MODEL, a graph of another system: docs/hazards.md."),
+    ] = None,
     net_type: Annotated[
         str, typer.Option("--net-type", help="simple, dag or async_dag.", autocompletion=complete_net_type)
     ] = "async_dag",
@@ -61,9 +67,16 @@ def check_command(
 ) -> None:
     """Prove that every schedule of MODEL orders all conflicting accesses; otherwise list violations, exit status 1.
 
+    With --graph, prove the same of a graph of operators, threads, streams and events, whichever system runs it.
     With --exhaustive, look at every state of a run as well, and stop it in each: no deadlock, no task lost or done
     twice or begun too early; otherwise list the events that lead there, exit status 1.
     """
+    if graph is not None and model is None:
+        if not check_foreign(graph, as_json):
+            raise typer.Exit(_NOT_PROVEN)
+        return
+    if model is None or graph is not None:
+        raise SettingError("give either MODEL or --graph FILE")
     if report is not None:
         check_report(report)
     loaded, shapes = with_shapes(read_model(model, allow_io, device), shape or ())
@@ -100,9 +113,9 @@ def check_command(
         for space in spaces:
             _print_space(space)
     if report is not None:
-        graph = GraphSection(plan, missing=missing_edges(proof, plan.graph))
+        section = GraphSection(plan, missing=missing_edges(proof, plan.graph))
         lines = (f"{net_type} on {device}: {proof.operators} operators in {proof.chains} chains",)
-        write_report(Report(loaded.name, lines, [HazardsSection(proof, plan.graph), graph]), report)
+        write_report(Report(loaded.name, lines, [HazardsSection(proof, plan.graph), section]), report)
     if not proof.holds or any(space.found.fault is not None for space in spaces):
         raise typer.Exit(_NOT_PROVEN)
 

@@ -24,16 +24,15 @@ from dagexec.errors import ArgumentError, FeedError
 from dagexec.pipelines import load_pipeline
 from dagexec.serving.model_source import load_model
 
-ModelArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL",
-        help="A .onnx file, a folder with init_net.pb and predict_net.pb, a NetDef file, zoo:NAME, or a .toml "
-        "file that describes a pipeline, with Python functions that are called.",
-        show_default=False,
-        autocompletion=complete_model,
-    ),
-]
+_MODEL = typer.Argument(
+    metavar="MODEL",
+    help="A .onnx file, a folder with init_net.pb and predict_net.pb, a NetDef file, zoo:NAME, or a .toml "
+    "file that describes a pipeline, with Python functions that are called.",
+    show_default=False,
+    autocompletion=complete_model,
+)
+ModelArgument = Annotated[str, _MODEL]
+OptionalModelArgument = Annotated[str | None, _MODEL]
 AllowIoOption = Annotated[
     bool,
     typer.Option(

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 from dagexec.core.graph import Graph, Hazard
-from dagexec.scheduler.hazards.accesses import Accesses, named_accesses, prepared_accesses, touched_memory
+from dagexec.scheduler.hazards.accesses import Accesses, Resource, named_accesses, prepared_accesses, touched_memory
 from dagexec.scheduler.hazards.happens_before import HappensBefore
 from dagexec.scheduler.hazards.overwriting import Overwritten, find_overwritten
 from dagexec.scheduler.hazards.pieces import PieceFault, check_pieces
@@ -116,22 +116,24 @@ def check_plan(
     order = HappensBefore(plan, synchronization, streams, finished=finished)
     graph, guards = plan.graph, synchronization.guards
     unordered = [_fault(plan, *fault) for fault in order.faults]
-    pairs = contested = 0
+    asked: list[tuple[Resource, str | None, Pair]] = []
+    contested = 0
     for number, users in enumerate(touched.users()):
         resource = touched.resources[number]
         mutex = _common_mutex(users, guards) if resource.exclusive else None
         found = _turns(users, guards, mutex) if resource.exclusive else conflicts(users, number, touched)
         contested += bool(found)
-        pairs += len(found)
-        for earlier, later, kind in found:
-            if order.before(earlier, later) or (mutex in guards[earlier] and mutex in guards[later]):
-                continue
-            missing = (
-                _missing_turn(earlier, later, mutex or resource.name, graph, guards)
-                if resource.exclusive
-                else order.missing(earlier, later)
-            )
-            unordered.append(UnorderedAccesses(resource.name, kind, graph.label(earlier), graph.label(later), missing))
+        asked += [(resource, mutex, pair) for pair in found]
+    ordered = order.ordered({(earlier, later) for _, _, (earlier, later, _) in asked})
+    for resource, mutex, (earlier, later, kind) in asked:
+        if (earlier, later) in ordered or (mutex in guards[earlier] and mutex in guards[later]):
+            continue
+        missing = (
+            _missing_turn(earlier, later, mutex or resource.name, graph, guards)
+            if resource.exclusive
+            else order.missing(earlier, later)
+        )
+        unordered.append(UnorderedAccesses(resource.name, kind, graph.label(earlier), graph.label(later), missing))
     return Proof(
         operators=len(graph),
         chains=sum(1 for chain in plan.chains if chain),
@@ -140,7 +142,7 @@ def check_plan(
         waits=sum(map(len, synchronization.waits)),
         guards=dict(Counter(name for row in guards for name in row)),
         resources=contested,
-        pairs_checked=pairs,
+        pairs_checked=len(asked),
         unordered=tuple(unordered),
     )
 

@@ -20,10 +20,11 @@ of chains to streams, and what it leaves open is open in one of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from dagexec.core.device import CPU
+from dagexec.core.device import CPU, Device
 from dagexec.errors import CycleError
+from dagexec.scheduler.hazards.reachability import joined
 from dagexec.scheduler.plan.plan import Plan
 from dagexec.scheduler.plan.synchronization import Synchronization
 
@@ -31,8 +32,8 @@ from dagexec.scheduler.plan.synchronization import Synchronization
 class HappensBefore:
     """The order of the operators of a plan, with all that a synchronization adds to it.
 
-    Sets of chains are integers, bit c for chain c: O(chains + dependencies) operations on n/64 words each. In all
-    they take 3 n * n / 8 bytes at most: 38 MB for 10,000 chains.
+    For each chain there are nodes for its launch and its end, and one for each device that says when what was launched
+    there by then is done, where a device has one stream.
 
     Attributes:
         faults: waits that fail at run time, as (recording chain, waiting chain, why).
@@ -56,20 +57,31 @@ class HappensBefore:
             for place, operator in enumerate(chain):
                 self._place[operator] = place
         count = len(plan.chains)
-        self._devices = (CPU,) * count if finished else synchronization.devices
+        devices = (CPU,) * count if finished else synchronization.devices
         self.faults: list[tuple[int, int, str]] = []
-        self._done = self._find_done(one_stream=streams == 1)
+        self._end = [0] * count  # the node of each chain's end
+        self._before = self._nodes(devices, one_stream=streams == 1)
 
-    def before(self, earlier: int, later: int) -> bool:
-        """True when operator `earlier` is done before operator `later` begins, in every schedule."""
-        first, second = self._chain_of[earlier], self._chain_of[later]
-        if first == second:
-            return self._place[earlier] < self._place[later]
-        return bool(self._done[second] >> first & 1)
+    def ordered(self, pairs: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
+        """Those pairs (a, b) of operators of which a is done before b begins, in every schedule."""
+        found, between = set(), {}
+        for pair in pairs:
+            first, second = self._chain_of[pair[0]], self._chain_of[pair[1]]
+            if first != second:
+                between[pair] = (self._end[first], self._end[second])
+            elif self._place[pair[0]] < self._place[pair[1]]:
+                found.add(pair)
+        known = joined(self._before, set(between.values()))
+        return found | {pair for pair, ends in between.items() if ends in known}
 
-    def chain_before(self, earlier: int, later: int) -> bool:
-        """True when chain `earlier` is done before chain `later` begins, in every schedule."""
-        return bool(self._done[later] >> earlier & 1)
+    def chains_after(self, chain: int) -> set[int]:
+        """The chains that begin, in every schedule, when `chain` is done."""
+        first = self._end[chain]
+        after = bytearray(len(self._before))
+        after[first] = 1
+        for node in range(first + 1, len(self._before)):
+            after[node] = any(after[before] for before in self._before[node])
+        return {other for other, end in enumerate(self._end) if after[end] and other != chain}
 
     def missing(self, earlier: int, later: int) -> str:
         """What would have to be added so that operator `earlier` came before operator `later`, in words."""
@@ -77,12 +89,13 @@ class HappensBefore:
         if first == last:
             return f"chain {first} has the two in the other order"
         leading = self._leading_to(last)
-        if not leading >> first & 1:
+        if first not in leading:
             return f"chain {last} must depend on chain {first}: no dependency leads from the one to the other"
+        after = self.chains_after(first)
         for chain in self.order:  # the first place where a path of dependencies loses the order
-            if leading >> chain & 1 and (chain == first or self.chain_before(first, chain)):
+            if chain in leading and (chain == first or chain in after):
                 for child in self.plan.children[chain]:
-                    if leading >> child & 1 and not self.chain_before(first, child):
+                    if child in leading and child not in after:
                         return self._missing_between(chain, child)
         raise AssertionError(f"chain {first} comes before chain {last}")
 
@@ -91,50 +104,52 @@ class HappensBefore:
             return f"chain {child} must wait for the event of chain {parent}"
         return f"chain {parent} never records its event, which chain {child} waits for"
 
-    def _leading_to(self, chain: int) -> int:
+    def _leading_to(self, chain: int) -> set[int]:
         """The chains from which dependencies lead to `chain`, with itself."""
-        found = 1 << chain
+        found = {chain}
         for other in reversed(self.order):
-            if any(found >> child & 1 for child in self.plan.children[other]):
-                found |= 1 << other
+            if not found.isdisjoint(self.plan.children[other]):
+                found.add(other)
         return found
 
-    def _find_done(self, *, one_stream: bool) -> list[int]:
-        """For each chain, the chains that are done when it begins."""
-        devices, records = self._devices, self.synchronization.records
-        waits = self.synchronization.waits
-        found = [0] * len(self.order)
-        launched = [0] * len(self.order)  # the chains that are done when this one is launched
-        ancestors = [0] * len(self.order)  # the chains that are launched by then
-        queued: list[dict[object, int]] = [{} for _ in self.order]  # one stream: done when its last chain so far is
+    def _nodes(self, devices: Sequence[Device], *, one_stream: bool) -> list[list[int]]:
+        """For each node, those that come before it."""
+        launched_first = self._launched_first()
+        nodes: list[list[int]] = []
+        launch = [0] * len(self.order)
+        queued: list[dict[Device, int]] = [{} for _ in self.order]  # the nodes of the devices with one stream
         for chain in self.order:
-            device = devices[chain]
-            at_launch = 0
-            for parent in self.parents[chain]:
-                at_launch |= (found[parent] | 1 << parent) if devices[parent] == CPU else launched[parent]
-                ancestors[chain] |= ancestors[parent] | 1 << parent
-            at_start = 0
-            for parent in waits[chain]:
-                if not records[parent]:
+            device, parents = devices[chain], self.parents[chain]
+            at_launch = [self._end[parent] if devices[parent] == CPU else launch[parent] for parent in parents]
+            at_start: list[int] = []
+            for parent in self.synchronization.waits[chain]:
+                if not self.synchronization.records[parent]:
                     self.faults.append((parent, chain, f"chain {parent} never records its event"))
-                    continue
-                if not ancestors[chain] >> parent & 1:
+                elif (parent, chain) not in launched_first:
                     self.faults.append((parent, chain, f"chain {chain} may be launched before chain {parent}"))
-                    continue
-                if devices[parent].kind == device.kind:
-                    at_start |= found[parent] | 1 << parent
                 else:
-                    at_launch |= found[parent] | 1 << parent
+                    (at_start if devices[parent].kind == device.kind else at_launch).append(self._end[parent])
+            launch[chain] = len(nodes)
+            nodes.append(at_launch)
+            self._end[chain] = len(nodes)
+            nodes.append([launch[chain], *at_start])
             if one_stream:
-                for parent in self.parents[chain]:
-                    for place, done in queued[parent].items():
-                        queued[chain][place] = queued[chain].get(place, 0) | done
-                at_start |= queued[chain].get(device, 0)
-            launched[chain] = at_launch
-            found[chain] = at_launch | at_start
-            if one_stream and device != CPU:
-                queued[chain][device] = found[chain] | 1 << chain
-        return found
+                nodes[-1] += [queued[parent][device] for parent in parents if device in queued[parent]]
+                for other in {device, *(one for parent in parents for one in queued[parent])} - {CPU}:
+                    queued[chain][other] = len(nodes)
+                    nodes.append([queued[parent][other] for parent in parents if other in queued[parent]])
+                    if other == device:
+                        nodes[-1].append(self._end[chain])
+        return nodes
+
+    def _launched_first(self) -> set[tuple[int, int]]:
+        """The pairs (recording chain, waiting chain) of which the first is surely launched before the second."""
+        place = [0] * len(self.order)
+        for number, chain in enumerate(self.order):
+            place[chain] = number
+        waits = [(place[parent], place[chain]) for chain in self.order for parent in self.synchronization.waits[chain]]
+        known = joined([[place[parent] for parent in self.parents[chain]] for chain in self.order], waits)
+        return {(self.order[first], self.order[last]) for first, last in known}
 
 
 def _parents(children: Sequence[Sequence[int]]) -> list[list[int]]:

@@ -34,7 +34,7 @@ def unordered_by_all_pairs(order: HappensBefore, accesses: Accesses, guards: Seq
         written = set(accesses.writes[first]) | set(accesses.writes[second])
         for number in touched[0] & touched[1] & written:
             turns = accesses.resources[number].exclusive and set(guards[first]) & set(guards[second])
-            if not turns and not order.before(first, second):
+            if not turns and not order.ordered([(first, second)]):
                 return True
     return False
 

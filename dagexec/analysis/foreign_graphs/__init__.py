@@ -1,0 +1,5 @@
+"""Graphs of other systems as files, for the proof of `dagexec check --graph` (docs/hazards.md)."""
+
+from dagexec.analysis.foreign_graphs.read import read_graph
+
+__all__ = ["read_graph"]

@@ -1,0 +1,244 @@
+"""Graphs of other systems: operators on threads and streams, with events; the same proof as for nets (`check`).
+
+Here the stream of each operator is known, so what is launched on one stream is done in the order of the launches:
+
+    thread    operators that one host thread launches are launched in list order
+    host      an operator without a stream is done before its thread goes on
+    after     an operator is launched after those it comes after are launched; after they are done, if of the host
+    stream    what is launched on one stream, one surely after the other, is done in that order
+    event     an operator that waits for an event begins when what was recorded is done; on the host its thread waits
+
+The list is the order that is meant: what a reader should find is what the last writer before it in the list wrote.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from dagexec.core.graph import Hazard
+from dagexec.errors import ResourceError
+from dagexec.platform.garbage_collection import garbage_collection_paused
+from dagexec.scheduler.hazards.accesses import Accesses, Resource
+from dagexec.scheduler.hazards.check import Proof, UnorderedAccesses, conflicts
+from dagexec.scheduler.hazards.reachability import joined
+
+_MAX_STRETCHES = 20_000_000
+_MAX_ROUNDS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignOperator:
+    """One operator, or a call that only records or waits.
+
+    Attributes:
+        name: how findings call it.
+        reads, writes: memories by name.
+        stream: where it is done, after it was launched; None on the host, by its thread.
+        thread: the host thread that launches it.
+        after: operators, by their place in the list, which come before in it.
+        waits: events; each as it was last recorded before in the list.
+        records: events that are recorded behind it.
+    """
+
+    name: str
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+    stream: str | None = None
+    thread: str = "main"
+    after: tuple[int, ...] = ()
+    waits: tuple[str, ...] = ()
+    records: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        where = f"stream {self.stream!r}" if self.stream is not None else f"thread {self.thread!r}"
+        return f"operator {self.name!r} on {where}"
+
+
+@dataclass(frozen=True, slots=True)
+class ByteRange:
+    """Bytes from `low` up to `high` of a space that memories share."""
+
+    space: str
+    low: int
+    high: int
+
+
+@dataclass(frozen=True)
+class ForeignGraph:
+    """Operators in the order that is meant, and the memories that lie in a common space; others lie apart."""
+
+    name: str
+    operators: tuple[ForeignOperator, ...]
+    memories: Mapping[str, ByteRange] = field(default_factory=dict)
+
+
+def check_graph(graph: ForeignGraph) -> Proof:
+    """Prove that all conflicting accesses of `graph` are ordered, or find those that are not.
+
+    Raises ResourceError when memories overlap in too many places.
+    """
+    with garbage_collection_paused():
+        return _check(graph)
+
+
+def _check(graph: ForeignGraph) -> Proof:
+    operators = graph.operators
+    order = _Order(operators)
+    accesses = _accesses(graph)
+    found = [
+        (resource, *pair)
+        for resource, users in enumerate(accesses.users())
+        for pair in conflicts(users, resource, accesses)
+    ]
+    pairs = {(earlier, later): (_done(earlier), _done(later)) for _, earlier, later, _ in found}
+    ordered = joined(order.predecessors, pairs.values())
+    unordered = {
+        (earlier, later, kind): UnorderedAccesses(
+            accesses.resources[resource].name, kind, str(operators[earlier]), str(operators[later]),
+            _missing(operators[earlier], operators[later]),
+        )
+        for resource, earlier, later, kind in reversed(found)  # of several resources, the first is shown
+        if pairs[earlier, later] not in ordered
+    }  # fmt: skip
+    return Proof(
+        operators=len(operators),
+        chains=len({one.stream if one.stream is not None else (one.thread,) for one in operators}),
+        dependencies=sum(len(one.after) for one in operators),
+        events=sum(len(one.records) for one in operators),
+        waits=sum(len(one.waits) for one in operators),
+        guards={},
+        resources=len({resource for resource, *_ in found}),
+        pairs_checked=len(found),
+        unordered=(*order.faults, *(unordered[key] for key in sorted(unordered, key=lambda key: key[:2]))),
+    )
+
+
+def _launched(operator: int) -> int:
+    return 2 * operator
+
+
+def _done(operator: int) -> int:
+    return 2 * operator + 1
+
+
+class _Order:
+    """The launch and the end of every operator as nodes: by node, those that surely come before.
+
+    Attributes:
+        predecessors: of `_launched(operator)` and `_done(operator)`.
+        faults: waits for events that another thread may record later.
+    """
+
+    def __init__(self, operators: Sequence[ForeignOperator]) -> None:
+        self._operators = operators
+        self.predecessors: list[list[int]] = [[] for _ in range(2 * len(operators))]
+        self._open: list[tuple[int, int, int]] = []  # that a node follows an operator's end, if both are launched so
+        last_of_thread: dict[str, int] = {}
+        last_on_stream: dict[str, int] = {}
+        last_of_both: dict[tuple[str, str], int] = {}
+        recorded: dict[str, int] = {}
+        waits: dict[tuple[int, int, int], str] = {}
+        for index, operator in enumerate(operators):
+            thread, stream = operator.thread, operator.stream
+            launch = self.predecessors[_launched(index)]
+            launch.extend(self._issued(before) for before in operator.after)
+            if thread in last_of_thread:
+                launch.append(self._issued(last_of_thread[thread]))
+            self.predecessors[_done(index)].append(_launched(index))
+            waiting = _launched(index) if stream is None else _done(index)
+            for event in operator.waits:
+                recorder = recorded[event]
+                if operators[recorder].thread == thread:
+                    self.predecessors[waiting].append(_done(recorder))
+                else:
+                    waits[recorder, index, waiting] = event
+            if stream is not None:
+                if (thread, stream) in last_of_both:
+                    self.predecessors[_done(index)].append(_done(last_of_both[thread, stream]))
+                before = last_on_stream.get(stream, index)
+                if operators[before].thread != thread:
+                    self._open.append((before, index, _done(index)))
+                last_on_stream[stream] = last_of_both[thread, stream] = index
+            last_of_thread[thread] = index
+            recorded.update(dict.fromkeys(operator.records, index))
+        self._open += waits
+        self._close()
+        left = set(self._open)
+        self.faults = [self._fault(*key[:2], event) for key, event in waits.items() if key in left]
+
+    def _issued(self, operator: int) -> int:
+        """The node after which its thread goes on."""
+        return _done(operator) if self._operators[operator].stream is None else _launched(operator)
+
+    def _close(self) -> None:
+        """Add what holds if one launch surely comes after another one; what is added may order further launches."""
+        for _ in range(_MAX_ROUNDS):
+            if not self._open:
+                return
+            ordered = joined(self.predecessors, {(_launched(first), _launched(last)) for first, last, _ in self._open})
+            still = []
+            for first, last, node in self._open:
+                if (_launched(first), _launched(last)) in ordered:
+                    self.predecessors[node].append(_done(first))
+                else:
+                    still.append((first, last, node))
+            if len(still) == len(self._open):
+                return
+            self._open = still
+
+    def _fault(self, recorder: int, waiter: int, event: str) -> UnorderedAccesses:
+        earlier, later = self._operators[recorder], self._operators[waiter]
+        return UnorderedAccesses(
+            f"event {event!r}", Hazard.CONTROL, str(earlier), str(later),
+            f"thread {later.thread!r} may wait before thread {earlier.thread!r} has launched what it waits for",
+        )  # fmt: skip
+
+
+def _accesses(graph: ForeignGraph) -> Accesses:
+    """Memories as resources; those in a common space are cut where any of them begins or ends."""
+    used = dict.fromkeys(name for one in graph.operators for name in (*one.reads, *one.writes))
+    cuts: dict[str, set[int]] = {}
+    for name in used:
+        if name in graph.memories:
+            part = graph.memories[name]
+            cuts.setdefault(part.space, set()).update((part.low, part.high))
+    resources: list[Resource] = []
+    first: dict[str, int] = {}
+    ends = {space: sorted(found) for space, found in cuts.items()}
+    for space, found in ends.items():
+        first[space] = len(resources)
+        resources += [Resource(f"bytes {low:,} to {high:,} of {space!r}") for low, high in pairwise(found)]
+    numbers: dict[str, tuple[int, ...]] = {}
+    stretches = 0
+    for name in used:
+        if name in graph.memories:
+            part = graph.memories[name]
+            places = [first[part.space] + bisect_left(ends[part.space], end) for end in (part.low, part.high)]
+            stretches += places[1] - places[0]
+            if stretches > _MAX_STRETCHES:
+                raise ResourceError(f"graph {graph.name!r}: memories overlap in more than {_MAX_STRETCHES:,} places")
+            numbers[name] = tuple(range(*places))
+        else:
+            numbers[name] = (len(resources),)
+            resources.append(Resource(f"memory {name!r}"))
+    return Accesses(
+        tuple(resources),
+        tuple(_numbers(one.reads, numbers) for one in graph.operators),
+        tuple(_numbers(one.writes, numbers) for one in graph.operators),
+    )
+
+
+def _numbers(names: Sequence[str], numbers: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+    if len(names) == 1:
+        return numbers[names[0]]
+    return tuple(sorted({number for name in names for number in numbers[name]}))
+
+
+def _missing(earlier: ForeignOperator, later: ForeignOperator) -> str:
+    if earlier.stream is None:
+        return f"{later.name!r} must be launched after {earlier.name!r}, as it is of thread {earlier.thread!r}"
+    event = f"event {earlier.records[0]!r}" if earlier.records else f"an event that is recorded behind {earlier.name!r}"
+    return f"{later.name!r} must wait for {event}"
