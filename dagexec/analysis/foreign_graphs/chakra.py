@@ -210,7 +210,7 @@ def _graph(name: str, nodes: Iterable[_Node]) -> ForeignGraph:
             writes,
             stream=str(row.stream) if on_stream else None,
             thread=f"stream {row.stream}" if on_stream else f"node {row.number}",
-            after=tuple(places[one] for one in row.after if streams[one] is None),
+            after=tuple(places[one] for one in row.after),
             waits=tuple(str(one) for one in row.after if streams[one] is not None),
             records=(str(row.number),) if on_stream else (),
         )

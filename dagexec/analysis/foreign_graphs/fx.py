@@ -110,6 +110,10 @@ class _Reader:
         self._recorded: set[str] = set()
 
     def read(self, rows: list[Any]) -> ForeignGraph:
+        for row in rows:  # the first that leaves the ambient stream says which that is
+            if isinstance(row, dict) and row.get("args") and str(row.get("target")).endswith("streams.fork.default"):
+                self._current = self._stream(row["args"][0])
+                break
         for place, row in enumerate(rows):
             if (
                 not isinstance(row, dict)
