@@ -13,11 +13,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar, cast
 
 from dagexec.core.operator import nothing_to_do
 from dagexec.errors import DagexecError, RunCancelledError
 from dagexec.scheduler.exploration.state_search import ModelFault
+from dagexec.scheduler.run.engine import NativeRun, PoolMemory
 from dagexec.scheduler.run.fair_share import Share
 from dagexec.scheduler.run.machine import Machine, TaskGraph
 from dagexec.scheduler.run.roster import Roster
@@ -86,7 +87,7 @@ class Pool:
         other.runs = [_twin(run) for run in self.runs]
         runs = dict(zip(map(id, self.runs), other.runs, strict=True))
         for run in other.runs:
-            run.machine, run.secondary = _machine(run).copy(), []
+            run.machine, run.secondary = _decider(run).copy(), []
             run.share = None if run.share is None else other.shares[self.shares.index(run.share)]
         other.workers = [_twin(worker) for worker in self.workers]
         workers = dict(zip(map(id, self.workers), other.workers, strict=True))
@@ -94,12 +95,15 @@ class Pool:
             worker.run = None if worker.run is None else runs[id(worker.run)]
         other.roster.workers = [workers[id(worker)] for worker in self.roster.workers]
         other.roster.idle = [workers[id(worker)] for worker in self.roster.idle]
+        other.roster._native = [runs[id(run)] for run in self.roster._native]
+        other.roster.memory = _twin(self.roster.memory)
+        other.roster.memory._words = self.roster.memory._words.copy()
         other.roster.runs = [(*row[:3], runs[id(row[3])]) for row in self.roster.runs]
         other.threads, other.woken, other.told = self.threads[:], self.woken[:], self.told[:]
         return other
 
 
-Slotted = TypeVar("Slotted", Run, Worker)
+Slotted = TypeVar("Slotted", Run, Worker, PoolMemory)
 
 
 def _twin(one: Slotted) -> Slotted:
@@ -107,6 +111,16 @@ def _twin(one: Slotted) -> Slotted:
     for name in one.__slots__:
         setattr(other, name, getattr(one, name))
     return other
+
+
+class Decider(Protocol):
+    """What says what is taken in a run."""
+
+    def copy(self) -> Machine | NativeRun:
+        """Another one in the same state."""
+
+    def state(self) -> Hashable:
+        """All that what comes next depends on."""
 
 
 class PoolState:
@@ -146,6 +160,7 @@ def _key(pool: Pool, workers: int) -> Hashable:
         tuple(map(_run_key, pool.runs)),
         tuple(row[2] for row in roster.runs),
         tuple((share._finish, share._start, share._usual) for share in pool.shares),
+        tuple(roster.memory._words.tolist()),
         (roster.inside, roster.virtual_time, len(roster.workers), pool.closed, pool.failures),
         tuple(pool.told),
     )
@@ -153,16 +168,20 @@ def _key(pool: Pool, workers: int) -> Hashable:
 
 def _run_key(run: Run) -> Hashable:
     flags = run.stopped, run.interrupted, run.over, run.listed
-    return run.active, run.order, run.start_tag, run.advance, flags, _machine(run).state()
+    return run.active, run.order, run.start_tag, run.advance, flags, _decider(run).state()
 
 
 Event = Callable[[Pool, int], None]
 
-_ON_THE_WAY = ("look", "awake", "enter", "tell", "charge", "uncount")
-
 
 class PoolStates:
-    """The states of a pool whose threads want some runs."""
+    """The states of a pool whose threads want some runs.
+
+    Attributes:
+        on_the_way: where threads are that will soon look for something, and wake others if there is more.
+    """
+
+    on_the_way: tuple[str, ...] = ("look", "awake", "enter", "tell", "charge", "uncount")
 
     def __init__(
         self,
@@ -187,6 +206,7 @@ class PoolStates:
         runs = []
         for number, job in enumerate(self._jobs):
             run = Run(f"run {number}", Work(job.graph, ()), lambda *_: "it", nothing_to_do, job.priority)
+            run.machine = self._new_run(job.graph)
             run.share = None if job.user is None else shares[users.index(job.user)]
             run.order = -1
             runs.append(run)
@@ -199,6 +219,9 @@ class PoolStates:
         woken, told = [False] * self._workers, [0] * len(runs)
         pool = Pool(roster, runs, shares, workers, threads, woken, told, failures=self._failures)
         yield PoolState(pool, self._workers)
+
+    def _new_run(self, graph: TaskGraph) -> Machine | NativeRun:
+        return Machine(graph)
 
     def steps(self, state: PoolState) -> Iterator[tuple[str, PoolState]]:
         """What any thread may do next. Raises ModelFault for what must not happen."""
@@ -398,7 +421,7 @@ class PoolStates:
         for number, run in enumerate(pool.runs):
             if run.active != sum(one is run for one in inside):
                 return f"run {number} counts {run.active} threads in it, and {sum(one is run for one in inside)} are"
-        if any(thread.at in _ON_THE_WAY or thread.wakes >= 0 for thread in threads):
+        if any(thread.at in self.on_the_way or thread.wakes >= 0 for thread in threads):
             return None
         asleep = [number for number, thread in enumerate(threads) if thread.at == "asleep"]
         if not asleep or any(pool.woken[number] for number in asleep):
@@ -429,6 +452,10 @@ class PoolStates:
 def _is_waiting(pool: Pool, run: Run) -> bool:
     """True where a worker that is outside all runs may enter `run`."""
     return run.order >= 0 and run.has_place() and (not run.active or pool.roster.inside < pool.roster.num_workers)
+
+
+def _decider(run: Run) -> Decider:
+    return cast(Decider, run.machine)
 
 
 def _machine(run: Run) -> Machine:
