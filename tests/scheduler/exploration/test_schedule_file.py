@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -14,7 +15,9 @@ from pathlib import Path
 import pytest
 
 from dagexec.errors import StorageError
-from dagexec.scheduler.exploration import explore, explore_seeds
+from dagexec.platform.threads import threads
+from dagexec.scheduler.exploration import ExploredSchedule, explore, explore_seeds
+from dagexec.scheduler.exploration.event_loop import run
 from dagexec.scheduler.exploration.fewest import fewest_preemptions
 from dagexec.scheduler.exploration.schedule_file import read_schedule, write_schedule
 from tests.scheduler.exploration.test_exploration import lost_update
@@ -22,7 +25,29 @@ from tests.scheduler.exploration.test_exploration_device import CROSS, WithoutWa
 from tests.scheduler.exploration.test_exploration_pool import TwoStepPool
 from tests.scheduler.scenarios import DIAMOND, pool_scenario
 
+
+def on_an_event_loop() -> None:
+    """Two tasks have threads add to a number, which they read and write under a lock, but not both at once."""
+    lock, number = threads().lock(), [0]
+
+    def add() -> None:
+        with lock:
+            seen = number[0]
+        with lock:
+            number[0] = seen + 1
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        async with asyncio.TaskGroup() as group:
+            for _ in range(2):
+                group.create_task(asyncio.wait_for(loop.run_in_executor(None, add), 5))
+
+    run(main)
+    assert number[0] == 2, "an update is lost"
+
+
 SCENARIOS = {
+    "event loop": on_an_event_loop,
     "lost update": lost_update,
     "pool": pool_scenario(DIAMOND, 2, TwoStepPool),
     "device": device_scenario(CROSS, net_class=WithoutWaits),
@@ -33,11 +58,16 @@ import json, sys
 from pathlib import Path
 from dagexec.scheduler.exploration import explore
 from dagexec.scheduler.exploration.schedule_file import read_schedule
-from tests.scheduler.exploration.test_schedule_file import SCENARIOS
+from tests.scheduler.exploration.test_schedule_file import SCENARIOS, told
 for name, path in zip(SCENARIOS, sys.argv[1:]):
-    found = explore(SCENARIOS[name], read_schedule(Path(path)))
-    print(json.dumps([type(found.failure).__name__, [f"{event.thread}: {event.kind}" for event in found.trace]]))
+    print(json.dumps(told(explore(SCENARIOS[name], read_schedule(Path(path))))))
 """
+
+
+def told(schedule: ExploredSchedule[object]) -> list[object]:
+    """How it failed, and its steps but for rounds of an event loop: asyncio needs more of them in some versions."""
+    steps = [f"{event.thread}: {event.kind}" for event in schedule.trace if event.resource != "run callbacks"]
+    return [type(schedule.failure).__name__, steps]
 
 
 @pytest.mark.slow
@@ -49,8 +79,7 @@ def test_schedules_fail_again_in_another_process_with_other_hashes(tmp_path: Pat
         shrunk = fewest_preemptions(scenario, failed, most=300)
         paths.append(tmp_path / f"{number}.json")
         write_schedule(paths[-1], shrunk.deviations, timeouts=False, failure=str(failed.failure))
-        steps = [f"{event.thread}: {event.kind}" for event in shrunk.schedule.trace]
-        expected.append([type(failed.failure).__name__, steps])
+        expected.append(told(shrunk.schedule))
     for seed in "1", "2":
         ran = subprocess.run(
             [os.environ.get("DAGEXEC_OTHER_PYTHON", sys.executable), "-c", REPLAY, *map(str, paths)],
