@@ -10,6 +10,7 @@
 """
 
 from dagexec.analysis.comparison import random_feeds
+from dagexec.analysis.story import Story, explain
 from dagexec.core.stream import Kernel
 from dagexec.devices.sim import (
     Driver,
@@ -62,6 +63,7 @@ __all__ = [
     "ReplayStrategy",
     "SeededDriver",
     "SimSettings",
+    "Story",
     "Strategy",
     "ThreadDriver",
     "analytic_gradients",
@@ -72,6 +74,7 @@ __all__ = [
     "conforming",
     "controlled",
     "detecting",
+    "explain",
     "explore",
     "explore_all",
     "explore_once",

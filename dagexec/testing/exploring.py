@@ -13,8 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from dagexec.analysis.story import explain
 from dagexec.scheduler.exploration import Exploration, RandomStrategy, Strategy, explore_all
 from dagexec.scheduler.exploration.functions import Backend, controlled
+
+_EXPLAINING_SECONDS = 10.0
 
 Returned = TypeVar("Returned")
 Function = Callable[[], Returned] | Callable[[], Coroutine[Any, Any, Returned]]
@@ -28,9 +31,9 @@ def explore(
     Its threads, locks, queues, executors, timers and sleeps are the schedule's, those of dagexec as well, and so are
     asyncio and trio; a coroutine function runs on `backend`. What it uses must be made within it.
 
-    Raises what the first failing schedule raised, with notes that say how to repeat it: what `function` raises, what
-    one of its threads raises and does not catch, DeadlockError when nothing can go on, and DagexecError for what a
-    schedule cannot control (connections, processes). Raises ValueError when there is nothing to run.
+    Raises what the first failing schedule raised, with notes that tell its story and how to repeat it: what `function`
+    raises, what one of its threads raises and does not catch, DeadlockError when nothing can go on, and DagexecError
+    for what a schedule cannot control (connections, processes). Raises ValueError when there is nothing to run.
     """
     if schedules < 1:
         raise ValueError(f"schedules must be at least 1, found {schedules}")
@@ -61,6 +64,9 @@ def explore_seeds_of(
     with _noted(Path(folder or tempfile.gettempdir(), f"dagexec-explore-{os.getpid()}.txt")) as write:
         try:
             found = explore_all(scenario, strategies())
+            if found.failed is not None and found.failed.failure is not None:
+                _, *lines = explain(scenario, found.failed, seconds=_EXPLAINING_SECONDS).lines()
+                found.failed.failure.add_note("\n".join(lines))
             found.raise_failure()
         except BaseException as error:
             error.add_note(f"again: {repeat(running)}")

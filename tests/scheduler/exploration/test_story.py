@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from dagexec import testing
 from dagexec.analysis.story import Story, explain
 from dagexec.scheduler.exploration import ReplayStrategy, explore, explore_seeds
 from dagexec.scheduler.nets.async_dag import AsyncDAGNet
@@ -162,6 +164,31 @@ def test_a_race_in_code_without_nets_is_told_by_its_preemption() -> None:
     assert "although adder" in lines[-2]
     assert "could go on (acquire lock 1 (test_exploration.py:" in lines[-2]
     assert "it could only fail, by trial: all of 12 ways" in lines[-1]
+
+
+def test_what_testing_raises_tells_the_story() -> None:
+    def two_updates() -> None:
+        lock, number = threading.Lock(), [0]
+
+        def add() -> None:
+            with lock:
+                seen = number[0]
+            with lock:
+                number[0] = seen + 1
+
+        adders = [threading.Thread(target=add, name=f"adder {index}") for index in range(2)]
+        for adder in adders:
+            adder.start()
+        for adder in adders:
+            adder.join()
+        assert number[0] == 2
+
+    with pytest.raises(AssertionError) as caught:
+        testing.explore(two_updates)
+    story = caught.value.__notes__[0]
+    assert story.startswith("1 preemption in ")
+    assert "although adder" in story
+    assert "it could only fail, by trial" in story
 
 
 def test_what_does_not_repeat_itself_is_told_with_the_cause() -> None:
