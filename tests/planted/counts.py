@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dagexec.scheduler.exploration.pool_states import Job
 from dagexec.scheduler.run.executing import Executing
 from dagexec.scheduler.run.machine import Machine
 from dagexec.scheduler.run.pool import WorkerPool
@@ -12,6 +13,7 @@ from tests.planted.bug import Bug, Edit
 from tests.scheduler.scenarios import pool_scenario
 
 FAMILY = "counts"
+FORK = scenes.tasks([1, 1, 1], [[1, 2], [], []])
 
 BUGS = (
     Bug(
@@ -41,7 +43,7 @@ BUGS = (
                 "self._left = graph.__dict__.setdefault('left', list(graph.parent_counts))",
             ),
         ),
-        scenes.all_states([1, 1], [[1], []]),
+        scenes.all_states(scenes.tasks([1, 1], [[1], []])),
         "machine",
         "have a piece to take, but it says",
     ),
@@ -94,9 +96,9 @@ BUGS = (
         FAMILY,
         "a worker that leaves a run that failed still counts as one that is in a run",
         (Edit(Roster.leave, "self.inside -= not worker.depth", "self.inside -= not worker.depth and not run.error"),),
-        scenes.meeting(scenes.failed_run),
-        "schedules",
-        "deadlock",
+        scenes.all_pool_states([Job(FORK)], failures=1),
+        "machine",
+        "threads are in runs, but the roster counts",
         modeled_on="dask/distributed#5497: once a task had raised, every later computation on the cluster hung",
     ),
 )

@@ -18,8 +18,9 @@ from dagexec.devices.sim import Fault, simulated
 from dagexec.errors import DagexecError, RunTimeoutError
 from dagexec.platform.threads import new_gate, threads
 from dagexec.scheduler.exploration.device import ControlledDriver
+from dagexec.scheduler.exploration.pool_states import Job, PoolStates
 from dagexec.scheduler.exploration.run_states import RunStates
-from dagexec.scheduler.exploration.state_search import search
+from dagexec.scheduler.exploration.state_search import SearchResult, search
 from dagexec.scheduler.hazards import Detector, check_net
 from dagexec.scheduler.nets.async_dag import AsyncDAGNet
 from dagexec.scheduler.nets.dag import DAGNet
@@ -52,15 +53,32 @@ def line(length: int) -> Parents:
 # Machines
 
 
-def all_states(pieces: Sequence[int], children: Parents) -> Scene:
+def tasks(pieces: Sequence[int], children: Parents) -> TaskGraph:
+    """Tasks of so many pieces, and those that wait for each."""
+    counts = [sum(task in row for row in children) for task in range(len(pieces))]
+    return TaskGraph(pieces, children, counts, range(len(pieces)))
+
+
+def all_states(graph: TaskGraph) -> Scene:
     """Every state of a run of these tasks on two workers."""
 
     def scene() -> None:
-        counts = [sum(task in row for row in children) for task in range(len(pieces))]
-        found = search(RunStates(TaskGraph(pieces, children, counts, range(len(pieces))), 2))
-        assert found.holds, f"{found.fault}: {', '.join(found.path)}"
+        _check_search(search(RunStates(graph, 2)))
 
     return scene
+
+
+def all_pool_states(jobs: Sequence[Job], failures: int) -> Scene:
+    """Every state of a pool of two workers with these runs, of which so many chains may fail."""
+
+    def scene() -> None:
+        _check_search(search(PoolStates(jobs, 2, failures=failures), must_end=True))
+
+    return scene
+
+
+def _check_search(found: SearchResult) -> None:
+    assert found.holds, f"{found.fault}: {', '.join(found.path)}"
 
 
 # Runs on a pool
@@ -173,17 +191,6 @@ def stopped_body() -> None:
         stopped[0] = True
         done.wait()
     assert not late, "a chain of an operator's body began after the run was stopped"
-
-
-def failed_run(pool: WorkerPool) -> None:
-    """A run that fails in its first chain."""
-
-    def fail() -> None:
-        raise ValueError("on purpose")
-
-    done = Done()
-    pool.submit(run_of(INDEPENDENT, [fail, nothing], done))
-    done.wait()
 
 
 def busy_elsewhere() -> None:

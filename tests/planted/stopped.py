@@ -19,7 +19,7 @@ BUGS = (
         FAMILY,
         "what becomes ready in a run after it was stopped is handed out",
         (Edit(Machine.end, "if not self._left[child] and not self.stopped:", "if not self._left[child]:"),),
-        scenes.all_states([1, 1], [[1], []]),
+        scenes.all_states(scenes.tasks([1, 1], [[1], []])),
         "machine",
         "a stopped run",
     ),

@@ -87,16 +87,6 @@ def test_a_net_on_a_device_is_right_under_many_schedules_with_preemptions() -> N
     systematic(device_scenario(CROSS), preemptions=2, limit=300).raise_failure()
 
 
-def test_missing_waits_are_found_and_replayed() -> None:
-    scenario = device_scenario(CROSS, net_class=WithoutWaits)
-    found = explore_seeds(scenario, range(200))
-    assert found.failed is not None
-    assert "other bytes" in str(found.failed.failure)
-    assert found.failed.replay(scenario).trace == found.failed.trace
-    again = explore(scenario, found.failed.seed or 0)
-    assert again.trace == found.failed.trace
-
-
 def test_one_seed_fixes_the_order_of_streams_and_threads() -> None:
     scenario = device_scenario(CROSS)
     traces = [explore(scenario, seed).trace for seed in range(5)]

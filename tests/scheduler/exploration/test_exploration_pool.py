@@ -139,17 +139,6 @@ def test_a_pool_with_a_planted_bug_is_caught_and_the_schedule_replayed(
     assert str(again.failure) == str(found.failed.failure)
 
 
-def test_seeds_catch_a_lost_update_in_the_pool_too() -> None:
-    assert explore_seeds(pool_scenario(DIAMOND, 2, TwoStepPool), range(200)).failed is not None
-
-
-def test_an_owner_told_twice_is_caught_though_it_takes_four_preemptions() -> None:
-    found = explore_seeds(stop_scenario(LateLookPool, [[]]), range(2000))
-    assert found.failed is not None
-    assert "told 2 times" in str(found.failed.failure)
-    explore_seeds(stop_scenario(WorkerPool, [[]]), range(2 * found.tried)).raise_failure()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("parents", [[[]], FORK])
 def test_a_stopped_run_is_told_once_under_every_schedule(parents: list[list[int]]) -> None:
