@@ -18,15 +18,17 @@ class _Waiting:
     """The requests of one group that wait.
 
     Attributes:
-        requests: the oldest first.
+        requests: the one that came in first is the first.
         rows: how many they have together.
+        in_order: that one is the oldest, too; it may have waited for less long before it was let in.
     """
 
-    __slots__ = ("requests", "rows")
+    __slots__ = ("in_order", "requests", "rows")
 
     def __init__(self) -> None:
         self.requests: OrderedDict[Request, None] = OrderedDict()
         self.rows = 0
+        self.in_order = True
 
 
 class BatchQueue(RequestQueue):
@@ -50,6 +52,8 @@ class BatchQueue(RequestQueue):
     def push(self, request: Request) -> None:
         place = next(self._arrivals)
         group = None if request.group is None else self._groups.get(request.group) or _Waiting()
+        if group is not None and group.requests and request.created < next(reversed(group.requests)).created:
+            group.in_order = False
         self.waiting[request] = None  # from here on nothing is called, so that Ctrl-C comes before or after all of it
         request.queue = self
         if request.priority:
@@ -104,7 +108,10 @@ class BatchQueue(RequestQueue):
         return group.rows >= self._max_batch or self._due(group) <= now
 
     def _due(self, group: _Waiting) -> float:
-        return next(iter(group.requests)).created + self._max_wait
+        oldest = next(iter(group.requests)).created
+        if not group.in_order:
+            oldest = min(request.created for request in group.requests)
+        return oldest + self._max_wait
 
     def _joining(self, group: _Waiting, room: int) -> list[Request]:
         """Those that join, up to the first that has more rows than there is `room`."""

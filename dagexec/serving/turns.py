@@ -11,6 +11,7 @@ loop turns out to be busy with other work, or the executor is drained.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from functools import partial
 from weakref import WeakMethod
 
@@ -23,6 +24,43 @@ from dagexec.serving.requests import Request
 from dagexec.serving.waiting import MAX_QUEUED, MAX_TURN, EventLoop
 
 
+class Visits:
+    """Which event loop comes by, for the requests that wait for its turns: locks nothing, calls nobody, has no clock.
+
+    Loops are alike. Any thread may ask for a visit; what is told of one comes from the thread of its loop.
+    """
+
+    __slots__ = ("_due", "_left")
+
+    def __init__(self) -> None:
+        self._due: EventLoop | None = None  # the one that will come by, or is here
+        self._left: float | None = None  # when it left, with requests waiting
+
+    def wanted(self, loop: EventLoop) -> bool:
+        """Some wait for `loop`. True when it has to be called."""
+        if self._due is loop:
+            return False
+        self._due = loop
+        return True
+
+    def begins(self, now: float) -> bool:
+        """It is here. False when that took so long that it has much else to do."""
+        left, self._left = self._left, None
+        return left is None or now - left <= MAX_TURN
+
+    def is_over(self) -> None:
+        """It leaves, or does not come. Only then is to be looked who waits: those who come from here on call it."""
+        self._due = None
+
+    def comes_again(self, now: float) -> None:
+        """It left, and there are some that it has to be called for."""
+        self._left = now
+
+    def state(self, now: float) -> Hashable:
+        """All that what comes next depends on."""
+        return self._due, None if self._left is None else now - self._left <= MAX_TURN
+
+
 class Turns:
     """Those of the event loops whose tasks call one executor."""
 
@@ -32,8 +70,7 @@ class Turns:
         self._pooled = pooled
         self._inline = inline
         self._now = threads().monotonic
-        self._due: EventLoop | None = None  # the one that will come by, or is here
-        self._left: float | None = None  # when it left, with requests waiting
+        self._visits = Visits()
         own = WeakMethod(self._call)  # the dispatcher is to be gone with the last one who refers to it
 
         def call(loop: EventLoop) -> None:
@@ -51,27 +88,25 @@ class Turns:
 
     def _call(self, loop: EventLoop) -> None:
         """Have `loop` come by, from any thread."""
-        if self._due is loop:
+        if not self._visits.wanted(loop):
             return
-        self._due = loop
         try:
             loop.call(partial(self._come, loop))
         except RuntimeError:  # it is closed
-            self._due = None
+            self._visits.is_over()
             self._pooled.give_up_turns()
 
     def _come(self, loop: EventLoop) -> None:
         """On the thread of `loop`: run what there is time for in this turn, and come again for the rest."""
-        left, self._left = self._left, None
         try:
-            if left is not None and self._now() - left > MAX_TURN:  # it has much else to do
-                self._pooled.give_up_turns()
-            else:
+            if self._visits.begins(self._now()):
                 self._run_some(loop)
+            else:
+                self._pooled.give_up_turns()
         finally:
-            self._due = None
+            self._visits.is_over()
             if self._state.idle and self._state.queue.waiting:
-                self._left = self._now()
+                self._visits.comes_again(self._now())
                 self._call(loop)
 
     def _run_some(self, loop: EventLoop) -> None:

@@ -23,6 +23,7 @@ from dagexec.serving.dispatch_places import members_of
 from dagexec.serving.dispatch_state import Cancelled, DispatchState
 from dagexec.serving.keeping import BACK_SECONDS, KEPT_SECONDS
 from dagexec.serving.requests import Request
+from dagexec.serving.turns import Visits
 from tests.machines.replayed import Event
 
 Result = TypeVar("Result")
@@ -108,7 +109,9 @@ class DispatchWorld:
         self.handed: list[Request] = []  # inline runs that are over, whose replicas are to be handed on
         self.starts = False  # somebody is about to ask who need not wait any more
         self.gives_up_turns = False
-        self.loops: set[str] = set()  # those that will come by
+        self.visits = Visits()
+        self.calls: list[str] = []  # of loops that will come by
+        self.here: dict[str, str] = {}  # what the loops do that are here
         self.timers: set[Any] = set()
         self.watch: Any = None  # when the kept replicas are looked at
         self.closing: list[str] = []  # what was done to close it
@@ -154,9 +157,11 @@ class DispatchWorld:
             yield ("start",)
         if self.gives_up_turns:
             yield ("give up turns",)
-        for loop in sorted(self.loops):
-            yield "turn", loop
-            yield "late turn", loop
+        for loop in sorted({*self.calls} - {*self.here}):
+            yield "come", loop
+            yield "come late", loop
+        for loop, does in self.here.items():
+            yield from ((what, loop) for what in (("run one", "leave") if does == "runs" else ("look",)))
         yield from (("ring", due - self.now) for due in sorted(self.timers) if due <= self.now)
         if self.watch is not None and self.watch <= self.now:
             yield ("take back",)
@@ -244,8 +249,12 @@ class DispatchWorld:
             return True
         loop = self.state.queue.only_loop()
         if loop is not None:
-            self.loops.add(loop)  # type: ignore[arg-type]
+            self._call(loop)  # type: ignore[arg-type]
         return loop is not None
+
+    def _call(self, loop: str) -> None:
+        if self.visits.wanted(loop):  # type: ignore[arg-type]
+            self.calls.append(loop)
 
     def _serve(self, request: Request) -> None:
         """It was given a replica, and is served by workers or by the thread that waits for that."""
@@ -359,19 +368,32 @@ class DispatchWorld:
         if self.state.kept.by_thread:
             self.watch = self.now + Fraction(KEPT_SECONDS)
 
-    def _turn(self, loop: str) -> None:
-        if self.state.idle and self.state.queue.waiting:
-            request = self._in_order(lambda: self.state.take_turn(self.now))
-            self._expect(request is not None, "a loop comes by and nobody is served")
-            assert request is not None
-            self._serve(request)
-        if not (self.state.idle and self.state.queue.waiting):
-            self.loops.remove(loop)
+    def _come(self, loop: str, later: float = 0) -> None:
+        self.calls.remove(loop)
+        self.here[loop] = "runs"
+        if not self.visits.begins(self.now + later):
+            self._give_up_turns()
+            self._leave(loop)
 
-    def _late_turn(self, loop: str) -> None:
-        self._give_up_turns()
-        if not (self.state.idle and self.state.queue.waiting):
-            self.loops.remove(loop)
+    def _come_late(self, loop: str) -> None:
+        self._come(loop, 1)
+
+    def _run_one(self, loop: str) -> None:
+        request = self._in_order(lambda: self.state.take_turn(self.now))
+        if request is None:
+            self._leave(loop)
+        else:
+            self._serve(request)
+
+    def _leave(self, loop: str) -> None:
+        self.here[loop] = "leaves"
+        self.visits.is_over()
+
+    def _look(self, loop: str) -> None:
+        del self.here[loop]
+        if self.state.idle and self.state.queue.waiting:
+            self.visits.comes_again(self.now)
+            self._call(loop)
 
     def _give_up_turns(self) -> None:
         self.gives_up_turns = False
@@ -485,7 +507,7 @@ class DispatchWorld:
     def _idle_fault(self) -> str | None:
         """What is wrong if a replica is idle, and nobody is about to look who may have it."""
         state = self.state
-        if not state.idle or self.starts or self.gives_up_turns or self.loops:
+        if not state.idle or self.starts or self.gives_up_turns or self.calls or self.here:
             return None
         if state.again or state.awaiting_admission or any(one.pinned in state.idle for one in state.pinned):
             return "somebody waits for a replica although one is idle"
@@ -511,7 +533,8 @@ class DispatchWorld:
             self.state.state(self.now, name),
             frozenset((+self.left).items()),
             self.added,
-            (self.starts, self.gives_up_turns, frozenset(self.loops)),
+            (self.starts, self.gives_up_turns),
+            (self.visits.state(self.now), tuple(sorted(self.calls)), frozenset(self.here.items())),
             frozenset(due - self.now for due in self.timers),
             None if self.watch is None else self.watch - self.now,
             (frozenset(self.closing), self.is_empty),

@@ -11,6 +11,7 @@ from dagexec.serving.dispatch_places import Places
 from dagexec.serving.dispatch_state import DispatchState
 from dagexec.serving.keeping import KeptReplicas
 from dagexec.serving.requests import RequestQueue
+from dagexec.serving.turns import Visits
 from tests.machines.dispatch_world import Kind, Setting
 from tests.machines.mutating import Mistake
 from tests.machines.replayed import searched, with_other_futures
@@ -37,9 +38,8 @@ SMALL = {
     "joining": Setting(1, (JOINED, JOINED, PLAIN), joining(), cancels=False),
     "joining in time": Setting(1, (JOINED, JOINED._replace(timeout=1)), joining(max_batch=3)),
     "joining what failed": Setting(1, (PLAIN, JOINED, JOINED), joining(0), fails=True),
-    "joining beside": Setting(2, (PLAIN, JOINED, JOINED, THREAD), joining(0), fails=True, cancels=False),
     "joining rows": Setting(1, (PLAIN, JOINED, Kind(group="g", rows=2)), joining(), cancels=False),
-    "turns": Setting(2, (Kind(loop="a"), Kind(loop="a"), PLAIN)),
+    "turns": Setting(2, (Kind(loop="a"), Kind(loop="a"), PLAIN), cancels=False),
 }
 
 LARGE = {
@@ -60,10 +60,12 @@ LARGE = {
         1, (JOINED, JOINED, Kind(group="h"), Kind(group="g", rows=2)), joining(max_queued=1), closes=True
     ),
     "joining three beside": Setting(2, (JOINED, JOINED, JOINED, PLAIN, THREAD), joining(0), fails=True),
+    "joining beside": Setting(2, (PLAIN, JOINED, JOINED, THREAD), joining(0), fails=True, cancels=False),
     "joining beside another": Setting(1, (PLAIN, JOINED, JOINED, THREAD), joining(0), 1, fails=True, cancels=False),
     "joining for a thread that Ctrl-C may come to": Setting(
         1, (JOINED._replace(starts=False),) * 3 + (Kind(starts=False),), joining(), closes=True
     ),
+    "turns that are given up": Setting(2, (Kind(loop="a"), Kind(loop="a"), PLAIN)),
     "turns of two loops": Setting(2, (Kind(loop="a"), Kind(loop="a"), Kind(loop="b"), PLAIN)),
     "turns, closed": Setting(1, (Kind(loop="a"), Kind(loop="a"), Kind(priority=1)), closes=True),
 }
@@ -202,6 +204,10 @@ MISTAKES = {
     "who waits for no turn goes before those who wait": (
         "turns", "is served before",
         Mistake(DispatchState, "_goes_first", "self.queue.waiting or ", ""),
+    ),
+    "a loop that leaves looks who waits before it is gone": (
+        "turns", "somebody waits",
+        Mistake(Visits, "is_over", "    self._due = None\n", ""),
     ),
     "those who waited for a loop wait for it when nobody does any more": (
         "turns", "the machine fails: KeyError",

@@ -11,8 +11,8 @@ MUTANTS = (
     Mutant(
         "the youngest request decides when a group is due",
         "dagexec/serving/batch_queue.py",
-        "return next(iter(group.requests)).created",
-        "return next(reversed(group.requests)).created",
+        "oldest = next(iter(group.requests)).created",
+        "oldest = next(reversed(group.requests)).created",
         _JOINED,
     ),
     Mutant(

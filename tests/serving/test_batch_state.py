@@ -38,6 +38,21 @@ def test_after_enough_requests_in_a_row_found_nobody_here_they_do_not_wait_for_o
     assert state.start(second.created + MAX_WAIT) is second
 
 
+def test_who_was_let_in_behind_a_younger_one_waits_for_others_no_longer_than_it_may() -> None:
+    options = CompileOptions(max_batch=MAX_BATCH, max_wait=MAX_WAIT, max_queued=3)
+    state = DispatchState("net", replicas(1), options)
+    requests = [Request({}, priority=int(place == 5)) for place in range(6)]
+    served, *queued, older, younger = requests
+    older.group = younger.group = GROUPS[1]
+    for moment, one in enumerate(requests):
+        one.created = float(moment)
+        state.arrive(one, one.created)
+    for one in queued:
+        state.cancel(one, RunCancelledError("left"), 6.0)
+    end(state, served, None, 6.0)
+    assert (list(state.queue), state.next_due()) == ([younger, older], older.created + MAX_WAIT)
+
+
 events = st.lists(
     st.tuples(st.sampled_from(["arrive", "end", "fail", "cancel", "wait", "shut"]), st.integers(0, 23)), max_size=100
 )
