@@ -21,6 +21,7 @@ from dagexec.cli.feeds import JsonOption
 from dagexec.cli.json_output import print_json
 from dagexec.cli.progress import progress_line
 from dagexec.errors import OutputError, SettingError
+from dagexec.platform.disk import make_folders
 from dagexec.platform.files import reason
 from dagexec.scheduler.nets.options import NET_TYPES
 from dagexec.scheduling.catalog import find_policy, policy_names
@@ -202,7 +203,7 @@ def _files(pairs: list[tuple[str, str]], output: Path | None, *, every: bool) ->
             raise SettingError(f"--output {str(output)!r}: expected a name that ends with .json")
         return {pairs[0]: output}
     try:
-        output.mkdir(parents=True, exist_ok=True)
+        make_folders(output)
     except OSError as error:
         raise OutputError(f"{output}: {reason(error)}") from None
     return {pair: output / f"{'-'.join(pair)}.json" for pair in pairs}

@@ -22,7 +22,8 @@ from pathlib import Path
 
 from dagexec.errors import ModelFormatError, OutputError, UnsupportedFeatureError
 from dagexec.platform.deadline import Deadline, check_stop
-from dagexec.platform.files import regular_only, write_atomically
+from dagexec.platform.disk import make_folders, reading
+from dagexec.platform.files import write_atomically
 from dagexec.platform.forking import ProcessLock
 from dagexec.platform.threads import acquire
 
@@ -121,7 +122,7 @@ class Choices:
                 return
             self._new = {}
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folders(path.parent)
             _write(path, (_read_or_warn(path) or {}) | new)
         except (OutputError, OSError) as error:
             logger.warning("choices are not saved: %s", error)
@@ -163,7 +164,7 @@ def _read_or_warn(path: Path) -> dict[str, str] | None:
 
 def _read(path: Path) -> dict[str, str]:
     try:
-        with open(path, encoding="utf-8", opener=regular_only) as file:
+        with reading(path) as file:
             content = json.load(file)
     except (OSError, ValueError, RecursionError) as error:
         raise ModelFormatError(f"{path}: choices cannot be read: {error}") from None

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 import onnx
 import onnx.checker
 import onnx.defs
+import onnx.external_data_helper
 import onnx.helper
 import onnx.numpy_helper
 import onnx.shape_inference
@@ -31,14 +34,16 @@ from dagexec.errors import DagexecError, ModelFormatError, UnsupportedOperatorEr
 from dagexec.export import onnx_images, onnx_operators, onnx_shapes  # noqa: F401 - registers their exporters
 from dagexec.export.onnx_node import CannotExportError, Dims, Nodes, Operation, exporter_of
 from dagexec.export.onnx_shapes import element_type
-from dagexec.platform.files import being_written, put_in_place, written_atomically
-from dagexec.storage.publishing import Unpublished
+from dagexec.platform.disk import remove
+from dagexec.platform.files import being_written, written_atomically
 
 _OPERATOR_SET = 21
 """Used unless an operator is newer: it is what onnxruntime 1.18 and newer read."""
 
 _IR_VERSION = 10
 _MOST_IN_ONE_FILE = 1 << 30  # bytes of parameters; a protobuf message ends at 2 GiB
+_MOVED = 1024  # bytes of a tensor's data, from which on they may lie in another file
+_ALIGNMENT = 64
 _PROBES = ((1, 224), (2, 256))
 """Sizes that open axes are given in turn: the first axis, and others."""
 
@@ -48,6 +53,9 @@ Shapes = Mapping[str, Sequence[int | None]]
 def save_onnx(model: Model, path: str | os.PathLike[str], *, shapes: Shapes | None = None) -> None:
     """Write a model as an ONNX file; more than 1 GiB of parameters lie beside it, in a file of its name and `.data`.
 
+    A model that has such a file and is replaced keeps it until the new one is in place, whose data is then in a file
+    with a number before `.data`.
+
     Raises what `to_onnx` raises, and OutputError, when what was there before has stayed.
     """
     proto = to_onnx(model, shapes=shapes)
@@ -55,21 +63,49 @@ def save_onnx(model: Model, path: str | os.PathLike[str], *, shapes: Shapes | No
     if sum(len(tensor.raw_data) for tensor in proto.graph.initializer) > _MOST_IN_ONE_FILE:
         _save_in_two(proto, target)
         return
+    _save_in_one(proto, target)
+
+
+def _save_in_two(proto: onnx.ModelProto, target: Path) -> None:
+    """Write `target` after its data, for which it takes a name that a model which is there now does not read from."""
+    target = Path(os.path.realpath(target))
+    is_data = re.compile(re.escape(target.name) + r"(\.\d+)?\.data").fullmatch
+    with being_written(target):
+        old = {path for path in target.parent.iterdir() if is_data(path.name)}
+        names = itertools.chain(["data"], (f"{number}.data" for number in itertools.count(1)))
+        data = next(path for name in names if (path := target.with_name(f"{target.name}.{name}")) not in old)
+        before = _identity(target)
+        try:
+            with written_atomically(data) as file:
+                _move_data(proto, data.name, file)
+            _save_in_one(proto, target)
+        except BaseException:
+            if _identity(target) == before:
+                with suppress(OSError):
+                    remove(data)
+            raise
+        for path in old:
+            with suppress(OSError):
+                remove(path)
+
+
+def _identity(path: Path) -> int:
+    return path.stat().st_ino if path.exists() else -1
+
+
+def _save_in_one(proto: onnx.ModelProto, target: Path) -> None:
     with written_atomically(target) as file:
         onnx.save_model(proto, file, onnx.serialization.registry.get_format_from_file_extension(target.suffix))
 
 
-def _save_in_two(proto: onnx.ModelProto, target: Path) -> None:
-    """Write `target`, and `target` with `.data` behind its name, which is in place when the model is."""
-    folder = Unpublished(target, folder=True)
-    data = f"{target.name}.data"
-    try:
-        with being_written(target):
-            onnx.save_model(proto, folder.path / target.name, save_as_external_data=True, location=data)
-            for name in (data, target.name):
-                put_in_place(folder.path / name, target.with_name(name))
-    finally:
-        folder.discard()
+def _move_data(proto: onnx.ModelProto, location: str, file: BinaryIO) -> None:
+    """Write the data of large tensors to a file, from which the model is to read them."""
+    for tensor in proto.graph.initializer:
+        if len(tensor.raw_data) >= _MOVED:
+            file.write(bytes(-file.tell() % _ALIGNMENT))
+            onnx.external_data_helper.set_external_data(tensor, location, file.tell(), len(tensor.raw_data))
+            file.write(tensor.raw_data)
+            tensor.ClearField("raw_data")
 
 
 def to_onnx(model: Model, *, shapes: Shapes | None = None) -> onnx.ModelProto:

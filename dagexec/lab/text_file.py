@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from dagexec.errors import ModelFormatError, ResourceError
-from dagexec.platform.files import reason, regular_only
+from dagexec.platform.disk import reading
+from dagexec.platform.files import reason
 
 MOST_BYTES = 64 << 20
 
@@ -13,7 +14,7 @@ MOST_BYTES = 64 << 20
 def read_text(path: Path) -> str:
     """The file as UTF-8. Raises ModelFormatError when it cannot be read, ResourceError when it is too large."""
     try:
-        with open(path, "rb", opener=regular_only) as file:
+        with reading(path) as file:
             content = file.read(MOST_BYTES + 1)
     except (OSError, ValueError) as error:
         raise ModelFormatError(

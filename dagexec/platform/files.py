@@ -1,4 +1,8 @@
-"""Files: opened without waiting for whoever else uses their names, and written all or not at all."""
+"""Files and folders that appear whole: written beside their place under a hidden name, synchronized, renamed.
+
+Whoever writes one holds a lock on it (flock), so what a killed process has left behind can be told from what somebody
+writes at this moment, and is removed by the next writer of the same place.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +15,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+try:
+    import fcntl
+except ImportError:  # Windows: leftovers stay
+    fcntl = None  # type: ignore[assignment]
+
 from dagexec.errors import OutputError
+from dagexec.platform.disk import disk, make_folders, remove, writing
 
-
-def regular_only(path: str, flags: int) -> int:
-    """The `opener` of `open` for regular files, at once. Raises OSError for a pipe, a device, a socket or a folder."""
-    handle = os.open(path, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0), 0o666)
-    if stat.S_ISREG(os.fstat(handle).st_mode):
-        return handle
-    os.close(handle)
-    raise OSError(errno.EINVAL, "not a regular file", path)
+_MARK = ".unfinished-"
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -37,22 +40,117 @@ def written_atomically(path: Path) -> Iterator[BinaryIO]:
     Raises OutputError, also for an OSError of the block.
     """
     with being_written(path):
-        if not path.name:
-            raise OSError(errno.EINVAL, "not the name of a file")
         if path.exists() and not path.is_file() and not path.is_dir():
             with os.fdopen(os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY), "wb") as stream:
                 os.set_blocking(stream.fileno(), True)
                 yield stream
             return
-        target = Path(os.path.realpath(path))
-        temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+        os.stat(path.parent)  # a folder that does not exist is a mistake here
+        unpublished = Unpublished(Path(os.path.realpath(path)) if path.name else path)
         try:
-            with temporary.open("xb") as file:
+            with writing(unpublished.path, "r+b") as file:
                 yield file
-            put_in_place(temporary, target)
+            unpublished.publish()
         finally:
+            unpublished.discard()
+
+
+class Unpublished:
+    """A file or a folder that is being written, to appear at `target` as a whole.
+
+    Attributes:
+        target: where it will be.
+        path: where it is now; nothing else writes there.
+    """
+
+    _lock = -1
+    _is_there = False
+
+    def __init__(self, target: Path, *, folder: bool = False) -> None:
+        """Make the empty file or folder, and the folders above it. Raises OutputError when that cannot be done."""
+        self.target = target
+        try:
+            with being_written(target):
+                if not target.name:
+                    raise OSError(errno.EINVAL, "not the name of a file")
+                make_folders(target.parent)
+                remove_leftovers(target)
+                while self._lock < 0:
+                    self.path = target.with_name(f".{target.name}{_MARK}{uuid.uuid4().hex}")
+                    self._is_there = True
+                    if folder:
+                        disk().make_folder(self.path)
+                    else:
+                        disk().open(self.path, "xb").close()
+                    self._lock = _locked(self.path)
+        except BaseException:
+            self.discard()
+            raise
+
+    def publish(self) -> None:
+        """Put it in its place, as `put_in_place` does. Raises OSError; then the caller discards it."""
+        put_in_place(self.path, self.target)
+        self._is_there = False
+        self._unlock()
+
+    def discard(self) -> None:
+        """Remove it, unless it was published. Idempotent."""
+        if self._is_there:
             with suppress(OSError):
-                temporary.unlink(missing_ok=True)
+                remove(self.path)
+            self._is_there = False
+        self._unlock()
+
+    def __del__(self) -> None:
+        """For one that got lost when memory ran out."""
+        self.discard()
+
+    def _unlock(self) -> None:
+        handle, self._lock = self._lock, -1
+        if handle >= 0:
+            os.close(handle)
+
+
+def remove_leftovers(target: Path) -> None:
+    """Remove what processes that were killed have left of `target`; what somebody writes just now stays."""
+    if fcntl is None:
+        return
+    mark = f".{target.name}{_MARK}"
+    try:
+        names = [name for name in os.listdir(target.parent) if name.startswith(mark)]
+    except OSError:  # whoever may write to a folder may not always list it
+        return
+    for name in names:
+        with suppress(OSError):
+            path = target.with_name(name)
+            handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if stat.S_IFMT(os.fstat(handle).st_mode) in (stat.S_IFREG, stat.S_IFDIR):  # others are not ours
+                    remove(path)
+            finally:
+                os.close(handle)
+
+
+def _locked(path: Path) -> int:
+    """A handle that holds the lock on `path`, if the file system has locks; -1 when another process took it for a
+    leftover in between.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return -1
+    try:
+        if fcntl is not None:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.path.samestat(os.fstat(handle), os.stat(path)):
+                raise FileNotFoundError
+    except (BlockingIOError, FileNotFoundError):
+        os.close(handle)
+        return -1
+    except OSError:
+        pass
+    return handle
 
 
 def put_in_place(path: Path, target: Path) -> None:
@@ -60,20 +158,9 @@ def put_in_place(path: Path, target: Path) -> None:
 
     Of a folder, the caller has synchronized what is in it. Raises OSError.
     """
-    synchronize(path)
-    os.replace(path, target)
-    synchronize(target.parent)
-
-
-def synchronize(path: Path) -> None:
-    """Bring the content of a file, or the names in a folder, to the disk. Raises OSError."""
-    if path.is_dir() and (os.name == "nt" or not os.access(path, os.R_OK)):
-        return  # it cannot be opened
-    handle = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    disk().synchronize(path)
+    disk().replace(path, target)
+    disk().synchronize(target.parent)
 
 
 @contextmanager
@@ -85,6 +172,6 @@ def being_written(path: str | os.PathLike[str]) -> Iterator[None]:
         raise OutputError(f"{os.fspath(path)}: cannot be written: {reason(error)}") from None
 
 
-def reason(error: OSError | ValueError) -> str:
+def reason(error: Exception) -> str:
     """What the system says of a failure, without the number and the path."""
     return (isinstance(error, OSError) and error.strerror) or str(error)

@@ -161,8 +161,3 @@ def _kind(db_type: str) -> tuple[DatabaseFactory, Callable[[Path], bool]]:
     if found is None:
         raise StorageError(f"database type {db_type!r} is unknown; expected one of {', '.join(database_types())}")
     return found
-
-
-def reason(error: OSError | ValueError) -> str:
-    """What went wrong, without the path that Python puts in the text."""
-    return (isinstance(error, OSError) and error.strerror) or str(error)

@@ -12,12 +12,12 @@ from types import ModuleType
 from typing import Any
 
 from dagexec.errors import OutputError, StorageError
+from dagexec.platform.disk import disk, reading, remove, writing
 from dagexec.platform.extras import install_command
-from dagexec.platform.files import put_in_place, regular_only, synchronize
+from dagexec.platform.files import Unpublished, put_in_place, reason
 from dagexec.platform.forking import reset_after_fork
-from dagexec.storage.database import Cursor, Database, Mode, Transaction, reason, register_database
+from dagexec.storage.database import Cursor, Database, Mode, Transaction, register_database
 from dagexec.storage.lmdb_pages import check_pages
-from dagexec.storage.publishing import Unpublished
 
 _FILE = "data.mdb"
 _CHECKSUM = "data.crc32"
@@ -161,8 +161,8 @@ class LmdbDatabase(Database):
     def begin(self) -> Any:
         """A write transaction of lmdb's, empty if it is to replace what is there."""
         with suppress(FileNotFoundError):
-            (self.path / _CHECKSUM).unlink()
-            synchronize(self.path)
+            disk().unlink(self.path / _CHECKSUM)
+            disk().synchronize(self.path)
         begun = self._environment.begin(write=True)
         if self.mode is Mode.NEW:
             begun.drop(self._environment.open_db(txn=begun), delete=False)
@@ -314,15 +314,15 @@ def _compare_checksum(path: Path) -> None:
 
 def _checksum_text(path: Path) -> str:
     try:
-        with open(path / _CHECKSUM, encoding="latin-1", opener=regular_only) as file:
-            return file.read().strip()
+        with reading(path / _CHECKSUM) as file:
+            return file.read().decode("latin-1").strip()
     except OSError:
         return ""
 
 
 def _checksum(file: Path) -> str:
     crc = size = 0
-    with open(file, "rb", opener=regular_only) as opened:
+    with reading(file) as opened:
         while block := opened.read(1 << 22):
             crc = zlib.crc32(block, crc)
             size += len(block)
@@ -332,9 +332,9 @@ def _checksum(file: Path) -> str:
 def _write_checksum(folder: Path) -> None:
     target = folder / _CHECKSUM
     unfinished = target.with_suffix(".new")
-    unfinished.unlink(missing_ok=True)  # whatever has its name
-    with unfinished.open("x") as file:
-        file.write(_checksum(folder / _FILE))
+    remove(unfinished)  # whatever has its name
+    with writing(unfinished, "xb") as file:
+        file.write(_checksum(folder / _FILE).encode())
     put_in_place(unfinished, target)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from dagexec.errors import StorageError
-from dagexec.platform.files import regular_only
+from dagexec.platform.disk import reading
 
 _HEADER = struct.Struct("<QHHHH")  # number, unused, kind, end of the places, begin of the nodes
 _NODE = struct.Struct("<HHHH")  # size of the value or number of the child: low, high; flags; size of the key
@@ -66,7 +66,7 @@ def check_pages(file: Path) -> None:
     A process that commits meanwhile may use pages again that are being looked at; then they are looked at anew, and
     taken as they are when that happens again and again.
     """
-    with open(file, "rb", opener=regular_only) as opened:
+    with reading(file) as opened:
         for _ in range(_ATTEMPTS):
             problem = _problem(opened)
             if problem is None:

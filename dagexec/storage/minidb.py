@@ -8,24 +8,27 @@ from __future__ import annotations
 
 import os
 import struct
+import zlib
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from dagexec.errors import OutputError, StorageError
-from dagexec.platform.files import regular_only, synchronize
-from dagexec.storage.database import Cursor, Database, Mode, Transaction, reason, register_database
-from dagexec.storage.publishing import Unpublished
+from dagexec.platform.disk import disk, reading, remove, writing
+from dagexec.platform.files import Unpublished, reason, write_atomically
+from dagexec.storage.database import Cursor, Database, Mode, Transaction, register_database
 
 _LENGTHS = struct.Struct("<ii")
 _LONGEST = (1 << 31) - 1
+_CHECKED = 1 << 16  # bytes before the end of a file that tell it from another
 
 
 class MiniDatabase(Database):
     """A file of records.
 
     NEW writes beside the file and renames when the first transaction is committed; what follows is added to it. WRITE
-    adds at the end: a process that is killed meanwhile leaves a torn record there, which readers report.
+    adds at the end; until the commit, a file `.<name>.committed` beside it says where the end was, so that a
+    transaction that was cut short is no part of the database for those who read it, and undone by the next one.
     """
 
     def __init__(self, path: Path, mode: Mode) -> None:
@@ -37,8 +40,7 @@ class MiniDatabase(Database):
             self._unpublished = Unpublished(path)
             return
         try:
-            with open(path, "rb" if mode is Mode.READ else "ab", opener=regular_only):
-                pass
+            disk().open(path, "rb" if mode is Mode.READ else "ab").close()
         except (OSError, ValueError) as error:
             raise StorageError(f"{path}: this minidb cannot be opened: {reason(error)}") from None
 
@@ -74,12 +76,19 @@ class MiniTransaction(Transaction):
     def __init__(self, path: Path, unpublished: Unpublished | None) -> None:
         self._path = path
         self._unpublished = unpublished
+        self._file: BinaryIO | None = None
+        self._marked = False
         try:
-            file = path if unpublished is None else unpublished.path
-            self._file: BinaryIO | None = open(file, "ab", opener=regular_only)  # noqa: SIM115 - until the commit
-            self._start = self._file.tell()
-        except OSError as error:
+            _undo_unfinished(path)
+            if unpublished is None:
+                self._marked = True
+                write_atomically(_mark_of(path), _end_of(path).encode())
+            self._file = writing(path if unpublished is None else unpublished.path, "ab")
+        except (OSError, OutputError) as error:
             raise self._failed(error) from None
+        except BaseException:
+            self.abort()
+            raise
 
     def put(self, key: bytes, value: bytes) -> None:
         file = self._opened()
@@ -101,10 +110,11 @@ class MiniTransaction(Transaction):
         try:
             file.close()
             if self._unpublished is None:
-                synchronize(self._path)
+                disk().synchronize(self._path)
+                _unmark(self._path)
             else:
                 self._unpublished.publish()
-            self._file = None
+            self._file, self._marked = None, False
         except OSError as error:
             raise self._failed(error) from None
 
@@ -114,17 +124,19 @@ class MiniTransaction(Transaction):
         if file is not None:
             with suppress(OSError):
                 file.close()  # what is in its buffer goes to the file, or to nowhere
-            with suppress(OSError):
-                os.truncate(file.name, self._start)
         if self._unpublished is not None:
             self._unpublished.discard()
+        if self._marked:
+            self._marked = False
+            with suppress(OSError):  # then readers know of it, and the next transaction
+                _undo_unfinished(self._path)
 
     def _opened(self) -> BinaryIO:
         if self._file is None:
             raise StorageError(f"{self._path}: this transaction has ended; start a new one")
         return self._file
 
-    def _failed(self, error: OSError) -> OutputError:
+    def _failed(self, error: OSError | OutputError) -> OutputError:
         self.abort()
         kept = "the file before it stays" if self._path.exists() else "nothing is left of it"
         return OutputError(f"{self._path}: cannot be written: {reason(error)}; {kept}")
@@ -144,8 +156,9 @@ class MiniCursor(Cursor):
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
-            self._file = open(path, "rb", buffering=1 << 16, opener=regular_only)  # noqa: SIM115 - the cursor's
-            self._size = os.fstat(self._file.fileno()).st_size
+            self._file = reading(path)
+            marked = _committed_size(path)
+            self._size = os.fstat(self._file.fileno()).st_size if marked is None else marked
         except OSError as error:
             raise StorageError(f"{path}: this minidb cannot be read: {reason(error)}") from None
         self.offset = 0
@@ -185,7 +198,8 @@ class MiniCursor(Cursor):
         return f"offset {self.offset}, key {self.key[:80]!r}"
 
     def close(self) -> None:
-        self._file.close()
+        with suppress(OSError):  # all that was wanted of it has been read
+            self._file.close()
 
     def _read(self, count: int) -> bytes:
         try:
@@ -199,6 +213,51 @@ class MiniCursor(Cursor):
     def _damaged(self, problem: str) -> StorageError:
         self.valid = False
         return StorageError(f"{self._path}: damaged at offset {self.offset}: {problem}")
+
+
+def _mark_of(path: Path) -> Path:
+    """The file that is there while records are added at the end."""
+    return path.with_name(f".{path.name}.committed")
+
+
+def _end_of(path: Path, size: int | None = None) -> str:
+    """Where a file ends, or ended at `size`: that, and a checksum of what is before. Raises OSError."""
+    with reading(path) as file:
+        end = os.fstat(file.fileno()).st_size if size is None else size
+        file.seek(max(0, end - _CHECKED))
+        return f"{end} {zlib.crc32(file.read(min(end, _CHECKED))):08x}"
+
+
+def _committed_size(path: Path) -> int | None:
+    """Bytes that were committed, where a transaction adds to the file or was cut short; None where none is.
+
+    Raises OSError.
+    """
+    try:
+        with reading(_mark_of(path)) as file:
+            text = file.read(64).decode(errors="replace")
+    except FileNotFoundError:
+        return None
+    size = text.partition(" ")[0]
+    known = size.isdecimal() and int(size) <= os.stat(path).st_size and text == _end_of(path, int(size))
+    return int(size) if known else None  # otherwise it is of a file that was there before
+
+
+def _undo_unfinished(path: Path) -> None:
+    """Cut off what a transaction that did not end has added. Raises OSError."""
+    if not _mark_of(path).exists():
+        return
+    size = _committed_size(path) if path.exists() else None
+    if size is not None:
+        with disk().open(path, "r+b") as file:
+            file.truncate(size)
+        disk().synchronize(path)
+    _unmark(path)
+
+
+def _unmark(path: Path) -> None:
+    remove(_mark_of(path))
+    disk().synchronize(path.parent)
 
 
 register_database("minidb", MiniDatabase, Path.is_file)

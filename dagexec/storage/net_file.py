@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError, EncodeError, Message
 
 from dagexec.core.proto import NetDef, missing_fields
 from dagexec.errors import ModelFormatError
+from dagexec.platform.disk import reading
 from dagexec.platform.files import reason, write_atomically
 
 M = TypeVar("M", bound=Message)
@@ -46,7 +47,8 @@ def save_net(net: NetDef, path: str | os.PathLike[str]) -> None:
 def load_message(path: str | os.PathLike[str], kind: type[M]) -> M:
     """Read one message of `kind` from a file. Raises ModelFormatError with the path and what is wrong."""
     try:
-        content = Path(path).read_bytes()
+        with reading(path, regular=False) as file:  # or a pipe
+            content = file.read()
     except (OSError, ValueError) as error:  # ValueError: a null character in the path
         raise ModelFormatError(f"{path}: cannot be read: {reason(error)}") from None
     return parse_message(content, kind, str(path), text=Path(path).suffix in TEXT_SUFFIXES)

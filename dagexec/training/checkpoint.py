@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,10 +23,10 @@ from dagexec.core.device import CPU
 from dagexec.core.tensor import Tensor
 from dagexec.core.workspace import Workspace
 from dagexec.errors import StorageError
-from dagexec.platform.files import synchronize
+from dagexec.platform.disk import disk, remove
+from dagexec.platform.files import reason
 from dagexec.storage import database_types
 from dagexec.storage.blob_file import BlobFile, read_blob_file, write_blobs
-from dagexec.storage.database import reason
 
 __all__ = ["Checkpoint", "checkpoints", "latest_checkpoint", "load_checkpoint", "save_checkpoint"]
 
@@ -223,11 +222,8 @@ def _remove_old(folder: Path, keep: int, written: Path) -> None:
 
 def _remove(path: Path) -> None:
     try:
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
-        synchronize(path.parent)
+        remove(path)
+        disk().synchronize(path.parent)
     except OSError as error:
         logger.warning("cannot remove an old checkpoint: %s: %s", path, reason(error))
 

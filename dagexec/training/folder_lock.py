@@ -15,8 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from dagexec.errors import OutputError, StorageError
+from dagexec.platform.files import reason
 from dagexec.platform.forking import reset_after_fork
-from dagexec.storage.database import reason
 
 try:
     import fcntl

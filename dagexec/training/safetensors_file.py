@@ -29,10 +29,9 @@ from dagexec.core.dtypes import (
 from dagexec.core.tensor import Tensor
 from dagexec.core.workspace import Workspace
 from dagexec.errors import OutputError, StorageError
+from dagexec.platform.disk import reading
 from dagexec.platform.extras import install_command
-from dagexec.platform.files import regular_only
-from dagexec.storage.database import reason
-from dagexec.storage.publishing import Unpublished
+from dagexec.platform.files import Unpublished, reason
 
 __all__ = ["export_safetensors", "import_safetensors", "read_safetensors"]
 
@@ -85,7 +84,7 @@ def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Array]:
     """The tensors of a file by name. Raises StorageError for one that is missing or damaged."""
     library = _library()
     try:
-        with open(path, "rb", opener=regular_only) as file:
+        with reading(path) as file:
             content = file.read()
     except (OSError, ValueError) as error:
         raise StorageError(f"{path}: cannot be read: {reason(error)}") from None

@@ -24,6 +24,7 @@ from dagexec.core.device import Device
 from dagexec.errors import ArgumentError, NonFiniteError, OutputError, SchemaError, StorageError
 from dagexec.ops.communication import CommonWorld
 from dagexec.platform.closing import Closing
+from dagexec.platform.disk import make_folders
 from dagexec.platform.processor import available_cores
 from dagexec.scheduler.nets.options import RunOptions
 from dagexec.training.checkpoint import Checkpoint, latest_checkpoint, load_checkpoint, save_checkpoint
@@ -297,7 +298,7 @@ class Trainer(Closing):
 def _locked(folder: Path) -> FolderLock:
     """The folder, made if need be, held against other trainings. Raises StorageError."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folders(folder)
     except OSError as error:
         raise OutputError(f"{folder}: checkpoints cannot be written there: {error.strerror}") from None
     if not os.access(folder, os.W_OK | os.X_OK):

@@ -22,7 +22,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dagexec.errors import StorageError
-from dagexec.platform.files import regular_only, write_atomically
+from dagexec.platform.disk import reading
+from dagexec.platform.files import write_atomically
 from dagexec.scheduler.exploration.deviations import ByName, Deviation
 
 _FORMAT = "dagexec schedule"
@@ -46,7 +47,7 @@ def write_schedule(path: Path, deviations: Sequence[Deviation], *, timeouts: boo
 def read_schedule(path: Path) -> ByName:
     """The strategy that makes the schedule of a file again. Raises StorageError for what is none."""
     try:
-        with open(path, "rb", opener=regular_only) as file:
+        with reading(path) as file:
             content = file.read(_MOST_BYTES + 1)
         if len(content) > _MOST_BYTES:
             raise ValueError(f"expected at most {_MOST_BYTES} bytes")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 _DATABASES = ("tests/storage",)
-_DURABILITY = ("tests/storage/test_durability.py",)
+_DURABILITY = ("tests/storage/test_power_loss.py",)
 _FILES = "dagexec/platform/files.py"
 _CHECKPOINTS = ("tests/training/test_checkpoint.py",)
 
@@ -27,8 +27,8 @@ MUTANTS = (
     Mutant(
         "an aborted transaction leaves its records",
         "dagexec/storage/minidb.py",
-        "                os.truncate(file.name, self._start)",
-        "                pass",
+        "            file.truncate(size)",
+        "            pass",
         _DATABASES,
     ),
     Mutant(
@@ -68,7 +68,7 @@ MUTANTS = (
     ),
     Mutant(
         "what somebody writes just now is removed as left over",
-        "dagexec/storage/publishing.py",
+        "dagexec/platform/files.py",
         "                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)\n                if stat.",
         "                if stat.",
         _DATABASES,
@@ -90,28 +90,28 @@ MUTANTS = (
     Mutant(
         "what takes a place need not be on the disk",
         _FILES,
-        "    synchronize(path)\n    os.replace",
-        "    os.replace",
+        "    disk().synchronize(path)\n    disk().replace",
+        "    disk().replace",
         _DURABILITY,
     ),
     Mutant(
         "the name of what took a place need not be on the disk",
         _FILES,
-        "    synchronize(target.parent)\n",
+        "    disk().synchronize(target.parent)\n",
         "",
         _DURABILITY,
     ),
     Mutant(
         "content is brought to the disk when it has its name",
         _FILES,
-        "    synchronize(path)\n    os.replace(path, target)\n",
-        "    os.replace(path, target)\n    synchronize(target)\n",
+        "    disk().synchronize(path)\n    disk().replace(path, target)\n",
+        "    disk().replace(path, target)\n    disk().synchronize(target)\n",
         _DURABILITY,
     ),
     Mutant(
         "records that are added need not be on the disk",
         "dagexec/storage/minidb.py",
-        "                synchronize(self._path)\n",
+        "                disk().synchronize(self._path)\n",
         "                pass\n",
         _DURABILITY,
     ),
@@ -119,7 +119,28 @@ MUTANTS = (
         "the checksum of a database takes its place as it is",
         "dagexec/storage/lmdb_database.py",
         "    put_in_place(unfinished, target)\n",
-        "    unfinished.replace(target)\n",
+        "    disk().replace(unfinished, target)\n",
+        _DURABILITY,
+    ),
+    Mutant(
+        "a folder that was made for a file need not be on the disk",
+        "dagexec/platform/disk.py",
+        "    disk().synchronize(path.parent)\n",
+        "",
+        _DURABILITY,
+    ),
+    Mutant(
+        "the data that a model in place reads from is replaced before the model",
+        "dagexec/export/onnx_model.py",
+        " not in old)",
+        ")",
+        _DURABILITY,
+    ),
+    Mutant(
+        "nobody knows where records that are being added begin",
+        "dagexec/storage/minidb.py",
+        "                write_atomically(_mark_of(path), _end_of(path).encode())\n",
+        "",
         _DURABILITY,
     ),
 )

@@ -12,11 +12,11 @@ import pytest
 
 from dagexec.core.choices import Choices
 from dagexec.errors import DagexecError, ModelFormatError, StorageError
-from dagexec.platform.files import regular_only
+from dagexec.platform.disk import regular_only
+from dagexec.platform.files import Unpublished
 from dagexec.storage.database import Mode
 from dagexec.storage.lmdb_database import _checksum_text, _write_checksum
 from dagexec.storage.minidb import MiniDatabase
-from dagexec.storage.publishing import Unpublished
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes here")
 PATIENCE = 30

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from dagexec.errors import OutputError, StorageError
+from dagexec.platform.files import Unpublished
 from dagexec.storage import Mode, database_exists, database_types, open_database
 from dagexec.storage.blob_file import INTEGRITY_KEY, read_blob_file, write_blobs
-from dagexec.storage.publishing import Unpublished
 from dagexec.storage.reader import DBReader
 
 TYPES = ["minidb", "lmdb"]

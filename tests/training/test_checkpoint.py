@@ -15,7 +15,9 @@ from dagexec import Workspace
 from dagexec.core.device import Device
 from dagexec.core.tensor import Tensor
 from dagexec.errors import MissingBlobError, OutputError, StorageError
+from dagexec.platform.disk import installed
 from dagexec.storage.blob_file import write_blobs
+from dagexec.stress.simulated_disk import DiskCall, Failure, SimulatedDisk
 from dagexec.training.checkpoint import Checkpoint, checkpoints, latest_checkpoint, load_checkpoint, save_checkpoint
 
 TYPES = ["minidb", "lmdb"]
@@ -102,14 +104,14 @@ def test_what_was_saved_just_now_stays_beside_checkpoints_of_later_steps(db_type
 
 
 def test_an_old_one_that_cannot_be_removed_is_named_and_does_not_fail_the_save(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse(_path: Path, *, missing_ok: bool) -> None:
-        raise PermissionError(13, "Permission denied")
+    def refuse(call: DiskCall) -> Failure | None:
+        return Failure(PermissionError(13, "Permission denied")) if call.path == old and call.kind == "unlink" else None
 
     old = save(tmp_path, 1)
-    monkeypatch.setattr(Path, "unlink", refuse)
-    save(tmp_path, 2, keep=1)
+    with installed(SimulatedDisk(tmp_path, refuse)):
+        save(tmp_path, 2, keep=1)
     assert f"cannot remove an old checkpoint: {old}: Permission denied" in caplog.text
     assert steps(tmp_path) == [2, 1]
 

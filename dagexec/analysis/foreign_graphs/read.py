@@ -7,7 +7,8 @@ from pathlib import Path
 
 from dagexec.analysis.foreign_graphs import chakra, fx, own
 from dagexec.errors import ModelFormatError
-from dagexec.platform.files import reason, regular_only
+from dagexec.platform.disk import reading
+from dagexec.platform.files import reason
 from dagexec.platform.garbage_collection import garbage_collection_paused
 from dagexec.scheduler.hazards.foreign import ForeignGraph
 
@@ -20,7 +21,7 @@ def read_graph(path: Path) -> ForeignGraph:
     Raises ModelFormatError, which names the file, and operator and field where one of them is wrong.
     """
     try:
-        with open(path, "rb", opener=regular_only) as file:
+        with reading(path) as file:
             content = file.read(_MAX_BYTES + 1)
     except OSError as error:
         raise ModelFormatError(f"{path}: {reason(error)}") from None

@@ -18,7 +18,8 @@ from typing import Any, cast
 
 from dagexec.devices.cuda.binding import cupy
 from dagexec.errors import DeviceError, OutputError
-from dagexec.platform.files import regular_only, write_atomically
+from dagexec.platform.disk import make_folders, reading
+from dagexec.platform.files import write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +102,7 @@ def _load(name: str, binary: bytes) -> Any:
 
 def _read(file: Path) -> bytes | None:
     try:
-        with open(file, "rb", opener=regular_only) as opened:
+        with reading(file) as opened:
             return opened.read()
     except (OSError, ValueError):  # ValueError: a null character in the path
         return None
@@ -110,7 +111,7 @@ def _read(file: Path) -> bytes | None:
 def _keep(file: Path, binary: bytes) -> None:
     """Write it whole or not at all; a folder that cannot be written to is no error."""
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
+        make_folders(file.parent)
         write_atomically(file, binary)
     except (OSError, ValueError, OutputError) as error:
         logger.debug("kernels are not kept: %s", error)

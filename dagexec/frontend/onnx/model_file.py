@@ -16,7 +16,7 @@ import onnx
 
 from dagexec.errors import ModelFormatError
 from dagexec.frontend.onnx.external_data import OwnFile
-from dagexec.platform.files import regular_only
+from dagexec.platform.disk import disk
 from dagexec.storage.net_file import load_message, parse_message
 from dagexec.storage.wire import FIXED32, FIXED64, LENGTH, VARINT, WireError, length_field
 
@@ -33,7 +33,7 @@ def read_model(path: Path) -> tuple[onnx.ModelProto, OwnFile | None]:
     """The message in a file, and the file where it has large weights. Raises ModelFormatError, naming the file."""
     try:
         if path.is_file() and path.stat().st_size >= _MIN_FILE:
-            with open(path, "rb", buffering=0, opener=regular_only) as file:
+            with disk().open(path, "rb") as file:
                 own = OwnFile(path, file.fileno())
                 content = _without_weights(_Source(file.fileno(), own.size))
             if content is not None:
