@@ -38,12 +38,12 @@ POOLS: dict[str, tuple[list[Job], int, dict[str, Any]]] = {
     "two runs, 2 workers": ([Job(FORK), Job(FORK)], 2, {}),
     "two runs, 3 workers": ([Job(FORK), Job(FORK)], 3, {}),
     "a run of higher priority": ([Job(PIECES), Job(CHAIN, priority=1)], 2, {}),
-    "two callers that work, 2 workers": ([Job(FORK, here=True), Job(CHAIN, here=True)], 2, {}),
+    "two callers that work": ([Job(FORK, here=True), Job(CHAIN, here=True)], 2, {}),
     "a caller that works, one of higher priority": ([Job(FORK, here=True), Job(CHAIN, priority=1)], 2, {}),
     "two runs that may be cancelled": ([Job(CHAIN, stops=True), Job(CHAIN, stops=True)], 2, {}),
     "two runs, two operators fail": ([Job(FORK), Job(CHAIN)], 2, {"failures": 2}),
     "two runs, the pool is closed": ([Job(CHAIN), Job(ONE)], 2, {"shuts": True}),
-    "three runs of two users": ([Job(CHAIN, user=0), Job(CHAIN, user=0), Job(CHAIN, user=1)], 2, {}),
+    "three runs of two users": ([Job(CHAIN, user=0), Job(ONE, user=0), Job(ONE, user=1)], 2, {}),
 }
 
 

@@ -29,6 +29,8 @@ Begun = tuple[tuple[int, int], ...]
 class RunState:
     """A state of a run; equal ones have the same future, by whichever of the workers of one side.
 
+    Which of the pieces under way a worker of a side executes is no difference, since it is none to `Machine.end`.
+
     Attributes:
         ended: a bit for each task that has.
         ready: a bit for each that may begin; follows from the others.
@@ -48,7 +50,7 @@ class RunState:
         self.begun = begun
         self.workers = workers
         self.machine: Machine | None = machine
-        self._key = ended, begun, tuple(sorted(workers)), own
+        self._key = ended, begun, tuple(sorted([place[:2] for place in workers])), own
         self._hash = hash(self._key)
 
     def __hash__(self) -> int:
@@ -103,7 +105,7 @@ class RunStates:
         for from_last in {self._workers // 2, self._workers - 1}:
             workers = tuple((int(number >= self._workers - from_last), -1, -1) for number in range(self._workers))
             machine = self._machine(self._graph)
-            yield RunState(0, ready, (), workers, machine, self._own(machine))
+            yield RunState(0, ready, (), workers, machine, self._own(machine, workers))
 
     def _run_alone(self, machine: Machine) -> None:
         last = -1
@@ -169,7 +171,7 @@ class RunStates:
             raise _WrongError(f"{there} tasks have a piece to take, but it says {machine.available}")
         place = (from_last, -1, -1) if found is None else (from_last, *found)
         workers = (*state.workers[:number], place, *state.workers[number + 1 :])
-        return RunState(ended, ready, tuple(sorted(begun.items())), workers, machine, self._own(machine))
+        return RunState(ended, ready, tuple(sorted(begun.items())), workers, machine, self._own(machine, workers))
 
     def _first(self, ready: int, begun: Mapping[int, int], last: int, from_last: int) -> tuple[int, int] | None:
         """What a worker is to take that did a piece of `last`, where no policy decides."""
@@ -227,9 +229,9 @@ class RunStates:
         """The same: symmetric states are equal. Of a policy, workers have other numbers than threads."""
         return state
 
-    def _own(self, machine: Machine) -> Hashable:
+    def _own(self, machine: Machine, workers: tuple[Place, ...]) -> Hashable:
         """What the future may depend on beside the account: the order of tasks that can be joined should be theirs."""
-        return tuple(machine._open) if self._in_order else machine.state()
+        return tuple(machine._open) if self._in_order else (machine.state(), tuple(sorted(workers)))
 
     def _piece(self, task: int, piece: int) -> str:
         count = self._graph.pieces[task]
