@@ -66,6 +66,8 @@ class _Replay:
         }  # fmt: skip
         for place, event in enumerate(self._story.events):
             self._place = place
+            if not event.locked:
+                raise self._deviation("that is done with the lock of the run, which nobody holds")
             replays[event.kind](event)
         if self._story.whole:
             self._check_end()
@@ -201,6 +203,8 @@ class _Replay:
             raise self._deviation(f"{self._who_is_inside()} may have something to do in it still")
 
     def _check_end(self) -> None:
+        if self._unless_stopped is not None:
+            raise self._unless_stopped()
         if not self._told:
             raise self._deviation("the owner of the run is told at its end", "the owner was never told")
         if self._who_is_inside():

@@ -18,13 +18,14 @@ from typing import cast
 from dagexec.core.operator import Step
 from dagexec.errors import ConformanceError
 from dagexec.platform.threads import Mutex, ThreadsEndedError, threads
-from dagexec.scheduler.conformance.checking import check
+from dagexec.scheduler.conformance.checking import Piece, check
 from dagexec.scheduler.conformance.pools import PoolStory
 from dagexec.scheduler.conformance.story import NOTHING, REFUSED, Deviation, Event, Kind, RunStory
+from dagexec.scheduler.plan.culprit import Failed
 from dagexec.scheduler.run import pool
 from dagexec.scheduler.run.affinity import CoreWakeUp
 from dagexec.scheduler.run.engine import NativeRun
-from dagexec.scheduler.run.engine_layout import Entry, Logged
+from dagexec.scheduler.run.engine_layout import Logged
 from dagexec.scheduler.run.engine_log import LoggedRun
 from dagexec.scheduler.run.machine import Machine
 from dagexec.scheduler.run.roster import Roster
@@ -238,12 +239,15 @@ class _Recording(ABC):
 
     def label(self, task: int) -> str:
         """The operators of a task."""
-        steps = [step for step, _ in self._work.shares[task]] if self._work.shares else self._work.calls[task]
-        chain = self._graph.chains[task]
-        names: list[str] = []
-        for step in (steps[:1], steps[-1:]):
-            names += [self._run.name_step(chain, one) for one in step]
-        return " to ".join(dict.fromkeys(names)) or "no operator"
+        work = self._work
+        steps: Sequence[Failed] = work.calls[task]
+        if work.shares:
+            steps = [step for step, _ in work.shares[task]]
+        elif work.native is not None and not steps:
+            steps = work.native.calls[task][0]
+        ends = [*steps[:1], *steps[-1:]]
+        names = dict.fromkeys(self._run.name_step(self._graph.chains[task], step) for step in ends)
+        return " to ".join(names) or "no operator"
 
     def attach(self) -> None:
         """Have the run tell, at its steps and at its end."""
@@ -370,7 +374,7 @@ class _LoggedRecording(_Recording):
         self._names: dict[int, str] = {}
         self._numbers: dict[str, int] = {}
         self._native = run.machine = _RecordedNativeRun(machine, self)
-        self._tables: dict[int, list[tuple[int, int]]] = {}
+        self._tables: dict[int, list[Piece]] = {}
         for task, row in enumerate(machine.tasks.tables):
             for piece, table in enumerate(row):
                 self._tables.setdefault(table.ctypes.data, []).append((task, piece))
@@ -400,26 +404,27 @@ class _LoggedRecording(_Recording):
 
     def events(self) -> list[Event]:
         found: list[Event] = []
-        last: dict[int, int] = {}  # of workers that go on with their task
-        has: dict[int, tuple[int, int]] = {}
+        goes_on: dict[int, int] = {}  # of workers, with which task
+        has: dict[int, Piece] = {}
         for line in self._native.lines():
-            kind, number, task, piece = line[: Entry.FROM_LAST]
+            kind, number, task, piece, from_last, table, lock = line
             worker = self._names[number]
             if kind == Logged.TAKE:
                 has[number] = task, piece
-                found.append(Event(Kind.TAKE, worker, task, piece, last.pop(number, -1), bool(line[Entry.FROM_LAST])))
+                last = goes_on.pop(number, -1)
+                found.append(Event(Kind.TAKE, worker, task, piece, last, bool(from_last), locked=bool(lock)))
             elif kind == Logged.NOTHING:
-                found.append(Event(Kind.TAKE, worker, NOTHING, from_last=bool(line[Entry.FROM_LAST])))
+                found.append(Event(Kind.TAKE, worker, NOTHING, from_last=bool(from_last), locked=bool(lock)))
             elif kind == Logged.GO_ON:
-                last[number] = task
+                goes_on[number] = task
             elif kind == Logged.EXECUTE:
-                tables = self._tables.get(line[Entry.TABLE], [])
+                tables = self._tables.get(table, [])
                 task, piece = has[number] if has.get(number) in tables else (*tables, (-1, -1))[0]
                 found.append(Event(Kind.STEP, worker, task, piece))
             elif kind == Logged.END:
-                found.append(Event(Kind.END, worker, task, piece))
+                found.append(Event(Kind.END, worker, task, piece, locked=bool(lock)))
             else:
-                found.append(Event(Kind(kind), worker, task, piece, step=line[Entry.TABLE]))
+                found.append(Event(Kind(kind), worker, task, piece, step=table))
         return found
 
 

@@ -39,6 +39,7 @@ class Event:
         last: of TAKE, the task whose next piece the worker would like best; -1 for none.
         from_last: of TAKE, it would like the last piece.
         step: of STEP, its number.
+        locked: it happens with the lock that guards the machine, as all must but STEP, TELL and TOLD.
     """
 
     kind: Kind
@@ -48,6 +49,7 @@ class Event:
     last: int = -1
     from_last: bool = False
     step: int = 0
+    locked: bool = True
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,8 @@ class Entry(IntEnum):
     PIECE = 3
     FROM_LAST = 4
     TABLE = 5  # address of the one that is executed
-    SIZE = 6
+    LOCK = 6  # of the run, as it is then
+    SIZE = 7
 
 
 class Mode(IntEnum):

@@ -43,10 +43,11 @@ class LoggingAssembler(EngineAssembler):
         _next_line(self, R8)
         self.store_number(RAX, R8, 8 * Entry.TASK)
         self.store_number(RDI, R8, 8 * Entry.TABLE)
-        for entry, place in (
-            (Entry.WORKER, Slot.WORKER), (Entry.PIECE, Slot.PIECE), (Entry.FROM_LAST, Slot.FROM_LAST),
+        for entry, base, place in (
+            (Entry.WORKER, RBP, Slot.WORKER), (Entry.PIECE, RBP, Slot.PIECE), (Entry.FROM_LAST, RBP, Slot.FROM_LAST),
+            (Entry.LOCK, RBX, Header.LOCK),
         ):  # fmt: skip
-            self.load_number(RDX, RBP, None, offset=8 * place)
+            self.load_number(RDX, base, None, offset=8 * place)
             self.store_number(RDX, R8, 8 * entry)
         self.store_number(RCX, R8, 8 * Entry.EVENT)  # last: then the line is whole
         self.mark("log is full")

@@ -94,6 +94,7 @@ def test_whatever_threads_do_one_after_another_as_the_machine_says_is_allowed(se
         ([A, Event(TAKE, "A", 0, 0), *left("A")], "A leaves", "it has task 0 (operator 0), which nobody else can end"),
         ([A, Event(TAKE, "A", 0, 0), Event(END, "A", 0, 0), *does("A", 1), *left("A")], "A ends task 0", "came to 0"),
         ([A, Event(STOPPED, "C"), *does("A", 0)], "A takes task 0", "the run is stopped"),
+        ([A, replace(does("A", 0)[0], locked=False)], "A takes task 0", "the lock of the run, which nobody holds"),
     ],
 )
 def test_what_it_does_not_allow_is_told_with_both_stories(events: list[Event], done: str, right: str) -> None:
