@@ -62,8 +62,16 @@ class PoolStory:
 
     def wakes(self, worker: str) -> None:
         """The calling thread wakes a worker."""
-        self._events.append(f"{threading.current_thread().name}: wakes {worker}")
-        self._to_wake = {waker: sleeper for waker, sleeper in self._to_wake.items() if sleeper != worker}
+        me = threading.current_thread().name
+        self._events.append(f"{me}: wakes {worker}")
+        if self._to_wake.get(me) == worker:
+            del self._to_wake[me]
+
+    def rests(self) -> None:
+        """No thread can go on."""
+        for waker, sleeper in self._to_wake.items():
+            self._events.append("nothing happens any more")
+            self._deviates(f"{waker} has taken {sleeper} from those that sleep, and wakes it")
 
     def _deviates(self, right: str) -> None:
         self.deviations.append(Deviation("pool", self._events[-1], right, self._events[:-1]))

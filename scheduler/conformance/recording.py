@@ -60,6 +60,8 @@ class Conformance:
         """
         self._check(self._recordings, at_rest)
         for story in self._pools:
+            if at_rest:
+                story.rests()
             self.deviations += story.deviations
         self._recordings, self._pools = [], []
         if self.deviations:
@@ -97,6 +99,8 @@ def conforming() -> Iterator[Conformance]:
     """Pools that are made within it are recorded. At its end, what their threads did is replayed beside the machine.
 
     Pools that end within it have told the owners of all their runs; of others, what was done until then is looked at.
+    What a run computed with is kept until it is checked, which may be at the end of the block.
+
     Raises ConformanceError where that does not allow it; where the block raises, the error has a note that says so.
     """
     conformance = Conformance()

@@ -198,4 +198,7 @@ class Roster:
         for worker in self.workers:
             if worker.run is not None and worker.run.priority > least:
                 least = worker.run.priority
-        return any(not run.active and run.priority >= least and run.has_place() for *_, run in self.runs)
+        for *_, run in self.runs:  # noqa: SIM110  # Ctrl-C in a generator that is given up is swallowed
+            if not run.active and run.priority >= least and run.has_place():
+                return True
+        return False

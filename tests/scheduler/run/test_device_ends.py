@@ -214,6 +214,7 @@ def test_the_error_of_a_stopped_run_is_not_its_own_cause_nor_secondary_to_itself
             net.run(timeout=30)
 
 
+@pytest.mark.unrecorded
 @pytest.mark.slow
 @pytest.mark.parametrize("net_class", NETS)
 def test_what_is_kept_for_other_shapes_gives_way_where_memory_is_short(net_class: type[BaseNet]) -> None:

@@ -1,0 +1,69 @@
+"""What the shell does against its machine is found by conformance, and some of it by schedules alone, too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+
+from dagexec.errors import ConformanceError
+from dagexec.scheduler.exploration import explore_seeds
+from dagexec.testing import conforming
+from tests.planted.bug import planted
+from tests.planted.engine_bugs import ENGINE_BUGS, code_of_now
+from tests.planted.shell import SHELL_BUGS, ShellBug
+from tests.scheduler.run.test_machine import needs_machine_code
+
+SEEDS = range(300)
+
+
+def held(scene: Callable[[], object]) -> Callable[[], None]:
+    """The scene, where only the machine judges it."""
+
+    def conform() -> None:
+        with conforming(), suppress(AssertionError):
+            scene()
+
+    return conform
+
+
+def told(error: BaseException) -> str:
+    """An error and its notes."""
+    return "\n".join((str(error), *getattr(error, "__notes__", ())))
+
+
+@pytest.mark.parametrize("bug", SHELL_BUGS, ids=lambda bug: bug.name)
+def test_what_threads_do_in_python_is_found_by_the_machine(bug: ShellBug) -> None:
+    with planted(bug):
+        found = explore_seeds(held(bug.scene), SEEDS)
+        assert found.failed is not None
+        assert found.failed.failure is not None
+        assert bug.right in told(found.failed.failure)
+        assert "machine:" in told(found.failed.failure)
+    explore_seeds(held(bug.scene), range(found.tried)).raise_failure()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", SHELL_BUGS, ids=lambda bug: bug.name)
+def test_schedules_alone_show_what_makes_a_run_end_otherwise(bug: ShellBug) -> None:
+    with planted(bug):
+        assert (explore_seeds(bug.scene, SEEDS).failed is not None) == bug.alone
+
+
+@needs_machine_code
+@pytest.mark.parametrize(
+    "bug",
+    [
+        pytest.param(bug, id=bug.name, marks=[pytest.mark.slow] if "twice" in bug.name or "dropped" in bug.name else [])
+        for bug in ENGINE_BUGS
+    ],
+)
+def test_what_threads_do_in_machine_code_is_found_by_the_machine(bug: ShellBug) -> None:
+    with planted(bug), code_of_now():
+        with pytest.raises((AssertionError, ConformanceError)) as raised, conforming():
+            bug.scene()
+        assert bug.right in told(raised.value)
+        assert isinstance(raised.value, AssertionError) == bug.alone
+    with code_of_now(), conforming():
+        bug.scene()
