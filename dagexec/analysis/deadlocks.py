@@ -18,12 +18,20 @@ Rescue = tuple[ExploredSchedule[object], Notes]
 
 def deadlock_findings(schedule: ExploredSchedule[object], notes: Notes, rescue: Rescue | None) -> Iterator[Finding]:
     """For a deadlock, a finding for each circle of threads, and for each one that waits in vain for a wake-up."""
-    waiting = {one.thread: one for one in notes.waiting if one.event.kind != "advance"}  # an idle stream may wait
+    waiting = {one.thread: one for one in notes.waiting}
     for circle in _circles(waiting):
         yield _told_circle(schedule.trace, [waiting[name] for name in circle])
-    for one in waiting.values():
-        if one.event.kind != "join" and _waits_for(one, waiting) is None:
-            yield _told_wait(schedule.trace, one, waiting, rescue)
+    told: list[str] = []
+    name: str | None = "main"
+    while name in waiting and name not in told:  # what the first thread waits for in the end; others may be idle
+        told.append(name)
+        one = waiting[name]
+        name = _waits_for(one, waiting)
+        if name is None and one.event.kind != "join":
+            opener = None if rescue is None else _opener(rescue, one)
+            if opener is not None and opener[0] not in told:
+                name = opener[0]
+            yield _told_wait(schedule.trace, one, opener, waiting, told)
 
 
 def _waits_for(one: Waiting, waiting: dict[str, Waiting]) -> str | None:
@@ -55,20 +63,28 @@ def _told_circle(trace: tuple[Event, ...], circle: list[Waiting]) -> Finding:
     return Finding("deadlock", f"a circle: {'; '.join(parts)}", tuple(steps))
 
 
-def _told_wait(trace: tuple[Event, ...], one: Waiting, waiting: dict[str, Waiting], rescue: Rescue | None) -> Finding:
+def _told_wait(
+    trace: tuple[Event, ...],
+    one: Waiting,
+    opener: tuple[str, str] | None,
+    waiting: dict[str, Waiting],
+    told: list[str],
+) -> Finding:
     since = _last(trace, one.thread)
-    text = f"{one.thread} waits for {one.event.resource} at {one.place}, after step {since}"
-    opener = None if rescue is None else _opener(rescue, one)
-    if opener is None:
-        return Finding("deadlock", f"{text}, and nobody is left to let it go on", (since,))
+    if one.event.kind == "advance":
+        return Finding("deadlock", f"{one.thread} has nothing that it could do{_after(since)}", (since,))
+    text = f"{one.thread} waits for {one.event.resource} at {one.place}{_after(since)}"
+    if opener is None or opener[0] in told:
+        return Finding("deadlock", f"{text}, and nobody lets it go on", (since,))
     who, place = opener
     last = _last(trace, who)
-    if who in waiting:
-        then = f"{who} waits itself for {waiting[who].event.resource} at {waiting[who].place}"
-    else:
-        then = f"{who} has ended"
-    text += f"; where the schedule does not fail, {who} lets it go on at {place}, but here {then} after step {last}"
+    then = "waits itself" if who in waiting else "has ended"
+    text += f"; where the schedule does not fail, {who} lets it go on at {place}, but here it {then}{_after(last)}"
     return Finding("deadlock", text, (since, last))
+
+
+def _after(step: int) -> str:
+    return f" after step {step}" if step >= 0 else " from the start"
 
 
 def _opener(rescue: Rescue, one: Waiting) -> tuple[str, str] | None:

@@ -40,10 +40,20 @@ def findings(runs: tuple[RunTold, ...], *, ended: bool) -> list[Finding]:
     """
     for told in runs:
         found = [*_out_of_order(told)] or [*_too_early(told)]
-        found += _miscounted(told, ended=ended or told.run.over)
+        found += [*_after_the_end(told), *_twice(told), *_never(told, ended=ended or told.run.over)]
         if found:
             return found[:_MOST]
     return [found for told in runs for found in _swapped(told)][:_MOST]
+
+
+def _after_the_end(told: RunTold) -> Iterator[Finding]:
+    """What was executed when the owner of the run had been told that it is over."""
+    for span in told.spans:
+        if told.over is not None and span.order[1] > told.over[0]:
+            text = (
+                f"{span.where} executed {_short(told, span.text)} (step {span.begin}) after the run was told to be over"
+            )
+            yield Finding("order", f"{text} (step {told.over[1]})", (span.begin, told.over[1]))
 
 
 def _out_of_order(told: RunTold) -> Iterator[Finding]:
@@ -102,28 +112,37 @@ def _too_early(told: RunTold) -> Iterator[Finding]:
                 yield Finding("order", text, (after.begin, *(() if before is None else (before.begin,))))
 
 
-def _miscounted(told: RunTold, *, ended: bool) -> Iterator[Finding]:
-    """Tasks that were done more than once, or of a run that came to its end never."""
-    by_task = _by_task(told)
-    work = told.run.work
-    for task, pieces in enumerate(work.steps):
-        spans = by_task.get(task, [])
-        for piece in range(len(pieces)):
+def _twice(told: RunTold) -> Iterator[Finding]:
+    """Pieces of tasks that were done more than once."""
+    for task, spans in _by_task(told).items():
+        pieces = len(told.run.work.steps[task])
+        for piece in range(pieces):
             done = [span for span in spans if span.piece == piece]
             if len(done) > 1:
                 times = " and ".join(f"by {span.where} (step {span.begin})" for span in done)
-                which = f"piece {piece} of {_named(told, task)}" if len(pieces) > 1 else _named(told, task)
+                which = f"piece {piece} of {_named(told, task)}" if pieces > 1 else _named(told, task)
                 yield Finding("twice", f"{which} was executed {times}", tuple(span.begin for span in done))
-        if not spans and ended and told.run.error is None:
-            parents = [number for number, row in enumerate(work.graph.children) if task in row and number in by_task]
-            after = [
-                f"{_named(told, number)} was done by {span.where} ({_until(span)})"
-                for number in parents
-                for span in by_task[number][-1:]
-            ]
-            text = f"{_named(told, task)} was never executed; of those it waits for, {' and '.join(after)}"
-            steps = tuple(span.begin for number in parents for span in by_task[number][-1:])
-            yield Finding("lost", text if after else f"{_named(told, task)} was never executed", steps)
+
+
+def _never(told: RunTold, *, ended: bool) -> Iterator[Finding]:
+    """Tasks that were not begun although all that they wait for is done, of a run that did not fail."""
+    by_task = _by_task(told)
+    work = told.run.work
+    for task in range(len(work.steps) if told.run.error is None else 0):
+        parents = [number for number, row in enumerate(work.graph.children) if task in row]
+        if task in by_task or any(span.end == NEVER for one in parents for span in by_task.get(one, ())):
+            continue
+        if not all(parent in by_task for parent in parents):
+            continue
+        last = [by_task[parent][-1] for parent in parents]
+        done = " and ".join(
+            f"{_named(told, parent)} was done by {span.where} ({_until(span)})"
+            for parent, span in zip(parents, last, strict=True)
+        )
+        text = f"{_named(told, task)} was never {'executed' if ended else 'begun'}"
+        yield Finding(
+            "lost", f"{text}; of those it waits for, {done}" if done else text, tuple(one.begin for one in last)
+        )
 
 
 def _swapped(told: RunTold) -> Iterator[Finding]:

@@ -17,7 +17,7 @@ from dagexec.core.stream import Kernel
 from dagexec.scheduler.conformance import StepNote
 from dagexec.scheduler.exploration.device import Advance
 from dagexec.scheduler.exploration.notes import Notes
-from dagexec.scheduler.nets.net import NetRun
+from dagexec.scheduler.nets.net import NetRun, NetRunOver
 from dagexec.scheduler.plan.culprit import Failed
 from dagexec.scheduler.run.executing import Doing
 from dagexec.scheduler.run.run import Run
@@ -61,11 +61,13 @@ class RunTold:
         run: it.
         made: what its net said of it; None for a run without one.
         spans: what was done in it, in order of the beginnings.
+        over: when its owner was told that it is over: the place among all that happened, and the step; None if never.
     """
 
     run: Run
     made: NetRun | None
     spans: list[Span] = field(default_factory=list)
+    over: tuple[int, int] | None = None
 
     @property
     def graph(self) -> Graph | None:
@@ -103,8 +105,12 @@ class _Reader:
             match what:
                 case NetRun():
                     self._runs[id(what.run)] = RunTold(what.run, what)
+                case Run():
+                    self._runs.setdefault(id(what), RunTold(what, None))
                 case Doing():
                     self._do(order, step, thread, what)
+                case NetRunOver(run) if id(run) in self._runs:
+                    self._runs[id(run)].over = order, step
                 case Advance(_, Kernel() as kernel):
                     self._execute(order, step, thread, kernel)
         return tuple(self._runs.values())

@@ -26,6 +26,7 @@ from dagexec.scheduler.exploration.strategies import ReplayStrategy
 
 _MOST_TOLD = 12
 _MOST_SCHEDULES = 1000
+_RUNS = 20
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Story:
         fewest: no schedule with fewer fails: all were tried.
         steps: of `schedule`.
         findings: what was wrong, the likeliest cause first.
-        moment: from when it could only fail; None where it did not fail again.
+        moment: from when it could only fail; None where that is not known.
         parting: where two runs of it part; None where it repeats itself.
     """
 
@@ -85,6 +86,7 @@ class Story:
             yield f"It does not repeat itself: {self.parting}"
         yield from (found.text for found in self.findings)
         if self.preemptions is None:
+            yield "It did not fail again under the same decisions."
             return
         few = "no schedule with fewer fails" if self.fewest else "the fewest that were found"
         yield f"{_counted(self.preemptions, 'preemption')} in {_counted(len(self.steps), 'step')}, {few}:"
@@ -143,12 +145,12 @@ def explain(scenario: Callable[[], object], failed: ExploredSchedule[Any], *, se
     """
     if failed.failure is None:
         raise ValueError("the schedule did not fail, so there is nothing to explain")
-    parted = None
+    parted = parting(scenario, failed)
     try:
-        parted = parting(scenario, failed)
         shrunk = fewest_preemptions(scenario, failed, seconds=seconds / 2, most=_MOST_SCHEDULES)
         return _told(scenario, shrunk, parted, seconds / 2)
-    except DagexecError:  # it does not fail again, or some other schedule comes to no decision point
+    except DagexecError:  # it does not fail again
+        parted = parted or parting(scenario, failed, _RUNS)
         steps = tuple(Step(event, "", "", "", -1) for event in failed.trace)
         return Story(_text(failed), failed, (), None, False, steps, (), None, parted)
 
@@ -157,11 +159,11 @@ def _told(scenario: Callable[[], object], shrunk: Shrunk[Any], parted: Parting |
     moment = inevitable(scenario, shrunk.schedule, shrunk.points, seconds=seconds)
     notes, rescued = Notes(), Notes()
     schedule = _noted(scenario, shrunk.schedule, notes)
-    rescue = None if moment.rescue is None else _noted(scenario, moment.rescue, rescued)
+    rescue = None if moment is None or moment.rescue is None else _noted(scenario, moment.rescue, rescued)
     runs = happenings(notes)
     found = findings(runs, ended=not isinstance(schedule.failure, DeadlockError))
     if notes.waiting:
-        found = [*deadlock_findings(schedule, notes, None if rescue is None else (rescue, rescued)), *found]
+        found += deadlock_findings(schedule, notes, None if rescue is None else (rescue, rescued))
     return Story(
         failure=_text(shrunk.schedule),
         schedule=shrunk.schedule,

@@ -59,8 +59,8 @@ def inevitable(
     *,
     continuations: int = 12,
     seconds: float = 10.0,
-) -> Moment[Result]:
-    """The moment of `failed`, whose decisions were made at `points`.
+) -> Moment[Result] | None:
+    """The moment of `failed`, whose decisions were made at `points`; None when the budget does not suffice for any.
 
     After a number of decisions, up to `continuations` schedules go on: the first without preemptions, others by seeds.
     `seconds` of real time are the budget.
@@ -71,6 +71,8 @@ def inevitable(
     def survivor(made: int) -> ExploredSchedule[Result] | None:
         nonlocal tried
         for number in range(continuations):
+            if time.monotonic() >= deadline:
+                break
             then = RandomStrategy(number, timeouts=failed.timeouts) if number else ReplayStrategy(())
             tried += 1
             schedule = explore(scenario, _Continued(failed.decisions[:made], then))
@@ -80,13 +82,16 @@ def inevitable(
 
     rescue = survivor(0)
     if rescue is None:
-        return Moment(-1, -1, continuations, tried, None)
+        return Moment(-1, -1, continuations, tried, None) if tried == continuations else None
     possible, certain = 0, len(failed.decisions)
-    while certain - possible > 1 and time.monotonic() < deadline:
+    while certain - possible > 1:
         middle = (possible + certain) // 2
+        before = tried
         found = survivor(middle)
-        if found is None:
+        if found is not None:
+            possible, rescue = middle, found
+        elif tried - before == continuations:
             certain = middle
         else:
-            possible, rescue = middle, found
+            break
     return Moment(points[certain - 1].step, points[possible].step, continuations, tried, rescue)

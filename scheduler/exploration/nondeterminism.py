@@ -78,10 +78,11 @@ class Parting:
         )
 
 
-def parting(scenario: Scenario[Result], schedule: ExploredSchedule[Result]) -> Parting | None:
-    """Where runs of `scenario` under the decisions of `schedule` part; None when a second run is as the first was."""
-    again = _again(scenario, schedule)
-    if _same(schedule, again):
+def parting(scenario: Scenario[Result], schedule: ExploredSchedule[Result], runs: int = 1) -> Parting | None:
+    """Where runs of `scenario` under the decisions of `schedule` part; None when so many more are as the first was."""
+    others = (_again(scenario, schedule) for _ in range(runs))
+    again = next((one for one in others if not _same(schedule, one)), None)
+    if again is None:
         return None
     for _ in range(_ATTEMPTS):
         one = _Watch(())

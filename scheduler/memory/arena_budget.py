@@ -56,7 +56,7 @@ class ArenaBudget:
         self._lock = ProcessLock()
         self._used = 0
         self._given_back = 0
-        self._accounts: set[ArenaAccount] = set()  # those with bytes
+        self._accounts: dict[ArenaAccount, None] = {}  # those with bytes; in order, as holders may be idle equally long
 
     def charge(self, account: ArenaAccount, nbytes: int) -> None:
         """A net uses `nbytes` for its arenas from now on, for a run that has begun. Raises ResourceError."""
@@ -67,7 +67,7 @@ class ArenaBudget:
         if over <= 0:
             return
         with self._lock.own:
-            holders = {one.holder for one in self._accounts}
+            holders = list(dict.fromkeys(one.holder for one in self._accounts))
         for holder in sorted(holders, key=lambda one: one.last_begun):
             freed = holder.give_back_arenas()
             self._given_back += freed > 0
@@ -88,9 +88,9 @@ class ArenaBudget:
             self._used += nbytes - account.nbytes
             account.nbytes = nbytes
             if nbytes:
-                self._accounts.add(account)
+                self._accounts[account] = None
             else:
-                self._accounts.discard(account)
+                self._accounts.pop(account, None)
 
 
 @dataclass(eq=False, slots=True)

@@ -71,6 +71,12 @@ class NetRun(NamedTuple):
     preparation: Preparation
 
 
+class NetRunOver(NamedTuple):
+    """The owner of a run is told that it is over."""
+
+    run: Run
+
+
 class BaseNet(ABC, Closing):
     """A net in a workspace: its operators, and prepared steps per shape signature.
 
@@ -292,12 +298,14 @@ class BaseNet(ABC, Closing):
         if self.in_list_order and self.on_host and observed is None:  # which is one chain
             by_plan = partial(_name_in_order, preparation)
         run = Run(self.name, work, by_plan, finished)
+        if not threads().concurrent:
+            threads().note(NetRun(self, run, plan, preparation))
+            run.finished = partial(_noted_and_finished, run, finished)
         run.side_by_side = not self.in_list_order
         if isinstance(run.machine, NativeRun):
             self._latest = preparation, run.machine
         if observed is not None:
             observed.follow(run)
-        threads().note(NetRun(self, run, plan, preparation))
         if not self.on_host:
             Drain(run, self.streams, self.operators, partial(self._call_end, run), checked=self.checked)
         return run
@@ -487,6 +495,11 @@ class BaseNet(ABC, Closing):
 
     def _own_tensors(self) -> frozenset[int]:
         return frozenset(id(self.workspace.get_blob(name).value) for name in self.workspace.local_blobs())
+
+
+def _noted_and_finished(run: Run, finished: Callable[[], object]) -> None:
+    threads().note(NetRunOver(run))
+    finished()
 
 
 def _home(workspace: Workspace, name: str) -> Device | None:

@@ -97,6 +97,7 @@ class WorkerPool:
                 if self._closed:
                     raise ClosedError(f"net {run.name!r}: {self._closed}")
                 run.pool = self
+                self._source.note(run)
                 self._roster.submit(run)
                 helper = self._roster.take_idle()
             if helper is not None:

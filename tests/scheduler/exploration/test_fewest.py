@@ -109,6 +109,7 @@ def test_after_the_inevitable_moment_every_schedule_fails_and_before_it_some_doe
     failed = next(failing(scenario, 100))
     shrunk = fewest_preemptions(scenario, failed)
     moment = inevitable(scenario, shrunk.schedule, shrunk.points)
+    assert moment is not None
     assert moment.possible_until == moment.step
     made = [point.step for point in shrunk.points].index(moment.step)
     decisions = shrunk.schedule.decisions
@@ -122,6 +123,7 @@ def test_after_the_inevitable_moment_every_schedule_fails_and_before_it_some_doe
 def test_the_read_of_the_second_thread_dooms_an_update() -> None:
     shrunk = fewest_preemptions(lost_update, next(failing(lost_update, 100)))
     moment = inevitable(lost_update, shrunk.schedule, shrunk.points)
+    assert moment is not None
     event = shrunk.schedule.trace[moment.step]
     assert (event.thread, event.kind) == (shrunk.deviations[0].to, "acquire")
 
@@ -133,4 +135,10 @@ def test_what_fails_whatever_is_decided_was_lost_from_the_start() -> None:
 
     shrunk = fewest_preemptions(scenario, explore(scenario, 1))
     moment = inevitable(scenario, shrunk.schedule, shrunk.points, continuations=5)
+    assert moment is not None
     assert (moment.step, moment.continuations, moment.tried, moment.rescue) == (-1, 5, 5, None)
+
+
+def test_without_time_no_moment_is_claimed() -> None:
+    shrunk = fewest_preemptions(lost_update, next(failing(lost_update, 100)))
+    assert inevitable(lost_update, shrunk.schedule, shrunk.points, seconds=0) is None

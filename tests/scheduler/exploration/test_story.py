@@ -21,6 +21,8 @@ from dagexec.scheduler.run.executing import Executing
 from dagexec.scheduler.run.machine import Machine
 from dagexec.scheduler.run.pool import WorkerPool
 from dagexec.scheduler.run.run import Run
+from tests.planted.bug import planted
+from tests.planted.catalog import BUGS
 from tests.scheduler.exploration.test_exploration import locks_in_two_orders, lost_update
 from tests.scheduler.exploration.test_exploration_device import CROSS, device_scenario
 from tests.scheduler.exploration.test_exploration_pool import EarlyPool, SleepyPool, TwoStepPool
@@ -127,12 +129,35 @@ def test_locks_in_a_circle_are_told_with_who_holds_which_since_when() -> None:
 
 def test_a_wake_up_that_never_comes_is_told_with_who_gives_it_elsewhere() -> None:
     story = story_of(pool_scenario([[]], 2, SleepyPool))
-    by_thread = {finding.text.split()[0]: finding.text for finding in story.findings}
-    assert set(by_thread) == {"main", "dagexec-0", "dagexec-1"}
-    assert "main waits for lock 1 (scenarios.py:" in by_thread["main"]
-    assert "where the schedule does not fail, dagexec-" in by_thread["main"]
-    assert "lets it go on at scenarios.py:" in by_thread["main"]
-    assert "waits itself for lock" in by_thread["main"]
+    main, worker = (finding.text for finding in story.findings if finding.kind == "deadlock")
+    assert main.startswith("main waits for lock 1 (scenarios.py:")
+    assert "where the schedule does not fail, dagexec-" in main
+    assert "lets it go on at scenarios.py:" in main
+    assert "but here it waits itself after step " in main
+    name = main.split("does not fail, ")[1].split()[0]
+    assert worker.startswith(f"{name} waits for lock ")  # the other worker may sleep as well as not
+    assert worker.endswith("and nobody lets it go on")
+    last = int(worker.split("after step ")[1].split(",")[0])
+    assert last == max(number for number, step in enumerate(story.steps) if step.event.thread == name)
+
+
+def test_work_that_nobody_begins_is_told_in_a_deadlock() -> None:
+    (bug,) = (one for one in BUGS if one.name == "a count in two steps")
+    with planted(bug):
+        story = story_of(bug.scene)
+    lost, *waits = story.findings
+    assert lost.text.startswith("operator 3 was never begun; of those it waits for, operator 1 was done by ")
+    assert {one.kind for one in waits} == {"deadlock"}
+
+
+def test_what_a_stream_executes_after_the_end_of_its_run_is_told() -> None:
+    (bug,) = (one for one in BUGS if one.name == "a run that ends before its streams")
+    with planted(bug):
+        story = story_of(bug.scene)
+    assert all("after the run was told to be over" in finding.text for finding in story.findings)
+    executed, told = story.findings[0].steps
+    assert told < executed
+    assert story.steps[executed].operators in story.findings[0].text
 
 
 def test_arrows_lead_from_a_release_start_or_end_to_what_it_lets_go_on() -> None:
