@@ -58,12 +58,12 @@ BUGS = (
             Edit(
                 WorkerPool._serve_runs,
                 "                if roster.sleep(worker):\n",
-                "                seen = roster._orders.__reduce__()[1][0] % 4\n"
+                "                seen = roster._admitted % 4\n"
                 "                lock.release()\n                lock.acquire()\n"
-                "                if roster._orders.__reduce__()[1][0] % 4 == seen and roster.sleep(worker):\n",
+                "                if roster._admitted % 4 == seen and roster.sleep(worker):\n",
             ),
         ),
-        scenes.runs_then_meeting(3),
+        scenes.runs_then_meeting(4),
         "reduction",
         "deadlock",
     ),

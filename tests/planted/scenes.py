@@ -214,18 +214,26 @@ def busy_elsewhere() -> None:
 
 
 def stop_of_one_of_two(length: int) -> Scene:
-    """Of two runs on one worker the first is stopped, and the second is not."""
+    """Of two runs on one worker the first is stopped in its first chain, and the second is not."""
 
     def scene() -> None:
-        done = [Done(), Done()]
+        done, begun, go_on = [Done(), Done()], [new_gate(), new_gate()], [new_gate(), new_gate()]
+
+        def hold(number: int) -> None:
+            begun[number].release()
+            go_on[number].acquire()
+
         with WorkerPool(1) as pool:
-            first = run_of(line(length), [nothing] * length, done[0])
-            second = run_of(line(2), [nothing] * 2, done[1])
+            first = run_of(line(length), [partial(hold, 0), *[nothing] * (length - 1)], done[0])
+            second = run_of([[]], [partial(hold, 1)], done[1])
             pool.submit(first)
             pool.submit(second)
-            pool.stop(first, DagexecError("enough"))
-            for told in done:
-                told.wait()
+            begun[0].acquire()
+            stopper = threads().start(lambda: pool.stop(first, DagexecError("enough")), "stopper")
+            for number in range(2):
+                go_on[number].release()
+                done[number].wait()
+            stopper.join()
             assert second.error is None, "a run was stopped that nobody stopped"
 
     return scene

@@ -92,7 +92,7 @@ BUGS = (
         scenes.device_runs(((), (0,))),
         "schedules",
         "other bytes",
-        modeled_on="microsoft/onnxruntime#18026: with several threads, results of a subgraph were read before the "
-        "stream that it had been put on was done; a synchronization after the launch was missing",
+        modeled_on="microsoft/onnxruntime#18026: models split between two providers went wrong with several "
+        "threads, as nobody waited for the stream after the work had been put on it",
     ),
 )
