@@ -39,6 +39,7 @@ from dagexec.server.repository_state import ModelState, RepositoryState
 from dagexec.server.version import PLATFORM, LoadedVersion, Runner
 from dagexec.serving.compile_async import compile_async
 from dagexec.serving.model_source import ModelSource
+from dagexec.serving.waiting import to_the_end
 
 logger = logging.getLogger("dagexec.server")
 
@@ -70,8 +71,7 @@ async def _compiled(config: ModelConfig, source: ModelSource) -> Runner:
         except DagexecError as error:
             logger.info("model %r is not warmed up: %s", config.name, error)
         except BaseException:
-            with anyio.CancelScope(shield=True):
-                await executor.drain_async(timeout=0)  # which ends the run that the thread waits for
+            await to_the_end(partial(executor.drain_async, timeout=0))  # which ends the run that the thread waits for
             raise
     return executor
 
@@ -251,9 +251,11 @@ class Repository:
     async def drain(self, seconds: float | None = None) -> None:
         """Refuse new requests, wait for those in service, by default `drain_seconds`, and close all models."""
         self._state.drain()
-        with anyio.CancelScope(shield=True):
-            async with self._changing:
-                await self._retire(self._state.retire_all(), seconds)
+        await to_the_end(partial(self._retire_all, seconds))
+
+    async def _retire_all(self, seconds: float | None) -> None:
+        async with self._changing:
+            await self._retire(self._state.retire_all(), seconds)
 
     async def abandon(self) -> None:
         """End what a drain, an unload or a load is still waiting for, now or later, with status 503."""
@@ -268,8 +270,7 @@ class Repository:
         try:
             return LoadedVersion(config, version, runner)
         except BaseException:
-            with anyio.CancelScope(shield=True):
-                await runner.drain_async(timeout=0)
+            await to_the_end(partial(runner.drain_async, timeout=0))
             raise
 
     async def _retire(self, versions: list[LoadedVersion], seconds: float | None = None) -> None:

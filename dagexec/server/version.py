@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
 import anyio
@@ -13,6 +14,7 @@ from dagexec.errors import SettingError
 from dagexec.server.config import ModelConfig
 from dagexec.server.datatypes import datatype_of
 from dagexec.server.inference import TensorMetadata
+from dagexec.serving.waiting import to_the_end
 
 PLATFORM = "dagexec"
 
@@ -91,11 +93,13 @@ class LoadedVersion:
         What is not finished by then ends with ClosedError. The close is not interrupted by a cancellation.
         """
         self._retired = True
-        with anyio.CancelScope(shield=True):
-            if self.running:
-                with anyio.move_on_after(seconds):
-                    await self._idle.wait()
-            await self.runner.drain_async(timeout=0)
+        await to_the_end(partial(self._close, seconds))
+
+    async def _close(self, seconds: float) -> None:
+        if self.running:
+            with anyio.move_on_after(seconds):
+                await self._idle.wait()
+        await self.runner.drain_async(timeout=0)
 
 
 def _no_words(name: str, info: InputInfo) -> SettingError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -200,6 +200,26 @@ class TaskWait:
                 late = error
         if late is not None:
             raise late
+
+
+async def to_the_end(call: Callable[[], Coroutine[Any, Any, _Result]]) -> _Result:
+    """What `call()` gives or raises; a cancellation is raised when it has ended, asyncio's own `Task.cancel()` too."""
+    results: list[_Result] = []
+    late: BaseException | None = None
+    with anyio.CancelScope(shield=True):
+        if event_loop().is_asyncio:
+            task = asyncio.create_task(call())
+            while not task.done():
+                try:
+                    await asyncio.wait((task,))
+                except asyncio.CancelledError as error:
+                    late = error
+            results.append(task.result())
+        else:
+            results.append(await call())
+    if late is not None:
+        raise late
+    return results[0]
 
 
 async def on_a_thread(name: str, call: Callable[[], _Result]) -> _Result:
