@@ -222,7 +222,12 @@ def _passed_from(trace: tuple[Event, ...]) -> dict[int, int]:
 
 
 def _text(schedule: ExploredSchedule[Any]) -> str:
-    return f"{type(schedule.failure).__name__}: {schedule.failure}"
+    """What was raised, with its notes: among them what threads did that the machine of runs does not allow."""
+    return "\n".join((f"{type(schedule.failure).__name__}: {schedule.failure}", *_notes(schedule.failure)))
+
+
+def _notes(failure: BaseException | None) -> tuple[str, ...]:
+    return tuple(getattr(failure, "__notes__", ()))
 
 
 def _counted(count: int, what: str) -> str:

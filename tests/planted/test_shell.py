@@ -7,6 +7,7 @@ from contextlib import suppress
 
 import pytest
 
+from dagexec.analysis.story import explain
 from dagexec.errors import ConformanceError
 from dagexec.scheduler.exploration import explore_seeds
 from dagexec.testing import conforming
@@ -14,18 +15,19 @@ from tests.planted.bug import planted
 from tests.planted.engine_bugs import ENGINE_BUGS, code_of_now
 from tests.planted.shell import SHELL_BUGS, ShellBug
 from tests.scheduler.run.test_machine import needs_machine_code
+from tests.scheduler.scenarios import held
 
 SEEDS = range(300)
 
 
-def held(scene: Callable[[], object]) -> Callable[[], None]:
+def judged(scene: Callable[[], object]) -> Callable[[], None]:
     """The scene, where only the machine judges it."""
 
-    def conform() -> None:
-        with conforming(), suppress(AssertionError):
+    def run() -> None:
+        with suppress(AssertionError):
             scene()
 
-    return conform
+    return held(run)
 
 
 def told(error: BaseException) -> str:
@@ -36,12 +38,12 @@ def told(error: BaseException) -> str:
 @pytest.mark.parametrize("bug", SHELL_BUGS, ids=lambda bug: bug.name)
 def test_what_threads_do_in_python_is_found_by_the_machine(bug: ShellBug) -> None:
     with planted(bug):
-        found = explore_seeds(held(bug.scene), SEEDS)
+        found = explore_seeds(judged(bug.scene), SEEDS)
         assert found.failed is not None
         assert found.failed.failure is not None
         assert bug.right in told(found.failed.failure)
         assert "machine:" in told(found.failed.failure)
-    explore_seeds(held(bug.scene), range(found.tried)).raise_failure()
+    explore_seeds(judged(bug.scene), range(found.tried)).raise_failure()
 
 
 @pytest.mark.slow
@@ -67,3 +69,14 @@ def test_what_threads_do_in_machine_code_is_found_by_the_machine(bug: ShellBug) 
         assert isinstance(raised.value, AssertionError) == bug.alone
     with code_of_now(), conforming():
         bug.scene()
+
+
+@pytest.mark.slow
+def test_the_story_of_a_deadlock_has_what_was_done_against_the_machine() -> None:
+    bug = next(bug for bug in SHELL_BUGS if bug.name == "who gives way has taken a piece")
+    with planted(bug):
+        failed = explore_seeds(held(bug.scene), SEEDS).failed
+        assert failed is not None
+        failure = explain(held(bug.scene), failed, seconds=2).failure
+    assert failure.startswith("DeadlockError: ")
+    assert bug.right in failure

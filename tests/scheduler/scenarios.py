@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,12 +12,15 @@ import numpy.typing as npt
 from dagexec import NetDef, Workspace
 from dagexec.core.graph import build_graph
 from dagexec.platform.threads import new_gate
+from dagexec.scheduler.conformance import conforming
 from dagexec.scheduler.nets.net import BaseNet
 from dagexec.scheduler.plan.plan import build_plan
 from dagexec.scheduler.run.pool import WorkerPool
 from dagexec.scheduler.run.run import Run
 from dagexec.scheduler.run.work import chain_work
 from tests.nets import net_of
+
+Result = TypeVar("Result")
 
 DIAMOND = [[], [0], [0], [1, 2]]
 X = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
@@ -74,6 +77,16 @@ def pool_scenario(
         return tuple(order)
 
     return scenario
+
+
+def held(scenario: Callable[[], Result]) -> Callable[[], Result]:
+    """A scenario whose threads are held against the machine of runs."""
+
+    def conform() -> Result:
+        with conforming():
+            return scenario()
+
+    return conform
 
 
 def sums(parents: Sequence[Sequence[int]], name: str = "sums") -> NetDef:

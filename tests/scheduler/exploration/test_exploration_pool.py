@@ -23,6 +23,7 @@ from tests.scheduler.scenarios import (
     Done,
     expected,
     fed,
+    held,
     net_scenario,
     outputs_of,
     pool_scenario,
@@ -142,7 +143,7 @@ def test_a_pool_with_a_planted_bug_is_caught_and_the_schedule_replayed(
 @pytest.mark.slow
 @pytest.mark.parametrize("parents", [[[]], FORK])
 def test_a_stopped_run_is_told_once_under_every_schedule(parents: list[list[int]]) -> None:
-    search = systematic(stop_scenario(WorkerPool, parents), preemptions=2)
+    search = systematic(held(stop_scenario(WorkerPool, parents)), preemptions=2)
     search.raise_failure()
     assert search.exhausted
 
@@ -154,7 +155,7 @@ def test_a_stopped_run_is_told_once_under_every_schedule(parents: list[list[int]
 def test_the_pool_is_right_under_every_schedule_with_few_preemptions(
     parents: list[list[int]], workers: int, bound: int
 ) -> None:
-    search = systematic(pool_scenario(parents, workers), preemptions=bound)
+    search = systematic(held(pool_scenario(parents, workers)), preemptions=bound)
     search.raise_failure()
     assert search.exhausted
     assert search.tried > 10
@@ -163,7 +164,7 @@ def test_the_pool_is_right_under_every_schedule_with_few_preemptions(
 @pytest.mark.slow
 @pytest.mark.parametrize(("parents", "workers"), [(DIAMOND, 2), (TWO_LAYERS, 2), (TWO_LAYERS, 3)])
 def test_the_pool_is_right_for_many_seeds_and_they_differ(parents: list[list[int]], workers: int) -> None:
-    scenario = pool_scenario(parents, workers)
+    scenario = held(pool_scenario(parents, workers))
     explore_seeds(scenario, range(150)).raise_failure()
 
 
@@ -181,7 +182,7 @@ def test_two_runs_of_two_priorities_share_a_pool_under_every_schedule() -> None:
                 run.raise_error()
         assert [told.told for told in done] == [1, 1]
 
-    search = systematic(scenario, preemptions=2)
+    search = systematic(held(scenario), preemptions=2)
     search.raise_failure()
     assert search.exhausted
 
@@ -212,17 +213,17 @@ def test_a_dead_worker_ends_its_run_once_under_every_schedule(caplog: pytest.Log
             assert pool.statistics().replaced == 1
         assert done.told == 1
 
-    explore_seeds(scenario, range(100)).raise_failure()
-    systematic(scenario, preemptions=1, limit=400).raise_failure()
+    explore_seeds(held(scenario), range(100)).raise_failure()
+    systematic(held(scenario), preemptions=1, limit=400).raise_failure()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("net_type", ["dag", "async_dag"])
 def test_nets_compute_what_simple_net_does_under_every_schedule(net_type: str) -> None:
-    search = systematic(net_scenario(sums(DIAMOND), net_type), preemptions=1)
+    search = systematic(held(net_scenario(sums(DIAMOND), net_type)), preemptions=1)
     search.raise_failure()
     assert search.exhausted
-    explore_seeds(net_scenario(sums(TWO_LAYERS), net_type, workers=3, runs=2), range(40)).raise_failure()
+    explore_seeds(held(net_scenario(sums(TWO_LAYERS), net_type, workers=3, runs=2)), range(40)).raise_failure()
 
 
 @pytest.mark.slow
@@ -244,10 +245,10 @@ def test_a_timeout_at_any_point_of_a_run_leaves_the_net_usable() -> None:
             made.run()
             assert outputs_of(workspace, net) == right
 
-    search = systematic(scenario, preemptions=1, timeouts=True)
+    search = systematic(held(scenario), preemptions=1, timeouts=True)
     search.raise_failure()
     assert search.exhausted
-    explore_seeds(scenario, range(50), timeouts=True).raise_failure()
+    explore_seeds(held(scenario), range(50), timeouts=True).raise_failure()
     assert outcomes == {"done", "timeout"}
 
 
@@ -266,4 +267,4 @@ def test_callers_of_one_net_in_several_threads_take_turns_under_many_schedules()
                 caller.join()
             assert outputs_of(workspace, net) == right
 
-    explore_seeds(scenario, range(60)).raise_failure()
+    explore_seeds(held(scenario), range(60)).raise_failure()
