@@ -507,7 +507,8 @@ class DispatchWorld:
     def _idle_fault(self) -> str | None:
         """What is wrong if a replica is idle, and nobody is about to look who may have it."""
         state = self.state
-        if not state.idle or self.starts or self.gives_up_turns or self.calls or self.here:
+        is_closing = bool(self.closing) and "wait" not in self.closing
+        if not state.idle or self.starts or self.gives_up_turns or self.calls or self.here or is_closing:
             return None
         if state.again or state.awaiting_admission or any(one.pinned in state.idle for one in state.pinned):
             return "somebody waits for a replica although one is idle"

@@ -8,6 +8,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -16,7 +18,12 @@ import pytest
 
 from dagexec.core.operator import Operator
 from dagexec.errors import ClosedError, OperatorError
+from dagexec.options import CompileOptions
+from dagexec.serving.dispatch import Dispatcher
 from dagexec.serving.dispatch_state import MAX_IN_TURN
+from dagexec.serving.pooled import PooledRuns
+from dagexec.serving.requests import Request
+from dagexec.serving.row_blocks import RowBlocks
 from dagexec.serving.waiting import MAX_TURN
 from tests.held import PATIENCE, rows
 from tests.nets import temporary_operator
@@ -60,6 +67,26 @@ async def test_the_loop_has_them_in_its_turns_in_order_and_workers_none() -> Non
         found = runs.executor.statistics()
         assert found.completed == CALLERS + 2
         assert len(found.runs_per_replica) == 1
+
+
+def test_who_waits_for_no_turn_gets_a_replica_although_those_before_get_one_too() -> None:
+    """A thread comes while two replicas are idle and a request of a loop waits for its turn: both are served."""
+    binding = SimpleNamespace(signature=(), is_shared=False, seconds_at_best=0.0, shortest=0.0)
+    replicas: Any = [SimpleNamespace(number=number, io_binding=binding) for number in range(2)]
+    pool: Any = SimpleNamespace(workers={}, is_worker=lambda: False)
+    loop: Any = object()
+    dispatcher = Dispatcher("net", replicas, pool, CompileOptions(), None)
+    dispatcher.call_loop = lambda _: None
+    pooled = PooledRuns(dispatcher, pool, 1, RowBlocks.__new__(RowBlocks))
+    served: list[Request] = []
+    pooled.serve = served.append  # type: ignore[method-assign]
+    waits, comes = Request({}), Request({})
+    waits.loop = loop
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(pooled.submit, waits, start_here=False).result(PATIENCE)
+        assert served == []
+        thread.submit(pooled.submit, comes, start_here=False).result(PATIENCE)
+    assert served == [waits, comes]
 
 
 async def test_runs_of_another_shape_and_runs_that_became_long_are_the_workers() -> None:
