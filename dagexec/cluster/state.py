@@ -12,6 +12,10 @@ until then.
 Whether a replica is well is judged by its answers. One that has requests and has not answered anything for half of
 `answer_seconds` is asked whether it is there, which a replica that computes can answer; one that does not answer that
 for the other half is lost, whatever became of its process.
+
+Replicas are alike but for what they do, and times count only as far as they lie ahead (`DeploymentState.state`).
+`tests/machines` looks at every state of small worlds around it: processes die and fall silent, messages come late or
+twice, instructions are carried out in any order.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class BatchQueue(RequestQueue):
         self._prioritized = False  # some request had a priority of its own
 
     def push(self, request: Request) -> None:
-        place = next(self._arrivals)
+        place = self._arrivals = self._arrivals + 1
         group = None if request.group is None else self._groups.get(request.group) or _Waiting()
         if group is not None and group.requests and request.created < next(reversed(group.requests)).created:
             group.in_order = False

@@ -12,6 +12,9 @@ failed run again, each alone and before all others.
 
 Requests also wait there while a replica is idle if one event loop may run them all, and runs are short: it has them in
 its turns (`take_turn`).
+
+Replicas are alike but for what they do, requests of one kind but for where they wait, and threads but for their habits;
+the order of arrival is part of the state. `tests/machines` looks at every state of small worlds around it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -263,7 +262,7 @@ class RequestQueue:
         self.waiting: OrderedDict[Request, None] = OrderedDict()
         self.loops: dict[EventLoop | None, int] = {}
         self._heap: list[tuple[int, int, Request]] = []  # and entries of requests that do not wait here any more
-        self._arrivals = itertools.count()
+        self._arrivals = 0
         self.overtaken = 0
 
     def __len__(self) -> int:
@@ -275,7 +274,7 @@ class RequestQueue:
 
     def push(self, request: Request) -> None:
         """Put `request` behind all of its priority."""
-        place = next(self._arrivals)  # first: Ctrl-C may come when a call returns
+        place = self._arrivals = self._arrivals + 1
         of_loop = self.loops.get(request.loop, 0) + 1
         self.waiting[request] = None
         self.loops[request.loop] = of_loop

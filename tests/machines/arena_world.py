@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copyreg
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 
 from dagexec.errors import ResourceError
+from dagexec.platform.forking import ProcessLock
 from dagexec.scheduler.exploration.state_search import ModelFault
 from dagexec.scheduler.memory.arena_budget import ArenaAccount, ArenaBudget
-from tests.machines.replayed import Event
+from tests.machines.worlds import Event
+
+copyreg.pickle(ProcessLock, lambda _: (ProcessLock, ()))
 
 
 @dataclass(eq=False)
@@ -47,7 +51,7 @@ class ArenaWorld:
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
-        self.budget = ArenaBudget(setting.nbytes, (lambda *numbers: f"{numbers}") if setting.refuses else None)
+        self.budget = ArenaBudget(setting.nbytes, "{} of {}".format if setting.refuses else None)
         self.models = [_Model(number, needs) for number, needs in enumerate(setting.needs)]
         for model in self.models:
             model.account = ArenaAccount(self.budget, model)

@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from dagexec.cluster.autoscaling import Autoscaling
@@ -24,7 +25,7 @@ from dagexec.errors import (
 )
 from dagexec.scheduler.exploration.state_search import ModelFault
 from dagexec.serving.requests import Request
-from tests.machines.replayed import Event
+from tests.machines.worlds import Event
 
 
 class Kind(NamedTuple):
@@ -171,7 +172,7 @@ class ClusterWorld:
     def _submit(self, kind: Kind) -> None:
         self.left[kind] -= 1
         request = Request({}, priority=kind.priority)
-        request.notify = lambda: self._tell(request)
+        request.notify = partial(self._tell, request)
         if kind.timeout:
             request.timeout, request.deadline = kind.timeout, self.now + kind.timeout
         self.live.append(request)

@@ -24,11 +24,9 @@ from dagexec.serving.dispatch_state import Cancelled, DispatchState
 from dagexec.serving.keeping import BACK_SECONDS, KEPT_SECONDS
 from dagexec.serving.requests import Request
 from dagexec.serving.turns import Visits
-from tests.machines.replayed import Event
+from tests.machines.worlds import Event
 
 Result = TypeVar("Result")
-
-GROUPS = {"g": Group({}, {}), "h": Group({}, {})}
 
 
 class Kind(NamedTuple):
@@ -102,6 +100,7 @@ class DispatchWorld:
             self.state.kept.leave(thread, self.state.idle[0], self.now, self.now)
             self.state.kept.came(thread, self.now)
         self.left = Counter(setting.kinds)
+        self.groups = {kind.group: Group({}, {}) for kind in setting.kinds if kind.group}
         self.added = 0
         self.live: list[Request] = []  # in the order in which they came
         self.kinds: dict[Request, Kind] = {}
@@ -214,7 +213,7 @@ class DispatchWorld:
         state, pinned = self.state, self.state.replicas[number] if kind.pinned else None
         request = Request({}, priority=kind.priority, pinned=pinned)
         request.created, request.rows = self.now, kind.rows
-        request.group, request.loop = GROUPS.get(kind.group), kind.loop or None  # type: ignore[assignment]
+        request.group, request.loop = self.groups.get(kind.group), kind.loop or None  # type: ignore[assignment]
         if kind.timeout:
             request.timeout, request.deadline = kind.timeout, self.now + kind.timeout
         self.kinds[request] = kind

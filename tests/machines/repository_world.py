@@ -14,7 +14,7 @@ from dagexec.scheduler.exploration.state_search import ModelFault
 from dagexec.server.config import ModelConfig
 from dagexec.server.inference import RequestError
 from dagexec.server.repository_state import RepositoryState
-from tests.machines.replayed import Event
+from tests.machines.worlds import Event
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import pytest
 from dagexec.scheduler.memory.arena_budget import ArenaBudget
 from tests.machines.arena_world import Setting
 from tests.machines.mutating import Mistake
-from tests.machines.replayed import searched, with_other_futures
+from tests.machines.worlds import searched, with_other_futures
 
 SMALL = {
     "three models": Setting(((1,), (1,), (2,)), 2),
@@ -15,6 +15,7 @@ SMALL = {
 }
 
 LARGE = {"four models": Setting(((1, 2), (1,), (2, 5), (3,)), 4)}
+WORLDS = SMALL | LARGE
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -26,7 +27,7 @@ def test_nothing_goes_wrong_in_a_small_world(name: str) -> None:
 
 @pytest.mark.slow
 def test_nothing_goes_wrong_in_a_larger_world() -> None:
-    found = searched(LARGE["four models"].world, seconds=60)
+    found = searched(LARGE["four models"].world, seconds=10)
     assert (found.fault, found.path) == (None, ())
 
 

@@ -9,7 +9,7 @@ from dagexec.cluster.routing import LeastOutstanding
 from dagexec.cluster.state import DeploymentState
 from tests.machines.cluster_world import Kind, Setting
 from tests.machines.mutating import Mistake
-from tests.machines.replayed import searched, with_other_futures
+from tests.machines.worlds import searched, with_other_futures
 
 PLAIN = Kind()
 ONE_OR_TWO = Autoscaling(min_replicas=1, max_replicas=2, target_outstanding=1, downscale_seconds=1)
@@ -49,7 +49,7 @@ def test_nothing_goes_wrong_in_a_small_world(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LARGE)
 def test_nothing_goes_wrong_in_a_larger_world(name: str) -> None:
-    found = searched(LARGE[name].world, seconds=60)
+    found = searched(LARGE[name].world, seconds=10)
     assert (found.fault, found.path) == (None, ())
 
 

@@ -14,7 +14,7 @@ from dagexec.serving.requests import RequestQueue
 from dagexec.serving.turns import Visits
 from tests.machines.dispatch_world import Kind, Setting
 from tests.machines.mutating import Mistake
-from tests.machines.replayed import searched, with_other_futures
+from tests.machines.worlds import searched, with_other_futures
 
 PLAIN = Kind()
 JOINED = Kind(group="g")
@@ -82,7 +82,7 @@ def test_nothing_goes_wrong_in_a_small_world(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LARGE)
 def test_nothing_goes_wrong_in_a_larger_world(name: str) -> None:
-    found = searched(LARGE[name].world, seconds=60)
+    found = searched(LARGE[name].world, seconds=10)
     assert (found.fault, found.path) == (None, ())
 
 

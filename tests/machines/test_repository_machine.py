@@ -6,8 +6,8 @@ import pytest
 
 from dagexec.server.repository_state import Entry, RepositoryState
 from tests.machines.mutating import Mistake
-from tests.machines.replayed import searched, with_other_futures
 from tests.machines.repository_world import Setting
+from tests.machines.worlds import searched, with_other_futures
 
 SMALL = {
     "loads": Setting(loads=2, requests=2),
@@ -22,6 +22,7 @@ LARGE = {
     "the end of loads and unloads": Setting(loads=3, unloads=1, requests=2, closes=True),
     "the end of two models": Setting(models=2, loads=2, unloads=1, requests=1, closes=True),
 }
+WORLDS = SMALL | LARGE
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -34,7 +35,7 @@ def test_nothing_goes_wrong_in_a_small_world(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LARGE)
 def test_nothing_goes_wrong_in_a_larger_world(name: str) -> None:
-    found = searched(LARGE[name].world, seconds=60)
+    found = searched(LARGE[name].world, seconds=10)
     assert (found.fault, found.path) == (None, ())
 
 

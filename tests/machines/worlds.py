@@ -1,11 +1,11 @@
-"""Models whose states are reached by calling the machine itself: a state is the events that lead there.
+"""Models of worlds around a machine: what may happen is done to copies of the machine itself.
 
-So nothing of a machine is written down a second time, and nothing has to be copied. Two states are one when the keys
-of their worlds are equal.
+So nothing of a machine is written down a second time. Two states are one when the keys of their worlds are equal.
 """
 
 from __future__ import annotations
 
+import pickle
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ Event = tuple[Hashable, ...]
 
 
 class World(Protocol):
-    """A machine, and the little world around it that has events happen."""
+    """A machine, and the little world around it that has events happen. It can be pickled."""
 
     def events(self) -> Iterable[Event]:
         """What may happen next."""
@@ -37,35 +37,35 @@ class World(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """A state of a world: the first events that led there."""
+    """A state of a world."""
 
     key: Hashable
-    path: tuple[Event, ...] = field(compare=False)
+    world: bytes = field(compare=False)
     is_over: bool = field(compare=False)
 
 
-class Replayed:
+class Worlds:
     """A model of the worlds that `new` makes."""
 
     def __init__(self, new: Callable[[], World]) -> None:
         self._new = new
 
     def begin(self) -> Iterable[Reached]:
-        yield self._reached(self._new(), ())
+        yield _reached(self._new())
 
     def steps(self, state: Reached) -> Iterable[tuple[str, Reached]]:
-        for event in list(self._at(state.path).events()):
-            label = " ".join(map(str, event))
-            world = self._at(state.path)
+        for event in list(_copy(state).events()):
+            world, label = _copy(state), " ".join(map(str, event))
             try:
                 world.do(event)
+                fault = world.fault()  # here, as a wrong state may have the key of a right one
             except ModelFault as error:
                 raise ModelFault(str(error), label) from None
             except Exception as error:
                 raise ModelFault(f"the machine fails: {type(error).__name__}: {error}", label) from error
-            if (fault := world.fault()) is not None:  # here, as a wrong state may have the key of a right one
+            if fault is not None:
                 raise ModelFault(fault, label)
-            yield label, self._reached(world, (*state.path, event))
+            yield label, _reached(world)
 
     def fault(self, state: Reached) -> str | None:
         return None  # `steps` has looked
@@ -76,19 +76,19 @@ class Replayed:
     def canonical(self, state: Reached) -> Reached:
         return state
 
-    def _at(self, path: Iterable[Event]) -> World:
-        world = self._new()
-        for event in path:
-            world.do(event)
-        return world
 
-    def _reached(self, world: World, path: tuple[Event, ...]) -> Reached:
-        return Reached(world.key(), path, world.is_over())
+def _reached(world: World) -> Reached:
+    return Reached(world.key(), pickle.dumps(world, protocol=5), world.is_over())
 
 
-def with_other_futures(new: Callable[[], World], most: int) -> list[tuple[tuple[Event, ...], tuple[Event, ...]]]:
-    """Pairs of histories with equal keys after which not the same may follow: what a key leaves out."""
-    model = Replayed(new)
+def _copy(state: Reached) -> World:
+    world: World = pickle.loads(state.world)
+    return world
+
+
+def with_other_futures(new: Callable[[], World], most: int) -> list[Hashable]:
+    """Keys that were reached twice and after which not the same may follow: they leave something out."""
+    model = Worlds(new)
     level = list(model.begin())
     seen = {state: state for state in level}
     differ = []
@@ -103,11 +103,11 @@ def with_other_futures(new: Callable[[], World], most: int) -> list[tuple[tuple[
             first = seen.setdefault(state, state)
             if first is state:
                 level.append(state)
-            elif first.path != state.path and following(first) != following(state):
-                differ.append((first.path, state.path))
+            elif first.world != state.world and following(first) != following(state):
+                differ.append(state.key)
     return differ
 
 
-def searched(new: Callable[[], World], **limits: float) -> SearchResult:
+def searched(new: Callable[[], World], *, seconds: float | None = None, most: int | None = None) -> SearchResult:
     """Every state of the worlds that `new` makes."""
-    return search(Replayed(new), **limits)  # type: ignore[arg-type]
+    return search(Worlds(new), seconds=seconds, most=most)
