@@ -76,6 +76,7 @@ benchmark: $(VENV)/.installed-test
 	$(BIN)/python benchmarks/import_time.py --json benchmarks/results/import_time.json
 	$(BIN)/python benchmarks/hazard_check.py --json benchmarks/results/hazard_check.json
 	$(BIN)/python benchmarks/mutations.py --json benchmarks/results/mutations.json
+	$(BIN)/python benchmarks/planted.py --json benchmarks/results/planted.json
 	$(BIN)/python benchmarks/inter_op.py --json benchmarks/results/inter_op.json
 	$(BIN)/python benchmarks/null_comparison.py --json benchmarks/results/null_comparison.json
 	$(BIN)/python benchmarks/concurrent_requests.py --json benchmarks/results/concurrent_requests.json
