@@ -40,7 +40,7 @@ from dagexec.errors import (
     RunTimeoutError,
 )
 from dagexec.platform.threads import threads
-from dagexec.scheduler.conformance import conforming
+from dagexec.scheduler.conformance import Conformance, conforming
 from dagexec.scheduler.hazards.detector import Detector
 from dagexec.scheduler.nets.async_dag import AsyncDAGNet
 from dagexec.scheduler.nets.dag import DAGNet
@@ -65,6 +65,19 @@ a remainder of 1, what threads do in runs is held against the machine, in machin
 
 PATIENCE_WITH_HANGS = 0.1
 """Seconds that callers wait where a kernel may hang forever."""
+
+
+_held: list[Conformance] = []  # of the case under way, if it is held against the machine
+
+
+def deviations_where_nothing_happens() -> str:
+    """What the threads of the case under way did that the machine does not allow, if nobody goes on; else empty."""
+    try:
+        for found in _held:
+            found.raise_found(at_rest=True)
+    except ConformanceError as error:
+        return f"{error}\n"
+    return ""
 
 
 class CaseFailedError(Exception):
@@ -437,9 +450,12 @@ class _CaseRun:
             return
         try:
             with conforming() as found:
+                _held.append(found)
                 yield
         except ConformanceError as error:
             self.problems += error.deviations
+        finally:
+            _held.clear()
         self.tally["runs held against the machine"] += found.runs
         self.tally["runs held against the machine: in machine code"] += found.native
 

@@ -12,7 +12,7 @@ from dagexec.core.device import Device
 from dagexec.core.runtime import runtime_of
 from dagexec.stress.case import Case, case_seeds, make_case
 from dagexec.stress.report import Defect, StressReport
-from dagexec.stress.runner import CaseFailedError, run_case
+from dagexec.stress.runner import CaseFailedError, deviations_where_nothing_happens, run_case
 from dagexec.stress.watchdog import stacks, watched
 
 
@@ -80,7 +80,8 @@ class Session:
 
     def _hung(self, case: Case) -> StressReport:
         problem = (
-            f"the case has not ended after {self._options.hang_seconds} seconds; stacks of all threads:\n{stacks()}"
+            f"the case has not ended after {self._options.hang_seconds} seconds\n{deviations_where_nothing_happens()}"
+            f"stacks of all threads:\n{stacks()}"
         )
         return self._report(Defect.of(case, problem))
 

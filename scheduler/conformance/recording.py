@@ -129,9 +129,8 @@ class RecordedRoster(Roster):
 
     def admit(self, run: Run) -> None:
         """Record it from here on."""
-        self._recordings = {one: known for one, known in self._recordings.items() if one.active or not one.over}
         self._story.happens("a run comes")
-        recording = _recorded(run, self._story, self._is_gone)
+        recording = _recorded(run, self._story, self._is_gone, self._forget)
         self._recordings[run] = recording
         self._conformance._add(recording)
         super().admit(run)
@@ -159,6 +158,7 @@ class RecordedRoster(Roster):
         self._story.happens(f"{worker.name} leaves net {run.name!r}")
         super().leave(worker, run)
         self._recordings[run].visitor(Kind.LEAVE, worker)
+        self._forget(run)
 
     def sleep(self, worker: Worker) -> bool:
         """A worker goes to sleep; it says who wakes it."""
@@ -175,13 +175,19 @@ class RecordedRoster(Roster):
             self._story.is_to_wake(found.name)
         return found
 
+    def _forget(self, run: Run) -> None:
+        """What a run that is over computes with may be given back, though the pool lives on."""
+        known = self._recordings.get(run)
+        if known is not None and known.told and not run.active:
+            self._recordings.pop(run, None)
+
     def _is_gone(self) -> bool:
         """All workers have ended, and no caller is in a run."""
         return not self.workers
 
     def _unattended(self) -> str:
         """The net of a run that has something to do, that nobody is in and that nobody finds; else empty."""
-        for run in self._recordings:
+        for run in list(self._recordings):
             if not run.listed and not run.active and run.has_place():
                 return run.name
         return ""
@@ -204,7 +210,11 @@ class _RecordedWakeUp:
 
 
 class _Recording(ABC):
-    """What is recorded of a run. Knows its tasks as the plan has them."""
+    """What is recorded of a run. Knows its tasks as the plan has them.
+
+    Attributes:
+        told: its owner knows that it is over.
+    """
 
     def __init__(self, run: Run, is_gone: Callable[[], bool]) -> None:
         """`is_gone` says whether its pool has ended."""
@@ -212,12 +222,12 @@ class _Recording(ABC):
         self._is_gone = is_gone
         self._graph, self._work = run.work.graph, run.work
         self._width = run.width
-        self._told = False
+        self.told = False
 
     @property
     def is_over(self) -> bool:
         """Nothing is done in it any more."""
-        return (self._told and not self._run.active) or self._is_gone()
+        return (self.told and not self._run.active) or self._is_gone()
 
     @abstractmethod
     def add(self, kind: Kind, worker: str, task: int = -1, piece: int = -1, step: int = 0) -> None:
@@ -253,8 +263,8 @@ class _Recording(ABC):
         names = dict.fromkeys(self._run.name_step(self._graph.chains[task], step) for step in ends)
         return " to ".join(names) or "no operator"
 
-    def attach(self) -> None:
-        """Have the run tell, at its steps and at its end."""
+    def attach(self, over: Callable[[Run], object]) -> None:
+        """Have the run tell, at its steps and at its end; call `over` then."""
         run = self._run
         rows = [
             [self._noted(task, piece, steps) for piece, steps in enumerate(row)]
@@ -268,15 +278,16 @@ class _Recording(ABC):
             try:
                 finished()
             except Exception:
-                self._tell_end()
+                self._tell_end(over)
                 raise
-            self._tell_end()
+            self._tell_end(over)
 
         run.finished = told
 
-    def _tell_end(self) -> None:
+    def _tell_end(self, over: Callable[[Run], object]) -> None:
         self.add(Kind.TOLD, _here())
-        self._told = True
+        self.told = True
+        over(self._run)
 
     def _noted(self, task: int, piece: int, steps: Sequence[Step]) -> tuple[Step, ...]:
         """The steps of a piece, and before each, and behind the last, one that tells where the worker is."""
@@ -301,13 +312,13 @@ def _here() -> str:
     return threading.current_thread().name
 
 
-def _recorded(run: Run, story: PoolStory, is_gone: Callable[[], bool]) -> _Recording:
+def _recorded(run: Run, story: PoolStory, is_gone: Callable[[], bool], over: Callable[[Run], object]) -> _Recording:
     recording: _Recording
     if isinstance(run.machine, NativeRun):
         recording = _LoggedRecording(run, is_gone, run.machine)
     else:
         recording = _MachineRecording(run, is_gone, run.machine, story)
-    recording.attach()
+    recording.attach(over)
     return recording
 
 

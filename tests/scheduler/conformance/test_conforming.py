@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import random
+import weakref
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
@@ -24,7 +26,7 @@ from dagexec.scheduler.run.engine_code import EngineAssembler
 from dagexec.scheduler.run.engine_log import LoggingAssembler
 from dagexec.scheduler.run.machine import Machine
 from dagexec.scheduler.run.pool import WorkerPool
-from dagexec.scheduler.run.run import Run
+from dagexec.scheduler.run.run import Run, task
 from dagexec.scheduler.run.work import Work
 from dagexec.scheduling.catalog import policy_names
 from dagexec.testing import Conformance, Fault, conforming, random_feeds, simulated
@@ -74,10 +76,10 @@ def run_graphs(seeds: Iterable[int], threads: int = 3) -> Conformance:
     with conforming() as found, WorkerPool(threads) as pool:
         for seed in seeds:
             graph = random_tasks(random.Random(seed))
-            tasks = range(len(graph.pieces))
-            python = frozenset(task for task in tasks if graph.pieces[task] == 1 and task % 3)
+            numbers = range(len(graph.pieces))
+            python = frozenset(one for one in numbers if graph.pieces[one] == 1 and one % 3)
             counting = Counting(graph, python)
-            steps = [((partial(np.add.at, counting.counts, task, 1),),) if task in python else () for task in tasks]
+            steps = [((partial(np.add.at, counting.counts, one, 1),),) if one in python else () for one in numbers]
             pool.run_here(Run("random", Work(graph, steps, counting.tasks), lambda *_: "one", nothing_to_do))
             assert counting.counts.tolist() == list(graph.pieces)
     return found
@@ -139,6 +141,22 @@ def test_chains_that_are_launched(fault: Fault | None) -> None:
                 made.run()
             made.run()
     assert found.runs >= 2
+
+
+def test_what_a_run_computed_with_is_free_after_the_block_though_its_pool_lives_on() -> None:
+    class Parameter:
+        def use(self) -> None:
+            pass
+
+    parameter = Parameter()
+    with conforming():
+        pool = WorkerPool(1)
+        pool.run_here(task("of the pool", parameter.use))
+    known = weakref.ref(parameter)
+    del parameter
+    gc.collect()
+    assert known() is None
+    pool.close()
 
 
 def test_what_a_pool_does_that_the_machine_does_not_allow_is_an_error_that_names_operators() -> None:
