@@ -53,7 +53,7 @@ class RunState:
 
     Attributes:
         running: chains that have begun and not ended, and the worker of each.
-        released_by: of each chain, the worker that ended the last one it waited for; -1 for none.
+        released_by: of each chain that is ready or running, the worker that ended the last one it waited for; else -1.
         own: what a policy may keep here of its own; None at first.
     """
 

@@ -125,6 +125,7 @@ class PolicyMachine(Machine):
         chain = self._graph.chains[task]
         if not any(self._graph.chains[child] == chain for child in self._graph.children[task]):
             del self._run.running[chain]
+            self._run.released_by[chain] = -1
         for child in sorted(self._fresh):
             if self._graph.chains[child] == chain:
                 self._following.append(child)

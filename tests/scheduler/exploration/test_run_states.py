@@ -13,6 +13,7 @@ from dagexec.scheduler.exploration.run_states import RunState, RunStates
 from dagexec.scheduler.exploration.state_search import ModelFault, search
 from dagexec.scheduler.run.machine import Machine, TaskGraph
 from dagexec.scheduling.heft import Heft
+from dagexec.scheduling.lifo import Lifo
 from dagexec.scheduling.planned import PlannedPolicy
 from dagexec.scheduling.policy import Chains, Policy
 from dagexec.scheduling.policy import RunState as PolicyState
@@ -312,6 +313,18 @@ def test_a_policy_that_decides_in_runs_does_right_in_every_state(policy: Policy,
     found = search(RunStates(planned(replace(graph, pieces=[1] * 6), policy), 2))
     assert found.fault is None, (found.fault, found.path)
     assert found.exhausted
+
+
+def test_which_worker_did_what_is_forgotten_where_all_paths_meet() -> None:
+    def diamonds(count: int) -> TaskGraph:
+        parents: list[list[int]] = [[]]
+        for _ in range(count):
+            last = len(parents) - 1
+            parents += [[last], [last], [last + 1, last + 2]]
+        return planned(tasks_of(parents), Lifo())
+
+    two, three, four = (search(RunStates(diamonds(count), 2)).states for count in (2, 3, 4))
+    assert four - three == three - two
 
 
 @pytest.mark.parametrize(
