@@ -25,7 +25,7 @@ from dagexec.scheduler.exploration.notes import Notes
 from dagexec.scheduler.exploration.strategies import ReplayStrategy
 
 _MOST_TOLD = 12
-_MOST_SCHEDULES = 1000
+_MOST_SCHEDULES, _MOST_WITH_FEWER = 1000, 200
 _RUNS = 20
 
 
@@ -147,7 +147,9 @@ def explain(scenario: Callable[[], object], failed: ExploredSchedule[Any], *, se
         raise ValueError("the schedule did not fail, so there is nothing to explain")
     parted = parting(scenario, failed)
     try:
-        shrunk = fewest_preemptions(scenario, failed, seconds=seconds / 2, most=_MOST_SCHEDULES)
+        shrunk = fewest_preemptions(
+            scenario, failed, seconds=seconds / 2, most=_MOST_SCHEDULES, most_with_fewer=_MOST_WITH_FEWER
+        )
         return _told(scenario, shrunk, parted, seconds / 2)
     except DagexecError:  # it does not fail again
         parted = parted or parting(scenario, failed, _RUNS)

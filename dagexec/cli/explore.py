@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -33,11 +33,13 @@ from dagexec.scheduler.exploration import (
     Strategy,
     compact,
     expand,
+    explore,
     explore_all,
     sampling,
     systematic,
 )
-from dagexec.scheduler.exploration.schedule_file import read_schedule, write_schedule
+from dagexec.scheduler.exploration.nondeterminism import parting, parting_from
+from dagexec.scheduler.exploration.schedule_file import SavedSchedule, read_schedule, write_schedule
 from dagexec.storage.net_file import save_net
 
 _FAILED = 1
@@ -91,7 +93,8 @@ def explore_command(
     """Run MODEL under controlled schedules; exit with status 1 if one fails or differs from SimpleNet, and show it."""
     if report is not None:
         check_report(report)
-    single = _single(strategy, seed, replay)
+    given = read_schedule(Path(replay)) if replay is not None and replay.endswith(".json") else None
+    single = _single(strategy, seed, replay, given)
     if single is not None and search:
         raise SchemaError("--systematic runs many schedules; it cannot be combined with --seed or --replay")
     loaded = read_model(model, allow_io, device)
@@ -119,6 +122,8 @@ def explore_command(
         result = explore_all(
             run, track(strategies, "Exploring", console=console, transient=True, disable=as_json or single is not None)
         )
+    with Console(stderr=True).status("Running one schedule twice"):
+        uncontrolled = _uncontrolled(run, result, given)
     story = smaller = None
     again: list[str] = []
     if result.failed is not None:
@@ -135,9 +140,9 @@ def explore_command(
     command = shlex.join([*words, *again]) if again else ""
     operators = None if smaller is None else len(smaller.scenario.model.net.op)
     if as_json:
-        print_json(_as_dict(loaded.name, result, story, command, operators))
+        print_json(_as_dict(loaded.name, result, uncontrolled, story, command, operators))
     else:
-        _print(loaded.name, f"{net_type} on {device}", search, result)
+        _print(loaded.name, f"{net_type} on {device}", search, result, uncontrolled)
         if story is not None:
             _tell(
                 result, story, command, "" if operators is None else f"a failing net of {operators} operators: {shrunk}"
@@ -166,15 +171,31 @@ def _report(name: str, how: str, section: ExplorationSection) -> Report:
     return Report(name, (f"{how}: {result.tried:,} schedules tried, {said}",), [section], figures)
 
 
-def _single(strategy: Sampling, seed: int | None, replay: str | None) -> Strategy | None:
+def _uncontrolled(run: Callable[[], None], result: Exploration[None], given: SavedSchedule | None) -> str:
+    """What no schedule controls, by a schedule that is run twice, or one that does not fail as it did; empty if none.
+
+    The story of a schedule that fails says it, too.
+    """
+    failure = None if result.failed is None else result.failed.failure
+    if given is not None and not given.is_kind_of(failure):
+        parted = parting_from(run, given)
+        where = "each thread does what it did then" if parted is None else str(parted)
+        return f"the saved schedule ended with {given.failure!r}, and does not now: {where}"
+    if failure is not None or given is not None:
+        return ""
+    parted = parting(run, explore(run))
+    return "" if parted is None else str(parted)
+
+
+def _single(strategy: Sampling, seed: int | None, replay: str | None, given: SavedSchedule | None) -> Strategy | None:
     if seed is not None and replay is not None:
         raise SchemaError("--seed and --replay each select one schedule: give only one of them")
     if seed is not None:
         return sampling(strategy, seed)
     if replay is None:
         return None
-    if replay.endswith(".json"):
-        return read_schedule(Path(replay))
+    if given is not None:
+        return given.strategy()
     try:
         return ReplayStrategy(expand(replay))
     except ValueError as error:
@@ -187,7 +208,7 @@ def _selected(strategy: Sampling, failed: ExploredSchedule[None], story: Story, 
         return [*(["--strategy", strategy] if strategy != "portfolio" else []), "--seed", str(failed.seed)]
     if saved is None:
         return ["--replay", compact(story.schedule.decisions)]
-    write_schedule(saved, story.deviations, timeouts=story.schedule.timeouts, failure=story.failure)
+    write_schedule(saved, story.schedule, story.deviations)
     return ["--replay", str(saved)]
 
 
@@ -218,7 +239,7 @@ def _words(
 
 
 def _as_dict(
-    model: str, result: Exploration[None], story: Story | None, command: str, smaller: int | None
+    model: str, result: Exploration[None], uncontrolled: str, story: Story | None, command: str, smaller: int | None
 ) -> dict[str, object]:
     failed = result.failed
     return {
@@ -235,12 +256,13 @@ def _as_dict(
         "seed": None if failed is None else failed.seed,
         "decisions": None if failed is None else compact(failed.decisions),
         "replay": command or None,
+        "nondeterminism": uncontrolled or None,
         "story": None if story is None else story.as_json(),
         "shrunk_operators": smaller,
     }
 
 
-def _print(name: str, how: str, search: bool, result: Exploration[None]) -> None:
+def _print(name: str, how: str, search: bool, result: Exploration[None], uncontrolled: str) -> None:
     table = Table(title=Text(f"{name}: {how}", "table.title"), show_header=False)
     table.add_column()
     table.add_column(justify="right")
@@ -254,7 +276,10 @@ def _print(name: str, how: str, search: bool, result: Exploration[None]) -> None
     table.add_row("steps of a schedule", f"{result.steps / max(result.tried, 1):.0f}")
     table.add_row("milliseconds of a schedule", f"{result.seconds / max(result.tried, 1) * 1e3:.2f}")
     table.add_row("failed", "0" if result.failed is None else "1")
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    if uncontrolled:
+        console.print(f"not controlled: {uncontrolled}", style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
 def _tell(result: Exploration[None], story: Story, command: str, smaller: str) -> None:

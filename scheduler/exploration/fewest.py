@@ -69,14 +69,20 @@ def noted(scenario: Scenario[Result], strategy: Strategy) -> tuple[ExploredSched
 
 
 def fewest_preemptions(
-    scenario: Scenario[Result], failed: ExploredSchedule[Result], *, seconds: float = 10.0, most: int = 2000
+    scenario: Scenario[Result],
+    failed: ExploredSchedule[Result],
+    *,
+    seconds: float = 10.0,
+    most: int = 2000,
+    most_with_fewer: int = 2000,
 ) -> Shrunk[Result]:
     """The schedule with the fewest preemptions that fails with the same kind of error, of those that are tried.
 
-    `seconds` of real time and `most` schedules are the budget. Raises DagexecError when `failed` does not fail any more
-    under the same decisions: the scenario depends on something other than its schedule.
+    `seconds` of real time and `most` schedules are the budget; of the schedules with fewer preemptions than what was
+    found, which may be very many, no more than `most_with_fewer` are tried. Raises DagexecError when `failed` does not
+    fail any more under the same decisions: the scenario depends on something other than its schedule.
     """
-    return _Shrinking(scenario, failed, time.monotonic() + seconds, most).run()
+    return _Shrinking(scenario, failed, time.monotonic() + seconds, most).run(most_with_fewer)
 
 
 class _Shrinking(Generic[Result]):
@@ -98,12 +104,14 @@ class _Shrinking(Generic[Result]):
         self._best = Shrunk(schedule, points, 1, False)
         self._tried = 1
 
-    def run(self) -> Shrunk[Result]:
+    def run(self, most_with_fewer: int) -> Shrunk[Result]:
         self._in_chunks()
         self._one_by_one()
         self._at_random()
-        fewest = self._has_fewest()
-        self._one_by_one()
+        before = self._best
+        fewest = self._has_fewest(self._tried + most_with_fewer)
+        if self._best is not before:
+            self._one_by_one()
         best = self._best
         return Shrunk(best.schedule, best.points, self._tried, fewest)
 
@@ -168,12 +176,12 @@ class _Shrinking(Generic[Result]):
         self._best = found
         return True
 
-    def _has_fewest(self) -> bool:
+    def _has_fewest(self, most: int) -> bool:
         """Look for failures of fewer preemptions; True when all such schedules were tried."""
         if not self._best.preemptions:
             return True
         search = BoundedSearch(self._best.preemptions - 1, timeouts=self._timeouts)
-        while not self._is_spent:
+        while not self._is_spent and self._tried < most:
             if self._try(search):
                 return True  # those with fewer come first
             if not search.advance():

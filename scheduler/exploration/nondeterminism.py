@@ -17,7 +17,8 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -28,6 +29,7 @@ from typing import Any
 from dagexec.platform.threads import Threads
 from dagexec.scheduler.exploration.controlled import ControlledThreads
 from dagexec.scheduler.exploration.exploring import ExploredSchedule, Result, Scenario, explore
+from dagexec.scheduler.exploration.schedule_file import Saved, SavedSchedule, unplaced
 from dagexec.scheduler.exploration.strategies import ReplayStrategy
 
 _ATTEMPTS = 4
@@ -85,18 +87,53 @@ def parting(scenario: Scenario[Result], schedule: ExploredSchedule[Result], runs
     if again is None:
         return None
     for _ in range(_ATTEMPTS):
-        one = _Watch(())
+        one = _Watch()
         with one.watching():
             _again(scenario, schedule)
-        other = _Watch(one.arrivals)
+        arrivals = one.arrivals
+        other = _Watch(lambda number, found, arrivals=arrivals: [found] != arrivals[number : number + 1])  # type: ignore[misc]
         with other.watching():
             _again(scenario, schedule)
         if other.parted is not None:
-            return _told(one, other, other.parted)
+            first = str(arrivals[other.parted]) if other.parted < len(arrivals) else "the end"
+            return _told(first, other, other.parted, one.calls)
     both = zip_longest(schedule.trace, again.trace)
     step = next((number for number, (one, other) in enumerate(both) if one != other), len(again.trace))
     once = "something that outlives a run (a cache, a global): later runs are all alike"
     return Parting(step, _step_of(schedule, step), _step_of(again, step), (once,))
+
+
+def parting_from(scenario: Scenario[Result], saved: SavedSchedule) -> Parting | None:
+    """Where `scenario` leaves a schedule of another process; None where each thread does what it did there.
+
+    Sets of strings have another order in each process, and lines another number in each version of a file.
+    """
+    expected: dict[str, list[Saved]] = {}
+    for step in saved.steps:
+        if step.kind != "begin":
+            expected.setdefault(step.thread, []).append(step)
+    made: Counter[str] = Counter()
+
+    def differs(_: int, found: _Arrival) -> bool:
+        made[found.thread] += 1
+        before = expected.get(found.thread, ())[made[found.thread] - 1 : made[found.thread]]
+        return any(
+            one.resource != unplaced(found.resource) or one.kind not in (found.kind, "timeout") for one in before
+        )
+
+    watch = _Watch(differs, across_processes=True)
+    with watch.watching():
+        explore(scenario, saved.strategy())
+    if watch.parted is None:
+        return None
+    thread = watch.arrivals[watch.parted].thread
+    before = expected[thread][_made_then(watch.arrivals, watch.parted) - 1]
+    return _told(f"{thread}: {before.kind} {before.resource}", watch, watch.parted, ())
+
+
+def _made_then(arrivals: Sequence[_Arrival], number: int) -> int:
+    """How many of the arrivals up to `number` are of its thread."""
+    return sum(one.thread == arrivals[number].thread for one in arrivals[: number + 1])
 
 
 def _again(scenario: Scenario[Result], schedule: ExploredSchedule[Result]) -> ExploredSchedule[Result]:
@@ -143,18 +180,21 @@ class _Watch:
     """Notes on a run: who came to which decision point, and who asked for what no schedule decides.
 
     Attributes:
-        parted: number of the first arrival that is not as in the `expected` run.
+        parted: number of the first arrival that `differs` from what is expected.
         around: where the runs part, innermost first.
         unordered: what stands there whose order addresses decide.
     """
 
-    def __init__(self, expected: Sequence[_Arrival]) -> None:
+    def __init__(
+        self, differs: Callable[[int, _Arrival], bool] | None = None, *, across_processes: bool = False
+    ) -> None:
         self.arrivals: list[_Arrival] = []
         self.calls: list[_Call] = []
         self.parted: int | None = None
         self.around: list[str] = []
         self.unordered: list[str] = []
-        self._expected = expected
+        self._differs = differs
+        self._across_processes = across_processes
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -182,10 +222,10 @@ class _Watch:
         arrival = _Arrival(threading.current_thread().name, given["kind"], given["resource"], place)
         number = len(self.arrivals)
         self.arrivals.append(arrival)
-        if self._expected and self.parted is None and [arrival] != list(self._expected[number : number + 1]):
+        if self._differs is not None and self.parted is None and self._differs(number, arrival):
             self.parted = number
             self.around = list(map(_text, places))
-            self.unordered = [found for one in places for found in _ordered_by_address(one)]
+            self.unordered = [text for one in places for text in _unordered(one, self._across_processes)]
 
 
 def _cause(function: object) -> str | None:
@@ -219,8 +259,11 @@ def _text(frame: FrameType) -> str:
     return f"{PurePath(frame.f_code.co_filename).name}:{frame.f_lineno} in {frame.f_code.co_qualname}"
 
 
-def _ordered_by_address(frame: FrameType) -> Iterator[str]:
-    """Sets of objects that hash by their address, among what the code of `frame` names, and uses of `id`."""
+def _unordered(frame: FrameType, across_processes: bool) -> Iterator[str]:
+    """Sets whose order is by chance, among what the code of `frame` names, and uses of `id`.
+
+    It is that of addresses, or of the hashes of strings, which each process draws.
+    """
     code, local = frame.f_code, frame.f_locals
     of_self = getattr(local.get("self"), "__dict__", {})
     named = dict(local)
@@ -230,6 +273,8 @@ def _ordered_by_address(frame: FrameType) -> Iterator[str]:
         kinds = {type(one) for one in value} if isinstance(value, set | frozenset) and len(value) > 1 else set()
         if hashed := sorted(kind.__name__ for kind in kinds if getattr(kind, "__hash__", None) is object.__hash__):
             yield f"the order of the set {name!r} of {', '.join(hashed)}, which hash by address, at {_text(frame)}"
+        if across_processes and kinds & {str, bytes}:
+            yield f"the order of the set {name!r} of strings, which hash anew in each process, at {_text(frame)}"
     if "id" in code.co_names:
         yield f"{_BY_ADDRESS}: id at {_text(frame)}"
     if _makes_set(code):
@@ -244,13 +289,15 @@ def _makes_set(code: CodeType) -> bool:
     return nested or bool(named) or any(one.opname in ("BUILD_SET", "SET_ADD") for one in dis.get_instructions(code))
 
 
-def _told(one: _Watch, other: _Watch, number: int) -> Parting:
-    """What is known of two runs that part at arrival `number`; what stands there is likelier than what came before."""
-    calls = {str(call): call for call in (*one.calls, *other.calls)}
+def _told(first: str, other: _Watch, number: int, before: Sequence[_Call]) -> Parting:
+    """What is known of two runs that part at arrival `number`; what stands there is likelier than what came before.
+
+    `first` is what was done there in the first of them, which made the calls `before`.
+    """
+    calls = {str(call): call for call in (*before, *other.calls)}
     if any(not call.is_ours for call in calls.values()):
         calls = {text: call for text, call in calls.items() if not call.is_ours}
     there = [text for text, call in calls.items() if call.place in other.around]
     threads = [text for text, call in calls.items() if call.cause == _UNCONTROLLED]
     causes = list(dict.fromkeys((*there, *other.unordered, *threads, *reversed(calls))))[:_MOST_CAUSES]
-    first = str(one.arrivals[number]) if number < len(one.arrivals) else "the end"
     return Parting(number, first, str(other.arrivals[number]), tuple(causes))

@@ -5,13 +5,15 @@
       "version": 1,
       "timeouts": false,
       "deviations": [{"thread": "main", "steps": 24, "to": "dagexec-0"}],
+      "steps": [["main", "acquire", "lock 1"], ...],
       "failure": "DifferentResultError: ...",
       "python": "3.11.7"
     }
 
 When `thread` has made `steps` steps, `to` continues; elsewhere nobody is preempted. With `timeouts`, deadlines may pass
-although something else could go on. The last two are for people. No number of a decision and no line of code is in it,
-so it holds in another process and on another version of Python, as long as threads come to the same points.
+although something else could go on. `steps` are those that were made: a replay that does not fail likewise is held
+against them (`nondeterminism.parting_from`). No number of a decision and no line of code is in the file, so it holds in
+another process and on another version of Python, as long as threads come to the same points.
 """
 
 from __future__ import annotations
@@ -19,33 +21,75 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from dagexec.errors import StorageError
 from dagexec.platform.disk import reading
 from dagexec.platform.files import write_atomically
 from dagexec.scheduler.exploration.deviations import ByName, Deviation
+from dagexec.scheduler.exploration.exploring import ExploredSchedule
 
 _FORMAT = "dagexec schedule"
 _VERSION = 1
 _MOST_BYTES = 64 << 20
 
 
-def write_schedule(path: Path, deviations: Sequence[Deviation], *, timeouts: bool, failure: str) -> None:
-    """Write a schedule that ends with `failure`. Raises OutputError if the file cannot be written."""
+class Saved(NamedTuple):
+    """A step that was made: as an event, without the place of what it is with."""
+
+    thread: str
+    kind: str
+    resource: str
+
+
+@dataclass(frozen=True)
+class SavedSchedule:
+    """What a file says.
+
+    Attributes:
+        deviations: where it leaves the schedule without preemptions.
+        timeouts: deadlines may pass although something else could go on.
+        steps: those that were made.
+        failure: what was raised in the end.
+    """
+
+    deviations: tuple[Deviation, ...]
+    timeouts: bool
+    steps: tuple[Saved, ...]
+    failure: str
+
+    def strategy(self) -> ByName:
+        """Makes the schedule again."""
+        return ByName(self.deviations, timeouts=self.timeouts)
+
+    def is_kind_of(self, failure: BaseException | None) -> bool:
+        """True for a failure of the kind that it ended with."""
+        return type(failure).__name__ == self.failure.partition(":")[0]
+
+
+def unplaced(resource: str) -> str:
+    """The name of a lock without the file and line that made it."""
+    return resource.partition(" (")[0]
+
+
+def write_schedule(path: Path, schedule: ExploredSchedule[Any], deviations: Sequence[Deviation]) -> None:
+    """Write a schedule that failed. Raises OutputError if the file cannot be written."""
     found = {
         "format": _FORMAT,
         "version": _VERSION,
-        "timeouts": timeouts,
+        "timeouts": schedule.timeouts,
         "deviations": [one._asdict() for one in deviations],
-        "failure": failure,
+        "steps": [[event.thread, event.kind, unplaced(event.resource)] for event in schedule.trace],
+        "failure": f"{type(schedule.failure).__name__}: {schedule.failure}",
         "python": platform.python_version(),
     }
-    write_atomically(path, (json.dumps(found, indent=2) + "\n").encode())
+    write_atomically(path, (json.dumps(found) + "\n").encode())
 
 
-def read_schedule(path: Path) -> ByName:
-    """The strategy that makes the schedule of a file again. Raises StorageError for what is none."""
+def read_schedule(path: Path) -> SavedSchedule:
+    """The schedule of a file. Raises StorageError for what is none."""
     try:
         with reading(path) as file:
             content = file.read(_MOST_BYTES + 1)
@@ -56,18 +100,33 @@ def read_schedule(path: Path) -> ByName:
         raise StorageError(f"{path}: not a schedule: {error}") from None
 
 
-def _read(found: object) -> ByName:
+def _read(found: object) -> SavedSchedule:
     """Raises ValueError that says what was expected and found."""
     if not isinstance(found, dict) or found.get("format") != _FORMAT:
         raise ValueError(f'expected an object whose format is "{_FORMAT}"')
     if found.get("version") != _VERSION:
         raise ValueError(f"expected version {_VERSION}, found {found.get('version')!r}")
-    timeouts, rows = found.get("timeouts"), found.get("deviations")
+    timeouts, failure = found.get("timeouts"), found.get("failure")
     if not isinstance(timeouts, bool):
         raise ValueError(f"expected true or false for timeouts, found {timeouts!r}")
+    if not isinstance(failure, str):
+        raise ValueError(f"expected a text for failure, found {failure!r:.200}")
+    deviations = tuple(_deviation(number, row) for number, row in enumerate(_rows(found, "deviations")))
+    steps = tuple(_step(number, row) for number, row in enumerate(_rows(found, "steps")))
+    return SavedSchedule(deviations, timeouts, steps, failure)
+
+
+def _rows(found: dict[object, object], name: str) -> list[object]:
+    rows = found.get(name)
     if not isinstance(rows, list):
-        raise ValueError(f"expected a list of deviations, found {type(rows).__name__}")
-    return ByName([_deviation(number, row) for number, row in enumerate(rows)], timeouts=timeouts)
+        raise ValueError(f"expected a list of {name}, found {type(rows).__name__}")
+    return rows
+
+
+def _step(number: int, row: object) -> Saved:
+    if isinstance(row, list) and len(row) == len(Saved._fields) and all(isinstance(one, str) for one in row):
+        return Saved(*row)
+    raise ValueError(f"step {number}: expected a thread, what it does and with what, found {row!r:.200}")
 
 
 def _deviation(number: int, row: object) -> Deviation:

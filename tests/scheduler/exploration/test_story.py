@@ -48,7 +48,7 @@ class WithoutOneWait(AsyncDAGNet):
 
 @pytest.mark.slow
 def test_a_missing_wait_is_told_with_its_operators_blob_streams_and_chains() -> None:
-    story = story_of(device_scenario(CROSS, net_class=WithoutOneWait), seconds=60)
+    story = story_of(device_scenario(CROSS, net_class=WithoutOneWait), seconds=6)
     (finding,) = story.findings
     assert finding.kind == "order"
     assert finding.text.startswith("Sum 'b3' (operator 4) on sim:0 stream ")
@@ -61,7 +61,6 @@ def test_a_missing_wait_is_told_with_its_operators_blob_streams_and_chains() -> 
     assert story.steps[written].operators == "Tanh 'b1' (operator 2)"
     assert story.moment is not None
     assert story.moment.step <= read  # once the value was read it is too late
-    assert story.preemptions <= 3
 
 
 def test_a_child_that_is_released_too_early_is_told_with_its_parent_and_both_workers() -> None:
