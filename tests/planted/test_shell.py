@@ -8,11 +8,16 @@ from contextlib import suppress
 import pytest
 
 from dagexec.analysis.story import explain
+from dagexec.core.operator import nothing_to_do
 from dagexec.errors import ConformanceError
 from dagexec.scheduler.exploration import explore_seeds
+from dagexec.scheduler.run.pool import WorkerPool
+from dagexec.scheduler.run.run import task
+from dagexec.stress import runner
 from dagexec.testing import conforming
 from tests.planted.bug import planted
-from tests.planted.engine_bugs import ENGINE_BUGS, code_of_now
+from tests.planted.catalog import BUGS
+from tests.planted.engine_bugs import ENGINE_BUGS, asleep, code_of_now
 from tests.planted.shell import SHELL_BUGS, ShellBug
 from tests.scheduler.run.test_machine import needs_machine_code
 from tests.scheduler.scenarios import held
@@ -80,3 +85,19 @@ def test_the_story_of_a_deadlock_has_what_was_done_against_the_machine() -> None
         failure = explain(held(bug.scene), failed, seconds=2).failure
     assert failure.startswith("DeadlockError: ")
     assert bug.right in failure
+
+
+def test_a_stress_case_that_hangs_is_told_with_what_was_done_against_the_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bug = next(bug for bug in BUGS if bug.name == "a submitted run wakes nobody")
+
+    def hang() -> None:
+        with conforming() as found, WorkerPool(1) as pool:
+            asleep(pool, 1)
+            pool.submit(task("lost", nothing_to_do))
+            monkeypatch.setattr(runner, "_held", [found])
+            assert "somebody goes in: 1 tasks have something to take" in runner.deviations_where_nothing_happens()
+
+    with planted(bug), pytest.raises(ConformanceError):
+        hang()
