@@ -63,6 +63,7 @@ BUGS = (
         scenes.one_at_a_time,
         "schedules",
         "two workers in a run of width 1",
+        slow=True,
     ),
     Bug(
         "any number may enter",

@@ -95,5 +95,6 @@ BUGS = (
         "schedules",
         "deadlock",
         timeouts=True,
+        slow=True,
     ),
 )

@@ -41,6 +41,7 @@ BUGS = (
         scenes.device_runs(CROSS),
         "schedules",
         "other bytes",
+        slow=True,
     ),
     Bug(
         "the host waits for one device chain",
@@ -94,5 +95,6 @@ BUGS = (
         "other bytes",
         modeled_on="microsoft/onnxruntime#18026: models split between two providers went wrong with several "
         "threads, as nobody waited for the stream after the work had been put on it",
+        slow=True,
     ),
 )
