@@ -60,7 +60,7 @@ def test_a_missing_wait_is_told_with_its_operators_blob_streams_and_chains() -> 
     assert story.steps[read].operators == "Sum 'b3' (operator 4)"
     assert story.steps[written].operators == "Tanh 'b1' (operator 2)"
     assert story.moment is not None
-    assert story.moment.step <= read  # once the value was read it is too late
+    assert story.moment.possible_until <= read  # once the value was read it is too late
 
 
 def test_a_child_that_is_released_too_early_is_told_with_its_parent_and_both_workers() -> None:
