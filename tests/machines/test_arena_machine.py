@@ -33,7 +33,7 @@ def test_nothing_goes_wrong_in_a_larger_world() -> None:
 
 @pytest.mark.slow
 def test_what_has_one_state_has_one_future() -> None:
-    assert with_other_futures(SMALL["three models"].world, 300) == []
+    assert with_other_futures(SMALL["three models"].world, 150) == []
 
 
 MISTAKES = {

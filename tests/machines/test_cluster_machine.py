@@ -56,7 +56,7 @@ def test_nothing_goes_wrong_in_a_larger_world(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LARGE)
 def test_what_has_one_state_has_one_future(name: str) -> None:
-    assert with_other_futures(LARGE[name].world, 300) == []
+    assert with_other_futures(LARGE[name].world, 150) == []
 
 
 MISTAKES = {
