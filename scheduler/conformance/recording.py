@@ -260,7 +260,8 @@ class _Recording(ABC):
         elif work.native is not None and not steps:
             steps = work.native.calls[task][0]
         ends = [*steps[:1], *steps[-1:]]
-        names = dict.fromkeys(self._run.name_step(self._graph.chains[task], step) for step in ends)
+        labels = (self._run.name_step(self._graph.chains[task], step) for step in ends)
+        names = dict.fromkeys(label.removesuffix(f" of net {self._run.name!r}") for label in labels)
         return " to ".join(names) or "no operator"
 
     def attach(self, over: Callable[[Run], object]) -> None:
