@@ -75,6 +75,7 @@ benchmark: $(VENV)/.installed-test
 	$(BIN)/python benchmarks/scheduler_cost.py --json benchmarks/results/scheduler_cost.json
 	$(BIN)/python benchmarks/import_time.py --json benchmarks/results/import_time.json
 	$(BIN)/python benchmarks/hazard_check.py --json benchmarks/results/hazard_check.json
+	$(BIN)/python benchmarks/state_space.py --json benchmarks/results/state_space.json
 	$(BIN)/python benchmarks/mutations.py --json benchmarks/results/mutations.json
 	$(BIN)/python benchmarks/planted.py --json benchmarks/results/planted.json
 	$(BIN)/python benchmarks/inter_op.py --json benchmarks/results/inter_op.json

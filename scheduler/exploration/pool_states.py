@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar, cast
 
 from dagexec.core.operator import nothing_to_do
-from dagexec.errors import DagexecError, RunCancelledError
+from dagexec.errors import DagexecError, RunCancelledError, WorkerLostError
 from dagexec.scheduler.exploration.state_search import ModelFault
 from dagexec.scheduler.run.engine import NativeRun, PoolMemory
 from dagexec.scheduler.run.fair_share import Share
@@ -78,6 +78,7 @@ class Pool:
     told: list[int]
     closed: bool = False
     failures: int = 0
+    deaths: int = 0
 
     def copy(self) -> Pool:
         """Another one in the same state."""
@@ -94,7 +95,7 @@ class Pool:
         for worker in other.workers:
             worker.run = None if worker.run is None else runs[id(worker.run)]
         other.roster.workers = [workers[id(worker)] for worker in self.roster.workers]
-        other.roster.idle = [workers[id(worker)] for worker in self.roster.idle]
+        other.roster.idle = [workers.get(id(worker), worker) for worker in self.roster.idle]
         other.roster._native = [runs[id(run)] for run in self.roster._native]
         other.roster.memory = _twin(self.roster.memory)
         other.roster.memory._words = self.roster.memory._words.copy()
@@ -143,7 +144,7 @@ class PoolState:
 
 def _key(pool: Pool, workers: int) -> Hashable:
     roster = pool.roster
-    idle = [pool.workers.index(worker) for worker in roster.idle]
+    idle = [worker.number for worker in roster.idle]
     wakes = [thread.wakes for thread in pool.threads]
     alike = [
         (thread._replace(wakes=-1), woken, idle.index(number) if number in idle else -1, wakes.count(number))
@@ -161,7 +162,7 @@ def _key(pool: Pool, workers: int) -> Hashable:
         tuple(row[2] for row in roster.runs),
         tuple((share._finish, share._start, share._usual) for share in pool.shares),
         tuple(roster.memory._words.tolist()),
-        (roster.inside, roster.virtual_time, len(roster.workers), pool.closed, pool.failures),
+        (roster.inside, roster.virtual_time, len(roster.workers), pool.closed, pool.failures, pool.deaths),
         tuple(pool.told),
     )
 
@@ -173,6 +174,9 @@ def _run_key(run: Run) -> Hashable:
 
 Event = Callable[[Pool, int], None]
 
+_MORTAL = ("look", "asleep", "awake", "enter", "piece")
+"""Where workers may die; in the call that tells an owner it may be told twice."""
+
 
 class PoolStates:
     """The states of a pool whose threads want some runs.
@@ -181,7 +185,9 @@ class PoolStates:
         on_the_way: where threads are that will soon look for something, and wake others if there is more.
     """
 
-    on_the_way: tuple[str, ...] = ("look", "awake", "enter", "tell", "charge", "uncount")
+    on_the_way: tuple[str, ...] = (
+        "look", "awake", "enter", "tell", "charge", "uncount", "wake all", "lose the run", "be replaced"
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -189,13 +195,14 @@ class PoolStates:
         workers: int,
         *,
         failures: int = 0,
+        deaths: int = 0,
         shuts: bool = False,
         roster: Callable[[int], Roster] = Roster,
     ) -> None:
-        """Up to so many pieces fail; where it `shuts`, it may be closed at any time. `roster` makes one."""
+        """Up to so many pieces fail and workers die, and the pool is closed at any time if it `shuts`."""
         self._jobs = jobs
         self._workers = workers
-        self._failures = failures
+        self._failures, self._deaths = failures, deaths
         self._shuts = shuts
         self._roster = roster
 
@@ -217,7 +224,7 @@ class PoolStates:
         threads = [Thread("look")] * self._workers
         threads += [Thread("call" if job.here else "submit", number) for number, job in enumerate(self._jobs)]
         woken, told = [False] * self._workers, [0] * len(runs)
-        pool = Pool(roster, runs, shares, workers, threads, woken, told, failures=self._failures)
+        pool = Pool(roster, runs, shares, workers, threads, woken, told, False, self._failures, self._deaths)
         yield PoolState(pool, self._workers)
 
     def _new_run(self, graph: TaskGraph) -> Machine | NativeRun:
@@ -254,7 +261,9 @@ class PoolStates:
                 if pool.told[thread.run]:
                     yield f"{name} goes on", self._done, number
             elif thread.at not in ("gone", "done", "refused"):
-                yield f"{name}: {thread.at}{run}", getattr(self, f"_{thread.at}"), number
+                yield f"{name}: {thread.at}{run}", getattr(self, f"_{thread.at.replace(' ', '_')}"), number
+            if pool.deaths and number < self._workers and thread.at in _MORTAL:
+                yield f"{name} dies", self._die, number
         for number, job in enumerate(self._jobs):
             run_ = pool.runs[number]
             if job.stops and not run_.stopped and not run_.over:
@@ -383,8 +392,8 @@ class PoolStates:
         self._go(pool, number, pool.threads[number]._replace(at="wait"), pool.roster.helper())
 
     def _go(self, pool: Pool, number: int, thread: Thread, helper: Worker | None) -> None:
-        """To the next thing, once a helper was woken."""
-        pool.threads[number] = thread._replace(wakes=-1 if helper is None else pool.workers.index(helper))
+        """To the next thing, once a helper was woken; one that is dead wakes nobody."""
+        pool.threads[number] = thread._replace(wakes=helper.number if helper in pool.workers else -1)
 
     def _done(self, pool: Pool, number: int) -> None:
         pool.threads[number] = pool.threads[number]._replace(at="done")
@@ -404,10 +413,35 @@ class PoolStates:
 
     def _shut(self, pool: Pool, _number: int) -> None:
         pool.closed = True
-        pool.roster.idle.clear()
-        pool.roster.tell()
-        for number, thread in enumerate(pool.threads[: self._workers]):
-            pool.woken[number] = pool.woken[number] or thread.at != "gone"
+        _wake_all(pool)
+
+    def _die(self, pool: Pool, number: int) -> None:
+        pool.deaths -= 1
+        pool.roster.workers.remove(pool.workers[number])
+        pool.threads[number] = Thread("wake all", pool.threads[number].run)
+
+    def _wake_all(self, pool: Pool, number: int) -> None:
+        """It may have taken one from those that sleep and not woken it."""
+        _wake_all(pool)
+        pool.threads[number] = pool.threads[number]._replace(at="lose the run")
+
+    def _lose_the_run(self, pool: Pool, number: int) -> None:
+        worker = pool.workers[number]
+        run = worker.run
+        pool.threads[number] = pool.threads[number]._replace(at="be replaced")
+        if run is None:
+            return
+        pool.roster.leave(worker, run)
+        run.stop(WorkerLostError("a worker died"))
+        if not run.active and not run.over:
+            run.over = True
+            self._finish(pool, pool.runs.index(run))
+
+    def _be_replaced(self, pool: Pool, number: int) -> None:
+        pool.roster.died(pool.workers[number])
+        pool.workers[number] = Worker(f"worker {number}", number)
+        pool.roster.workers.append(pool.workers[number])
+        pool.threads[number] = Thread("look")
 
     def fault(self, state: PoolState) -> str | None:
         """Somebody sleeps who should not, or the roster counts what is not so."""
@@ -421,9 +455,13 @@ class PoolStates:
         for number, run in enumerate(pool.runs):
             if run.active != sum(one is run for one in inside):
                 return f"run {number} counts {run.active} threads in it, and {sum(one is run for one in inside)} are"
+        asleep = [number for number, thread in enumerate(threads) if thread.at == "asleep"]
+        known = {worker.number for worker in roster.idle} | {thread.wakes for thread in threads}
+        lost = [number for number in asleep if number not in known and not pool.woken[number]]
+        if lost and not any(thread.at == "wake all" for thread in threads):
+            return f"worker {lost[0]} sleeps, and nobody knows"
         if any(thread.at in self.on_the_way or thread.wakes >= 0 for thread in threads):
             return None
-        asleep = [number for number, thread in enumerate(threads) if thread.at == "asleep"]
         if not asleep or any(pool.woken[number] for number in asleep):
             return None
         waiting = next((run for run in pool.runs if _is_waiting(pool, run)), None)
@@ -447,6 +485,14 @@ class PoolStates:
     def canonical(self, state: PoolState) -> PoolState:
         """The same: equal states have the same workers by other names."""
         return state
+
+
+def _wake_all(pool: Pool) -> None:
+    pool.roster.idle.clear()
+    pool.roster.tell()
+    for worker in pool.roster.workers:
+        if worker.is_of_pool:
+            pool.woken[worker.number] = True
 
 
 def _is_waiting(pool: Pool, run: Run) -> bool:

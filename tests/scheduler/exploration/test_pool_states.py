@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dagexec.scheduler.exploration.native_states import NativeStates
-from dagexec.scheduler.exploration.pool_states import Job, PoolStates
+from dagexec.scheduler.exploration.pool_states import Job, Pool, PoolStates
 from dagexec.scheduler.exploration.state_search import SearchResult, search
 from dagexec.scheduler.run.roster import Roster
 from dagexec.scheduler.run.run import Run
@@ -36,9 +36,12 @@ def test_a_run_of_one_task_on_one_worker_has_states_that_can_be_counted() -> Non
         ([Job(CHAIN), Job(ONE, priority=1)], 2, {}),
         ([Job(FORK, here=True)], 2, {}),
         ([Job(CHAIN, stops=True), Job(ONE)], 1, {}),
+        ([Job(ONE)], 2, {"deaths": 1}),
         ([Job(CHAIN, here=True, stops=True)], 2, {"failures": 1}),
-        ([Job(FORK)], 2, {"failures": 1, "shuts": True}),
-        ([Job(CHAIN, user=0), Job(ONE, user=0), Job(ONE, user=1)], 1, {}),
+        pytest.param([Job(FORK)], 2, {"failures": 1, "shuts": True}, marks=pytest.mark.slow),
+        pytest.param([Job(FORK)], 2, {"deaths": 1}, marks=pytest.mark.slow),
+        pytest.param([Job(ONE, here=True), Job(ONE)], 1, {"deaths": 1}, marks=pytest.mark.slow),
+        pytest.param([Job(CHAIN, user=0), Job(ONE, user=0), Job(ONE, user=1)], 1, {}, marks=pytest.mark.slow),
         pytest.param([Job(PIECES), Job(ONE, priority=1)], 2, {}, marks=pytest.mark.slow),
         pytest.param([Job(FORK, here=True), Job(CHAIN, priority=1)], 2, {}, marks=pytest.mark.slow),
         pytest.param([Job(PIECES, here=True, stops=True), Job(ONE, here=True)], 1, {}, marks=pytest.mark.slow),
@@ -73,6 +76,20 @@ def test_in_every_state_of_a_pool_with_runs_in_machine_code_nobody_sleeps_in_vai
     found = searched(jobs, workers, NativeStates, **options)
     assert found.fault is None, (found.fault, found.path)
     assert found.exhausted
+
+
+class DiesAlone(PoolStates):
+    """Nobody is woken when a worker dies that sleeps, or has taken another one from those that do."""
+
+    def _wake_all(self, pool: Pool, number: int) -> None:
+        pool.threads[number] = pool.threads[number]._replace(at="lose the run")
+
+
+@pytest.mark.parametrize("jobs", [[Job(ONE)], [Job(FORK)]])
+def test_a_pool_that_does_not_wake_others_when_a_worker_dies_is_found(jobs: list[Job]) -> None:
+    fault = searched(jobs, 2, DiesAlone, deaths=1).fault
+    assert fault is not None
+    assert fault.endswith("sleeps, and nobody knows")
 
 
 class TellsNobodyWhoSleeps(Roster):
