@@ -5,16 +5,20 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
+import traceback
+from collections import Counter
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn, track
 from rich.table import Table
 
 from dagexec.cli.feeds import JsonOption
 from dagexec.cli.json_output import print_json
+from dagexec.errors import DagexecError
+from dagexec.platform.extras import install_command
 
 if TYPE_CHECKING:
     from dagexec.stress.report import StressReport
@@ -45,12 +49,23 @@ def stress_command(
     ] = None,
     max_batch: Annotated[int, typer.Option("--max-batch", min=2, help="With --joined: the most rows of a run.")] = 8,
     model: Annotated[str, typer.Option("--model", help="With --joined: of which model.")] = "zoo:lenet",
+    simulations: Annotated[
+        int | None,
+        typer.Option(
+            "--simulate", min=1, help="Instead of cases: this many simulations of a server, its cluster and its disk."
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run random cases and compare every result with SimpleNet's; exit with status 1 and the case if one is wrong.
 
     With --joined, compare the results of requests that an executor joins with those of lone runs, byte by byte.
+
+    With --simulate, run a server, its cluster and its disk on virtual time, where things go wrong as the seed says.
     """
+    if simulations is not None:
+        _simulate(simulations, seed, as_json)
+        return
     if joined is not None:
         _run_joined(model, joined, max_batch, seed, as_json)
         return
@@ -98,6 +113,37 @@ def stress_command(
     _print(report, as_json)
     if report.defect is not None:
         raise typer.Exit(_DEFECT_FOUND)
+
+
+def _simulate(simulations: int, seed: int, as_json: bool) -> None:
+    try:
+        from dagexec.stress.simulation import simulate
+    except ImportError as error:
+        raise DagexecError(f"{error}; install the server with: {install_command('serve')}") from error
+
+    answers: Counter[str] = Counter()
+    met: Counter[str] = Counter()
+    steps, seconds = 0, 0.0
+    for one in track(range(seed, seed + simulations), "Simulating", console=Console(stderr=True), disable=as_json):
+        try:
+            found = simulate(one)
+        except Exception as error:
+            text = "".join(traceback.format_exception(error))
+            print(text, file=sys.stderr)
+            raise typer.Exit(_DEFECT_FOUND) from None
+        answers, met, steps, seconds = (
+            answers + found.answers,
+            met + found.met,
+            steps + found.steps,
+            seconds + found.seconds,
+        )
+    if as_json:
+        print_json({"answers": answers, "went_wrong": met, "steps": steps, "virtual_seconds": seconds})
+        return
+    table = Table("what", "times", title=f"{simulations} simulations, {steps:,} steps, {seconds:,.0f} virtual seconds")
+    for name, count in [*sorted(answers.items()), *sorted(met.items())]:
+        table.add_row(f"answer {name}" if name in answers else name, f"{count:,}")
+    Console().print(table)
 
 
 def _run_joined(model: str, requests: int, max_batch: int, seed: int, as_json: bool) -> None:
