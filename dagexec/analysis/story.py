@@ -25,7 +25,7 @@ from dagexec.scheduler.exploration.notes import Notes
 from dagexec.scheduler.exploration.strategies import ReplayStrategy
 
 _MOST_TOLD = 12
-_MOST_SCHEDULES, _MOST_WITH_FEWER = 1000, 200
+_MOST_SCHEDULES, _MOST_WITH_FEWER = 1000, 500
 _RUNS = 20
 
 

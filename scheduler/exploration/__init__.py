@@ -6,7 +6,8 @@
     schedule.replay(scenario)        one of them again
 
 `controlled` has the threads and locks, `strategies` what decides, `device` the simulated device's part, `event_loop`
-that of asyncio, and `shrink` makes a failing net smaller.
+that of asyncio. Of what fails, `shrink` makes the net smaller, `fewest` the schedule, `inevitable` finds from when it
+could only fail, `nondeterminism` what no schedule controls; `dagexec.analysis.story` tells it.
 """
 
 from dagexec.scheduler.exploration.controlled import ControlledThreads
