@@ -126,14 +126,10 @@ class Executing:
         """Call steps of a task, and fail the run where one fails. False when it is stopped."""
         step = None
         try:
-            if not self._concurrent:
-                threads().note(Doing(run, task, steps))
             for step in steps:
                 if run.stopped:
                     return False
                 step()
-            if not self._concurrent:
-                threads().note(Doing(run, task, steps, done=True))
         except ThreadsEndedError:
             raise
         except BaseException as error:  # a worker outlives whatever an operator raises
@@ -165,3 +161,14 @@ class Executing:
     def _acquire(self) -> None:
         if not self._lock.acquire(not self._concurrent):  # a controlled schedule decides who gets the lock
             acquire_contended(self._lock.acquire)
+
+
+class NotedExecuting(Executing):
+    """The same in a controlled schedule, whose story may be told."""
+
+    def _call(self, run: Run, task: int, steps: Sequence[Step]) -> bool:
+        threads().note(Doing(run, task, steps))
+        done = super()._call(run, task, steps)
+        if done:
+            threads().note(Doing(run, task, steps, done=True))
+        return done

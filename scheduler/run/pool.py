@@ -30,7 +30,7 @@ from dagexec.platform.shutdown import stop_at_exit
 from dagexec.platform.threads import Mutex, Thread, ThreadsEndedError, ThreadWait, threads
 from dagexec.scheduler.run.affinity import CoreWakeUp
 from dagexec.scheduler.run.engine import Bell
-from dagexec.scheduler.run.executing import Executing
+from dagexec.scheduler.run.executing import Executing, NotedExecuting
 from dagexec.scheduler.run.fair_share import Share
 from dagexec.scheduler.run.helping import HelpingWait
 from dagexec.scheduler.run.roster import Roster
@@ -452,4 +452,5 @@ class WorkerPool:
     def _begin(self) -> None:
         """There are no workers yet."""
         self._roster = rosters[-1](self.num_workers, self.lock)
-        self._executing = Executing(self.lock, self._roster, concurrent=self._source.concurrent)
+        executing = Executing if self._source.concurrent else NotedExecuting
+        self._executing = executing(self.lock, self._roster, concurrent=self._source.concurrent)

@@ -14,7 +14,7 @@ from dagexec.errors import DagexecError, RunTimeoutError, WorkerLostError
 from dagexec.platform.threads import threads
 from dagexec.scheduler.exploration import explore_seeds, systematic
 from dagexec.scheduler.nets.net import BaseNet
-from dagexec.scheduler.run.executing import Executing
+from dagexec.scheduler.run.executing import NotedExecuting
 from dagexec.scheduler.run.machine import Machine
 from dagexec.scheduler.run.pool import WorkerPool
 from dagexec.scheduler.run.run import Run, finish
@@ -49,7 +49,7 @@ class EarlyPool(WorkerPool):
         super().submit(run)
 
 
-class TwoSteps(Executing):
+class TwoSteps(NotedExecuting):
     """Planted: a worker reads the count of a child and writes it back without holding the lock in between."""
 
     def _in_python(self, run: Run, machine: Machine, from_last: bool) -> None:

@@ -17,7 +17,7 @@ from dagexec.scheduler.exploration import ReplayStrategy, explore, explore_seeds
 from dagexec.scheduler.nets.async_dag import AsyncDAGNet
 from dagexec.scheduler.plan.plan import Plan
 from dagexec.scheduler.plan.synchronization import Synchronization
-from dagexec.scheduler.run.executing import Executing
+from dagexec.scheduler.run.executing import NotedExecuting
 from dagexec.scheduler.run.machine import Machine
 from dagexec.scheduler.run.pool import WorkerPool
 from dagexec.scheduler.run.run import Run
@@ -81,7 +81,7 @@ def test_a_task_that_is_lost_is_named_with_those_who_should_have_handed_it_out()
     assert "operator 2 was done by" in finding.text
 
 
-class Twice(Executing):
+class Twice(NotedExecuting):
     """Planted: task 2 is executed twice."""
 
     def _in_python(self, run: Run, machine: Machine, from_last: bool) -> None:
