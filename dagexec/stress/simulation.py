@@ -23,8 +23,8 @@ import re
 import tempfile
 import zlib
 from collections import Counter
-from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -151,8 +151,9 @@ class _World:
 
     async def main(self) -> None:
         """The scenario."""
-        logging.getLogger("dagexec.server").disabled = True
         with ExitStack() as stack:
+            for name in ("dagexec", "dagexec.server"):  # what is logged is what went wrong on purpose
+                stack.enter_context(_silent(logging.getLogger(name)))
             stack.enter_context(installed(self._disk))
             repository, new_client = await self._server()
             clients = [asyncio.create_task(self._client(number, new_client)) for number in range(_CLIENTS)]
@@ -317,6 +318,15 @@ class _World:
 def _order(tree: Tree) -> list[tuple[str, bytes]]:
     """What tells one from another, without the numbers in names of files that are being written."""
     return [(re.sub(r"unfinished-\w+", "", name), content or b"") for name, content in tree]
+
+
+@contextmanager
+def _silent(logger: logging.Logger) -> Iterator[None]:
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 class _Client:

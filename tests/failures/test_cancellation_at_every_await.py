@@ -292,7 +292,9 @@ async def cancelled_at_each(name: str, moment: Moment) -> list[Outcome]:
     return outcomes
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize(
+    "moment", [MOMENTS[0], *(pytest.param(moment, marks=pytest.mark.slow) for moment in MOMENTS[1:])]
+)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_a_call_that_is_cancelled_at_any_await_leaves_nothing_and_the_next_one_is_right(

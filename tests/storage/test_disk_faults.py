@@ -125,6 +125,7 @@ def test_a_short_write_is_continued(name: str, tmp_path: Path) -> None:
             break
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("failure", FAILURES)
 @pytest.mark.parametrize("name", WRITERS)
 def test_a_reader_whose_call_fails_says_so_and_succeeds_afterwards(name: str, failure: str, tmp_path: Path) -> None:
