@@ -77,6 +77,16 @@ def test_a_race_fails_and_its_seed_fails_again(plugged: pytest.Pytester) -> None
 
 
 @pytest.mark.slow
+def test_the_example_of_the_page_finds_its_bug(plugged: pytest.Pytester) -> None:
+    page = (ROOT / "docs/exploration.md").read_text().partition("## Your own code")[2]
+    plugged.makepyfile(test_cache=page.partition("```python\n")[2].partition("```")[0])
+    plugged.runpytest("test_cache.py").assert_outcomes(passed=1)
+    result = plugged.runpytest("--explore=30", "test_cache.py")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*again: pytest test_cache.py::test_a_value_is_computed_once --explore-seed=*"])
+
+
+@pytest.mark.slow
 def test_who_does_not_ask_is_not_disturbed(plugged: pytest.Pytester) -> None:
     plugged.makepyfile("import sys\ndef test_nothing_is_imported(): assert 'dagexec' not in sys.modules")
     plugged.runpytest_subprocess("-k", "nothing").assert_outcomes(passed=1)

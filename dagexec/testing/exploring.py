@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dagexec.analysis.story import explain
-from dagexec.scheduler.exploration import Exploration, RandomStrategy, Strategy, explore_all
+from dagexec.scheduler.exploration import Exploration, Strategy, explore_all
 from dagexec.scheduler.exploration.functions import Backend, controlled
+from dagexec.scheduler.exploration.strategies import sampling
 
 _EXPLAINING_SECONDS = 10.0
 
@@ -56,7 +57,7 @@ def explore_seeds_of(
         nonlocal running
         for running in seeds:
             write(repeat(running))
-            yield RandomStrategy(running)
+            yield sampling("portfolio", running)
 
     def scenario() -> Returned:
         return controlled(function, backend=backend, seed=running)()

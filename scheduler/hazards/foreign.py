@@ -16,21 +16,21 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise
+from typing import NamedTuple
 
 from dagexec.core.graph import Hazard
 from dagexec.errors import ResourceError
 from dagexec.platform.garbage_collection import garbage_collection_paused
 from dagexec.scheduler.hazards.accesses import Accesses, Resource
-from dagexec.scheduler.hazards.check import Proof, UnorderedAccesses, conflicts
+from dagexec.scheduler.hazards.check import Pair, Proof, UnorderedAccesses, conflicts
 from dagexec.scheduler.hazards.reachability import joined
 
 _MAX_STRETCHES = 20_000_000
 _MAX_ROUNDS = 16
 
 
-@dataclass(frozen=True, slots=True)
-class ForeignOperator:
+class ForeignOperator(NamedTuple):
     """One operator, or a call that only records or waits.
 
     Attributes:
@@ -57,8 +57,7 @@ class ForeignOperator:
         return f"operator {self.name!r} on {where}"
 
 
-@dataclass(frozen=True, slots=True)
-class ByteRange:
+class ByteRange(NamedTuple):
     """Bytes from `low` up to `high` of a space that memories share."""
 
     space: str
@@ -88,21 +87,23 @@ def _check(graph: ForeignGraph) -> Proof:
     operators = graph.operators
     order = _Order(operators)
     accesses = _accesses(graph)
-    found = [
-        (resource, *pair)
-        for resource, users in enumerate(accesses.users())
-        for pair in conflicts(users, resource, accesses)
-    ]
-    pairs = {(earlier, later): (_done(earlier), _done(later)) for _, earlier, later, _ in found}
-    ordered = joined(order.predecessors, pairs.values())
-    unordered = {
-        (earlier, later, kind): UnorderedAccesses(
-            accesses.resources[resource].name, kind, str(operators[earlier]), str(operators[later]),
-            _missing(operators[earlier], operators[later]),
-        )
-        for resource, earlier, later, kind in reversed(found)  # of several resources, the first is shown
-        if pairs[earlier, later] not in ordered
-    }  # fmt: skip
+    found: list[tuple[int, Pair]] = []
+    contested = 0
+    for resource, users in enumerate(accesses.users()):
+        if len(users) > 1:
+            pairs = conflicts(users, resource, accesses)
+            contested += bool(pairs)
+            found += [(resource, pair) for pair in pairs]
+    nodes = [(2 * earlier + 1, 2 * later + 1) for _, (earlier, later, _) in found]
+    ordered = joined(order.predecessors, nodes)
+    unordered: dict[Pair, UnorderedAccesses] = {}  # of several resources of a pair, the first
+    if len(ordered) < len(nodes):  # or some are of two resources
+        for (resource, pair), between in zip(found, nodes, strict=True):
+            if between not in ordered and pair not in unordered:
+                earlier, later = operators[pair[0]], operators[pair[1]]
+                unordered[pair] = UnorderedAccesses(
+                    accesses.resources[resource].name, pair[2], str(earlier), str(later), _missing(earlier, later)
+                )
     return Proof(
         operators=len(operators),
         chains=len({one.stream if one.stream is not None else (one.thread,) for one in operators}),
@@ -110,32 +111,25 @@ def _check(graph: ForeignGraph) -> Proof:
         events=sum(len(one.records) for one in operators),
         waits=sum(len(one.waits) for one in operators),
         guards={},
-        resources=len({resource for resource, *_ in found}),
+        resources=contested,
         pairs_checked=len(found),
         unordered=(*order.faults, *(unordered[key] for key in sorted(unordered, key=lambda key: key[:2]))),
     )
 
 
-def _launched(operator: int) -> int:
-    return 2 * operator
-
-
-def _done(operator: int) -> int:
-    return 2 * operator + 1
-
-
 class _Order:
-    """The launch and the end of every operator as nodes: by node, those that surely come before.
+    """The launch and the end of every operator, in this order, as nodes: by node, those that surely come before.
 
     Attributes:
-        predecessors: of `_launched(operator)` and `_done(operator)`.
+        predecessors: of all nodes; those of operator n are 2 n and 2 n + 1.
         faults: waits for events that another thread may record later.
     """
 
     def __init__(self, operators: Sequence[ForeignOperator]) -> None:
         self._operators = operators
-        self.predecessors: list[list[int]] = [[] for _ in range(2 * len(operators))]
+        self.predecessors: list[list[int]] = []
         self._open: list[tuple[int, int, int]] = []  # that a node follows an operator's end, if both are launched so
+        issued: list[int] = []  # by operator, the node after which its thread goes on
         last_of_thread: dict[str, int] = {}
         last_on_stream: dict[str, int] = {}
         last_of_both: dict[tuple[str, str], int] = {}
@@ -143,46 +137,44 @@ class _Order:
         waits: dict[tuple[int, int, int], str] = {}
         for index, operator in enumerate(operators):
             thread, stream = operator.thread, operator.stream
-            launch = self.predecessors[_launched(index)]
-            launch.extend(self._issued(before) for before in operator.after)
+            launched, done = 2 * index, 2 * index + 1
+            launch, end = [issued[before] for before in operator.after], [launched]
+            self.predecessors += (launch, end)
             if thread in last_of_thread:
-                launch.append(self._issued(last_of_thread[thread]))
-            self.predecessors[_done(index)].append(_launched(index))
-            waiting = _launched(index) if stream is None else _done(index)
+                launch.append(issued[last_of_thread[thread]])
             for event in operator.waits:
                 recorder = recorded[event]
                 if operators[recorder].thread == thread:
-                    self.predecessors[waiting].append(_done(recorder))
+                    (launch if stream is None else end).append(2 * recorder + 1)
                 else:
-                    waits[recorder, index, waiting] = event
+                    waits[recorder, index, launched if stream is None else done] = event
             if stream is not None:
-                if (thread, stream) in last_of_both:
-                    self.predecessors[_done(index)].append(_done(last_of_both[thread, stream]))
                 before = last_on_stream.get(stream, index)
                 if operators[before].thread != thread:
-                    self._open.append((before, index, _done(index)))
+                    self._open.append((before, index, done))
+                    before = last_of_both.get((thread, stream), index)
+                if before != index:
+                    end.append(2 * before + 1)
                 last_on_stream[stream] = last_of_both[thread, stream] = index
+            issued.append(done if stream is None else launched)
             last_of_thread[thread] = index
-            recorded.update(dict.fromkeys(operator.records, index))
+            for event in operator.records:
+                recorded[event] = index
         self._open += waits
         self._close()
         left = set(self._open)
         self.faults = [self._fault(*key[:2], event) for key, event in waits.items() if key in left]
-
-    def _issued(self, operator: int) -> int:
-        """The node after which its thread goes on."""
-        return _done(operator) if self._operators[operator].stream is None else _launched(operator)
 
     def _close(self) -> None:
         """Add what holds if one launch surely comes after another one; what is added may order further launches."""
         for _ in range(_MAX_ROUNDS):
             if not self._open:
                 return
-            ordered = joined(self.predecessors, {(_launched(first), _launched(last)) for first, last, _ in self._open})
+            ordered = joined(self.predecessors, {(2 * first, 2 * last) for first, last, _ in self._open})
             still = []
             for first, last, node in self._open:
-                if (_launched(first), _launched(last)) in ordered:
-                    self.predecessors[node].append(_done(first))
+                if (2 * first, 2 * last) in ordered:
+                    self.predecessors[node].append(2 * first + 1)
                 else:
                     still.append((first, last, node))
             if len(still) == len(self._open):
@@ -199,7 +191,7 @@ class _Order:
 
 def _accesses(graph: ForeignGraph) -> Accesses:
     """Memories as resources; those in a common space are cut where any of them begins or ends."""
-    used = dict.fromkeys(name for one in graph.operators for name in (*one.reads, *one.writes))
+    used = dict.fromkeys(chain.from_iterable(chain(one.reads, one.writes) for one in graph.operators))
     cuts: dict[str, set[int]] = {}
     for name in used:
         if name in graph.memories:
@@ -211,30 +203,32 @@ def _accesses(graph: ForeignGraph) -> Accesses:
     for space, found in ends.items():
         first[space] = len(resources)
         resources += [Resource(f"bytes {low:,} to {high:,} of {space!r}") for low, high in pairwise(found)]
-    numbers: dict[str, tuple[int, ...]] = {}
-    stretches = 0
+    numbers: dict[str, Sequence[int]] = {}
     for name in used:
         if name in graph.memories:
             part = graph.memories[name]
-            places = [first[part.space] + bisect_left(ends[part.space], end) for end in (part.low, part.high)]
-            stretches += places[1] - places[0]
-            if stretches > _MAX_STRETCHES:
-                raise ResourceError(f"graph {graph.name!r}: memories overlap in more than {_MAX_STRETCHES:,} places")
-            numbers[name] = tuple(range(*places))
+            numbers[name] = range(*(first[part.space] + bisect_left(ends[part.space], end) for end in part[1:]))
         else:
             numbers[name] = (len(resources),)
             resources.append(Resource(f"memory {name!r}"))
+    if graph.memories:
+        touched = sum(len(numbers[name]) for one in graph.operators for name in (*one.reads, *one.writes))
+        if touched > _MAX_STRETCHES:
+            raise ResourceError(
+                f"graph {graph.name!r}: its memories overlap so that operators touch {touched:,} parts of them; "
+                f"{_MAX_STRETCHES:,} are looked at"
+            )
     return Accesses(
         tuple(resources),
-        tuple(_numbers(one.reads, numbers) for one in graph.operators),
-        tuple(_numbers(one.writes, numbers) for one in graph.operators),
+        tuple([_numbers(one.reads, numbers) for one in graph.operators]),
+        tuple([_numbers(one.writes, numbers) for one in graph.operators]),
     )
 
 
-def _numbers(names: Sequence[str], numbers: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+def _numbers(names: Sequence[str], numbers: Mapping[str, Sequence[int]]) -> tuple[int, ...]:
     if len(names) == 1:
-        return numbers[names[0]]
-    return tuple(sorted({number for name in names for number in numbers[name]}))
+        return tuple(numbers[names[0]])
+    return tuple(sorted({number for name in names for number in numbers[name]})) if names else ()
 
 
 def _missing(earlier: ForeignOperator, later: ForeignOperator) -> str:

@@ -64,6 +64,11 @@ def test_a_graph_is_proved_and_a_missing_wait_is_found(cli: Cli, file: Callable[
     assert found["missing"] == "'conv' must wait for event 'copied'"
 
 
+def test_the_example_of_the_page_is_proved(file: Callable[[object], Path]) -> None:
+    page = (Path(__file__).parents[2] / "docs/hazards.md").read_text().partition("## Graphs of other systems")[2]
+    assert check_graph(read_graph(file(page.partition("```json\n")[2].partition("```")[0]))).holds
+
+
 def test_a_model_and_a_graph_are_one_too_many_and_none_too_few(cli: Cli, file: Callable[[object], Path]) -> None:
     for arguments in ((), ("zoo:squeezenet", "--graph", file(STEP))):
         status, _, told = cli("check", *arguments)

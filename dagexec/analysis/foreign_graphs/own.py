@@ -88,12 +88,12 @@ def _operator(place: int, row: object, places: Mapping[str, int], rows: Sequence
 
 
 def _names(place: int, name: str, row: Mapping[str, Any], field: str) -> tuple[str, ...]:
-    found: object = row.get(field, _NOTHING)
-    if found is _NOTHING:
+    if field not in row:
         return _NOTHING
-    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+    found: list[str] = row[field]
+    if type(found) is not list or not {str}.issuperset(map(type, found)):
         _fail(place, name, field, f"expected a list of strings, found {found!r:.50}")
-    return tuple(map(str, found))
+    return tuple(found)
 
 
 def _memories(found: object) -> dict[str, ByteRange]:

@@ -144,5 +144,5 @@ def test_memories_that_overlap_everywhere_are_refused(monkeypatch: pytest.Monkey
     monkeypatch.setattr(foreign, "_MAX_STRETCHES", 1000)
     memories = {str(depth): ByteRange("arena", depth, 200 - depth) for depth in range(100)}
     users = tuple(ForeignOperator(name, reads=(name,)) for name in memories)
-    with pytest.raises(ResourceError, match="'nested': memories overlap in more than 1,000 places"):
+    with pytest.raises(ResourceError, match="'nested': its memories overlap so that operators touch 10,000 parts"):
         check_graph(ForeignGraph("nested", users, memories))
