@@ -16,6 +16,7 @@ from dagexec.scheduler.exploration.state_search import search
 from dagexec.scheduler.hazards.task_order import tasks_before
 from dagexec.scheduler.nets.net import BaseNet
 from dagexec.scheduler.run.machine import TaskGraph
+from tests.ops.control.test_bodies import FLOATS, counting
 
 
 @pytest.fixture
@@ -73,3 +74,12 @@ def test_a_search_whose_time_is_up_says_so_and_proves_nothing(net: BaseNet) -> N
     assert not space.found.holds
     assert space.found.fault is None
     assert space.found.waiting == 1
+
+
+def test_runs_of_nets_inside_of_operators_are_looked_at_as_well() -> None:
+    workspace = dagexec.Workspace()
+    for name, value in FLOATS.items():
+        workspace.feed_blob(name, value)
+    with workspace.build_net(counting(), "dag", 2) as net:
+        net.run()
+        assert [(space.net, space.found.holds) for space in search_runs(net, 2)] == [("outer", True), ("count", True)]
