@@ -9,7 +9,14 @@ import pytest
 
 from dagexec.errors import DagexecError
 from dagexec.platform.threads import threads
-from dagexec.scheduler.exploration import ExploredSchedule, ReplayStrategy, explore, explore_seeds, systematic
+from dagexec.scheduler.exploration import (
+    ExploredSchedule,
+    RandomStrategy,
+    ReplayStrategy,
+    explore,
+    explore_seeds,
+    systematic,
+)
 from dagexec.scheduler.exploration.deviations import ByName, Deviation, Noting
 from dagexec.scheduler.exploration.fewest import fewest_preemptions
 from dagexec.scheduler.exploration.inevitable import inevitable
@@ -83,6 +90,17 @@ def test_deviations_make_the_same_schedule_and_hold_where_others_are_left_out() 
         assert explore(lost_update, ByName(notes.deviations)).decisions == failed.decisions
     nowhere = [Deviation("adder 0", 99, "main"), Deviation("main", 1, "nobody")]
     assert explore(lost_update, ByName(nowhere)).trace == explore(lost_update, ReplayStrategy(())).trace
+
+
+def test_a_preemption_is_a_switch_from_a_thread_that_could_go_on() -> None:
+    for seed in range(20):
+        notes = Noting(RandomStrategy(seed))
+        trace = explore(lost_update, notes).trace
+        for point in notes.points:
+            before = trace[point.step - 1].thread if point.step else "main"
+            assert point.thread == before
+            could = point.candidates[0] == before
+            assert point.preempts == (could and trace[point.step].thread != before)
 
 
 def test_threads_of_one_name_are_told_apart() -> None:

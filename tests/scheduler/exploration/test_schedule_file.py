@@ -107,6 +107,23 @@ def test_a_file_makes_the_schedule_again(tmp_path: Path) -> None:
     assert parting_from(lost_update, saved) is None
 
 
+def test_a_scenario_that_has_changed_parts_from_the_saved_steps(tmp_path: Path) -> None:
+    def taking(which: int) -> None:
+        locks = [threads().lock() for _ in range(2)]
+        with locks[0]:
+            pass
+        with locks[which]:
+            raise ValueError("in the end")
+
+    path = tmp_path / "schedule.json"
+    write_schedule(path, explore(lambda: taking(0)), ())
+    assert parting_from(lambda: taking(0), read_schedule(path)) is None
+    found = parting_from(lambda: taking(1), read_schedule(path))
+    assert found is not None
+    assert (found.step, found.first) == (2, "main: acquire lock 1")
+    assert found.second.startswith("main: acquire lock 2 (test_schedule_file.py:")
+
+
 BY_SET_OF_STRINGS = """
 from pathlib import Path
 from dagexec.platform.threads import threads
