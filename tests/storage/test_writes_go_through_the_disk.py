@@ -25,6 +25,7 @@ EXEMPT = {
     "frontend/onnx/scoping.py: rename": "of names in a graph",
     "stress/simulated_disk.py": "makes what a loss of power leaves",
     "testing/exploring.py": "which schedule is tried, for whoever asks why the process died",
+    "stress/simulation.py: tempfile": "the folder of a simulated disk",
     "stress/watchdog.py: tempfile": "the stacks of a process that hangs",
     "sessions/onnx_runtime_island.py: tempfile": "a profile that is read at once",
     "cluster/ray_session.py": "the folder of a cluster that ends with this process",
