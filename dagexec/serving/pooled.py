@@ -198,9 +198,12 @@ class PooledRuns:
         feeding.finished = fed
         cancelled = dispatcher.started(request, feeding)
         if cancelled is None:
-            self._pool.submit(feeding)
-        else:
-            self._pool.stop(feeding, cancelled)
+            try:
+                self._pool.submit(feeding)
+                return
+            except ClosedError as error:  # it was cancelled and ended meanwhile, hence the pool could be closed
+                cancelled = error
+        self._pool.stop(feeding, cancelled)
 
     def _serve(self, request: Request) -> None:
         """Start the run of `request`; when it cannot be started, end it and have the one after it served.
@@ -231,10 +234,12 @@ class PooledRuns:
             raise
         except BaseException as caught:
             error = self._reported(caught)
-            if request.run is not None:  # the pool may have it
+            run = request.run
+            if run is not None or request.replica is None:  # the pool may have it, or somebody stopped and ended it
                 if not isinstance(error, Exception):
                     raise
-                self._pool.stop(request.run, error)
+                if run is not None:
+                    self._pool.stop(run, error)
                 return False
         self._dispatcher.end(request, result, error)
         self.start_waiting()
@@ -322,8 +327,10 @@ class PooledRuns:
             raise
         except BaseException as caught:
             error = self._reported(caught)
-            if block != request.block and request.run is not None:  # the pool may have the run of the next block
-                self._pool.stop(request.run, error)
+            run = request.run
+            if block != request.block and (run is not None or request.replica is None):  # as in `_ended_early`
+                if run is not None:
+                    self._pool.stop(run, error)
                 return
         self._end(request, result, error)
 

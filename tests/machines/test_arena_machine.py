@@ -6,8 +6,8 @@ import pytest
 
 from dagexec.scheduler.memory.arena_budget import ArenaBudget
 from tests.machines.arena_world import Setting
-from tests.machines.mutating import Mistake
 from tests.machines.worlds import searched, with_other_futures
+from tests.planted.bug import Edit, edited
 
 SMALL = {
     "three models": Setting(((1,), (1,), (2,)), 2),
@@ -39,35 +39,35 @@ def test_what_has_one_state_has_one_future() -> None:
 MISTAKES = {
     "nobody gives anything back": (
         "three models", "an idle model keeps bytes that a run needs",
-        Mistake(ArenaBudget, "charge", "if over <= 0:\n        return\n    with", "if True:\n        return\n    with"),
+        Edit(ArenaBudget.charge, "over = self._used - self.nbytes", "over = 0"),
     ),
     "the youngest gives back first": (
         "three models", "a model gives back before one that has been idle for longer",
-        Mistake(ArenaBudget, "charge", "one.last_begun", "-one.last_begun"),
+        Edit(ArenaBudget.charge, "one.last_begun", "-one.last_begun"),
     ),
     "all give back": (
         "three models", "a model gives back although there is room",
-        Mistake(ArenaBudget, "charge", "        over -= freed\n", ""),
+        Edit(ArenaBudget.charge, "            over -= freed\n", ""),
     ),
     "what a model had counts on": (
         "three models", "the budget counts other bytes than its models have",
-        Mistake(ArenaBudget, "_set", "nbytes - account.nbytes", "nbytes"),
+        Edit(ArenaBudget._set, "nbytes - account.nbytes", "nbytes"),
     ),
     "who gave back is not asked again": (
         "three models", "an idle model keeps bytes that a run needs",
-        Mistake(ArenaBudget, "_set", "            self._accounts.add(account)\n", "            pass\n"),
+        Edit(ArenaBudget._set, "self._accounts[account] = None", "pass"),
     ),
     "one run may have more than there is": (
         "runs that need more than there is", "a run has more than there is",
-        Mistake(ArenaBudget, "charge", "nbytes > self.nbytes and", "False and"),
+        Edit(ArenaBudget.charge, "nbytes > self.nbytes and", "False and"),
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_in_the_machine_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistake_in_the_machine_is_found(name: str) -> None:
     world, fault, mistake = MISTAKES[name]
-    mistake.make(monkeypatch)
-    found = searched(SMALL[world].world)
+    with edited((mistake,)):
+        found = searched(SMALL[world].world)
     assert found.fault is not None
     assert fault in found.fault

@@ -8,8 +8,8 @@ from dagexec.cluster.autoscaling import Autoscaling
 from dagexec.cluster.routing import LeastOutstanding
 from dagexec.cluster.state import DeploymentState
 from tests.machines.cluster_world import Kind, Setting
-from tests.machines.mutating import Mistake
 from tests.machines.worlds import searched, with_other_futures
+from tests.planted.bug import Edit, edited
 
 PLAIN = Kind()
 ONE_OR_TWO = Autoscaling(min_replicas=1, max_replicas=2, target_outstanding=1, downscale_seconds=1)
@@ -62,70 +62,69 @@ def test_what_has_one_state_has_one_future(name: str) -> None:
 MISTAKES = {
     "requests of a lost replica are dropped": (
         "a replica dies", "a request is lost, or in two places",
-        Mistake(DeploymentState, "_retry", "        self.again.append(request)\n", ""),
+        Edit(DeploymentState._retry, "            self.again.append(request)\n", ""),
     ),
     "a lost replica does not start again": (
         "a replica dies", "somebody waits for ever",
-        Mistake(DeploymentState, "_lose", "    self.instructions.append(Start(member, member.life))\n", ""),
+        Edit(DeploymentState._lose, "        self.instructions.append(Start(member, member.life))\n", ""),
     ),
     "a lost replica is up for the router": (
         "a replica dies", "the machine fails: ValueError: replica 0 is there already",
-        Mistake(DeploymentState, "_lose", "    self._router.remove(member.number)\n", ""),
+        Edit(DeploymentState._lose, "        self._router.remove(member.number)\n", ""),
     ),
     "a request runs again and again": (
         "no request runs again", "a request is run too often",
-        Mistake(DeploymentState, "_retry", "if not self._retries", "if False"),
+        Edit(DeploymentState._retry, "if not self._retries", "if False"),
     ),
     "what ended an earlier life ends this one": (
         "messages come twice", "a replica is lost that is well",
-        Mistake(DeploymentState, "lost", "member.life == attempt.life and ", ""),
+        Edit(DeploymentState.lost, "member.life == attempt.life and ", ""),
     ),
     "an answer to an earlier attempt ends the request, and the next one does": (
         "one of two dies", "a request ends twice",
-        Mistake(DeploymentState, "answered", "if self.attempts.get(attempt.request) is attempt", "if True"),
+        Edit(DeploymentState.answered, "if self.attempts.get(attempt.request) is attempt", "if True"),
     ),
     "a replica that is given up may be given up once more": (
         "a replica does not start", "the machine fails: KeyError",
-        Mistake(
-            DeploymentState, "failed_to_start", "self.failure, member.phase = error, Phase.LEAVING\n"
-            "    self._end_if_idle(member)", "self.failure = error\n    del self.members[member.number]",
+        Edit(DeploymentState.failed_to_start, "self.failure, member.phase = error, Phase.LEAVING\n"
+            "        self._end_if_idle(member)", "self.failure = error\n        del self.members[member.number]",
         ),
     ),
     "a replica has more than it may": (
         "a replica dies", "a replica has too many requests",
-        Mistake(LeastOutstanding, "_choose", ">= self.max_outstanding", "> self.max_outstanding"),
+        Edit(LeastOutstanding._choose, ">= self.max_outstanding", "> self.max_outstanding"),
     ),
     "a free place goes to nobody": (
         "a replica dies", "somebody waits although a replica has room",
-        Mistake(DeploymentState, "answered", "    self._send(now)\n", ""),
+        Edit(DeploymentState.answered, "        self._send(now)\n", ""),
     ),
     "those who wait for a replica that does not start are left": (
         "a replica does not start", "somebody waits although no replica will come",
-        Mistake(DeploymentState, "failed_to_start", "if not self._may_serve()", "if False"),
+        Edit(DeploymentState.failed_to_start, "if not self._may_serve()", "if False"),
     ),
     "a silent replica is never lost": (
         "a replica falls silent", "it looks again at once",
-        Mistake(DeploymentState, "keep_time", "if now >= member.asked + self._patience", "if False"),
+        Edit(DeploymentState.keep_time, "if now >= member.asked + self._patience", "if False"),
     ),
     "a silent replica is not asked": (
         "a replica falls silent", "a replica is lost that was not asked",
-        Mistake(DeploymentState, "_watch", "            self.instructions.append(Ask(member, member.life))\n", ""),
+        Edit(DeploymentState._watch, "                self.instructions.append(Ask(member, member.life))\n", ""),
     ),
     "what was not sent counts as lost": (
         "two of three were sent", "a replica has too many requests",
-        Mistake(DeploymentState, "_lose", "if not attempt.is_sent and", "if False and"),
+        Edit(DeploymentState._lose, "if not attempt.is_sent and", "if False and"),
     ),
     "a request is sent to a replica that was lost": (
         "what was not sent", "a request is run too often",
-        Mistake(DeploymentState, "may_send", "self.attempts.get(attempt.request) is attempt", "True"),
+        Edit(DeploymentState.may_send, "self.attempts.get(attempt.request) is attempt", "True"),
     ),
     "who is left when all end is not ended": (
         "closing", "a replica leaves and has nothing to do",
-        Mistake(DeploymentState, "end_members", "        self._end_if_idle(member)\n", ""),
+        Edit(DeploymentState.end_members, "            self._end_if_idle(member)\n", ""),
     ),
     "a replica that leaves stays when it has answered": (
         "fewer that are busy", "a replica leaves and has nothing to do",
-        Mistake(DeploymentState, "answered", "    self._end_if_idle(attempt.member)\n", ""),
+        Edit(DeploymentState.answered, "        self._end_if_idle(attempt.member)\n", ""),
     ),
 }  # fmt: skip
 
@@ -135,9 +134,9 @@ LATER = {"what was not sent counts as lost", "a replica that leaves stays when i
 
 
 @pytest.mark.parametrize("name", [pytest.param(one, marks=[pytest.mark.slow] * (one in LATER)) for one in MISTAKES])
-def test_a_mistake_in_the_machine_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistake_in_the_machine_is_found(name: str) -> None:
     world, fault, mistake = MISTAKES[name]
-    mistake.make(monkeypatch)
-    found = searched(WORLDS[world].world)
+    with edited((mistake,)):
+        found = searched(WORLDS[world].world)
     assert found.fault is not None
     assert fault in found.fault

@@ -13,8 +13,8 @@ from dagexec.serving.keeping import KeptReplicas
 from dagexec.serving.requests import RequestQueue
 from dagexec.serving.turns import Visits
 from tests.machines.dispatch_world import Kind, Setting
-from tests.machines.mutating import Mistake
 from tests.machines.worlds import searched, with_other_futures
+from tests.planted.bug import Edit, edited
 
 PLAIN = Kind()
 JOINED = Kind(group="g")
@@ -107,111 +107,111 @@ def test_who_comes_alone_after_others_did_does_not_wait_and_nothing_goes_wrong(m
 MISTAKES = {
     "who gives up lets nobody in": (
         "a queue that waits", "somebody awaits admission although there is room",
-        Mistake(DispatchState, "withdraw", "    self._admit()\n", "    pass\n"),
+        Edit(DispatchState.withdraw, "        self._admit()\n", "        pass\n"),
     ),
     "who is served lets nobody in": (
         "closing", "somebody awaits admission although there is room",
-        Mistake(DispatchState, "_next", "    self._admit()\n    return taken", "    return taken"),
+        Edit(DispatchState._next, "        self._admit()\n        return taken", "        return taken"),
     ),
     "who gives up stays in the queue": (
         "a queue that waits", "a request is lost, or in two places",
-        Mistake(DispatchState, "withdraw", "    request.queue.remove(request)\n", ""),
+        Edit(DispatchState.withdraw, "        request.queue.remove(request)\n", ""),
     ),
     "a replica is given twice": (
         "a queue that waits", "a replica is lost, or in two places",
-        Mistake(DispatchState, "arrive", "del self.idle[0]\n        return request", "return request"),
+        Edit(DispatchState.arrive, "del self.idle[0]\n            return request", "return request"),
     ),
     "a replica that nobody needs is forgotten": (
         "a queue that waits", "a replica is lost, or in two places",
-        Mistake(DispatchState, "_give", "self.idle.append(replica)", "pass"),
+        Edit(DispatchState._give, "self.idle.append(replica)", "pass"),
     ),
     "a free replica is not given to who waits": (
         "a queue", "somebody waits for ever",
-        Mistake(DispatchState, "_give", "self._next(replica, now)", "None"),
+        Edit(DispatchState._give, "self._next(replica, now)", "None"),
     ),
     "the queue minds no limit": (
         "a queue that waits", "the queue is longer than it may be",
-        Mistake(DispatchState, "_admit", "or len(self.queue) >= (self._options.max_queued or 0)", ""),
+        Edit(DispatchState._admit, "or len(self.queue) >= (self._options.max_queued or 0)", ""),
     ),
     "the queue minds no priority": (
         "a queue", "() is served before (priority=1)",
-        Mistake(RequestQueue, "push", "(-request.priority, place, request)", "(0, place, request)"),
+        Edit(RequestQueue.push, "(-request.priority, place, request)", "(0, place, request)"),
     ),
     "equal ones go in no order": (
         "a queue", "() is served before ()",
-        Mistake(RequestQueue, "push", "(-request.priority, place, request)", "(-request.priority, -place, request)"),
+        Edit(RequestQueue.push, "(-request.priority, place, request)", "(-request.priority, -place, request)"),
     ),
     "who awaits admission is left behind": (
         "closing", "somebody awaits admission although nobody comes in any more",
-        Mistake(DispatchState, "shut_down", "self._end_waiting(now, self.awaiting_admission)", "[]"),
+        Edit(DispatchState.shut_down, "self._end_waiting(now, self.awaiting_admission)", "[]"),
     ),
     "those who wait for a certain replica do not count": (
         "threads and a warm-up", "the end is announced while somebody waits",
-        Mistake(Places, "is_empty", "not (self.running or self.unfinished)", "not (self.running or self.queue)"),
+        Edit(vars(Places)["is_empty"].fget, "(self.running or self.unfinished)", "(self.running or self.queue)"),
     ),
     "a request that was given up ends once more": (
         "preparation", "a request ends twice",
-        Mistake(DispatchState, "end", "    if request.over:\n        return ()\n", ""),
+        Edit(DispatchState.end, "        if request.over:\n            return ()\n", ""),
     ),
     "a run that is given up goes on": (
         "preparation", "a run that nobody waits for is not stopped",
-        Mistake(DispatchState, "cancel", "if run is None else", "if True else"),
+        Edit(DispatchState.cancel, "if run is None else", "if True else"),
     ),
     "a kept replica is taken back and left": (
         "threads", "a replica is lost, or in two places",
-        Mistake(KeptReplicas, "take_back", "self.by_thread.pop(thread)", "self.by_thread[thread]"),
+        Edit(KeptReplicas.take_back, "self.by_thread.pop(thread)", "self.by_thread[thread]"),
     ),
     "a kept replica is idle as well": (
         "threads", "a replica is lost, or in two places",
-        Mistake(DispatchState, "_keeps", "    return nobody", "    self.idle.append(replica)\n    return nobody"),
+        Edit(DispatchState._keeps, "        return nobody", "        self.idle.append(replica)\n        return nobody"),
     ),
     "an inline run that is over gives its replica to nobody": (
         "threads", "somebody waits for ever",
-        Mistake(DispatchState, "leave_inline", "self.queue.waiting or self.awaiting", "self.awaiting"),
+        Edit(DispatchState.leave_inline, "self.queue.waiting or self.awaiting", "self.awaiting"),
     ),
     "those who run again do not count when an inline run is over": (
         "joining beside", "somebody waits for a replica although one is idle",
-        Mistake(DispatchState, "leave_inline", " or self.again.waiting", ""),
+        Edit(DispatchState.leave_inline, " or self.again.waiting", ""),
     ),
     "who comes goes before those who run again": (
         "joining beside another", "somebody is served before those that run again",
-        Mistake(DispatchState, "arrive_inline", "self.queue.waiting or self.again.waiting", "self.queue.waiting"),
+        Edit(DispatchState.arrive_inline, "self.queue.waiting or self.again.waiting", "self.queue.waiting"),
     ),
     "a member of a joined run that failed does not run again": (
         "joining what failed", "a request is lost, or in two places",
-        Mistake(DispatchState, "_run_again", "            self.again.push(member)\n", ""),
+        Edit(DispatchState._run_again, "                self.again.push(member)\n", ""),
     ),
     "more is joined than may be": (
         "joining rows", "requests are joined that may not be",
-        Mistake(BatchQueue, "_joining", "        if room < 0:\n            break\n", ""),
+        Edit(BatchQueue._joining, "            if room < 0:\n                break\n", ""),
     ),
     "who joins is taken and stays": (
         "joining", "a request is lost, or in two places",
-        Mistake(BatchQueue, "pop_batch", "        self.remove(request)\n", "        pass\n"),
+        Edit(BatchQueue.pop_batch, "            self.remove(request)\n", "            pass\n"),
     ),
     "a timer that rings is not the right one": (
         "joining", "somebody waits for ever",
-        Mistake(DispatchState, "rings", "self.timer_due != due", "True"),
+        Edit(DispatchState.rings, "self.timer_due != due", "True"),
     ),
     "the youngest of a group says when it is due": (
         "joining in time", "somebody waits in the queue although a replica is idle",
-        Mistake(BatchQueue, "_due", "iter(group.requests)", "reversed(group.requests)"),
+        Edit(BatchQueue._due, "iter(group.requests)", "reversed(group.requests)"),
     ),
     "who needs no company goes before those whose time has come": (
         "joining", "() is served before (group=g)",
-        Mistake(DispatchState, "_goes_first", " or self.queue.is_ready(now, self._hurried())", ""),
+        Edit(DispatchState._goes_first, " or self.queue.is_ready(now, self._hurried())", ""),
     ),
     "who waits for no turn goes before those who wait": (
         "turns", "is served before",
-        Mistake(DispatchState, "_goes_first", "self.queue.waiting or ", ""),
+        Edit(DispatchState._goes_first, "self.queue.waiting or ", ""),
     ),
     "a loop that leaves looks who waits before it is gone": (
         "turns", "somebody waits",
-        Mistake(Visits, "is_over", "    self._due = None\n", ""),
+        Edit(Visits.is_over, "        self._due = None\n", ""),
     ),
     "those who waited for a loop wait for it when nobody does any more": (
         "turns", "the machine fails: KeyError",
-        Mistake(RequestQueue, "forget_loops", "    self.loops = {None: len(self.waiting)}", "    _ = {}"),
+        Edit(RequestQueue.forget_loops, "        self.loops = {None: len(self.waiting)}", "        _ = {}"),
     ),
 }  # fmt: skip
 
@@ -225,9 +225,9 @@ LATER = {
 
 
 @pytest.mark.parametrize("name", [pytest.param(one, marks=[pytest.mark.slow] * (one in LATER)) for one in MISTAKES])
-def test_a_mistake_in_the_machine_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistake_in_the_machine_is_found(name: str) -> None:
     world, fault, mistake = MISTAKES[name]
-    mistake.make(monkeypatch)
-    found = searched(WORLDS[world].world)
+    with edited((mistake,)):
+        found = searched(WORLDS[world].world)
     assert found.fault is not None
     assert fault in found.fault

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from dagexec.server.repository_state import Entry, RepositoryState
-from tests.machines.mutating import Mistake
 from tests.machines.repository_world import Setting
 from tests.machines.worlds import searched, with_other_futures
+from tests.planted.bug import Edit, edited
 
 SMALL = {
     "loads": Setting(loads=2, requests=2),
@@ -48,50 +48,49 @@ def test_what_has_one_state_has_one_future(name: str) -> None:
 MISTAKES = {
     "nobody closes what was served before": (
         "loads", "nobody closes a version that does not serve",
-        Mistake(RepositoryState, "has_loaded", "    return old\n", "    return []\n"),
+        Edit(RepositoryState.has_loaded, "        return old\n", "        return []\n"),
     ),
     "an unload does not wait for what an earlier load retires": (
         "loads and unloads", "unload ends before all is closed",
-        Mistake(
-            RepositoryState, "unloading", "    entry.retire()\n    return list(entry.retiring)\n",
-            "    old = list(entry.versions.values())\n    entry.retire()\n    return old\n",
+        Edit(RepositoryState.unloading, "        entry.retire()\n        return list(entry.retiring)\n",
+            "        old = list(entry.versions.values())\n        entry.retire()\n        return old\n",
         ),
     ),
     "the end does not wait for what an earlier load retires": (
         "the end", "drain ends before all is closed",
-        Mistake(RepositoryState, "retire_all", "    return self._retiring()", "    return []"),
+        Edit(RepositoryState.retire_all, "        return self._retiring()", "        return []"),
     ),
     "a model is loaded after the end": (
         "the end", "something serves after the end",
-        Mistake(RepositoryState, "loading", "    self._refuse_while_draining()\n", ""),
+        Edit(RepositoryState.loading, "        self._refuse_while_draining()\n", ""),
     ),
     "a request is taken after the end": (
         "the end", "a request is taken at the end",
-        Mistake(RepositoryState, "find", "    self._refuse_while_draining()\n", ""),
+        Edit(RepositoryState.find, "        self._refuse_while_draining()\n", ""),
     ),
     "a model that is unloaded serves on": (
         "loads and unloads", "a version serves that is closed",
-        Mistake(Entry, "retire", "    self.versions, self.current = {}, None\n", ""),
+        Edit(Entry.retire, "        self.versions, self.current = {}, None\n", ""),
     ),
     "a load that fails leaves nothing in service": (
         "loads", "nobody closes a version that does not serve",
-        Mistake(RepositoryState, "not_loaded", "entry.reason = reason", "entry.versions, entry.current = {}, None"),
+        Edit(RepositoryState.not_loaded, "entry.reason = reason", "entry.versions, entry.current = {}, None"),
     ),
     "what could not be loaded is being loaded for ever": (
         "loads", "a model is being loaded, and nobody does that",
-        Mistake(RepositoryState, "not_loaded", 'entry.state = "READY" if', 'entry.state = "LOADING" if'),
+        Edit(RepositoryState.not_loaded, 'entry.state = "READY" if', 'entry.state = "LOADING" if'),
     ),
     "what is closed is not forgotten": (
         "loads", "what is closed counts as if it were not",
-        Mistake(RepositoryState, "closed", "retiring.pop(version, None)", "retiring"),
+        Edit(RepositoryState.closed, "retiring.pop(version, None)", "retiring"),
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_in_the_machine_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistake_in_the_machine_is_found(name: str) -> None:
     world, fault, mistake = MISTAKES[name]
-    mistake.make(monkeypatch)
-    found = searched(SMALL[world].world)
+    with edited((mistake,)):
+        found = searched(SMALL[world].world)
     assert found.fault is not None
     assert fault in found.fault

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import CodeType, FunctionType
@@ -61,13 +61,23 @@ class EditError(Exception):
 @contextmanager
 def planted(bug: Bug) -> Iterator[None]:
     """While it lasts, the code has the bug. Raises EditError when that does not fit."""
+    try:
+        with edited(bug.edits):
+            yield
+    except EditError as error:
+        raise EditError(f"{bug.name}: {error}") from None
+
+
+@contextmanager
+def edited(edits: Iterable[Edit]) -> Iterator[None]:
+    """While it lasts, the code is edited. Raises EditError when that does not fit."""
     sources: dict[FunctionType, str] = {}
-    for edit in bug.edits:
+    for edit in edits:
         function = inspect.unwrap(edit.function)
         assert isinstance(function, FunctionType)
         source = sources.get(function) or inspect.getsource(function)
         if source.count(edit.before) != 1 or edit.before == edit.after:
-            raise EditError(f"{bug.name}: {function.__qualname__} has its text {source.count(edit.before)} times")
+            raise EditError(f"{function.__qualname__} has its text {source.count(edit.before)} times")
         sources[function] = source.replace(edit.before, edit.after)
     with ExitStack() as stack:
         for function, source in sources.items():
@@ -83,6 +93,7 @@ def _compiled(function: FunctionType, source: str) -> CodeType:
     names: dict[str, object] = {}
     exec(compile(text, function.__code__.co_filename, "exec"), function.__globals__, names)
     made = names[function.__name__]
+    made = made.fget if isinstance(made, property) else made
     assert callable(made)
     plain = inspect.unwrap(made)
     assert isinstance(plain, FunctionType)
