@@ -23,7 +23,6 @@ EXEMPT = {
     "server/log.py: os.write": "to the standard error stream",
     "cli/__init__.py: os.open": "of /dev/null",
     "frontend/onnx/external_data.py: os.open": "to read",
-    "frontend/onnx/scoping.py: rename": "of names in a graph",
     "stress/simulated_disk.py": "makes what a loss of power leaves",
     "testing/exploring.py": "which schedule is tried, for whoever asks why the process died",
     "stress/simulation.py": "the folder of a simulated disk",
@@ -51,7 +50,7 @@ def writes(tree: ast.AST) -> Iterator[str]:
             yield from names & MODULES
         elif isinstance(node, ast.Call):
             owner, _, name = ast.unparse(node.func).rpartition(".")
-            in_place = owner not in ("os", "disk()", "draft") and name in METHODS
+            in_place = owner not in ("", "os", "disk()", "draft") and name in METHODS
             opens = name in ("open", "FileIO") and owner not in ("os", "disk()", "archive") and may_write(node)
             by_library = name in LIBRARIES and "file" not in map(ast.unparse, node.args)
             if owner == "os" and (name in SYSTEM or (name == "open" and "O_RDONLY" not in ast.unparse(node))):
