@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -35,12 +35,15 @@ from dagexec.scheduler.exploration import (
     expand,
     explore,
     explore_all,
+    reduction,
     sampling,
     systematic,
 )
 from dagexec.scheduler.exploration.nondeterminism import parting, parting_from
 from dagexec.scheduler.exploration.schedule_file import SavedSchedule, read_schedule, write_schedule
 from dagexec.storage.net_file import save_net
+
+Chosen = Literal["portfolio", "surw", "pos", "pct", "random", "reduction"]
 
 _FAILED = 1
 _SHRINK_SEEDS = 40
@@ -71,13 +74,18 @@ def explore_command(
         Path | None, typer.Option("--save", metavar="FILE.json", help="On failure, save the schedule, for --replay.")
     ] = None,
     strategy: Annotated[
-        Sampling, typer.Option("--strategy", help="What decides in schedules of seeds; a portfolio takes turns.")
+        Chosen,
+        typer.Option(
+            "--strategy",
+            help="What decides: a portfolio takes turns with the seeds, one of its strategies has them all, or the "
+            "reduction runs all schedules, up to --limit, that differ in more than the order of independent steps.",
+        ),
     ] = "portfolio",
     search: Annotated[
         bool, typer.Option("--systematic", help="Run all schedules with few preemptions instead of random ones.")
     ] = False,
     preemptions: Annotated[int, typer.Option("--preemptions", min=0, help="Maximum preemptions for --systematic.")] = 2,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="Maximum number of schedules for --systematic.")] = 2000,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Maximum number of schedules of a search.")] = 2000,
     shrunk: Annotated[
         Path | None, typer.Option("--shrink", metavar="FILE.pbtxt", help="On failure, save a smaller net that fails.")
     ] = None,
@@ -93,8 +101,11 @@ def explore_command(
     """Run MODEL under controlled schedules; exit with status 1 if one fails or differs from SimpleNet, and show it."""
     if report is not None:
         check_report(report)
+    if strategy == "reduction" and (search or seed is not None or replay is not None):
+        raise SchemaError("--strategy reduction runs many schedules and has no seeds: give it alone")
+    sampled: Sampling = "portfolio" if strategy == "reduction" else strategy
     given = read_schedule(Path(replay)) if replay is not None and replay.endswith(".json") else None
-    single = _single(strategy, seed, replay, given)
+    single = _single(sampled, seed, replay, given)
     if single is not None and search:
         raise SchemaError("--systematic runs many schedules; it cannot be combined with --seed or --replay")
     loaded = read_model(model, allow_io, device)
@@ -116,8 +127,11 @@ def explore_command(
     if search:
         with Console(stderr=True).status("Searching"):
             result = systematic(run, preemptions, limit)
+    elif strategy == "reduction":
+        with Console(stderr=True).status("Searching"):
+            result = reduction(run, limit, race_free=True)
     else:
-        strategies: Iterable[Strategy] = [single] if single else [sampling(strategy, n) for n in range(seeds)]
+        strategies: Iterable[Strategy] = [single] if single else [sampling(sampled, n) for n in range(seeds)]
         console = Console(stderr=True)
         result = explore_all(
             run, track(strategies, "Exploring", console=console, transient=True, disable=as_json or single is not None)
@@ -132,7 +146,7 @@ def explore_command(
             if shrunk is not None:
                 smaller = shrink_model(FailingModel(scenario, expected, story.schedule), range(_SHRINK_SEEDS))
                 save_net(smaller.scenario.model.net, shrunk)
-        again = _selected(strategy, result.failed, story, saved)
+        again = _selected(sampled, result.failed, story, saved)
         if smaller is not None:
             with Console(stderr=True).status("Explaining the smaller net"):
                 story = explain(smaller.run, smaller.schedule)
@@ -142,13 +156,15 @@ def explore_command(
     if as_json:
         print_json(_as_dict(loaded.name, result, uncontrolled, story, command, operators))
     else:
-        _print(loaded.name, f"{net_type} on {device}", search, result, uncontrolled)
+        searched = search or strategy == "reduction"
+        _print(loaded.name, f"{net_type} on {device}", searched, result, uncontrolled)
         if story is not None:
             _tell(
                 result, story, command, "" if operators is None else f"a failing net of {operators} operators: {shrunk}"
             )
     if report is not None:
         chosen = f"all of at most {preemptions} preemptions, up to {limit:,}" if search else f"seeds 0 to {seeds - 1:,}"
+        chosen = f"all that differ, up to {limit:,}" if strategy == "reduction" else chosen
         chosen = chosen if single is None else "one schedule" if seed is None else f"seed {seed}"
         write_report(
             _report(loaded.name, f"{net_type} on {device}", ExplorationSection(result, chosen, command, story)), report
@@ -246,6 +262,7 @@ def _as_dict(
         "model": model,
         "schedules": result.tried,
         "exhausted": result.exhausted,
+        "cut": result.cut,
         "steps": result.steps,
         "seconds": result.seconds,
         "different": result.different,
@@ -268,7 +285,7 @@ def _print(name: str, how: str, search: bool, result: Exploration[None], uncontr
     table.add_column(justify="right")
     table.add_row("schedules tried", str(result.tried))
     if search:
-        table.add_row("all within the bound", "yes" if result.exhausted else "no")
+        table.add_row("all that there are within the bounds", "yes" if result.exhausted else "no")
     for name, count in result.by_strategy.items() if len(result.by_strategy) > 1 else ():
         table.add_row(f"of them by {name}", str(count))
     table.add_row("different schedules", str(result.different))

@@ -35,6 +35,7 @@ from dagexec.scheduler.exploration import (
     Strategy,
     explore_all,
     explore_seeds,
+    reduction,
     systematic,
 )
 from dagexec.scheduler.exploration import explore as explore_once
@@ -89,6 +90,7 @@ __all__ = [
     "export_fx",
     "random_feeds",
     "read_graph",
+    "reduction",
     "run_event_loop",
     "run_operator",
     "shrink",

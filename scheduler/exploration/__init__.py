@@ -2,6 +2,7 @@
 
     explore(scenario, seed)          one schedule
     explore_seeds(scenario, seeds)   many
+    reduction(scenario)              all, one for those that differ in the order of independent steps
     systematic(scenario)             all with at most two preemptions
     schedule.replay(scenario)        one of them again
 
@@ -19,6 +20,7 @@ from dagexec.scheduler.exploration.exploring import (
     explore,
     explore_all,
     explore_seeds,
+    reduction,
     systematic,
 )
 from dagexec.scheduler.exploration.strategies import (
@@ -46,6 +48,7 @@ __all__ = [
     "explore",
     "explore_all",
     "explore_seeds",
+    "reduction",
     "sampling",
     "systematic",
 ]

@@ -82,6 +82,11 @@ class ControlledThread(threading.Thread):
         self.baton.acquire()
         self.ready = None
         set_host_time(self.time)
+        if world.watch is not None:
+            world.watch.has_identities((self.ident, self.native_id), self.name)
+            sys.setprofile(world.watch.profile)
+            world.watch.touches(f"thread {self.name}", lambda: self.ended)
+            world.watch.going_on = not world.ended
         error: BaseException | None = None
         try:
             if not world.ended:
@@ -91,14 +96,19 @@ class ControlledThread(threading.Thread):
         except BaseException as caught:
             error = caught
         finally:
+            if world.watch is not None:
+                sys.setprofile(None)
+            world.touches(f"thread {self.name}", lambda: self.ended)
             self.ended = True
             world.leave(self, error)
 
     def join(self, timeout: float | None = None) -> None:
         """Wait until it ends, in virtual time."""
         self._world.wait(lambda: self.ended, timeout, self, "join", self.name)
+        self._world.touches(f"thread {self.name}", lambda: self.ended)
 
     def is_alive(self) -> bool:
+        self._world.touches(f"thread {self.name}", lambda: self.ended)
         return not self.ended
 
     def join_really(self, timeout: float) -> None:
@@ -143,6 +153,7 @@ class ControlledLock:
     """A lock or gate whose holder the schedule knows."""
 
     __slots__ = ("_owned", "_world", "holder", "name", "time")
+    is_controlled = True
 
     def __init__(self, world: ControlledThreads, name: str, owned: bool) -> None:
         self.name = name
@@ -160,11 +171,13 @@ class ControlledLock:
                 raise ThreadsEndedError(f"{self.name}: the schedule has ended")
             return True
         if not blocking or timeout == 0:
-            world.come_to("acquire", self.name)
+            world.come_to("try", self.name)
+            world.touches_lock(self)
             if self.holder is not None:
                 return False
         elif not world.wait(self._is_free, None if timeout < 0 else timeout, self, "acquire", self.name):
             return False
+        world.touches_lock(self)
         self.holder = me
         host_waited_until(self.time)
         return True
@@ -180,12 +193,14 @@ class ControlledLock:
             raise RuntimeError("release unlocked lock")
         if self._owned and self.holder is not me:
             raise RuntimeError("cannot release un-acquired lock")
+        world.touches_lock(self)
         self.holder = None
         self.time = host_time()
         world.come_to("release", self.name)
 
     def locked(self) -> bool:
         """True while it is held."""
+        self._world.touches_lock(self)
         return self.holder is not None
 
     def __enter__(self) -> bool:
@@ -215,12 +230,14 @@ class ControlledThreads(Threads):
         failure: what ended the schedule early: an exception that a thread did not catch, or a DeadlockError.
         ended: nobody continues any more; who still waits is unwound.
         cleanup: is closed when all threads are unwound.
+        watch: notes what steps read and write; None where nobody asks.
     """
 
     concurrent = False
 
     def __init__(self, strategy: Strategy, notes: Notes | None = None) -> None:
         """With `notes`, what happens is written down there."""
+        self.watch = strategy.watch
         self.decisions: list[int] = []
         self.choices: list[int] = []
         self.trace: list[Event] = []
@@ -272,11 +289,27 @@ class ControlledThreads(Threads):
     def call_later(self, seconds: float, function: Callable[[], object]) -> Timer:
         """A call that is made when its time comes, by the strategy's choice."""
         self._made += 1
+        self.writes("timers")
         timer = _Timer(self, host_time() + seconds, function, self._made)
         self._timers.append(timer)
         return timer
 
     # What belongs to exploration
+
+    def touches(self, field: str, look: Callable[[], object]) -> None:
+        """The step reads `field`, and may change what `look` returns."""
+        if self.watch is not None:
+            self.watch.touches(field, look)
+
+    def touches_lock(self, lock: ControlledLock) -> None:
+        """The step looks at a lock, takes it or lets it go."""
+        if self.watch is not None:
+            self.watch.touches_lock(lock)
+
+    def writes(self, field: str) -> None:
+        """The step changes `field`."""
+        if self.watch is not None:
+            self.watch.writes(field)
 
     def begin(self, scenario: Callable[[], object]) -> None:
         """Start the first thread, with which the schedule ends. `over` is released then."""
@@ -340,6 +373,7 @@ class ControlledThreads(Threads):
         """A decision point at which the calling thread could go on."""
         me = self.calling_thread()
         if me is not None:
+            self._end_step()
             me.event = Event(me.name, kind, resource)
             me.time = host_time()
             self._pass_on(me)
@@ -351,6 +385,7 @@ class ControlledThreads(Threads):
             if not ready():
                 raise ThreadsEndedError("the schedule has ended") from self.failure
             return True
+        self._end_step()
         me.event = Event(me.name, kind, resource)
         me.time = host_time()
         me.ready = ready
@@ -363,6 +398,7 @@ class ControlledThreads(Threads):
 
     def forget(self, timer: _Timer) -> None:
         """A timer was cancelled."""
+        self.writes("timers")
         if timer in self._timers:
             self._timers.remove(timer)
 
@@ -385,8 +421,10 @@ class ControlledThreads(Threads):
             chosen.baton.release()
 
     def _end(self, failure: BaseException | None) -> None:
+        self._end_step()
         self.failure = failure
         self.left = tuple(thread.name for thread in self._threads if thread.start_of_next is None and not thread.ended)
+        self._strategy.end([thread.event for thread in self._threads if not thread.ended], failure)
         self.ended = True
         self.over.release()
 
@@ -396,16 +434,21 @@ class ControlledThreads(Threads):
 
     def _new_thread(self, target: Callable[[], object], name: str) -> ControlledThread:
         self._made += 1
+        self.writes(f"threads named {name}")
         self._named[name] += 1
         if self._named[name] > 1:  # a trace and a saved schedule know threads by their names
             name = f"{name} ({self._named[name]})"
+        self.writes(f"thread {name}")
         inside, _here.world = current_world(), None  # the system's thread has locks of the system
+        watched = self.watch is not None and self.watch.going_on
+        self._watch_on(False)
         try:
             thread = ControlledThread(self, target, name, self._made)
             self._threads.append(thread)
             threading.Thread.start(thread)
         finally:
             _here.world = inside
+            self._watch_on(watched)
         return thread
 
     def _pass_on(self, me: ControlledThread) -> None:
@@ -423,6 +466,7 @@ class ControlledThreads(Threads):
 
     def _choose(self, me: ControlledThread, gone: bool = False) -> ControlledThread:
         """Who continues at this point. Raises ThreadsEndedError when nobody can, which ends the schedule."""
+        self._end_step()
         current = not gone and (me.ready is None or me.ready())
         candidates: list[Candidate] = [me] if current else []
         candidates += self._others(me)
@@ -437,12 +481,13 @@ class ControlledThreads(Threads):
             self._end(DeadlockError(f"no end after {MAX_STEPS} steps; going on: {_names(candidates)}"))
             raise ThreadsEndedError("no end") from self.failure
         number = 0
-        if len(candidates) > 1:
+        if len(candidates) > 1 or self._strategy.searches:
             try:
                 number = self._strategy.choose(candidates, current)
             except DagexecError as error:
                 self._end(error)
                 raise ThreadsEndedError("no decision") from None
+        if len(candidates) > 1:
             self.decisions.append(number)
             self.choices.append(len(candidates))
         chosen = candidates[number]
@@ -451,6 +496,12 @@ class ControlledThreads(Threads):
             self._notes.places.append(waiting.place if isinstance(waiting, ControlledThread) else "")
         self._strategy.took(chosen.event)
         self.trace.append(chosen.event)
+        thread = self._thread_of(chosen)
+        self._watch_on(True)
+        return thread
+
+    def _thread_of(self, chosen: Candidate) -> ControlledThread:
+        """The thread that makes the step."""
         if isinstance(chosen, _Timeout):
             chosen.thread.timed_out = True
             return chosen.thread
@@ -461,6 +512,16 @@ class ControlledThreads(Threads):
             return thread
         assert isinstance(chosen, ControlledThread)
         return chosen
+
+    def _watch_on(self, going_on: bool) -> None:
+        if self.watch is not None:
+            self.watch.going_on = going_on
+
+    def _end_step(self) -> None:
+        """Note what the step read and wrote."""
+        if self.watch is not None and self.watch.going_on:
+            done = self.watch.end_step(self.trace[-1] if self.trace else Event("main", "begin"), self._running)
+            self.trace[-1:] = [done] if self.trace else []
 
     def _others(self, me: ControlledThread) -> list[ControlledThread]:
         """Threads beside `me` that can go on, round from it."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-Kind = Literal["begin", "acquire", "release", "start", "join", "wait", "wake", "advance", "timeout", "point"]
+Kind = Literal["begin", "acquire", "try", "release", "start", "join", "wait", "wake", "advance", "timeout", "point"]
 """What a step begins with. One that begins with `release` is what follows it: another thread may go on before."""
 
 _NOTHING: frozenset[str] = frozenset()
-_PHRASES = {"wait": "wait for", "advance": "go on with", "timeout": "timeout of"}
+_PHRASES = {"try": "try to acquire", "wait": "wait for", "advance": "go on with", "timeout": "timeout of"}
 
 
 class Event(NamedTuple):
@@ -20,6 +20,9 @@ class Event(NamedTuple):
         resource: of that: a lock or gate by its number and the place that made it, a thread, stream or timer.
         reads: what it read of the state that threads share, by name; only of steps made, in schedules that observe it.
         writes: what it changed of it.
+        merges: sets and lists of which it only put in or took out elements; those are in `writes`, so that two such
+            steps can be swapped.
+        keeps: locks that it took and did not let go.
     """
 
     thread: str
@@ -27,6 +30,8 @@ class Event(NamedTuple):
     resource: str = ""
     reads: frozenset[str] = _NOTHING
     writes: frozenset[str] = _NOTHING
+    merges: frozenset[str] = _NOTHING
+    keeps: frozenset[str] = _NOTHING
 
     def __str__(self) -> str:
         """What is done, without who does it."""

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Generic, TypeVar
 
 from dagexec.errors import DagexecError, DeadlockError
@@ -28,6 +28,8 @@ from dagexec.scheduler.exploration.strategies import (
     Strategy,
     sampling,
 )
+from dagexec.scheduler.exploration.strategies.reduction import CutError, Reduction
+from dagexec.scheduler.exploration.watching import watched_by, watching
 
 Result = TypeVar("Result")
 Scenario = Callable[[], Result]
@@ -102,6 +104,7 @@ class Exploration(Generic[Result]):
         handovers: how many different ones had been met after each schedule: a step of one thread and the next of
             another. Where they grow no more, further schedules show little that is new.
         by_strategy: for the name of each strategy how many schedules it had.
+        cut: further ones that a search gave up, as what was left of them had been tried.
         new_by_strategy: for the name of each strategy how many handovers it was the first to meet.
     """
 
@@ -114,6 +117,7 @@ class Exploration(Generic[Result]):
     handovers: tuple[int, ...] = field(repr=False)
     by_strategy: Mapping[str, int]
     new_by_strategy: Mapping[str, int]
+    cut: int = 0
 
     def raise_failure(self) -> None:
         """Raise what the first failing schedule raised."""
@@ -151,7 +155,7 @@ def explore(
     collecting = gc.isenabled()
     gc.disable()  # finalizers would come at times that no seed decides
     try:
-        with installed(world):
+        with installed(world), watched_by(strategy.watch):
             world.begin(body)
             try:
                 _wait_for_end(world)
@@ -207,13 +211,29 @@ def systematic(
     return replace(found, exhausted=search.exhausted and found.failed is None)
 
 
+def reduction(
+    scenario: Scenario[Result], limit: int = 10_000, *, race_free: bool = False, timeouts: bool = False
+) -> Exploration[Result]:
+    """Run `scenario` under every schedule, but of those that differ only in the order of independent steps under one.
+
+    Whatever is not watched (see `watching`) is one thing that two steps can only both use. With `race_free` it is taken
+    to be guarded: two steps conflict there if they hold a lock in common. No more than `limit` schedules are begun.
+    Stops at the first failure.
+    """
+    tree = Reduction(race_free=race_free, timeouts=timeouts)
+    with watching():
+        found = explore_all(scenario, islice(tree.strategies(), limit))
+    return replace(found, exhausted=tree.exhausted and found.failed is None)
+
+
 def explore_all(scenario: Scenario[Result], strategies: Iterable[Strategy]) -> Exploration[Result]:
     """Run `scenario` once for each of `strategies`, up to the first failure."""
     start = time.perf_counter()
     steps = 0
     failed = None
     different: set[int] = set()
-    met: set[tuple[Event, Event]] = set()
+    met: set[tuple[object, object]] = set()
+    cut = 0
     handovers: list[int] = []
     tried: Counter[str] = Counter()
     new: Counter[str] = Counter()
@@ -223,8 +243,11 @@ def explore_all(scenario: Scenario[Result], strategies: Iterable[Strategy]) -> E
             first = first_trace(scenario, strategy)
         schedule = explore(scenario, strategy, first)
         steps += len(schedule.trace)
+        if isinstance(schedule.failure, CutError):
+            cut += 1
+            continue
         different.add(hash(schedule.decisions))
-        met.update(pair for pair in pairwise(schedule.trace) if pair[0].thread != pair[1].thread)
+        met.update((one[:3], next_[:3]) for one, next_ in pairwise(schedule.trace) if one.thread != next_.thread)
         tried[strategy.name] += 1
         new[strategy.name] += len(met) - (handovers[-1] if handovers else 0)
         handovers.append(len(met))
@@ -234,7 +257,7 @@ def explore_all(scenario: Scenario[Result], strategies: Iterable[Strategy]) -> E
         if len(handovers) % _COLLECT_EVERY == 0:
             gc.collect()
     seconds = time.perf_counter() - start
-    return Exploration(len(handovers), False, failed, steps, seconds, len(different), tuple(handovers), tried, new)
+    return Exploration(len(handovers), False, failed, steps, seconds, len(different), tuple(handovers), tried, new, cut)
 
 
 def compact(decisions: Iterable[int]) -> str:

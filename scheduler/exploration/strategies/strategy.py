@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from dagexec.scheduler.exploration.events import Event
+from dagexec.scheduler.exploration.watching import Watch
 
 
 class Candidate(Protocol):
@@ -37,6 +38,8 @@ class Strategy(ABC):
         seed: what its choices follow from, None where that is no seed.
         timeouts: a deadline may pass although something else could go on; otherwise only when nothing can.
         trace: the steps that were made so far.
+        searches: it is asked where there is one candidate, too.
+        watch: notes what steps read and write, within `watching()`; None where that is not asked for.
         estimates: it has to `learn` before the schedule begins.
     """
 
@@ -44,6 +47,8 @@ class Strategy(ABC):
     seed: int | None = None
     timeouts: bool = False
     trace: Sequence[Event] = ()
+    searches: bool = False
+    watch: Watch | None = None
     estimates: bool = False
 
     def begin(self, trace: Sequence[Event]) -> None:
@@ -56,6 +61,9 @@ class Strategy(ABC):
 
     def learn(self, trace: Sequence[Event]) -> None:  # noqa: B027
         """What some other schedule does: for estimates of how many steps there are."""
+
+    def end(self, pending: Sequence[Event], failure: BaseException | None) -> None:  # noqa: B027
+        """The schedule has ended, when `pending` were the steps that threads had yet to make."""
 
     def took(self, event: Event) -> None:  # noqa: B027
         """A step is made, chosen or the only one that can be."""

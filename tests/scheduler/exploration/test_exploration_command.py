@@ -67,6 +67,12 @@ def test_a_right_net_passes_all_schedules(right: str, how: list[str]) -> None:
 
 
 @pytest.mark.slow
+def test_the_reduction_of_a_right_net_passes(right: str) -> None:
+    result = json.loads(explore(right, "--shape", "x=2,3", "--strategy", "reduction", "--limit", "4", "--json").stdout)
+    assert (result["schedules"] + result["cut"], result["exhausted"], result["failure"]) == (4, False, None)
+
+
+@pytest.mark.slow
 def test_a_search_says_whether_it_tried_everything(right: str) -> None:
     words = (right, "--shape", "x=2,3", "--systematic", "--preemptions", "0", "--json")
     whole = json.loads(explore(*words).stdout)
@@ -140,6 +146,7 @@ def test_a_failing_net_is_shrunk(racy: str, tmp_path: Path) -> None:
     [
         (["--seed", "1", "--replay", "1:1"], "give only one of them"),
         (["--seed", "1", "--systematic"], "cannot be combined with --seed"),
+        (["--seed", "1", "--strategy", "reduction"], "has no seeds"),
         (["--replay", "x"], "NUMBER:CHOICE"),
         (["--replay", "nowhere.json"], "nowhere.json: not a schedule"),
         (["--net-type", "fast"], "net type 'fast' is unknown"),
