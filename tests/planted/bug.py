@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from types import CodeType, FunctionType
 from typing import Literal
 
-Finder = Literal["machine", "proof", "detector", "schedules", "reduction"]
-"""What finds a bug: the search of all states of a machine, the static proof, the detector in one run, schedules that a
-strategy samples, or the exploration of all of them with reduction."""
+Finder = Literal["machine", "proof", "detector", "schedules"]
+"""What finds a bug: the search of all states of a machine, the static proof, the detector in one run, or schedules that
+the portfolio samples."""
 
 
 @dataclass(frozen=True)

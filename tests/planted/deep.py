@@ -28,8 +28,9 @@ BUGS = (
         "in between, and fails after its owner was told that all went well",
         (Edit(WorkerPool.stop, _TOGETHER, _TOGETHER + "        with self.lock:\n"),),
         scenes.stop_of_an_ended_run(_LENGTH),
-        "reduction",
+        "schedules",
         "failed after it had ended well",
+        slow=True,
     ),
     Bug(
         "ABA on workers",
@@ -46,8 +47,9 @@ BUGS = (
             ),
         ),
         scenes.stop_of_one_of_two(_LENGTH),
-        "reduction",
+        "schedules",
         "that nobody stopped",
+        slow=True,
     ),
     Bug(
         "ABA on the count of runs",
@@ -64,7 +66,8 @@ BUGS = (
             ),
         ),
         scenes.runs_then_meeting(4),
-        "reduction",
+        "schedules",
         "deadlock",
+        slow=True,
     ),
 )
