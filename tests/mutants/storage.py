@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-_DATABASES = ("tests/storage",)
+_FORMATS = ("databases", "lmdb_pages", "net_file", "tensor_proto", "wire")
+_DATABASES = tuple(f"tests/storage/test_{name}.py" for name in _FORMATS)
 _DURABILITY = ("tests/storage/test_power_loss.py",)
 _FILES = "dagexec/platform/files.py"
 _CHECKPOINTS = ("tests/training/test_checkpoint.py",)

@@ -77,10 +77,10 @@ def exhausted(name: str, numbers: Iterable[int]) -> Counter[str]:
 
 
 def allocations(name: str) -> int:
-    """Allocations that a writer makes, to the power of 2 above."""
-    number = 128
+    """Allocations that a writer makes, to the power of 4 above."""
+    number = 256
     while exhausted(name, range(number, number + 3))[ENDS[0]] < 3:  # some failures Python can do without
-        number *= 2
+        number *= 4
     return number
 
 
