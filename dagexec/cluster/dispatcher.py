@@ -163,9 +163,10 @@ class Dispatcher:
         with self._lock:
             link = self._links.get(attempt.member)
             feeds, timeout = request.feeds, request.seconds_left(self._now())
-            if not self._state.may_send(attempt, self._now()):
-                self._later()
-                return
+            is_wanted = self._state.may_send(attempt, self._now())
+            self._later()  # from now on it may be silent
+        if not is_wanted:
+            return
         if link is None:
             done(Lost("it was stopped"))
             return
