@@ -4,8 +4,8 @@
 
 A trial is a stretch of seeds of its own, up to the first schedule in which the bug shows (`tests/planted`), or
 MOST schedules. Of the first failing schedule of the portfolio, one with fewer preemptions is looked for that fails
-likewise. Bugs that need a long exact sequence are looked for in one trial of MOST_WHEN_DEEP random walks. What `--json`
-has of bugs that are not measured now stays there.
+likewise. Bugs that need a long exact sequence (`deep`) are looked for in one trial of MOST_WHEN_DEEP random walks, and
+in MOST_REDUCED schedules with reduction. What `--json` has of bugs that are not measured now stays there.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from environment import write_report
 
-from dagexec.scheduler.exploration import Sampling, explore_seeds
+from dagexec.scheduler.exploration import Sampling, explore_seeds, reduction
 from dagexec.scheduler.exploration.fewest import fewest_preemptions
 from tests.planted import deep
 from tests.planted.bug import Bug, planted
 from tests.planted.catalog import BUGS
 
-MOST, MOST_WHEN_DEEP = 10_000, 100_000
+MOST, MOST_WHEN_DEEP, MOST_REDUCED = 10_000, 100_000, 1_000
 APART = 1_000_000  # between the first seeds of two trials; a multiple of the portfolio's turns
 SHRINK_SECONDS = 60.0
-KINDS = (*get_args(Sampling), "preemptions")
+KINDS = (*get_args(Sampling), "preemptions", "reduction")
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,13 @@ def needed(bug: Bug, strategy: str, trials: int) -> Found:
     return Found(most if 2 * missed >= trials else statistics.median(counts), len(counts), missed)
 
 
+def reduced(bug: Bug) -> Found:
+    """With reduction, of what fields are guarded by locks."""
+    with planted(bug):
+        found = reduction(bug.scene, MOST_REDUCED, race_free=True, timeouts=bug.timeouts)
+    return Found(found.tried, 1, int(found.failed is None))
+
+
 def preemptions(bug: Bug) -> dict[str, object]:
     """Of the schedule with the fewest that was found, and whether there is none with fewer."""
     with planted(bug):
@@ -83,7 +90,9 @@ def measured(job: tuple[str, str, int]) -> tuple[str, str, object]:
     os.nice(5)
     name, what, trials = job
     bug = next(bug for bug in BUGS if bug.name == name)
-    return name, what, preemptions(bug) if what == "preemptions" else asdict(needed(bug, what, trials))
+    if what == "preemptions":
+        return name, what, preemptions(bug)
+    return name, what, asdict(reduced(bug) if what == "reduction" else needed(bug, what, trials))
 
 
 def main() -> None:
@@ -103,7 +112,7 @@ def main() -> None:
         (bug.name, what, options.trials)
         for what in KINDS
         for bug in sampled
-        if options.bug in bug.name and options.what in (None, what)
+        if options.bug in bug.name and options.what in (None, what) and (what != "reduction" or bug in deep.BUGS)
     ]
     with multiprocessing.get_context("spawn").Pool(options.processes, maxtasksperchild=1) as pool:
         for name, what, found in pool.imap_unordered(measured, jobs):

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from dagexec.scheduler.exploration import explore_seeds
+from dagexec.scheduler.exploration import explore_seeds, reduction
 from dagexec.scheduler.exploration.fewest import fewest_preemptions
 from tests.planted import deep
 from tests.planted.bug import Bug, Edit, EditError, planted
@@ -58,6 +58,15 @@ def test_a_schedule_that_shows_a_planted_bug_is_replayed_and_needs_few_preemptio
 def test_random_walks_miss_a_bug_that_needs_a_long_exact_sequence(bug: Bug) -> None:
     with planted(bug):
         assert explore_seeds(bug.scene, range(500), strategy="random").failed is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", deep.BUGS[:2], ids=lambda bug: bug.name)
+def test_reduction_finds_a_bug_that_random_walks_miss_in_few_schedules(bug: Bug) -> None:
+    with planted(bug):
+        found = reduction(bug.scene, 100, race_free=True)
+    assert found.failed is not None
+    assert re.search(bug.says, str(found.failed.failure))
 
 
 def test_the_page_lists_every_bug_with_what_finds_it() -> None:
