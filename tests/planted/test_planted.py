@@ -50,7 +50,7 @@ def test_a_schedule_that_shows_a_planted_bug_is_replayed_and_needs_few_preemptio
         failed = explore_seeds(bug.scene, range(MOST), timeouts=bug.timeouts).failed
         assert failed is not None
         assert failed.replay(bug.scene).trace == failed.trace
-        assert fewest_preemptions(bug.scene, failed, seconds=60).preemptions <= 3
+        assert fewest_preemptions(bug.scene, failed, seconds=20).preemptions <= 3
 
 
 @pytest.mark.slow
