@@ -32,9 +32,6 @@ _MOST_CALLS = 1 << 12
 _FEW_CALLS, _CALL_BYTES = 256, 80
 """A table takes so many bytes for each: more than a few calls have to be about more memory than that."""
 
-_SHORT = 16
-"""Elements of a row that are too few for a call."""
-
 _MOST_WORK = 1000
 """What NumPy may do to find out whether arrays overlap."""
 
@@ -128,13 +125,13 @@ class _Calls:
     def __init__(self) -> None:
         self._kept: list[Array] = []
 
-    def rows(self, loop: Loop, views: Sequence[Array], order: Array, last: int | None = None) -> _Table:
+    def rows(self, loop: Loop, views: Sequence[Array], order: Array) -> _Table:
         """The calls for all elements of `views`, the loop's arguments, of one shape; in the order of memory of `order`.
 
-        A call goes along the axis that is `last` in memory, or along that one. Raises _Unsupported for too many calls.
+        A call goes along the axis that is last in memory. Raises _Unsupported for too many calls.
         """
         strides = np.array([view.strides for view in views], np.int64).T  # an axis a row
-        by_size = sorted(range(order.ndim), key=lambda axis: (axis == last, -abs(order.strides[axis])))
+        by_size = sorted(range(order.ndim), key=lambda axis: -abs(order.strides[axis]))
         sizes: list[int] = [1]
         steps: list[npt.NDArray[np.int64]] = [np.array([view.itemsize for view in views], np.int64)]
         for axis in by_size:
@@ -190,10 +187,7 @@ def _operand(value: Any, others: Sequence[Any]) -> Array:
 def _reduction(
     calls: _Calls, ufunc: np.ufunc, x: Array, *, out: Array, axis: Any = 0, dtype: Any = None, keepdims: bool = False
 ) -> Iterator[_Table]:
-    """Elements of `axis` joined one after another, in the order in which NumPy does it.
-
-    But where what is kept behind these axes is short, they are joined along the longest of them.
-    """
+    """Elements of `axis` joined one after another, in the order in which NumPy does it."""
     loop = loop_of(ufunc, [x.dtype] * 3)
     axes = {one % x.ndim for one in (axis if isinstance(axis, tuple) else (axis,))} if x.ndim else set()
     if loop is None or not keepdims or out.dtype != x.dtype or dtype not in (None, x.dtype) or not x.size:
@@ -204,13 +198,11 @@ def _reduction(
     first = x[(*(slice(1) if one in axes else slice(None) for one in range(x.ndim)), ...)]
     start = np.broadcast_to(np.asarray(ufunc.identity, x.dtype), out.shape) if ufunc in _SUMS else first
     kept = [one for one in range(x.ndim) if one not in axes]
-    behind, longest = math.prod(x.shape[max(axes) + 1 :]), max(axes, key=lambda one: x.shape[one])
-    along = longest if 1 < behind < min(_SHORT, x.shape[longest]) else None
     for index in _parts(x.shape, kept, _seconds(ufunc, [x], out)):
         part, total = x[index], out[index]
         totals = np.broadcast_to(total, part.shape)
         yield np.concatenate(
-            [_copied(calls, start[index], total), calls.rows(loop, [totals, part, totals], part, along)]
+            [_copied(calls, start[index], total), calls.rows(loop, [totals, part, totals], part)]
         )
 
 

@@ -119,7 +119,7 @@ def test_large_work_is_cut_and_bytes_do_not_show_where() -> None:
 
 
 @pytest.mark.parametrize("ufunc", [np.add, np.multiply, np.maximum, np.minimum], ids=lambda one: str(one.__name__))
-@pytest.mark.parametrize("shape", [(3, 5, 700), (40, 3, 20), (2, 3, 2, 16), (1, 9000), (6,), (5, 1, 130)])
+@pytest.mark.parametrize("shape", [(3, 5, 700), (40, 3, 20), (2, 3, 2, 16), (1, 9000), (6,), (5, 1, 130), (17, 8), (5, 30, 7)])
 def test_reductions_of_any_axes_have_the_bytes_of_numpy(ufunc: np.ufunc, shape: tuple[int, ...]) -> None:
     for char in "fdl":
         x = numbers(shape, char)
@@ -130,18 +130,6 @@ def test_reductions_of_any_axes_have_the_bytes_of_numpy(ufunc: np.ufunc, shape: 
                 assert_same_bytes(
                     lambda y, x=x, axes=axes: partial(ufunc.reduce, x, axis=axes, keepdims=True, out=y), out  # type: ignore[misc]
                 )  # fmt: skip
-
-
-def test_sums_of_many_short_rows_are_at_least_as_accurate() -> None:
-    """They go down the columns, pair by pair, whatever the batch."""
-    x = np.random.default_rng(0).standard_normal((5, 3000, 7)).astype(np.float32)
-    expected, by_numpy = x.astype(np.float64).sum(1, keepdims=True), x.sum(1, keepdims=True)
-    found, alone = np.zeros_like(by_numpy), np.zeros_like(by_numpy[:1])
-    run_pieces(partial(np.add.reduce, x, axis=1, keepdims=True, out=found))
-    run_pieces(partial(np.add.reduce, x[:1], axis=1, keepdims=True, out=alone))
-    assert np.abs(found - expected).max() <= np.abs(by_numpy - expected).max()
-    assert alone.tobytes() == found[:1].tobytes()
-    assert_same_bytes(lambda y: partial(np.maximum.reduce, x, axis=1, keepdims=True, out=y), np.zeros_like(by_numpy))
 
 
 def test_a_sum_of_negative_zeros_is_that_of_numpy() -> None:
