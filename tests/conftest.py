@@ -16,7 +16,7 @@ import pytest
 
 from dagexec.cli import main
 from dagexec.core.choices import choices
-from dagexec.core.registry import onnx_operators
+from dagexec.core.registry import onnx_operator
 from dagexec.frontend.onnx import node
 from tests import engines
 from tests.command_line import Cli
@@ -127,5 +127,4 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 @pytest.fixture
 def tables_are_foreign(monkeypatch: pytest.MonkeyPatch) -> None:
     """ONNX's operators on tables are left to other runtimes, as if dagexec had none of them."""
-    known = {key: found for key, found in onnx_operators().items() if key[0] != "ai.onnx.ml"}
-    monkeypatch.setattr(node, "onnx_operators", lambda: known)
+    monkeypatch.setattr(node, "onnx_operator", lambda *key: None if key[0] == "ai.onnx.ml" else onnx_operator(*key))

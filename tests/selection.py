@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-PARTS = 12
+PARTS = 16
 ROOT = Path(__file__).parent.parent
 _LEFT_OUT = "left out"  # key of what a worker of xdist sends
 _PART: pytest.StashKey[int | None] = pytest.StashKey()

@@ -201,9 +201,7 @@ def _reduction(
     for index in _parts(x.shape, kept, _seconds(ufunc, [x], out)):
         part, total = x[index], out[index]
         totals = np.broadcast_to(total, part.shape)
-        yield np.concatenate(
-            [_copied(calls, start[index], total), calls.rows(loop, [totals, part, totals], part)]
-        )
+        yield np.concatenate([_copied(calls, start[index], total), calls.rows(loop, [totals, part, totals], part)])
 
 
 def _accumulation(

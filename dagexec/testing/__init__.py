@@ -36,6 +36,7 @@ from dagexec.scheduler.exploration import (
     explore_all,
     explore_seeds,
     reduction,
+    search_begins,
     systematic,
 )
 from dagexec.scheduler.exploration import explore as explore_once
@@ -93,6 +94,7 @@ __all__ = [
     "reduction",
     "run_event_loop",
     "run_operator",
+    "search_begins",
     "shrink",
     "simulated",
     "systematic",

@@ -21,6 +21,7 @@ from dagexec.scheduler.exploration.exploring import (
     explore_all,
     explore_seeds,
     reduction,
+    search_begins,
     systematic,
 )
 from dagexec.scheduler.exploration.strategies import (
@@ -50,5 +51,6 @@ __all__ = [
     "explore_seeds",
     "reduction",
     "sampling",
+    "search_begins",
     "systematic",
 ]

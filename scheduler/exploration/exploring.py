@@ -28,7 +28,7 @@ from dagexec.scheduler.exploration.strategies import (
     Strategy,
     sampling,
 )
-from dagexec.scheduler.exploration.strategies.reduction import CutError, Reduction
+from dagexec.scheduler.exploration.strategies.reduction import BEGIN, CutError, Reduction
 from dagexec.scheduler.exploration.watching import watched_by, watching
 
 Result = TypeVar("Result")
@@ -224,6 +224,14 @@ def reduction(
     with watching():
         found = explore_all(scenario, islice(tree.strategies(), limit))
     return replace(found, exhausted=tree.exhausted and found.failed is None)
+
+
+def search_begins() -> None:
+    """What a scenario does before is done in one order by `reduction`: threads start and come to rest, say.
+
+    Elsewhere it does nothing.
+    """
+    threads().point(BEGIN)
 
 
 def explore_all(scenario: Scenario[Result], strategies: Iterable[Strategy]) -> Exploration[Result]:

@@ -119,7 +119,9 @@ def test_large_work_is_cut_and_bytes_do_not_show_where() -> None:
 
 
 @pytest.mark.parametrize("ufunc", [np.add, np.multiply, np.maximum, np.minimum], ids=lambda one: str(one.__name__))
-@pytest.mark.parametrize("shape", [(3, 5, 700), (40, 3, 20), (2, 3, 2, 16), (1, 9000), (6,), (5, 1, 130), (17, 8), (5, 30, 7)])
+@pytest.mark.parametrize(
+    "shape", [(3, 5, 700), (40, 3, 20), (2, 3, 2, 16), (1, 9000), (6,), (5, 1, 130), (17, 8), (5, 30, 7)]
+)
 def test_reductions_of_any_axes_have_the_bytes_of_numpy(ufunc: np.ufunc, shape: tuple[int, ...]) -> None:
     for char in "fdl":
         x = numbers(shape, char)

@@ -13,6 +13,7 @@ from dagexec import NetDef, Workspace
 from dagexec.core.graph import build_graph
 from dagexec.platform.threads import new_gate
 from dagexec.scheduler.conformance import conforming
+from dagexec.scheduler.exploration import search_begins
 from dagexec.scheduler.nets.net import BaseNet
 from dagexec.scheduler.plan.plan import build_plan
 from dagexec.scheduler.run.pool import WorkerPool
@@ -56,14 +57,26 @@ def run_of(
 
 
 def pool_scenario(
-    parents: Sequence[Sequence[int]], workers: int = 2, pool_class: type[WorkerPool] = WorkerPool
+    parents: Sequence[Sequence[int]],
+    workers: int = 2,
+    pool_class: type[WorkerPool] = WorkerPool,
+    *,
+    settled: bool = False,
 ) -> Callable[[], tuple[int, ...]]:
-    """One run on a pool of its own; fails unless each operator runs once, after its parents."""
+    """One run on a pool of its own; fails unless each operator runs once, after its parents.
+
+    `settled`: workers have started, done something and gone to sleep before what a reduction searches.
+    """
 
     def scenario() -> tuple[int, ...]:
         order: list[int] = []
         done = Done()
         with pool_class(workers) as pool:
+            if settled:
+                before = Done()
+                pool.submit(run_of([[], [0]], [lambda: None] * 2, before))
+                before.wait()
+                search_begins()
             run = run_of(parents, [partial(order.append, index) for index in range(len(parents))], done)
             pool.submit(run)
             done.wait()

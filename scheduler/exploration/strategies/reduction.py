@@ -6,6 +6,8 @@ sets (Godefroid, "Partial-Order Methods for the Verification of Concurrent Syste
 being tried again behind a step that it can be swapped with. A step begins at a decision point, so that a critical
 section is one, and two of a lock are independent unless one changes what the other touches (LAPOR, OOPSLA 2019).
 
+A scenario may say from where on schedules are searched (`BEGIN`): before, there is one order.
+
 Where a deadline may pass although something else could go on, everything is tried.
 """
 
@@ -23,6 +25,9 @@ Sleep = Mapping[str, Event]
 """Candidates that need not be tried now, with the step that each would make."""
 
 TIMEOUT = " (timeout)"
+
+BEGIN = "begin what is searched"
+"""A point up to which schedules are all alike."""
 
 
 class CutError(DagexecError):
@@ -153,9 +158,10 @@ class Reduction:
         self._path = [step.who for step in steps]
         if strategy.ends_all and steps:  # what others had yet to do is not known, so let them do it before
             self._nodes[-1].to_try.update(steps[-1].enabled)
+        begin = next((at for at, step in enumerate(steps) if step.event[1:3] == ("point", BEGIN)), -1)
         for position, initials in reversals(steps, strategy.pending):
             node = self._nodes[position]
-            if initials.isdisjoint({*node.to_try, *node.tried, *node.asleep}):
+            if position > begin and initials.isdisjoint({*node.to_try, *node.tried, *node.asleep}):
                 node.to_try.add(min(initials, key=node.enabled.index))
 
 

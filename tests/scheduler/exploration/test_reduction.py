@@ -13,7 +13,7 @@ import pytest
 
 from dagexec.errors import DeadlockError
 from dagexec.platform.threads import Lock, threads
-from dagexec.scheduler.exploration import BoundedSearch, explore, reduction, systematic, watching
+from dagexec.scheduler.exploration import BoundedSearch, explore, reduction, search_begins, systematic, watching
 from dagexec.scheduler.exploration.races import conflict
 from dagexec.scheduler.exploration.strategies.reduction import CutError, PathStrategy, Reduction
 from dagexec.scheduler.run.pool import WorkerPool
@@ -26,9 +26,10 @@ from tests.scheduler.exploration.test_exploration import (
 from tests.scheduler.exploration.test_exploration_pool import (
     LateLookPool,
     SleepyPool,
+    TwoStepPool,
     stop_scenario,
 )
-from tests.scheduler.scenarios import pool_scenario
+from tests.scheduler.scenarios import DIAMOND, pool_scenario
 
 Outcome = tuple[str, str]
 Action = tuple[str, int, int]
@@ -255,6 +256,44 @@ def test_a_run_on_a_pool_of_one_worker_is_right_under_every_schedule() -> None:
         assert found.exhausted
     assert guarded.tried < strict.tried
     assert guarded.tried < systematic(pool_scenario([[]], 1), 2).tried
+
+
+@pytest.mark.slow
+def test_a_run_on_two_workers_that_are_there_is_right_under_every_schedule() -> None:
+    found = reduction(pool_scenario([[], [0]], 2, settled=True), race_free=True)
+    found.raise_failure()
+    assert found.exhausted
+    assert found.tried > reduction(pool_scenario([[]], 2, settled=True), race_free=True).tried
+
+
+@pytest.mark.slow
+def test_a_count_in_two_steps_is_found_on_two_workers() -> None:
+    found = reduction(pool_scenario(DIAMOND, 2, TwoStepPool, settled=True), 2000, race_free=True)
+    assert found.failed is not None
+    assert "1 tasks not done" in str(found.failed.failure)
+
+
+@pytest.mark.slow
+def test_what_comes_before_the_search_is_done_in_one_order() -> None:
+    def scenario(before: bool) -> None:
+        lock = threads().lock()
+
+        def enter() -> None:
+            with lock:
+                pass
+
+        def enter_all() -> None:
+            for thread in [threads().start(enter, f"thread {number}") for number in range(2)]:
+                thread.join()
+
+        if before:
+            enter_all()
+        search_begins()
+        enter_all()
+
+    once = reduction(partial(scenario, before=False))
+    assert once.tried > 1
+    assert reduction(partial(scenario, before=True)).tried == once.tried
 
 
 @pytest.mark.slow
