@@ -226,8 +226,8 @@ class _Recording(ABC):
 
     @property
     def is_over(self) -> bool:
-        """Nothing is done in it any more."""
-        return (self.told and not self._run.active) or self._is_gone()
+        """Nothing is done in it any more; whoever stopped it may be about to tell, though its pool has ended."""
+        return (self.told and not self._run.active) or (self._is_gone() and not self._run.over)
 
     @abstractmethod
     def add(self, kind: Kind, worker: str, task: int = -1, piece: int = -1, step: int = 0) -> None:

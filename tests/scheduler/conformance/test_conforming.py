@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import random
+import threading
 import weakref
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -141,6 +142,29 @@ def test_chains_that_are_launched(fault: Fault | None) -> None:
                 made.run()
             made.run()
     assert found.runs >= 2
+
+
+def test_a_run_that_somebody_is_about_to_tell_of_is_not_over_though_its_pool_has_ended() -> None:
+    began, released = threading.Event(), threading.Event()
+
+    def keep_busy() -> None:
+        began.set()
+        assert released.wait(60)
+
+    with conforming() as found, WorkerPool(1) as pool:
+        waiting = task("nobody works on it", nothing_to_do)
+
+        def told() -> None:  # of its end, by whoever stopped it; the others do not wait for that
+            released.set()
+            pool.close()
+            found.raise_found()
+
+        waiting.finished = told
+        pool.submit(task("keeps the worker", keep_busy))
+        assert began.wait(60)
+        pool.submit(waiting)
+        pool.stop(waiting, RunTimeoutError("at once"))
+    assert found.runs == 2
 
 
 def test_what_a_run_computed_with_is_free_after_the_block_though_its_pool_lives_on() -> None:
