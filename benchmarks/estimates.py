@@ -22,7 +22,7 @@ from dagexec import zoo
 from dagexec.binding.parameters import initialized, parameter_workspace
 from dagexec.compiler.compilation import compile_model
 from dagexec.compiler.tuning.bench import random_inputs
-from dagexec.compiler.tuning.choosing import estimated_tasks
+from dagexec.compiler.tuning.choosing import Estimated
 from dagexec.compiler.tuning.runner import Runner, Trial
 from dagexec.options import CompileOptions
 from dagexec.scheduler.nets.options import RunOptions
@@ -38,7 +38,7 @@ def measure(source: str, workers: int) -> dict[str, object]:
     model = compile_model(initialized(load_model(source)), CompileOptions(tuning_seconds=0)).model
     inputs = random_inputs(model, {})
     assert inputs is not None
-    estimated = estimated_tasks(model, inputs)
+    estimated = Estimated(model, inputs).tasks
     assert estimated is not None
     with Runner(Trial(model), parameter_workspace(model)) as simple:
         simple.run(inputs)

@@ -32,7 +32,7 @@ from dagexec.compiler.passes.rewriting import Pass, PassReport, check_pass_names
 from dagexec.compiler.passes.types import forget_types
 from dagexec.compiler.stages import by_stage
 from dagexec.compiler.tuning.bench import Bench, placeholder_inputs, random_inputs
-from dagexec.compiler.tuning.choosing import Choice, choose, estimated_tasks, most_workers
+from dagexec.compiler.tuning.choosing import Choice, Estimated, Known, choose, most_workers
 from dagexec.compiler.tuning.layouts import estimated_layout, fastest_layout, fingerprint
 from dagexec.core.choices import choices
 from dagexec.core.device import CPU
@@ -255,13 +255,15 @@ class _Compilation:
 
     def _schedule(self, model: Model) -> Choice:
         """Net type and workers, by what a run takes: as it is measured, as it was, or as it is estimated."""
-        estimated = estimated_tasks(model, self._inputs)
+        estimated = Estimated(model, self._inputs)
         known = _seconds(self._known("run", model))
         if known is not None:
-            return choose(model, self._options, estimated and estimated.taking(known), "known")
+            tasks = estimated.tasks
+            return choose(model, self._options, Known(tasks and tasks.taking(known)), "known")
         measured = self._measured_tasks(model)
-        origin = "estimated" if measured is None else "measured"
-        return choose(model, self._options, measured or estimated, origin)
+        if measured is not None:
+            return choose(model, self._options, Known(measured), "measured")
+        return choose(model, self._options, estimated)
 
     def _measured_tasks(self, model: Model) -> TimedTasks | None:
         """The tasks of a run with their times, which are kept; None where they cannot be measured."""

@@ -136,8 +136,11 @@ def library() -> Library | None:
 
 
 def require_library(label: str) -> Library:
-    """oneDNN. Raises UnsupportedFeatureError, naming the operator `label`, where it cannot be used."""
-    found = library()
+    """oneDNN. Raises UnsupportedFeatureError, naming the operator `label`, where it could not be used.
+
+    A system that forbids it from now on is noticed when a primitive is to be made.
+    """
+    found = _found[0] if _found else library()
     if found is None:
         raise UnsupportedFeatureError(f"{label}: oneDNN is not available; install it with: {install_command('onednn')}")
     return found

@@ -6,9 +6,10 @@ be shared stays alone. The predictions are for reports.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, Protocol
 
 import numpy.typing as npt
 
@@ -43,34 +44,59 @@ class Choice:
 
     Attributes:
         net_type, workers: of the net.
-        tasks: what runs are handed out as, and what that takes; None where shapes are not known.
+        estimate: what its runs are handed out as, and what that takes.
         origin: of these times: "measured", "known" from an earlier measurement, or "estimated".
     """
 
     net_type: str
     workers: int
-    tasks: TimedTasks | None
+    estimate: Estimate
     origin: str
 
     def predicted(self, cores: int) -> dict[int, float]:
-        """Seconds of a run by 1, 2, 4, ... workers and by as many as there are cores; empty without `tasks`."""
+        """Seconds of a run by 1, 2, 4, ... workers and by as many as there are cores; empty where nothing is known."""
         counts = sorted({cores, *(1 << power for power in range(cores.bit_length()))})
-        return {} if self.tasks is None else {count: _predicted(self.tasks, count) for count in counts}
+        tasks = self.estimate.tasks
+        return {} if tasks is None else {count: _predicted(tasks, count) for count in counts}
 
 
-def choose(model: Model, options: RunOptions, tasks: TimedTasks | None, origin: str = "estimated") -> Choice:
-    """What `options` leave open, for a model whose runs are these tasks; None where that is not known.
+class Estimate(Protocol):
+    """What runs of a net are handed out as, and what that takes."""
+
+    @property
+    def tasks(self) -> TimedTasks | None:
+        """The tasks; None where shapes are not known."""
+
+    def is_below(self, seconds: float) -> bool:
+        """True where all tasks together are known to take less."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """Tasks that were measured, or whose time was; or None."""
+
+    tasks: TimedTasks | None
+
+    def is_below(self, seconds: float) -> bool:
+        """See Estimate."""
+        return self.tasks is not None and self.tasks.work < seconds
+
+
+def choose(model: Model, options: RunOptions, estimate: Estimate, origin: str = "estimated") -> Choice:
+    """What `options` leave open, for a model whose runs take so long.
 
     Where runs may differ in shapes, they may be large; which of them are small is seen when they are known.
     """
     cores = processor.available_cores()
-    alone = cores == 1 and options.num_workers is None
-    if options.policy is not None:
-        alone = False
-    elif tasks is not None and tasks.work < WORTH_SHARING and not _has_open_shapes(model):
-        alone = True
-    net_type = options.net_type or ("simple" if alone else "dag")
-    return Choice(net_type, options.num_workers or most_workers(options, net_type), tasks, origin)
+    if options.net_type is not None:
+        net_type = options.net_type
+    elif options.policy is not None:
+        net_type = "dag"
+    elif cores == 1 and options.num_workers is None:
+        net_type = "simple"
+    else:
+        net_type = "simple" if not _has_open_shapes(model) and estimate.is_below(WORTH_SHARING) else "dag"
+    return Choice(net_type, options.num_workers or most_workers(options, net_type), estimate, origin)
 
 
 def most_workers(options: RunOptions, net_type: str) -> int:
@@ -87,39 +113,60 @@ def _predicted(tasks: TimedTasks, workers: int) -> float:
     return predict_host(tasks, Hardware(workers, 0, costs.piece_seconds, costs.wake_seconds, slowdown=slowdown))
 
 
-def estimated_tasks(model: Model, inputs: Mapping[str, Array] | None) -> TimedTasks | None:
-    """The operators as tasks, by the cost of their work on `inputs`; None where shapes are not known."""
-    if inputs is None:
-        return None
-    graph = build_graph(model.net, (model.parameters.keys() | model.inputs.keys()).__contains__)
-    costs = _costs(graph, model, inputs)
-    if costs is None:
-        return None
-    speed, found = arithmetic_speed(), library()
-    lanes = _NUMPY_LANES if found is None else found.isa.lanes
-    seconds = [0.0 if index in graph.views else cost.seconds_at(speed) for index, cost in enumerate(costs)]
-    plan = build_plan(graph, seconds, single_operator_chains(graph))
-    native = [all(graph.operators[index].engine == "ONEDNN" for index in chain) for chain in plan.chains]
-    works = [sum(work_seconds(costs[index], lanes) for index in chain) for chain in plan.chains]
-    pieces = [pieces_of(work, MOST_OF_ONE) if one else 1 for work, one in zip(works, native, strict=True)]
-    held = [0.0 if one else min(took, _HELD_SECONDS) for took, one in zip(plan.seconds, native, strict=True)]
-    tasks = TaskGraph(pieces, plan.children, plan.parent_counts, range(len(pieces)))
-    return TimedTasks(tasks, plan.seconds, held)
+class Estimated:
+    """By the cost of the operators of a model on some inputs, found out when somebody asks."""
+
+    def __init__(self, model: Model, inputs: Mapping[str, Array] | None) -> None:
+        """Without `inputs` nothing is known."""
+        self._model = model
+        self._inputs = inputs
+
+    @cached_property
+    def tasks(self) -> TimedTasks | None:
+        """The operators as tasks; None where the work of one is not known."""
+        costs = self._costs
+        if costs is None:
+            return None
+        graph, seconds, found = self._graph, self._seconds(costs), library()
+        lanes = _NUMPY_LANES if found is None else found.isa.lanes
+        plan = build_plan(graph, seconds, single_operator_chains(graph))
+        native = [all(graph.operators[index].engine == "ONEDNN" for index in chain) for chain in plan.chains]
+        works = [sum(work_seconds(costs[index], lanes) for index in chain) for chain in plan.chains]
+        pieces = [pieces_of(work, MOST_OF_ONE) if one else 1 for work, one in zip(works, native, strict=True)]
+        held = [0.0 if one else min(took, _HELD_SECONDS) for took, one in zip(plan.seconds, native, strict=True)]
+        tasks = TaskGraph(pieces, plan.children, plan.parent_counts, range(len(pieces)))
+        return TimedTasks(tasks, plan.seconds, held)
+
+    def is_below(self, seconds: float) -> bool:
+        """See Estimate."""
+        return self._costs is not None and sum(self._seconds(self._costs)) < seconds
+
+    @cached_property
+    def _graph(self) -> Graph:
+        model = self._model
+        return build_graph(model.net, (model.parameters.keys() | model.inputs.keys()).__contains__)
+
+    def _seconds(self, costs: Sequence[Cost]) -> list[float]:
+        speed, views = arithmetic_speed(), self._graph.views
+        return [0.0 if index in views else cost.seconds_at(speed) for index, cost in enumerate(costs)]
+
+    @cached_property
+    def _costs(self) -> list[Cost] | None:
+        """The work of each operator; None where inference does not say that of all."""
+        model = self._model
+        if self._inputs is None:
+            return None
+        arrays = {**model.parameters, **self._inputs}
+        types = {name: TensorType(tuple(array.shape), from_numpy(array.dtype)) for name, array in arrays.items()}
+        try:
+            costs = infer_net(self._graph, types, model.parameters).costs
+        except DagexecError:
+            return None
+        known = [cost for cost in costs if cost is not None]
+        return known if len(known) == len(costs) else None
 
 
 def _has_open_shapes(model: Model) -> bool:
     """True where runs may differ in the shapes of inputs."""
     shapes = (model.inputs[name].shape for name in model.needed_inputs())
     return any(shape is None or None in shape for shape in shapes)
-
-
-def _costs(graph: Graph, model: Model, inputs: Mapping[str, Array]) -> list[Cost] | None:
-    """The work of each operator; None where inference does not say that of all."""
-    arrays = {**model.parameters, **inputs}
-    types = {name: TensorType(tuple(array.shape), from_numpy(array.dtype)) for name, array in arrays.items()}
-    try:
-        costs = infer_net(graph, types, model.parameters).costs
-    except DagexecError:
-        return None
-    known = [cost for cost in costs if cost is not None]
-    return known if len(known) == len(costs) else None

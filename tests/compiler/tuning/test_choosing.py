@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dagexec.compiler.tuning.choosing import choose, estimated_tasks
+from dagexec.compiler.tuning.choosing import Estimated, Known, choose
 from dagexec.compiler.tuning.layouts import fastest_layout
 from dagexec.compiler.tuning.runner import Trial
 from dagexec.core.model import InputInfo, Model
@@ -33,7 +33,7 @@ def in_pieces(seconds: float, pieces: int = 4) -> TimedTasks:
 
 
 def net_for(options: RunOptions, tasks: TimedTasks | None, model: Model | None = None) -> tuple[str, int]:
-    chosen = choose(model or model_of(*FORK), options, tasks)
+    chosen = choose(model or model_of(*FORK), options, Known(tasks))
     return chosen.net_type, chosen.workers
 
 
@@ -64,35 +64,35 @@ def test_what_the_user_says_counts(seconds: float) -> None:
 
 
 def test_runs_are_predicted_for_one_worker_and_more() -> None:
-    found = choose(model_of(*FORK), RunOptions(), in_pieces(8 * MS)).predicted(6)
+    found = choose(model_of(*FORK), RunOptions(), Known(in_pieces(8 * MS))).predicted(6)
     assert list(found) == [1, 2, 4, 6]
     assert found[1] == 8 * MS
     assert 8 / 2 * MS < found[2] < 0.6 * found[1]
     assert 8 / 4 * MS < found[4] < 0.3 * found[1]
     assert found[6] > 8 / 4 * MS  # there are four pieces
-    assert choose(model_of(*FORK), RunOptions(), None).predicted(6) == {}
+    assert choose(model_of(*FORK), RunOptions(), Known(None)).predicted(6) == {}
 
 
 def test_estimates_follow_from_the_work_of_operators() -> None:
     large = {"x": np.broadcast_to(np.float32(1), (1 << 26,))}
-    found = estimated_tasks(model_of(*FORK), large)
+    found = Estimated(model_of(*FORK), large).tasks
     assert found is not None
     assert found.work > 10 * MS
     assert min(found.graph.pieces) > 1
     assert sorted(map(len, found.graph.children)) == [0, 1, 1, 2]
-    small = estimated_tasks(model_of(*FORK), {"x": np.zeros(4, np.float32)})
+    small = Estimated(model_of(*FORK), {"x": np.zeros(4, np.float32)}).tasks
     assert small is not None
     assert small.work < WORTH_SHARING
     assert set(small.graph.pieces) == {1}
-    assert estimated_tasks(model_of(*FORK), None) is None
+    assert Estimated(model_of(*FORK), None).tasks is None
 
 
 def test_operators_of_numpy_are_one_piece_and_keep_the_interpreter_lock_while_they_compute_little() -> None:
-    found = estimated_tasks(BY_NUMPY, {"x": np.broadcast_to(np.float32(1), (1 << 26,))})
+    found = Estimated(BY_NUMPY, {"x": np.broadcast_to(np.float32(1), (1 << 26,))}).tasks
     assert found is not None
     assert set(found.graph.pieces) == {1}
     assert set(found.held) == {20e-6}
-    small = estimated_tasks(BY_NUMPY, {"x": np.zeros(4, np.float32)})
+    small = Estimated(BY_NUMPY, {"x": np.zeros(4, np.float32)}).tasks
     assert small is not None
     assert list(small.held) == list(small.seconds)
 
