@@ -10,7 +10,7 @@ import inspect
 import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import wraps
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar, cast, get_args
@@ -20,6 +20,7 @@ from dagexec.core.device import CPU
 from dagexec.core.feeds import Feeds
 from dagexec.errors import SettingError
 from dagexec.ops.base.layout import LAYOUTS, NCHW, NHWC
+from dagexec.platform.records import dataclass
 from dagexec.scheduler.nets.options import RunOptions
 
 if TYPE_CHECKING:

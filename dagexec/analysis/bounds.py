@@ -15,11 +15,11 @@ and the way to memory (*memory*).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from itertools import pairwise
 
 from dagexec.errors import ArgumentError
+from dagexec.platform.records import dataclass
 from dagexec.scheduler.observe.trace import ChainSpan, Trace, TracedRun
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +38,7 @@ from dagexec.options import DEFAULT_OPTIONS, CompileOptions
 from dagexec.platform import processor
 from dagexec.platform.extras import require_pandas
 from dagexec.platform.host_memory import check_fits
+from dagexec.platform.records import dataclass
 from dagexec.scheduler.run.prediction import Hardware, OperatorTasks, predict_host
 from dagexec.serving.compile import compile
 from dagexec.serving.executor import Executor

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +11,7 @@ from dagexec.analysis.bounds import RunBounds, run_bounds
 from dagexec.analysis.comparison import Comparison, RuntimeResult
 from dagexec.core.drawing.names import operator_name
 from dagexec.core.graph import Graph
+from dagexec.platform.records import dataclass
 from dagexec.scheduler.memory.plan import MemoryPlan
 from dagexec.scheduler.observe.trace import Trace
 from dagexec.scheduler.plan.plan import Plan

@@ -7,12 +7,12 @@ was done twice; operators that nothing orders and that came in another order tha
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal
 
 from dagexec.analysis.happenings import NEVER, RunTold, Span
 from dagexec.core.graph import Hazard
+from dagexec.platform.records import dataclass
 from dagexec.scheduler.hazards import check_order, conflicts, prepared_accesses
 
 _MOST = 5

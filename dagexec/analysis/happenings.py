@@ -8,12 +8,13 @@ operators.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from dagexec.core.graph import Graph
 from dagexec.core.native import phases_of
 from dagexec.core.operator import Step
 from dagexec.core.stream import Kernel
+from dagexec.platform.records import dataclass
 from dagexec.scheduler.conformance import StepNote
 from dagexec.scheduler.exploration.device import Advance
 from dagexec.scheduler.exploration.notes import Notes

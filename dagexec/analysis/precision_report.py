@@ -9,7 +9,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, Literal
 
 import numpy as np
@@ -25,6 +25,7 @@ from dagexec.core.feeds import Feeds
 from dagexec.core.model import Model
 from dagexec.errors import ArgumentError
 from dagexec.options import DEFAULT_OPTIONS, CompileOptions
+from dagexec.platform.records import dataclass
 from dagexec.serving.compile import compile
 from dagexec.serving.executor import Executor
 from dagexec.serving.model_source import ModelSource, load_model

@@ -8,12 +8,12 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import numpy as np
 
 from dagexec.analysis.statistics import FEWEST_ROUNDS, half_width, warm_up
+from dagexec.platform.records import dataclass
 
 Key = TypeVar("Key", bound=Hashable)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ from dagexec.core.runtime import runtime_of
 from dagexec.devices.sim import simulated
 from dagexec.errors import DagexecError, DeviceError
 from dagexec.options import CompileOptions
+from dagexec.platform.records import dataclass
 from dagexec.platform.threads import threads
 from dagexec.scheduler.conformance import conforming
 from dagexec.scheduler.exploration import ExploredSchedule, explore

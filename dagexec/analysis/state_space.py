@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from dagexec.platform.records import dataclass
 from dagexec.scheduler.exploration.run_states import RunStates
 from dagexec.scheduler.exploration.state_search import SearchResult, search
 from dagexec.scheduler.hazards.task_order import tasks_before

@@ -8,13 +8,13 @@ shows which access, task or wake-up was wrong (`findings`, `deadlocks`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from dagexec.analysis.deadlocks import deadlock_findings
 from dagexec.analysis.findings import Finding, findings
 from dagexec.analysis.happenings import RunTold, happenings
 from dagexec.errors import DagexecError, DeadlockError
+from dagexec.platform.records import dataclass
 from dagexec.scheduler.exploration.deviations import Deviation, Point
 from dagexec.scheduler.exploration.events import Event
 from dagexec.scheduler.exploration.exploring import ExploredSchedule, compact, explore

@@ -10,9 +10,9 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 from dagexec.binding.io_binding import Array
+from dagexec.platform.records import dataclass
 from dagexec.scheduler.observe.trace import RunSeconds, Trace
 from dagexec.scheduler.plan.plan import retimed
 from dagexec.scheduler.run.engine import NativeRun

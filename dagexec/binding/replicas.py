@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -28,6 +28,7 @@ from dagexec.core.variant import Variant
 from dagexec.core.workspace import Workspace
 from dagexec.errors import ResourceError
 from dagexec.platform.arithmetic import arithmetic_context
+from dagexec.platform.records import dataclass
 from dagexec.scheduler.nets.async_dag import AsyncDAGNet
 from dagexec.scheduler.nets.captured import CapturedNet
 from dagexec.scheduler.nets.dag import DAGNet

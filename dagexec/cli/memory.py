@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from rich.table import Table
 
@@ -12,6 +11,7 @@ from dagexec.analysis.memory import NETS, planned
 from dagexec.compiler.compilation import compile_model
 from dagexec.core.model import Model
 from dagexec.options import CompileOptions
+from dagexec.platform.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Hashable
-from dataclasses import dataclass
 from numbers import Integral, Real
 
 from dagexec.errors import SettingError
+from dagexec.platform.records import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)

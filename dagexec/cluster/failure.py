@@ -6,10 +6,10 @@ A pickled exception loses its cause, and one whose constructor takes more than a
 from __future__ import annotations
 
 import pickle
-from dataclasses import dataclass
 from itertools import pairwise
 
 from dagexec.errors import DagexecError
+from dagexec.platform.records import dataclass
 
 _MAX_CAUSES = 8
 

@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from dagexec.binding.io_binding import Array, Outputs
 from dagexec.errors import DagexecError
+from dagexec.platform.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -29,6 +29,7 @@ from dagexec.errors import DagexecError, RunCancelledError
 from dagexec.options import CompileOptions
 from dagexec.platform.own_cores import OwnCores
 from dagexec.platform.processor import limit_cores
+from dagexec.platform.records import dataclass
 from dagexec.platform.threads import threads
 from dagexec.serving.compile_async import compile_async
 from dagexec.serving.executor import Executor

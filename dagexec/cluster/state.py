@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 
 from dagexec.binding.io_binding import Outputs
@@ -31,6 +31,7 @@ from dagexec.cluster.autoscaling import Autoscaler, Autoscaling
 from dagexec.cluster.link import Call
 from dagexec.cluster.routing import LeastOutstanding
 from dagexec.errors import ClosedError, DagexecError, QueueFullError, ReplicaError
+from dagexec.platform.records import dataclass
 from dagexec.serving.requests import Request, RequestQueue, abandoned, outcome_name, timed_out
 from dagexec.serving.statistics import OUTCOMES, TIMES_KEPT
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from dagexec.cluster.link import ReplicaLink
 from dagexec.cluster.state import DeploymentState, Member, Phase
+from dagexec.platform.records import dataclass
 from dagexec.serving.statistics import Latencies
 
 

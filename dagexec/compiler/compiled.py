@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from dagexec.compiler.passes.rewriting import PassOutcome
 from dagexec.compiler.tuning.choosing import Choice
 from dagexec.core.model import Model
 from dagexec.options import CompileOptions
 from dagexec.platform import processor
+from dagexec.platform.records import dataclass
 
 
 @dataclass(frozen=True)

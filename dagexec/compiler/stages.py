@@ -9,12 +9,13 @@ and what the passes make of it is put back in their place.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from dagexec.compiler.passes.dead_code import PASS as DEAD_CODE
 from dagexec.compiler.passes.rewriting import PassOutcome, PassReport, run_passes
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.proto import NetDef, OperatorDef
+from dagexec.platform.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from dagexec.core.tensor import as_bytes_objects
 from dagexec.errors import QueueClosedError, QueueTimeoutError, ShapeError
 from dagexec.platform.blocking import wait_until
 from dagexec.platform.forking import reset_after_fork
+from dagexec.platform.records import dataclass
 from dagexec.platform.threads import ThreadWait, acquire, threads
 
 Array = npt.NDArray[Any]

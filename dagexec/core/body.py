@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Protocol, cast
 
 from dagexec.core.blob import Blob
@@ -22,6 +21,7 @@ from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.core.workspace import Workspace
 from dagexec.errors import DagexecError, OperatorError, RunCancelledError, RunTimeoutError, SchemaError
+from dagexec.platform.records import dataclass
 
 NET_TYPE = "body"
 

@@ -7,7 +7,7 @@ says what follows from the types of its inputs (`OpSchema.infer_bodies`), that i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy.typing as npt
@@ -17,6 +17,7 @@ from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.registry import schema_of, sub_nets_of
 from dagexec.core.schema import BodyCall, BodyTypes, TensorType
 from dagexec.errors import SchemaError
+from dagexec.platform.records import dataclass
 
 Array = npt.NDArray[Any]
 Types = Sequence[TensorType | None]

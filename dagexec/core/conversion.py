@@ -7,9 +7,9 @@ are described in `dagexec.core.descriptor`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from dagexec.core.descriptor import TensorDescriptor
+from dagexec.platform.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

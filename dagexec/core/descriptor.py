@@ -12,7 +12,6 @@ import itertools
 import math
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from dagexec.core.shapes import element_count
 from dagexec.errors import ResourceError, ShapeError
+from dagexec.platform.records import dataclass
 
 MAX_SPAN = (1 << 62) - 1
 _LETTERS = ("", "N", "NC", "NCW", "NCHW", "NCDHW")

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dagexec.core.proto import DeviceOption
 from dagexec.errors import DeviceError
+from dagexec.platform.records import dataclass
 
 if TYPE_CHECKING:
     from dagexec.core.dtypes import TypeMeta

@@ -8,7 +8,6 @@ that ONNX has. They appear only in arguments such as Cast's `to`. Strings are ob
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
@@ -17,6 +16,7 @@ import numpy.typing as npt
 
 from dagexec.core.proto import TensorProto
 from dagexec.errors import ArgumentError, ShapeError
+from dagexec.platform.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import TracebackType
 
 from dagexec.core.device import Device
@@ -19,6 +19,7 @@ from dagexec.core.runtime import Array, DeviceRuntime, runtime_of
 from dagexec.core.stream import Event, EventState, Kernel, KernelFailedError, Stream
 from dagexec.errors import DeviceError
 from dagexec.platform.forking import reset_after_fork
+from dagexec.platform.records import dataclass
 from dagexec.platform.threads import threads
 
 STATES_PER_DEVICE = 4

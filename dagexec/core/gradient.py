@@ -16,7 +16,7 @@ work in place must allow dX to overwrite dY, as both have one name then.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from string import digits
 
 from dagexec.core.arguments import Arguments, ArgumentValue, make_argument
@@ -25,6 +25,7 @@ from dagexec.core.operator_index import load_operator
 from dagexec.core.proto import OperatorDef
 from dagexec.core.schema import operator_label
 from dagexec.errors import GradientError
+from dagexec.platform.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
 
@@ -26,6 +26,7 @@ from dagexec.core.registry import schema_of, verify_all
 from dagexec.core.schema import OpSchema, operator_label
 from dagexec.errors import CycleError, NetOrderError
 from dagexec.platform.lazy import LazyModule
+from dagexec.platform.records import dataclass
 
 if not TYPE_CHECKING:
     nx = LazyModule("networkx")

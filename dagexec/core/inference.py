@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from operator import is_
 from typing import Any, NamedTuple, Self, TypeGuard
@@ -26,6 +25,7 @@ from dagexec.core.registry import schema_of
 from dagexec.core.schema import BodyTypes, Cost, OperatorCall, OpSchema, TensorType, UnknownValueError, operator_label
 from dagexec.core.shape_values import asked_operators, results_of
 from dagexec.errors import DagexecError
+from dagexec.platform.records import dataclass
 
 Array = npt.NDArray[Any]
 

@@ -7,7 +7,7 @@ without a workspace or threads, so several executors may share one.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -19,6 +19,7 @@ from dagexec.core.dtypes import TypeMeta
 from dagexec.core.io_access import IO
 from dagexec.core.proto import NetDef
 from dagexec.core.python_step import PythonStep
+from dagexec.platform.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -30,6 +30,7 @@ import numpy.typing as npt
 from dagexec.core.operator import Step, nothing_to_do
 from dagexec.errors import DagexecError
 from dagexec.platform.machine_code import executable
+from dagexec.platform.records import dataclass
 from dagexec.platform.threads import threads
 
 Array = npt.NDArray[Any]

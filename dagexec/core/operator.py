@@ -12,7 +12,7 @@ import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -34,6 +34,7 @@ from dagexec.core.schema import NO_TENSOR, OperatorCall, OpSchema, TensorType, o
 from dagexec.core.tensor import Tensor
 from dagexec.errors import DagexecError, DeviceError, MissingBlobError, ShapeError
 from dagexec.platform.host_memory import check_fits, fits
+from dagexec.platform.records import dataclass
 
 if TYPE_CHECKING:
     from dagexec.core.body import Body

@@ -8,7 +8,6 @@ on the number of examples as long as only shapes follow from it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -27,6 +26,7 @@ from dagexec.core.schema import OperatorCall, OpSchema, TensorType, operator_lab
 from dagexec.core.shape_values import asked_operators
 from dagexec.core.traits import OF_ALL_ROWS, ImageRole, Rows
 from dagexec.errors import RowsError
+from dagexec.platform.records import dataclass
 
 _EXAMPLES = (2, 3, 1)
 """Numbers of examples that types are inferred for. Rules see the first, as sizes of 1 tell no axis from another."""

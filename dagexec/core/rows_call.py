@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy.typing as npt
@@ -11,6 +10,7 @@ import numpy.typing as npt
 from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.core.traits import Rows
 from dagexec.errors import RowsError
+from dagexec.platform.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

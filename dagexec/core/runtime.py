@@ -9,7 +9,6 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -19,6 +18,7 @@ from dagexec.core.device import Device, kind_of
 from dagexec.core.stream import Capture, Event, Priority, Stream
 from dagexec.errors import DeviceError, ShapeError
 from dagexec.platform.forking import ProcessLock, reset_after_fork
+from dagexec.platform.records import dataclass
 from dagexec.platform.threads import threads
 
 Array = npt.NDArray[Any]

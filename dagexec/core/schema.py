@@ -11,7 +11,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -26,6 +26,7 @@ from dagexec.core.proto import OperatorDef, missing_fields
 from dagexec.core.shapes import element_count
 from dagexec.core.traits import Crossing, ImageRole, LayerKind, PostOpsRule
 from dagexec.errors import ArgumentError, ResourceError, SchemaError, ShapeError
+from dagexec.platform.records import dataclass
 
 if TYPE_CHECKING:
     from dagexec.core.rows_call import RowsRule

@@ -14,11 +14,11 @@ import enum
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Protocol
 
 from dagexec.core.device import Device
+from dagexec.platform.records import dataclass
 
 if TYPE_CHECKING:
     from dagexec.core.operator import Operator

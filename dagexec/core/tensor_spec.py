@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Union
 
 from dagexec.core.dtypes import TypeMeta, from_name, from_numpy
 from dagexec.core.model import InputInfo
 from dagexec.errors import ArgumentError, DagexecError
+from dagexec.platform.records import dataclass
 
 Size = int | str | None
 """Of an axis: a number, the name of a size, or None for any."""

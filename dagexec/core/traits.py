@@ -6,11 +6,12 @@ So a pass keeps no list of operator types, and a new operator is fused, laid out
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum, auto
 
 from dagexec.core.arguments import Arguments
 from dagexec.core.dtypes import TypeMeta
+from dagexec.platform.records import dataclass
 
 PostOpsRule = Callable[[Arguments, TypeMeta, int], Sequence[str] | None]
 """What an operator does to its input 0, as entries of argument `post_ops` (`dagexec.ops.activation.post_ops`).

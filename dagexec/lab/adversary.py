@@ -9,7 +9,6 @@ found: the length of a search is a number of steps, as one of seconds would find
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from random import Random
 
 from dagexec.analysis.rounds import Limits
@@ -18,6 +17,7 @@ from dagexec.core.graph import build_graph
 from dagexec.lab.graph import WorkGraph, work_graph
 from dagexec.lab.nets import work_net
 from dagexec.lab.running import run_graph
+from dagexec.platform.records import dataclass
 from dagexec.scheduler.plan.plan import build_plan, with_policy
 from dagexec.scheduler.run.prediction import predict_makespan
 from dagexec.scheduling.policy import Policy, name_of

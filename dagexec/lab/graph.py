@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from graphlib import CycleError as Cycle
 from graphlib import TopologicalSorter
 
 from dagexec.errors import CycleError, ResourceError, SchemaError
+from dagexec.platform.records import dataclass
 
 MOST_TASKS = 100_000
 MOST_EDGES = 1_000_000

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from dagexec.platform.records import dataclass
 
 SHORTEST, LONGEST = 10e-9, 10e-3
 """Seconds of the tasks that are tried."""

@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from dagexec.errors import SettingError
 from dagexec.lab.graph import WorkGraph, check_size, work_graph
+from dagexec.platform.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
 from functools import cache
 
 from dagexec.analysis.rounds import Limits, measure
@@ -26,6 +25,7 @@ from dagexec.lab.metg import Metg, fastest, metg
 from dagexec.lab.nets import expected_marks, work_net
 from dagexec.lab.patterns import Bench, bench_graph
 from dagexec.platform.processor import available_cores
+from dagexec.platform.records import dataclass
 from dagexec.scheduler.nets.net import BaseNet
 from dagexec.scheduler.run.overhead import measure_costs, slowdown_up_to
 from dagexec.scheduler.run.prediction import Hardware, predict_host

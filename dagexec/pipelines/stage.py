@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from dagexec.core.model import Model
 from dagexec.core.python_step import PythonStep
 from dagexec.core.tensor_spec import TensorSpec
 from dagexec.errors import PipelineError
+from dagexec.platform.records import dataclass
 
 SEPARATOR = "/"
 """Between the name of a stage and what is in it."""

@@ -21,7 +21,6 @@ import time
 import weakref
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -31,6 +30,7 @@ import numpy.typing as npt
 from dagexec.errors import ResourceError
 from dagexec.platform.cgroups import control_groups, memory_left, memory_limit
 from dagexec.platform.library_pages import give_back_library_pages
+from dagexec.platform.records import dataclass
 from dagexec.platform.threads import threads
 
 Array = npt.NDArray[Any]

@@ -12,7 +12,6 @@ import math
 import os
 import platform
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -20,6 +19,7 @@ import numpy as np
 from threadpoolctl import ThreadpoolController
 
 from dagexec.platform.cgroups import control_groups
+from dagexec.platform.records import dataclass
 
 _FLOAT32_BITS = 32
 _DEFAULT_CACHE = 32 << 20

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from dagexec.analysis.comparison import Comparison, PeerResult, RuntimeResult
 from dagexec.analysis.statistics import Finding
 from dagexec.analysis.what_if import WhatIf
+from dagexec.platform.records import dataclass
 from dagexec.report.document import Figure, Json
 
 _LITTLE = 0.05

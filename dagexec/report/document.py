@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from hashlib import sha256
 from html import escape
 from importlib.resources import files
@@ -19,6 +19,7 @@ from typing import Protocol
 from dagexec.analysis.environment import environment
 from dagexec.errors import DagexecError
 from dagexec.platform.files import write_atomically
+from dagexec.platform.records import dataclass
 
 Json = dict[str, object]
 

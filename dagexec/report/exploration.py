@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from dagexec.analysis.story import Story
+from dagexec.platform.records import dataclass
 from dagexec.report.document import Json
 from dagexec.scheduler.exploration import Exploration
 

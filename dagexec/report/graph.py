@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from dagexec.core.drawing.layers import layered
 from dagexec.core.drawing.modules import Group, module_tree
 from dagexec.core.drawing.names import operator_name
 from dagexec.core.inference import NetTypes
+from dagexec.platform.records import dataclass
 from dagexec.report.document import Json
 from dagexec.scheduler.plan.plan import Plan
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from dagexec.core.graph import Graph
+from dagexec.platform.records import dataclass
 from dagexec.report.document import Json
 from dagexec.scheduler.hazards import Proof
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from dagexec.core.drawing.names import operator_title
 from dagexec.core.graph import Graph
+from dagexec.platform.records import dataclass
 from dagexec.report.document import Json
 from dagexec.scheduler.memory.plan import MemoryPlan
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from dagexec.analysis.bounds import RunBounds
 from dagexec.core.drawing.names import operator_title
+from dagexec.platform.records import dataclass
 from dagexec.report.document import Json
 from dagexec.scheduler.observe.trace import ChainSpan, KernelSpan, StreamTrack, Trace, TracedRun
 

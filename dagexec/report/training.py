@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+from dagexec.platform.records import dataclass
 from dagexec.report.document import Json
 from dagexec.training.trainer import StepReport
 

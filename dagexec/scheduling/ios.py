@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from heapq import heapreplace
 
+from dagexec.platform.records import dataclass
 from dagexec.scheduling.policy import Chains, Policy, RunState
 
 logger = logging.getLogger("dagexec")

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from heapq import heapify, heappop, heappush
 
+from dagexec.platform.records import dataclass
 from dagexec.scheduling.policy import Chains, Policy, RunState
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from dagexec.errors import PolicyError
+from dagexec.platform.records import dataclass
 from dagexec.scheduling.policy import Chains, Policy, name_of
 
 

@@ -7,10 +7,11 @@ nothing to do asks for its own worker first, and then for others whose threads h
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import Any, ClassVar
 
+from dagexec.platform.records import dataclass
 from dagexec.scheduling.paths import longest_paths
 
 

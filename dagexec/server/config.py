@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from numbers import Real
 from os import PathLike
 from pathlib import Path
@@ -15,6 +15,7 @@ from dagexec.cluster import Autoscaling
 from dagexec.core.spelling import did_you_mean
 from dagexec.errors import DagexecError, SettingError
 from dagexec.options import BatchPadding, CompileOptions
+from dagexec.platform.records import dataclass
 from dagexec.server.described_pipeline import DESCRIPTION_KEYS, DescribedPipeline, check_python_steps
 from dagexec.server.limits import Limits
 from dagexec.serving.model_source import ZOO_PREFIX, ModelSource

@@ -7,13 +7,13 @@ configuration says that this is meant (`python_steps`). Files of models and clie
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dagexec.core.model import Model
 from dagexec.errors import SettingError
 from dagexec.pipelines.pipeline import Pipeline
+from dagexec.platform.records import dataclass
 
 DESCRIPTION_KEYS = frozenset(("name", "inputs", "stages", "outputs"))
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from dagexec.core.feeds import Array
 from dagexec.errors import (
@@ -21,6 +21,7 @@ from dagexec.errors import (
     ShapeError,
     WorkerLostError,
 )
+from dagexec.platform.records import dataclass
 
 logger = logging.getLogger("dagexec.server")
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 from dagexec.errors import SettingError
+from dagexec.platform.records import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from dagexec.core.feeds import Array
+from dagexec.platform.records import dataclass
 from dagexec.server.inference import InferenceRequest, InferenceResponse
 from dagexec.server.limits import Limits
 from dagexec.server.tensors import (

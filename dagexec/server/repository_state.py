@@ -11,10 +11,11 @@ Models are alike but for their names, and so are versions but for who uses them.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 from dagexec.errors import SettingError
+from dagexec.platform.records import dataclass
 from dagexec.server.config import ModelConfig
 from dagexec.server.inference import RequestError
 from dagexec.server.version import LoadedVersion

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 
@@ -16,6 +15,7 @@ from dagexec.core.model import InputInfo, Model
 from dagexec.core.proto import OperatorDef
 from dagexec.core.schema import TensorType
 from dagexec.errors import DagexecError, ShapeError
+from dagexec.platform.records import dataclass
 
 _MAX_ELEMENTS = 1 << 10  # of a constant whose values shapes may depend on
 _FREE_SIZES = ((2, 16), (3, 16), (2, 224), (3, 224), (2, 256), (2, 1), (1, 1), (1, 16), (1, 224))

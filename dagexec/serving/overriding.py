@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy.typing as npt
 
@@ -19,6 +19,7 @@ from dagexec.core.model import InputInfo, Model, Overridable
 from dagexec.errors import ClosedError, DagexecError
 from dagexec.options import CompileOptions
 from dagexec.platform.forking import reset_after_fork
+from dagexec.platform.records import dataclass
 from dagexec.scheduler.observe.observers import Observer
 from dagexec.scheduler.run.run import waiting_time
 from dagexec.serving.batch_axes import BatchAxes

@@ -11,7 +11,6 @@ import itertools
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 
 from dagexec.core.model import Model
@@ -21,6 +20,7 @@ from dagexec.options import CompileOptions
 from dagexec.platform import processor
 from dagexec.platform.forking import ProcessLock
 from dagexec.platform.host_memory import physical_bytes
+from dagexec.platform.records import dataclass
 from dagexec.scheduler.memory.arena_budget import ArenaBudget
 from dagexec.scheduler.run.fair_share import Share
 from dagexec.scheduler.run.pool import WorkerPool

@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from numbers import Integral
 from types import TracebackType
@@ -17,6 +16,7 @@ from dagexec.errors import ClosedError, DagexecError, SettingError
 from dagexec.platform import processor
 from dagexec.platform.closing import Closing
 from dagexec.platform.forking import ProcessLock
+from dagexec.platform.records import dataclass
 from dagexec.scheduler.memory.arena_budget import ArenaBudget, ArenaStatistics
 from dagexec.scheduler.run.fair_share import Share
 from dagexec.scheduler.run.pool import WorkerPool

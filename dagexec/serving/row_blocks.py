@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from dagexec.core.schema import TensorType
 from dagexec.core.traits import Rows
 from dagexec.errors import DagexecError, RowsError, SettingError
 from dagexec.options import CompileOptions
+from dagexec.platform.records import dataclass
 from dagexec.serving.batch_axes import BatchAxes
 from dagexec.serving.requests import Request
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from dagexec.core.runtime import RuntimeStatistics
+from dagexec.platform.records import dataclass
 from dagexec.scheduler.plan.preparation_cache import PreparationStatistics
 from dagexec.scheduler.run.worker import PoolStatistics
 

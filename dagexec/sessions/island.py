@@ -11,7 +11,6 @@ import ctypes
 import importlib.util
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy.typing as npt
@@ -19,6 +18,7 @@ import numpy.typing as npt
 from dagexec.core.profiled import Profiled
 from dagexec.platform.forking import reset_after_fork, without_fork
 from dagexec.platform.lazy import LazyModule
+from dagexec.platform.records import dataclass
 
 if not TYPE_CHECKING:
     metadata = LazyModule("importlib.metadata")

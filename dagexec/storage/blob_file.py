@@ -10,13 +10,14 @@ import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy.typing as npt
 
 from dagexec.core.proto import DeviceOption
 from dagexec.errors import DagexecError, StorageError
+from dagexec.platform.records import dataclass
 from dagexec.storage.blob_proto import CHUNK_SEPARATOR, Assembly, BlobRecord, decode_blob, encode_blob, encode_string
 from dagexec.storage.database import Cursor, Mode, PathLike, open_database
 

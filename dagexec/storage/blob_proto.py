@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from dagexec.core.dtypes import STRING, TypeMeta
 from dagexec.core.proto import BlobProto
 from dagexec.errors import StorageError
 from dagexec.platform.host_memory import check_fits
+from dagexec.platform.records import dataclass
 from dagexec.storage.tensor_proto import Segment, decode_tensor, encode_tensor
 from dagexec.storage.wire import LENGTH, WireError, fields, length_field
 

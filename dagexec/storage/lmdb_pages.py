@@ -12,12 +12,12 @@ from __future__ import annotations
 import mmap
 import os
 import struct
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from dagexec.errors import StorageError
 from dagexec.platform.disk import reading
+from dagexec.platform.records import dataclass
 
 _HEADER = struct.Struct("<QHHHH")  # number, unused, kind, end of the places, begin of the nodes
 _NODE = struct.Struct("<HHHH")  # size of the value or number of the child: low, high; flags; size of the key

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from dagexec.core import dtypes
 from dagexec.core.dtypes import ALL_TYPES, BFLOAT16, BOOL, FLOAT16, FLOAT32, FLOAT64, INT64, STRING, UINT16, TypeMeta
 from dagexec.core.proto import DeviceOption, TensorProto
 from dagexec.errors import DagexecError, StorageError
+from dagexec.platform.records import dataclass
 from dagexec.storage.wire import (
     FIXED32,
     FIXED64,

@@ -12,7 +12,7 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from dagexec.core.registry import new_operator
 from dagexec.core.rows import first_axis
 from dagexec.core.schema import OperatorCall, TensorType, first_to_first
 from dagexec.errors import DagexecError, RunCancelledError, RunTimeoutError
+from dagexec.platform.records import dataclass
 from dagexec.stress.operators import InjectedError
 
 ROWS_OPERATOR = "StressRows"

@@ -7,13 +7,13 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from dagexec.core.device import Device
 from dagexec.core.exclusive import LibraryState, library_state
 from dagexec.core.runtime import DeviceRuntime, runtime_of
 from dagexec.devices.cuda.runtime import CudaRuntime
 from dagexec.devices.sim import Fault, sim_runtime, simulated
+from dagexec.platform.records import dataclass
 from dagexec.platform.threads import new_gate, threads
 from dagexec.platform.timer_thread import THREAD_NAME
 from dagexec.stress.case import CaseSimSettings, DeviceFault

@@ -10,7 +10,6 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from dagexec.core.model import InputInfo, Model
 from dagexec.core.operator_def import op
 from dagexec.core.proto import NetDef
 from dagexec.core.registry import schema_of
+from dagexec.platform.records import dataclass
 from dagexec.stress.operators import FAILING_OPERATOR, PIECED_OPERATOR, Failure
 
 Array = npt.NDArray[Any]

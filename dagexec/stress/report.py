@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from dagexec.platform.records import dataclass
 from dagexec.stress.case import Case
 
 

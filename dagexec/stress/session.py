@@ -6,10 +6,10 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from dagexec.core.device import Device
 from dagexec.core.runtime import runtime_of
+from dagexec.platform.records import dataclass
 from dagexec.stress.case import Case, case_seeds, make_case
 from dagexec.stress.report import Defect, StressReport
 from dagexec.stress.runner import CaseFailedError, deviations_where_nothing_happens, run_case

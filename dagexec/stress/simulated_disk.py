@@ -12,12 +12,13 @@ import errno
 import io
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import chain, combinations
 from pathlib import Path
 from typing import Any
 
 from dagexec.platform.disk import Disk, StrPath, regular_only
+from dagexec.platform.records import dataclass
 
 SELF_SYNCHRONIZED = ("data.mdb",)
 """Files that a library writes and synchronizes; each change of one is taken to outlast everything."""

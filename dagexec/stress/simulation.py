@@ -25,7 +25,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ from dagexec.core.workspace import Workspace
 from dagexec.errors import DagexecError, OutputError
 from dagexec.options import CompileOptions
 from dagexec.platform.disk import installed
+from dagexec.platform.records import dataclass
 from dagexec.platform.threads import threads
 from dagexec.scheduler.exploration import ExploredSchedule, RandomStrategy, explore
 from dagexec.scheduler.exploration.functions import controlled

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from dagexec.core.arguments import make_argument
 from dagexec.core.proto import DeviceOption, OperatorDef
 from dagexec.errors import GradientError
+from dagexec.platform.records import dataclass
 from dagexec.training.gradient_values import Emitter, Value, need, take_in_place_name_first
 
 

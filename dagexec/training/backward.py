@@ -8,7 +8,6 @@ called is decided in `gradient_values`. Described in `docs/gradients.md`.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 
 from dagexec.core.gradient import (
     Gradient,
@@ -22,6 +21,7 @@ from dagexec.core.gradient import (
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.schema import operator_label
 from dagexec.errors import GradientError
+from dagexec.platform.records import dataclass
 from dagexec.training.accumulation import GradientSlices, Part, accumulate, tensors_of
 from dagexec.training.gradient_values import Emitter, Value, need, release
 from dagexec.training.versions import BlobVersions, Version, find_versions

@@ -10,7 +10,7 @@ LeNet's step takes 0.7 of the processor time so, ResNet-20's 0.67 (64 images, AV
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from dagexec.core.arguments import Arguments, make_argument
 from dagexec.core.device import CPU, Device
@@ -20,6 +20,7 @@ from dagexec.core.tensor import Tensor
 from dagexec.core.workspace import Workspace
 from dagexec.ops.base.layout import NCHW, NHWC
 from dagexec.ops.conv.gradient_outputs import BIAS, FILTER, INPUT
+from dagexec.platform.records import dataclass
 
 _FIRST = (0,)
 _FUNCTIONS = ("Elu", "LeakyRelu", "Relu", "Selu", "Sigmoid", "Tanh")

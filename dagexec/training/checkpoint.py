@@ -12,7 +12,6 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from dagexec.core.workspace import Workspace
 from dagexec.errors import StorageError
 from dagexec.platform.disk import disk, remove
 from dagexec.platform.files import reason
+from dagexec.platform.records import dataclass
 from dagexec.storage import database_types
 from dagexec.storage.blob_file import BlobFile, read_blob_file, write_blobs
 

@@ -11,7 +11,6 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,6 +20,7 @@ from dagexec.errors import ClosedError, DataError
 from dagexec.platform.blocking import wait_until
 from dagexec.platform.closing import Closing
 from dagexec.platform.forking import LEFT_BEHIND, reset_after_fork
+from dagexec.platform.records import dataclass
 from dagexec.platform.threads import Thread, ThreadWait, acquire, threads
 
 __all__ = ["BatchLoader", "LoaderStatistics", "Samples"]

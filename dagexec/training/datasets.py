@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy.typing as npt
 
 from dagexec.errors import DataError
 from dagexec.platform.extras import install_command
+from dagexec.platform.records import dataclass
 from dagexec.training.data import epoch_order
 
 __all__ = ["Split", "digits"]

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from dagexec.core.arguments import ArgumentValue
+from dagexec.platform.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,14 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, field
 from typing import ClassVar
 
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.gradient import SparseGradient
 from dagexec.errors import GradientError, SchemaError
 from dagexec.ops.optimize.policies import Fixed, Policy
+from dagexec.platform.records import dataclass
 from dagexec.training.model_helper import ModelHelper
 from dagexec.training.update_net import UpdatedParameter, UpdateNet
 

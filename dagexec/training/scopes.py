@@ -9,11 +9,12 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from dagexec.core.device import Device
 from dagexec.errors import SchemaError
+from dagexec.platform.records import dataclass
 
 SEPARATOR = "/"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from dagexec.core.io_access import IO
 from dagexec.core.model import InputInfo
 from dagexec.core.workspace import Workspace
 from dagexec.errors import FeedError, SchemaError
+from dagexec.platform.records import dataclass
 from dagexec.training.data import Transform
 from dagexec.training.model_helper import ModelHelper
 from dagexec.training.optimizer import Optimizer

@@ -14,7 +14,6 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from dagexec.ops.communication import CommonWorld
 from dagexec.platform.closing import Closing
 from dagexec.platform.disk import make_folders
 from dagexec.platform.processor import available_cores
+from dagexec.platform.records import dataclass
 from dagexec.scheduler.nets.options import RunOptions
 from dagexec.training.checkpoint import Checkpoint, latest_checkpoint, load_checkpoint, save_checkpoint
 from dagexec.training.checkpoint import checkpoints as list_checkpoints

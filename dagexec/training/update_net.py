@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.device import CPU, Device
@@ -20,6 +19,7 @@ from dagexec.core.proto import NetDef
 from dagexec.core.schema import TensorType
 from dagexec.errors import GradientError, SchemaError
 from dagexec.ops.optimize.policies import Policy
+from dagexec.platform.records import dataclass
 from dagexec.training.fillers import constant
 from dagexec.training.model_builder import BIAS, WEIGHT
 from dagexec.training.model_helper import ModelHelper

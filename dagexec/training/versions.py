@@ -6,10 +6,10 @@ next version. So "the value operator 7 read" has a name of its own: `Version("x"
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from dagexec.core.proto import NetDef
+from dagexec.platform.records import dataclass
 
 
 class Version(NamedTuple):

@@ -7,13 +7,14 @@ so that activations stay finite and results are not saturated; a training starts
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
 from dagexec.core.dtypes import INT32
 from dagexec.core.model import Model
 from dagexec.errors import ModelFormatError
 from dagexec.ops.base.layout import NCHW
+from dagexec.platform.records import dataclass
 from dagexec.training.fillers import Filler
 from dagexec.training.model_helper import ModelHelper
 

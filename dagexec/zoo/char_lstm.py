@@ -5,13 +5,12 @@ Graves, 2013, "Generating sequences with recurrent neural networks", arXiv:1308.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.dtypes import FLOAT32, INT32
 from dagexec.core.workspace import Workspace
+from dagexec.platform.records import dataclass
 from dagexec.training.model_helper import ModelHelper
 
 __all__ = ["CharLSTM"]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from dagexec.platform.records import dataclass
 from dagexec.training.fillers import gaussian
 from dagexec.training.model_helper import ModelHelper
 from dagexec.zoo.architecture import Architecture, Images

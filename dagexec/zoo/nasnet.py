@@ -8,9 +8,9 @@ two operations give, so that up to ten branches run side by side: work for a sch
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from dagexec.ops.base.layout import NCHW
+from dagexec.platform.records import dataclass
 from dagexec.training.fillers import gaussian, he_normal, lecun_normal, uniform
 from dagexec.training.model_helper import ModelHelper
 from dagexec.zoo.architecture import Architecture, Images, stand_in

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache, partial
 
 import numpy as np
@@ -36,6 +35,7 @@ from dagexec.ops.activation.passes import (
 )
 from dagexec.ops.base.blocks import Array, Index, Scratch, blockwise
 from dagexec.ops.base.pointwise import Pointwise, clip_pass, scalar_pass
+from dagexec.platform.records import dataclass
 
 POST_OPS_HELP = (
     "what is done to the result, in order: strings out of relu, leaky_relu:alpha, clip:low:high, sigmoid, tanh, "

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from dagexec.errors import ArgumentError, ShapeError
 from dagexec.ops.base.array_function import ArrayOperator
 from dagexec.ops.base.blocks import Array, compute_dtype, row_pieces
 from dagexec.platform.host_memory import check_fits
+from dagexec.platform.records import dataclass
 
 _PIECE = 1 << 19  # logits computed at a time: 2 MiB of float32
 RAW, CAPPED, BIASED, WEIGHTS = range(4)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from dagexec.errors import ArgumentError
 from dagexec.ops.base.array_function import ArrayOperator
 from dagexec.ops.base.blocks import Array, compute_dtype, row_pieces
 from dagexec.platform.host_memory import check_fits
+from dagexec.platform.records import dataclass
 
 FUSED_ATTENTION = "FusedAttention"
 _PIECE = 1 << 19  # scores computed at a time: 2 MiB of float32

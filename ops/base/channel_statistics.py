@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -21,6 +20,7 @@ from dagexec.core.operator import Operator, Step
 from dagexec.core.schema import OperatorCall
 from dagexec.ops.base.blocks import BLOCK, Array, compute_dtype, convert, is_narrow
 from dagexec.ops.base.layout import channel_axis
+from dagexec.platform.records import dataclass
 
 _MIN_RUN = 1024  # elements of a channel block that lie together: shorter runs make slow passes
 _SHORT = 128  # pixels below which a pass goes along channels and pixels together

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from dagexec.core.schema import OperatorCall
 from dagexec.errors import ArgumentError
@@ -23,6 +23,7 @@ from dagexec.ops.base.layout import (
     image_shape,
     spatial_sizes,
 )
+from dagexec.platform.records import dataclass
 
 
 def _spelled(name: str, text: str) -> dict[str, str]:

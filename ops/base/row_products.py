@@ -17,7 +17,6 @@ takes no longer for 4 rows than for many; others copy W into an order of their o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache, partial
 
 import numpy as np
@@ -25,6 +24,7 @@ import numpy as np
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.ops.base.blocks import Array
 from dagexec.platform.processor import blas_core
+from dagexec.platform.records import dataclass
 
 _WITHOUT_COPIES = ("SkylakeX", "Cooperlake", "SapphireRapids")  # cores whose OpenBLAS has kernels for small matrices
 _SMALL = 1_000_000  # multiplications of a product that these take

@@ -13,13 +13,13 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from dagexec.errors import ArgumentError, ClosedError, ShapeError
+from dagexec.platform.records import dataclass
 
 Array = npt.NDArray[Any]
 

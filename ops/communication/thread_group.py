@@ -10,7 +10,6 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ import numpy.typing as npt
 from dagexec.errors import ArgumentError, ClosedError, CommunicationError, ShapeError
 from dagexec.ops.communication.common_world import DEFAULT_TIMEOUT, CommonWorld, Posted, Tag, register_transport
 from dagexec.platform.blocking import wait_until
+from dagexec.platform.records import dataclass
 from dagexec.platform.threads import ThreadWait, threads
 
 Array = npt.NDArray[Any]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -23,6 +22,7 @@ from dagexec.core.traits import Rows
 from dagexec.core.workspace import Workspace
 from dagexec.errors import DagexecError, ShapeError
 from dagexec.ops.base.blocks import Array
+from dagexec.platform.records import dataclass
 
 CAPTURED = "names in the nets of the last inputs, which these read from outside"
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import product
 
@@ -21,6 +21,7 @@ from dagexec.core.operator import Step
 from dagexec.ops.base.blocks import even_ranges
 from dagexec.ops.base.geometry import Axis, output_sizes, tap_count
 from dagexec.ops.conv.problem import Allocate, Array, ConvProblem
+from dagexec.platform.records import dataclass
 
 _FEW_PIXELS = 512  # an image with fewer windows is taken together with others: its matrix product alone is too narrow
 

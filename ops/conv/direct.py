@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from itertools import product as every
@@ -25,6 +25,7 @@ from dagexec.core.operator import Step
 from dagexec.ops.base.geometry import Axis, output_sizes, tap_count
 from dagexec.ops.conv.problem import Algorithm, Allocate, Array, ConvProblem
 from dagexec.ops.conv.product import product
+from dagexec.platform.records import dataclass
 
 _BLOCK = 256 << 10  # bytes: a few blocks stay in the L2 cache of a core
 _SHORT_ROW = 12  # pixels: a matrix product of fewer takes longer than gathering several rows for one

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -38,6 +37,7 @@ from dagexec.ops.conv.unrolled import (
     some_windows,
     spatial_first,
 )
+from dagexec.platform.records import dataclass
 
 Array = npt.NDArray[Any]
 

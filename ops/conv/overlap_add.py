@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from itertools import product
 
 from dagexec.ops.base.geometry import Axis
 from dagexec.ops.conv.problem import ConvProblem
+from dagexec.platform.records import dataclass
 
 _ARENA = 4 << 20  # bytes of each of the two workspaces, while one row of blocks takes less
 _CUTS_AN_OCTAVE = 3  # lengths of transforms that are compared

@@ -11,7 +11,7 @@ workspace and write their results with one.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,7 @@ import numpy.typing as npt
 from dagexec.core.constant import Constant
 from dagexec.core.operator import Step
 from dagexec.ops.base.geometry import Axis, output_sizes
+from dagexec.platform.records import dataclass
 
 Array = npt.NDArray[Any]
 Steps = Callable[["ConvProblem", "Allocate"], list[Step]]

@@ -8,7 +8,6 @@ are of long runs then, whatever the size of the image. `column_blocks` does the 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import partial
 from itertools import product
 
@@ -19,6 +18,7 @@ from dagexec.core.operator import Step
 from dagexec.ops.base.blocks import even_ranges
 from dagexec.ops.conv.problem import Array, ConvProblem
 from dagexec.ops.conv.toom_cook import MinimalFilter
+from dagexec.platform.records import dataclass
 
 LINE = 64  # bytes of a line of the cache
 _SETS, _WAYS = 64, 8  # of a first-level cache

@@ -20,12 +20,13 @@ the usual 0, +-1, +-2 (measured in docs/convolution.md), and B^T and A^T still h
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache, reduce
 
 import numpy as np
 import numpy.typing as npt
+
+from dagexec.platform.records import dataclass
 
 Matrix = tuple[tuple[Fraction, ...], ...]
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from typing import Any
@@ -30,6 +29,7 @@ from dagexec.ops.base.geometry import PAD_ARGS, read_pads
 from dagexec.ops.base.integers import integers_of
 from dagexec.ops.base.layout import ORDER_HELP, channels_last
 from dagexec.ops.pool.window import image_blocks
+from dagexec.platform.records import dataclass
 
 Array = npt.NDArray[Any]
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -27,6 +26,7 @@ from dagexec.errors import ArgumentError
 from dagexec.ops.base.array_function import ArrayOperator
 from dagexec.ops.base.blocks import BLOCK, Array, row_pieces
 from dagexec.platform.host_memory import check_fits
+from dagexec.platform.records import dataclass
 
 Places = npt.NDArray[np.floating[Any]]
 _MODES = ("nearest", "linear", "cubic")

@@ -8,7 +8,6 @@ result, one number for each row, or one row for all.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy.typing as npt
@@ -18,6 +17,7 @@ from dagexec.ops.kernels import elementary, post_ops
 from dagexec.ops.kernels.builder import Builder, Vector
 from dagexec.ops.kernels.formulas import formula_step
 from dagexec.ops.kernels.machine import Machine
+from dagexec.platform.records import dataclass
 
 Array = npt.NDArray[Any]
 

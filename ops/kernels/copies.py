@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise, product
 from typing import Any
 
@@ -29,6 +29,7 @@ from dagexec.ops.kernels.copy_kernels import (
 from dagexec.ops.kernels.machine import Machine
 from dagexec.ops.kernels.sharing import MOST_PIECES, SMALL_PART, pieces_of, pieces_of_bytes
 from dagexec.ops.kernels.tables import in_pieces
+from dagexec.platform.records import dataclass
 
 Array = npt.NDArray[Any]
 

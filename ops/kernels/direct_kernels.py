@@ -12,7 +12,6 @@ by channel, and taps from left to right. So its bytes depend neither on the colu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import groupby, product
 
@@ -41,6 +40,7 @@ from dagexec.platform.assembler import (
     Assembler,
 )
 from dagexec.platform.machine_code import executable
+from dagexec.platform.records import dataclass
 
 ROWS, ROW_BYTES, VECTORS, SOURCE_STEP, BIAS, OTHER, NEXT_OTHER = range(7)
 """Places of the 64-bit numbers that rcx points to: rows of taps, bytes from the image's row of one to that of the next,

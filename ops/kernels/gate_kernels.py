@@ -9,11 +9,11 @@ to a second pass over the row, so that the processor works on several vectors at
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 from dagexec.ops.kernels.builder import BYTES, Builder, Mask, Scalar, Vector
 from dagexec.ops.kernels.elementary import clip, elu, hard_sigmoid, leaky_relu, sigmoid, softplus, tanh
+from dagexec.platform.records import dataclass
 
 SUMS, CELL_BEFORE, CELL, OUTPUT, STATE_BEFORE, STATE, RUNNING, PEEPHOLES, RESET = (
     "sums",

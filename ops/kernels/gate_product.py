@@ -10,7 +10,6 @@ the slot held: its bytes depend neither on the other rows nor on where the kerne
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -18,6 +17,7 @@ import numpy.typing as npt
 
 from dagexec.platform.assembler import FMA, R8, R9, R10, R11, RAX, RBP, RCX, RDI, RDX, RSI, Assembler
 from dagexec.platform.machine_code import executable
+from dagexec.platform.records import dataclass
 
 Call = tuple[int, int, int, int, int]
 """A kernel and its arguments."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from dagexec.ops.kernels.tables import can_run
+from dagexec.platform.records import dataclass
 
 AVX2, AVX512 = 8, 16
 """float32 numbers in a vector: in 16 registers, with FMA; in 32."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import pairwise
 
 from dagexec.errors import DagexecError
@@ -31,6 +31,7 @@ from dagexec.platform.assembler import (
     RSI,
     Assembler,
 )
+from dagexec.platform.records import dataclass
 
 GENERAL, VECTOR, MASK = "general", "vector", "mask"
 """Kinds of registers; masks are opmask registers of AVX-512."""

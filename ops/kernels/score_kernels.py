@@ -7,7 +7,6 @@ several microseconds for one row, takes a hundredth of that.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -19,6 +18,7 @@ from dagexec.ops.kernels.builder import BYTES, Builder, Mask, Scalar, Vector
 from dagexec.ops.kernels.machine import Machine
 from dagexec.ops.kernels.registers import OutOfRegistersError
 from dagexec.ops.kernels.row_kernels import Call
+from dagexec.platform.records import dataclass
 
 Array = npt.NDArray[Any]
 

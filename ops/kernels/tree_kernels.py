@@ -13,7 +13,6 @@ A row's weights are added in the order of the trees, whatever the rows beside it
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -24,6 +23,7 @@ from dagexec.ops.kernels.builder import BYTES, Builder, Mask, Scalar
 from dagexec.ops.kernels.machine import Machine
 from dagexec.ops.kernels.row_kernels import Call
 from dagexec.platform.assembler import NOT_LESS, SUB, SUB_DOUBLES
+from dagexec.platform.records import dataclass
 
 Array = npt.NDArray[Any]
 _TREES_AT_ONCE = (8, 4, 2, 1)

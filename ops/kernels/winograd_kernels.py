@@ -11,7 +11,6 @@ No code knows a geometry: padding, strides and tiles are in the addresses that `
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
@@ -39,6 +38,7 @@ from dagexec.platform.assembler import (
     Assembler,
 )
 from dagexec.platform.machine_code import executable
+from dagexec.platform.records import dataclass
 
 LANES = 8
 """Float32 numbers in a vector: lines are whole vectors."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -23,6 +22,7 @@ from dagexec.errors import ArgumentError, FeedError
 from dagexec.ops.base.blocks import BLOCK, Array, compute_dtype, convert, is_narrow, row_pieces
 from dagexec.ops.loss.averaged import require_one_element
 from dagexec.ops.loss.labels import IGNORED, label_check, require_labels
+from dagexec.platform.records import dataclass
 
 MIN_LOG = math.log(1e-20)
 """Below this logarithm a probability counts as 1e-20 with label_prob, as in Caffe2."""

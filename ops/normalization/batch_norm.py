@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -20,6 +19,7 @@ from dagexec.ops.base.blocks import Array, Index, Scratch, blockwise, compute_dt
 from dagexec.ops.base.channel_statistics import ChannelBlock, ChannelPieces, MomentMemory, channel_view, moment_steps
 from dagexec.ops.base.layout import ORDER_HELP, ImageOperator, channel_axis, channel_count, check_blocks, image_order
 from dagexec.ops.normalization.local_response import epsilon_of, require_channel_parameters
+from dagexec.platform.records import dataclass
 
 
 def num_batches_of(call: OperatorCall) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -25,6 +24,7 @@ from dagexec.ops.base.blocks import BLOCK, Array, Scratch, block_indices, comput
 from dagexec.ops.base.layout import ORDER_HELP, channel_axis, channels_last
 from dagexec.ops.base.pointwise import scalar_pass
 from dagexec.ops.normalization.local_response import epsilon_of, require_channel_parameters
+from dagexec.platform.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -35,6 +34,7 @@ from dagexec.ops.normalization.standardization import (
     instance_grouping,
     layer_grouping,
 )
+from dagexec.platform.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

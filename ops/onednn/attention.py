@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import product
 
@@ -31,6 +30,7 @@ from dagexec.ops.kernels.tables import even_shares, in_pieces
 from dagexec.ops.onednn.descriptors import Array
 from dagexec.ops.onednn.operator import OneDNNOperator
 from dagexec.ops.onednn.problem import in_one
+from dagexec.platform.records import dataclass
 
 _SCORES = 1 << 17
 """Bytes of scores that are computed before their softmax."""

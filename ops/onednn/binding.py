@@ -15,7 +15,6 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from dagexec.platform.extras import install_command
 from dagexec.platform.forking import ProcessLock, without_fork
 from dagexec.platform.library_pages import give_back_library_pages, give_back_when_prepared
 from dagexec.platform.processor import InstructionSet, instruction_set
+from dagexec.platform.records import dataclass
 
 logger = logging.getLogger("dagexec")
 

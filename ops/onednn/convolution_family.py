@@ -7,7 +7,7 @@ of the implementation in every run.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from itertools import chain
 
@@ -45,6 +45,7 @@ from dagexec.ops.onednn.pieces import (
 )
 from dagexec.ops.onednn.primitive import PrimitiveDescriptor, describe
 from dagexec.ops.onednn.problem import DIRECT, WINOGRAD, Assembled, Candidate, Problem, assemble
+from dagexec.platform.records import dataclass
 
 SCRATCHPAD_LIMIT = 512 << 20
 """Default of `ws_nbytes_limit`, bytes. F(4x4, 3x3) takes up to 2.3 times its images' bytes: 228 MiB for 8 images of

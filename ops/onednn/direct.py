@@ -12,7 +12,6 @@ last vector begins earlier, and writes some results a second time.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from math import prod
 
@@ -53,6 +52,7 @@ from dagexec.ops.onednn.problem import (
     StillArguments,
     in_plain_order,
 )
+from dagexec.platform.records import dataclass
 
 MOST_READ = 64
 """Channels that a group reads, or an image for one vector of 8, of which the library fills half of one of 16."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,7 @@ from dagexec.ops.onednn.descriptors import DST, FORWARD_INFERENCE, SRC, SRC_1, A
 from dagexec.ops.onednn.operator import OneDNNOperator
 from dagexec.ops.onednn.post_ops import BINARY, ELTWISE, append_post_ops, drops_nan, operand_descriptor
 from dagexec.ops.onednn.primitive import PrimitiveDescriptor
+from dagexec.platform.records import dataclass
 
 MAX_POST_OPS = 32
 """What one primitive takes."""

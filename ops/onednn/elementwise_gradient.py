@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -36,6 +35,7 @@ from dagexec.ops.onednn.descriptors import (
 from dagexec.ops.onednn.operator import OneDNNOperator
 from dagexec.ops.onednn.post_ops import BINARY, ELTWISE
 from dagexec.ops.onednn.softmax import LOG_SOFTMAX, SOFTMAX
+from dagexec.platform.records import dataclass
 
 _AT_LEAST, _ABOVE, _BELOW = 0x1FFF6, 0x1FFF7, 0x1FFF9
 

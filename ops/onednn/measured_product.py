@@ -10,7 +10,7 @@ All products are computed in one thread, so that nothing is cut but what the ope
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -27,6 +27,7 @@ from dagexec.ops.onednn.operator import OneDNNOperator
 from dagexec.ops.onednn.pieces import Piece, computed_in_pieces
 from dagexec.ops.onednn.primitive import PrimitiveDescriptor, describe
 from dagexec.ops.onednn.problem import Assembled, Candidate, Problem, assemble
+from dagexec.platform.records import dataclass
 
 MATMUL, PACKED, AS_IT_IS = "matmul", "packed", "as it is"
 """Algorithms: matmul and inner product on weights in a layout of the implementation's choice; on those that are there.

@@ -17,7 +17,6 @@ import logging
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -32,6 +31,7 @@ from dagexec.ops.onednn.operator import reorder
 from dagexec.ops.onednn.problem import Assembled, Candidate, Compute, Problem, assemble
 from dagexec.platform.deadline import Deadline, call_with_timeout, check_stop
 from dagexec.platform.processor import last_level_cache
+from dagexec.platform.records import dataclass
 
 logger = logging.getLogger("dagexec")
 

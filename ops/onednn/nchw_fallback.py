@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -24,6 +23,7 @@ from dagexec.ops.base.blocks import Array
 from dagexec.ops.base.layout import BLOCKS, NCHW, image_order, logical_shape
 from dagexec.ops.conv.fused import first_operand
 from dagexec.ops.shape.reorder import in_common_blocks
+from dagexec.platform.records import dataclass
 
 logger = logging.getLogger("dagexec")
 

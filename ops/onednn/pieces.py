@@ -10,7 +10,7 @@ chooses how `brgconv` cuts rows, channels and taps by estimates in which images 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 from dagexec.core.native import NativeStep, merged, phases_of
@@ -32,6 +32,7 @@ from dagexec.ops.onednn.problem import (
     joined,
     on_lines,
 )
+from dagexec.platform.records import dataclass
 
 _PARTS = 4
 """Of a batch whose rows need not have the bytes that they have alone."""

@@ -7,7 +7,6 @@ with AVX2, 100 in ours.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -32,6 +31,7 @@ from dagexec.ops.onednn.problem import (
     StillArguments,
     in_plain_order,
 )
+from dagexec.platform.records import dataclass
 
 _SLOW = frozenset({"sigmoid", "tanh", "swish", "gelu_erf", "gelu_tanh", "mish"})
 """Post-ops that take long in the library's primitives."""

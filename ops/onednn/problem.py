@@ -7,7 +7,7 @@ layout of those tensors or in layouts of its own, with copies before and after.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import prod
 from typing import Protocol
 
@@ -22,6 +22,7 @@ from dagexec.ops.onednn.descriptors import POST_OP, SCRATCHPAD, WEIGHTS, Array, 
 from dagexec.ops.onednn.division import adds_up_alike, misreads
 from dagexec.ops.onednn.operator import reorder
 from dagexec.ops.onednn.primitive import EXEC_ARG_MD, SCRATCHPAD_MD, PrimitiveDescriptor
+from dagexec.platform.records import dataclass
 
 DIRECT, WINOGRAD = "direct", "winograd"
 COMPOSED = "composed "

@@ -9,7 +9,7 @@ other one: outputs of integers are at most one step from the default engine's.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import ClassVar
 
@@ -48,6 +48,7 @@ from dagexec.ops.quantized import addition, convolution, linear, product
 from dagexec.ops.quantized.accumulation import fits_int32
 from dagexec.ops.quantized.requantization import Requantization, clip_bounds
 from dagexec.ops.quantized.scales import BYTES, checked_scales, scale_argument
+from dagexec.platform.records import dataclass
 
 _CONVOLUTION_DIRECT = 1
 _BINARY_ADD = 0x1FFF0

@@ -13,7 +13,6 @@ from __future__ import annotations
 import operator as operators
 import weakref
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +26,7 @@ from dagexec.ops.onednn.bound import ArgumentRebind, BoundPrimitive, Memory, bou
 from dagexec.ops.onednn.descriptors import Array, Descriptor
 from dagexec.ops.onednn.packing import PackedForms
 from dagexec.ops.onednn.primitive import Primitive
+from dagexec.platform.records import dataclass
 
 if TYPE_CHECKING:
     from dagexec.ops.onednn.operator import OneDNNOperator

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -28,6 +27,7 @@ from dagexec.ops.kernels.gate_kernels import (
 from dagexec.ops.kernels.gate_product import GateProduct, Slot
 from dagexec.ops.onednn.packing import packed_memory
 from dagexec.ops.recurrent.layer import Recurrence
+from dagexec.platform.records import dataclass
 
 FLOAT = 4  # bytes
 

@@ -11,7 +11,6 @@ written one by one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +32,7 @@ from dagexec.ops.kernels.sharing import MOST_OF_ONE, pieces_of_products
 from dagexec.ops.kernels.tables import shares
 from dagexec.ops.onednn.recurrent_layer import FLOAT, Arrays, Layer
 from dagexec.platform.processor import core_cache
+from dagexec.platform.records import dataclass
 
 Table = npt.NDArray[np.int64]
 """Calls, [calls, 5]."""

@@ -11,7 +11,6 @@ on one core of an Intel Xeon, and take 1.6 and 2.4 so.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -33,6 +32,7 @@ from dagexec.ops.onednn.problem import (
     StillArguments,
     in_plain_order,
 )
+from dagexec.platform.records import dataclass
 
 _PRODUCTS, _STREAM = 8e10, 2.5e10  # a second: products, bytes of weights; one core's, in `implementation`'s measure
 

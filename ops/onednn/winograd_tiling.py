@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 from dagexec.ops.conv.toom_cook import MinimalFilter, minimal_filter
@@ -11,6 +11,7 @@ from dagexec.ops.kernels.sharing import MOST_OF_ONE, pieces_of
 from dagexec.ops.kernels.winograd_kernels import Epilogue
 from dagexec.ops.onednn.primitive import PrimitiveDescriptor
 from dagexec.platform.processor import core_cache
+from dagexec.platform.records import dataclass
 
 TAPS = 3
 OUTPUTS = (2, 4)

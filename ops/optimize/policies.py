@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from dagexec.core.arguments import Arguments, ArgumentValue
 from dagexec.errors import ArgumentError
 from dagexec.ops.optimize.policy import Policy, policy, policy_names, read_policy
+from dagexec.platform.records import dataclass
 
 __all__ = [
     "Alter",

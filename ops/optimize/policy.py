@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, fields
 from typing import ClassVar, TypeVar, dataclass_transform
 
 from dagexec.core.arguments import Arguments, ArgumentValue
 from dagexec.errors import ArgumentError
+from dagexec.platform.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
@@ -22,6 +22,7 @@ from dagexec.core.registry import operator
 from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType, memory_cost
 from dagexec.errors import ArgumentError
 from dagexec.ops.optimize.scalars import read_iteration, require_iteration, require_rate
+from dagexec.platform.records import dataclass
 
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]

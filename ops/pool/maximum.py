@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -35,6 +34,7 @@ from dagexec.ops.pool.window import (
     pooling_cost,
     register_pooling,
 )
+from dagexec.platform.records import dataclass
 
 
 class MaxPooling(Pooling):

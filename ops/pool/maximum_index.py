@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -41,6 +40,7 @@ from dagexec.ops.pool.window import (
     pooling_cost,
     register_pooling,
 )
+from dagexec.platform.records import dataclass
 
 
 def pixel_pitches(call: OperatorCall, sizes: Sequence[int]) -> list[int]:

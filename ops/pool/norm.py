@@ -11,7 +11,6 @@ is none, it lies between the gradients of both sides.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -42,6 +41,7 @@ from dagexec.ops.pool.window import (
     pooling_cost,
     register_pooling,
 )
+from dagexec.platform.records import dataclass
 
 
 def read_exponent(call: OperatorCall) -> float:

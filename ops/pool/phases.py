@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 
 from dagexec.ops.base.geometry import Axis
 from dagexec.ops.pool.window import Array
+from dagexec.platform.records import dataclass
 
 Places = tuple[slice, ...]
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
@@ -38,6 +37,7 @@ from dagexec.ops.product.products import (
     infer_matmul,
     matmul_matrices,
 )
+from dagexec.platform.records import dataclass
 
 WEIGHTS = "weights"
 LAYER_GRADIENTS = (WEIGHTS, BIAS, INPUT)

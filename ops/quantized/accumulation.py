@@ -7,7 +7,6 @@ convolution algorithms that only multiply and add give the integer a 32-bit accu
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,6 +16,7 @@ from dagexec.core.constant import Constant
 from dagexec.core.dtypes import TypeMeta
 from dagexec.core.operator import Operator, Step, nothing_to_do
 from dagexec.ops.quantized.scales import Array, integer_range
+from dagexec.platform.records import dataclass
 
 
 def exact_dtype(terms: int, a: TypeMeta, zero_point: int, b: TypeMeta) -> np.dtype[Any]:

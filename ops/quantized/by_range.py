@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
 from dagexec.core.operator import Operator, Step
 from dagexec.ops.quantized.scales import Array
+from dagexec.platform.records import dataclass
 
 _ZERO, _ONE, _MOST = np.float32(0), np.float32(1), np.float32(255)
 

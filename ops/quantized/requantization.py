@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -25,6 +24,7 @@ from dagexec.errors import ArgumentError
 from dagexec.ops.activation.post_ops import PostOp, read_post_ops
 from dagexec.ops.quantized.linear import saturate_passes
 from dagexec.ops.quantized.scales import BYTES, Array, scale_argument, type_named, zero_point_argument
+from dagexec.platform.records import dataclass
 
 OUTPUT_ARGS = {
     "to": "Y's type: float32 (default), uint8 or int8",

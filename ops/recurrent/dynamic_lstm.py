@@ -7,7 +7,6 @@ weights as LSTM has them and their zero points subtracted. The gates stay floats
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -24,6 +23,7 @@ from dagexec.ops.quantized.by_range import ByRange
 from dagexec.ops.quantized.scales import checked_scales
 from dagexec.ops.recurrent.layer import LAYER_ARGS, Padding, Recurrence, WorkArrays, layer_cost, read_recurrence
 from dagexec.ops.recurrent.lstm import LSTM_KIND, one_direction
+from dagexec.platform.records import dataclass
 
 SCALES = 2
 """Inputs behind those of the layer: the scales of W and of R."""

@@ -8,7 +8,6 @@ X are one matrix product for all steps and directions; those of the state are on
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -21,6 +20,7 @@ from dagexec.core.traits import Rows
 from dagexec.errors import ArgumentError, ShapeError
 from dagexec.ops.base.blocks import Array, compute_dtype, convert, is_narrow
 from dagexec.ops.base.row_products import row_product
+from dagexec.platform.records import dataclass
 
 DIRECTIONS = ("forward", "reverse", "bidirectional")
 

@@ -7,7 +7,6 @@ then one matrix product each, over all steps at once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 
 import numpy as np
@@ -27,6 +26,7 @@ from dagexec.ops.recurrent.layer import (
     require_floats,
     saved_types,
 )
+from dagexec.platform.records import dataclass
 
 GRADIENT_ARGS = LAYER_ARGS | {
     "given": "the outputs of the layer whose gradients are the last inputs, ascending (default 0: Y)",

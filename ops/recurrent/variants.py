@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
@@ -35,6 +34,7 @@ from dagexec.ops.recurrent.layer import (
     shortest_length,
 )
 from dagexec.ops.recurrent.lstm import LSTM_KIND
+from dagexec.platform.records import dataclass
 
 Function = Callable[[Array], None]
 """Replaces the elements of an array by what it makes of them."""

@@ -12,13 +12,13 @@ one node.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from dagexec.errors import ModelFormatError
+from dagexec.platform.records import dataclass
 
 Array = npt.NDArray[Any]
 

@@ -7,7 +7,6 @@ which only one has weights, and for classes that no leaf of a row has a weight f
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ import numpy.typing as npt
 
 from dagexec.core.arguments import Arguments
 from dagexec.errors import ModelFormatError
+from dagexec.platform.records import dataclass
 
 Array = npt.NDArray[Any]
 

@@ -8,10 +8,11 @@ run that is stopped, it begins no further step; and the owner is told once, when
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 
 from dagexec.errors import PolicyError
+from dagexec.platform.records import dataclass
 from dagexec.scheduler.conformance.story import NOTHING, REFUSED, Deviation, Event, Kind, RunStory
 from dagexec.scheduler.run.policy_machine import machine_of
 

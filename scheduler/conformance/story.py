@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 
+from dagexec.platform.records import dataclass
 from dagexec.scheduler.run.machine import TaskGraph
 
 NOTHING, REFUSED = -1, -2

@@ -11,11 +11,12 @@ import gc
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import islice, pairwise
 from typing import Generic, TypeVar
 
 from dagexec.errors import DagexecError, DeadlockError
+from dagexec.platform.records import dataclass
 from dagexec.platform.threads import installed, threads
 from dagexec.scheduler.exploration.controlled import ControlledThreads
 from dagexec.scheduler.exploration.events import Event

@@ -12,11 +12,11 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import combinations, permutations
 from typing import Any, Generic
 
 from dagexec.errors import DagexecError
+from dagexec.platform.records import dataclass
 from dagexec.scheduler.exploration.deviations import (
     ByName,
     ByStretches,

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Generic
 
+from dagexec.platform.records import dataclass
 from dagexec.scheduler.exploration.deviations import Point
 from dagexec.scheduler.exploration.exploring import ExploredSchedule, Result, Scenario, explore
 from dagexec.scheduler.exploration.strategies import Candidate, RandomStrategy, ReplayStrategy, Strategy

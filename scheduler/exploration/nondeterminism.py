@@ -20,12 +20,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import PurePath
 from types import CodeType, FrameType
 from typing import Any
 
+from dagexec.platform.records import dataclass
 from dagexec.platform.threads import Threads
 from dagexec.scheduler.exploration.controlled import ControlledThreads
 from dagexec.scheduler.exploration.exploring import ExploredSchedule, Result, Scenario, explore

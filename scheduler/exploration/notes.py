@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
+from dagexec.platform.records import dataclass
 from dagexec.scheduler.exploration.events import Event
 
 

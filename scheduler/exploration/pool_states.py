@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar, cast
 
 from dagexec.core.operator import nothing_to_do
 from dagexec.errors import DagexecError, RunCancelledError, WorkerLostError
+from dagexec.platform.records import dataclass
 from dagexec.scheduler.exploration.state_search import ModelFault
 from dagexec.scheduler.run.engine import NativeRun, PoolMemory
 from dagexec.scheduler.run.fair_share import Share

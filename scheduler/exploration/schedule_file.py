@@ -21,13 +21,13 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from dagexec.errors import StorageError
 from dagexec.platform.disk import reading
 from dagexec.platform.files import write_atomically
+from dagexec.platform.records import dataclass
 from dagexec.scheduler.exploration.deviations import ByName, Deviation
 from dagexec.scheduler.exploration.exploring import ExploredSchedule
 

@@ -15,10 +15,10 @@ import gc
 import time
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from dagexec.errors import DagexecError
+from dagexec.platform.records import dataclass
 
 State = TypeVar("State", bound=Hashable)
 

@@ -30,6 +30,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from dagexec.platform.records import WRITTEN
 from dagexec.platform.threads import Threads
 from dagexec.scheduler.exploration.events import Event
 
@@ -67,6 +68,7 @@ _WITHOUT_STATE = (
     "dagexec.platform.deadline",
     "dagexec.platform.forking",
     "dagexec.platform.processor",
+    "dagexec.platform.records",
     "dagexec.platform.shutdown",
     "dagexec.scheduler.exploration.controlled",
     "dagexec.scheduler.exploration.events",
@@ -326,7 +328,7 @@ def _is_known(code: CodeType) -> bool:
     found = _known.get(code)
     if found is None:
         file, name = code.co_filename, code.co_qualname
-        of_record = file == "<string>" and (name == "<lambda>" or name.startswith("__create_fn__"))
+        of_record = file == WRITTEN or (file == "<string>" and name == "<lambda>")
         harmless = file == threading.__file__ and name in _OF_THREADING
         found = _known[code] = of_record or harmless or (file in _known_files() and name not in _DOORS)
     return found

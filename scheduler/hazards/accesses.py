@@ -9,7 +9,6 @@ its guards: it is what the proof holds these against.
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -23,6 +22,7 @@ from dagexec.core.runtime import runtime_of
 from dagexec.core.shared_buffer import shared_buffer_forced
 from dagexec.core.tensor import Tensor
 from dagexec.devices.cuda.arrays import address, is_on_device
+from dagexec.platform.records import dataclass
 from dagexec.scheduler.plan.dynamic import CheckedStep
 
 _Key = TypeVar("_Key", bound=Hashable)

@@ -16,9 +16,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 
 from dagexec.core.graph import Graph, Hazard
+from dagexec.platform.records import dataclass
 from dagexec.scheduler.hazards.accesses import Accesses, Resource, named_accesses, prepared_accesses, touched_memory
 from dagexec.scheduler.hazards.happens_before import HappensBefore
 from dagexec.scheduler.hazards.overwriting import Overwritten, find_overwritten

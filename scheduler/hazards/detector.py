@@ -27,7 +27,7 @@ import threading
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from dagexec.core.device import CPU
 from dagexec.core.exclusive import WatchedTurns, watch_turns
@@ -36,6 +36,7 @@ from dagexec.core.operator import Operator
 from dagexec.core.stream import Event, Kernel, Stream
 from dagexec.core.tensor import binding_epoch
 from dagexec.errors import HazardError
+from dagexec.platform.records import dataclass
 from dagexec.platform.threads import threads
 from dagexec.scheduler.hazards.accesses import Accesses, prepared_accesses
 from dagexec.scheduler.hazards.piece_watch import PieceWatch

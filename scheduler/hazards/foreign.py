@@ -15,13 +15,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import chain, pairwise
 from typing import NamedTuple
 
 from dagexec.core.graph import Hazard
 from dagexec.errors import ResourceError
 from dagexec.platform.garbage_collection import garbage_collection_paused
+from dagexec.platform.records import dataclass
 from dagexec.scheduler.hazards.accesses import Accesses, Resource
 from dagexec.scheduler.hazards.check import Pair, Proof, UnorderedAccesses, conflicts
 from dagexec.scheduler.hazards.reachability import joined

@@ -10,7 +10,6 @@ Nothing is taken from the memory plan: bytes are the arrays'.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +17,7 @@ import numpy.typing as npt
 from dagexec.core.blob import Blob
 from dagexec.core.graph import Graph
 from dagexec.core.operator import Operator
+from dagexec.platform.records import dataclass
 from dagexec.scheduler.hazards.accesses import TouchedMemory
 
 _BEFORE_THE_RUN = -1

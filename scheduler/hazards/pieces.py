@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from dagexec.core.graph import Graph, Hazard
 from dagexec.core.native import Piece, call_rows, phases_of, rows_of
 from dagexec.core.operator import Operator, Prepared, Step, parts_of
 from dagexec.core.tensor import Tensor
+from dagexec.platform.records import dataclass
 
 Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]

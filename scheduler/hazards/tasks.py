@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 from dagexec.core.graph import Graph, Hazard
 from dagexec.core.native import NativeCall, phases_of
 from dagexec.core.operator import Step, parts_of
+from dagexec.platform.records import dataclass
 from dagexec.scheduler.hazards.pieces import PieceFault
 from dagexec.scheduler.plan.preparation import Preparation
 from dagexec.scheduler.run.machine import Dependencies

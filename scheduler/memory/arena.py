@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.runtime import DeviceRuntime
+from dagexec.platform.records import dataclass
 from dagexec.scheduler.memory.arena_memory import ArenaMemory, Placement, WorkingMemory
 from dagexec.scheduler.memory.lifetime import Lifetimes
 from dagexec.scheduler.memory.offsets import Integers, aligned, best_fit

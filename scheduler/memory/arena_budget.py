@@ -7,11 +7,11 @@ gets new pages. Runs at one time may need more than the budget together; only on
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 from dagexec.errors import ResourceError
 from dagexec.platform.forking import ProcessLock
+from dagexec.platform.records import dataclass
 
 
 class ArenaHolder(Protocol):

@@ -7,7 +7,6 @@ prepared. So preparations for different shapes use the same bytes: each has its 
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
 from typing import Any
 
 import numpy.typing as npt
@@ -15,6 +14,7 @@ import numpy.typing as npt
 from dagexec.core.device import CPU, Device
 from dagexec.core.runtime import DeviceRuntime
 from dagexec.platform.host_memory import check_fits, commit, decommit, reserve
+from dagexec.platform.records import dataclass
 from dagexec.scheduler.memory.arena_budget import ArenaAccount
 from dagexec.scheduler.memory.lifetime import Lifetimes, Order
 from dagexec.scheduler.memory.offsets import Integers, OrderHint

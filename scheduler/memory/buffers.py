@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import MappingProxyType
 
 from dagexec.core.blob import Blob
@@ -28,6 +28,7 @@ from dagexec.core.operator import Operator
 from dagexec.core.runtime import DeviceRuntime
 from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.core.tensor import Tensor
+from dagexec.platform.records import dataclass
 from dagexec.scheduler.memory.content import ByteRange, Content
 from dagexec.scheduler.memory.lifetime import Order
 

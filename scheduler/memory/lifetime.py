@@ -9,7 +9,6 @@ whatever the number of workers.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property, reduce
 from operator import and_
 
@@ -17,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.graph import Graph
+from dagexec.platform.records import dataclass
 
 Flags = npt.NDArray[np.bool_]
 Numbers = npt.NDArray[np.intp]

@@ -15,11 +15,11 @@ import itertools
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from dagexec.core.graph import AncestorBits, Graph
+from dagexec.platform.records import dataclass
 from dagexec.scheduler.memory.lifetime import Order
 from dagexec.scheduler.memory.offsets import Integers, aligned
 

@@ -9,12 +9,12 @@ then orders in which a buffer that reaches the top comes first, and the best is 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from dagexec.platform.records import dataclass
 from dagexec.scheduler.memory.lifetime import Numbers
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector register

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from numbers import Integral
 
 from dagexec.core.device import CPU, Device
 from dagexec.errors import DeviceError, SchemaError, SettingError
+from dagexec.platform.records import dataclass
 from dagexec.scheduler.run.pool import MAX_WORKERS
 from dagexec.scheduling.catalog import find_policy
 from dagexec.scheduling.policy import Policy

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dagexec.platform.records import dataclass
 from dagexec.platform.threads import threads
 from dagexec.scheduler.observe.observed_run import ObservedRun, RunsUnderWay
 from dagexec.scheduler.observe.observers import Observer

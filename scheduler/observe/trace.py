@@ -7,7 +7,6 @@ tensor is converted for an operator, the conversion has a span of its own within
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ from dagexec.core.drawing.names import operator_name, operator_title
 from dagexec.core.drawing.pictures import lanes_picture, summary, table
 from dagexec.core.graph import Graph
 from dagexec.platform.extras import require_pandas
+from dagexec.platform.records import dataclass
 from dagexec.platform.threads import threads
 from dagexec.scheduler.observe.observed_run import ObservedRun, RunsUnderWay
 from dagexec.scheduler.observe.observers import Observer

@@ -6,7 +6,6 @@ A net may be prepared for several shapes; its tensors are at the arrays of one p
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy.typing as npt
@@ -14,6 +13,7 @@ import numpy.typing as npt
 from dagexec.core.blob import Blob
 from dagexec.core.constant import Constant
 from dagexec.core.tensor import Storage, Tensor, binding_epoch
+from dagexec.platform.records import dataclass
 
 Array = npt.NDArray[Any]
 

@@ -13,13 +13,13 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from dagexec.core.device import CPU, Device
 from dagexec.core.proto import DeviceOption, NetDef, OperatorDef
 from dagexec.core.registry import has_implementation, is_registered, schema_of
 from dagexec.core.traits import Crossing
 from dagexec.errors import SchemaError
+from dagexec.platform.records import dataclass
 
 logger = logging.getLogger("dagexec")
 

@@ -10,7 +10,6 @@ has changed.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -22,6 +21,7 @@ from dagexec.core.operator import Operator, Step
 from dagexec.core.purity import is_pure
 from dagexec.core.shape_values import asked_operators
 from dagexec.core.tensor import Tensor
+from dagexec.platform.records import dataclass
 
 Array = npt.NDArray[Any]
 

@@ -6,9 +6,10 @@ A plan is immutable and shared by every net and run made from it; what changes d
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from dagexec.core.graph import Graph
+from dagexec.platform.records import dataclass
 from dagexec.scheduler.plan.chains import Chain, compute_chains, single_operator_chains
 from dagexec.scheduling.paths import longest_paths
 from dagexec.scheduling.planned import PlannedPolicy, checked_order, checked_pieces, decides_in_runs

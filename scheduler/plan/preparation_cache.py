@@ -13,9 +13,9 @@ process has in memory, unless its owner says how much.
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
 
 from dagexec.platform.host_memory import resident_bytes
+from dagexec.platform.records import dataclass
 from dagexec.scheduler.plan.preparation import Preparation
 
 Signature = tuple[object, ...]

@@ -10,9 +10,9 @@ its tail: another stream without the host, a host chain by blocking. Within one 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from dagexec.core.device import CPU, Device
+from dagexec.platform.records import dataclass
 from dagexec.scheduler.plan.plan import Plan
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.native import NativeCall, Piece, call_rows, rows_of, table_code
+from dagexec.platform.records import dataclass
 from dagexec.scheduler.run.engine_code import Enter, engine_code
 from dagexec.scheduler.run.engine_layout import Header, Kind, Mode, PoolWords, Record, Slot, Task
 from dagexec.scheduler.run.machine import TaskGraph

@@ -17,10 +17,10 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Protocol, Self
 
+from dagexec.platform.records import dataclass
 from dagexec.scheduling.planned import PlannedPolicy
 
 

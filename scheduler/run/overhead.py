@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from dataclasses import dataclass
 
+from dagexec.platform.records import dataclass
 from dagexec.platform.threads import new_gate
 from dagexec.scheduler.run.pool import WorkerPool
 from dagexec.scheduler.run.run import Run, task

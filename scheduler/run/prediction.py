@@ -11,9 +11,10 @@ costs are nothing, a measured run can reach the prediction but not beat `lower_b
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from heapq import heappop, heappush
 
+from dagexec.platform.records import dataclass
 from dagexec.scheduler.plan.plan import Plan
 from dagexec.scheduler.run.machine import TaskGraph, chain_tasks
 from dagexec.scheduler.run.policy_machine import machine_of

@@ -7,12 +7,13 @@ several pieces is a task of its own, whose pieces several workers may take.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from itertools import accumulate
 
 from dagexec.core.native import Piece, grouped, may_merge, phases_of, piece_step
 from dagexec.core.operator import Step, parts_of
+from dagexec.platform.records import dataclass
 from dagexec.scheduler.observe.observed_run import Pieces
 from dagexec.scheduler.plan.preparation import LONGEST_SECONDS
 from dagexec.scheduler.run import engine

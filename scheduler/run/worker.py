@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from dagexec.platform.records import dataclass
 from dagexec.scheduler.run.affinity import CoreWakeUp
 from dagexec.scheduler.run.run import Run
 

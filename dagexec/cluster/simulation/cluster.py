@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from dagexec.cluster.routing import ROUTERS
 from dagexec.cluster.simulation.times import AT_ONCE, Times
 from dagexec.errors import SettingError
+from dagexec.platform.records import dataclass
 
 
 @dataclass(frozen=True)

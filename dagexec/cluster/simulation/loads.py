@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dagexec.cluster.simulation.times import AT_ONCE, Times
 from dagexec.errors import SettingError
+from dagexec.platform.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from dagexec.compiler.tuning.bench import Bench
 from dagexec.compiler.tuning.runner import Trial
+from dagexec.platform.records import dataclass
 
 
 @dataclass(frozen=True)

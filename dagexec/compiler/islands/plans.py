@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import cast
 
 from dagexec.compiler.islands.regions import IslandSource, with_islands
 from dagexec.core.model import Model
+from dagexec.platform.records import dataclass
 from dagexec.sessions import IslandRuntime
 
 _PART = re.compile(r"(\w+) (\d+)-(\d+)")

@@ -8,7 +8,7 @@ back: operators of one level that are connected are a region.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy.typing as npt
@@ -26,6 +26,7 @@ from dagexec.core.registry import schema_of
 from dagexec.core.schema import TensorType
 from dagexec.errors import UnsupportedOperatorError
 from dagexec.export import operators_without_counterpart, to_onnx
+from dagexec.platform.records import dataclass
 from dagexec.sessions import IslandRuntime, seal_of
 
 Array = npt.NDArray[Any]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +16,7 @@ from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.errors import DagexecError
 from dagexec.ops.activation.post_ops import as_post_ops
 from dagexec.ops.base.broadcasting import operand_views
+from dagexec.platform.records import dataclass
 
 Vector = npt.NDArray[np.float64]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from dagexec.compiler.passes.axes import Axis, rearranged, rearranges, source_axes, without_repeats
 from dagexec.compiler.passes.draft import Draft
@@ -27,6 +27,7 @@ from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.errors import DagexecError
 from dagexec.ops.activation.post_ops import as_post_ops
 from dagexec.ops.attention.fused import FUSED_ATTENTION
+from dagexec.platform.records import dataclass
 
 _PRODUCT, _SOFTMAX = "BatchMatMul", "Softmax"
 _MAX_STEPS = 12  # operators from a product back to where an operand comes from

@@ -7,7 +7,7 @@ of the model, which the body captures.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from dagexec.compiler.passes.catalog import SIMPLIFYING
 from dagexec.compiler.passes.draft import Array, Draft, copied, renamed
@@ -21,6 +21,7 @@ from dagexec.core.model import InputInfo, Model
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.registry import schema_of, sub_nets_of
 from dagexec.core.schema import TensorType
+from dagexec.platform.records import dataclass
 
 
 def apply(model: Model) -> Rewritten:

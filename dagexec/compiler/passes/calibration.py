@@ -10,7 +10,6 @@ found here.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from dagexec.core.registry import create_operator, registered_engines
 from dagexec.core.tensor import Tensor
 from dagexec.core.workspace import Workspace
 from dagexec.errors import FeedError
+from dagexec.platform.records import dataclass
 
 Array = npt.NDArray[Any]
 Visit = Callable[[int, OperatorDef, Sequence[Array], Sequence[Array]], object]

@@ -7,7 +7,7 @@ zeros there, too. That is more arithmetic, so it is an alternative to be measure
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from dagexec.core.registry import schema_of
 from dagexec.core.traits import ImageRole
 from dagexec.ops.activation.post_ops import PostOp, as_post_ops
 from dagexec.ops.base.layout import NCHW
+from dagexec.platform.records import dataclass
 
 
 def pad_channels(model: Model, block: int) -> Model:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -24,6 +24,7 @@ from dagexec.core.model import Model
 from dagexec.core.packed_copy import packed_copy
 from dagexec.core.proto import DeviceOption, NetDef, OperatorDef
 from dagexec.core.schema import operator_label
+from dagexec.platform.records import dataclass
 
 Array = npt.NDArray[Any]
 

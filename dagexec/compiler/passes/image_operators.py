@@ -8,7 +8,7 @@ size may be free. The `layout` pass decides with that who works in which order.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from dagexec.errors import DagexecError
 from dagexec.ops.activation.post_ops import parse_post_op
 from dagexec.ops.base.layout import BLOCKS, NCHW, NHWC
 from dagexec.ops.shape.slicing import slice_ranges
+from dagexec.platform.records import dataclass
 
 Array = npt.NDArray[Any]
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from dagexec.compiler.passes.channel_padding import pad_channels
 from dagexec.compiler.passes.image_operators import (
@@ -38,6 +38,7 @@ from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.schema import TensorType
 from dagexec.ops.base.layout import BLOCKS, LAYOUTS, NCHW, NHWC, PADDED, image_shape
 from dagexec.ops.onednn.availability import widest_blocks
+from dagexec.platform.records import dataclass
 
 logger = logging.getLogger("dagexec")
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from dagexec.compiler.passes.affine import Affine, Channels
@@ -11,6 +9,7 @@ from dagexec.compiler.passes.draft import Array, Draft, copied
 from dagexec.core.arguments import Arguments
 from dagexec.core.registry import schema_of
 from dagexec.core.traits import LayerKind
+from dagexec.platform.records import dataclass
 
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 _NOT_SET, _VALID = 0, 1  # values of legacy_pad without padding

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from dagexec.compiler.passes.draft import Array, Draft
@@ -12,6 +10,7 @@ from dagexec.core.operator_def import op
 from dagexec.core.proto import OperatorDef
 from dagexec.ops.quantized.linear import QUANTIZED
 from dagexec.ops.quantized.scales import check_scales
+from dagexec.platform.records import dataclass
 
 QUANTIZE = "QuantizeLinear"
 DEQUANTIZE = "DequantizeLinear"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from dagexec.compiler.passes.draft import Draft
 from dagexec.compiler.passes.types import BlobType
@@ -17,6 +17,7 @@ from dagexec.core.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, TypeMeta
 from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import schema_of
 from dagexec.ops.activation.post_ops import COMMUTATIVE, PostOp, as_post_ops
+from dagexec.platform.records import dataclass
 
 MAX_POST_OPS = 32
 """As many as oneDNN's primitives take (`DNNL_POST_OPS_LIMIT`, 32 in all versions)."""

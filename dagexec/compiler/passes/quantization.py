@@ -10,7 +10,6 @@ so do the results of such layers that are added to others. A layer that loses to
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -39,6 +38,7 @@ from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.registry import schema_of
 from dagexec.core.traits import LayerKind
 from dagexec.core.workspace import Workspace
+from dagexec.platform.records import dataclass
 
 LARGEST_ERROR = 0.1
 """Relative root-mean-square error of a layer's result by its own quantization, above which it stays in float32."""

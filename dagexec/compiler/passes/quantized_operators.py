@@ -14,7 +14,7 @@ Integers move and compare as the numbers they stand for; a fused operator rounds
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
@@ -41,6 +41,7 @@ from dagexec.core.registry import schema_of
 from dagexec.core.traits import LayerKind
 from dagexec.ops.activation.post_ops import as_post_ops
 from dagexec.ops.conv.convolution import COMPUTE_ARGS
+from dagexec.platform.records import dataclass
 
 _ON_INTEGERS = ("relu", "leaky_relu", "clip")  # post-ops
 

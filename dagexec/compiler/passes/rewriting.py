@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
 
 from dagexec.compiler.passes.types import keep_inference
 from dagexec.core.graph import check_net
@@ -16,6 +15,7 @@ from dagexec.core.model import Model
 from dagexec.core.spelling import did_you_mean
 from dagexec.errors import ArgumentError
 from dagexec.platform.deadline import check_stop
+from dagexec.platform.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ and their exporters write it: a square by Pow, Sqr or Mul; the inverse root by R
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from dagexec.compiler.passes.types import infer_types
 from dagexec.core.dtypes import FLOAT32, FLOAT64
 from dagexec.core.model import Model
 from dagexec.core.operator_def import op
+from dagexec.platform.records import dataclass
 
 _MEAN = "ReduceMean"
 

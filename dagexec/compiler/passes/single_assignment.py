@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy.typing as npt
 
 from dagexec.core.model import Model
+from dagexec.platform.records import dataclass
 
 
 @dataclass(eq=False)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -29,6 +28,7 @@ from dagexec.core.registry import schema_of
 from dagexec.core.schema import TensorType
 from dagexec.core.shape_values import asked_operators
 from dagexec.core.traits import LayerKind
+from dagexec.platform.records import dataclass
 
 Array = npt.NDArray[Any]
 

@@ -7,7 +7,6 @@ be shared stays alone. The predictions are for reports.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -22,6 +21,7 @@ from dagexec.errors import DagexecError
 from dagexec.ops.kernels.sharing import MOST_OF_ONE, pieces_of, work_seconds
 from dagexec.ops.onednn.binding import library
 from dagexec.platform import processor
+from dagexec.platform.records import dataclass
 from dagexec.platform.speed import arithmetic_speed
 from dagexec.scheduler.nets.options import RunOptions
 from dagexec.scheduler.plan.chains import single_operator_chains

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy.typing as npt
@@ -18,6 +17,7 @@ from dagexec.core.model import Model
 from dagexec.core.workspace import Workspace
 from dagexec.platform.arithmetic import operator_arithmetic
 from dagexec.platform.deadline import call_with_timeout
+from dagexec.platform.records import dataclass
 from dagexec.scheduler.nets.options import RunOptions
 from dagexec.scheduler.run.pool import WorkerPool
 from dagexec.scheduler.run.prediction import TimedTasks
@@ -32,7 +32,7 @@ class Trial:
     """A model, and how it runs."""
 
     model: Model
-    options: RunOptions = RunOptions(net_type="simple", num_workers=1)  # noqa: RUF009 - it is frozen
+    options: RunOptions = RunOptions(net_type="simple", num_workers=1)
 
 
 class Stopwatch:

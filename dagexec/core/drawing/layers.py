@@ -8,8 +8,9 @@ down and up order each layer by the mean place of the neighbors.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
+
+from dagexec.platform.records import dataclass
 
 _SWEEPS = 8
 

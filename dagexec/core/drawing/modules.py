@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+
+from dagexec.platform.records import dataclass
 
 MOST_NODES = 200
 """As many a drawing shows well; what has more is drawn as groups."""

@@ -14,13 +14,13 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, cast
 
 from dagexec.devices.cuda.in_flight import staged_downloads
 from dagexec.errors import ResourceError
 from dagexec.platform.forking import reset_after_fork
+from dagexec.platform.records import dataclass
 from dagexec.platform.threads import Thread, threads
 
 if TYPE_CHECKING:

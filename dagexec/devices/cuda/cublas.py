@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -24,6 +23,7 @@ from dagexec.devices.cuda.arrays import address
 from dagexec.devices.cuda.binding import cupy
 from dagexec.devices.cuda.current import current
 from dagexec.errors import DeviceError
+from dagexec.platform.records import dataclass
 
 Array = npt.NDArray[Any]
 

@@ -8,13 +8,13 @@ cuDNN's compiled engines know, in every layout and type (docs/cudnn.md). Without
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from dagexec.devices.cuda.binding import cudnn
+from dagexec.platform.records import dataclass
 
 Array = npt.NDArray[Any]
 

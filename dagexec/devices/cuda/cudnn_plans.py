@@ -13,7 +13,6 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dagexec.core.choices import choices, choose, measuring
@@ -22,6 +21,7 @@ from dagexec.devices.cuda.binding import cudnn, cupy
 from dagexec.devices.cuda.cudnn_graph import ConvGraph
 from dagexec.devices.cuda.cudnn_handle import CudnnHandle, require_library
 from dagexec.errors import UnsupportedFeatureError
+from dagexec.platform.records import dataclass
 
 if TYPE_CHECKING:
     from dagexec.devices.cuda.runtime import CudaRuntime

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +17,7 @@ import numpy.typing as npt
 from dagexec.devices.cuda.errors import NOT_READY, SUCCESS
 from dagexec.devices.cuda.event import NativeEvent
 from dagexec.platform.forking import reset_after_fork
+from dagexec.platform.records import dataclass
 
 if TYPE_CHECKING:
     from dagexec.devices.cuda.runtime import CudaRuntime

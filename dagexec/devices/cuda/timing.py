@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ from dagexec.core.stream import Event, Kernel, StreamObserver
 from dagexec.devices.cuda.binding import cupy
 from dagexec.devices.cuda.errors import NOT_READY, SUCCESS
 from dagexec.platform.forking import reset_after_fork
+from dagexec.platform.records import dataclass
 
 if TYPE_CHECKING:
     from dagexec.devices.cuda.event import NativeEvent

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import MappingProxyType
 
 from dagexec.errors import DeviceError
 from dagexec.platform.forking import ProcessLock
+from dagexec.platform.records import dataclass
 
 KINDS = ("launch", "kernel", "copy", "event", "allocation", "hang")
 

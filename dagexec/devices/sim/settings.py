@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from dagexec.core.stream import Kernel, StreamObserver
 from dagexec.devices.sim.driver import Driver, SeededDriver, ThreadDriver
 from dagexec.devices.sim.faults import Fault, RandomFaults
 from dagexec.errors import DeviceError
+from dagexec.platform.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import functools
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -60,6 +60,7 @@ from dagexec.frontend.onnx.initializers import Array, element_type
 from dagexec.frontend.onnx.model_file import read_model
 from dagexec.frontend.onnx.node import Scope
 from dagexec.frontend.onnx.scoping import check_origins, check_provided, own_names, reads
+from dagexec.platform.records import dataclass
 from dagexec.sessions import check_for_inference
 
 _NEWEST_IR_VERSION = 14

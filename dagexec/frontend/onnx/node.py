@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, TypeVar
 
 import numpy.typing as npt
@@ -26,6 +26,7 @@ from dagexec.core.registry import onnx_operator
 from dagexec.core.schema import OpSchema
 from dagexec.errors import ModelFormatError
 from dagexec.frontend.onnx.initializers import tensor_argument
+from dagexec.platform.records import dataclass
 
 DEFAULT_DOMAINS = ("", "ai.onnx")
 

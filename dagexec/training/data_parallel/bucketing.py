@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from dagexec.core.gradient import Gradient, SparseGradient
 from dagexec.core.proto import OperatorDef
 from dagexec.core.schema import TensorType
 from dagexec.errors import ArgumentError
+from dagexec.platform.records import dataclass
 
 DEFAULT_BUCKET_BYTES = 1 << 20
 

@@ -7,7 +7,8 @@ through N micro-batches, add the same numbers in the same order.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from dagexec.platform.records import dataclass
 
 NO_PARENT = -1
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import zip_longest
 
@@ -11,6 +10,7 @@ from dagexec.core.arguments import Arguments, make_argument
 from dagexec.core.gradient import Gradient
 from dagexec.core.proto import OperatorDef
 from dagexec.errors import SchemaError
+from dagexec.platform.records import dataclass
 from dagexec.training.data_parallel.batch_statistics import share_backward_statistics, share_forward_statistics
 from dagexec.training.data_parallel.replica_devices import REPLICA, ReplicaDevice
 from dagexec.training.model_builder import ITERATION

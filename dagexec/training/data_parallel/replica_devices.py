@@ -6,13 +6,13 @@ Replicas on `sim:1` and `cuda:0` have blobs called `sim_1/...` and `cuda_0/...`;
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from dagexec.core.device import CPU, Device
 from dagexec.core.proto import OperatorDef
 from dagexec.core.runtime import runtime_of
 from dagexec.devices.cuda.nccl import has_nccl
 from dagexec.errors import DeviceError
+from dagexec.platform.records import dataclass
 
 REPLICA = Device("sim", 63)
 """Stands for the device of a replica, whichever that will be, while its operators are made."""

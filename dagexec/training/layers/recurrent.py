@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from dagexec.core.arguments import ArgumentValue
 from dagexec.errors import SchemaError
+from dagexec.platform.records import dataclass
 from dagexec.training.fillers import Filler, uniform
 from dagexec.training.model_builder import BIAS, WEIGHT, ModelBuilder
 from dagexec.training.scopes import layer

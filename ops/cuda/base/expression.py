@@ -10,7 +10,6 @@ and strides of axes, in as few axes as say the same. Indices have 32 bits where 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -21,6 +20,7 @@ from dagexec.core.operator import Step
 from dagexec.devices.cuda.prelude import c_type
 from dagexec.ops.cuda.base.formulas import FORMULAS
 from dagexec.ops.cuda.base.operator import Array, CudaOperator, c_type_of
+from dagexec.platform.records import dataclass
 
 MAX_AXES = 8
 MAX_ELEMENTS_32 = 1 << 31

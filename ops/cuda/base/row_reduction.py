@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -29,6 +29,7 @@ from dagexec.errors import ShapeError
 from dagexec.ops.cuda.base.expression import c_type_of_scalar
 from dagexec.ops.cuda.base.formulas import FORMULAS
 from dagexec.ops.cuda.base.operator import Array, CudaOperator, c_type_of
+from dagexec.platform.records import dataclass
 
 MAX_AXES = 8
 THREADS = 256

@@ -7,7 +7,6 @@ so that reads and writes are both of neighbors (Ruetsch and Micikevicius, "Optim
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -18,6 +17,7 @@ from dagexec.devices.cuda.arrays import address
 from dagexec.ops.cuda.base.copy import copy_step
 from dagexec.ops.cuda.base.indices import INDICES, by_value, divider, index_type, reach, require_axes
 from dagexec.ops.cuda.base.operator import Array, CudaOperator
+from dagexec.platform.records import dataclass
 
 MAX_AXES = 8
 TILE = 32

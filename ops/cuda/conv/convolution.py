@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy.typing as npt
 
@@ -26,6 +25,7 @@ from dagexec.ops.cuda.base.matrices import product_of
 from dagexec.ops.cuda.base.operator import CudaOperator
 from dagexec.ops.cuda.base.windows import channels_first_view
 from dagexec.ops.cuda.conv.direct import DirectConvolution
+from dagexec.platform.records import dataclass
 
 DEFAULT_LIMIT = 256 << 20
 """Bytes that columns may take unless `ws_nbytes_limit` says another number."""

@@ -8,12 +8,11 @@ with an equal share each, in order (Knuth, "The Art of Computer Programming", vo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from dagexec.core.operator import Step, in_sequence, nothing_to_do
 from dagexec.ops.cuda.base.operator import Array, CudaOperator, c_type_of
+from dagexec.platform.records import dataclass
 
 COUNTED = 4096
 """Up to so many indices each is compared with all others; more are sorted by digits."""

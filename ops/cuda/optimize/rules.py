@@ -7,12 +7,12 @@ the learning rate, all of type A; `mean` is the mean of the squares of the gradi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import ml_dtypes
 import numpy as np
 
 from dagexec.core.arguments import Arguments
+from dagexec.platform.records import dataclass
 
 Numbers = Mapping[str, float]
 

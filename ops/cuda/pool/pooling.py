@@ -7,7 +7,6 @@ are in `dagexec.ops.cuda.pool.gradient`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -36,6 +35,7 @@ from dagexec.ops.pool.maximum import MaxPooling
 from dagexec.ops.pool.maximum_index import IndexedMaxPooling, pixel_pitches
 from dagexec.ops.pool.norm import NormPooling, read_exponent
 from dagexec.ops.pool.window import is_whole, pool_window
+from dagexec.platform.records import dataclass
 
 POWERS = r"""
 template <class A> __device__ inline A magnitude(A x) { return x < A(0) ? -x : x; }
