@@ -15,7 +15,7 @@ one writes; `build_graph` then reports the cycle, or the wrong order, instead of
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
@@ -156,12 +156,19 @@ def build_graph(net: NetDef, exists: Callable[[str], bool] | None = None) -> Gra
     """
     operators = tuple(_with_device(definition, net) for definition in net.op)
     schemas = verify_all(operators, net.name)
-    _check_order(net, operators, exists or _declared(net))
-    parents = find_parents(operators, schemas)
+    flow = flow_of(operators, schemas)
+    exists = exists or _declared(net)
+    if not all(map(exists, flow.early & flow.writers.keys())):  # there, or only mutated
+        _check_order(net, operators, exists)
+    parents = flow.parents
     children = _reverse(parents)
     reduced_parents = transitive_reduction(parents)
     reduced_children = children if reduced_parents == parents else _reverse(reduced_parents)
-    views = _find_views(operators, schemas)
+    views = frozenset(
+        index
+        for index, schema in enumerate(schemas)
+        if schema.view and schema.is_view(operators[index]) and flow.may_be_view(index, operators[index])
+    )
     return Graph(
         net.name, operators, schemas, parents, children, reduced_parents, reduced_children, views,
         tuple(net.external_input), tuple(net.external_output),
@@ -192,7 +199,7 @@ def find_hazards(operators: Sequence[OperatorDef]) -> dict[tuple[int, int], Haza
                 if name in writer:
                     add(writer[name], index, hazard)
                 readers.setdefault(name, []).append(index)
-        for name in (*definition.output, *_mutated(definition)):
+        for name in (*definition.output, *_mutated(definition.input, schema_of(definition.type))):
             if name in writer:
                 add(writer[name], index, Hazard.WAW)
             for reader in readers.pop(name, ()):
@@ -201,38 +208,74 @@ def find_hazards(operators: Sequence[OperatorDef]) -> dict[tuple[int, int], Haza
     return hazards
 
 
-def find_parents(operators: Sequence[OperatorDef], schemas: Sequence[OpSchema]) -> tuple[tuple[int, ...], ...]:
-    """For each operator those that it has a hazard with and comes after, ascending: the edges of `find_hazards`."""
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """How the operators of a net use its blobs, in list order.
+
+    Attributes:
+        parents: for each operator those that it has a hazard with and comes after, ascending: the edges of
+            `find_hazards`.
+        writers: by blob, the last operator that writes it.
+        rewritten: blobs that are written more than once.
+        early: blobs that an operator reads before any has written them.
+    """
+
+    parents: tuple[tuple[int, ...], ...]
+    writers: Mapping[str, int]
+    rewritten: Set[str]
+    early: Set[str]
+
+    def may_be_view(self, index: int, definition: OperatorDef) -> bool:
+        """True where output 0 of operator `index` may stay a view of its input 0, see `Graph.views`."""
+        source, result = definition.input[0], definition.output[0]
+        return (
+            source != result
+            and result not in self.early
+            and result not in self.rewritten
+            and source not in self.rewritten
+            and self.writers.get(source, -1) < index
+        )
+
+
+def flow_of(operators: Sequence[OperatorDef], schemas: Sequence[OpSchema]) -> Flow:
+    """One walk over the list."""
     rows: list[tuple[int, ...]] = []
     writer: dict[str, int] = {}
     readers: dict[str, list[int]] = {}
+    rewritten: set[str] = set()
+    early: set[str] = set()
     for index, (definition, schema) in enumerate(zip(operators, schemas, strict=True)):
         inputs = tuple(definition.input)
         found = set()
-        for name in (*inputs, *definition.control_input):
+        for name in inputs:
             if name in writer:
                 found.add(writer[name])
+            else:
+                early.add(name)
             row = readers.get(name)
             if row is None:
                 readers[name] = [index]
             else:
                 row.append(index)
-        mutated = [inputs[place] for place in schema.mutates if place < len(inputs)]
-        for name in (*definition.output, *mutated):
+        for name in definition.control_input:
             if name in writer:
                 found.add(writer[name])
+            readers.setdefault(name, []).append(index)
+        for name in (*definition.output, *_mutated(inputs, schema)) if schema.mutates else definition.output:
+            if name in writer:
+                found.add(writer[name])
+                rewritten.add(name)
             row = readers.pop(name, None)
             if row is not None:
                 found.update(row)
             writer[name] = index
         found.discard(index)
-        rows.append(tuple(sorted(found)))
-    return tuple(rows)
+        rows.append(tuple(found) if len(found) < 2 else tuple(sorted(found)))
+    return Flow(tuple(rows), writer, rewritten, early)
 
 
-def _mutated(definition: OperatorDef) -> list[str]:
-    mutates = schema_of(definition.type).mutates
-    return [definition.input[index] for index in mutates if index < len(definition.input)]
+def _mutated(inputs: Sequence[str], schema: OpSchema) -> list[str]:
+    return [inputs[place] for place in schema.mutates if place < len(inputs)]
 
 
 def transitive_reduction(parents: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
@@ -245,6 +288,8 @@ def transitive_reduction(parents: Sequence[Sequence[int]]) -> tuple[tuple[int, .
     O(edges x width / 64) time. Where all sets together would take more than 128 MiB, which no net of some ten thousand
     operators needs, further nodes get no bit, and an edge from one of these may stay though it is redundant.
     """
+    if all(len(row) < 2 for row in parents):
+        return tuple(map(tuple, parents))
     child_counts = [0] * len(parents)
     last_child = list(range(len(parents)))
     for child, row in enumerate(parents):
@@ -399,31 +444,3 @@ def _reverse(parents: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
         for parent in row:
             children[parent].append(child)
     return tuple(tuple(row) for row in children)
-
-
-def _find_views(operators: Sequence[OperatorDef], schemas: Sequence[OpSchema]) -> frozenset[int]:
-    candidates = [index for index, schema in enumerate(schemas) if schema.is_view(operators[index])]
-    if not candidates:
-        return frozenset()
-    writers: dict[str, list[int]] = {}
-    first_reader: dict[str, int] = {}
-    for index, definition in enumerate(operators):
-        for name in definition.output:
-            writers.setdefault(name, []).append(index)
-        for name in definition.input:
-            first_reader.setdefault(name, index)
-
-    def never_written_after(index: int, name: str) -> bool:
-        found = writers.get(name, [])
-        return not found or (len(found) == 1 and found[0] < index)
-
-    def may_be_view(index: int) -> bool:
-        source, result = operators[index].input[0], operators[index].output[0]
-        return (
-            first_reader.get(result, index) >= index
-            and source != result
-            and never_written_after(index, source)
-            and len(writers[result]) == 1
-        )
-
-    return frozenset(filter(may_be_view, candidates))

@@ -19,6 +19,7 @@ from dagexec.core.device import CPU
 from dagexec.core.graph import Graph
 from dagexec.core.operator import Operator, Step
 from dagexec.core.purity import is_pure
+from dagexec.core.schema import OpSchema
 from dagexec.core.shape_values import asked_operators
 from dagexec.core.tensor import Tensor
 from dagexec.platform.records import dataclass
@@ -57,6 +58,8 @@ def dynamic_operators(graph: Graph, constants: frozenset[str]) -> frozenset[int]
 
 
 def _find_dependence(graph: Graph, constants: frozenset[str], unsettled: frozenset[int]) -> Dependence:
+    if all(map(_is_told_by_types, {schema.type: schema for schema in graph.schemas}.values())):
+        return _NONE
     asked = asked_operators(graph.operators, graph.schemas, decide=True)
     blobs = _Blobs(graph)
     dynamic: set[int] = set()
@@ -91,6 +94,15 @@ def _find_dependence(graph: Graph, constants: frozenset[str], unsettled: frozens
         if found == dynamic:
             return Dependence(frozenset(dynamic), frozenset(settled), asked)
         dynamic = found
+
+
+_NONE = Dependence(frozenset(), frozenset(), frozenset())
+
+
+def _is_told_by_types(schema: OpSchema) -> bool:
+    """True where output types follow from input types, and no values from either."""
+    by_values = schema.value_inputs or schema.decided_by or schema.inferred_if or schema.from_types
+    return schema.infer is not None and not by_values
 
 
 class _Blobs:

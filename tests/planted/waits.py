@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dagexec.core.device import CPU
-from dagexec.core.graph import find_parents
+from dagexec.core.graph import flow_of
 from dagexec.scheduler.plan.synchronization import synchronize
 from dagexec.scheduler.run.drain import Drain
 from dagexec.scheduler.run.launching import LaunchedChains, unguarded_chain
@@ -56,7 +56,7 @@ BUGS = (
         "readers do not hold up a writer",
         FAMILY,
         "the graph has no edge from who reads a blob to who overwrites it",
-        (Edit(find_parents, "found.update(row)", "pass"),),
+        (Edit(flow_of, "found.update(row)", "pass"),),
         scenes.overwriting,
         "proof",
         "WAR",

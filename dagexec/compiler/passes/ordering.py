@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dagexec.compiler.passes.draft import Draft
 from dagexec.compiler.passes.post_operations import Types
 from dagexec.core.arguments import Arguments
-from dagexec.core.graph import find_parents
+from dagexec.core.graph import flow_of
 from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import schema_of
 from dagexec.core.schema import OperatorCall, TensorType
@@ -29,7 +29,7 @@ class Ordering:
         self._place = {number: place for place, number in enumerate(self._numbers)}
         self._parents: dict[int, list[int]] = {number: [] for number in self._numbers}
         definitions = [draft[number] for number in self._numbers]
-        rows = find_parents(definitions, [schema_of(definition.type) for definition in definitions])
+        rows = flow_of(definitions, [schema_of(definition.type) for definition in definitions]).parents
         for number, row in zip(self._numbers, rows, strict=True):
             self._parents[number].extend(self._numbers[earlier] for earlier in row)
         self._seconds: dict[int, float] = {}
