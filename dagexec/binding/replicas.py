@@ -226,23 +226,23 @@ def build_replicas(
     net_def = placed_net(model, options.default_device, parameters)
     known = set(parameters.blobs()) | set(model.inputs)
     graph = build_graph(net_def, known.__contains__)
-    written = {name for definition in graph.operators for name in definition.output}
-    constants = frozenset(parameters.blobs()) - written - set(model.inputs)
+    constants = frozenset(parameters.blobs()) - graph.written - set(model.inputs)
     if uses_shared_buffer(net_def):
-        for place in {graph.device(index) for index in range(len(graph))}:
+        for place in graph.devices:
             create_shared_buffer(parameters, place)
     _freeze(parameters, constants, has_fixed_shapes=_has_fixed_shapes(model))
 
+    own_parameters = graph.written.intersection(parameters.blobs())
     inputs, texts = tuple(model.inputs), model.texts  # and not the model, which has the parameters
 
     def build(portions: int) -> tuple[Workspace, BaseNet]:
-        workspace = _child(parameters, inputs, written)
+        workspace = _child(parameters, inputs, own_parameters)
         workspace.texts = texts
         whole = MOST_BYTES if options.preparation_bytes is None else options.preparation_bytes
         own = options if portions == 1 else replace(options, preparation_bytes=whole // portions)
         return workspace, _make_net(own, net_def, workspace, pool, graph, constants, keep)
 
-    found = Replicas(parameters, graph, [], not written.isdisjoint(parameters.blobs()), build, model.outputs)
+    found = Replicas(parameters, graph, [], bool(own_parameters), build, model.outputs)
     try:
         for _ in range(options.first_replicas):
             found.members.append(found.make())
@@ -272,13 +272,13 @@ def _has_fixed_shapes(model: Model) -> bool:
     return all(info.shape is not None and None not in info.shape for info in model.inputs.values())
 
 
-def _child(parameters: Workspace, inputs: Collection[str], written: Iterable[str]) -> Workspace:
-    """A replica's workspace: parameters read through, but what the net writes or is fed with is its own.
+def _child(parameters: Workspace, inputs: Collection[str], updated: Iterable[str]) -> Workspace:
+    """A replica's workspace: parameters read through, but what it is fed with, or the net updates, is its own.
 
-    A parameter that the net itself updates starts in every replica with the value it has in `parameters`.
+    A parameter that is `updated` starts in every replica with the value it has in `parameters`.
     """
     workspace = Workspace(parent=parameters)
-    for name in itertools.chain(inputs, written):
+    for name in itertools.chain(inputs, updated):
         initial = parameters.get_blob_or_none(name)
         blob = workspace.create_local_blob(name)
         if name in inputs:

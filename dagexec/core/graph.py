@@ -76,6 +76,16 @@ class Graph:
         return len(self.operators)
 
     @cached_property
+    def written(self) -> frozenset[str]:
+        """The blobs that operators write."""
+        return frozenset([name for definition in self.operators for name in definition.output])
+
+    @cached_property
+    def devices(self) -> frozenset[Device]:
+        """The devices that operators run on."""
+        return frozenset(map(self.device, range(len(self))))
+
+    @cached_property
     def hazards(self) -> Mapping[tuple[int, int], Hazard]:
         """(earlier, later) to the reasons for that edge."""
         return find_hazards(self.operators)

@@ -172,9 +172,7 @@ class Operator(ABC):
 
     Attributes:
         definition: the OperatorDef it was made from.
-        arguments: typed access to the def's arguments.
         runtime: of the device it runs on.
-        label: how messages name it.
         input_blobs, output_blobs: its blobs, in the def's order.
         shared_buffer: the buffer its working memory may be taken from, None when it has its own.
         library_state: on a device with a library of operators, the state it uses there; None when it uses none.
@@ -195,26 +193,46 @@ class Operator(ABC):
     waits_for_device: ClassVar[bool] = False
     bodies: Mapping[str, Body] = MappingProxyType({})
     run_check: Callable[[], Exception | None] | None = None
+    shared_buffer: SharedBuffer | None = None
+    library_state: LibraryState | None = None
+    _preparing: _Preparing | None = None
+    _label: str | None = None
+    _arguments: Arguments | None = None
 
     def __init__(self, definition: OperatorDef, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
         """Raises MissingBlobError when an input blob does not exist; output blobs are created."""
         self.definition = definition
-        self.label = operator_label(definition, index, net)
-        self.arguments = Arguments(definition, self.label)
+        self._index, self._net = index, net
         self.runtime = runtime_of(Device.from_option(definition.device_option))
-        self.input_blobs = tuple(self._find(workspace, name) for name in definition.input)
-        self.output_blobs = tuple(workspace.create_blob(name) for name in definition.output)
-        self.shared_buffer: SharedBuffer | None = None
-        self.library_state: LibraryState | None = None
-        if "CUDNN" in definition.engine.split(",") and self.runtime.device.kind not in (CPU.kind, "cuda"):
+        inputs = []
+        for name in definition.input:
+            blob = workspace.get_blob_or_none(name)
+            if blob is None:
+                raise MissingBlobError(
+                    f"{self.label}: input blob {name!r} does not exist: feed it, or run the init net"
+                )
+            inputs.append(blob)
+        self.input_blobs = tuple(inputs)
+        self.output_blobs = tuple([workspace.create_blob(name) for name in definition.output])
+        engine = definition.engine
+        if engine and "CUDNN" in engine.split(",") and self.runtime.device.kind not in (CPU.kind, "cuda"):
             self.library_state = library_state(self.runtime.device, self.arguments.int("cudnn_state", 0))
-        self._preparing: _Preparing | None = None
 
-    def _find(self, workspace: Workspace, name: str) -> Blob:
-        blob = workspace.get_blob_or_none(name)
-        if blob is None:
-            raise MissingBlobError(f"{self.label}: input blob {name!r} does not exist: feed it, or run the init net")
-        return blob
+    @property
+    def label(self) -> str:
+        """How messages name it."""
+        found = self._label
+        if found is None:
+            found = self._label = operator_label(self.definition, self._index, self._net)
+        return found
+
+    @property
+    def arguments(self) -> Arguments:
+        """Typed access to the arguments of its definition."""
+        found = self._arguments
+        if found is None:
+            found = self._arguments = Arguments(self.definition, self.label)
+        return found
 
     @cached_property
     def common_form(self) -> Form:

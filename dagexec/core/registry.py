@@ -37,6 +37,9 @@ _onnx: dict[tuple[str, str], tuple[OpSchema, OnnxName]] = {}  # by domain and op
 _argument_names: set[str] = set()  # of all operator types
 _operators: dict[tuple[str, str, str], type[Operator]] = {}
 _implemented: set[tuple[str, str]] = set()  # device kinds and types
+_Candidates = tuple[tuple[str, type[Operator]], ...]
+_candidates: dict[tuple[str, str, str], _Candidates] = {}
+"""By device kind, type and the engines that a def names, what is tried for it; where one is missing, nothing."""
 _modules: dict[str, str] = {}  # device kinds to the modules that register their operators
 
 
@@ -67,6 +70,7 @@ def operator(schema: OpSchema, *, device: str = "cpu", engine: str = "") -> Call
         cls.schema = schema
         _operators[key] = cls
         _implemented.add((device, schema.type))
+        _candidates.clear()
         if not cls.__module__.startswith(PACKAGE):
             made_elsewhere(schema.type)
         return cls
@@ -275,11 +279,9 @@ def create_verified(definition: OperatorDef, workspace: Workspace, *, index: int
     if schema.does_io > workspace.allow_io:
         check_allowed(schema.does_io, workspace.allow_io, operator_label(definition, index, net))
     kind = Device.from_option(definition.device_option).kind
+    known = _candidates.get((kind, definition.type, definition.engine))
     refusals: list[str] = []
-    for engine in _candidate_engines(definition, kind):
-        cls = _implementation(kind, definition.type, engine)
-        if cls is None:
-            continue
+    for engine, cls in known or _find_candidates(kind, definition):
         try:
             return cls(definition, workspace, index=index, net=net)
         except UnsupportedFeatureError as reason:
@@ -291,24 +293,25 @@ def create_verified(definition: OperatorDef, workspace: Workspace, *, index: int
     raise UnsupportedOperatorError(f"{label}: no implementation for device kind {kind!r}: {why}")
 
 
+def _find_candidates(kind: str, definition: OperatorDef) -> _Candidates:
+    """The engines to try, with their classes: those that are asked for, then the default engine."""
+    asked = [_engine_key(name.strip()) for name in definition.engine.split(",")] if definition.engine else []
+    found = {name: _implementation(kind, definition.type, name) for name in (*asked, "")}
+    for name in asked:
+        if name and found[name] is None:
+            logger.info("%s: engine %s is not available on %s", definition.type, name, kind)
+    made = tuple((name, cls) for name, cls in found.items() if cls is not None)
+    if len(made) == len(found):
+        _candidates[kind, definition.type, definition.engine] = made
+    return made
+
+
 def _implementation(kind: str, operator_type: str, engine: str) -> type[Operator] | None:
     """The class for a device kind; the simulated device runs those of the host."""
     load_operator(operator_type)
     _have_registered(kind)
     found = _operators.get((kind, operator_type, engine))
     return _operators.get(("cpu", operator_type, engine)) if found is None and kind == "sim" else found
-
-
-def _candidate_engines(definition: OperatorDef, kind: str) -> list[str]:
-    engine = definition.engine
-    asked = [name.strip() for name in engine.split(",")] if engine else []
-    if not asked:
-        return [""]
-    candidates = [_engine_key(name) for name in asked]
-    for name in candidates:
-        if name and _implementation(kind, definition.type, name) is None:
-            logger.info("%s: engine %s is not available on %s", definition.type, name, kind)
-    return list(dict.fromkeys([*candidates, ""]))
 
 
 def _engine_key(engine: str) -> str:

@@ -97,6 +97,8 @@ class OneDNNOperator(Operator):
     metas: ClassVar[Collection[TypeMeta]] = COMPUTED_TYPES
     repeats: ClassVar[bool] = False
     moved_inputs: ClassVar[int] = 0
+    asks = False  # during has_kernel
+    _is_unseen = False  # during prepare: compiled code, not generated; its comparisons may leave no trace
 
     def __init__(self, definition: OperatorDef, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
         """Raises UnsupportedFeatureError without oneDNN."""
@@ -104,8 +106,6 @@ class OneDNNOperator(Operator):
         self.onednn: Library = require_library(self.label)
         self.names_for_all: dict[str, str] = {}
         self._for_all: list[Array] = []  # during prepare
-        self.asks = False  # during has_kernel
-        self._is_unseen = False  # during prepare: compiled code, not generated; its comparisons may leave no trace
         self._keeps_nan = self.arguments.string("nan", "kept") != "any"
 
     def prepare(self) -> Step:

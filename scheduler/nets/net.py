@@ -144,7 +144,7 @@ class BaseNet(ABC, Closing):
         self.most_pieces = options.intra_op_threads or sys.maxsize
         self._work: WeakKeyDictionary[Preparation, Work] = WeakKeyDictionary()
         self._latest: tuple[Preparation, NativeRun] | None = None
-        self.on_host = all(self.graph.device(index) == CPU for index in range(len(self.graph)))
+        self.on_host = self.graph.devices <= {CPU}
         self.streams = NetStreams(
             definition.name, options.streams_per_worker, Priority[options.stream_priority.upper()]
         )
@@ -236,7 +236,7 @@ class BaseNet(ABC, Closing):
         stream = at_work.stream
         if stream is None:
             return False
-        needed = stream.alone and any(self.graph.device(index) == stream.device for index in range(len(self.graph)))
+        needed = stream.alone and stream.device in self.graph.devices
         return needed or any(own is stream for own in self.streams.all())
 
     @property
