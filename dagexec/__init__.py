@@ -6,32 +6,42 @@ with dagexec.compile("model.onnx") as executor:
 
 from typing import TYPE_CHECKING
 
-from dagexec import devices as _devices
-from dagexec import ops as _ops
-from dagexec import scheduler as _scheduler
-from dagexec.core.choices import choices, load_choices, measuring, save_choices
-from dagexec.core.model import InputInfo, Model
-from dagexec.core.operator_def import op
-from dagexec.core.proto import NetDef, OperatorDef
-from dagexec.core.shared_buffer import create_shared_buffer, force_shared_buffer
-from dagexec.core.tensor_spec import TensorSpec
-from dagexec.core.workspace import Workspace
-from dagexec.errors import DagexecError
-from dagexec.options import BatchPadding, CompileOptions
-from dagexec.pipelines import Pipeline, load_pipeline
-from dagexec.platform.lazy import LazyModule
-from dagexec.serving.compile import compile
-from dagexec.serving.compile_async import compile_async
-from dagexec.serving.executor import Executor
-from dagexec.serving.model_source import load_model
-from dagexec.serving.pool import Pool
-from dagexec.storage.net_file import load_net, save_net
+from dagexec.platform.garbage_collection import garbage_collection_paused
+from dagexec.platform.lazy import lazy_names
+
+with garbage_collection_paused():  # all that imports make stays
+    from dagexec import devices as _devices
+    from dagexec import ops as _ops
+    from dagexec import scheduler as _scheduler
+    from dagexec.core.choices import choices, load_choices, measuring, save_choices
+    from dagexec.core.model import InputInfo, Model
+    from dagexec.core.operator_def import op
+    from dagexec.core.proto import NetDef, OperatorDef
+    from dagexec.core.shared_buffer import create_shared_buffer, force_shared_buffer
+    from dagexec.core.tensor_spec import TensorSpec
+    from dagexec.core.workspace import Workspace
+    from dagexec.errors import DagexecError
+    from dagexec.options import BatchPadding, CompileOptions
+    from dagexec.serving.compile import compile
+    from dagexec.serving.executor import Executor
+    from dagexec.serving.model_source import load_model
+    from dagexec.storage.net_file import load_net, save_net
 
 if not TYPE_CHECKING:
-    _precision = LazyModule("dagexec.analysis.precision_report")
+    __getattr__ = lazy_names(
+        __name__,
+        {
+            "dagexec.analysis.precision_report": ("PrecisionReport", "precision_report"),
+            "dagexec.pipelines": ("Pipeline", "load_pipeline"),
+            "dagexec.serving.compile_async": ("compile_async",),
+            "dagexec.serving.pool": ("Pool",),
+        },
+    )
 else:
-    from dagexec.analysis import precision_report as _precision
     from dagexec.analysis.precision_report import PrecisionReport, precision_report
+    from dagexec.pipelines import Pipeline, load_pipeline
+    from dagexec.serving.compile_async import compile_async
+    from dagexec.serving.pool import Pool
 
 __version__ = "0.1.0"
 
@@ -66,12 +76,3 @@ __all__ = [
 ]
 
 del _devices, _ops, _scheduler
-
-
-if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> object:
-        """Import the modules that few callers need when they are first used."""
-        if name in ("PrecisionReport", "precision_report"):
-            return getattr(_precision, name)
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

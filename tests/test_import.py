@@ -28,10 +28,14 @@ PUT_OFF = (
     "dagexec.ops.cuda",
     "dagexec.compiler.passes",
     "dagexec.analysis.precision_report",
+    "dagexec.storage.minidb",
     "dagexec.testing",
     "dagexec.training",
     "dagexec.compiler.tuning",
     "dagexec.zoo",
+    "dagexec.pipelines",
+    "dagexec.scheduling.catalog",
+    "hashlib",
     "importlib.metadata",
     "lmdb",
     "matplotlib",
@@ -43,6 +47,7 @@ PUT_OFF = (
     "rich",
     "safetensors",
     "sklearn",
+    "statistics",
     "typer",
 )
 

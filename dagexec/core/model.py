@@ -9,17 +9,22 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import field, replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy.typing as npt
 
 from dagexec.core.drawing.names import operator_name
-from dagexec.core.drawing.pictures import net_picture, summary, table
 from dagexec.core.dtypes import TypeMeta
 from dagexec.core.io_access import IO
 from dagexec.core.proto import NetDef
 from dagexec.core.python_step import PythonStep
+from dagexec.platform.lazy import LazyModule
 from dagexec.platform.records import dataclass
+
+if not TYPE_CHECKING:
+    pictures = LazyModule("dagexec.core.drawing.pictures")
+else:
+    from dagexec.core.drawing import pictures
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +136,10 @@ class Model:
         names = [operator_name(operator) for operator in operators]
         rows = [("input", name, str(info)) for name, info in self.inputs.items()]
         rows += [("output", name, "") for name in self.outputs]
-        return summary(
+        return pictures.summary(
             f"Model {self.name}: {len(operators)} operators",
-            net_picture([operator.type for operator in operators], names, edges),
-            table(("", "blob", "type"), rows),
+            pictures.net_picture([operator.type for operator in operators], names, edges),
+            pictures.table(("", "blob", "type"), rows),
         )
 
     def needed_inputs(self) -> frozenset[str]:

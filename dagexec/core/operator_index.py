@@ -9,12 +9,19 @@ from __future__ import annotations
 
 import importlib
 import json
-import pkgutil
 import threading
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from dagexec.platform.lazy import LazyModule
+
+if not TYPE_CHECKING:
+    pkgutil = LazyModule("pkgutil")
+else:
+    import pkgutil
+
 
 PACKAGE = "dagexec.ops"
 """The package that has them."""

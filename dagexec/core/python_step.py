@@ -7,7 +7,7 @@ every operator made of it; a step that nobody holds is forgotten.
 
 from __future__ import annotations
 
-import secrets
+import os
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakValueDictionary
@@ -27,7 +27,7 @@ class PythonStep:
 
     def __init__(self, function: Callable[..., Any], token: str | None = None) -> None:
         self.function = function
-        self.token = token or secrets.token_hex(16)
+        self.token = token or os.urandom(16).hex()
         _steps[self.token] = self
 
     def __reduce__(self) -> tuple[type[PythonStep], tuple[Callable[..., Any], str]]:

@@ -8,7 +8,6 @@ UnsupportedFeatureError while it is built is skipped, and the log says why.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,6 +21,13 @@ from dagexec.core.operator_index import PACKAGE, known_types, load_all, load_onn
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.schema import OpSchema, operator_label
 from dagexec.errors import SchemaError, UnsupportedFeatureError, UnsupportedOperatorError
+from dagexec.platform.lazy import LazyModule
+
+if not TYPE_CHECKING:
+    difflib = LazyModule("difflib")
+else:
+    import difflib
+
 
 if TYPE_CHECKING:
     from dagexec.core.workspace import Workspace

@@ -6,7 +6,6 @@ inputs; `cost` estimates work. What the operator computes is an `Operator` subcl
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import math
 import re
@@ -26,7 +25,14 @@ from dagexec.core.proto import OperatorDef, missing_fields
 from dagexec.core.shapes import element_count
 from dagexec.core.traits import Crossing, ImageRole, LayerKind, PostOpsRule
 from dagexec.errors import ArgumentError, ResourceError, SchemaError, ShapeError
+from dagexec.platform.lazy import LazyModule
 from dagexec.platform.records import dataclass
+
+if not TYPE_CHECKING:
+    difflib = LazyModule("difflib")
+else:
+    import difflib
+
 
 if TYPE_CHECKING:
     from dagexec.core.rows_call import RowsRule

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from dagexec.platform.lazy import LazyModule
+
+if not TYPE_CHECKING:
+    difflib = LazyModule("difflib")
+else:
+    import difflib
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

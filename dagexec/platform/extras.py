@@ -5,11 +5,17 @@ The command names the packages and not `dagexec[...]`, so that it serves a check
 
 from __future__ import annotations
 
-import shlex
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dagexec.errors import DagexecError
+from dagexec.platform.lazy import LazyModule
+
+if not TYPE_CHECKING:
+    shlex = LazyModule("shlex")
+else:
+    import shlex
+
 
 REQUIREMENTS = {
     "onednn": ("cffi>=1.17", "onednn-cpu-gomp==2023.1.0"),

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -76,7 +75,7 @@ class Unpublished:
                 make_folders(target.parent)
                 remove_leftovers(target)
                 while self._lock < 0:
-                    self.path = target.with_name(f".{target.name}{_MARK}{uuid.uuid4().hex}")
+                    self.path = target.with_name(f".{target.name}{_MARK}{os.urandom(16).hex()}")
                     self._is_there = True
                     if folder:
                         disk().make_folder(self.path)

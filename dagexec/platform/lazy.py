@@ -8,14 +8,23 @@ It is written so that mypy and import-linter see an import like any other (impor
         nx = LazyModule("networkx")
     else:
         import networkx as nx
+
+A package whose names are those of such modules says so in the same place:
+
+    if not TYPE_CHECKING:
+        __getattr__ = lazy_names(__name__, {"dagexec.scheduling.heft": ("Heft",)})
+    else:
+        from dagexec.scheduling.heft import Heft
 """
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable, Collection, Mapping
 from types import ModuleType
 
 from dagexec.platform.forking import without_fork
+from dagexec.platform.garbage_collection import garbage_collection_paused
 
 
 class LazyModule(ModuleType):
@@ -28,6 +37,19 @@ class LazyModule(ModuleType):
 
     def __getattr__(self, name: str) -> object:
         if self._module is None:
-            with without_fork():  # in a child forked meanwhile, the module would stay half imported
+            # in a child forked meanwhile, the module would stay half imported
+            with without_fork(), garbage_collection_paused():
                 self._module = importlib.import_module(self.__name__)
         return getattr(self._module, name)
+
+
+def lazy_names(package: str, modules: Mapping[str, Collection[str]]) -> Callable[[str], object]:
+    """The `__getattr__` of a package that has the names which stand behind each module."""
+    module_of = {name: LazyModule(module) for module, names in modules.items() for name in names}
+
+    def found(name: str) -> object:
+        if name not in module_of:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(module_of[name], name)
+
+    return found

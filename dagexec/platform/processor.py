@@ -14,12 +14,19 @@ import platform
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from threadpoolctl import ThreadpoolController
 
 from dagexec.platform.cgroups import control_groups
+from dagexec.platform.lazy import LazyModule
 from dagexec.platform.records import dataclass
+
+if not TYPE_CHECKING:
+    threadpoolctl = LazyModule("threadpoolctl")
+else:
+    import threadpoolctl
+
 
 _FLOAT32_BITS = 32
 _DEFAULT_CACHE = 32 << 20
@@ -82,7 +89,7 @@ def numpy_instruction_set() -> str:
 @cache
 def blas_core() -> str:
     """The processor that NumPy's OpenBLAS has kernels for, such as "Haswell"; "" where NumPy has another BLAS."""
-    libraries = ThreadpoolController().select(internal_api="openblas").info()
+    libraries = threadpoolctl.ThreadpoolController().select(internal_api="openblas").info()
     own = [library for library in libraries if "numpy" in library["filepath"]]
     return next((str(library.get("architecture", "")) for library in own or libraries), "")
 

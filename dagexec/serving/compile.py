@@ -30,13 +30,14 @@ from dagexec.serving.metrics import require_metrics
 from dagexec.serving.model_source import ModelSource, load_model
 from dagexec.serving.overriding import OverridableExecutor
 from dagexec.serving.places import Place
-from dagexec.serving.pool import Pool
 from dagexec.serving.telemetry import require_telemetry
 
 if not TYPE_CHECKING:
+    pools = LazyModule("dagexec.serving.pool")
     compilation = LazyModule("dagexec.compiler.compilation")
 else:
     from dagexec.compiler import compilation
+    from dagexec.serving import pool as pools
 
 
 @with_keywords_of(CompileOptions)
@@ -107,7 +108,7 @@ def _with_workers(options: CompileOptions) -> CompileOptions:
     pool = options.pool
     if pool is None or pool == "own":
         return options if options.num_workers is None else replace(options, pool="own")
-    if not isinstance(pool, Pool):
+    if not isinstance(pool, pools.Pool):
         raise SettingError(f'pool must be a dagexec.Pool, "own" or None, not {pool!r:.80}')
     if options.num_workers not in (None, pool.workers):
         raise SettingError(f"num_workers={options.num_workers}: pool {pool.name!r} has {pool.workers}; leave it out")

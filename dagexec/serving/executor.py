@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,6 @@ from dagexec.binding.parameters import Parameters
 from dagexec.binding.replicas import Replica, build_replicas
 from dagexec.core.device import CPU
 from dagexec.core.drawing.names import operator_name
-from dagexec.core.drawing.pictures import net_picture, summary, table
 from dagexec.core.feeds import Feeds, check_feeds, named_feeds
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.runtime import runtime_of
@@ -34,6 +33,7 @@ from dagexec.options import CompileOptions, Shapes
 from dagexec.platform.closing import Closing
 from dagexec.platform.deadline import check_stop
 from dagexec.platform.garbage_collection import garbage_collection_paused
+from dagexec.platform.lazy import LazyModule
 from dagexec.platform.threads import ThreadWait, threads
 from dagexec.scheduler.nets.net import BaseNet
 from dagexec.scheduler.observe.observers import Observer
@@ -56,6 +56,11 @@ from dagexec.serving.telemetry import Telemetry
 from dagexec.serving.turns import Turns
 from dagexec.serving.waiting import TaskWait, event_loop, on_a_thread
 from dagexec.serving.warm_up import zero_feeds
+
+if not TYPE_CHECKING:
+    pictures = LazyModule("dagexec.core.drawing.pictures")
+else:
+    from dagexec.core.drawing import pictures
 
 
 class Executor(Closing):
@@ -287,11 +292,13 @@ class Executor(Closing):
         plan = self.net().plan
         operators = plan.graph.operators
         edges = [(parent, child) for parent, row in enumerate(plan.graph.reduced_children) for child in row]
-        return summary(
+        return pictures.summary(
             f"Executor of {self.model.name}: {self.net_type}, {self.num_workers} workers, {len(operators)} operators "
             f"in {len(plan.chains)} chains",
-            net_picture([one.type for one in operators], list(map(operator_name, operators)), edges, plan.chain_of),
-            table(("statistics", ""), list(asdict(self.statistics()).items())),
+            pictures.net_picture(
+                [one.type for one in operators], list(map(operator_name, operators)), edges, plan.chain_of
+            ),
+            pictures.table(("statistics", ""), list(asdict(self.statistics()).items())),
         )
 
     def statistics(self) -> ExecutorStatistics:

@@ -12,13 +12,13 @@ from dagexec.core.io_access import IO
 from dagexec.core.model import MakesModel, Model
 from dagexec.core.proto import NetDef
 from dagexec.errors import FeedError, ModelFormatError
-from dagexec.frontend.caffe2 import from_nets, load_caffe2
-from dagexec.frontend.predictor import PREDICTOR_SUFFIXES, load_predictor
 from dagexec.platform.garbage_collection import garbage_collection_paused
 from dagexec.platform.lazy import LazyModule
 from dagexec.storage.net_file import TEXT_SUFFIXES, load_net
 
 if not TYPE_CHECKING:
+    predictor = LazyModule("dagexec.frontend.predictor")
+    caffe2 = LazyModule("dagexec.frontend.caffe2")
     onnx = LazyModule("onnx")
     onnx_frontend = LazyModule("dagexec.frontend.onnx")
     zoo = LazyModule("dagexec.zoo")
@@ -26,6 +26,7 @@ else:
     import onnx
 
     from dagexec import zoo
+    from dagexec.frontend import caffe2, predictor
     from dagexec.frontend import onnx as onnx_frontend
 
 ModelSource = Union[str, os.PathLike[str], "onnx.ModelProto", NetDef, tuple[NetDef, NetDef], Model, MakesModel]
@@ -89,9 +90,9 @@ def _load(source: ModelSource, foreign: bool) -> Model:
     if isinstance(source, MakesModel):
         return source.as_model()
     if isinstance(source, NetDef):
-        return from_nets(None, source, name="net")
+        return caffe2.from_nets(None, source, name="net")
     if isinstance(source, tuple) and len(source) == 2 and all(isinstance(net, NetDef) for net in source):
-        return from_nets(*source, name="net")
+        return caffe2.from_nets(*source, name="net")
     if isinstance(source, str) and source.startswith(ZOO_PREFIX):
         return zoo.build(source.removeprefix(ZOO_PREFIX))
     if isinstance(source, str | os.PathLike):
@@ -110,17 +111,17 @@ _EXPECTED = (
 
 def _load_path(path: Path, foreign: bool) -> Model:
     if os.path.isdir(path):
-        return load_caffe2(path)
+        return caffe2.load_caffe2(path)
     if not os.path.exists(path):
         hint = f'; did you mean "{ZOO_PREFIX}{path}"?' if str(path) in zoo.names() else ""
         raise ModelFormatError(f"{path}: no such file or folder{hint}")
     if path.suffix == ".onnx":
         return onnx_frontend.load_onnx(path, foreign=foreign)
     if path.suffix in (".pb", *TEXT_SUFFIXES):
-        model = from_nets(None, load_net(path), name=path.stem)
+        model = caffe2.from_nets(None, load_net(path), name=path.stem)
         return replace(model, folder=path.parent, allow_io=IO.READ_FOLDER)
-    if path.suffix in PREDICTOR_SUFFIXES:
-        return load_predictor(path)
+    if path.suffix in predictor.PREDICTOR_SUFFIXES:
+        return predictor.load_predictor(path)
     if path.suffix == ".toml":
         raise ModelFormatError(f"{path}: no model; dagexec.load_pipeline reads descriptions of pipelines")
     raise ModelFormatError(f"{path}: unknown kind of file; expected {_EXPECTED}")

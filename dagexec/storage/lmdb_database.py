@@ -16,7 +16,7 @@ from dagexec.platform.disk import disk, reading, remove, writing
 from dagexec.platform.extras import install_command
 from dagexec.platform.files import Unpublished, put_in_place, reason
 from dagexec.platform.forking import reset_after_fork
-from dagexec.storage.database import Cursor, Database, Mode, Transaction, register_database
+from dagexec.storage.database import Cursor, Database, Mode, Transaction
 from dagexec.storage.lmdb_pages import check_pages
 
 _FILE = "data.mdb"
@@ -336,6 +336,3 @@ def _write_checksum(folder: Path) -> None:
     with writing(unfinished, "xb") as file:
         file.write(_checksum(folder / _FILE).encode())
     put_in_place(unfinished, target)
-
-
-register_database("lmdb", LmdbDatabase, exists)

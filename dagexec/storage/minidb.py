@@ -16,7 +16,7 @@ from typing import BinaryIO
 from dagexec.errors import OutputError, StorageError
 from dagexec.platform.disk import disk, reading, remove, writing
 from dagexec.platform.files import Unpublished, reason, write_atomically
-from dagexec.storage.database import Cursor, Database, Mode, Transaction, register_database
+from dagexec.storage.database import Cursor, Database, Mode, Transaction
 
 _LENGTHS = struct.Struct("<ii")
 _LONGEST = (1 << 31) - 1
@@ -258,6 +258,3 @@ def _undo_unfinished(path: Path) -> None:
 def _unmark(path: Path) -> None:
     remove(_mark_of(path))
     disk().synchronize(path.parent)
-
-
-register_database("minidb", MiniDatabase, Path.is_file)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 import math
-import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,14 @@ from dagexec.core.runtime import runtime_of
 from dagexec.ops.conv.choice import ENGINES, default_algorithm
 from dagexec.ops.conv.problem import Algorithm, Array, ConvProblem
 from dagexec.platform.arithmetic import operator_arithmetic
+from dagexec.platform.lazy import LazyModule
 from dagexec.platform.processor import processor_key
+
+if not TYPE_CHECKING:
+    statistics = LazyModule("statistics")
+else:
+    import statistics
+
 
 logger = logging.getLogger("dagexec")
 

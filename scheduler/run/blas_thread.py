@@ -10,10 +10,16 @@ import itertools
 import os
 import sys
 import threading
-
-from threadpoolctl import ThreadpoolController
+from typing import TYPE_CHECKING
 
 from dagexec.platform.forking import without_fork
+from dagexec.platform.lazy import LazyModule
+
+if not TYPE_CHECKING:
+    threadpoolctl = LazyModule("threadpoolctl")
+else:
+    import threadpoolctl
+
 
 _lock = threading.RLock()  # a net collected as garbage releases its demand wherever this thread happens to be
 _tickets = itertools.count()
@@ -64,7 +70,7 @@ def _libraries() -> list[object]:
     global _found
     modules = len(sys.modules)
     if _found[0] != modules:
-        _found = modules, ThreadpoolController().select(user_api="blas").lib_controllers
+        _found = modules, threadpoolctl.ThreadpoolController().select(user_api="blas").lib_controllers
     return _found[1]
 
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-import statistics
 import time
+from typing import TYPE_CHECKING
 
+from dagexec.platform.lazy import LazyModule
 from dagexec.platform.records import dataclass
 from dagexec.platform.threads import new_gate
 from dagexec.scheduler.run.pool import WorkerPool
 from dagexec.scheduler.run.run import Run, task
 from dagexec.scheduler.run.work import Work, emptied
+
+if not TYPE_CHECKING:
+    statistics = LazyModule("statistics")
+else:
+    import statistics
+
 
 WORTH_SHARING = 200e-6
 """Seconds of a run: it takes some 20 us to share one, and a worker that sleeps is there after some 60 us."""

@@ -3,6 +3,7 @@ import threading
 from types import ModuleType
 
 import pytest
+from threadpoolctl import ThreadpoolController
 
 from dagexec.scheduler.run import blas_thread
 
@@ -15,7 +16,7 @@ def no_other_demands(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def blas_threads() -> set[int]:
-    controllers = blas_thread.ThreadpoolController().select(user_api="blas").lib_controllers
+    controllers = ThreadpoolController().select(user_api="blas").lib_controllers
     return {controller.num_threads for controller in controllers}
 
 
@@ -54,8 +55,8 @@ def test_garbage_collected_while_a_demand_is_made_does_not_block_the_thread() ->
 def test_libraries_are_looked_for_once_and_again_after_an_import(monkeypatch: pytest.MonkeyPatch) -> None:
     blas_thread.OneBlasThread().release()
     looked: list[int] = []
-    find = blas_thread.ThreadpoolController
-    monkeypatch.setattr(blas_thread, "ThreadpoolController", lambda: looked.append(1) or find())
+    find = ThreadpoolController
+    monkeypatch.setattr(blas_thread.threadpoolctl, "ThreadpoolController", lambda: looked.append(1) or find())
     blas_thread.OneBlasThread().release()
     assert not looked
     monkeypatch.setitem(sys.modules, "imported_since", ModuleType("imported_since"))
