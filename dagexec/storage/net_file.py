@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from google.protobuf import text_format
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError, EncodeError, Message
+from google.protobuf.message_factory import GetMessageClass
 
 from dagexec.core.proto import NetDef, missing_fields
 from dagexec.errors import ModelFormatError
@@ -62,8 +65,10 @@ def parse_message(content: bytes, kind: type[M], source: str, *, text: bool = Fa
         if text:
             text_format.Parse(content.decode(), message)
         else:
+            is_strict = _is_strict(content, kind)
             message.ParseFromString(content)
-            _check_strings(message)
+            if not is_strict:
+                _check_strings(message)
         if missing := missing_fields(message):
             raise DecodeError(f"required fields are missing: {missing}")
     except (DecodeError, text_format.ParseError, UnicodeDecodeError, RecursionError) as error:
@@ -71,44 +76,54 @@ def parse_message(content: bytes, kind: type[M], source: str, *, text: bool = Fa
     return message
 
 
-_SKIPPED, _TEXT, _TEXTS, _MESSAGE, _MESSAGES = range(5)
+@functools.cache
+def _strict(kind: Descriptor) -> type[Message]:
+    """Messages of the fields of `kind` in the language's third version, whose parser refuses strings not in UTF-8.
+
+    That of the second, in which NetDefs and ONNX models are written, lets them pass and hands them out as bytes.
+    """
+    file = FileDescriptorProto()
+    kind.file.CopyToProto(file)
+    file.syntax = "proto3"
+    del file.enum_type[:]
+    _modernize(file.message_type)
+    pool = DescriptorPool()
+    pool.Add(file)
+    return GetMessageClass(pool.FindMessageTypeByName(kind.full_name))
+
+
+def _modernize(messages: Iterable[DescriptorProto]) -> None:
+    """Leave out what the third version has not: defaults, fields that are required, numbers that have a name."""
+    for message in messages:
+        del message.enum_type[:]
+        for field in message.field:
+            field.ClearField("default_value")
+            field.label = field.LABEL_REPEATED if field.label == field.LABEL_REPEATED else field.LABEL_OPTIONAL
+            if field.type == field.TYPE_ENUM:
+                field.type = field.TYPE_INT32
+                field.ClearField("type_name")
+        _modernize(message.nested_type)
+
+
+def _is_strict(content: bytes, kind: type[Message]) -> bool:
+    try:
+        _strict(kind.DESCRIPTOR).FromString(content)
+    except DecodeError:
+        return False
+    return True
 
 
 def _check_strings(message: Message) -> None:
-    """Raise DecodeError for a string that is not UTF-8, which the parser lets pass and hands out as bytes."""
-    for field, value in _fields(message):
-        kind = _kind(field)
-        if kind == _MESSAGES:
-            for part in value:
+    """Raise DecodeError for the first string that is not UTF-8."""
+    for field, value in message.ListFields():
+        values = value if field.is_repeated else [value]
+        if field.type == FieldDescriptor.TYPE_MESSAGE:
+            for part in values:
                 _check_strings(part)
-        elif kind == _MESSAGE:
-            _check_strings(value)
-        elif (kind == _TEXT and isinstance(value, bytes)) or (kind == _TEXTS and bytes in map(type, value)):
-            wrong = value if kind == _TEXT else next(part for part in value if isinstance(part, bytes))
-            raise DecodeError(f"the string {field.full_name} is not UTF-8: {wrong[:40]!r}")
-
-
-def _fields(message: Message) -> Sequence[tuple[FieldDescriptor, Any]]:
-    """The fields that are set; of a tensor only those with text: `ListFields` copies weights."""
-    kind = message.DESCRIPTOR
-    if kind.name != "TensorProto":
-        return message.ListFields()
-    text = ((field, field.name) for field in _text_fields(kind))
-    return [(field, getattr(message, name)) for field, name in text if field.is_repeated or message.HasField(name)]
-
-
-@functools.cache
-def _text_fields(kind: Descriptor) -> tuple[FieldDescriptor, ...]:
-    return tuple(field for field in kind.fields if _kind(field) != _SKIPPED)
-
-
-@functools.cache
-def _kind(field: FieldDescriptor) -> int:
-    if field.type == FieldDescriptor.TYPE_STRING:
-        return _TEXTS if field.is_repeated else _TEXT
-    if field.type == FieldDescriptor.TYPE_MESSAGE:
-        return _MESSAGES if field.is_repeated else _MESSAGE
-    return _SKIPPED
+        elif field.type == FieldDescriptor.TYPE_STRING:
+            for part in values:
+                if isinstance(part, bytes):
+                    raise DecodeError(f"the string {field.full_name} is not UTF-8: {part[:40]!r}")
 
 
 def save_message(message: Message, path: str | os.PathLike[str]) -> None:

@@ -153,6 +153,23 @@ def test_deep_nesting_is_refused_rather_than_followed() -> None:
         parse_message(content, NetDef, "deep")
 
 
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("the_net", "NetDef.name"), ("an_input", "OperatorDef.input"), ("an_argument", "Argument.name"),
+        ("inner", "OperatorDef.engine"), ("a_tensor", "TensorProto.name"), ("a_result", "NetDef.external_output"),
+    ],
+)  # fmt: skip
+def test_a_string_that_is_not_text_is_refused_wherever_it_is(text: str, where: str) -> None:
+    inner = NetDef(op=[OperatorDef(type="Relu", engine="inner")])
+    arguments = [make_argument("an_argument", inner), make_argument("t", TensorProto(name="a_tensor", dims=[300]))]
+    operator = OperatorDef(type="While", input=["x", "an_input"], arg=arguments)
+    content = NetDef(name="the_net", op=[operator], external_output=["a_result"]).SerializeToString()
+    parse_message(content, NetDef, "text")
+    with pytest.raises(ModelFormatError, match=rf"{where} is not UTF-8: b'\\xff"):
+        parse_message(content.replace(text.encode(), b"\xff" + text.encode()[1:]), NetDef, "bytes")
+
+
 def field(number: int, content: bytes) -> bytes:
     size, length = b"", len(content)
     while length > 127:
