@@ -43,13 +43,13 @@ def fields(message: memoryview) -> Iterator[tuple[int, int, memoryview, memoryvi
     position = 0
     while position < len(message):
         start = position
-        tag, position = _read_varint(message, position)
+        tag, position = read_varint(message, position)
         kind = tag & 7
         if kind == VARINT:
             begin = position
-            _, end = _read_varint(message, position)
+            _, end = read_varint(message, position)
         elif kind == LENGTH:
-            size, begin = _read_varint(message, position)
+            size, begin = read_varint(message, position)
             end = begin + size
         elif kind in (FIXED32, FIXED64):
             begin, end = position, position + (4 if kind == FIXED32 else 8)
@@ -61,7 +61,8 @@ def fields(message: memoryview) -> Iterator[tuple[int, int, memoryview, memoryvi
         yield tag >> 3, kind, message[begin:end], message[start:end]
 
 
-def _read_varint(message: memoryview, position: int) -> tuple[int, int]:
+def read_varint(message: bytes | memoryview, position: int) -> tuple[int, int]:
+    """The number at `position` of a message, and where it ends. Raises WireError."""
     value = shift = 0
     for index in range(position, min(position + _MAX_VARINT, len(message))):
         byte = message[index]

@@ -47,6 +47,56 @@ def test_large_weights_are_left_out_of_the_message_and_read_from_the_file(tmp_pa
         assert not model.parameters[name].flags.writeable
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.complex64])
+def test_numbers_that_are_packed_are_read_from_the_file_as_raw_data_is(tmp_path: Path, dtype: type) -> None:
+    values = np.arange(2000).astype(dtype)
+    parts = values.view(values.real.dtype)
+    tensor = TensorProto(name="w", data_type=helper.np_dtype_to_tensor_dtype(values.dtype), dims=[2000])
+    getattr(tensor, "double_data" if dtype is np.float64 else "float_data").extend(parts)
+    kind = helper.make_tensor_value_info("y", tensor.data_type, [2000])
+    padding = numpy_helper.from_array(np.zeros(1 << 16, np.float32), "unread")
+    graph = helper.make_graph([helper.make_node("Identity", ["w"], ["y"])], "g", [], [kind], [tensor, padding])
+    path = tmp_path / "m.onnx"
+    path.write_bytes(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]).SerializeToString())
+    assert read_model(path)[0].ByteSize() < 1000
+    found = load_onnx(path).parameters["y"]
+    assert found.dtype == dtype
+    np.testing.assert_array_equal(found, values)
+
+
+@pytest.mark.parametrize("change", ["nothing", "domain", "another output", "no name", "an input", "more", "reference"])
+def test_only_a_node_that_is_a_large_constant_becomes_an_initializer(tmp_path: Path, change: str) -> None:
+    node = helper.make_node("Constant", [], ["w"], value=raw(""))
+    if change == "domain":
+        node.domain = "other"
+    elif change == "another output":
+        node.output.insert(0, "v")
+    elif change == "no name":
+        node.output[0] = ""
+    elif change == "an input":
+        node.input.append("x")
+    elif change == "reference":
+        node.attribute[0].ref_attr_name = "other"
+    elif change == "more":
+        node.attribute.append(onnx.AttributeProto(name="more", type=onnx.AttributeProto.TENSOR, t=raw("")))
+    proto = message(raw("v"))
+    proto.graph.node.insert(0, node)
+    proto.graph.node.append(helper.make_node("Add", ["v", "w"], ["z"]))
+    path = tmp_path / "m.onnx"
+    path.write_bytes(proto.SerializeToString())
+    found = read_model(path)[0].graph
+    if change != "nothing":
+        assert found.node[0] == node
+        return
+    assert [tensor.name for tensor in found.initializer] == ["w", "v"]
+    assert found.ByteSize() < 1000
+    proto.graph.output.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, [400, 200]))
+    path.write_bytes(proto.SerializeToString())
+    model, expected = load_onnx(path), from_model_proto(proto)
+    assert list(model.net.op) == list(expected.net.op)
+    np.testing.assert_array_equal(model.parameters["w"], WEIGHTS)
+
+
 def split_graph(proto: onnx.ModelProto) -> bytes:
     """Two graphs, which are one: the initializers are in the second."""
     first = onnx.ModelProto()

@@ -22,11 +22,14 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.errors import ModelFormatError
-from dagexec.platform.host_memory import unshared_bytes
+from dagexec.platform.host_memory import aligned_bytes, unshared_bytes
 
 _Bytes = npt.NDArray[np.uint8]
 
 _MAX_DIGITS = 19
+_LINE = 64  # bytes: a cache line
+_SMALL = 1 << 16  # bytes: of smaller pieces many are in a block
+_BLOCK = 1 << 20
 _MAX_AT_ONCE = 1 << 30  # bytes: systems read no more than 2 GiB in one call
 
 
@@ -84,15 +87,20 @@ class ExternalData:
         self._states: dict[Path, tuple[_State, str]] = {}  # and who read the file first
         if own is not None:
             self._states[own.path] = (own.state, "the model")
+        self._paths: dict[str, Path] = {}  # by location
+        self._open: tuple[Path, RawIOBase] | None = None  # the file that was read last
         self._pieces: dict[tuple[Path, int, int], _Bytes] = {}
+        self._block = np.empty(0, np.uint8)  # room for small pieces
 
     def __enter__(self) -> ExternalData:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_exc: object) -> None:
+        self._close()
+        self._pieces.clear()
+        self._block = np.empty(0, np.uint8)
         if kind is None:
             self.check_unchanged()
-        self._pieces.clear()
 
     def read(self, entries: Mapping[str, str], needed: int, owner: str) -> _Bytes:
         """The `needed` bytes that `entries` of a TensorProto name, on a cache line, for all who ask for them.
@@ -100,10 +108,7 @@ class ExternalData:
         `owner` names the tensor in errors. Raises ModelFormatError for data that is missing, too short or outside the
         folder, or that changes, and ResourceError when memory does not suffice.
         """
-        if self._own is not None and self._own.holds(entries):
-            path = self._own.path
-        else:
-            path = _inside(self._folder, entries.get("location", ""), owner)
+        path = self._path(entries, owner)
         offset = _entry(entries, "offset", 0, owner)
         length = _entry(entries, "length", needed, owner)
         if length != needed:
@@ -119,18 +124,47 @@ class ExternalData:
             with _opened(path, owner) as file:
                 self._check(file, path, owner)
 
+    def _path(self, entries: Mapping[str, str], owner: str) -> Path:
+        if self._own is not None and self._own.holds(entries):
+            return self._own.path
+        location = entries.get("location", "")
+        path = self._paths.get(location)
+        if path is None:
+            path = self._paths[location] = _inside(self._folder, location, owner)
+        return path
+
     def _read(self, path: Path, offset: int, length: int, owner: str) -> _Bytes:
-        with _opened(path, owner) as file:
+        with _reading(path, owner):
+            file = self._file(path)
             state = self._check(file, path, owner)
             if offset + length > state.size:
                 raise ModelFormatError(
                     f"{owner}: external data {path.name!r} has {state.size} bytes; "
                     f"expected {length} bytes at offset {offset}"
                 )
-            found = unshared_bytes(length, f"{owner}: external data {path.name!r}")
+            found = self._room(length, f"{owner}: external data {path.name!r}")
             if not _fill(found, file, offset):
                 raise _changed(path, owner)
-            self._check(file, path, owner)
+        return found
+
+    def _file(self, path: Path) -> RawIOBase:
+        if self._open is None or self._open[0] != path:
+            self._close()
+            self._open = path, _opened_file(path)
+        return self._open[1]
+
+    def _close(self) -> None:
+        if self._open is not None:
+            self._open[1].close()
+            self._open = None
+
+    def _room(self, length: int, what: str) -> _Bytes:
+        """New memory; small pieces share a block, which lives as long as one of them."""
+        if length >= _SMALL:
+            return unshared_bytes(length, what)
+        if length > self._block.size:
+            self._block = aligned_bytes(_BLOCK, what)
+        found, self._block = self._block[:length], self._block[-(-length // _LINE) * _LINE :]
         return found
 
     def _check(self, file: RawIOBase, path: Path, owner: str) -> _State:
@@ -142,15 +176,25 @@ class ExternalData:
 
 
 @contextmanager
-def _opened(path: Path, owner: str) -> Iterator[RawIOBase]:
-    """The file, without buffers. Raises ModelFormatError for what the system says of it within the block."""
+def _reading(path: Path, owner: str) -> Iterator[None]:
+    """Raises ModelFormatError for what the system says of a file within the block."""
     try:
-        with open(path, "rb", buffering=0, opener=_open_without_waiting) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise _changed(path, owner)
-            yield file
+        yield
     except OSError as error:
         raise ModelFormatError(f"{owner}: external data {path.name!r} cannot be read: {error.strerror}") from None
+
+
+@contextmanager
+def _opened(path: Path, owner: str) -> Iterator[RawIOBase]:
+    """The file, without buffers. Raises ModelFormatError for what the system says of it within the block."""
+    with _reading(path, owner), _opened_file(path) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise _changed(path, owner)
+        yield file
+
+
+def _opened_file(path: Path) -> RawIOBase:
+    return open(path, "rb", buffering=0, opener=_open_without_waiting)
 
 
 def _open_without_waiting(path: str, flags: int) -> int:
