@@ -22,7 +22,14 @@ _forms: weakref.WeakValueDictionary[Hashable, Form] = weakref.WeakValueDictionar
 
 def form_of(kind: type, definition: OperatorDef) -> Form:
     """The form of operators of class `kind` with this definition: arguments, and which blobs are the same."""
-    names = (*definition.input, *definition.output)
-    arguments = frozenset(one.SerializeToString(deterministic=True) for one in definition.arg)
-    key = kind, arguments, len(definition.input), tuple(map(names.index, names))
-    return _forms.setdefault(key, Form(key))
+    inputs = tuple(definition.input)
+    arguments = frozenset([one.SerializeToString(deterministic=True) for one in definition.arg])
+    first: dict[str, int] = {}
+    key = (
+        kind,
+        arguments,
+        len(inputs),
+        tuple([first.setdefault(name, len(first)) for name in (*inputs, *definition.output)]),
+    )
+    found = _forms.get(key)
+    return _forms.setdefault(key, Form(key)) if found is None else found

@@ -33,17 +33,34 @@ from dagexec.scheduler.memory.content import ByteRange, Content
 from dagexec.scheduler.memory.lifetime import Order
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Inferred:
-    """An operator of static shapes: what inference saw, the types of its outputs, and the time it is estimated to take.
+    """What is known of an operator of static shapes before it is prepared; of all that are alike in a net.
 
     If it `is_settled`, the outputs have memory of their own, and a run touches neither them nor its inputs for it.
+
+    Attributes:
+        first: what inference saw of the first of them.
+        types: of the outputs.
+        seconds: the time it is estimated to take.
+        nbytes: of the outputs.
+        fits: so many bytes are there for it, where it shares memory with others.
     """
 
-    call: OperatorCall
+    first: OperatorCall
     types: tuple[TensorType, ...]
     seconds: float
+    nbytes: int
     is_settled: bool = False
+    fits: bool = False
+
+    def seen_of(self, operator: Operator) -> OperatorCall | None:
+        """What inference saw of `operator`, one of them; None where it looked at another one."""
+        return self.first if self.first.definition is operator.definition else None
+
+    def call(self, operator: Operator) -> OperatorCall:
+        """What inference would see of it."""
+        return self.seen_of(operator) or operator.call(self.first.inputs)
 
 
 @dataclass(frozen=True)
@@ -159,7 +176,7 @@ class _Search:
             for place, blob in enumerate(operator.output_blobs):
                 self._add_output(index, operator, found, place, blob)
             if self._zero_copy(operator) and operator.schema.joined is not None:
-                self._lay_joined(index, operator, operator.schema.joined(found.call, found.types))
+                self._lay_joined(index, operator, operator.schema.joined(found.call(operator), found.types))
         return self._finished()
 
     def _add_output(self, index: int, operator: Operator, found: Inferred, place: int, blob: Blob) -> None:
@@ -174,7 +191,7 @@ class _Search:
                 self._plannable.discard(key)  # a view of memory that is not planned
             return
         if self._zero_copy(operator) and operator.schema.cut is not None and source in self._root_of:
-            offset = operator.schema.cut(found.call, found.types).get(place)
+            offset = operator.schema.cut(found.call(operator), found.types).get(place)
             if offset is not None and self._may_be_cut(index, source, key):
                 self._lay_into(self._root_of[source], key, self._offset(source) + offset)
                 return

@@ -6,8 +6,7 @@ Layers of a net repeat: operators of one form, with inputs of the same types, ar
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
 
 from dagexec.core.blob import Blob
 from dagexec.core.body import OperatorWithBodies
@@ -48,12 +47,12 @@ def inferred_and_settled(
         unsettled |= {len(inferred)}
 
 
-class _Answer(NamedTuple):
-    """What an operator of some form said: the types of its outputs, the bytes of them, and its time."""
+@dataclass(slots=True)
+class _OfForm:
+    """Operators of a form: whether that and the types of inputs tell all, and by the ids of these, what."""
 
-    types: _Types
-    nbytes: int
-    seconds: float
+    is_told_by: bool
+    inferred: dict[tuple[int, ...], Inferred] = field(default_factory=dict)
 
 
 class _Inference:
@@ -76,56 +75,81 @@ class _Inference:
         self._settling = Settling(graph, operators, depends)
         self._values = set(constants)  # blobs whose values are known
         self._known = dict(known)  # by the id of a blob
-        self._answers: dict[tuple[Form, _Types], _Answer] = {}
+        self._forms: dict[Form, _OfForm] = {}
+        self._types: dict[TensorType, TensorType] = {}  # one object for all that are equal
         self._nbytes = 0
 
     def run(self) -> list[Inferred | None]:
-        """What inference finds for each operator that is not dynamic.
+        """What inference finds for each operator that is not dynamic; one object for those that are alike.
 
         It ends before an operator that cannot be settled though the shapes of others depend on its results.
         """
         found: list[Inferred | None] = []
+        known, settled, views = self._known, self._depends.settled, self._graph.views
         with naming_failures(self._graph.name) as under_way:
             for index, operator in enumerate(self._operators):
                 if index in self._depends.dynamic:
                     found.append(None)
                     continue
                 under_way.operator = operator
-                one = self._one(index, operator)
+                form = self._forms.get(operator.common_form)
+                if form is None:
+                    form = self._forms[operator.common_form] = _OfForm(is_told_by=_is_told_by_form(operator))
+                if index in settled or not form.is_told_by:
+                    one = self._one(index, operator)
+                    if one is None:
+                        break
+                    found.append(one)
+                    continue
+                kinds = [
+                    known.get(id(blob)) or self._input_type(operator, i) for i, blob in enumerate(operator.input_blobs)
+                ]
+                key = tuple(map(id, kinds))
+                one = form.inferred.get(key)
                 if one is None:
-                    break
+                    one = form.inferred[key] = self._new(operator, kinds)
+                if not one.fits and not (index in views and _is_packed(operator.input_blobs[0])):
+                    self._check_memory(operator, one.types, one.nbytes)
+                for blob, kind in zip(operator.output_blobs, one.types, strict=True):
+                    known[id(blob)] = kind
                 found.append(one)
         return found
 
+    def _input_type(self, operator: Operator, index: int) -> TensorType:
+        kind = operator.input_type(index)
+        return self._types.setdefault(kind, kind)
+
+    def _new(self, operator: Operator, kinds: Sequence[TensorType]) -> Inferred:
+        """The first operator of a form with inputs of these types."""
+        call = operator.call(kinds)
+        types = tuple(self._types.setdefault(kind, kind) for kind in _types_of(operator, call))
+        nbytes = sum(kind.nbytes for kind in types)
+        seconds = operator.schema.cost(call, types).seconds
+        return Inferred(call, types, seconds, nbytes, fits=self._in_one_plan and fits(nbytes))
+
     def _one(self, index: int, operator: Operator) -> Inferred | None:
-        """Operator `index`; None where it cannot be settled though it would have to be."""
+        """Operator `index`, that more than its form tells of; None where it cannot be settled though it has to be."""
         known = self._known
         if operator.schema.decided_by and not all(
             id(blob) in known or _has_type(blob) for blob in operator.input_blobs
         ):
             return None
-        given = [known.get(id(blob)) or operator.input_type(i) for i, blob in enumerate(operator.input_blobs)]
+        given = [known.get(id(blob)) or self._input_type(operator, i) for i, blob in enumerate(operator.input_blobs)]
         call = operator.call(given)
         if operator.schema.infer is None:
             return self._by_bodies(operator, call)
-        key = (operator.common_form, call.inputs) if _is_told_by_form(operator) else None
-        answer = None if key is None else self._answers.get(key)
-        types = _types_of(operator, call) if answer is None else answer.types
+        types = tuple(self._types.setdefault(kind, kind) for kind in _types_of(operator, call))
         known.update(zip(map(id, operator.output_blobs), types, strict=True))
+        nbytes = sum(kind.nbytes for kind in types)
         if index in self._depends.settled:
             if self._settling.settle(index, call, types):
                 self._values.update(operator.definition.output)
-                return Inferred(call, types, 0.0, is_settled=True)
+                return Inferred(call, types, 0.0, nbytes, is_settled=True)
             if index in self._depends.asked:
                 return None
-        if answer is None:
-            nbytes = sum(kind.nbytes for kind in types)
-            answer = _Answer(types, nbytes, operator.schema.cost(call, types).seconds)
-            if key is not None:
-                self._answers[key] = answer
         if not (index in self._graph.views and _is_packed(operator.input_blobs[0])):
-            self._check_memory(operator, answer)
-        return Inferred(call, types, answer.seconds)
+            self._check_memory(operator, types, nbytes)
+        return Inferred(call, types, operator.schema.cost(call, types).seconds, nbytes)
 
     def _by_bodies(self, operator: Operator, call: OperatorCall) -> Inferred | None:
         """An operator whose nets tell its output types; None where these follow from more than shapes."""
@@ -139,23 +163,28 @@ class _Inference:
             return None
         types, seconds = found
         self._known.update(zip(map(id, operator.output_blobs), types, strict=True))
-        self._check_memory(operator, _Answer(types, sum(kind.nbytes for kind in types), seconds))
-        return Inferred(call, types, seconds)
+        nbytes = sum(kind.nbytes for kind in types)
+        self._check_memory(operator, types, nbytes)
+        return Inferred(call, types, seconds, nbytes)
 
-    def _check_memory(self, operator: Operator, answer: _Answer) -> None:
-        """Raise ResourceError when the outputs do not fit, unless they are placed with others."""
-        if self._in_one_plan and fits(answer.nbytes):
+    def _check_memory(self, operator: Operator, types: _Types, nbytes: int) -> None:
+        """Raise ResourceError when the outputs, `nbytes` of them, do not fit, unless they are placed with others."""
+        if self._in_one_plan and fits(nbytes):
             return
-        needed = _bytes_of(answer.types, operator)
+        needed = _bytes_of(types, operator)
         self._nbytes = needed if self._in_one_plan else self._nbytes + needed
         if not fits(self._nbytes):
             beside = "" if self._in_one_plan else "with the outputs of the operators before it, "
-            check_fits(self._nbytes, f"{operator.label}: {beside}{_named(operator, answer.types)}")
+            check_fits(self._nbytes, f"{operator.label}: {beside}{_named(operator, types)}")
 
 
 def _is_told_by_form(operator: Operator) -> bool:
     """True where types of inputs and the form say all: no values, nets or handles."""
-    return not (operator.values_read or operator.bodies or operator.schema.handles)
+    schema = operator.schema
+    return (
+        not (operator.values_read or operator.bodies or schema.handles or schema.decided_by)
+        and schema.infer is not None
+    )
 
 
 def _types_of(operator: Operator, call: OperatorCall) -> _Types:

@@ -289,7 +289,7 @@ def _bound(
     """
     if memory is None:
         operator.check_input_devices()
-        return _natively(operator, operator.bind(found.types, as_view=as_view, call=found.call))
+        return _natively(operator, operator.bind(found.types, as_view=as_view, call=found.seen_of(operator)))
     source = memory.working_memory(index, operator)
     if known is not None:
         pieces = [source(before.nbytes) for before in known.working_memory]
@@ -297,7 +297,7 @@ def _bound(
             return known
         source = _first_from(pieces, source)
     operator.check_input_devices()
-    made = operator.bind(found.types, as_view=as_view, placed=placed, memory=source, call=found.call)
+    made = operator.bind(found.types, as_view=as_view, placed=placed, memory=source, call=found.seen_of(operator))
     return _natively(operator, made)
 
 
