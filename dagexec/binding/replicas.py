@@ -28,6 +28,7 @@ from dagexec.core.variant import Variant
 from dagexec.core.workspace import Workspace
 from dagexec.errors import ResourceError
 from dagexec.platform.arithmetic import arithmetic_context
+from dagexec.platform.garbage_collection import garbage_collection_paused
 from dagexec.platform.records import dataclass
 from dagexec.scheduler.nets.async_dag import AsyncDAGNet
 from dagexec.scheduler.nets.captured import CapturedNet
@@ -132,7 +133,8 @@ class Replica:
         preparation = self.net.prepared()
         io_binding = self._known.get(preparation)
         if io_binding is None or io_binding.fed != tuple(feeds) or not io_binding.in_place():
-            io_binding = self._known[preparation] = IOBinding(self.net, preparation, tuple(feeds), self._outputs)
+            with garbage_collection_paused():
+                io_binding = self._known[preparation] = IOBinding(self.net, preparation, tuple(feeds), self._outputs)
         return io_binding
 
     def prepared_for(self) -> Iterator[tuple[Signature, float]]:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.core.native import NativeCall, Piece, call_rows, rows_of, table_code
+from dagexec.core.native import JoinedCalls, NativeCall, Piece, call_rows, table_code
 from dagexec.platform.records import dataclass
 from dagexec.scheduler.run.engine_code import Enter, engine_code
 from dagexec.scheduler.run.engine_layout import Header, Kind, Mode, PoolWords, Record, Slot, Task
@@ -286,7 +286,7 @@ class Participant:
 
 
 def native_tasks(
-    graph: TaskGraph, pieces: Sequence[Sequence[Piece] | Kind], seconds: Sequence[float] = ()
+    graph: TaskGraph, pieces: Sequence[Sequence[Piece | JoinedCalls] | Kind], seconds: Sequence[float] = ()
 ) -> NativeTasks:
     """The tasks of `graph` as memory; `pieces` are the native calls of each, or a kind of Python's.
 
@@ -297,21 +297,16 @@ def native_tasks(
     tops = -(-words // 64)
     state = np.zeros(len(Header) + count * Task.SIZE + 2 * (tops + words), np.int64)
     children = np.array([child for row in graph.children for child in row] or [0], np.int64)
-    made = [[] if isinstance(found, Kind) else [rows_of(piece) for piece in found] for found in pieces]
-    tables = [[table for table, _ in row] for row in made]
+    calls = [[] if isinstance(found, Kind) else [_joined(piece) for piece in found] for found in pieces]
+    tables = [[one.table for one in row] for row in calls]
     places = np.array([(table.ctypes.data, len(table)) for row in tables for table in row] or [(0, 0)], np.int64)
     tasks = _rows(state, count)
-    child, piece = children.ctypes.data, places.ctypes.data
-    for number, row in enumerate(tasks):
-        row[Task.LEFT] = graph.parent_counts[number]
-        row[Task.COUNT] = graph.pieces[number]
-        kind = pieces[number]
-        row[Task.KIND] = kind if isinstance(kind, Kind) else Kind.NATIVE
-        row[Task.PIECES] = piece
-        piece += 16 * len(tables[number])
-        row[Task.CHILDREN] = child
-        child += 8 * len(graph.children[number])
-        row[Task.CHILDREN_END] = child
+    tasks[:, Task.LEFT] = graph.parent_counts
+    tasks[:, Task.COUNT] = graph.pieces
+    tasks[:, Task.KIND] = [found if isinstance(found, Kind) else Kind.NATIVE for found in pieces]
+    tasks[:, Task.PIECES] = places.ctypes.data + 16 * _starts(tables)[:-1]
+    ends = children.ctypes.data + 8 * _starts(graph.children)
+    tasks[:, Task.CHILDREN], tasks[:, Task.CHILDREN_END] = ends[:-1], ends[1:]
     fresh = len(Header) + count * Task.SIZE
     ready = [number for number in range(count) if not graph.parent_counts[number]]
     for number in ready:
@@ -325,8 +320,18 @@ def native_tasks(
     state[Header.TOPS] = tops
     state[Header.SPINS] = _spins()
     state[Header.TABLE_CODE] = table_code() or 0
-    calls = [[called for _, called in row] for row in made]
     return NativeTasks(graph, tables, calls, state, ticks, (pieces, children, places))
+
+
+def _joined(piece: Piece | JoinedCalls) -> JoinedCalls:
+    return piece if isinstance(piece, JoinedCalls) else JoinedCalls([piece])
+
+
+def _starts(rows: Sequence[Sequence[object]]) -> Array:
+    """Where each row begins if they lie one after another, and where the last one ends."""
+    found: Array = np.zeros(len(rows) + 1, np.int64)
+    np.cumsum(np.fromiter(map(len, rows), np.int64, len(rows)), out=found[1:])
+    return found
 
 
 def _rows(state: Array, count: int) -> Array:
@@ -343,16 +348,19 @@ def _expect(state: Array, graph: TaskGraph, ticks: Array) -> None:
     patience = SPIN_SECONDS / seconds_per_tick()
     took: list[int] = ticks.tolist()
     shared = [0] * len(took)
-    rows = _rows(state, len(took))
+    expected = [0] * len(took)
+    children, parent_counts, pieces = graph.children, graph.parent_counts, graph.pieces
     for task in reversed(range(len(took))):
         after = 0
-        if len(graph.children[task]) == 1 and graph.parent_counts[graph.children[task][0]] == 1:
-            after = shared[graph.children[task][0]]
-        rows[task, Task.EXPECTED] = took[task] + after
-        if graph.pieces[task] > 1:
+        if len(children[task]) == 1 and parent_counts[children[task][0]] == 1:
+            after = shared[children[task][0]]
+        expected[task] = took[task] + after
+        if pieces[task] > 1:
             shared[task] = took[task] + after
         elif took[task] <= patience:
             shared[task] = after
+    rows = _rows(state, len(took))
+    rows[:, Task.EXPECTED] = expected
     state[Header.EXPECTED] = rows[rows[:, Task.LEFT] == 0, Task.EXPECTED].sum()
 
 
