@@ -218,6 +218,17 @@ class AlikeStep:
         return rows_of([call for phase in self.phases for piece in phase for call in piece])[1]
 
 
+NativePart = Piece | NativeStep | AlikeStep
+"""Native calls one after another, on one thread."""
+
+
+def calls_in(part: NativePart) -> Piece:
+    """These, one by one."""
+    return (
+        part if isinstance(part, tuple) else tuple(call for phase in part.phases for piece in phase for call in piece)
+    )
+
+
 class JoinedCalls(Sequence[NativeCall]):
     """The calls of steps and pieces one after another, and their rows; of each row the call, found when it is asked.
 
@@ -227,7 +238,7 @@ class JoinedCalls(Sequence[NativeCall]):
 
     __slots__ = ("_found", "_parts", "_rows", "_starts", "table")
 
-    def __init__(self, parts: Sequence[Piece | NativeStep | AlikeStep]) -> None:
+    def __init__(self, parts: Sequence[NativePart]) -> None:
         self._parts = parts
         self._found: dict[int, Sequence[NativeCall]] = {}
         tables = []
@@ -306,7 +317,7 @@ class JoinedStep:
             _go_on(self.table, left, self._calls)
 
 
-def native_parts(step: Step) -> Sequence[Piece | NativeStep | AlikeStep]:
+def native_parts(step: Step) -> Sequence[NativePart]:
     """`step`, which is native calls, for `JoinedCalls`."""
     if isinstance(step, NativeStep | AlikeStep):
         return (step,)

@@ -7,11 +7,20 @@ several pieces is a task of its own, whose pieces several workers may take.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field
 from functools import cached_property
 from itertools import accumulate
 
-from dagexec.core.native import Piece, grouped, may_merge, phases_of, piece_step
+from dagexec.core.native import (
+    AlikeStep,
+    JoinedCalls,
+    NativePart,
+    Piece,
+    calls_in,
+    grouped,
+    may_merge,
+    phases_of,
+    piece_step,
+)
 from dagexec.core.operator import Step, parts_of
 from dagexec.platform.records import dataclass
 from dagexec.scheduler.observe.observed_run import Pieces
@@ -120,61 +129,87 @@ def pieces_of_chains(
     native = in_machine_code and plan.policy is None and may_merge() and engine.can_run()
     by_chain = [_stretches(chain, seconds[number], most[number], shortest) for number, chain in enumerate(steps)]
     stretches = [stretch for row in by_chain for stretch in row]
-    graph = _chained(plan, [[max(1, len(stretch.pieces)) for stretch in row] for row in by_chain])
+    graph = _chained(plan, [[stretch.count for stretch in row] for row in by_chain])
     shares = [stretch.shares for stretch in stretches]
     if not native:
         return Work(graph, [stretch.as_steps() for stretch in stretches], None, shares)
     memory = engine.native_tasks(
-        graph, [stretch.pieces or stretch.kind for stretch in stretches], [stretch.seconds for stretch in stretches]
+        graph, [stretch.as_native() for stretch in stretches], [stretch.seconds for stretch in stretches]
     )
-    called = [(stretch.steps,) if stretch.steps else () for stretch in stretches]
+    called = [(tuple(stretch.steps),) if stretch.steps else () for stretch in stretches]
     return Work(graph, called, memory, shares)
 
 
-@dataclass
 class _Stretch:
-    """A task in the making: steps of Python, or pieces of native calls."""
+    """A task in the making: steps of Python, native calls on one thread, or pieces of a phase."""
 
-    steps: tuple[Step, ...] = ()
-    pieces: list[Piece] = field(default_factory=list)
-    shares: list[tuple[Step, float]] = field(default_factory=list)
-    seconds: float = 0.0
+    __slots__ = ("joined", "pieces", "seconds", "shares", "steps")
+
+    def __init__(self, pieces: Sequence[Piece] = ()) -> None:
+        self.steps: list[Step] = []
+        self.joined: list[NativePart] = []
+        self.pieces = pieces
+        self.shares: list[tuple[Step, float]] = []
+        self.seconds = 0.0
 
     @property
-    def kind(self) -> Kind:
-        return Kind.SHORT_PYTHON if self.seconds <= SHORT_SECONDS else Kind.PYTHON
+    def count(self) -> int:
+        """Pieces that workers may take."""
+        return len(self.pieces) or 1
+
+    def as_native(self) -> Sequence[Piece | JoinedCalls] | Kind:
+        """What it is in machine code."""
+        if self.steps:
+            return Kind.SHORT_PYTHON if self.seconds <= SHORT_SECONDS else Kind.PYTHON
+        return self.pieces or [JoinedCalls(self.joined)]
 
     def as_steps(self) -> Pieces:
-        return [(piece_step(piece),) if piece else () for piece in self.pieces] or [self.steps]
+        """Steps that workers call."""
+        if self.steps:
+            return [tuple(self.steps)]
+        pieces = self.pieces or [tuple(call for part in self.joined for call in calls_in(part))]
+        return [(piece_step(piece),) if piece else () for piece in pieces]
 
 
 def _stretches(chain: Sequence[Step], seconds: Sequence[float], most: int, shortest: float) -> list[_Stretch]:
     """The tasks of one chain, at least one."""
     found: list[_Stretch] = []
+    last: _Stretch | None = None
     for step, estimate in zip(chain, seconds, strict=True):
+        if isinstance(step, AlikeStep):
+            last = _following(found, last, estimate)
+            last.joined.append(step)
+            last.seconds += estimate
+            last.shares.append((step, 1.0))
+            continue
         parts = parts_of(step)
         for part in parts:
             phases = phases_of(part)
             if phases is None:
-                if not found or found[-1].pieces:
-                    found.append(_Stretch())
-                found[-1].steps += (part,)
-                found[-1].seconds += estimate / len(parts)
-                found[-1].shares.append((step, 1 / len(parts)))
+                if last is None or not last.steps:
+                    last = _Stretch()
+                    found.append(last)
+                last.steps.append(part)
+                last.seconds += estimate / len(parts)
+                last.shares.append((step, 1 / len(parts)))
                 continue
             for phase in phases:
                 share = 1 / len(phases) / len(parts)
                 pieces = grouped(phase, most if estimate * share >= shortest else 1)
-                last = found[-1] if found else None
-                if len(pieces) == 1 and last is not None and _may_follow(last, estimate * share):
-                    last.pieces[0] += pieces[0]
+                if len(pieces) == 1:
+                    last = _following(found, last, estimate * share)
+                    last.joined.append(pieces[0])
                 else:
-                    last = _Stretch(pieces=pieces)
+                    last = _Stretch(pieces)
                     found.append(last)
                 last.seconds += estimate * share
                 last.shares.append((step, share))
-    return found or [_Stretch(pieces=[()])]
+    return found or [_Stretch()]
 
 
-def _may_follow(last: _Stretch, seconds: float) -> bool:
-    return len(last.pieces) == 1 and last.seconds + seconds <= LONGEST_SECONDS
+def _following(found: list[_Stretch], last: _Stretch | None, seconds: float) -> _Stretch:
+    """The last of those found, where calls that take so long may follow what it has, or a new one."""
+    if last is None or last.steps or last.pieces or (last.joined and last.seconds + seconds > LONGEST_SECONDS):
+        last = _Stretch()
+        found.append(last)
+    return last
