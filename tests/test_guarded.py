@@ -14,11 +14,11 @@ import pytest
 
 import dagexec
 from dagexec import InputInfo, Model, NetDef
-from dagexec.binding.io_binding import MIN_BYTES_BOUND
 from dagexec.core import dtypes, registry
 from dagexec.core.operator import Operator, Prepared, Step
 from dagexec.core.schema import OpSchema
 from dagexec.ops.onednn.packing import packed_memory
+from dagexec.scheduler.plan.bindings import MIN_BYTES_BOUND
 from tests.forked import end_of
 from tests.fuzz.case import Cases
 from tests.fuzz.runner import run_cases

@@ -23,6 +23,7 @@ from dagexec.core.variant import as_texts
 from dagexec.errors import FeedError, ResourceError
 from dagexec.platform.host_memory import check_fits
 from dagexec.scheduler.nets.net import BaseNet
+from dagexec.scheduler.plan import bindings
 from dagexec.scheduler.plan.preparation import Preparation
 from dagexec.scheduler.run.inline import InlineSteps
 from dagexec.scheduler.run.overhead import WORTH_SHARING
@@ -31,9 +32,6 @@ from dagexec.scheduler.run.run import Run
 Array = npt.NDArray[Any]
 Outputs = dict[str, Array]
 Signature = tuple[tuple[str, np.dtype[Any], tuple[int, ...]], ...]
-
-MIN_BYTES_BOUND = 1 << 15
-"""Below this a copy is faster than having the steps pointed elsewhere and back."""
 
 MIN_BYTES_CHECKED = 1 << 20
 """Below this nobody asks whether memory suffices for a result."""
@@ -54,7 +52,7 @@ class BoundTensor:
     def __init__(self, name: str, array: Array, rebinds: tuple[Rebind, ...]) -> None:
         self.name = name
         self.array = array
-        self.rebinds = rebinds if array.nbytes >= MIN_BYTES_BOUND else ()
+        self.rebinds = rebinds if array.nbytes >= bindings.MIN_BYTES_BOUND else ()
         self.is_bound = False
 
     def bind(self, array: Array) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import field, replace
 from functools import cached_property, partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -74,6 +74,23 @@ def parts_of(step: Step) -> tuple[Step, ...]:
     return tuple(inner for part in parts for inner in parts_of(part)) if parts else (step,)
 
 
+class Repeat(Protocol):
+    """Prepares operators together that differ from one that was prepared in nothing but where their tensors are."""
+
+    def __call__(self, operators: Sequence[Operator], addresses: npt.NDArray[np.int64]) -> Sequence[Step | None]:
+        """The step of each of `operators`; None for one that has to be prepared alone.
+
+        `addresses`, [operators, tensors], are those of inputs and outputs. A caller's arrays cannot take their place.
+        """
+
+
+_NO_REBINDS: Mapping[int, Rebind] = MappingProxyType({})
+
+
+def _no_rebinds() -> Mapping[int, Rebind]:
+    return _NO_REBINDS
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Prepared:
     """A step, and what else a net may use of an operator that is prepared for the tensors its blobs hold.
@@ -94,11 +111,12 @@ class Prepared:
         parts: steps that do what `step` does when they are called one after another; empty where it has none.
         name_part: how errors name one of them.
         blobs: those of nets inside that have to hold what they hold now when the step is called.
+        repeat: gives the steps of other operators of its form, with packed tensors of the same types.
     """
 
     step: Step
-    input_rebinds: Mapping[int, Rebind] = field(default_factory=dict)
-    output_rebinds: Mapping[int, Rebind] = field(default_factory=dict)
+    input_rebinds: Mapping[int, Rebind] = field(default_factory=_no_rebinds)
+    output_rebinds: Mapping[int, Rebind] = field(default_factory=_no_rebinds)
     inputs_in_place: tuple[int, ...] = ()
     outputs_in_place: tuple[int, ...] = ()
     working_memory: tuple[Array, ...] = ()
@@ -110,6 +128,7 @@ class Prepared:
     parts: tuple[Step, ...] = ()
     name_part: Callable[[Step], str] | None = None
     blobs: tuple[Blob, ...] = ()
+    repeat: Repeat | None = None
 
     def __call__(self) -> None:
         """Run the step."""
@@ -449,7 +468,7 @@ class Operator(ABC):
             before = []
         if resized or before or after:
             step = ConvertedStep((*resized, *before), prepared.step, tuple(after))
-            prepared = replace(prepared, step=step, parts=())
+            prepared = replace(prepared, step=step, parts=(), repeat=None)
         elif not preparing.given and not preparing.kept_bytes:
             return prepared
         return replace(

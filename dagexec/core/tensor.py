@@ -327,6 +327,11 @@ class Tensor:
         self._bind(storage, array, dtypes.from_numpy(array.dtype))
         self._is_view = is_view
 
+    def place(self, array: npt.NDArray[Any], storage: Storage, meta: TypeMeta, address: int | None) -> None:
+        """Lie in memory that a plan chose: `array` of elements `meta`, which begins at `address` if that is known."""
+        self._bind(storage, array, meta)
+        self._address = address
+
     def storage(self) -> Storage | None:
         """The storage, None while empty."""
         return self._storage

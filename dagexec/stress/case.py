@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, get_args
 
-from dagexec.binding.io_binding import MIN_BYTES_BOUND
 from dagexec.core.device import CPU, Device
 from dagexec.errors import RowsError, SettingError
 from dagexec.options import CompileOptions, WhenFull
 from dagexec.platform.records import dataclass
 from dagexec.scheduler.nets.options import NET_TYPES
+from dagexec.scheduler.plan.bindings import MIN_BYTES_BOUND
 from dagexec.serving.batch_axes import BatchAxes
 from dagexec.stress.nets import RandomNet, RandomNetOptions, random_net
 from dagexec.stress.operators import Failure

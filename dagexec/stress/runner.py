@@ -22,7 +22,6 @@ import anyio
 import numpy as np
 
 import dagexec
-from dagexec.binding import io_binding
 from dagexec.binding.io_binding import Outputs
 from dagexec.compiler.compilation import PASSES
 from dagexec.core.device import CPU, Device
@@ -46,6 +45,7 @@ from dagexec.scheduler.nets.async_dag import AsyncDAGNet
 from dagexec.scheduler.nets.dag import DAGNet
 from dagexec.scheduler.nets.net import BaseNet
 from dagexec.scheduler.nets.simple import SimpleNet
+from dagexec.scheduler.plan import bindings
 from dagexec.serving.executor import Executor
 from dagexec.stress.case import FEEDS, Backend, Caller, Case, CaseRequest, Closing
 from dagexec.stress.devices import HeldResources, PreparedDevices, leaked, prepared_devices
@@ -484,11 +484,11 @@ def _planned_net(net: RandomNet, workspace: Workspace, case: Case) -> BaseNet:
 @contextmanager
 def _moved_from(nbytes: int) -> Iterator[None]:
     """Within it, arrays of so many bytes are bound instead of copied where operators allow it."""
-    before, io_binding.MIN_BYTES_BOUND = io_binding.MIN_BYTES_BOUND, nbytes
+    before, bindings.MIN_BYTES_BOUND = bindings.MIN_BYTES_BOUND, nbytes
     try:
         yield
     finally:
-        io_binding.MIN_BYTES_BOUND = before
+        bindings.MIN_BYTES_BOUND = before
 
 
 def _available(backend: Backend) -> Backend:

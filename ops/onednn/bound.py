@@ -117,13 +117,8 @@ class BoundPrimitive:
     @property
     def native_call(self) -> NativeCall:
         """See `native.native_call`."""
-        functions, primitive = _functions(self.primitive.library), self.primitive
-        cast = primitive.library.ffi.cast
-        handle, packed = (int(cast("uintptr_t", pointer)) for pointer in (primitive.handle, self._packed))
-        arguments = (handle, functions.addresses[1], len(self._numbers), packed)
-        set_threads = functions.addresses[2]
-        before = (set_threads, 1) if set_threads else None
-        return NativeCall(functions.addresses[0], arguments, before, self._failure, self)
+        packed = int(self.primitive.library.ffi.cast("uintptr_t", self._packed))
+        return execution(self.primitive, len(self._numbers), packed, self._failure, self)
 
     def _failure(self) -> DagexecError:
         return DagexecError(f"{self._label}: oneDNN failed to execute {self.primitive.descriptor.name}")
@@ -157,6 +152,17 @@ class BoundPrimitive:
 def bound_primitive_of(step: Callable[[], object]) -> BoundPrimitive | None:
     """The primitive that `step` executes, and its memory; None when it does something else."""
     return step if isinstance(step, BoundPrimitive) else None
+
+
+def execution(
+    primitive: Primitive, count: int, packed: int, failure: Callable[[], Exception], keeps: object
+) -> NativeCall:
+    """The call that executes `primitive` on `count` arguments, which lie at the address `packed`."""
+    functions = _functions(primitive.library)
+    handle = int(primitive.library.ffi.cast("uintptr_t", primitive.handle))
+    run, stream, set_threads = functions.addresses
+    before = (set_threads, 1) if set_threads else None
+    return NativeCall(run, (handle, stream, count, packed), before, failure, keeps)
 
 
 class _Functions(NamedTuple):

@@ -69,6 +69,13 @@ def keeping_nan(operator: Operator, prepared: Prepared, machine: Machine) -> Pre
     return again.behind(prepared, run_all)
 
 
+def is_watched(operator: Operator) -> bool | None:
+    """True where `keeping_nan` looks at the flag of invalid operations; None where it does something else."""
+    if not any(_is_float(operator.y(index)) for index in range(len(operator.output_blobs))):
+        return False
+    return None if _leaves_no_trace(operator) else True
+
+
 def keeping_nan_in_place(operator: Operator, prepared: Prepared, machine: Machine, index: int) -> Prepared:
     """As `keeping_nan`, for an operator that adds to what output 0, which is input `index`, held.
 

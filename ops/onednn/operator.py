@@ -25,6 +25,7 @@ from dagexec.ops.base.layout import ORDERS, blocked_orders, logical_shape
 from dagexec.ops.kernels.moving import TableRebind, table_rebind
 from dagexec.ops.kernels.sharing import MOST_PIECES, SMALL_PART, pieces_of, work_seconds
 from dagexec.ops.onednn.accuracy import is_coarse
+from dagexec.ops.onednn.alike import repeat_of
 from dagexec.ops.onednn.binding import Library, require_library
 from dagexec.ops.onednn.bound import ArgumentRebind, BoundPrimitive, Rebindable
 from dagexec.ops.onednn.cutting import Parts, cut_primitive
@@ -163,7 +164,9 @@ class OneDNNOperator(Operator):
             )
             keep_recipe(wanted.key, recipe)
         whole = self.kept(prepared) if keeps_nan else prepared
-        return whole if recipe is None else replace(whole, keeps=recipe)
+        if recipe is None or wanted is None:
+            return whole
+        return replace(whole, keeps=recipe, repeat=repeat_of(recipe, self, wanted.tensors))
 
     @property
     def circumstances(self) -> Hashable | None:
@@ -190,7 +193,8 @@ class OneDNNOperator(Operator):
         self._is_unseen = recipe.is_unseen
         self.names_for_all.update(recipe.names_for_all)
         try:
-            return replace(self.kept(prepared), keeps=recipe) if recipe.keeps_nan else prepared
+            whole = replace(self.kept(prepared), keeps=recipe) if recipe.keeps_nan else prepared
+            return replace(whole, repeat=repeat_of(recipe, self, tensors))
         finally:
             self._is_unseen = False
 

@@ -47,7 +47,7 @@ all operators of the form read."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
+class Call:
     """A primitive; numbers of its arguments, and their descriptors and places; what may move: by index, a number."""
 
     primitive: Primitive
@@ -55,6 +55,11 @@ class _Call:
     arguments: tuple[tuple[Descriptor, _Place], ...]
     inputs: tuple[tuple[int, int], ...]
     outputs: tuple[tuple[int, int], ...]
+
+    @property
+    def has_packed(self) -> bool:
+        """Some argument is a packed constant."""
+        return any(isinstance(place, _Packed) for _, place in self.arguments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +82,7 @@ class Recipe:
             the same in every batch.
     """
 
-    calls: tuple[_Call | _Remaking, ...]
+    calls: tuple[Call | _Remaking, ...]
     working: tuple[int, ...]
     is_unseen: bool
     keeps_nan: bool
@@ -193,7 +198,7 @@ def read_recipe(
         if constant is not None:
             for source, target, array in constant.derived("onednn", PackedForms).made():
                 places.setdefault(_address(array), _Packed(index, source, target))
-    calls: list[_Call | _Remaking] = []
+    calls: list[Call | _Remaking] = []
     for step in parts_of(prepared.step):
         bound = bound_primitive_of(step)
         if bound is None:
@@ -209,9 +214,9 @@ def read_recipe(
                 return None
             arguments.append((memory.descriptor, place))
         moved = [_moved(found, step) for found in (prepared.input_rebinds, prepared.output_rebinds)]
-        calls.append(_Call(bound.primitive, tuple(bound.memories), tuple(arguments), moved[0], moved[1]))
+        calls.append(Call(bound.primitive, tuple(bound.memories), tuple(arguments), moved[0], moved[1]))
     offered = len(prepared.input_rebinds) + len(prepared.output_rebinds)
-    if offered != sum(len(call.inputs) + len(call.outputs) for call in calls if isinstance(call, _Call)):
+    if offered != sum(len(call.inputs) + len(call.outputs) for call in calls if isinstance(call, Call)):
         return None
     sizes = tuple(array.nbytes for array in working)
     return Recipe(tuple(calls), sizes, is_unseen, keeps_nan, dict(operator.names_for_all))
@@ -238,7 +243,7 @@ def follow_recipe(recipe: Recipe, operator: OneDNNOperator, tensors: Tensors) ->
     packed = {
         id(place): _packed(operator, place)
         for call in recipe.calls
-        if type(call) is _Call
+        if type(call) is Call
         for _, place in call.arguments
         if type(place) is _Packed
     }

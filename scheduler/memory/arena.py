@@ -72,6 +72,11 @@ class Arena:
         """Bytes that are used at one time or another."""
         return sum(self._extents)
 
+    @property
+    def address(self) -> int:
+        """Where, on the host, the buffers begin."""
+        return int(self._blocks[0].ctypes.data)
+
     def bytes_at(self, offset: int, nbytes: int) -> Array:
         """Bytes of the block of the buffers."""
         return self._blocks[0][offset : offset + nbytes]

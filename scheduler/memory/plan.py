@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.core.device import Device
+from dagexec.core.device import CPU, Device
 from dagexec.core.operator import MemorySource, Operator
 from dagexec.core.runtime import DeviceRuntime
+from dagexec.core.schema import TensorType
 from dagexec.core.tensor import Storage, array_on
 from dagexec.errors import ResourceError
 from dagexec.platform.host_memory import check_fits
@@ -30,6 +31,15 @@ _MAX_NAMED = 3
 
 _HEADROOM = 16
 """Buffers that have grown get one more byte for so many: at 256 positions, room for the next 16."""
+
+
+class Placed(NamedTuple):
+    """Memory of a tensor, and on the host its address."""
+
+    array: Array
+    storage: Storage
+    type: TensorType
+    address: int | None
 
 
 class MemoryPlan:
@@ -66,7 +76,7 @@ class MemoryPlan:
         placed = {device: self._place(device, members) for device, members in self._members.items()}
         self.tensor_bytes = sum(one.extent for one in placed.values())
         self._offsets: dict[int, int] = {}
-        self._bound: dict[int, tuple[Array, Storage]] = {}
+        self._bound: dict[tuple[Device, int, int, bool], Placed] = {}
         self._arenas: dict[Device, Arena] = {}
         try:
             for device, members in self._members.items():
@@ -81,25 +91,39 @@ class MemoryPlan:
         except ResourceError as error:
             raise ResourceError(f"net {name!r}: {self._needs()}: {error}") from None
 
-    def storage(self, blob: int) -> tuple[Array, Storage] | None:
-        """The array and storage of the blob of this `id`; None when its memory is not planned."""
+    def storage(self, blob: int) -> Placed | None:
+        """The memory of the blob of this `id`; None when it is not planned. Equal tensors at one place have one."""
         place = self._places.get(blob)
         if place is None:
             return None
-        if blob in self._bound:
-            return self._bound[blob]
-        buffer = self.buffers[place.buffer]
-        kind = place.type
+        buffer, kind = self.buffers[place.buffer], place.type
         offset = self._offsets[place.buffer] + place.offset
-        memory = self._arenas[buffer.device].bytes_at(offset, kind.nbytes)
-        storage = Storage(memory, kind.nbytes, writable=False, reused=not buffer.kept)
-        self._bound[blob] = array_on(memory, kind.shape, kind.meta), storage
-        return self._bound[blob]
+        key = buffer.device, offset, id(kind), buffer.kept
+        found = self._bound.get(key)
+        if found is None:
+            memory = self._arenas[buffer.device].bytes_at(offset, kind.nbytes)
+            storage = Storage(memory, kind.nbytes, writable=False, reused=not buffer.kept)
+            array = array_on(memory, kind.shape, kind.meta)
+            address = int(array.ctypes.data) if buffer.device == CPU else None
+            found = self._bound[key] = Placed(array, storage, kind, address)
+        return found
+
+    def passing(self) -> dict[int, int]:
+        """The addresses on the host of the tensors that nobody sees after a run, by the ids of their blobs."""
+        arena = self._arenas.get(CPU)
+        if arena is None:
+            return {}
+        start = arena.address
+        return {
+            key: start + self._offsets[place.buffer] + place.offset
+            for key, place in self._places.items()
+            if not (buffer := self.buffers[place.buffer]).kept and buffer.device == CPU
+        }
 
     @property
     def storage_ids(self) -> set[int]:
         """The ids of the storages that lie in the arenas."""
-        return {id(storage) for _, storage in self._bound.values()}
+        return {id(placed.storage) for placed in self._bound.values()}
 
     def working_memory(self, index: int, operator: Operator) -> MemorySource:
         """What gives working memory to operator `index`, while it is prepared."""

@@ -17,6 +17,9 @@ from dagexec.platform.records import dataclass
 
 Array = npt.NDArray[Any]
 
+MIN_BYTES_BOUND = 1 << 15
+"""Of inputs and outputs whose place a caller's array takes; less is copied faster than steps are pointed to it."""
+
 
 @dataclass(frozen=True)
 class Binding:

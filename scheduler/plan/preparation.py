@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from functools import partial
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.blob import Blob
@@ -20,15 +21,16 @@ from dagexec.core.device import CPU
 from dagexec.core.graph import Graph
 from dagexec.core.native import merged
 from dagexec.core.numpy_calls import natively
-from dagexec.core.operator import MemorySource, Operator, Prepared, Step, nothing_to_do
+from dagexec.core.operator import MemorySource, Operator, Prepared, Repeat, Step, nothing_to_do
 from dagexec.core.purity import is_known
 from dagexec.core.tensor import Tensor
 from dagexec.errors import DeadlineExceededError, ResourceError
 from dagexec.platform.deadline import check_deadline
 from dagexec.scheduler.memory import ArenaMemory, BufferPatterns, Inferred, MemoryPlan, graph_order, list_order
+from dagexec.scheduler.plan import bindings
 from dagexec.scheduler.plan.bindings import Bindings
 from dagexec.scheduler.plan.chains import compute_chains
-from dagexec.scheduler.plan.culprit import Failed, NameStep, is_part_of, label_of, naming_failures
+from dagexec.scheduler.plan.culprit import Failed, NameStep, UnderWay, is_part_of, label_of, naming_failures
 from dagexec.scheduler.plan.dynamic import CheckedStep
 from dagexec.scheduler.plan.inference import inferred_and_settled
 from dagexec.scheduler.plan.plan import Plan, build_plan
@@ -98,48 +100,20 @@ class Preparation:
             patterns = BufferPatterns() if arena_memory is None else arena_memory.patterns
             buffers = patterns.find(graph, operators, inferred, inputs, keep, order)
             self.memory = MemoryPlan(graph.name, buffers, order, arena_memory)
-        prepared: list[Prepared] = []
-        self._conditions: list[Hashable] = []
-        moving = frozenset(id(blob) for blob in inputs if not _is_constant(blob))
-        self.seconds: list[float] = []
-        taken = _TakenMemory(inputs)
-        read_last = _read_last(operators, inputs)
+        self._conditions: list[Hashable] = [None] * len(operators)
+        self.seconds: list[float] = [0.0] * len(operators)
+        taken = _TakenMemory(operators, inputs)
         try:
             with naming_failures(graph.name) as under_way:
-                for index, (operator, found) in enumerate(zip(operators, inferred, strict=True)):
-                    check_deadline()
-                    self._conditions.append(None)
-                    as_view = index in graph.views
-                    if found is None:
-                        prepared.append(Prepared(CheckedStep(operator, as_view), shared_buffer=operator.shared_buffer))
-                        self.seconds.append(_UNKNOWN_SECONDS)
-                        continue
-                    if found.is_settled:
-                        prepared.append(Prepared(nothing_to_do, is_settled=True))
-                        self.seconds.append(0.0)
-                        continue
-                    under_way.operator = operator
-                    taken.watch(operator)
-                    placed = [] if self.memory is None else _placed(operator, as_view, self.memory)
-                    if len(placed) == len(operator.output_blobs) and not moving.intersection(
-                        map(id, operator.input_blobs)
-                    ):
-                        self._conditions[index] = _conditions(operator, keep or ())
-                    known = None if previous is None else previous._prepared_for(index, self._conditions[index])
-                    prepared.append(_bound(index, operator, found, as_view, placed, self.memory, known))
-                    self.seconds.append(found.seconds)
-                    for blob in read_last.get(index, ()):
-                        blob.tensor().let_go()
+                self.prepared = self._prepared(operators, graph, inputs, inferred, keep or (), previous, under_way)
         except (ResourceError, DeadlineExceededError):
-            prepared.clear()
             self.memory = None
             taken.give_back()
             raise
-        self.prepared = tuple(prepared)
         kinds = {one.definition.type: one.definition for one in operators}
         waits = {kind: 0.0 if is_known(definition) else _WAIT_SECONDS for kind, definition in kinds.items()}
         self._waits = [waits[one.definition.type] for one in operators]
-        self.steps: list[Step] = [operator.step for operator in prepared]
+        self.steps: list[Step] = [one.step for one in self.prepared]
         plan = _planned(running, self.settled, self.seconds)
         self.plan: Plan = plan if ordered is None else ordered(plan)
         self._operator_of: dict[int, tuple[int, float]] | None = None
@@ -150,6 +124,54 @@ class Preparation:
         self.written = (*own, *(blob for one in self.prepared for blob in one.blobs))
         self.bindings = Bindings(inputs, self.written)
         self.nbytes = self._own_bytes(operators, before)
+
+    def _prepared(
+        self,
+        operators: Sequence[Operator],
+        graph: Graph,
+        inputs: Sequence[Blob],
+        inferred: Sequence[Inferred | None],
+        keep: Collection[str],
+        previous: Preparation | None,
+        under_way: UnderWay,
+    ) -> tuple[Prepared, ...]:
+        """Prepare the operators in list order; those that are alike are left for the end, to be prepared together."""
+        memory, views = self.memory, graph.views
+        made: dict[int, Prepared] = {}
+        moving = frozenset(id(blob) for blob in inputs if not _is_constant(blob))
+        read_last = _read_last(operators, inputs)
+        alike = _Alike({} if memory is None else {**_small(inputs), **memory.passing()})
+        for index, (operator, found) in enumerate(zip(operators, inferred, strict=True)):
+            check_deadline()
+            if found is None:
+                made[index] = Prepared(CheckedStep(operator, index in views), shared_buffer=operator.shared_buffer)
+                self.seconds[index] = _UNKNOWN_SECONDS
+                continue
+            if found.is_settled:
+                made[index] = Prepared(nothing_to_do, is_settled=True)
+                continue
+            under_way.operator = operator
+            as_view = index in views
+            self.seconds[index] = found.seconds
+            placed = [] if memory is None else _placed(operator, as_view, memory)
+            if not as_view and alike.takes(index, operator, found):
+                continue
+            if len(placed) == len(operator.output_blobs) and moving.isdisjoint(map(id, operator.input_blobs)):
+                self._conditions[index] = _conditions(operator, keep)
+            known = None if previous is None else previous._prepared_for(index, self._conditions[index])
+            made[index] = _bound(index, operator, found, as_view, placed, memory, known)
+            alike.note(found, made[index])
+            for blob in read_last.get(index, ()):
+                blob.tensor().let_go()
+        for index, step in alike.steps(under_way):
+            if step is not None:
+                made[index] = Prepared(step)
+                continue
+            operator, found = operators[index], inferred[index]
+            assert found is not None
+            under_way.operator = operator
+            made[index] = _bound(index, operator, found, False, range(len(operator.output_blobs)), memory, None)
+        return tuple([made[index] for index in range(len(operators))])
 
     def _prepared_for(self, index: int, conditions: Hashable) -> Prepared | None:
         """Operator `index` as it is prepared here, if that was under these conditions."""
@@ -223,31 +245,74 @@ def _read_last(operators: Sequence[Operator], inputs: Iterable[Blob]) -> dict[in
 
 
 class _TakenMemory:
-    """The outputs that a preparation gave other memory, to be emptied when there is not enough for all of them."""
+    """The outputs that a preparation gives other memory, to be emptied when there is not enough for all of them."""
 
-    def __init__(self, inputs: Iterable[Blob]) -> None:
+    def __init__(self, operators: Sequence[Operator], inputs: Iterable[Blob]) -> None:
         """The values of `inputs` are kept in any case."""
-        self._kept = {id(blob) for blob in inputs}
-        self._tensors: list[Tensor] = []
-        self._before: list[tuple[Blob, object, Array | None]] = []
-
-    def watch(self, operator: Operator) -> None:
-        """From now on `operator` is prepared."""
-        self._note_changes()
+        kept = {id(blob) for blob in inputs}
         self._before = [
-            (blob, blob.value, _array_of(blob)) for blob in operator.output_blobs if id(blob) not in self._kept
+            (blob, blob.value, _array_of(blob))
+            for operator in operators
+            for blob in operator.output_blobs
+            if id(blob) not in kept
         ]
-
-    def _note_changes(self) -> None:
-        for blob, value, array in self._before:
-            if isinstance(blob.value, Tensor) and (blob.value is not value or blob.value.current_array() is not array):
-                self._tensors.append(blob.value)
 
     def give_back(self) -> None:
         """Empty them."""
-        self._note_changes()
-        for tensor in self._tensors:
-            tensor.clear()
+        for blob, value, array in self._before:
+            if isinstance(blob.value, Tensor) and (blob.value is not value or blob.value.current_array() is not array):
+                blob.value.clear()
+
+
+class _Alike:
+    """Operators like one that was prepared, which nobody sees the inputs and outputs of: they are prepared together."""
+
+    def __init__(self, addresses: dict[int, int]) -> None:
+        """`addresses`, by the ids of blobs, are those of packed tensors whose place no other memory takes."""
+        self._addresses = addresses
+        self._repeats: dict[int, tuple[Repeat, list[int], list[Operator], list[list[int]]]] = {}  # by `Inferred`
+
+    def note(self, found: Inferred, made: Prepared) -> None:
+        """An operator has been prepared."""
+        if made.repeat is not None:
+            self._repeats.setdefault(id(found), (made.repeat, [], [], []))
+
+    def takes(self, index: int, operator: Operator, found: Inferred) -> bool:
+        """True for an operator that is left for the end."""
+        known = self._repeats.get(id(found))
+        if known is None:
+            return False
+        addresses = self._addresses
+        try:
+            row = [addresses[id(blob)] for blob in (*operator.input_blobs, *operator.output_blobs)]
+        except KeyError:
+            return False
+        _, indices, operators, rows = known
+        indices.append(index)
+        operators.append(operator)
+        rows.append(row)
+        return True
+
+    def steps(self, under_way: UnderWay) -> Iterator[tuple[int, Step | None]]:
+        """Their steps, by number; None for one that has to be prepared alone."""
+        for repeat, indices, operators, rows in self._repeats.values():
+            if indices:
+                under_way.operator = operators[0]
+                yield from zip(indices, repeat(operators, np.array(rows, np.int64)), strict=True)
+
+
+def _small(inputs: Iterable[Blob]) -> dict[int, int]:
+    """The addresses of those inputs that are too small to be read from a caller's arrays, by the ids of their blobs."""
+    return {
+        id(blob): tensor.address
+        for blob in inputs
+        if isinstance(tensor := blob.value, Tensor)
+        and tensor.constant is None
+        and not tensor.is_empty
+        and tensor.is_packed
+        and tensor.device == CPU
+        and tensor.nbytes < bindings.MIN_BYTES_BOUND
+    }
 
 
 def _array_of(blob: Blob) -> Array | None:
@@ -265,10 +330,9 @@ def _placed(operator: Operator, as_view: bool, memory: MemoryPlan) -> list[int]:
     for place, blob in enumerate(operator.output_blobs):
         if (as_view and place == 0) or (planned := memory.storage(id(blob))) is None:
             continue
-        array, storage = planned
         tensor = operator.output(place)
-        if tensor.current_array() is not array:
-            tensor.rebind(array, storage)
+        if tensor.current_array() is not planned.array:
+            tensor.place(planned.array, planned.storage, planned.type.meta, planned.address)
         placed.append(place)
     return placed
 

@@ -16,12 +16,12 @@ import pytest
 
 import dagexec
 from dagexec import NetDef
-from dagexec.binding.io_binding import MIN_BYTES_BOUND
 from dagexec.core import dtypes, registry
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.operator import Operator, Prepared, Step
 from dagexec.core.schema import OpSchema, one_to_one
 from dagexec.errors import FeedError, OperatorError, RunTimeoutError
+from dagexec.scheduler.plan.bindings import MIN_BYTES_BOUND
 from tests.held import PATIENCE, doubled_model, held_operators, rows
 from tests.interrupts import InterruptedAtPoints
 from tests.nets import temporary_operator
