@@ -6,7 +6,7 @@ Layers of a net repeat: operators of one form, with inputs of the same types, ar
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from dagexec.core.blob import Blob
 from dagexec.core.body import OperatorWithBodies
@@ -17,6 +17,7 @@ from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.core.tensor import Tensor
 from dagexec.errors import ResourceError, ShapeError
 from dagexec.platform.host_memory import check_fits, fits
+from dagexec.platform.records import dataclass
 from dagexec.scheduler.memory import Inferred
 from dagexec.scheduler.plan.culprit import naming_failures
 from dagexec.scheduler.plan.dynamic import Dependence, dependence
