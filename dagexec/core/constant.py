@@ -1,5 +1,8 @@
 """What is kept of a tensor whose values never change: results computed from it, and how its values are made anew.
 
+Packed forms, the values as kernels read them, are all made by `packed`. Who has some from elsewhere, a file say, gives
+them before the first run (`keep`).
+
 A constant that is packed for the operators that read it is in memory twice. Where nothing else reads it, and nothing
 will ask for it soon, the plain values may go: packing them moved them, and can be undone.
 """
@@ -7,7 +10,7 @@ will ask for it soon, the plain values may go: packing them moved them, and can 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -18,6 +21,11 @@ from dagexec.platform.forking import ProcessLock
 
 Derived = TypeVar("Derived")
 Array = npt.NDArray[Any]
+
+Keeper = Callable[[str], Array | None]
+"""Gives the packed form of a name of a constant; None where it has none."""
+
+_LINE = 64  # bytes
 
 MIN_BYTES, MAX_BYTES = 1 << 16, 1 << 26
 """Smaller constants stay, and larger ones where a copy has to be made to see that they can come back."""
@@ -33,11 +41,23 @@ class Constant:
         most_returns: how often the plain values may come back and go again; below 0 they stay.
     """
 
-    __slots__ = ("__weakref__", "_found", "_is_tried", "_lock", "_make", "_returns", "most_returns")
+    __slots__ = (
+        "__weakref__",
+        "_found",
+        "_is_tried",
+        "_keeper",
+        "_lock",
+        "_make",
+        "_packed",
+        "_returns",
+        "most_returns",
+    )
 
     def __init__(self) -> None:
         self._lock = ProcessLock()
         self._found: dict[Hashable, object] = {}
+        self._packed: dict[Hashable, Array] = {}
+        self._keeper: Keeper | None = None
         self._make: Callable[[], Array] | None = None
         self._is_tried = False
         self._returns = 0
@@ -49,6 +69,39 @@ class Constant:
             if key not in self._found:
                 self._found[key] = compute()
             return cast(Derived, self._found[key])
+
+    def packed(self, form: Hashable, nbytes: int, compute: Callable[[], Array]) -> Array:
+        """The values as kernels read them: bytes, uint8 [nbytes], on a line of a cache and not to be written to.
+
+        `form` says all that the bytes depend on beside the values: layouts, and what else was done. A form that is text
+        says it in the same words in every process of one version of dagexec and its libraries. Each is asked of the
+        keeper, if it is text, else made by `compute`: once; callers that come meanwhile wait.
+        """
+        with self._lock.own:
+            found = self._packed.get(form)
+            if found is None:
+                kept = self._keeper(form) if self._keeper is not None and isinstance(form, str) else None
+                found = compute() if kept is None or not _is_packed(kept, nbytes) else kept
+                found.flags.writeable = False
+                self._packed[form] = found
+            return found
+
+    def find(self, form: Hashable) -> Array | None:
+        """What `packed` gave for `form`; None where it was not asked yet."""
+        with self._lock.own:
+            return self._packed.get(form)
+
+    def forms(self) -> Mapping[Hashable, Array]:
+        """All that `packed` gave, by form. Those whose form is text may be kept, and be given to `keep` elsewhere."""
+        with self._lock.own:
+            return dict(self._packed)
+
+    def keep(self, keeper: Keeper) -> None:
+        """Have `packed` ask `keeper` for arrays: uint8 [nbytes], on a line of a cache; others are not used.
+
+        What it gives is taken to be what computing would give: only sizes are checked.
+        """
+        self._keeper = keeper
 
     def can_be_made_by(self, make: Callable[[], Array], *, surely: bool = False) -> None:
         """`make` may give the values in new memory, from what is derived; it is tried unless it `surely` does."""
@@ -79,6 +132,11 @@ class Constant:
 
 _REFERENCES = 4
 """To the memory of a tensor: from its array, its buffer, and two from within `can_go`."""
+
+
+def _is_packed(array: Array, nbytes: int) -> bool:
+    """True for so many bytes on a line of a cache."""
+    return array.dtype == np.uint8 and array.shape == (nbytes,) and array.ctypes.data % _LINE == 0
 
 
 def _gives(make: Callable[[], Array], array: Array) -> bool:

@@ -32,7 +32,7 @@ from dagexec.ops.onednn.descriptors import (
 )
 from dagexec.ops.onednn.implementation import choose_implementation, shared_seconds
 from dagexec.ops.onednn.operator import OneDNNOperator
-from dagexec.ops.onednn.packing import PackedForms
+from dagexec.ops.onednn.packing import Making, form_of, packed_form
 from dagexec.ops.onednn.pieces import (
     MOST_OF_BATCH,
     ONE,
@@ -234,9 +234,8 @@ class ConvolutionFamily(OneDNNOperator):
             packed, step = super().parameter(index, plain, self.packed(plain), target)
             return packed, in_sequence([copied, step])
         copied()
-        forms, start = constant.derived("onednn", PackedForms), array.ctypes.data - self.x(index).ctypes.data
-        packed = forms.get(source, target, lambda: self.reordered(self.packed(plain), target, plain), start)
-        return packed, nothing_to_do
+        form = form_of(source, target, array.ctypes.data - self.x(index).ctypes.data)
+        return packed_form(constant, form, self.reordered(self.packed(plain), target, plain)), nothing_to_do
 
     def convolution(self, computation: ComputationOf) -> Assembled:
         """The steps that compute the whole.
@@ -360,13 +359,13 @@ class ConvolutionFamily(OneDNNOperator):
         array: Array,
         source: Descriptor,
         target: Descriptor,
-        compute: Callable[[], Array] | None = None,
+        making: Making | None = None,
     ) -> tuple[Array, Step]:
         """A parameter in another layout; see `problem.Pack`."""
         constant = self.input(inputs[number]).constant
-        if compute is None or constant is None:
+        if making is None or constant is None:
             return self.parameter(inputs[number], array, source, target)
-        return constant.derived("onednn", PackedForms).get(source, target, compute), nothing_to_do
+        return packed_form(constant, form_of(source, target), making), nothing_to_do
 
     def asked_of_library(self, asked: Computation) -> Problem:
         """The problem that is put to the library."""

@@ -19,6 +19,7 @@ int dnnl_memory_desc_create_submemory(h *, h parent, const dims_t dims, const di
 int dnnl_memory_desc_clone(h *, h);
 int dnnl_memory_desc_destroy(h);
 int dnnl_memory_desc_equal(h, h);
+int dnnl_memory_desc_query(h, int what, void *result);
 size_t dnnl_memory_desc_get_size(h);
 int dnnl_memory_create(h *, h desc, h engine, void *handle);
 int dnnl_memory_set_data_handle(h, void *handle);

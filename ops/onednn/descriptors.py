@@ -66,11 +66,12 @@ class Descriptor(Described):
     Whoever asks for the same layout gets the same object, as long as somebody has it.
     """
 
-    __slots__ = ("__weakref__", "_library")
+    __slots__ = ("__weakref__", "_form", "_library")
 
     def __init__(self, library: Library, handle: Any, key: Hashable | None = None) -> None:
         """Take over `handle`, which nobody else frees."""
         self._library = library
+        self._form: Hashable | None = None
         self.key = key
         self.handle = library.ffi.gc(handle, library.lib.dnnl_memory_desc_destroy)
 
@@ -176,6 +177,13 @@ class Descriptor(Described):
         return Descriptor(library, handle[0])
 
     @property
+    def form(self) -> Hashable:
+        """The layout as text, the same for equal ones in all processes; a number where only the library knows it."""
+        if self._form is None:
+            self._form = _form_of_blocks(self._library, self) or _number_of(self)
+        return self._form
+
+    @property
     def nbytes(self) -> int:
         """Bytes a tensor takes, padding counted."""
         return int(self._library.lib.dnnl_memory_desc_get_size(self.handle))
@@ -189,6 +197,56 @@ class Descriptor(Described):
 
 
 known_descriptors: weakref.WeakValueDictionary[Hashable, Descriptor] = weakref.WeakValueDictionary()
+
+
+_STRIDES, _NDIMS, _DIMS, _DATA_TYPE, _PADDED_DIMS, _FORMAT_KIND = 14, 256, 257, 258, 260, 262
+_INNER_COUNT, _INNER_BLOCKS, _INNER_AXES = 263, 264, 265
+"""dnnl_query_t of a memory descriptor."""
+
+_BLOCKED = 2  # dnnl_format_kind_t
+
+
+def _form_of_blocks(library: Library, descriptor: Descriptor) -> str | None:
+    """Shape, element type, strides and blocks; None for a layout that is more than these."""
+
+    def number(query: int) -> int:
+        found = library.ffi.new("int *")
+        library.check(library.lib.dnnl_memory_desc_query(descriptor.handle, query, found), "a layout")
+        return int(found[0])
+
+    def numbers(query: int, count: int) -> list[int]:
+        found = library.ffi.new("int64_t **")
+        library.check(library.lib.dnnl_memory_desc_query(descriptor.handle, query, found), "a layout")
+        return list(found[0][0:count])
+
+    if number(_FORMAT_KIND) != _BLOCKED:
+        return None
+    rank, inner = number(_NDIMS), number(_INNER_COUNT)
+    shape, padded, strides = (numbers(query, rank) for query in (_DIMS, _PADDED_DIMS, _STRIDES))
+    blocks, axes = numbers(_INNER_BLOCKS, inner), numbers(_INNER_AXES, inner)
+    counts = [
+        size // prod(block for block, own in zip(blocks, axes, strict=True) if own == axis)
+        for axis, size in enumerate(padded)
+    ]
+    span = sum((count - 1) * step for count, step in zip(counts, strides, strict=True)) + prod(blocks)
+    meta = next((meta for meta, code in DTYPES.items() if code == number(_DATA_TYPE)), None)
+    if meta is None or span * meta.itemsize != descriptor.nbytes:  # sums of int8 weights may lie behind them
+        return None
+    ends = "" if padded == shape else f" padded to {padded}"
+    return f"{meta.name} {shape}{ends} strides {strides}" + (f" blocks {blocks} of axes {axes}" if inner else "")
+
+
+_opaque: list[Descriptor] = []
+"""Layouts that only the library knows, each once; there are few."""
+
+
+def _number_of(descriptor: Descriptor) -> int:
+    """The place among the opaque layouts."""
+    for number, known in enumerate(_opaque):
+        if known == descriptor:
+            return number
+    _opaque.append(descriptor)
+    return len(_opaque) - 1
 
 
 class Attributes:

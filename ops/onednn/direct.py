@@ -41,7 +41,7 @@ from dagexec.ops.onednn.descriptors import (
     Array,
     Descriptor,
 )
-from dagexec.ops.onednn.packing import packed_memory
+from dagexec.ops.onednn.packing import Making
 from dagexec.ops.onednn.problem import (
     COMPOSED,
     Assembled,
@@ -347,22 +347,21 @@ def _weights(layer: Layer, lanes: int, spans: Sequence[_Span], problem: Problem,
     shape = sum(span.vectors for span in spans), row.window, row.taps, row.read, row.together * lanes
     strides = [prod(shape[place + 1 :]) for place in range(len(shape))]
     target = Descriptor.strided(problem.library, shape, FLOAT32, strides)
-    compute = partial(_packed, layer, spans, shape, problem, filters)
-    return pack(WEIGHTS, filters, problem.tensors[WEIGHTS][0], target, compute)[0]
+    making = Making("direct", target.nbytes, partial(_pack, layer, spans, shape, problem, filters))
+    return pack(WEIGHTS, filters, problem.tensors[WEIGHTS][0], target, making)[0]
 
 
-def _packed(layer: Layer, spans: Sequence[_Span], shape: tuple[int, ...], problem: Problem, filters: Array) -> Array:
-    """The filter as [vectors, taps of a column, taps of a row, channels read, width]."""
+def _pack(
+    layer: Layer, spans: Sequence[_Span], shape: tuple[int, ...], problem: Problem, filters: Array, packed: Array
+) -> None:
+    """Set `packed` to the filter as [vectors, taps of a column, taps of a row, channels read, width]."""
     _, window, taps, read, width = shape
     plain = in_plain_order(problem, filters).reshape(layer.filters, read, window, taps)
-    packed = packed_memory.take(prod(shape) * _FLOAT)
     vectors = packed.view(np.float32).reshape(shape)
     for span in spans:
         part = plain[span.target : span.target + span.vectors * width]
         values = part.reshape(span.vectors, width, read, window, taps).transpose(0, 3, 4, 2, 1)
         np.copyto(vectors[span.vector : span.vector + span.vectors], values)
-    packed.flags.writeable = False
-    return packed
 
 
 class _Calls:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -11,7 +12,7 @@ from dagexec.core.operator import Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.onednn.descriptors import ATTR_SCALES, ATTR_ZERO_POINTS, BIAS, DST, SRC, WEIGHTS, Array, Descriptor
-from dagexec.ops.onednn.packing import PackedForms
+from dagexec.ops.onednn.packing import form_of, packed_form
 from dagexec.ops.onednn.primitive import WEIGHTS_MD
 from dagexec.ops.onednn.quantized import Arguments, QuantizedProduct
 from dagexec.ops.quantized.by_range import ByRange
@@ -75,5 +76,5 @@ class DynamicQuantLSTM(QuantizedProduct, dynamic_lstm.DynamicQuantLSTM):
             raise UnsupportedFeatureError(f"{self.label}: the weights are not constant")
         weights = what.of_part(self.x(what.index)).T
         source = self.packed(weights)
-        forms: PackedForms = constant.derived(f"onednn direction {what.part}", PackedForms)
-        return forms.get(source, layout, lambda: self.reordered(source, layout, weights))
+        making = self.reordered(source, layout, weights)
+        return packed_form(constant, form_of(source, layout), replace(making, what=f"direction {what.part}"))

@@ -8,6 +8,7 @@ added.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -29,7 +30,7 @@ from dagexec.ops.onednn.descriptors import (
     Attributes,
     Descriptor,
 )
-from dagexec.ops.onednn.packing import PackedForms
+from dagexec.ops.onednn.packing import form_of, packed_form
 from dagexec.ops.onednn.primitive import WEIGHTS_MD
 from dagexec.ops.onednn.quantized import Arguments, QuantizedProduct
 from dagexec.ops.quantized import integer
@@ -68,9 +69,9 @@ class _IntegerProduct(QuantizedProduct):
         """Part `number` of the weights, seen as `logical`, in the layout that a primitive wants."""
         constant = weights.constant
         assert constant is not None, "parts are of constants"
-        forms = constant.derived(weights.key(f"onednn part {number}"), PackedForms)
         source = self.packed(logical)
-        return forms.get(source, target, lambda: self.reordered(source, target, logical))
+        making = replace(self.reordered(source, target, logical), what=" ".join(weights.key(f"part {number}")))
+        return packed_form(constant, form_of(source, target), making)
 
     def zero_point(self, x: Operand, attributes: Attributes) -> tuple[Arguments, list[Step]]:
         """X's zero point as an argument, and the steps that fetch it."""

@@ -130,7 +130,7 @@ class MeasuredProduct(OneDNNOperator):
         operands = {number: array for number, (_, array) in product.further.items()}
 
         def pack(
-            number: int, array: Array, source: Descriptor, target: Descriptor, compute: object = None
+            number: int, array: Array, source: Descriptor, target: Descriptor, making: object = None
         ) -> tuple[Array, Step]:
             return self.parameter(1, array, source, target)
 

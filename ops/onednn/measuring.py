@@ -28,7 +28,8 @@ from dagexec.errors import DagexecError, UnsupportedFeatureError
 from dagexec.ops.kernels.sharing import MOST_OF_ONE, pieces_of
 from dagexec.ops.onednn.descriptors import WEIGHTS, Array, Descriptor, aligned_empty
 from dagexec.ops.onednn.operator import reorder
-from dagexec.ops.onednn.problem import Assembled, Candidate, Compute, Problem, assemble
+from dagexec.ops.onednn.packing import Making
+from dagexec.ops.onednn.problem import Assembled, Candidate, Problem, assemble
 from dagexec.platform.deadline import Deadline, call_with_timeout, check_stop
 from dagexec.platform.processor import last_level_cache
 from dagexec.platform.records import dataclass
@@ -216,10 +217,12 @@ def _assembled(problem: Problem, candidate: Candidate, arrays: dict[int, Array])
     result = arrays[problem.result].copy()
 
     def pack(
-        number: int, array: Array, source: Descriptor, target: Descriptor, compute: Compute | None = None
+        number: int, array: Array, source: Descriptor, target: Descriptor, making: Making | None = None
     ) -> tuple[Array, Step]:
-        if compute is not None:
-            return compute(), nothing_to_do
+        if making is not None:
+            filled = aligned_empty(making.nbytes)
+            making.fill(filled)
+            return filled, nothing_to_do
         packed = aligned_empty(target.nbytes)
         ask = (problem.library, problem.label)
         try:

@@ -32,7 +32,7 @@ from dagexec.ops.onednn.cutting import Parts, cut_primitive
 from dagexec.ops.onednn.descriptors import DST, SCRATCHPAD, SRC, Array, Attributes, Descriptor, aligned_empty
 from dagexec.ops.onednn.keeping_nan import is_seen, keeping_nan, scanning
 from dagexec.ops.onednn.nchw_fallback import in_plain_order
-from dagexec.ops.onednn.packing import PackedForms, offer_unpacking, packed_memory
+from dagexec.ops.onednn.packing import Making, form_of, offer_unpacking, packed_form
 from dagexec.ops.onednn.post_ops import drops_nan
 from dagexec.ops.onednn.primitive import SCRATCHPAD_MD, Primitive, PrimitiveDescriptor, describe, primitives_made
 from dagexec.ops.onednn.recipe import (
@@ -350,9 +350,8 @@ class OneDNNOperator(Operator):
         if constant is None:
             packed = self.working_memory(target.nbytes)
             return packed, self.reorder(source, target, array, packed).step
-        forms = constant.derived("onednn", PackedForms)
-        start = array.ctypes.data - self.x(index).ctypes.data
-        packed = forms.get(source, target, lambda: self.reordered(source, target, array), start)
+        form = form_of(source, target, array.ctypes.data - self.x(index).ctypes.data)
+        packed = packed_form(constant, form, self.reordered(source, target, array))
         if source.nbytes == array.nbytes:
             library, label = self.onednn, self.label
 
@@ -362,15 +361,15 @@ class OneDNNOperator(Operator):
             offer_unpacking(self.input(index), array, unpack, label)
         return packed, nothing_to_do
 
-    def reordered(self, source: Descriptor, target: Descriptor, array: Array) -> Array:
-        """A new array: `array`, of layout `source`, in layout `target`."""
-        nbytes = target.nbytes
-        packed = packed_memory.take(nbytes)
-        bound = reorder(self.onednn, self.label, source, target, array, packed, aligned_empty)
-        bound.run_once()
-        _latest.append(bound.primitive)
-        packed.flags.writeable = False
-        return packed
+    def reordered(self, source: Descriptor, target: Descriptor, array: Array) -> Making:
+        """`array`, of layout `source`, in layout `target`."""
+
+        def fill(packed: Array) -> None:
+            bound = reorder(self.onednn, self.label, source, target, array, packed, aligned_empty)
+            bound.run_once()
+            _latest.append(bound.primitive)
+
+        return Making("copy", target.nbytes, fill)
 
 
 def reorder(

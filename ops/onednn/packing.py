@@ -1,4 +1,4 @@
-"""Packed weights: the forms of a constant, and memory for them in large pieces that huge pages can map.
+"""Packed weights: how a constant comes to be in another form, and memory for it in pieces that huge pages can map.
 
 NumPy asks for huge pages from 4 MiB on. With pages of 4 KiB a network's weights take thousands of entries of the
 processor's address tables, more than it keeps.
@@ -7,15 +7,17 @@ processor's address tables, more than it keeps.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 import numpy as np
 
+from dagexec.core.constant import Constant
 from dagexec.core.device import CPU
 from dagexec.core.tensor import Tensor
 from dagexec.ops.onednn.descriptors import Array, Descriptor, aligned_empty
 from dagexec.platform.forking import ProcessLock
 from dagexec.platform.host_memory import unshared_bytes
+from dagexec.platform.records import dataclass
 
 PIECE = 16 << 20
 """Bytes of a piece. It is freed with the last of the arrays in it."""
@@ -50,35 +52,44 @@ packed_memory = Pieces()
 """Where all operators of the process put their packed weights."""
 
 
-class PackedForms:
-    """A constant tensor in the layouts that primitives asked for, each made once; threads may ask at the same time."""
+@dataclass(frozen=True)
+class Making:
+    """How a packed form is made that is more than another layout.
 
-    def __init__(self) -> None:
-        self._lock = ProcessLock()
-        self._found: list[tuple[Descriptor, Descriptor, int, Array]] = []
+    Attributes:
+        what: it is, for keys.
+        nbytes: of it.
+        fill: writes it to so many bytes on a line of a cache.
+    """
 
-    def find(self, source: Descriptor, target: Descriptor) -> Array | None:
-        """The tensor read as `source`, in layout `target`; None when it was not made yet."""
-        with self._lock.own:
-            return self._known(source, target, 0)
+    what: str
+    nbytes: int
+    fill: Callable[[Array], None]
 
-    def get(self, source: Descriptor, target: Descriptor, compute: Callable[[], Array], start: int = 0) -> Array:
-        """What `compute` gives for what is read as `source` from byte `start` on, wanted as `target`: called once."""
-        with self._lock.own:
-            array = self._known(source, target, start)
-            if array is None:
-                array = compute()
-                self._found.append((source, target, start, array))
-            return array
 
-    def made(self) -> list[tuple[Descriptor, Descriptor, Array]]:
-        """Those that are read from the first byte on: source, target, and the array."""
-        with self._lock.own:
-            return [(source, target, array) for source, target, start, array in self._found if start == 0]
+def packed_form(constant: Constant, form: Hashable, making: Making) -> Array:
+    """The values of `constant` as `form` and `making` say, in memory for packed weights; see `Constant.packed`.
 
-    def _known(self, source: Descriptor, target: Descriptor, start: int) -> Array | None:
-        asked = source, target, start
-        return next((array for *known, array in self._found if tuple(known) == asked), None)
+    All that kernels and primitives read of constants in another layout comes through here. A form that is not text is
+    of a layout that only the library knows.
+    """
+
+    whole = f"{making.what}, {form}" if isinstance(form, str) else (making.what, form)
+    return constant.packed(whole, making.nbytes, lambda: _made(making))
+
+
+def _made(making: Making) -> Array:
+    array = packed_memory.take(making.nbytes)
+    making.fill(array)
+    return array
+
+
+def form_of(source: Descriptor, target: Descriptor, start: int = 0) -> Hashable:
+    """How what is read as `source`, from byte `start` of a tensor on, comes to be `target`."""
+    ends = source.form, target.form
+    if all(isinstance(one, str) for one in ends):
+        return f"{ends[0]} from byte {start} to {ends[1]}"
+    return *ends, start
 
 
 def offer_unpacking(

@@ -11,19 +11,21 @@ or some blocks of rows; an element's bytes depend on neither.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from math import prod
 
 import numpy as np
 
 from dagexec.core.operator import Step
+from dagexec.core.tensor import Tensor
 from dagexec.ops.kernels.panel_kernels import FETCHED_LINES, LINE, MAX_ROWS, STEP, VECTORS, panel_kernel
 from dagexec.ops.kernels.post_ops import PostOp
 from dagexec.ops.kernels.sharing import pieces_of_products
 from dagexec.ops.kernels.tables import even_shares, in_pieces
 from dagexec.ops.onednn.binding import Library
 from dagexec.ops.onednn.descriptors import Array
-from dagexec.ops.onednn.packing import packed_memory
+from dagexec.ops.onednn.packing import Making, offer_unpacking, packed_form
 from dagexec.platform.processor import core_cache, nearest_cache_ways
 
 MIN_WEIGHTS = 1 << 14
@@ -57,22 +59,40 @@ def fits_panels(units: int, inner: int, lanes: int) -> bool:
     return units % lanes == inner % STEP == 0
 
 
-def in_panels(weights: Array, lanes: int) -> Array:
-    """Weights [units, inner] as panels, one after another."""
+def panels_of(
+    tensor: Tensor, shape: tuple[int, int], is_turned: bool, weights: Callable[[], Array], lanes: int, label: str
+) -> Array:
+    """The constant `tensor`, whose `weights` [units, inner] are of `shape`, in panels, of which it can be made anew.
+
+    They lie as [inner, units] if they are turned.
+    """
+    constant = tensor.constant
+    assert constant is not None, "panels are of constants"
+
+    def fill(packed: Array) -> None:
+        pack_panels(weights(), lanes, packed)
+
+    form = f"{'turned' if is_turned else 'straight'} {shape[0]} x {shape[1]}"
+    panels = packed_form(constant, form, Making(f"panels of {lanes}", 4 * prod(shape), fill)).view(np.float32)
+    if not tensor.is_elsewhere:
+        offer_unpacking(tensor, weights(), partial(out_of_panels, panels, lanes), label, surely=True)
+    return panels
+
+
+def pack_panels(weights: Array, lanes: int, packed: Array) -> None:
+    """Set `packed`, as many bytes, to weights [units, inner] as panels, one after another."""
     units, inner = weights.shape
-    packed = packed_memory.take(weights.size * 4).view(np.float32)
+    packed = packed.view(np.float32)
     for first, last, columns in _widths(units, lanes):
         panels = packed[first * inner : last * inner].reshape(-1, inner, columns)
         rows = weights[first:last].reshape(-1, columns, inner)
         for column in range(0, columns, _AT_ONCE):
             part = slice(column, column + _AT_ONCE)
             np.copyto(panels[:, :, part], rows[:, part].transpose(0, 2, 1))
-    packed.flags.writeable = False
-    return packed
 
 
 def out_of_panels(packed: Array, lanes: int, weights: Array) -> None:
-    """Write to `weights` [units, inner] what `in_panels` packed."""
+    """Write to `weights` [units, inner] what `pack_panels` packed."""
     for first, last, columns in _widths(len(weights), lanes):
         panels = packed[first * weights.shape[1] : last * weights.shape[1]].reshape(-1, weights.shape[1], columns)
         for number, panel in enumerate(panels):

@@ -20,10 +20,10 @@ from dagexec.ops.kernels.sharing import MOST_OF_ONE, pieces_of
 from dagexec.ops.kernels.tables import can_run, shares
 from dagexec.ops.onednn.bound import Rebindable
 from dagexec.ops.onednn.descriptors import Array, Descriptor
+from dagexec.ops.onednn.packing import Making
 from dagexec.ops.onednn.problem import (
     Assembled,
     Candidate,
-    Compute,
     Memory,
     Pack,
     Problem,
@@ -210,13 +210,13 @@ class _Packed:
         self._found: list[tuple[int, int, Descriptor, Array]] = []
 
     def pack(
-        self, number: int, array: Array, source: Descriptor, target: Descriptor, compute: Compute | None = None
+        self, number: int, array: Array, source: Descriptor, target: Descriptor, making: Making | None = None
     ) -> tuple[Array, Step]:
         """As the operator's; there is nothing left to do in a piece."""
         for known, start, layout, packed in self._found:
             if known == number and layout == target and start == array.ctypes.data:
                 return packed, nothing_to_do
-        packed, step = self._pack(number, array, source, target, compute)
+        packed, step = self._pack(number, array, source, target, making)
         self._found.append((number, array.ctypes.data, target, packed))
         if step is not nothing_to_do:
             self.steps.append(step)

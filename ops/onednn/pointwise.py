@@ -20,7 +20,8 @@ from dagexec.ops.kernels.post_ops import PostOp
 from dagexec.ops.onednn import direct
 from dagexec.ops.onednn.binding import Library
 from dagexec.ops.onednn.descriptors import BIAS, DST, SRC, WEIGHTS, Array, Descriptor
-from dagexec.ops.onednn.panel_product import fits_panels, in_panels, product_step
+from dagexec.ops.onednn.packing import Making
+from dagexec.ops.onednn.panel_product import fits_panels, pack_panels, product_step
 from dagexec.ops.onednn.problem import (
     COMPOSED,
     Assembled,
@@ -117,7 +118,7 @@ def _panels(layer: Layer, lanes: int, problem: Problem, filters: Array, pack: Pa
     shape = layer.filters * layer.channels // width, layer.channels, lanes
     target = Descriptor.strided(problem.library, shape, FLOAT32, (width, lanes, 1))
 
-    def compute() -> Array:
-        return in_panels(in_plain_order(problem, filters).reshape(layer.filters, layer.channels), lanes)
+    def fill(packed: Array) -> None:
+        pack_panels(in_plain_order(problem, filters).reshape(layer.filters, layer.channels), lanes, packed)
 
-    return pack(WEIGHTS, filters, problem.tensors[WEIGHTS][0], target, compute)[0]
+    return pack(WEIGHTS, filters, problem.tensors[WEIGHTS][0], target, Making("panels", target.nbytes, fill))[0]

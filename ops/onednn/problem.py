@@ -21,6 +21,7 @@ from dagexec.ops.onednn.bound import Rebindable
 from dagexec.ops.onednn.descriptors import POST_OP, SCRATCHPAD, WEIGHTS, Array, Descriptor, aligned_empty
 from dagexec.ops.onednn.division import adds_up_alike, misreads
 from dagexec.ops.onednn.operator import reorder
+from dagexec.ops.onednn.packing import Making
 from dagexec.ops.onednn.primitive import EXEC_ARG_MD, SCRATCHPAD_MD, PrimitiveDescriptor
 from dagexec.platform.records import dataclass
 
@@ -41,10 +42,6 @@ Raises UnsupportedFeatureError when there is none.
 """
 
 
-Compute = Callable[[], Array]
-"""Makes a copy that is more than another layout."""
-
-
 class Pack(Protocol):
     """A constant argument in another layout, and the step that brings it there in a run."""
 
@@ -54,10 +51,10 @@ class Pack(Protocol):
         array: Array,
         source: Descriptor,
         target: Descriptor,
-        compute: Compute | None = None,
+        making: Making | None = None,
         /,
     ) -> tuple[Array, Step]:
-        """By argument number, array and layouts, or by what `compute` makes where it is given."""
+        """By argument number, array and layouts, or by what fills it, where that is given."""
 
 
 Memory = Callable[[int], Array]

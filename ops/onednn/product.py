@@ -25,8 +25,7 @@ from dagexec.ops.onednn.descriptors import BIAS, DST, FORWARD_INFERENCE, SRC, WE
 from dagexec.ops.onednn.dot_product import can_multiply, dot_step
 from dagexec.ops.onednn.finishing import finishing_step
 from dagexec.ops.onednn.measured_product import INNER_PRODUCT, MeasuredProduct, WeightedProduct
-from dagexec.ops.onednn.packing import offer_unpacking
-from dagexec.ops.onednn.panel_product import in_panels, is_for_panels, out_of_panels, product_step
+from dagexec.ops.onednn.panel_product import is_for_panels, panels_of, product_step
 from dagexec.ops.onednn.post_ops import BINARY, append_post_ops, drops_nan
 from dagexec.ops.onednn.primitive import WEIGHTS_MD
 from dagexec.ops.product import fused as fused_product
@@ -53,8 +52,7 @@ class FullyConnected(MeasuredProduct, product.FullyConnected):
         own = self._as_they_lie(x, w_matrix, y) or self._in_panels(x, w_matrix, y)
         if own is not None:
             return own
-        w = self.x(1).reshape(w_matrix)
-        weights = w.T if self.transposed else w
+        weights = self._weights(w_matrix)
         post_ops, later = self.split_post_ops(read_post_ops(self.call()))
         require_accurate(self.onednn, post_ops, self.label)
         attributes = self.attributes()
@@ -79,7 +77,7 @@ class FullyConnected(MeasuredProduct, product.FullyConnected):
                     {SRC: x, WEIGHTS: weights, BIAS: self.x(2).reshape(-1), DST: y},
                     further,
                     0,
-                    rows > 1 or w.nbytes <= STREAMED_BYTES,
+                    rows > 1 or weights.nbytes <= STREAMED_BYTES,
                     _key(post_ops, further),
                     matmul,
                     constant,
@@ -88,7 +86,7 @@ class FullyConnected(MeasuredProduct, product.FullyConnected):
             step = in_sequence([*assembled.steps, self._finished(later)])
             return self.rebindable(step, assembled.bound, offered, {0: DST}) if is_moved and not later else step
         layout, source, target, bias = (self.packed(array) for array in (weights, x, y, self.x(2)))
-        wanted = Descriptor.any_layout(self.onednn, weights.shape, from_numpy(w.dtype))
+        wanted = Descriptor.any_layout(self.onednn, weights.shape, from_numpy(weights.dtype))
         if rows < _PACKED_ROWS:
             wanted = layout
         layouts_and_attributes = (source, wanted, bias, target, attributes)
@@ -137,16 +135,16 @@ class FullyConnected(MeasuredProduct, product.FullyConnected):
         self.answer(lambda: True)
         lanes = self.onednn.isa.lanes
         own = tuple((one.kind, one.a, one.b) for one in later)
-        panels = constant.derived(("panels", lanes, w_matrix, self.transposed), lambda: self._packed(w_matrix, lanes))
+        panels = panels_of(
+            self.input(1), outline.shape, self.transposed, partial(self._weights, w_matrix), lanes, self.label
+        )
         return product_step(x, panels, bias, y, addend, self.label, lanes, own)
 
-    def _packed(self, w_matrix: tuple[int, int], lanes: int) -> Array:
-        """The weights in panels, from which they can be made anew."""
+    def _weights(self, w_matrix: tuple[int, int]) -> Array:
+        """W as units x inner; it is a matrix of shape `w_matrix`."""
         w = self.x(1).reshape(w_matrix)
-        weights = w.T if self.transposed else w
-        panels = in_panels(weights, lanes)
-        offer_unpacking(self.input(1), weights, partial(out_of_panels, panels, lanes), self.label, surely=True)
-        return panels
+        weights: Array = w.T if self.transposed else w
+        return weights
 
     def drops_nan(self) -> bool:
         """Where post-ops of the primitive do."""
@@ -232,15 +230,10 @@ class Product(MeasuredProduct):
             return None
         self.answer(lambda: True)
         lanes = self.onednn.isa.lanes
-        key = "panels", lanes, b.shape, b.strides
-
-        def packed() -> Array:
-            panels = in_panels(weights, lanes)
-            offer_unpacking(self.input(1), weights, partial(out_of_panels, panels, lanes), self.label, surely=True)
-            return panels
-
+        is_turned = not weights.flags.c_contiguous
+        panels = panels_of(self.input(1), weights.shape, is_turned, lambda: weights, lanes, self.label)
         bias = self.for_all(np.zeros(len(weights), np.float32))
-        return product_step(a, constant.derived(key, packed), bias, y, None, self.label, lanes)
+        return product_step(a, panels, bias, y, None, self.label, lanes)
 
 
 @operator(product.MatMul.schema, engine="ONEDNN")

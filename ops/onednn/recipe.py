@@ -24,7 +24,6 @@ from dagexec.core.operator import Prepared, Rebind, Step, in_sequence, parts_of
 from dagexec.core.tensor import Tensor
 from dagexec.ops.onednn.bound import ArgumentRebind, BoundPrimitive, Memory, bound_primitive_of, memory_at
 from dagexec.ops.onednn.descriptors import Array, Descriptor
-from dagexec.ops.onednn.packing import PackedForms
 from dagexec.ops.onednn.primitive import Primitive
 from dagexec.platform.records import dataclass
 
@@ -34,11 +33,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Packed:
-    """Constant input `index`, read as `source`, in layout `target`."""
+    """Constant input `index` in a packed form."""
 
     index: int
-    source: Descriptor
-    target: Descriptor
+    form: Hashable
 
 
 _Place = int | _Packed | Memory
@@ -196,8 +194,8 @@ def read_recipe(
     for index in range(len(operator.input_blobs)):
         constant = operator.input(index).constant
         if constant is not None:
-            for source, target, array in constant.derived("onednn", PackedForms).made():
-                places.setdefault(_address(array), _Packed(index, source, target))
+            for form, array in constant.forms().items():
+                places.setdefault(_address(array), _Packed(index, form))
     calls: list[Call | _Remaking] = []
     for step in parts_of(prepared.step):
         bound = bound_primitive_of(step)
@@ -241,10 +239,10 @@ def _read_remaking(step: Step, places: Mapping[int, _Place], tensors: Tensors) -
 def follow_recipe(recipe: Recipe, operator: OneDNNOperator, tensors: Tensors) -> Prepared | None:
     """`operator` prepared as the recipe says; None where constants have to be packed first."""
     packed = {
-        id(place): _packed(operator, place)
+        (id(place), id(descriptor)): _packed(operator, place, descriptor)
         for call in recipe.calls
         if type(call) is Call
-        for _, place in call.arguments
+        for descriptor, place in call.arguments
         if type(place) is _Packed
     }
     if None in packed.values():
@@ -265,7 +263,7 @@ def follow_recipe(recipe: Recipe, operator: OneDNNOperator, tensors: Tensors) ->
         memories: list[Any] = [
             memory_at(library, descriptor, arrays[place], addresses[place], label)
             if type(place) is int
-            else packed.get(id(place), place)
+            else packed.get((id(place), id(descriptor)), place)
             for descriptor, place in call.arguments
         ]
         bound = BoundPrimitive(call.primitive, call.numbers, memories, label)
@@ -275,12 +273,12 @@ def follow_recipe(recipe: Recipe, operator: OneDNNOperator, tensors: Tensors) ->
     return Prepared(in_sequence(steps), inputs, outputs, keeps=recipe)
 
 
-def _packed(operator: OneDNNOperator, place: _Packed) -> Memory | None:
+def _packed(operator: OneDNNOperator, place: _Packed, descriptor: Descriptor) -> Memory | None:
     """The packed constant; None where it has to be packed first."""
     constant = operator.input(place.index).constant
     assert constant is not None
-    array = constant.derived("onednn", PackedForms).find(place.source, place.target)
-    return None if array is None else memory_at(operator.onednn, place.target, array, _address(array), operator.label)
+    array = constant.find(place.form)
+    return None if array is None else memory_at(operator.onednn, descriptor, array, _address(array), operator.label)
 
 
 def _moved(rebinds: Mapping[int, Rebind], step: object) -> tuple[tuple[int, int], ...]:

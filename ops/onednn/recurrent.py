@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from functools import partial
+from hashlib import sha256
 from typing import ClassVar
 
 import numpy as np
@@ -31,7 +32,7 @@ from dagexec.ops.onednn.descriptors import (
     Descriptor,
 )
 from dagexec.ops.onednn.operator import OneDNNOperator
-from dagexec.ops.onednn.packing import offer_unpacking
+from dagexec.ops.onednn.packing import Making, offer_unpacking, packed_form
 from dagexec.ops.onednn.primitive import WEIGHTS_MD
 from dagexec.ops.onednn.recurrent_layer import (
     GRU_FORM,
@@ -103,17 +104,31 @@ class RecurrentLayer(OneDNNOperator):
         sizes = layer.sizes
         w, r, bias = self.x(1), self.x(2), None if sizes.bias is None else self.x(sizes.bias)
         numbers = [1, 2] if sizes.bias is None else [1, 2, sizes.bias]
-        constants = [self.input(number).constant for number in numbers]
-        if None in constants:
-            packed = layer.room(lambda shape: self.scratch(shape, np.float32))
-            return packed, partial(layer.pack, w, r, bias, packed)
-        first = constants[0]
-        assert first is not None
-        key = ("recurrent", layer.form, layer.lanes, *map(id, constants[1:]))
-        packed, _ = first.derived(key, lambda: (layer.packed(w, r, bias), constants))
+        weights = [w, *[r] * len(layer.products)]
+        if any(self.input(number).constant is None for number in numbers):
+            packed = [self.scratch(shape, np.float32) for shape in layer.packed_shapes]
+            packs = list[Step]()
+            for number, (one, target) in enumerate(zip(weights, packed, strict=True)):
+                target.fill(0)
+                packs.append(partial(layer.pack, number, one, bias, target))
+            return packed, in_sequence(packs)
+        form = layer.packing if bias is None else f"{layer.packing}, biases {sha256(bias.tobytes()).hexdigest()}"
+        packed = [self._packed_once(layer, number, one, bias, form) for number, one in enumerate(weights)]
         offer_unpacking(self.input(1), w, partial(layer.unpack_input, packed), self.label)
         offer_unpacking(self.input(2), r, partial(layer.unpack_state, packed), self.label)
         return packed, nothing_to_do
+
+    def _packed_once(self, layer: Layer, number: int, weights: Array, bias: Array | None, form: str) -> Array:
+        """What product `number` reads of constants."""
+        shape, constant = layer.packed_shapes[number], self.input(2 if number else 1).constant
+        assert constant is not None, "all weights are constant"
+
+        def fill(packed: Array) -> None:
+            packed.fill(0)
+            layer.pack(number, weights, bias, packed.view(np.float32).reshape(shape))
+
+        making = Making(f"recurrent product {number}", math.prod(shape) * FLOAT32.itemsize, fill)
+        return packed_form(constant, form, making).view(np.float32).reshape(shape)
 
     def _arrays(self, layer: Layer) -> tuple[Arrays, Step]:
         """What the layer reads and writes, and the step that reads the lengths of sequences."""

@@ -6,11 +6,8 @@ gates (`ops/kernels/gate_product.py`, `gate_kernels.py`). `recurrent_tables` mak
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-
-import numpy as np
 
 from dagexec.ops.base.blocks import Array
 from dagexec.ops.kernels.gate_kernels import (
@@ -25,7 +22,6 @@ from dagexec.ops.kernels.gate_kernels import (
     GateKernel,
 )
 from dagexec.ops.kernels.gate_product import GateProduct, Slot
-from dagexec.ops.onednn.packing import packed_memory
 from dagexec.ops.recurrent.layer import Recurrence
 from dagexec.platform.records import dataclass
 
@@ -196,38 +192,38 @@ class Layer:
     def _product(self, inner: int, slots: tuple[Slot, ...]) -> GateProduct:
         return GateProduct(inner, self.sizes.hidden, slots, self.lanes, FLOAT * inner, self._slot, self._sums_row)
 
-    def packed(self, w: Array, r: Array, bias: Array | None) -> list[Array]:
-        """W, R and B as the products read them, that of X first: directions x elements each."""
-        found = self.room(lambda shape: packed_memory.take(FLOAT * math.prod(shape)).view(np.float32).reshape(shape))
-        self.pack(w, r, bias, found)
-        for array in found:
-            array.flags.writeable = False
-        return found
+    @property
+    def packed_shapes(self) -> list[tuple[int, int]]:
+        """Directions and float32 elements of what each product reads, that of X first."""
+        return [(self.sizes.directions, one.packed_elements) for one in (self.input_product, *self.products)]
 
-    def room(self, memory: Callable[[tuple[int, int]], Array]) -> list[Array]:
-        """Arrays of zeros for what `pack` packs, in float32 memory that is given by shape."""
-        found = [memory((self.sizes.directions, one.packed_elements)) for one in (self.input_product, *self.products)]
-        for array in found:
-            array.fill(0)
-        return found
+    @property
+    def packing(self) -> str:
+        """All that `pack` does with W, R and B, as text."""
+        stages = [[(slot.number, slot.adds) for slot in stage.slots] for stage in self.form.stages]
+        return f"{self.sizes.kind.gates} gates of {self.sizes.hidden} as {stages}, vectors of {self.lanes}"
 
-    def pack(self, w: Array, r: Array, bias: Array | None, packed: Sequence[Array]) -> None:
-        """Set `packed`, which was all zeros at first, to W, R and B."""
+    def pack(self, product: int, weights: Array, bias: Array | None, packed: Array) -> None:
+        """Set `packed`, all zeros at first, to what a product reads of B and, the first, W, any other R."""
         sizes = self.sizes
         gates = (sizes.directions, sizes.kind.gates, sizes.hidden)
-        w, r = (array.reshape(*gates, -1) for array in (w, r))
-        of_input = of_state = None
-        if bias is not None:
-            both = bias.reshape(sizes.directions, 2, *gates[1:])
-            of_input, of_state = both[:, 0].copy(), both[:, 1]
-            for stage in self.form.stages:
-                added = [slot.number for slot in stage.slots if slot.adds]
-                of_input[:, added] += of_state[:, added]
-        for number in range(sizes.directions):
-            self.input_product.pack(w[number], None if of_input is None else of_input[number], packed[0][number])
-            for stage, product, target in zip(self.form.stages, self.products, packed[1:], strict=True):
-                own = None if of_state is None else stage.of(of_state[number])
-                product.pack(stage.of(r[number]), own, target[number])
+        weights = weights.reshape(*gates, -1)
+        both = None if bias is None else bias.reshape(sizes.directions, 2, *gates[1:])
+        for number, target in enumerate(packed):
+            if product:
+                stage = self.form.stages[product - 1]
+                own = None if both is None else stage.of(both[number, 1])
+                self.products[product - 1].pack(stage.of(weights[number]), own, target)
+            else:
+                self.input_product.pack(weights[number], None if both is None else self._summed(both[number]), target)
+
+    def _summed(self, both: Array) -> Array:
+        """The biases of W, with those of R where a step adds to the sums of X."""
+        total: Array = both[0].copy()
+        for stage in self.form.stages:
+            added = [slot.number for slot in stage.slots if slot.adds]
+            total[added] += both[1, added]
+        return total
 
     def unpack_input(self, packed: Sequence[Array], w: Array) -> None:
         """Write W to an array of its shape."""

@@ -21,7 +21,8 @@ from dagexec.ops.base.geometry import Axis
 from dagexec.ops.kernels.machine import AVX2, AVX512
 from dagexec.ops.onednn.binding import Library
 from dagexec.ops.onednn.descriptors import BIAS, DST, SRC, WEIGHTS, Array, Descriptor
-from dagexec.ops.onednn.panel_product import fits_panels, in_panels, product_step
+from dagexec.ops.onednn.packing import Making
+from dagexec.ops.onednn.panel_product import fits_panels, pack_panels, product_step
 from dagexec.ops.onednn.problem import (
     COMPOSED,
     Assembled,
@@ -105,19 +106,17 @@ def _assemble(
 
 
 def _panels(layer: Layer, lanes: int, problem: Problem, filters: Array, pack: Pack) -> Array:
-    """The weights of each row of taps as panels: [rows, taps x filters / lanes, channels, lanes]."""
+    """The weights of each row of taps as panels: [rows, bytes]."""
     units = layer.columns * layer.filters
     shape = layer.rows, units // lanes, layer.channels, lanes
     strides = units * layer.channels, layer.channels * lanes, lanes, 1
     target = Descriptor.strided(problem.library, shape, FLOAT32, strides)
 
-    def compute() -> Array:
+    def fill(packed: Array) -> None:
         plain = in_plain_order(problem, filters).reshape(layer.filters, layer.channels, layer.rows, layer.columns)
-        packed = np.empty((layer.rows, units * layer.channels), np.float32)
-        for row in range(layer.rows):
+        for row, panels in enumerate(packed.reshape(layer.rows, -1)):
             weights = plain[:, :, row].transpose(2, 0, 1).reshape(units, layer.channels)
-            packed[row] = in_panels(weights, lanes)
-        packed.flags.writeable = False
-        return packed
+            pack_panels(weights, lanes, panels)
 
-    return pack(WEIGHTS, filters, problem.tensors[WEIGHTS][0], target, compute)[0]
+    making = Making("rows of panels", target.nbytes, fill)
+    return pack(WEIGHTS, filters, problem.tensors[WEIGHTS][0], target, making)[0].reshape(layer.rows, -1)

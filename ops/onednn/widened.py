@@ -21,9 +21,9 @@ from dagexec.ops.base.layout import NCHW
 from dagexec.ops.onednn.descriptors import WEIGHTS, Array, Descriptor, aligned_empty
 from dagexec.ops.onednn.division import misreads
 from dagexec.ops.onednn.operator import reorder
-from dagexec.ops.onednn.packing import packed_memory
+from dagexec.ops.onednn.packing import Making
 from dagexec.ops.onednn.primitive import EXEC_ARG_MD, PrimitiveDescriptor
-from dagexec.ops.onednn.problem import COMPOSED, Assembled, Candidate, Compute, Memory, Pack, Problem, assemble
+from dagexec.ops.onednn.problem import COMPOSED, Assembled, Candidate, Memory, Pack, Problem, assemble
 
 MAX_SUMMED = 128
 """Channels of all groups times taps: with more, products with zeros cost more than narrow matrices do."""
@@ -71,17 +71,18 @@ def _assemble(
     wide = replace(problem, tensors={**problem.tensors, WEIGHTS: (layout, meta)}, composed=None)
 
     def pack_wide(
-        number: int, array: Array, source: Descriptor, target: Descriptor, compute: Compute | None = None
+        number: int, array: Array, source: Descriptor, target: Descriptor, making: Making | None = None
     ) -> tuple[Array, Step]:
         if number != WEIGHTS:
-            return pack(number, array, source, target, compute)
-        return pack(number, array, given, target, partial(_widened, problem, shape, layout, array, target))
+            return pack(number, array, source, target, making)
+        fill = partial(_widen, problem, shape, layout, array, target)
+        return pack(number, array, given, target, Making("widened", target.nbytes, fill))
 
     return assemble(wide, candidate, arrays, memory, pack_wide)
 
 
-def _widened(problem: Problem, shape: Shape, layout: Descriptor, array: Array, target: Descriptor) -> Array:
-    """The filter with zeros between the groups, in the layout of the implementation."""
+def _widen(problem: Problem, shape: Shape, layout: Descriptor, array: Array, target: Descriptor, packed: Array) -> None:
+    """Set `packed` to the filter with zeros between the groups, in the layout of the implementation."""
     library, label = problem.library, problem.label
     groups = problem.groups
     grouped = groups, shape[0] // groups, shape[1] // groups, *shape[2:]
@@ -90,7 +91,4 @@ def _widened(problem: Problem, shape: Shape, layout: Descriptor, array: Array, t
     wide = np.zeros((groups, grouped[1], groups, *grouped[2:]), FLOAT32.numpy)
     for group, values in enumerate(plain.view(FLOAT32.numpy).reshape(grouped)):
         wide[group, :, group] = values
-    packed = packed_memory.take(target.nbytes)
     reorder(library, label, layout, target, wide, packed, aligned_empty).run_once()
-    packed.flags.writeable = False
-    return packed

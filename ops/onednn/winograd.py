@@ -51,7 +51,7 @@ from dagexec.ops.onednn.descriptors import (
 )
 from dagexec.ops.onednn.division import adds_up_alike
 from dagexec.ops.onednn.operator import reorder
-from dagexec.ops.onednn.packing import packed_memory
+from dagexec.ops.onednn.packing import Making
 from dagexec.ops.onednn.pieces import Together, side_by_side
 from dagexec.ops.onednn.primitive import EXEC_ARG_MD, SCRATCHPAD_MD, PrimitiveDescriptor, describe
 from dagexec.ops.onednn.problem import COMPOSED, Assembled, Candidate, Memory, Pack, Problem, in_one, in_plain_order
@@ -159,8 +159,9 @@ def _assemble(
     """The steps of a layer, pieces of blocks one after another."""
     layouts = {number: description.descriptor(EXEC_ARG_MD, number) for number in (SRC, WEIGHTS, DST)}
     filters, given = arrays[WEIGHTS], problem.tensors[WEIGHTS][0]
-    compute = partial(_transformed, tiling, problem, filters, layouts[WEIGHTS])
-    weights, _ = pack(WEIGHTS, filters, given, layouts[WEIGHTS], compute)
+    fill = partial(_transform, tiling, problem, filters, layouts[WEIGHTS])
+    making = Making(f"winograd {tiling.outputs}x{TAPS}", tiling.cut * layouts[WEIGHTS].nbytes, fill)
+    weights, _ = pack(WEIGHTS, filters, given, layouts[WEIGHTS], making)
     computed: list[list[Step]] = []
     bounds: list[BoundPrimitive] = []
     nbytes = 0
@@ -198,15 +199,14 @@ def _pieces(tiling: Tiling, cold: bool, nbytes: int) -> list[range]:
     return shares(len(tiling.blocks), 1 if tiling.cut > 1 else pieces_of(seconds, min(most, MOST_OF_ONE)))
 
 
-def _transformed(tiling: Tiling, problem: Problem, array: Array, wanted: Descriptor) -> Array:
-    """The filter at every place, G w G^T, in the layout of the product.
+def _transform(tiling: Tiling, problem: Problem, array: Array, wanted: Descriptor, packed: Array) -> None:
+    """Set `packed` to the filter at every place, G w G^T, in the layout of the product.
 
     It is made for a few places at a time, so that beside the result there is only a part of it in another layout.
     """
     library, label = problem.library, problem.label
     matrix = _filter_matrix(tiling.outputs)
     filters = np.ascontiguousarray(in_plain_order(problem, array).reshape(-1, TAPS * TAPS).T)
-    packed = packed_memory.take(tiling.cut * wanted.nbytes)
     parts, layout = _layouts(tiling, wanted)
     parts *= tiling.cut
     rows = len(matrix) // parts
@@ -216,8 +216,6 @@ def _transformed(tiling: Tiling, problem: Problem, array: Array, wanted: Descrip
         _at_places(matrix[number * rows : (number + 1) * rows], filters, found)
         target = packed[number * layout.nbytes : (number + 1) * layout.nbytes]
         reorder(library, label, source, layout, found, target, aligned_empty).run_once()
-    packed.flags.writeable = False
-    return packed
 
 
 @lru_cache(maxsize=2)

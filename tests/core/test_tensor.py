@@ -1,5 +1,6 @@
 """Tensors: memory that is kept, shared, adopted and left; what is fed is what is fetched."""
 
+from collections.abc import Hashable
 from typing import Any
 
 import ml_dtypes
@@ -14,6 +15,7 @@ from dagexec.core.descriptor import TensorDescriptor
 from dagexec.core.dtypes import ALL_TYPES, FLOAT32, FLOAT64, INT32, STRING, TypeMeta
 from dagexec.core.tensor import Tensor, as_bytes_objects, binding_epoch
 from dagexec.errors import MissingBlobError, ResourceError, ShapeError
+from dagexec.platform.host_memory import aligned_bytes
 from tests.memory_limits import leave
 
 Array = npt.NDArray[Any]
@@ -264,6 +266,30 @@ def test_a_constant_tensor_is_read_only_and_keeps_what_was_derived_from_it() -> 
     assert len(calls) == 2
     tensor.freeze()
     assert tensor.constant is constant
+
+
+def test_a_packed_form_of_a_constant_is_kept_or_computed_once() -> None:
+    tensor, kept = filled((3,)), aligned_bytes(12, "weights")
+    tensor.freeze()
+    constant, calls = tensor.constant, list[str]()
+    assert constant is not None
+    constant.keep({"kept": kept, "short": kept[:8], "elsewhere": np.zeros(13, np.uint8)[1:]}.get)
+
+    def computed(form: Hashable) -> Array:
+        def compute() -> Array:
+            calls.append(str(form))
+            return np.zeros(12, np.uint8)
+
+        return constant.packed(form, 12, compute)
+
+    forms = ("kept", "short", "elsewhere", "other", "other", ("kept",))
+    found = [computed(form) for form in forms]
+    assert calls == ["short", "elsewhere", "other", "('kept',)"]
+    assert found[0] is kept
+    assert not any(array.flags.writeable for array in found)
+    assert constant.find("other") is found[3]
+    assert constant.find("not yet") is None
+    assert set(constant.forms()) == set(forms)
 
 
 def test_feeding_a_constant_tensor_makes_it_an_ordinary_one_with_other_memory() -> None:

@@ -14,8 +14,8 @@ from onnx import TensorProto, helper, numpy_helper
 import dagexec
 from dagexec.binding.io_binding import Array
 from dagexec.core.tensor import Tensor
-from dagexec.ops.onednn import product
-from dagexec.ops.onednn.panel_product import in_panels
+from dagexec.ops.onednn import panel_product
+from dagexec.ops.onednn.panel_product import pack_panels
 from dagexec.serving.executor import Executor
 from tests.ops.onednn.engine import needs_onednn
 
@@ -82,11 +82,11 @@ def test_weights_go_one_by_one_while_a_net_is_prepared(
 ) -> None:
     found = []
 
-    def packed(weights: Array, lanes: int) -> Array:
+    def pack(weights: Array, lanes: int, packed: Array) -> None:
         found.append(len(in_memory(executor)))
-        return in_panels(weights, lanes)
+        pack_panels(weights, lanes, packed)
 
-    monkeypatch.setattr(product, "in_panels", packed)
+    monkeypatch.setattr(panel_product, "pack_panels", pack)
     with dagexec.compile(path()) as executor:
         check(executor.run(X[:ROWS])["y"], X[:ROWS])
     assert found == list(range(len(found), 0, -1))  # layers whose weights are not in panels come first, if any

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dagexec.ops.onednn.binding import library, require_library
-from dagexec.ops.onednn.panel_product import in_panels, is_for_panels, product_step
+from dagexec.ops.onednn.panel_product import is_for_panels, pack_panels, product_step
 from tests.ops.onednn.engine import normal
 from tests.ops.pieces import cut_into
 from tests.ops.running import Array
@@ -37,7 +37,8 @@ def computed(x: Array, weights: Array, bias: Array, pieces: int = 1, addend: Arr
     y = memory[32 : 32 + size].reshape(len(x), len(weights))
     if addend is not None:
         y[:] = addend
-    panels = in_panels(weights, onednn.isa.lanes)
+    panels = np.empty(weights.nbytes, np.uint8)
+    pack_panels(weights, onednn.isa.lanes, panels)
     with cut_into(pieces):
         step = product_step(x, panels, bias, y, None if addend is None else y, "product", onednn.isa.lanes)
     assert step is not None
