@@ -32,7 +32,7 @@ from dagexec.core.choices import choices
 from dagexec.core.operator import Step
 from dagexec.core.registry import create_operator
 from dagexec.core.tensor import Tensor
-from dagexec.ops.conv.choice import ENGINES, default_algorithm
+from dagexec.ops.conv.choice import ENGINES, algorithm_of, default_algorithm
 from dagexec.ops.conv.convolution import Convolution, conv_window
 from dagexec.platform.arithmetic import operator_arithmetic
 from dagexec.scheduler.run.blas_thread import OneBlasThread
@@ -122,8 +122,8 @@ class Contenders:
         ]
         if products:
             self.steps["GEMM"] = lambda: [product() for product in products]
-        for name, algorithm in ENGINES.items():
-            if not algorithm.refusal(problem):
+        for name in ENGINES:
+            if not algorithm_of(name).refusal(problem):
                 operator, y = self._operator(name)
                 self.steps[name] = operator.bind(None).step
                 self._check(name, y)

@@ -15,6 +15,7 @@ other parameters there are, or in what order they were made. How a model is trai
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from dagexec.core.arguments import make_argument
 from dagexec.core.gradient import Gradient
@@ -22,17 +23,23 @@ from dagexec.core.model import InputInfo, Model
 from dagexec.core.proto import NetDef
 from dagexec.core.workspace import FORM, Net, Workspace
 from dagexec.errors import GradientError, SchemaError
+from dagexec.platform.lazy import LazyModule
 from dagexec.platform.processor import available_cores
-from dagexec.training.backward import add_gradient_operators
-from dagexec.training.engines import TRAINING, training_form
 from dagexec.training.layers.dense import DenseLayers
 from dagexec.training.layers.loss import LossLayers
 from dagexec.training.layers.normalization import NormalizationLayers
 from dagexec.training.layers.recurrent import RecurrentLayers
 from dagexec.training.layers.window import Pair, WindowLayers
 from dagexec.training.model_builder import ITERATION
-from dagexec.training.parameter_gradients import with_own_blobs
-from dagexec.training.prediction import prediction_net
+
+if not TYPE_CHECKING:
+    prediction = LazyModule("dagexec.training.prediction")
+    parameter_gradients = LazyModule("dagexec.training.parameter_gradients")
+    engines = LazyModule("dagexec.training.engines")
+    backward = LazyModule("dagexec.training.backward")
+else:
+    from dagexec.training import backward, engines, parameter_gradients, prediction
+
 
 __all__ = ["ModelHelper", "Pair"]
 
@@ -73,7 +80,7 @@ class ModelHelper(WindowLayers, DenseLayers, NormalizationLayers, RecurrentLayer
         length = len(self.net.op)
         trial = NetDef()
         trial.CopyFrom(self.net)
-        found = add_gradient_operators(trial, losses, wanted=self.parameters)
+        found = backward.add_gradient_operators(trial, losses, wanted=self.parameters)
         missing = [name for name in self.parameters if name not in found and name not in without]
         if missing:
             raise GradientError(
@@ -87,8 +94,8 @@ class ModelHelper(WindowLayers, DenseLayers, NormalizationLayers, RecurrentLayer
             for blob in definition.output
             if definition.HasField("device_option")
         }
-        self._gradients = with_own_blobs(trial, gradients, length, devices)
-        trial.arg.append(make_argument(FORM, TRAINING))
+        self._gradients = parameter_gradients.with_own_blobs(trial, gradients, length, devices)
+        trial.arg.append(make_argument(FORM, engines.TRAINING))
         self.net.CopyFrom(trial)
         self._forward_operators = length
         return self.params_to_grad
@@ -108,7 +115,9 @@ class ModelHelper(WindowLayers, DenseLayers, NormalizationLayers, RecurrentLayer
 
         `num_workers` defaults to the cores, of which `simple` uses one. Raises what `Workspace.create_net` raises.
         """
-        return workspace.create_net(training_form(self.net, workspace), net_type, num_workers or available_cores())
+        return workspace.create_net(
+            engines.training_form(self.net, workspace), net_type, num_workers or available_cores()
+        )
 
     def model(self, outputs: Sequence[str]) -> Model:
         """The model built so far, with these outputs. Later changes to the helper do not reach it.
@@ -136,7 +145,7 @@ class ModelHelper(WindowLayers, DenseLayers, NormalizationLayers, RecurrentLayer
         Raises SchemaError for an output that no operator writes, and MissingBlobError for an empty workspace.
         """
         self._check_written(outputs)
-        net = prediction_net(self.net, self._forward_operators, outputs)
+        net = prediction.prediction_net(self.net, self._forward_operators, outputs)
         known = {**self.parameters, **self.computed_parameters, **self.states}
         parameters = {name: workspace.fetch_blob(name) for name in net.external_input if name in known}
         for array in parameters.values():

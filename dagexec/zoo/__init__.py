@@ -7,43 +7,36 @@ trained but random, reproducible from a seed, and sized so that activations stay
 
 from __future__ import annotations
 
-import difflib
+from typing import TYPE_CHECKING
 
 from dagexec.core.model import Model
 from dagexec.errors import ModelFormatError
 from dagexec.ops.base.layout import NCHW
+from dagexec.platform.lazy import LazyModule
 from dagexec.training.model_helper import ModelHelper
-from dagexec.zoo import (
-    densenet,
-    googlenet,
-    inception_v3,
-    lenet,
-    mobilenet,
-    nasnet,
-    resnet,
-    resnet_cifar,
-    squeezenet,
-    vgg,
-)
 from dagexec.zoo.architecture import Architecture
 
-_ARCHITECTURES: dict[str, Architecture] = {
-    each.name: each
-    for each in (
-        densenet.DENSENET121,
-        googlenet.GOOGLENET,
-        inception_v3.INCEPTION_V3,
-        lenet.LENET,
-        lenet.LENET_DIGITS,
-        mobilenet.MOBILENET_V2,
-        nasnet.NASNET_A,
-        resnet.RESNET50,
-        resnet_cifar.RESNET20,
-        squeezenet.SQUEEZENET,
-        squeezenet.SQUEEZENET_TOWERS,
-        vgg.VGG19,
-    )
+if not TYPE_CHECKING:
+    difflib = LazyModule("difflib")
+else:
+    import difflib
+
+
+_ARCHITECTURES = {
+    "densenet121": ("densenet", "DENSENET121"),
+    "googlenet": ("googlenet", "GOOGLENET"),
+    "inception_v3": ("inception_v3", "INCEPTION_V3"),
+    "lenet": ("lenet", "LENET"),
+    "lenet_digits": ("lenet", "LENET_DIGITS"),
+    "mobilenet_v2": ("mobilenet", "MOBILENET_V2"),
+    "nasnet_a": ("nasnet", "NASNET_A"),
+    "resnet20": ("resnet_cifar", "RESNET20"),
+    "resnet50": ("resnet", "RESNET50"),
+    "squeezenet": ("squeezenet", "SQUEEZENET"),
+    "squeezenet_towers": ("squeezenet", "SQUEEZENET_TOWERS"),
+    "vgg19": ("vgg", "VGG19"),
 }
+"""The module of each, which is imported when somebody asks for it, and its name there."""
 
 __all__ = ["architecture", "build", "build_training", "names"]
 
@@ -60,7 +53,9 @@ def architecture(name: str) -> Architecture:
         close = difflib.get_close_matches(name, _ARCHITECTURES, n=3)
         hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(names())}"
         raise ModelFormatError(f"there is no zoo model {name!r}; {hint}")
-    return found
+    module, constant = found
+    made: Architecture = getattr(LazyModule(f"{__name__}.{module}"), constant)
+    return made
 
 
 def build(name: str, batch_size: int | None = None, seed: int = 0) -> Model:

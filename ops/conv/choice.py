@@ -7,20 +7,32 @@ why.
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING
 
 from dagexec.errors import ResourceError
-from dagexec.ops.conv.depthwise import DEPTHWISE
-from dagexec.ops.conv.direct import DIRECT
-from dagexec.ops.conv.fft import FFT
-from dagexec.ops.conv.im2col import IM2COL
-from dagexec.ops.conv.one_by_one import ONE_BY_ONE
 from dagexec.ops.conv.problem import Algorithm, ConvProblem
-from dagexec.ops.conv.winograd import WINOGRAD
+from dagexec.platform.lazy import LazyModule
+
+if not TYPE_CHECKING:
+    depthwise = LazyModule("dagexec.ops.conv.depthwise")
+    direct = LazyModule("dagexec.ops.conv.direct")
+    fft = LazyModule("dagexec.ops.conv.fft")
+    im2col = LazyModule("dagexec.ops.conv.im2col")
+    one_by_one = LazyModule("dagexec.ops.conv.one_by_one")
+    winograd = LazyModule("dagexec.ops.conv.winograd")
+else:
+    from dagexec.ops.conv import depthwise, direct, fft, im2col, one_by_one, winograd
+
 
 logger = logging.getLogger("dagexec")
 
-ENGINES = {algorithm.name: algorithm for algorithm in (WINOGRAD, FFT, DIRECT)}
-"""The algorithms that an engine name asks for."""
+ENGINES = ("WINOGRAD", "FFT", "DIRECT")
+"""The engines that are algorithms."""
+
+
+def algorithm_of(engine: str) -> Algorithm:
+    """The algorithm that an engine, one of ENGINES, names."""
+    return {"WINOGRAD": lambda: winograd.WINOGRAD, "FFT": lambda: fft.FFT, "DIRECT": lambda: direct.DIRECT}[engine]()
 
 
 def default_algorithm(problem: ConvProblem, label: str) -> Algorithm:
@@ -29,20 +41,20 @@ def default_algorithm(problem: ConvProblem, label: str) -> Algorithm:
     Where a single window is too much for im2col (far dilations, or a small limit), taps are summed one after the other.
     Raises ResourceError when that takes more than the workspace limit too.
     """
-    for algorithm in (ONE_BY_ONE, DEPTHWISE, IM2COL):
+    for algorithm in (one_by_one.ONE_BY_ONE, depthwise.DEPTHWISE, im2col.IM2COL):
         why = algorithm.refusal(problem)
         if not why:
             return algorithm
-    other = DIRECT.refusal(problem)
+    other = direct.DIRECT.refusal(problem)
     if other:
         raise ResourceError(f"{label}: {why}; without columns: {other}")
     logger.info("%s: %s; the taps are summed one after another (DIRECT)", label, why)
-    return DIRECT
+    return direct.DIRECT
 
 
 def require_columns(problem: ConvProblem, label: str) -> None:
     """Raise ResourceError unless im2col keeps to the workspace limit."""
-    why = IM2COL.refusal(problem)
+    why = im2col.IM2COL.refusal(problem)
     if why:
         raise ResourceError(f"{label}: {why}")
 
@@ -50,9 +62,10 @@ def require_columns(problem: ConvProblem, label: str) -> None:
 def named_algorithm(problem: ConvProblem, engine: str, label: str) -> Algorithm:
     """The algorithm of an engine, or the default one where that does not apply."""
     if engine:
-        why = ENGINES[engine].refusal(problem)
+        algorithm = algorithm_of(engine)
+        why = algorithm.refusal(problem)
         if not why:
-            return ENGINES[engine]
+            return algorithm
         pass_over(engine, why, label)
     return default_algorithm(problem, label)
 

@@ -21,7 +21,7 @@ from dagexec.core.constant import Constant
 from dagexec.core.device import CPU
 from dagexec.core.operator import Step, in_sequence
 from dagexec.core.runtime import runtime_of
-from dagexec.ops.conv.choice import ENGINES, default_algorithm
+from dagexec.ops.conv.choice import ENGINES, algorithm_of, default_algorithm
 from dagexec.ops.conv.problem import Algorithm, Array, ConvProblem
 from dagexec.platform.arithmetic import operator_arithmetic
 from dagexec.platform.lazy import LazyModule
@@ -48,7 +48,7 @@ def searched_algorithm(problem: ConvProblem, label: str, *, may_measure: bool) -
     name = choices.find(key, given_only=not may_measure)
     if name is None and may_measure:
         name = choices.keep(key, _fastest(problem, default, label))
-    algorithm = ENGINES.get(name or "", default)
+    algorithm = algorithm_of(name) if name in ENGINES else default
     return default if algorithm.refusal(problem) else algorithm
 
 
@@ -77,7 +77,7 @@ def _shape(array: Array) -> str:
 def _fastest(problem: ConvProblem, default: Algorithm, label: str) -> str:
     """The name of the fastest algorithm on arrays of random numbers, or DEFAULT when none gains enough on that."""
     trial = _trial(problem)
-    applicable = {name: algorithm for name, algorithm in ENGINES.items() if not algorithm.refusal(trial)}
+    applicable = {name: algorithm_of(name) for name in ENGINES if not algorithm_of(name).refusal(trial)}
     candidates = {"DEFAULT": default} | applicable
     steps = {name: in_sequence(algorithm.steps(trial, _allocate)) for name, algorithm in candidates.items()}
     with operator_arithmetic():  # as in a run

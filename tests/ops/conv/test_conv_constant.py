@@ -15,7 +15,7 @@ import pytest
 from dagexec import NetDef, Workspace
 from dagexec.core.constant import Constant
 from dagexec.ops.conv import direct, fft, winograd
-from dagexec.ops.conv.choice import ENGINES
+from dagexec.ops.conv.choice import ENGINES, algorithm_of
 from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.conv.test_conv import Named
 from tests.ops.problems import Case, Memory, run_algorithm, run_steps
@@ -123,7 +123,7 @@ def test_threads_that_need_the_same_filter_at_once_wait_for_one_that_computes_it
     def compute(_: int) -> bytes:
         problem, memory = replace(case.problem(), constant=constant), Memory()
         all_here.wait(30)
-        return run_steps(problem, ENGINES[engine].steps(problem, memory.allocate), memory).tobytes()
+        return run_steps(problem, algorithm_of(engine).steps(problem, memory.allocate), memory).tobytes()
 
     module, name = COMPUTED_BY[engine]
     with (
