@@ -22,7 +22,8 @@ with garbage_collection_paused():  # all that imports make stays
     from dagexec.core.workspace import Workspace
     from dagexec.errors import DagexecError
     from dagexec.options import BatchPadding, CompileOptions
-    from dagexec.serving.compile import compile
+    from dagexec.platform.version import VERSION
+    from dagexec.serving.compile import build, compile, open
     from dagexec.serving.executor import Executor
     from dagexec.serving.model_source import load_model
     from dagexec.storage.net_file import load_net, save_net
@@ -43,7 +44,7 @@ else:
     from dagexec.serving.compile_async import compile_async
     from dagexec.serving.pool import Pool
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "BatchPadding",
@@ -59,6 +60,7 @@ __all__ = [
     "PrecisionReport",
     "TensorSpec",
     "Workspace",
+    "build",
     "choices",
     "compile",
     "compile_async",
@@ -70,6 +72,7 @@ __all__ = [
     "load_pipeline",
     "measuring",
     "op",
+    "open",
     "precision_report",
     "save_choices",
     "save_net",

@@ -29,6 +29,7 @@ __all__ = [
     "NonFiniteError",
     "OperatorError",
     "OutputError",
+    "PlanError",
     "PolicyError",
     "QueueClosedError",
     "QueueFullError",
@@ -195,6 +196,10 @@ class ConformanceError(DagexecError):
     def __init__(self, message: str, deviations: tuple[str, ...]) -> None:
         super().__init__(message)
         self.deviations = deviations
+
+
+class PlanError(DagexecError):
+    """A compiled model that no file of a plan can keep, or that cannot be had from one."""
 
 
 class PolicyError(DagexecError):

@@ -1,5 +1,5 @@
-"""The command line: `dagexec run`, `train`, `compare`, `inspect`, `check`, `explore`, `export`, `lab`, `serve`,
-`stress`, `tune` and `operators`, with one module per command.
+"""The command line: `dagexec run`, `build`, `train`, `compare`, `inspect`, `check`, `explore`, `export`, `lab`,
+`serve`, `stress`, `tune` and `operators`, with one module per command.
 
 Exit status: 0 if the answer is right, 1 if results differ or a check finds a defect, 2 for wrong input or usage, and
 for what cannot be written. A DagexecError is printed as one message, without a traceback. As in a shell, it is 128 and
@@ -17,6 +17,7 @@ import typer
 from rich.console import Console
 
 import dagexec
+from dagexec.cli.build import build_command
 from dagexec.cli.check import check_command
 from dagexec.cli.compare import compare_command
 from dagexec.cli.explore import explore_command
@@ -55,6 +56,7 @@ def _options(
 
 
 app.command("run")(run_command)
+app.command("build")(build_command)
 app.command("compare")(compare_command)
 app.command("inspect")(inspect_command)
 app.command("check")(check_command)

@@ -26,8 +26,8 @@ from dagexec.serving.model_source import load_model
 
 _MODEL = typer.Argument(
     metavar="MODEL",
-    help="A .onnx file, a folder with init_net.pb and predict_net.pb, a NetDef file, zoo:NAME, or a .toml "
-    "file that describes a pipeline, with Python functions that are called.",
+    help="A .onnx file, a plan (.dagexec), a folder with init_net.pb and predict_net.pb, a NetDef file, zoo:NAME, or a "
+    ".toml file that describes a pipeline, with Python functions that are called.",
     show_default=False,
     autocompletion=complete_model,
 )

@@ -56,6 +56,7 @@ from dagexec.report.gather import run_report
 from dagexec.scheduler.observe.trace import Trace
 from dagexec.scheduler.observe.trace_lines import line_observer
 from dagexec.serving.compile import compile
+from dagexec.serving.model_source import is_plan
 
 
 def run_command(
@@ -103,7 +104,7 @@ def run_command(
         with progress_line(f"Compiling {loaded.name}", quiet=quiet) as line:
             executor = stack.enter_context(
                 compile(
-                    loaded,
+                    model if is_plan(model) else loaded,
                     optimize=optimize,
                     tuning_seconds=tuning_seconds,
                     islands=islands,
@@ -113,7 +114,7 @@ def run_command(
                     policy=policy,
                     device=device,
                     streams_per_worker=streams_per_worker,
-                    operator_arguments=arguments,
+                    operator_arguments=arguments or None,
                     progress=line,
                 )
             )

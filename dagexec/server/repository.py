@@ -38,7 +38,7 @@ from dagexec.server.limits import Limits
 from dagexec.server.repository_state import ModelState, RepositoryState
 from dagexec.server.version import PLATFORM, LoadedVersion, Runner
 from dagexec.serving.compile_async import compile_async
-from dagexec.serving.model_source import ModelSource
+from dagexec.serving.model_source import PLAN_SUFFIX, ModelSource
 from dagexec.serving.waiting import to_the_end
 
 logger = logging.getLogger("dagexec.server")
@@ -305,9 +305,9 @@ def _newest(config: ModelConfig) -> tuple[str, ModelSource]:
         return config.version, source
     version = max(numbers, key=int)
     folder = Path(source, version)
-    files = sorted(folder.glob("*.onnx"))
+    files = sorted(folder.glob(f"*{PLAN_SUFFIX}")) or sorted(folder.glob("*.onnx"))
     if len(files) > 1:
-        raise ModelFormatError(f"{folder}: expected one .onnx file, found {[file.name for file in files]}")
+        raise ModelFormatError(f"{folder}: expected one plan or one .onnx file, found {[file.name for file in files]}")
     return version, files[0] if files else folder
 
 

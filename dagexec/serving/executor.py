@@ -8,10 +8,13 @@ thread meanwhile, `run_async` only its task.
 from __future__ import annotations
 
 import operator
+import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -28,12 +31,13 @@ from dagexec.core.model import InputInfo, Model
 from dagexec.core.runtime import runtime_of
 from dagexec.core.variant import Variant
 from dagexec.core.workspace import Workspace
-from dagexec.errors import DagexecError, FeedError, RunCancelledError, ShapeError
+from dagexec.errors import DagexecError, FeedError, PlanError, RunCancelledError, ShapeError
 from dagexec.options import CompileOptions, Shapes
 from dagexec.platform.closing import Closing
 from dagexec.platform.deadline import check_stop
 from dagexec.platform.garbage_collection import garbage_collection_paused
 from dagexec.platform.lazy import LazyModule
+from dagexec.platform.processor import available_cores
 from dagexec.platform.threads import ThreadWait, threads
 from dagexec.scheduler.nets.net import BaseNet
 from dagexec.scheduler.observe.observers import Observer
@@ -47,6 +51,7 @@ from dagexec.serving.growth import Growth, may_grow
 from dagexec.serving.inline import InlineRuns
 from dagexec.serving.interface import Interface
 from dagexec.serving.metrics import Metrics
+from dagexec.serving.origin import Origin
 from dagexec.serving.places import Place, new_place
 from dagexec.serving.pooled import PooledRuns
 from dagexec.serving.requests import Request, timed_out
@@ -59,8 +64,10 @@ from dagexec.serving.warm_up import zero_feeds
 
 if not TYPE_CHECKING:
     pictures = LazyModule("dagexec.core.drawing.pictures")
+    plan = LazyModule("dagexec.plans.plan")
 else:
     from dagexec.core.drawing import pictures
+    from dagexec.plans import plan
 
 
 class Executor(Closing):
@@ -83,10 +90,12 @@ class Executor(Closing):
         place: Place | None = None,
         given_types: GivenTypes | None = None,
         batch_axes: BatchAxes | None = None,
+        origin: Origin | None = None,
     ) -> None:
         """Called by `compile`. `given` is the model before it was rewritten, or None if it was not.
 
-        `given_types` are for errors in its words, `batch_axes` those along which requests are joined.
+        `given_types` are for errors in its words, `batch_axes` those along which requests are joined. `origin` is what
+        `save` needs.
         `options` determine the number of workers and the net type. `place` has the workers; with None the options
         decide.
         Raises what `warm_up` raises, if `options` request it, and ClosedError when their pool is closed.
@@ -106,6 +115,7 @@ class Executor(Closing):
         self._interface = Interface(model, self._source, options)
         self._given_types = given_types
         self._batch_axes = batch_axes
+        self._origin = origin
         self._now = threads().monotonic
         self._open(None, place or new_place(model, options))
         if options.warm_start is not False:
@@ -286,6 +296,29 @@ class Executor(Closing):
             self._warm_up_with_zeros(None)
         else:
             self._warm_up(named_feeds(self.model.name, feeds, self._interface.needed))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Put what compiling decided into a file, a plan that `dagexec.open` opens at little cost (docs/plans.md).
+
+        It has the model as it was given too, which is loaded again from where it came from. An executor that has not
+        run yet is warmed up with zeros, if the shapes of its inputs are known.
+
+        Raises PlanError for what no file can keep (functions of the application, parts in other runtimes, models on
+        devices) and for a model that cannot be had again; OutputError, and what `load_model` does.
+        """
+        if self._origin is None:
+            raise PlanError(
+                f"net {self.model.name!r}: a plan keeps no parameters that may be fed: compile "
+                "dagexec.load_model(..., overridable=())"
+            )
+        given = self._origin.model(self._source)
+        if self._replicas.members[0].io_binding is None:
+            with suppress(DagexecError):  # zeros of made-up sizes are not what every net takes
+                self.warm_up()
+        kept = plan.Plan(
+            given, self.model, self._origin.options, self.net_type, available_cores(), self._origin.is_calibrated
+        )
+        plan.write_plan(Path(path), kept)
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the compiled net, and what the executor has done."""

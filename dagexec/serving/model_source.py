@@ -6,7 +6,7 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Union
+from typing import TYPE_CHECKING, TypeGuard, Union
 
 from dagexec.core.io_access import IO
 from dagexec.core.model import MakesModel, Model
@@ -21,6 +21,7 @@ if not TYPE_CHECKING:
     caffe2 = LazyModule("dagexec.frontend.caffe2")
     onnx = LazyModule("onnx")
     onnx_frontend = LazyModule("dagexec.frontend.onnx")
+    plan = LazyModule("dagexec.plans.plan")
     zoo = LazyModule("dagexec.zoo")
 else:
     import onnx
@@ -28,10 +29,17 @@ else:
     from dagexec import zoo
     from dagexec.frontend import caffe2, predictor
     from dagexec.frontend import onnx as onnx_frontend
+    from dagexec.plans import plan
 
 ModelSource = Union[str, os.PathLike[str], "onnx.ModelProto", NetDef, tuple[NetDef, NetDef], Model, MakesModel]
 
 ZOO_PREFIX = "zoo:"
+PLAN_SUFFIX = ".dagexec"
+
+
+def is_plan(source: ModelSource) -> TypeGuard[str | os.PathLike[str]]:
+    """True for the path of a plan that `dagexec build` or `Executor.save` has written, by its name."""
+    return isinstance(source, str | os.PathLike) and os.fspath(source).endswith(PLAN_SUFFIX)
 
 
 def load_model(
@@ -47,8 +55,8 @@ def load_model(
     Args:
         source: the path of an .onnx file; the path of a folder with init_net.pb and predict_net.pb; the path of a
             single NetDef (.pb, .pbtxt) that needs no init net; that of a minidb of Caffe2's predictor exporter (.mdl,
-            .minidb); "zoo:NAME"; an onnx.ModelProto, with all its data
-            inside; a NetDef; an (init net, predict net) pair; a Model, which is returned as it is; or a
+            .minidb); that of a plan (.dagexec), for the model that it was made of; "zoo:NAME"; an onnx.ModelProto, with
+            all its data inside; a NetDef; an (init net, predict net) pair; a Model, which is returned as it is; or a
             `dagexec.Pipeline`.
         allow_io: its operators may read and write files and talk to other processes. Otherwise they may only read
             databases in the folder of the model's own files.
@@ -103,9 +111,9 @@ def _load(source: ModelSource, foreign: bool) -> Model:
 
 
 _EXPECTED = (
-    "the path of an .onnx file, of a .mdl of Caffe2's predictor exporter or of a folder with init_net.pb and "
-    "predict_net.pb, an onnx.ModelProto, a NetDef, an (init, predict) pair of NetDefs, a Model, a Pipeline, or "
-    '"zoo:NAME"'
+    "the path of an .onnx file, of a plan (.dagexec), of a .mdl of Caffe2's predictor exporter or of a folder with "
+    "init_net.pb and predict_net.pb, an onnx.ModelProto, a NetDef, an (init, predict) pair of NetDefs, a Model, a "
+    'Pipeline, or "zoo:NAME"'
 )
 
 
@@ -120,6 +128,8 @@ def _load_path(path: Path, foreign: bool) -> Model:
     if path.suffix in (".pb", *TEXT_SUFFIXES):
         model = caffe2.from_nets(None, load_net(path), name=path.stem)
         return replace(model, folder=path.parent, allow_io=IO.READ_FOLDER)
+    if path.suffix == PLAN_SUFFIX:
+        return replace(plan.given_model(path), allow_io=IO.READ_FOLDER)
     if path.suffix in predictor.PREDICTOR_SUFFIXES:
         return predictor.load_predictor(path)
     if path.suffix == ".toml":

@@ -24,12 +24,13 @@ from dagexec.storage.blob_proto import encode_string
 from tests.fuzz.damage import damaged_bytes, damaged_json, damaged_json_bytes, damaged_zip
 from tests.fuzz.messages import Vocabulary, damage_message, nudge_message
 from tests.fuzz.seeds import Kind, Seed
+from tests.plans.files import put_together, taken_apart
 
 M = TypeVar("M", bound=Message)
 
 _SHARES: dict[Kind, int] = {
-    "onnx": 40, "caffe2": 26, "predictor": 2, "checkpoint": 6, "minidb": 5, "lmdb": 5, "npz": 4, "safetensors": 4,
-    "choices": 4, "drawn": 4,
+    "onnx": 36, "caffe2": 22, "predictor": 2, "checkpoint": 6, "minidb": 5, "lmdb": 5, "npz": 4, "safetensors": 4,
+    "choices": 4, "plan": 8, "drawn": 4,
 }  # fmt: skip
 """Cases of each kind in a hundred."""
 
@@ -106,6 +107,8 @@ class Cases:
             return damaged_json_bytes(rng, content)
         if name.endswith(".safetensors"):
             return _damaged_safetensors(rng, content)
+        if name.endswith(".dagexec"):
+            return _damaged_plan(rng, content, self._caffe2)
         return damaged_bytes(rng, content)
 
     def _damaged_text(self, rng: random.Random, content: bytes) -> bytes:
@@ -226,6 +229,27 @@ def _damaged_safetensors(rng: random.Random, content: bytes) -> bytes:
         return damaged_bytes(rng, content)
     changed = json.dumps(damaged_json(rng, header)).encode()
     return len(changed).to_bytes(8, "little") + changed + content[8 + length :]
+
+
+def _damaged_plan(rng: random.Random, content: bytes, vocabulary: Vocabulary) -> bytes:
+    """A plan whose manifest says something else, or of which a section has changed; mostly with the right hashes."""
+    way = rng.random()
+    if way < 0.2:
+        return damaged_bytes(rng, content)
+    try:
+        plan, sections = taken_apart(content)
+    except (ValueError, LookupError, TypeError, struct.error):
+        return damaged_bytes(rng, content)
+    if way < 0.6:
+        return put_together(damaged_json(rng, plan), sections)
+    models = [plan.get(name) for name in ("compiled", "given")] if isinstance(plan, dict) else []
+    nets = [one.get("net") for one in models if isinstance(one, dict)]
+    if nets and way < 0.9 and (number := rng.choice(nets)) in range(len(sections)):
+        sections[number] = _damaged_message(rng, sections[number], NetDef, vocabulary)
+    elif sections:
+        number = rng.randrange(len(sections))
+        sections[number] = damaged_bytes(rng, sections[number])
+    return put_together(plan, sections)
 
 
 def _with_page_checksum(rng: random.Random, files: dict[str, bytes]) -> None:

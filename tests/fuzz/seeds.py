@@ -28,6 +28,9 @@ from dagexec.core.arguments import make_argument
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.workspace import Workspace
 from dagexec.errors import DagexecError
+from dagexec.options import CompileOptions
+from dagexec.serving.compile import build
+from dagexec.serving.model_source import load_model
 from dagexec.storage import Mode, open_database
 from dagexec.storage.blob_file import write_blobs
 from dagexec.training.backward import add_gradient_operators
@@ -36,12 +39,14 @@ from dagexec.training.safetensors_file import export_safetensors
 from tests.compiler.passes.test_random_models import KINDS, PARAMETERS
 from tests.frontend import test_onnx_operators, test_onnx_quantized, test_predictor
 from tests.frontend.suite.cases import Case, all_cases, exclusions
-from tests.fuzz.use import plausible_choices
+from tests.fuzz.use import choices_model, plausible_choices
 from tests.ops.gradient_examples import Example, examples
 from tests.ops.running import operator_def
 
 Array = npt.NDArray[Any]
-Kind = Literal["onnx", "caffe2", "predictor", "checkpoint", "minidb", "lmdb", "npz", "safetensors", "choices", "drawn"]
+Kind = Literal[
+    "onnx", "caffe2", "predictor", "checkpoint", "minidb", "lmdb", "npz", "safetensors", "choices", "plan", "drawn"
+]
 
 _LARGEST = 60_000
 """Bytes: larger models of the onnx package are left out, as each case would take long."""
@@ -87,6 +92,7 @@ def make_seeds(*, with_suite: bool = True) -> list[Seed]:
             *_database_seeds(folder),
             *_array_seeds(folder),
             *_choices_seeds(),
+            *_plan_seeds(folder),
             DRAWN,
         ]
     finally:
@@ -397,3 +403,14 @@ def _array_seeds(folder: Path) -> Iterator[Seed]:
 def _choices_seeds() -> Iterator[Seed]:
     content = {"format": "dagexec choices", "version": 1, "choices": dict(plausible_choices())}
     yield Seed("choices", "plausible", "choices.json", {"choices.json": json.dumps(content).encode()})
+
+
+def _plan_seeds(folder: Path) -> Iterator[Seed]:
+    """Compiled models: images, products, strings, and states that a run changes."""
+    models = {
+        name: load_model(onnx.parser.parse_model(_ONNX_TEXTS[name])) for name in ("block", "perceptron", "strings")
+    }
+    for name, model in {"images": choices_model(), **models}.items():
+        path = folder / "net.dagexec"
+        build(model, path, CompileOptions(shapes={}, warm_start=False)).close()
+        yield Seed("plan", name, path.name, _read(path))

@@ -226,6 +226,20 @@ def _use_choices(path: Path, feeds: Mapping[str, Array], rng: random.Random, pha
     return "ran"
 
 
+def _use_plan(path: Path, feeds: Mapping[str, Array], rng: random.Random, phase: Phase) -> str:
+    if rng.random() < 0.2:
+        return _use_model(path, feeds, rng, phase)
+    phase("open")
+    guards = Guards.drawn(rng)
+    with guarded_memory(guards), dagexec.open(path, mapped=rng.random() < 0.7, replicas=1, num_workers=2) as executor:
+        given = _feeds(executor.model, feeds)
+        if given is None:
+            return "not run"
+        phase("run")
+        executor.run(guards.copies(given))
+    return "ran"
+
+
 def _use_nothing(_path: Path, feeds: Mapping[str, Array], rng: random.Random, phase: Phase) -> str:
     del feeds
     phase("draw")
@@ -245,6 +259,7 @@ _USES: dict[str, Callable[[Path, Mapping[str, Array], random.Random, Phase], str
     "npz": _use_npz,
     "safetensors": _use_safetensors,
     "choices": _use_choices,
+    "plan": _use_plan,
     "drawn": _use_nothing,
 }
 

@@ -1,0 +1,170 @@
+"""A model as records of a manifest and sections of a file, and back.
+
+An array is a record of type, shape and section. What decides how memory is used is compared with its hash whenever it
+is read: nets, strings, whole numbers that may be indices or sizes, and all that is small. Large arrays of other numbers
+are used where they are, and their hashes are left alone: a wrong number in them is a wrong number in the results, as in
+any file of weights, and nothing worse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dagexec.core.dtypes import STRING, from_name, from_numpy
+from dagexec.core.model import InputInfo, Model, StageTypes
+from dagexec.core.proto import NetDef
+from dagexec.errors import DagexecError, ModelFormatError
+from dagexec.plans.container import Container, DamagedError, Sections, count, flag, items, maybe, record, text
+from dagexec.storage.net_file import parse_message
+
+Array = npt.NDArray[Any]
+Record = dict[str, object]
+
+_MODEL = ("name", "net", "init_net", "parameters", "inputs", "outputs", "texts", "stages")
+_INPUT = ("dtype", "shape", "is_sequence", "is_optional")
+_SMALL = 1 << 16  # bytes
+_MOST_AXES = 64  # that NumPy knows
+
+
+def array_record(array: Array, sections: Sections) -> list[object]:
+    """Type, shape and section of an array; strings are a section of their lengths and their bytes."""
+    meta = from_numpy(array.dtype)
+    shape = list(array.shape)
+    if meta is not STRING:
+        return [meta.name, shape, sections.add(array)]
+    values = [value if isinstance(value, bytes) else str(value).encode() for value in array.ravel().tolist()]
+    lengths = np.fromiter(map(len, values), np.dtype("<u8"), len(values))
+    return [meta.name, shape, sections.add(lengths.tobytes() + b"".join(values))]
+
+
+def array_of(found: object, container: Container) -> Array:
+    """The array of a record, read-only. Raises DamagedError."""
+    name, sizes, section = items(found, 3)
+    try:
+        meta = from_name(text(name))
+    except DagexecError as error:
+        raise DamagedError(str(error)) from None
+    shape = tuple(map(count, items(sizes)))
+    if len(shape) > _MOST_AXES:
+        raise DamagedError(f"an array of {len(shape)} axes")
+    elements = 1
+    for size in shape:
+        elements *= size
+    content = container.unchecked(section)
+    if meta is STRING:
+        return _strings(container.checked(section).tobytes(), elements).reshape(shape)
+    if elements * meta.itemsize != len(content):
+        raise DamagedError(f"an array of {meta} {list(shape)} in {len(content)} bytes")
+    if len(content) <= _SMALL or (meta.is_integer and meta.itemsize >= np.int32().itemsize):
+        container.checked(section)
+    return content.view(meta.numpy).reshape(shape)
+
+
+def _strings(content: bytes, elements: int) -> Array:
+    start = 8 * elements
+    lengths = np.frombuffer(content, "<u8", elements).tolist() if start <= len(content) else [len(content)]
+    if start + sum(lengths) != len(content):
+        raise DamagedError(f"{elements} strings in {len(content)} bytes")
+    found = np.empty(elements, np.object_)
+    for index, length in enumerate(lengths):
+        found[index] = content[start : start + length]
+        start += length
+    return found
+
+
+def model_record(model: Model, sections: Sections) -> Record:
+    """All of a model that is data; of functions of the application nothing is said."""
+    return {
+        "name": model.name,
+        "net": _net_section(model.net, sections),
+        "init_net": None if model.init_net is None else _net_section(model.init_net, sections),
+        "parameters": {name: array_record(array, sections) for name, array in model.parameters.items()},
+        "inputs": _inputs_record(model.inputs),
+        "outputs": list(model.outputs),
+        "texts": model.texts,
+        "stages": {
+            name: [_inputs_record(stage.inputs), list(stage.outputs)] for name, stage in sorted(model.stages.items())
+        },
+    }
+
+
+def model_of(found: object, container: Container) -> Model:
+    """The model of a record, with arrays over the file's memory. Raises DamagedError.
+
+    It may access nothing: that is for whoever opens the file to allow.
+    """
+    name, net, init_net, parameters, inputs, outputs, texts, stages = record(found, _MODEL)
+    return Model(
+        name=text(name),
+        net=_net(net, container),
+        init_net=maybe(lambda section: _net(section, container), init_net),
+        parameters={name: array_of(one, container) for name, one in _pairs(parameters)},
+        inputs=_inputs(inputs),
+        outputs=_texts(outputs),
+        folder=Path(container.path).parent,
+        texts=flag(texts),
+        stages={name: _stage(one) for name, one in _pairs(stages)},
+    )
+
+
+def _net_section(net: NetDef, sections: Sections) -> int:
+    return sections.add(net.SerializeToString(deterministic=True))
+
+
+def check_parameters(found: object, container: Container) -> None:
+    """Compare all arrays of a model's record with their hashes. Raises DamagedError."""
+    for _, one in _pairs(record(found, _MODEL)[_MODEL.index("parameters")]):
+        container.checked(items(one, 3)[2])
+
+
+def _net(section: object, container: Container) -> NetDef:
+    try:
+        return parse_message(container.checked(section).tobytes(), NetDef, "its net")
+    except ModelFormatError as error:
+        raise DamagedError(str(error)) from None
+
+
+def _pairs(found: object) -> Iterator[tuple[str, Any]]:
+    if not isinstance(found, dict):
+        raise DamagedError(f"expected an object, found {found!r:.80}")
+    yield from found.items()
+
+
+def _texts(found: object) -> tuple[str, ...]:
+    return tuple(map(text, items(found)))
+
+
+def _stage(found: object) -> StageTypes:
+    inputs, outputs = items(found, 2)
+    return StageTypes(_inputs(inputs), _texts(outputs))
+
+
+def _inputs_record(inputs: Mapping[str, InputInfo]) -> Record:
+    return {
+        name: {
+            "dtype": None if info.dtype is None else info.dtype.name,
+            "shape": None if info.shape is None else list(info.shape),
+            "is_sequence": info.is_sequence,
+            "is_optional": info.is_optional,
+        }
+        for name, info in inputs.items()
+    }
+
+
+def _inputs(found: object) -> dict[str, InputInfo]:
+    return {name: _input(one) for name, one in _pairs(found)}
+
+
+def _input(found: object) -> InputInfo:
+    dtype, shape, is_sequence, is_optional = record(found, _INPUT)
+    try:
+        meta = maybe(lambda name: from_name(text(name)), dtype)
+    except DagexecError as error:
+        raise DamagedError(str(error)) from None
+    sizes = maybe(lambda axes: tuple(maybe(count, size) for size in items(axes)), shape)
+    return InputInfo(meta, sizes, flag(is_sequence), flag(is_optional))

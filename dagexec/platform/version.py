@@ -1,0 +1,3 @@
+"""The version of dagexec, for whoever writes it down."""
+
+VERSION = "0.1.0"

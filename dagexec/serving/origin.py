@@ -1,0 +1,60 @@
+"""Origin: what an executor was asked to be made of, as far as it can be had again to be saved with it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+from dagexec.core.model import MakesModel, Model
+from dagexec.errors import PlanError, UnsupportedOperatorError
+from dagexec.options import CompileOptions
+from dagexec.platform.records import dataclass
+from dagexec.serving.given_options import as_asked
+from dagexec.serving.model_source import ModelSource, load_model
+
+
+@dataclass(frozen=True)
+class Origin:
+    """A source, and options as the caller gave them.
+
+    Attributes:
+        source: None for a message of the caller, which is not kept in memory.
+        is_calibrated: the options had inputs for calibration, which are not kept either.
+    """
+
+    source: ModelSource | None
+    options: CompileOptions
+    is_calibrated: bool = False
+
+    @classmethod
+    def of(cls, source: ModelSource, options: CompileOptions) -> Origin:
+        """What an executor may keep of its caller's."""
+        kept = isinstance(source, str | os.PathLike | Model | MakesModel)
+        plain = replace(options, calibration=None, progress=None)
+        return cls(source if kept else None, plain, bool(options.calibration_runs))
+
+    def model(self, running: Model) -> Model:
+        """The model as it was given, with its parameters; `running` is what the executor has of it.
+
+        Raises PlanError where that cannot be had, or is not the same any more, and what `load_model` does.
+        """
+        if self.source is None:
+            raise PlanError(
+                f"net {running.name!r}: the message that it was compiled from is not kept: compile what "
+                "dagexec.load_model makes of it, or build the plan from a file"
+            )
+        found = loaded(self.source, self.options)
+        asked = as_asked(found, self.options)
+        if asked.init_net != running.init_net or asked.net != running.net:
+            raise PlanError(f"net {running.name!r}: {self.source} has another model now")
+        return found
+
+
+def loaded(source: ModelSource, options: CompileOptions) -> Model:
+    """The model; one of an ONNX file that cannot be run for all sizes with those of `options.shapes` alone."""
+    try:
+        return load_model(source, allow_io=options.allow_io, foreign=options.foreign)
+    except UnsupportedOperatorError:
+        if not options.shapes:
+            raise
+        return load_model(source, allow_io=options.allow_io, foreign=options.foreign, shapes=options.shapes)
