@@ -90,6 +90,7 @@ benchmark: $(VENV)/.installed-test
 	$(BIN)/python benchmarks/shared_buffer.py --json benchmarks/results/shared_buffer.json
 	$(BIN)/python benchmarks/tuning.py --json benchmarks/results/tuning.json
 	$(BIN)/python benchmarks/tiny.py --json benchmarks/results/tiny.json
+	$(BIN)/python benchmarks/walk.py
 	$(BIN)/python benchmarks/cold_start.py --json benchmarks/results/cold_start.json
 	$(BIN)/python benchmarks/compile_time.py --json benchmarks/results/compile_time.json
 	$(BIN)/python benchmarks/train.py --json benchmarks/results/train.json

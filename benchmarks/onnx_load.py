@@ -1,6 +1,6 @@
 """What it takes from an ONNX file to a net that is ready to run: dagexec beside onnxruntime and OpenVINO.
 
-    python benchmarks/onnx_load.py [PATTERN ...] [--folder FOLDER] [--rounds 5] [--seconds 140]
+    python benchmarks/onnx_load.py [PATTERN ...] [--folder FOLDER] [--rounds 5] [--seconds 140] [--again]
 
 The files are those that `onnx_models.py --make` wrote: of each family ten, evenly by size, the smallest and the largest
 among them, models that two exporters wrote once (the older one's, with open axes, where there is that). Files of more
@@ -14,8 +14,8 @@ than 64 MB are left out.
 Each file has a process of its own, in which all packages are imported and have loaded another model before. Contenders
 take turns; the least processor time of all threads over the rounds is reported. "until first output" adds the first
 run, as libraries differ in what they put off until then: onnxruntime packs weights when it makes a session, dagexec in
-the first run. dagexec's time is also divided into phases. Adds to benchmarks/results/onnx_load.json, files without a
-row first, and ends after --seconds, so that it can be continued.
+the first run. Adds to benchmarks/results/onnx_load.json, files without a row first, and ends after --seconds, so that
+it can be continued; --again forgets the rows that are there.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +41,8 @@ MAX_BYTES, PER_FAMILY = 64 << 20, 10
 _FORMS = ("older.dynamic", "older.static", "newer.dynamic", "newer.static")
 _WARM_UP = "layers/perceptron.older.dynamic"
 
-Stages = tuple[Callable[[], Any], Callable[[Any], object], Callable[[Any], None]]
-"""Makes what runs, runs it once, and closes it."""
+Stages = Mapping[str, Callable[[Any], Any]]
+"""Each stage by name, in order: it gets what the one before returned, the first one the path of the file."""
 
 
 def main() -> None:
@@ -52,7 +51,7 @@ def main() -> None:
         print(json.dumps(measured(options.folder, options.child, options.rounds)))
         return
     names = [name for name in chosen(options.folder) if _matches(name, options.patterns)]
-    rows: dict[str, Any] = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else {}
+    rows: dict[str, Any] = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() and not options.again else {}
     end = time.monotonic() + options.seconds
     for name in sorted(names, key=lambda name: name in rows):
         if time.monotonic() >= end:
@@ -92,27 +91,23 @@ def _evenly(folder: Path, names: Sequence[str]) -> list[str]:
 
 
 def summary(rows: Mapping[str, Any]) -> dict[str, Any]:
-    """Geometric means of the ratios to onnxruntime's time, of all files and by family; and phases of all files."""
+    """Geometric means of the ratios to onnxruntime's time, of all files and by family."""
     families: dict[str, list[Any]] = defaultdict(list)
     for name, row in rows.items():
         families[name.partition("/")[0]].append(row)
-    phases: dict[str, float] = defaultdict(float)
-    for row in rows.values():
-        total = sum(row["phases"].values())
-        for phase, milliseconds in row["phases"].items():
-            phases[phase] += milliseconds / total / len(rows)
     return {
         "files": len(rows),
         "ratio": _mean(row["ratio"] for row in rows.values()),
         "ratio until first output": _mean(row["ratio until first output"] for row in rows.values()),
         "openvino": _mean(row["openvino ratio"] for row in rows.values() if "openvino ratio" in row),
-        "families": {name: _mean(row["ratio"] for row in found) for name, found in sorted(families.items())},
-        "share of phases, mean": {name: round(share, 3) for name, share in sorted(phases.items(), key=_by_share)},
+        "openvino until first output": _mean(
+            row["openvino ratio until first output"] for row in rows.values() if "openvino ratio" in row
+        ),
+        "families": {
+            name: {key: _mean(row[key] for row in found) for key in ("ratio", "ratio until first output")}
+            for name, found in sorted(families.items())
+        },
     }
-
-
-def _by_share(row: tuple[str, float]) -> float:
-    return -row[1]
 
 
 def _mean(ratios: Iterable[float]) -> float:
@@ -135,17 +130,17 @@ def _asked(folder: Path, name: str, rounds: int) -> dict[str, Any] | None:
 
 
 def measured(folder: Path, name: str, rounds: int) -> dict[str, Any]:
-    """The row of one file: milliseconds of each contender, the ratios, and the phases of dagexec's time."""
+    """The row of one file: milliseconds of each contender's stages, and the ratios."""
     file = os.fspath(model_file(folder, name))
     feeds = next(stored_feeds(folder, name))
     contenders = {"dagexec": dagexec_stages, "onnxruntime": onnxruntime_stages, "openvino": openvino_stages}
     for stages in contenders.values():
-        once(stages(os.fspath(model_file(folder, _WARM_UP)), next(stored_feeds(folder, _WARM_UP))))
+        once(stages(next(stored_feeds(folder, _WARM_UP))), os.fspath(model_file(folder, _WARM_UP)))
     best: dict[str, dict[str, float]] = {}
     for _ in range(rounds):
         for contender, stages in contenders.items():
             try:
-                times = once(stages(file, feeds))
+                times = once(stages(feeds), file)
             except Exception as error:
                 if contender != "openvino":  # which cannot run every model
                     raise SystemExit(f"{name}: {contender}: {error}") from None
@@ -156,144 +151,57 @@ def measured(folder: Path, name: str, rounds: int) -> dict[str, Any]:
         "bytes": os.path.getsize(file),
         "ms": {contender: {stage: _ms(time) for stage, time in times.items()} for contender, times in best.items()},
     }
-    own, other = best["dagexec"], best["onnxruntime"]
-    row["ratio"] = round(own["ready"] / other["ready"], 2)
-    row["ratio until first output"] = round(sum(own.values()) / sum(other.values()), 2)
+    total = {contender: sum(times.values()) for contender, times in best.items()}
+    ready = {contender: total[contender] - times["first run"] for contender, times in best.items()}
+    row["ratio"] = round(ready["dagexec"] / ready["onnxruntime"], 2)
+    row["ratio until first output"] = round(total["dagexec"] / total["onnxruntime"], 2)
     if "openvino" in best:
-        row["openvino ratio"] = round(best["openvino"]["ready"] / best["onnxruntime"]["ready"], 2)
-    return row | {"phases": {phase: _ms(time) for phase, time in phases(file, rounds).items()}}
+        row["openvino ratio"] = round(ready["openvino"] / ready["onnxruntime"], 2)
+        row["openvino ratio until first output"] = round(total["openvino"] / total["onnxruntime"], 2)
+    return row
 
 
-def once(stages: Stages) -> dict[str, float]:
-    """Processor seconds of a process's threads until a net is ready, and of its first run."""
-    make, run, close = stages
-    times = [time.process_time()]
-    made = make()
-    times.append(time.process_time())
-    run(made)
-    times.append(time.process_time())
-    close(made)
-    return {"ready": times[1] - times[0], "first run": times[2] - times[1]}
+def once(stages: Stages, file: str) -> dict[str, float]:
+    """Processor seconds of all threads in each stage. What the stages made is closed, not counted."""
+    found: dict[str, float] = {}
+    made: list[Any] = [file]
+    for name, stage in stages.items():
+        start = time.process_time()
+        made.append(stage(made[-1]))
+        found[name] = time.process_time() - start
+    for one in made:
+        if hasattr(one, "close"):
+            one.close()
+    return found
 
 
-def dagexec_stages(file: str, feeds: Mapping[str, Any]) -> Stages:
+def dagexec_stages(feeds: Mapping[str, Any]) -> Stages:
     import dagexec
 
-    return (
-        lambda: dagexec.compile(dagexec.load_model(file), tuning_seconds=0),
-        lambda executor: executor.run(dict(feeds)),
-        lambda executor: executor.close(),
-    )
+    return {
+        "load": dagexec.load_model,
+        "compile": lambda model: dagexec.compile(model, tuning_seconds=0),
+        "first run": lambda executor: executor.run(dict(feeds)),
+    }
 
 
-def onnxruntime_stages(file: str, feeds: Mapping[str, Any]) -> Stages:
+def onnxruntime_stages(feeds: Mapping[str, Any]) -> Stages:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
-    return (
-        lambda: onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"]),
-        lambda session: session.run(None, dict(feeds)),
-        lambda session: None,
-    )
+    return {
+        "ready": lambda file: onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"]),
+        "first run": lambda session: session.run(None, dict(feeds)),
+    }
 
 
-def openvino_stages(file: str, feeds: Mapping[str, Any]) -> Stages:
+def openvino_stages(feeds: Mapping[str, Any]) -> Stages:
     core = importlib.import_module("openvino").Core()
-    return (
-        lambda: core.compile_model(core.read_model(file), "CPU"),
-        lambda model: model(dict(feeds)),
-        lambda model: None,
-    )
-
-
-def phases(file: str, rounds: int) -> dict[str, float]:
-    """The least processor seconds of each phase of dagexec's loading and compiling, of this thread."""
-    found: dict[str, float] = {}
-    for _ in range(rounds):
-        for phase, seconds in _phases(file).items():
-            found[phase] = min(seconds, found.get(phase, math.inf))
-    return found
-
-
-def _phases(file: str) -> dict[str, float]:
-    import dagexec
-    from dagexec.binding import replicas
-    from dagexec.compiler import compilation
-    from dagexec.compiler.passes.rewriting import Pass, PassReport, Rewritten, run_passes
-    from dagexec.core.model import Model
-    from dagexec.frontend.onnx import model as frontend
-
-    clock = _Clock()
-
-    def timed_pass(one: Pass) -> Pass:
-        def apply(model: Model) -> Rewritten:
-            with clock.phase(f"pass {one.name}"):
-                return one.apply(model)
-
-        return Pass(one.name, one.doc, apply, one.retypes)
-
-    def with_timed_passes(model: Model, passes: Sequence[Pass], *rest: Any, **options: Any) -> PassReport:
-        return run_passes(model, [timed_pass(one) for one in passes], *rest, **options)
-
-    wrapped = [
-        (frontend, "read_model", "read the file"),
-        (frontend, "initializer_arrays", "initializers"),
-        (frontend, "check_declared", "check declared types"),
-        (compilation, "initialized", "init net"),
-        (compilation, "estimated_layout", "choose a layout"),
-        (compilation, "choose_schedule", "choose a schedule"),
-        (replicas, "build_graph", "graph"),
-        (replicas, "parameter_workspace", "parameters"),
-        (replicas, "_make_net", "operators and net"),
-    ]
-    kept = [(module, name, getattr(module, name)) for module, name, _ in wrapped]
-    kept.append((compilation, "run_passes", run_passes))
-    for module, name, phase in wrapped:
-        setattr(module, name, clock.timed(getattr(module, name), phase))
-    vars(compilation)["run_passes"] = with_timed_passes
-    try:
-        with clock.phase("convert"):
-            model = dagexec.load_model(file)
-        with clock.phase("rest of compiling"):
-            dagexec.compile(model, tuning_seconds=0).close()
-    finally:
-        for module, name, function in kept:
-            setattr(module, name, function)
-    return clock.seconds
-
-
-class _Clock:
-    """Processor seconds of this thread by phase, each without those of phases inside it."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = defaultdict(float)
-        self._under_way: list[str] = []
-        self._since = 0.0
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """A context in which time belongs to phase `name`."""
-        self._count()
-        self._under_way.append(name)
-        yield
-        self._count()
-        self._under_way.pop()
-
-    def timed(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
-        """`function` as a phase."""
-
-        def call(*arguments: Any, **keywords: Any) -> Any:
-            with self.phase(name):
-                return function(*arguments, **keywords)
-
-        return call
-
-    def _count(self) -> None:
-        now = time.thread_time()
-        if self._under_way:
-            self.seconds[self._under_way[-1]] += now - self._since
-        self._since = now
+    return {
+        "ready": lambda file: core.compile_model(core.read_model(file), "CPU"),
+        "first run": lambda model: model(dict(feeds)),
+    }
 
 
 def _ms(seconds: float) -> float:
@@ -310,6 +218,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, default=Path.home() / ".cache" / "dagexec" / "onnx_models")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=math.inf, help="how long to measure")
+    parser.add_argument("--again", action="store_true", help="forget the rows of an earlier measurement")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     return parser.parse_args()
 
