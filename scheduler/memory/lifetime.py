@@ -115,7 +115,7 @@ class Lifetimes:
         return self._lives.conflicting(buffer)
 
     def peak_live(self, sizes: Sequence[int]) -> int:
-        """The most of `sizes` that buffers alive at one time have, which no plan can be below; 0 if not known."""
+        """The most of `sizes` that are in use at one time in list order, which no plan can be below."""
         return self._lives.peak_live(np.array(sizes, np.int64))
 
     def live_at(self, operator: int) -> Flags:
@@ -180,6 +180,7 @@ class _Sets:
 
     def __init__(self, users: Sequence[Sequence[int]], kept: Flags, order: Sequence[int]) -> None:
         self._count = len(order)
+        self._listed = _Intervals(users, kept)
         self._users = np.fromiter((user for row in users for user in row), np.intp)
         self._starts = np.cumsum([0, *(len(row) for row in users[:-1])], dtype=np.intp) if users else None
         self._kept = kept
@@ -203,7 +204,7 @@ class _Sets:
         return np.flatnonzero(self._conflicts[buffer])
 
     def peak_live(self, sizes: npt.NDArray[np.int64]) -> int:
-        return 0
+        return self._listed.peak_live(sizes)  # list order is one of the orders that the plan must allow
 
     def live_at(self, operator: int) -> Flags:
         return ~(_members(self._before, operator) | self._done_before(self._order[operator]))

@@ -19,7 +19,8 @@ from dagexec.scheduler.memory.lifetime import Numbers
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector register
 
-_PROMOTIONS = 24  # orders tried after the fixed ones
+_PROMOTIONS = 24  # orders tried after the fixed ones, at most
+_PATIENCE = 8  # orders one after another that give nothing better
 _TOLERANCE = 1.02  # by how much an extent may be above that of a search, in proportion to what is placed
 _MAX_PROMOTED = 400  # buffers; with more of them an order takes too long to try many
 
@@ -88,6 +89,8 @@ def _searched(room: Integers, conflicting: Conflicting, bound: int) -> tuple[Buf
     """The best offsets, and the order in which they were found."""
     best: BufferOffsets | None = None
     best_order: list[int] = []
+    if len(room) <= _MAX_PROMOTED:
+        conflicting = [conflicting(buffer) for buffer in range(len(room))].__getitem__
     for order in _orders(room, conflicting):
         found = place_in_order(room, conflicting, order)
         if best is None or found.extent < best.extent:
@@ -114,14 +117,16 @@ def _promoted(
 ) -> tuple[BufferOffsets, list[int]]:
     """The best of `best` and of orders in which the buffer at the top of the one before comes first."""
     current, tried = best, order
+    fruitless = 0
     for _ in range(_PROMOTIONS):
-        if best.extent <= bound:
+        if best.extent <= bound or fruitless == _PATIENCE:
             break
+        fruitless += 1
         top = int(np.argmax(current.offsets + room))
         tried = [top, *(buffer for buffer in tried if buffer != top)]
         current = place_in_order(room, conflicting, tried)
         if current.extent < best.extent:
-            best, order = current, tried
+            best, order, fruitless = current, tried, 0
     return best, order
 
 

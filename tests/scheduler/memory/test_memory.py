@@ -161,6 +161,7 @@ def test_the_bound_is_the_heaviest_antichain(seed: int, count: int) -> None:
     users = users_of(graph)
     lifetimes = Lifetimes(users, [rng.random() < 0.2 for _ in users], graph_order(graph))
     weights = [rng.choice([0, 1, 5, 64, 1 << 40]) for _ in users]
+    assert lifetimes.peak_live(weights) <= heaviest_antichain(weights, lifetimes.precedes)
     assert heaviest_antichain(weights, lifetimes.precedes) == antichain_by_trying(weights, lifetimes.precedes.tolist())
 
 
