@@ -2,11 +2,11 @@
 
     python benchmarks/walk.py [--as NAME] [--json benchmarks/results/walk.json] [MODEL...]
 
-A MODEL is a name of the zoo (`zoo:squeezenet`) or a file. Each is compiled without tuning and run once, in a process of
-its own with an empty cache, after another model: what is done once a process is not counted. Counted are calls of
-dagexec's Python functions in the calling thread, again each time a generator goes on, and among them those that come
-from another file. Unlike times, these numbers are the same each time. NAME says under which key the report has them, so
-that one file holds what was and what is.
+A MODEL is a name of the zoo (`zoo:squeezenet`), or a file of a model whose inputs are float32. Each is compiled without
+tuning and run once, in a process of its own with an empty cache, after another model: what is done once a process is
+not counted. Counted are calls of dagexec's Python functions in the calling thread, again each time a generator goes on,
+and among them those that come from another file. Unlike times, these numbers are the same each time. NAME says under
+which key the report has them, so that one file holds what was and what is.
 """
 
 from __future__ import annotations
@@ -61,10 +61,7 @@ def child(source: str) -> None:
     warm.run({"data": np.zeros((1, 1, 28, 28), np.float32)})
     model, loading = counted(lambda: load_model(source))
     executor, compiling = counted(lambda: dagexec.compile(model, tuning_seconds=0))
-    feeds = {
-        name: np.ones(tuple(size or 1 for size in info.shape or ()), info.dtype.numpy)
-        for name, info in model.inputs.items()
-    }
+    feeds = {name: np.ones([size or 1 for size in info.shape or ()], np.float32) for name, info in model.inputs.items()}
     running = counted(lambda: executor.run(feeds))[1]
     print(json.dumps({"load": loading, "compile": compiling, "first run": running}))
     sys.stdout.flush()
