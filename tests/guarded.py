@@ -23,12 +23,13 @@ import numpy.typing as npt
 
 from dagexec.binding import io_binding
 from dagexec.core import packed_copy, tensor
+from dagexec.core.device import CPU
 from dagexec.core.tensor import Storage, array_on
 from dagexec.devices import host
 from dagexec.ops.onednn import descriptors, packing
 from dagexec.scheduler.memory import arena_memory
 from dagexec.scheduler.memory.arena import Arena
-from dagexec.scheduler.memory.plan import MemoryPlan
+from dagexec.scheduler.memory.plan import MemoryPlan, Placed
 from dagexec.serving import row_blocks
 
 Array = npt.NDArray[Any]
@@ -120,6 +121,7 @@ def guarded_memory(guards: Guards) -> Iterator[None]:
             (packing.Pieces, "take", taken),
             (Arena, "working_memory", worked_in),
             (MemoryPlan, "storage", _storage_apart(guards)),
+            (MemoryPlan, "passing", _no_addresses_of),
             (io_binding, "new_result", result),
             (row_blocks, "new_result", result),
         ):
@@ -131,26 +133,34 @@ def _no_addresses(_nbytes: int) -> None:
     """In place of `reserve`: memory that may grow where it is would have no end."""
 
 
-def _storage_apart(guards: Guards) -> Callable[[MemoryPlan, int], tuple[Array, Storage] | None]:
+def _storage_apart(guards: Guards) -> Callable[[MemoryPlan, int], Placed | None]:
     """`MemoryPlan.storage` with the memory of each buffer apart from that of all others."""
-    buffers: WeakKeyDictionary[MemoryPlan, dict[int, Array]] = WeakKeyDictionary()
+    memories: WeakKeyDictionary[MemoryPlan, dict[int, Array]] = WeakKeyDictionary()
+    apart: WeakKeyDictionary[MemoryPlan, dict[int, Placed]] = WeakKeyDictionary()
     planned = MemoryPlan.storage
 
-    def storage(plan: MemoryPlan, blob: int) -> tuple[Array, Storage] | None:
-        is_known = blob in plan._bound
-        found = planned(plan, blob)
-        if found is None or is_known:
-            return found
+    def storage(plan: MemoryPlan, blob: int) -> Placed | None:
+        found, known = planned(plan, blob), apart.setdefault(plan, {})
+        if found is None or blob in known:
+            return known.get(blob)
         place = plan._places[blob]
         buffer = plan.buffers[place.buffer]
         if not buffer.runtime.in_host_memory:
             return found
-        known = buffers.setdefault(plan, {})
-        if place.buffer not in known:
-            known[place.buffer] = guards.memory(buffer.nbytes)
-        memory = known[place.buffer][place.offset : place.offset + place.type.nbytes]
-        guarded = Storage(memory, place.type.nbytes, writable=False, reused=not buffer.kept)
-        plan._bound[blob] = array_on(memory, place.type.shape, place.type.meta), guarded
-        return plan._bound[blob]
+        own = memories.setdefault(plan, {})
+        if place.buffer not in own:
+            own[place.buffer] = guards.memory(buffer.nbytes)
+        kind = place.type
+        memory = own[place.buffer][place.offset : place.offset + kind.nbytes]
+        guarded = Storage(memory, kind.nbytes, writable=False, reused=not buffer.kept)
+        array = array_on(memory, kind.shape, kind.meta)
+        known[blob] = Placed(array, guarded, kind, array.ctypes.data if buffer.device == CPU else None)
+        plan._bound[buffer.device, -1 - blob, id(kind), buffer.kept] = known[blob]  # it is in the arenas for others
+        return known[blob]
 
     return storage
+
+
+def _no_addresses_of(_plan: MemoryPlan) -> dict[int, int]:
+    """In place of `MemoryPlan.passing`: those in the arena are not where the tensors are."""
+    return {}

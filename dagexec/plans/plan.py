@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from dagexec.core.constant import Keeper
 from dagexec.core.device import CPU
 from dagexec.core.model import Model
 from dagexec.errors import PlanError
@@ -21,13 +22,13 @@ from dagexec.ops.onednn.binding import library
 from dagexec.options import CompileOptions
 from dagexec.plans.container import Container, DamagedError, Sections, count, flag, record, text
 from dagexec.plans.kept_options import net_type_of, options_of, options_record
-from dagexec.plans.records import check_parameters, model_of, model_record
+from dagexec.plans.records import Array, check_parameters, forms_record, keepers_of, model_of, model_record
 from dagexec.platform.processor import blas_core, numpy_instruction_set
 from dagexec.platform.records import dataclass
 from dagexec.platform.version import VERSION
 from dagexec.scheduler.plan.copies import names_devices
 
-_PLAN = ("made_with", "options", "is_calibrated", "net_type", "cores", "compiled", "given")
+_PLAN = ("made_with", "options", "is_calibrated", "net_type", "cores", "compiled", "packed", "given")
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Plan:
     Attributes:
         given: the model before it was compiled.
         compiled: the model that runs.
+        packed: its parameters in the forms that kernels read, by name and form (`Constant.forms`).
         options: as they were asked for, with what they left open.
         net_type: what was chosen for it.
         cores: that there were then.
@@ -45,6 +47,7 @@ class Plan:
 
     given: Model
     compiled: Model
+    packed: Mapping[str, Mapping[str, Array]]
     options: CompileOptions
     net_type: str
     cores: int
@@ -79,6 +82,7 @@ def write_plan(path: Path, plan: Plan) -> None:
         "net_type": plan.net_type,
         "cores": plan.cores,
         "compiled": model_record(plan.compiled, sections),
+        "packed": forms_record(plan.packed, sections),
         "given": model_record(plan.given, sections),
     }
     sections.write(path, content)
@@ -114,7 +118,7 @@ class KeptPlan:
         self.path = path
         self._container = Container(path, mapped=mapped)
         try:
-            made, options, calibrated, net_type, cores, self._compiled, self._given = record(
+            made, options, calibrated, net_type, cores, self._compiled, self._packed, self._given = record(
                 self._container.plan, _PLAN
             )
             if not isinstance(made, dict):
@@ -142,6 +146,13 @@ class KeptPlan:
         """
         try:
             return model_of(self._compiled, self._container)
+        except DamagedError as error:
+            raise self._container.damaged(error) from None
+
+    def keepers(self) -> Mapping[str, Keeper]:
+        """What gives the packed forms of each parameter; their hashes were not compared. Raises ModelFormatError."""
+        try:
+            return keepers_of(self._packed, self._container)
         except DamagedError as error:
             raise self._container.damaged(error) from None
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dagexec.core.constant import Keeper
 from dagexec.core.dtypes import STRING, from_name, from_numpy
 from dagexec.core.model import InputInfo, Model, StageTypes
 from dagexec.core.proto import NetDef
@@ -75,6 +76,25 @@ def _strings(content: bytes, elements: int) -> Array:
         found[index] = content[start : start + length]
         start += length
     return found
+
+
+def forms_record(forms: Mapping[str, Mapping[str, Array]], sections: Sections) -> Record:
+    """The packed forms of parameters, each a section."""
+    return {
+        name: {form: sections.add(array) for form, array in sorted(of_one.items())}
+        for name, of_one in forms.items()
+        if of_one
+    }
+
+
+def keepers_of(found: object, container: Container) -> dict[str, Keeper]:
+    """What gives the packed forms of each parameter, in the file's memory. Raises DamagedError."""
+    return {name: _keeper(dict(_pairs(one)), container) for name, one in _pairs(found)}
+
+
+def _keeper(sections: Mapping[str, object], container: Container) -> Keeper:
+    arrays = {form: container.unchecked(section) for form, section in sections.items()}
+    return arrays.get
 
 
 def model_record(model: Model, sections: Sections) -> Record:

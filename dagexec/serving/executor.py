@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.binding.io_binding import Array, Outputs
-from dagexec.binding.parameters import Parameters
+from dagexec.binding.parameters import Parameters, give_packed, packed_forms
 from dagexec.binding.replicas import Replica, build_replicas
 from dagexec.core.device import CPU
 from dagexec.core.drawing.names import operator_name
@@ -135,6 +135,8 @@ class Executor(Closing):
         try:
             with garbage_collection_paused():
                 self._replicas = build_replicas(model, options, self._pool, self._interface.keep, parameters)
+            if parameters is None and self._origin is not None:
+                give_packed(self._replicas.parameters, self._origin.keepers)
         except BaseException:
             place.leave()
             raise
@@ -315,8 +317,15 @@ class Executor(Closing):
         if self._replicas.members[0].io_binding is None:
             with suppress(DagexecError):  # zeros of made-up sizes are not what every net takes
                 self.warm_up()
+        packed = packed_forms(self._replicas.parameters)
         kept = plan.Plan(
-            given, self.model, self._origin.options, self.net_type, available_cores(), self._origin.is_calibrated
+            given,
+            self.model,
+            packed,
+            self._origin.options,
+            self.net_type,
+            available_cores(),
+            self._origin.is_calibrated,
         )
         plan.write_plan(Path(path), kept)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import field, replace
 
+from dagexec.core.constant import Keeper
 from dagexec.core.model import MakesModel, Model
 from dagexec.errors import PlanError, UnsupportedOperatorError
 from dagexec.options import CompileOptions
@@ -20,11 +22,13 @@ class Origin:
     Attributes:
         source: None for a message of the caller, which is not kept in memory.
         is_calibrated: the options had inputs for calibration, which are not kept either.
+        keepers: what gives packed forms of parameters, by name, where a plan has them.
     """
 
     source: ModelSource | None
     options: CompileOptions
     is_calibrated: bool = False
+    keepers: Mapping[str, Keeper] = field(default_factory=dict)
 
     @classmethod
     def of(cls, source: ModelSource, options: CompileOptions) -> Origin:

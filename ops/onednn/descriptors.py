@@ -232,6 +232,7 @@ def _form_of_blocks(library: Library, descriptor: Descriptor) -> str | None:
     meta = next((meta for meta, code in DTYPES.items() if code == number(_DATA_TYPE)), None)
     if meta is None or span * meta.itemsize != descriptor.nbytes:  # sums of int8 weights may lie behind them
         return None
+    strides = [0 if count == 1 else step for count, step in zip(counts, strides, strict=True)]  # of one, any would do
     ends = "" if padded == shape else f" padded to {padded}"
     return f"{meta.name} {shape}{ends} strides {strides}" + (f" blocks {blocks} of axes {axes}" if inner else "")
 

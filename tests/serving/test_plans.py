@@ -6,7 +6,7 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,14 @@ import pytest
 
 import dagexec
 from dagexec import CompileOptions, Executor, Model, NetDef, Pipeline, TensorSpec, op
+from dagexec.binding.parameters import packed_forms
+from dagexec.core.constant import Constant
 from dagexec.core.feeds import Array
 from dagexec.errors import FeedError, ModelFormatError, PlanError, SettingError, ShapeError
 from dagexec.plans import plan as plans
+from dagexec.serving.warm_up import zero_feeds
 from tests.models import he_normal_light_model, light_model_input
+from tests.ops.onednn.engine import needs_onednn
 from tests.plans.files import put_together, taken_apart
 
 SMALL = onnx.parser.parse_model(
@@ -66,6 +70,13 @@ def no_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("compiled")
 
     monkeypatch.setattr("dagexec.compiler.compilation.compile_model", refuse)
+
+
+def is_in_file(array: Array, path: Path) -> bool:
+    """True where the system has mapped the file at the array's memory."""
+    maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
+    spans = [tuple(int(end, 16) for end in one[0].split("-")) for one in maps if one[-1] == str(path)]
+    return any(first <= array.ctypes.data < end for first, end in spans)
 
 
 def lines_of(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -124,6 +135,29 @@ def test_what_compiling_was_asked_for_is_kept(
         assert {name: array.tobytes() for name, array in opened.run(feeds).items()} == wanted
         assert (opened.net_type, opened.num_workers) == (net_type, workers)
         assert others is None or (opened.run(feeds, outputs=outputs)["conv1"] == others["conv1"]).all()
+
+
+@needs_onednn
+@pytest.mark.parametrize("name", ["zoo:lenet", pytest.param("zoo:resnet50", marks=pytest.mark.slow)])
+def test_packed_weights_come_from_the_file(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[object] = []
+    packed = Constant.packed
+
+    def counted(self: Constant, form: Hashable, nbytes: int, compute: Callable[[], Array]) -> Array:
+        return packed(self, form, nbytes, lambda: made.append(form) or compute())
+
+    path = tmp_path / "x.dagexec"
+    monkeypatch.setattr(Constant, "packed", counted)
+    with dagexec.build(name, path, CompileOptions()) as built:
+        wanted = built.run(feeds := zero_feeds(built.model))
+    assert made
+    made.clear()
+    with dagexec.open(path) as opened:
+        found = opened.run(feeds)
+        forms = [array for forms in packed_forms(opened._replicas.parameters).values() for array in forms.values()]
+    assert (made, {k: v.tobytes() for k, v in found.items()}) == ([], {k: v.tobytes() for k, v in wanted.items()})
+    assert forms
+    assert all(is_in_file(array, path) for array in forms)
 
 
 def test_errors_and_types_are_in_the_words_of_the_model_as_it_was_given(tmp_path: Path) -> None:
@@ -222,11 +256,7 @@ def test_load_model_gives_the_model_that_a_plan_was_made_of(path: Path, model: M
 
 def test_replicas_and_processes_share_the_file_in_memory(path: Path) -> None:
     with dagexec.open(path, replicas=2) as opened:
-        places = {array.ctypes.data for array in opened.model.parameters.values()}
-        maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
-        spans = [tuple(int(end, 16) for end in one[0].split("-")) for one in maps if one[-1] == str(path)]
-        assert places
-        assert all(any(first <= place < end for first, end in spans) for place in places)
+        assert all(is_in_file(array, path) for array in opened.model.parameters.values())
         first, second = opened._replicas.members
         for name in opened.model.parameters:
             assert first.workspace.get_blob(name) is second.workspace.get_blob(name)
