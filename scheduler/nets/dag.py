@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from dagexec.core.graph import Graph
 from dagexec.core.proto import NetDef
 from dagexec.core.workspace import Workspace
 from dagexec.errors import ClosedError, RunTimeoutError
 from dagexec.platform import processor
+from dagexec.platform.lazy import LazyModule
 from dagexec.platform.threads import ThreadWait
 from dagexec.scheduler.nets.net import BaseNet
 from dagexec.scheduler.nets.options import DEFAULT_RUN_OPTIONS, RunOptions
@@ -19,7 +20,11 @@ from dagexec.scheduler.plan.plan import Plan, with_policy
 from dagexec.scheduler.plan.preparation import Preparation
 from dagexec.scheduler.run.pool import WorkerPool
 from dagexec.scheduler.run.run import Run, task, waiting_time
-from dagexec.scheduling.catalog import find_policy
+
+if not TYPE_CHECKING:
+    catalog = LazyModule("dagexec.scheduling.catalog")
+else:
+    from dagexec.scheduling import catalog
 
 
 class DAGNet(BaseNet):
@@ -47,7 +52,7 @@ class DAGNet(BaseNet):
         chosen = num_workers or definition.num_workers or processor.available_cores()
         self.num_workers = chosen if pool is None else pool.num_workers
         self._width = min(self.num_workers, options.num_workers or self.num_workers)
-        self.policy = None if options.policy is None else find_policy(options.policy)
+        self.policy = None if options.policy is None else catalog.find_policy(options.policy)
         self._pool = pool
         self._owns_pool = pool is None
 
@@ -55,7 +60,7 @@ class DAGNet(BaseNet):
     def from_definition(
         cls, workspace: Workspace, definition: NetDef, num_workers: int | None, policy: object = None
     ) -> Self:
-        options = DEFAULT_RUN_OPTIONS if policy is None else RunOptions(policy=find_policy(policy))
+        options = DEFAULT_RUN_OPTIONS if policy is None else RunOptions(policy=catalog.find_policy(policy))
         return cls(definition, workspace, num_workers=num_workers, options=options)
 
     def close(self) -> None:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from numbers import Integral
+from typing import TYPE_CHECKING
 
 from dagexec.core.device import CPU, Device
 from dagexec.errors import DeviceError, SchemaError, SettingError
+from dagexec.platform.lazy import LazyModule
 from dagexec.platform.records import dataclass
 from dagexec.scheduler.run.pool import MAX_WORKERS
-from dagexec.scheduling.catalog import find_policy
 from dagexec.scheduling.policy import Policy
+
+if not TYPE_CHECKING:
+    catalog = LazyModule("dagexec.scheduling.catalog")
+else:
+    from dagexec.scheduling import catalog
+
 
 NET_TYPES = ("simple", "dag", "async_dag")
 STREAM_PRIORITIES = ("normal", "high")
@@ -77,7 +84,7 @@ class RunOptions:
         if self.capture and self.net_type not in (None, "async_dag"):
             raise SettingError(f"capture is for net type 'async_dag', not {self.net_type!r}")
         if self.policy is not None:
-            object.__setattr__(self, "policy", find_policy(self.policy))
+            object.__setattr__(self, "policy", catalog.find_policy(self.policy))
             if self.net_type == "simple":
                 raise SettingError("a policy is for net types 'dag' and 'async_dag', not 'simple'")
             if self.capture:
