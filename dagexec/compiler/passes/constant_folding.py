@@ -17,12 +17,11 @@ from dagexec.compiler.passes.rewriting import Pass, Rewritten
 from dagexec.compiler.passes.types import BlobType, infer_types
 from dagexec.core.arguments import make_argument
 from dagexec.core.dtypes import from_numpy
+from dagexec.core.evaluation import evaluated
 from dagexec.core.model import Model
-from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.purity import is_pure
 from dagexec.core.registry import schema_of
 from dagexec.core.schema import OperatorCall, TensorType
-from dagexec.core.workspace import Workspace
 from dagexec.errors import DagexecError
 
 GROWTH_BYTES = 1 << 20
@@ -60,9 +59,12 @@ def apply(model: Model) -> Rewritten:
 
 
 def _fold(draft: Draft, number: int) -> None:
-    results = _computed(draft, draft[number])
-    if results is not None:
-        _become_parameters(draft, number, results)
+    definition = draft[number]
+    try:
+        results = evaluated(definition, draft.parameters)
+    except Exception:  # whatever a step raises: a run says whose it is
+        return
+    _become_parameters(draft, number, results)
 
 
 def _seconds(draft: Draft, number: int) -> float:
@@ -82,18 +84,6 @@ def _seconds(draft: Draft, number: int) -> float:
         return schema.cost(call, results).seconds
     except (DagexecError, ArithmeticError):
         return math.inf
-
-
-def _computed(draft: Draft, definition: OperatorDef) -> list[Array] | None:
-    """The outputs of `definition`; None when it fails, which is then told when the net runs."""
-    workspace = Workspace()
-    for name in definition.input:
-        workspace.adopt_blob(name, draft.parameters[name])
-    try:
-        workspace.run_net_once(NetDef(name="constant-folding", op=[definition]))
-        return [workspace.fetch_blob(name) for name in definition.output]
-    except (DagexecError, ArithmeticError):
-        return None
 
 
 def _fold_shape(draft: Draft, number: int, types: Mapping[str, BlobType]) -> None:

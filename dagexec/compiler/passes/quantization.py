@@ -31,13 +31,13 @@ from dagexec.compiler.passes.quantized_operators import Types, activation_post_o
 from dagexec.compiler.passes.rewriting import Rewritten
 from dagexec.compiler.passes.types import infer_types
 from dagexec.core.dtypes import BFLOAT16, FLOAT32
+from dagexec.core.evaluation import evaluated
 from dagexec.core.feeds import Feeds
 from dagexec.core.model import Model
 from dagexec.core.operator_def import op
-from dagexec.core.proto import NetDef, OperatorDef
+from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import schema_of
 from dagexec.core.traits import LayerKind
-from dagexec.core.workspace import Workspace
 from dagexec.platform.records import dataclass
 
 LARGEST_ERROR = 0.1
@@ -157,11 +157,8 @@ def computed(definition: OperatorDef, inputs: Sequence[Array]) -> Array:
     alone = copied(by_onednn(definition))
     alone.input[:] = [f"in{index}" for index in range(len(inputs))]
     alone.output[:] = [f"out{index}" for index in range(len(definition.output))]
-    workspace = Workspace()
-    for name, array in zip(alone.input, inputs, strict=True):
-        workspace.adopt_blob(name, np.ascontiguousarray(array))
-    workspace.run_net_once(NetDef(name="alone", op=[alone]))
-    return workspace.fetch_blob("out0")
+    values = {name: np.ascontiguousarray(array) for name, array in zip(alone.input, inputs, strict=True)}
+    return evaluated(alone, values)[0]
 
 
 class _Groups:

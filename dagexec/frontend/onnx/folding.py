@@ -6,17 +6,16 @@ model computes are left to its init net, and what fails to the run that tells of
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Sequence
-
-import numpy as np
 
 from dagexec.core.arguments import Arguments
 from dagexec.core.dtypes import FLOAT32, from_numpy
+from dagexec.core.evaluation import evaluated
 from dagexec.core.proto import OperatorDef
 from dagexec.core.purity import is_pure
-from dagexec.core.registry import create_operator, schema_of
+from dagexec.core.registry import schema_of
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
-from dagexec.core.workspace import Workspace
 from dagexec.frontend.onnx.node import Array, Scope
 
 MAX_ELEMENTS = 1 << 12
@@ -56,7 +55,7 @@ def _computed(operator: OperatorDef, scope: Scope, found: dict[str, Array]) -> l
             return None
         if schema.from_types is not None:
             return [_constant(array) for array in schema.from_types(call)]
-        return _run(operator, call.values)
+        return [_constant(array) for array in evaluated(operator, ChainMap(found, scope.values))]
     except Exception:  # whatever a step raises: a run says whose it is
         return None
 
@@ -77,17 +76,6 @@ def _call(operator: OperatorDef, schema: OpSchema, values: Sequence[Array | None
             return None
         kinds.append(TensorType(shape, FLOAT32))
     return OperatorCall(operator, Arguments(operator, operator.type), tuple(kinds), tuple(values), operator.type)
-
-
-def _run(operator: OperatorDef, values: Sequence[Array | None]) -> list[Array]:
-    workspace = Workspace()
-    for name, value in zip(operator.input, values, strict=True):
-        assert value is not None
-        workspace.adopt_blob(name, value)
-    made = create_operator(operator, workspace)
-    with np.errstate(all="ignore"):  # as in a run
-        made.bind(made.infer()).step()
-    return [_constant(workspace.fetch_blob(name)) for name in operator.output]
 
 
 def _constant(array: Array) -> Array:

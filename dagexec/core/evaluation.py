@@ -1,0 +1,33 @@
+"""One operator, computed on arrays without a net: for what is known before a net runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy.typing as npt
+
+from dagexec.core.device import CPU, Device
+from dagexec.core.proto import OperatorDef
+from dagexec.core.registry import create_operator
+from dagexec.core.workspace import Workspace
+from dagexec.platform.arithmetic import operator_arithmetic
+
+Array = npt.NDArray[Any]
+
+
+def evaluated(definition: OperatorDef, values: Mapping[str, Array]) -> list[Array]:
+    """The outputs of an operator; `values` has those of its inputs, by name.
+
+    Raises DagexecError where it cannot be made, and what its step raises.
+    """
+    workspace = Workspace()
+    for name in set(definition.input):
+        workspace.adopt_blob(name, values[name])
+    if Device.from_option(definition.device_option) == CPU:
+        operator = create_operator(definition, workspace)
+        with operator_arithmetic():
+            operator.bind(operator.infer()).step()
+    else:
+        workspace.run_operator_once(definition)  # which waits for the device
+    return [workspace.fetch_blob(name) for name in definition.output]
