@@ -70,8 +70,7 @@ def layers_of(name: str) -> list[Layer]:
         found = []
         for operator in executor.net().operators:
             if isinstance(operator, Convolution):
-                definition = OperatorDef()
-                definition.CopyFrom(operator.definition)
+                definition = operator.definition.message()
                 del definition.input[:], definition.output[:]
                 definition.name = ""
                 bias = len(operator.input_blobs) == 3

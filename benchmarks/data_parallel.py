@@ -28,7 +28,9 @@ import numpy.typing as npt
 from environment import write_report
 
 from dagexec.core.dtypes import INT32
-from dagexec.core.proto import NetDef, OperatorDef
+from dagexec.core.node import Node
+from dagexec.core.program import Program
+from dagexec.core.proto import NetDef
 from dagexec.core.stream import Kernel, Stream
 from dagexec.devices.sim import simulated
 from dagexec.scheduler.exploration import EarliestFirst, explore
@@ -105,7 +107,7 @@ class Times(Observer):
 
     def executed(self, stream: Stream, kernel: Kernel, start: float, end: float) -> None:
         self.all.append((start, end))
-        definition = kernel.operator.definition if kernel.operator is not None else OperatorDef()
+        definition = kernel.operator.definition if kernel.operator is not None else Node("")
         bucket = bucket_of(definition)
         if bucket is not None:
             packed, last = self.buckets.get(bucket, (0.0, 0.0))
@@ -128,7 +130,7 @@ class Times(Observer):
         return total * 1e6, hidden * 1e6
 
 
-def bucket_of(definition: OperatorDef) -> str | None:
+def bucket_of(definition: Node) -> str | None:
     """The bucket that an operator packs, sums, copies or unpacks."""
     for name in (*definition.input, *definition.output):
         found = re.search(r"gradient_bucket_\d+", name)
@@ -204,7 +206,7 @@ def measure(workload: Workload, workers: int, streams: int) -> tuple[Row, dict[s
             model.step(batch_of(workload), trace=times)
             parameters = model.parameters()
             operators = model.step_net.graph.operators
-            rest = NetDef(name="rest", op=[definition for definition in operators if bucket_of(definition) is None])
+            rest = Program(tuple(one for one in operators if bucket_of(one) is None), NetDef(name="rest"))
             with AsyncDAGNet(
                 rest, model.workspace, num_workers=workers, options=RunOptions(streams_per_worker=streams)
             ) as net:

@@ -17,6 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from dagexec.core.arguments import Arguments
 from dagexec.core.model import Model
+from dagexec.core.node import arguments_of
 from dagexec.core.proto import OperatorDef
 from dagexec.core.workspace import Workspace
 
@@ -66,7 +67,7 @@ class _Exporter:
 
     def add(self, definition: OperatorDef) -> None:
         """The node of one operator."""
-        arguments = Arguments(definition, definition.type)
+        arguments = arguments_of(definition)
         inputs = [self.name(blob) for blob in definition.input]
         if definition.type == "Dropout":
             self._names[definition.output[0]] = inputs[0]

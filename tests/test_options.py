@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import dagexec
-from dagexec.core.arguments import Arguments
+from dagexec.core.node import arguments_of
 from dagexec.errors import DeviceError, SettingError
 from dagexec.options import CompileOptions
 from dagexec.scheduler.nets.options import RunOptions
@@ -79,7 +79,7 @@ def test_options_are_checked_when_they_are_made(options: dict[str, Any], error: 
 def test_operators_are_batch_invariant_unless_asked_otherwise(optimize: bool) -> None:
     for wanted, options in ((True, CompileOptions()), (False, CompileOptions(batch_invariant=False))):
         with dagexec.compile(doubled_model(), options, optimize=optimize) as executor:
-            found = {Arguments(one, "op").bool("batch_invariant", True) for one in executor.model.net.op}
+            found = {arguments_of(one, "op").bool("batch_invariant", True) for one in executor.model.net.op}
         assert found == {wanted}
 
 

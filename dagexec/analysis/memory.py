@@ -28,10 +28,10 @@ def planned(model: Model, net_type: str, feeds: Mapping[str, npt.NDArray[np.gene
     for name, array in feeds.items():
         workspace.create_local_blob(name)
         workspace.feed_blob(name, array)
-    written = {name for definition in model.net.op for name in definition.output}
+    written = {name for definition in model.program.op for name in definition.output}
     constants = frozenset(model.parameters) - written - set(model.inputs)
     kept = frozenset(model.outputs) | frozenset(model.inputs)
-    with NETS[net_type](model.net, workspace, constants=constants, keep=kept) as net:
+    with NETS[net_type](model.program, workspace, constants=constants, keep=kept) as net:
         preparation = net.prepared()
         if preparation.memory is None:
             raise ArgumentError(f"net {net.name!r} has no memory plan")

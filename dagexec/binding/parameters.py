@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy.typing as npt
 from dagexec.core.constant import Keeper
 from dagexec.core.device import CPU
 from dagexec.core.model import Model
+from dagexec.core.program import Program, program_of
 from dagexec.core.proto import NetDef
 from dagexec.core.registry import check_known
 from dagexec.core.shared_buffer import SharedBuffer, create_shared_buffer, shared_buffer_forced
@@ -30,13 +30,12 @@ def initialized(model: Model) -> Model:
     workspace = parameter_workspace(model)
     blobs = [workspace.get_blob(name) for name in workspace.blobs()]
     parameters = {blob.name: blob.get(Tensor).array for blob in blobs if not isinstance(blob.value, SharedBuffer)}
-    return replace(model, init_net=None, parameters=parameters)
+    return model.changed(init_net=None, parameters=parameters)
 
 
 def check_operators(model: Model) -> None:
     """Raise UnsupportedOperatorError, for all of them at once, when the nets have operators that dagexec lacks."""
-    nets = [net for net in (model.init_net, model.net) if net is not None]
-    check_known([(net.name, net.op) for net in nets], f"model {model.name!r}")
+    check_known([(net.name, net.op) for net in (model.init_program, model.program)], f"model {model.name!r}")
 
 
 def parameter_workspace(model: Model) -> Workspace:
@@ -58,11 +57,9 @@ def parameter_workspace(model: Model) -> Workspace:
     return workspace
 
 
-def uses_shared_buffer(net: NetDef) -> bool:
+def uses_shared_buffer(net: NetDef | Program) -> bool:
     """True when an operator of `net` works in the buffer that operators share, or all must."""
-    return shared_buffer_forced() or any(
-        argument.name == "shared_buffer" and argument.i for definition in net.op for argument in definition.arg
-    )
+    return shared_buffer_forced() or any(one.values.get("shared_buffer") for one in program_of(net).op)
 
 
 def packed_forms(parameters: Workspace) -> dict[str, dict[str, Array]]:

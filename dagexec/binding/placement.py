@@ -6,7 +6,7 @@ from dagexec.core.device import CPU, Device, kind_of
 from dagexec.core.dtypes import FLOAT32
 from dagexec.core.inference import Probed, probed_net
 from dagexec.core.model import InputInfo, Model
-from dagexec.core.proto import NetDef
+from dagexec.core.program import Program
 from dagexec.core.schema import TensorType
 from dagexec.core.tensor import Tensor
 from dagexec.core.workspace import Workspace
@@ -15,19 +15,17 @@ from dagexec.scheduler.plan.copies import insert_copies, names_devices
 _OPEN = 1  # what a size counts as that each run chooses; types of elements do not depend on it
 
 
-def placed_net(model: Model, device: Device, parameters: Workspace) -> NetDef:
+def placed_net(model: Model, device: Device, parameters: Workspace) -> Program:
     """The net with copies where blobs cross devices; operators that name no device run on `device`.
 
     What it has no type of elements for stays on the host. Inputs are fed there. Parameters that the net never writes
     are copied to the devices that read them, here and once.
     """
-    if device == CPU and not names_devices(model.net):
-        return model.net
-    net = NetDef()
-    net.CopyFrom(model.net)
+    net = model.program
+    if device == CPU and not names_devices(net):
+        return net
     if device != CPU:
-        net.device_option.CopyFrom(device.to_option())
-        _leave_on_host(net, model, device, parameters)
+        net = _left_on_host(net.with_device(device), model, device, parameters)
     written = {name for definition in net.op for name in definition.output}
     on_host = set(parameters.blobs()) | set(model.inputs)
     constants = frozenset(parameters.blobs()) - written - set(model.inputs)
@@ -37,11 +35,11 @@ def placed_net(model: Model, device: Device, parameters: Workspace) -> NetDef:
     return placed.net
 
 
-def _leave_on_host(net: NetDef, model: Model, device: Device, parameters: Workspace) -> None:
-    """Have those operators name the host that read or write elements which `device` has no type for."""
+def _left_on_host(net: Program, model: Model, device: Device, parameters: Workspace) -> Program:
+    """Those operators name the host that read or write elements which `device` has no type for."""
     holds = kind_of(device).holds
     if holds is None:
-        return
+        return net
     given = {name: Probed.of_types([_type(info)]) for name, info in model.inputs.items()}
     for name in parameters.blobs():
         value = parameters.get_blob(name).value
@@ -50,9 +48,11 @@ def _leave_on_host(net: NetDef, model: Model, device: Device, parameters: Worksp
     known = probed_net(net.op, given, 1)
     metas = {name: one.types[0].meta for name, one in known.items() if one.types[0] is not None}
     others = {name for name, meta in metas.items() if not holds(meta)}
-    for definition in net.op:
-        if not definition.HasField("device_option") and not others.isdisjoint((*definition.input, *definition.output)):
-            definition.device_option.CopyFrom(CPU.to_option())
+    host = CPU.to_option()
+    return net.with_operators(
+        one if one.device_option or others.isdisjoint((*one.input, *one.output)) else one.changed(device_option=host)
+        for one in net.op
+    )
 
 
 def _type(info: InputInfo) -> TensorType | None:

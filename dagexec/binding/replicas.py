@@ -21,7 +21,7 @@ from dagexec.binding.placement import placed_net
 from dagexec.core.dtypes import from_numpy
 from dagexec.core.graph import Graph, build_graph
 from dagexec.core.model import Model
-from dagexec.core.proto import NetDef
+from dagexec.core.program import Program
 from dagexec.core.shared_buffer import create_shared_buffer
 from dagexec.core.tensor import Tensor
 from dagexec.core.variant import Variant
@@ -292,7 +292,7 @@ def _child(parameters: Workspace, inputs: Collection[str], updated: Iterable[str
 
 def _make_net(
     options: RunOptions,
-    definition: NetDef,
+    definition: Program,
     workspace: Workspace,
     pool: WorkerPool,
     graph: Graph,

@@ -10,7 +10,6 @@ from rich.text import Text
 from dagexec.cli.progress import progress_line
 from dagexec.compiler.compilation import compile_model
 from dagexec.compiler.compiled import Compiled
-from dagexec.core.arguments import Arguments
 from dagexec.core.model import Model
 from dagexec.core.runtime import runtime_of
 from dagexec.options import CompileOptions
@@ -30,8 +29,8 @@ def compiled_without_measuring(model: Model, shapes: Mapping[str, Sequence[int]]
 def compiled_rows(compiled: Compiled) -> list[dict[str, object]]:
     """For each operator: type, engine, layout of its images, post-ops, control inputs and outputs."""
     rows: list[dict[str, object]] = []
-    for definition in compiled.model.net.op:
-        arguments = Arguments(definition, definition.type)
+    for definition in compiled.model.program.op:
+        arguments = definition.arguments()
         order = arguments.string("order", "") or arguments.string("from_order", "")
         target = arguments.string("output_order", "") or arguments.string("to_order", "")
         rows.append(

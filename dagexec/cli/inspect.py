@@ -21,13 +21,12 @@ from dagexec.cli.json_output import print_json
 from dagexec.cli.memory import memory_rows, memory_table
 from dagexec.cli.passes import pass_outcomes, pass_table, passes_as_list
 from dagexec.cli.reports import ReportOption, write_report
-from dagexec.core.arguments import Arguments
 from dagexec.core.dtypes import from_numpy
 from dagexec.core.graph import Graph, build_graph
 from dagexec.core.inference import NetTypes, infer_net
 from dagexec.core.model import InputInfo, Model
+from dagexec.core.node import Node
 from dagexec.core.operator_arguments import with_arguments
-from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import schema_of, sub_nets_of
 from dagexec.core.schema import TensorType
 from dagexec.report.document import Report, check_report
@@ -142,7 +141,7 @@ def _foreign(graph: Graph) -> Iterator[str]:
 
 def _reasons(graph: Graph, index: int) -> list[str]:
     """Why another runtime computes an operator; none when it does not."""
-    return Arguments(graph.operators[index], "").strings("reasons") if graph.schemas[index].foreign else []
+    return graph.operators[index].arguments().strings("reasons") if graph.schemas[index].foreign else []
 
 
 def _input_types(model: Model, shapes: dict[str, tuple[int, ...]]) -> dict[str, TensorType]:
@@ -175,7 +174,7 @@ def _table(graph: Graph, plan: Plan, types: NetTypes) -> Table:
     return table
 
 
-def _inner_operators(definition: OperatorDef, number: str) -> Iterator[tuple[str, OperatorDef]]:
+def _inner_operators(definition: Node, number: str) -> Iterator[tuple[str, Node]]:
     """The operators of the nets that an operator runs, each with its number: 3.then_net.0 stands in operator 3."""
     for argument, net in sub_nets_of(definition, schema_of(definition.type)).items():
         for index, inner in enumerate(net.op):
@@ -201,9 +200,7 @@ def _as_dict(model: Model, graph: Graph, plan: Plan, types: NetTypes) -> dict[st
                 "flops": cost.flops if cost else None,
                 "parents": list(graph.parents[index]),
                 "view": index in graph.views,
-                "foreign": Arguments(definition, definition.type).strings("reasons")
-                if graph.schemas[index].foreign
-                else [],
+                "foreign": definition.arguments().strings("reasons") if graph.schemas[index].foreign else [],
                 "inner": [
                     {"number": number, "type": inner.type, "name": inner.name, "outputs": list(inner.output)}
                     for number, inner in _inner_operators(definition, str(index))

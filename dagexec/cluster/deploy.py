@@ -90,7 +90,7 @@ def deploy(
     if loaded.init_net is not None:
         loaded = initialized(loaded)
     parameters = {name: np.asarray(array) for name, array in loaded.parameters.items()}
-    bare = replace(loaded, parameters={}, overridable=None)
+    bare = loaded.changed(parameters={}, overridable=None)
     _require_ray()
     _check_functions(bare)
     size = sum(array.nbytes for array in parameters.values())
@@ -145,7 +145,7 @@ def _deployed(
         model.name,
         max_outstanding=max_outstanding,
         max_queued=options.max_queued if options.when_full == "reject" else None,
-        retries=all(map(only_computes, model.net.op)),
+        retries=all(map(only_computes, model.program.op)),
         autoscaling=autoscaling,
         answer_seconds=answer_seconds,
     )
@@ -193,7 +193,7 @@ def _check_functions(model: Model) -> None:
         try:
             pickling.dumps(step)
         except Exception as error:
-            users = [one.name for one in model.net.op if any(arg.s == step.token.encode() for arg in one.arg)]
+            users = [one.name for one in model.program.op if step.token.encode() in one.values.values()]
             raise DagexecError(
                 f"net {model.name!r}: the function of {', '.join(users)} cannot be sent to another process: {error}"
             ) from error

@@ -123,12 +123,12 @@ def _for_device(model: Model, options: CompileOptions) -> Compiled:
     passed = _by_stage(_with_kept(initialized(model), options), options, lambda part: _run(part, passes, options))
     seconds = {"passes": time.perf_counter() - start}
     report = CompilationReport(passed.outcomes, layout, None, "estimated", seconds)
-    return _as_given(replace(passed.model, outputs=model.outputs), options, report)
+    return _as_given(passed.model.changed(outputs=model.outputs), options, report)
 
 
 def _with_kept(model: Model, options: CompileOptions) -> Model:
     """The model with all blobs as outputs that may be requested: passes leave those alone."""
-    return replace(model, outputs=(*model.outputs, *sorted(set(options.keep).difference(model.outputs))))
+    return model.changed(outputs=(*model.outputs, *sorted(set(options.keep).difference(model.outputs))))
 
 
 def _run(model: Model, passes: Sequence[Pass], options: CompileOptions, *, checked: bool = False) -> PassReport:
@@ -153,7 +153,7 @@ class _Compilation:
         self._tuning = _tuning_seconds(options)
         plain = options.dtype == "float32" and not options.calibration_runs
         if takes_parameters and plain and not self._tuning:  # models are neither run nor compared
-            self._model = replace(self._model, parameters=OwnedParameters(self._model.parameters))
+            self._model = self._model.changed(parameters=OwnedParameters(self._model.parameters))
             if isinstance(model.parameters, dict):
                 model.parameters.clear()
         self._deadline = Deadline(self._tuning)
@@ -181,7 +181,7 @@ class _Compilation:
         for line in report.lines() if logger.isEnabledFor(logging.DEBUG) else ():
             logger.debug("net %r: %s", self._model.name, line)
         options = replace(self._options, net_type=choice.net_type, num_workers=choice.workers)
-        return Compiled(replace(passed.model, outputs=self._outputs), options, report)
+        return Compiled(passed.model.changed(outputs=self._outputs), options, report)
 
     def rewritten(self) -> tuple[str, PassReport]:
         """The layout of images, and the model in it."""
@@ -240,7 +240,7 @@ class _Compilation:
         self._origin = "estimated" if bench is None else "measured"
         if bench is None:
             return first
-        plain = len(model.net.op) <= _SMALL  # larger nets are faster in another order, and NCHW is slow to measure
+        plain = len(model.program.op) <= _SMALL  # larger nets are faster in another order, and NCHW is slow to measure
         names = [name for name in layouts() if plain or name != NCHW]
         seconds = min(self._tuning * _LAYOUT_SHARE, self._left())
         found = fastest_layout(names, lambda name: self._late(model, after, name).model, bench, seconds, self._deadline)
@@ -289,7 +289,7 @@ class _Compilation:
 
         An application's own operators are not run to be measured: they may do more than compute.
         """
-        if self._deadline.is_over or self._inputs is None or not all(map(is_known, self._model.net.op)):
+        if self._deadline.is_over or self._inputs is None or not all(map(is_known, self._model.program.op)):
             return None
         if self._bench is None:
             try:
@@ -317,7 +317,7 @@ class _Compilation:
         found = library()
         shapes = sorted((name, array.shape, str(array.dtype)) for name, array in model.parameters.items())
         sizes = sorted((name, array.shape, str(array.dtype)) for name, array in (self._inputs or {}).items())
-        digest = hashlib.sha256(fingerprint(model.net))
+        digest = hashlib.sha256(fingerprint(model.program))
         digest.update(repr((shapes, sizes, asked, sorted(self._options.without_passes))).encode())
         kernels = "none" if found is None else found.described()
         cores = processor.available_cores()

@@ -9,12 +9,11 @@ and what the passes make of it is put back in their place.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from dagexec.compiler.passes.dead_code import PASS as DEAD_CODE
 from dagexec.compiler.passes.rewriting import PassOutcome, PassReport, run_passes
 from dagexec.core.model import InputInfo, Model
-from dagexec.core.proto import NetDef, OperatorDef
+from dagexec.core.node import Node
 from dagexec.platform.records import dataclass
 
 
@@ -44,7 +43,7 @@ def by_stage(model: Model, rewrite: Callable[[Model], PassReport]) -> PassReport
 
 def _parts(model: Model) -> list[_Part]:
     """The stages in their order; none where the operators of one do not stand together, as somebody moved them."""
-    owners = [_owner(model, definition.name) for definition in model.net.op]
+    owners = [_owner(model, definition.name) for definition in model.program.op]
     found: list[_Part] = []
     for stage in model.stages:
         numbers = [number for number, owner in enumerate(owners) if owner == stage]
@@ -66,11 +65,11 @@ def _owner(model: Model, name: str) -> str:
 
 
 def _alone(model: Model, stage: str, first: int, last: int) -> Model:
-    operators = model.net.op[first:last]
+    operators = model.program.op[first:last]
     types = model.stages[stage]
     written = {name for definition in operators for name in definition.output}
     read = _read_from_outside(operators)
-    others = (*model.net.op[:first], *model.net.op[last:])
+    others = (*model.program.op[:first], *model.program.op[last:])
     wanted = {name for definition in others for name in _names_read(definition)} | set(model.outputs)
     outputs = dict.fromkeys((*types.outputs, *sorted(written & wanted)))
     parameters = {
@@ -78,22 +77,18 @@ def _alone(model: Model, stage: str, first: int, last: int) -> Model:
     }
     inputs = {name: types.inputs.get(name) or model.inputs.get(name, InputInfo()) for name in read}
     inputs = {name: info for name, info in inputs.items() if name not in parameters}
-    net = NetDef()
-    net.CopyFrom(model.net)
-    del net.op[:]
-    net.op.extend(operators)
-    net.name = stage
-    return replace(
-        model, name=stage, net=net, parameters=parameters, inputs=inputs, outputs=tuple(outputs), overridable=None,
+    program = model.program.with_operators(operators).with_name(stage)
+    return model.changed(
+        name=stage, net=program, parameters=parameters, inputs=inputs, outputs=tuple(outputs), overridable=None,
         stages={},
     )  # fmt: skip
 
 
-def _names_read(definition: OperatorDef) -> Sequence[str]:
+def _names_read(definition: Node) -> Sequence[str]:
     return (*definition.input, *definition.control_input)
 
 
-def _read_from_outside(operators: Sequence[OperatorDef]) -> list[str]:
+def _read_from_outside(operators: Sequence[Node]) -> list[str]:
     """Blobs that operators read before one of them writes them, in the order of their reading."""
     written: set[str] = set()
     read: dict[str, None] = {}
@@ -105,29 +100,25 @@ def _read_from_outside(operators: Sequence[OperatorDef]) -> list[str]:
 
 def _joined(model: Model, parts: Sequence[_Part], rewritten: Sequence[Model]) -> Model:
     """`model` with what its `parts` were `rewritten` to. Blobs of two stages that passes gave one name get others."""
-    operators: list[OperatorDef] = []
+    operators: list[Node] = []
     parameters = dict(model.parameters)
     for part in parts:
         for name in part.model.parameters:
             parameters.pop(name, None)
-    used = {name for definition in model.net.op for name in (*_names_read(definition), *definition.output)}
+    used = {name for definition in model.program.op for name in (*_names_read(definition), *definition.output)}
     used |= model.parameters.keys() | model.inputs.keys()
     end = 0
     for part, made in zip(parts, rewritten, strict=True):
-        operators.extend(model.net.op[end : part.first])
+        operators.extend(model.program.op[end : part.first])
         end = part.last
-        own = {name for definition in part.model.net.op for name in (*_names_read(definition), *definition.output)}
-        new = {name for definition in made.net.op for name in definition.output} | set(made.parameters)
+        own = {name for definition in part.model.program.op for name in (*_names_read(definition), *definition.output)}
+        new = {name for definition in made.program.op for name in definition.output} | set(made.parameters)
         names = {name: _free(name, part.model.name, used) for name in new - own - part.model.parameters.keys()}
         used.update(names.values())
         parameters.update((names.get(name, name), array) for name, array in made.parameters.items())
-        operators.extend(_renamed(definition, names) for definition in made.net.op)
-    operators.extend(model.net.op[end:])
-    net = NetDef()
-    net.CopyFrom(model.net)
-    del net.op[:]
-    net.op.extend(operators)
-    return replace(model, net=net, parameters=parameters, stages={})
+        operators.extend(_renamed(definition, names) for definition in made.program.op)
+    operators.extend(model.program.op[end:])
+    return model.changed(net=model.program.with_operators(operators), parameters=parameters, stages={})
 
 
 def _free(name: str, stage: str, used: set[str]) -> str:
@@ -136,12 +127,8 @@ def _free(name: str, stage: str, used: set[str]) -> str:
     return name
 
 
-def _renamed(definition: OperatorDef, names: dict[str, str]) -> OperatorDef:
+def _renamed(definition: Node, names: dict[str, str]) -> Node:
     if not any(names.get(one, one) != one for one in (*_names_read(definition), *definition.output)):
         return definition
-    made = OperatorDef()
-    made.CopyFrom(definition)
-    for field in ("input", "output", "control_input"):
-        listed = getattr(made, field)
-        listed[:] = [names.get(one, one) for one in listed]
-    return made
+    controls = [names.get(one, one) for one in definition.control_input]
+    return definition.renamed(names).changed(control_input=controls)

@@ -1,4 +1,4 @@
-"""Arguments: typed reading of an OperatorDef's arguments, with errors that name the operator and the argument.
+"""Arguments of operators: their values, as plain Python ones, and typed reading with errors that name the operator.
 
 The rules are Caffe2's (a scalar read of a repeated argument is an error, an integer is never read from a float) with
 one relaxation: a float may be given as an integer.
@@ -8,42 +8,200 @@ from __future__ import annotations
 
 import builtins
 import math
-from collections.abc import Callable, Hashable
-from typing import Any, TypeVar
+import weakref
+from array import array
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, TypeVar, cast
 
-from dagexec.core.proto import Argument, NetDef, OperatorDef, TensorProto
+from google.protobuf.message import Message
+
+from dagexec.core.proto import Argument, NetDef, TensorProto
 from dagexec.errors import ArgumentError
 
 T = TypeVar("T")
 ArgumentValue = bool | int | float | str | bytes | NetDef | TensorProto | list[int] | list[float] | list[str]
 
+Value = int | float | bytes | NetDef | TensorProto | tuple[Any, ...] | Mapping[str, Any]
+"""Of an argument: a number, text, a net or a tensor, or several of one kind. Nets and tensors must not be changed.
+
+A message may give an argument values of several kinds, of which each is read by those who ask for it: a mapping by
+the field of the message.
+"""
+
+_MANY = 256  # numbers of an argument, beyond which nobody looks for an equal one
+
+
+class Values(Mapping[str, Value]):
+    """The arguments of an operator by name; never changed. Operators of equal arguments share one object, if small.
+
+    Attributes:
+        key: equal for equal arguments; that of large ones is their own.
+    """
+
+    __slots__ = ("__weakref__", "_by_name", "_read", "key")
+
+    def __init__(self, by_name: Mapping[str, Value], key: Hashable) -> None:
+        self._by_name = by_name
+        self._read: dict[Hashable, Any] = {}
+        self.key = key
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Values) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __getitem__(self, name: str) -> Value:
+        return self._by_name[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._by_name)
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._by_name
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value of argument `name`, or `default`."""
+        return self._by_name.get(name, default)
+
+    def once(self, key: Hashable, read: Callable[[], T]) -> T:
+        """What `read` makes of the arguments alone, under this `key`; it is called for the first who asks."""
+        read_before = self._read
+        if key not in read_before:
+            read_before[key] = read()
+        return cast(T, read_before[key])
+
+    def changed(self, added: Mapping[str, Value | None]) -> Values:
+        """These arguments with others; one that is None is taken away. Values are as `value_of` makes them."""
+        by_name = {**self._by_name, **added}
+        return shared({name: value for name, value in by_name.items() if value is not None})
+
+    def messages(self) -> list[Argument]:
+        """The arguments as they are stored."""
+        return [_message(name, value) for name, value in self._by_name.items()]
+
+
+NOTHING = Values(MappingProxyType({}), ())
+"""No arguments."""
+
+_shared: weakref.WeakValueDictionary[Hashable, Values] = weakref.WeakValueDictionary()
+
+
+def shared(by_name: Mapping[str, Value]) -> Values:
+    """These arguments, as the object that others have who asked for equal ones."""
+    if not by_name:
+        return NOTHING
+    key = _key_of(by_name)
+    if key is None:
+        return Values(by_name, object())
+    known = _shared.get(key)
+    return _shared.setdefault(key, Values(by_name, key)) if known is None else known
+
+
+def values_of(messages: Sequence[Argument], owner: str) -> Values:
+    """The arguments in `messages`. Raises ArgumentError, naming the `owner`, when two of one name differ."""
+    by_name: dict[str, Value] = {}
+    for message in messages:
+        name, found = message.name, [(field.name, value) for field, value in message.ListFields()]
+        fields = {field: _content(value) for field, value in found if field != "name"}
+        if name in by_name:
+            if any(one != message for one in messages if one.name == name):
+                raise ArgumentError(f"{owner}: argument {name!r} is given twice with different values")
+        elif len(fields) == 1:
+            [by_name[name]] = fields.values()
+        else:
+            by_name[name] = MappingProxyType(fields) if fields else ()
+    return shared(by_name)
+
+
+def _content(value: Any) -> Any:
+    """Of a field of a message, which may be changed or large, and is not kept."""
+    if isinstance(value, int | float | bytes):
+        return value
+    if isinstance(value, Message):
+        copy = type(value)()
+        copy.CopyFrom(value)
+        return copy
+    return tuple(map(_content, value))
+
+
+def _message(name: str, value: Value) -> Argument:
+    made = Argument(name=name)
+    for field, one in value.items() if isinstance(value, Mapping) else ((_kind(value), value),):
+        if isinstance(one, Message):
+            getattr(made, field).CopyFrom(one)
+        elif not isinstance(one, tuple):
+            setattr(made, field, one)
+        elif one:
+            getattr(made, field).extend(one)
+    return made
+
+
+def _key_of(by_name: Mapping[str, Value]) -> Hashable:
+    """Equal for arguments that are the same to the bit; None for large ones."""
+    parts = []
+    for name, value in by_name.items():
+        if isinstance(value, tuple) and len(value) > _MANY:
+            return None
+        parts.append((name, _key_of_one(value)))
+    parts.sort()
+    return tuple(parts)
+
+
+def _key_of_one(value: Any) -> tuple[str, Any]:
+    if isinstance(value, tuple):
+        return _kind(value), tuple([_key_of_one(one)[1] for one in value])
+    if isinstance(value, float):
+        return "f", value.hex()  # zeros differ, and NaNs do not
+    if isinstance(value, Message):
+        return _kind(value), value.SerializePartialToString(deterministic=True)
+    if isinstance(value, Mapping):
+        return "several", tuple([(field, _key_of_one(one)) for field, one in sorted(value.items())])
+    return _kind(value), value
+
+
+def _kind(value: Any) -> str:
+    """The field of the message that holds such a value."""
+    if isinstance(value, tuple):
+        return _LISTS.get(type(value[0]), "qtensors") if value else "nothing"
+    return _KINDS.get(type(value), "nothing")
+
+
+_KINDS = {int: "i", float: "f", bytes: "s", NetDef: "n", TensorProto: "t"}
+_LISTS = {int: "ints", float: "floats", bytes: "strings", NetDef: "nets", TensorProto: "tensors"}
+
+_WORDS = {
+    "i": "an integer", "f": "a float", "s": "a string", "n": "a net", "t": "a tensor", "ints": "a list of integers",
+    "floats": "a list of floats", "strings": "a list of strings", "nets": "a list of nets",
+    "tensors": "a list of tensors", "qtensors": "a list of quantized tensors",
+}  # fmt: skip
+
 
 class Arguments:
     """The arguments of one operator, by name. An absent argument gives the caller's default."""
 
-    __slots__ = ("_args", "_owner", "_read")
+    __slots__ = ("_owner", "values")
 
-    def __init__(self, definition: OperatorDef | NetDef, owner: str) -> None:
-        """Raises ArgumentError when two arguments of one name differ. `owner` names the operator in messages."""
+    def __init__(self, values: Values, owner: str) -> None:
+        """`owner` names the operator in messages."""
         self._owner = owner
-        self._read: dict[Hashable, Any] = {}
-        self._args: dict[str, Argument] = {arg.name: arg for arg in definition.arg}
-        if len(self._args) < len(definition.arg):
-            for arg in definition.arg:
-                if (kept := self._args[arg.name]) is not arg and kept != arg:
-                    raise ArgumentError(f"{owner}: argument {arg.name!r} is given twice with different values")
+        self.values = values
 
     def __contains__(self, name: str) -> builtins.bool:
-        return name in self._args
+        return name in self.values
 
     def names(self) -> list[str]:
         """The names of all arguments given."""
-        return list(self._args)
+        return list(self.values)
 
     def int(self, name: str, default: builtins.int) -> builtins.int:
         """An integer."""
-        arg = self._args.get(name)
-        return default if arg is None else int(self._scalar(arg, "i", "an integer"))
+        value = self.values.get(name)
+        return value if type(value) is int else default if value is None else self._scalar(name, "i")
 
     def bool(self, name: str, default: builtins.bool = False) -> builtins.bool:
         """An integer read as a truth value."""
@@ -51,54 +209,52 @@ class Arguments:
 
     def float(self, name: str, default: builtins.float) -> builtins.float:
         """A float; an integer is converted. NaN is refused."""
-        arg = self._args.get(name)
-        if arg is None:
+        value = self.values.get(name)
+        if value is None:
             return default
-        value = float(arg.i if arg.HasField("i") and not arg.HasField("f") else self._scalar(arg, "f", "a float"))
-        if math.isnan(value):
+        found = float(value) if type(value) is int else cast(float, self._scalar(name, "f"))
+        if math.isnan(found):
             raise ArgumentError(f"{self._owner}: argument {name!r} is not a number")
-        return value
+        return found
 
     def string(self, name: str, default: str) -> str:
         """A string (bytes in the message, UTF-8)."""
-        arg = self._args.get(name)
-        if arg is None:
-            return default
-        return self._decode(name, bytes(self._scalar(arg, "s", "a string")))
+        return default if name not in self.values else self._decode(name, self._scalar(name, "s"))
 
     def net(self, name: str) -> NetDef | None:
         """A nested net, or None."""
-        arg = self._args.get(name)
-        return None if arg is None else self._scalar(arg, "n", "a net")
+        return None if name not in self.values else self._scalar(name, "n")
 
     def ints(self, name: str, default: list[builtins.int] | None = None) -> list[builtins.int]:
         """A list of integers."""
-        arg = self._repeated(name, "ints", "integers")
-        return list(default or []) if arg is None else list(arg.ints)
+        return list(default or []) if name not in self.values else list(self._list(name, "ints"))
 
     def floats(self, name: str, default: list[builtins.float] | None = None) -> list[builtins.float]:
-        """A list of floats; NaN stays, for fillers."""
-        arg = self._args.get(name)
-        if arg is not None and arg.ints and not arg.floats:
-            return [float(value) for value in arg.ints]
-        arg = self._repeated(name, "floats", "floats")
-        return list(default or []) if arg is None else list(arg.floats)
+        """A list of floats, which may be given as integers; NaN stays, for fillers."""
+        value = self.values.get(name)
+        if value is None:
+            return list(default or [])
+        return list(map(float, value if _kind(value) == "ints" else self._list(name, "floats")))
 
     def strings(self, name: str, default: list[str] | None = None) -> list[str]:
         """A list of strings (UTF-8)."""
-        arg = self._repeated(name, "strings", "strings")
-        return list(default or []) if arg is None else [self._decode(name, value) for value in arg.strings]
+        if name not in self.values:
+            return list(default or [])
+        return [self._decode(name, value) for value in self._list(name, "strings")]
 
-    def raw(self, name: str) -> Argument | None:
-        """The message itself, for arguments whose kind depends on another (fillers)."""
-        return self._args.get(name)
+    def field(self, name: str, field: str) -> Any:
+        """What argument `name` holds in a `field` of its message ("i", "strings"), None where that is nothing.
+
+        For arguments that may be of several kinds, as those of fillers.
+        """
+        value = self.values.get(name)
+        if isinstance(value, Mapping):
+            return value.get(field)
+        return value if value is not None and _kind(value) == field else None
 
     def once(self, key: Hashable, read: Callable[[], T]) -> T:
-        """What `read` makes of the arguments alone, under this `key`; it is called for the first who asks."""
-        if key not in self._read:
-            self._read[key] = read()
-        found: T = self._read[key]
-        return found
+        """What `read` makes of the arguments alone, under this `key`; called once for all of equal arguments."""
+        return self.values.once(key, read)
 
     def _decode(self, name: str, value: bytes) -> str:
         try:
@@ -106,72 +262,62 @@ class Arguments:
         except UnicodeDecodeError:
             raise ArgumentError(f"{self._owner}: argument {name!r} is not UTF-8 text: {value[:40]!r}") from None
 
-    def _scalar(self, arg: Argument, field: str, kind: str) -> T:  # type: ignore[type-var]
-        if not arg.HasField(field):
-            raise ArgumentError(f"{self._owner}: argument {arg.name!r} must be {kind}; found {_kind(arg)}")
-        value: T = getattr(arg, field)
+    def _scalar(self, name: str, field: str) -> Any:
+        value = self.values[name]
+        if isinstance(value, Mapping) and field in value:
+            return value[field]
+        if _kind(value) != field:
+            raise ArgumentError(f"{self._owner}: argument {name!r} must be {_WORDS[field]}; found {_word(value)}")
         return value
 
-    def _repeated(self, name: str, field: str, kind: str) -> Argument | None:
-        arg = self._args.get(name)
-        if arg is not None and not getattr(arg, field) and _kind(arg) != "nothing":
-            raise ArgumentError(f"{self._owner}: argument {name!r} must be a list of {kind}; found {_kind(arg)}")
-        return arg
+    def _list(self, name: str, field: str) -> tuple[Any, ...]:
+        return () if self.values[name] == () else cast("tuple[Any, ...]", self._scalar(name, field))
 
 
-def _kind(arg: Argument) -> str:
-    kinds = {
-        "i": "an integer", "f": "a float", "s": "a string", "n": "a net", "t": "a tensor", "ints": "a list of integers",
-        "floats": "a list of floats", "strings": "a list of strings", "nets": "a list of nets",
-        "tensors": "a list of tensors", "qtensors": "a list of quantized tensors",
-    }  # fmt: skip
-    for descriptor, _ in arg.ListFields():
-        if descriptor.name in kinds:
-            return kinds[descriptor.name]
-    return "nothing"
+def _word(value: Value) -> str:
+    kinds = value if isinstance(value, Mapping) else (_kind(value),)
+    return next((_WORDS[kind] for kind in _WORDS if kind in kinds), "nothing")
 
 
-def make_argument(name: str, value: ArgumentValue) -> Argument:
-    """The Argument message for a Python value: int and bool to `i`, float to `f`, str and bytes to `s`, and lists.
+def value_of(name: str, value: ArgumentValue | tuple[Any, ...]) -> Value:
+    """What an argument of a Python value holds: int and bool an integer, float one in 32 bits, str bytes, and tuples.
 
-    A list that mixes ints and floats becomes `floats`; an empty list becomes an argument with no values.
-    Raises ArgumentError for any other type.
+    A list that mixes ints and floats has floats; an empty one has no values. Raises ArgumentError for any other type.
     """
-    arg = Argument(name=name)
     if isinstance(value, bool | int):
-        _check_int64(name, [int(value)])
-        arg.i = int(value)
-    elif isinstance(value, float):
-        arg.f = value
-    elif isinstance(value, str):
-        arg.s = value.encode()
-    elif isinstance(value, bytes):
-        arg.s = value
-    elif isinstance(value, NetDef):
-        arg.n.CopyFrom(value)
-    elif isinstance(value, TensorProto):
-        arg.t.CopyFrom(value)
-    elif isinstance(value, list | tuple):
-        _fill_repeated(arg, list(value))
-    else:
-        raise ArgumentError(f"argument {name!r}: a {type(value).__name__} cannot be an operator argument")
-    return arg
+        _check_int64(name, (int(value),))
+        return int(value)
+    if isinstance(value, float):
+        return array("f", (value,))[0]
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, bytes | NetDef | TensorProto):
+        return value
+    if isinstance(value, list | tuple):
+        return _values_of(name, value)
+    raise ArgumentError(f"argument {name!r}: a {type(value).__name__} cannot be an operator argument")
 
 
-def _check_int64(name: str, values: list[int]) -> None:
+def _values_of(name: str, values: list[Any] | tuple[Any, ...]) -> tuple[Any, ...]:
+    if all(isinstance(value, bool | int) for value in values):
+        integers = tuple(map(int, values))
+        _check_int64(name, integers)
+        return integers
+    if all(isinstance(value, int | float) for value in values):
+        return tuple(array("f", values))
+    if all(isinstance(value, str | bytes) for value in values):
+        return tuple(value.encode() if isinstance(value, str) else value for value in values)
+    if all(isinstance(value, NetDef) for value in values):
+        return tuple(values)
+    raise ArgumentError(f"argument {name!r}: a list must hold only ints, floats or strings; found {list(values[:4])}")
+
+
+def _check_int64(name: str, values: Iterable[int]) -> None:
     for value in values:
         if not -(1 << 63) <= value < 1 << 63:
             raise ArgumentError(f"argument {name!r}: {value} does not fit an int64")
 
 
-def _fill_repeated(arg: Argument, values: list[object]) -> None:
-    if all(isinstance(value, bool | int) for value in values):
-        integers = [int(value) for value in values]  # type: ignore[call-overload]
-        _check_int64(arg.name, integers)
-        arg.ints.extend(integers)
-    elif all(isinstance(value, int | float) for value in values):
-        arg.floats.extend(float(value) for value in values)  # type: ignore[arg-type]
-    elif all(isinstance(value, str | bytes) for value in values):
-        arg.strings.extend(value.encode() if isinstance(value, str) else value for value in values)  # type: ignore[misc]
-    else:
-        raise ArgumentError(f"argument {arg.name!r}: a list must hold only ints, floats or strings; found {values[:4]}")
+def make_argument(name: str, value: ArgumentValue) -> Argument:
+    """The Argument message for a Python value, as `value_of` takes it; raises what that raises."""
+    return _message(name, value_of(name, value))

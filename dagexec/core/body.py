@@ -16,8 +16,9 @@ from contextlib import contextmanager
 from typing import Protocol, cast
 
 from dagexec.core.blob import Blob
+from dagexec.core.node import Node
 from dagexec.core.operator import Operator, Step
-from dagexec.core.proto import NetDef, OperatorDef
+from dagexec.core.proto import NetDef
 from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.core.workspace import Workspace
 from dagexec.errors import DagexecError, OperatorError, RunCancelledError, RunTimeoutError, SchemaError
@@ -85,7 +86,7 @@ class OperatorWithBodies(Operator):
     reads_strided = True
     writes_strided = True
 
-    def __init__(self, definition: OperatorDef, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
+    def __init__(self, definition: Node, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
         """Build the bodies. Raises SchemaError for nets that do not fit, and what `Workspace.build_net` raises."""
         super().__init__(definition, workspace, index=index, net=net)
         names = self.arguments.strings("captured")

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy.typing as npt
 
-from dagexec.core.arguments import Arguments
-from dagexec.core.proto import NetDef, OperatorDef
+from dagexec.core.node import Node
+from dagexec.core.program import Program
 from dagexec.core.registry import schema_of, sub_nets_of
 from dagexec.core.schema import BodyCall, BodyTypes, TensorType
 from dagexec.errors import SchemaError
@@ -31,11 +31,11 @@ class Seen:
     contents: Sequence[Array | None]
 
 
-InferNet = Callable[[NetDef, Mapping[str, tuple[TensorType | None, Array | None]]], Types]
+InferNet = Callable[[Program, Mapping[str, tuple[TensorType | None, Array | None]]], Types]
 """Types of a net's `external_output` from what is known of its `external_input`, by name."""
 
 
-def types_with_bodies(definition: OperatorDef, inputs: Seen, infer_net: InferNet) -> BodyTypes | None:
+def types_with_bodies(definition: Node, inputs: Seen, infer_net: InferNet) -> BodyTypes | None:
     """What is known of the outputs of an operator and of what it gives its bodies; None of one without bodies.
 
     Raises SchemaError for bodies that do not fit, and what `infer_net` raises.
@@ -43,7 +43,7 @@ def types_with_bodies(definition: OperatorDef, inputs: Seen, infer_net: InferNet
     schema = schema_of(definition.type)
     if schema.infer_bodies is None:
         return None
-    arguments = Arguments(definition, definition.type)
+    arguments = definition.arguments()
     names = arguments.strings("captured")
     own = len(inputs.types) - len(names)
     if own < 0:

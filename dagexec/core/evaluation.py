@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy.typing as npt
 
-from dagexec.core.device import CPU, Device
+from dagexec.core.device import CPU
+from dagexec.core.node import Node, node_of
 from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import create_operator
 from dagexec.core.workspace import Workspace
@@ -16,15 +17,16 @@ from dagexec.platform.arithmetic import operator_arithmetic
 Array = npt.NDArray[Any]
 
 
-def evaluated(definition: OperatorDef, values: Mapping[str, Array]) -> list[Array]:
+def evaluated(definition: OperatorDef | Node, values: Mapping[str, Array]) -> list[Array]:
     """The outputs of an operator; `values` has those of its inputs, by name.
 
     Raises DagexecError where it cannot be made, and what its step raises.
     """
+    definition = node_of(definition)
     workspace = Workspace()
     for name in set(definition.input):
         workspace.adopt_blob(name, values[name])
-    if Device.from_option(definition.device_option) == CPU:
+    if definition.device == CPU:
         operator = create_operator(definition, workspace)
         with operator_arithmetic():
             operator.bind(operator.infer()).step()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Hashable
 
-from dagexec.core.proto import OperatorDef
+from dagexec.core.node import Node
 
 
 class Form:
@@ -20,16 +20,10 @@ class Form:
 _forms: weakref.WeakValueDictionary[Hashable, Form] = weakref.WeakValueDictionary()
 
 
-def form_of(kind: type, definition: OperatorDef) -> Form:
+def form_of(kind: type, definition: Node) -> Form:
     """The form of operators of class `kind` with this definition: arguments, and which blobs are the same."""
-    inputs = tuple(definition.input)
-    arguments = frozenset([one.SerializeToString(deterministic=True) for one in definition.arg])
     first: dict[str, int] = {}
-    key = (
-        kind,
-        arguments,
-        len(inputs),
-        tuple([first.setdefault(name, len(first)) for name in (*inputs, *definition.output)]),
-    )
+    places = tuple([first.setdefault(name, len(first)) for name in (*definition.input, *definition.output)])
+    key = kind, definition.values.key, len(definition.input), places
     found = _forms.get(key)
     return _forms.setdefault(key, Form(key)) if found is None else found

@@ -20,10 +20,10 @@ from dataclasses import field
 from string import digits
 
 from dagexec.core.arguments import Arguments, ArgumentValue, make_argument
+from dagexec.core.node import arguments_of, operator_label
 from dagexec.core.operator_def import op
 from dagexec.core.operator_index import load_operator
 from dagexec.core.proto import OperatorDef
-from dagexec.core.schema import operator_label
 from dagexec.errors import GradientError
 from dagexec.platform.records import dataclass
 
@@ -275,7 +275,7 @@ def gradient(
     chosen = frozenset(range(len(definition.input)) if wanted is None else wanted)
     if not chosen:
         return nothing
-    return maker(GradientRequest(definition, tuple(output_gradients), chosen, label, Arguments(definition, label)))
+    return maker(GradientRequest(definition, tuple(output_gradients), chosen, label, arguments_of(definition, label)))
 
 
 def has_gradient(definition: OperatorDef, output_gradients: Sequence[object | None]) -> bool:

@@ -21,9 +21,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
 
 from dagexec.core.device import Device
-from dagexec.core.proto import DeviceOption, NetDef, OperatorDef
+from dagexec.core.node import Node, operator_label
+from dagexec.core.program import Program, program_of
+from dagexec.core.proto import NetDef
 from dagexec.core.registry import schema_of, verify_all
-from dagexec.core.schema import OpSchema, operator_label
+from dagexec.core.schema import OpSchema
 from dagexec.errors import CycleError, NetOrderError
 from dagexec.platform.lazy import LazyModule
 from dagexec.platform.records import dataclass
@@ -62,7 +64,7 @@ class Graph:
     """
 
     name: str
-    operators: tuple[OperatorDef, ...]
+    operators: tuple[Node, ...]
     schemas: tuple[OpSchema, ...]
     parents: tuple[tuple[int, ...], ...]
     children: tuple[tuple[int, ...], ...]
@@ -139,7 +141,7 @@ class Graph:
 
     def device(self, index: int) -> Device:
         """The device operator `index` runs on."""
-        return Device.from_option(self.operators[index].device_option)
+        return self.operators[index].device
 
     def to_networkx(self, *, reduced: bool = False) -> nx.DiGraph[int]:
         """The graph for networkx's algorithms: operator indices, edges with their `hazard`."""
@@ -151,25 +153,29 @@ class Graph:
         return digraph
 
 
-def check_net(net: NetDef, exists: Callable[[str], bool] | None = None) -> None:
+def check_net(net: Program, exists: Callable[[str], bool] | None = None) -> None:
     """Raise what `build_graph` raises, which see, without building the graph."""
     verify_all(net.op, net.name)
-    _check_order(net, net.op, exists or _declared(net))
+    _check_order(net.name, net.op, exists or _declared(net))
 
 
-def build_graph(net: NetDef, exists: Callable[[str], bool] | None = None) -> Graph:
+def build_graph(net: NetDef | Program, exists: Callable[[str], bool] | None = None) -> Graph:
     """Check every def against its schema and derive the graph.
 
     `exists` says which blobs are there before the net runs; by default those in `external_input`, or, when that list
     is empty, any blob (as Caffe2 does).
     Raises SchemaError, UnsupportedOperatorError, CycleError or NetOrderError.
     """
-    operators = tuple(_with_device(definition, net) for definition in net.op)
-    schemas = verify_all(operators, net.name)
+    program = program_of(net)
+    operators = program.op
+    if program.header.HasField("device_option"):
+        option = program.header.device_option
+        operators = tuple(one if one.device_option else one.changed(device_option=option) for one in operators)
+    schemas = verify_all(operators, program.name)
     flow = flow_of(operators, schemas)
-    exists = exists or _declared(net)
+    exists = exists or _declared(program)
     if not all(map(exists, flow.early & flow.writers.keys())):  # there, or only mutated
-        _check_order(net, operators, exists)
+        _check_order(program.name, operators, exists)
     parents = flow.parents
     children = _reverse(parents)
     reduced_parents = transitive_reduction(parents)
@@ -180,12 +186,12 @@ def build_graph(net: NetDef, exists: Callable[[str], bool] | None = None) -> Gra
         if schema.view and schema.is_view(operators[index]) and flow.may_be_view(index, operators[index])
     )
     return Graph(
-        net.name, operators, schemas, parents, children, reduced_parents, reduced_children, views,
-        tuple(net.external_input), tuple(net.external_output),
+        program.name, operators, schemas, parents, children, reduced_parents, reduced_children, views,
+        tuple(program.external_input), tuple(program.external_output),
     )  # fmt: skip
 
 
-def find_hazards(operators: Sequence[OperatorDef]) -> dict[tuple[int, int], Hazard]:
+def find_hazards(operators: Sequence[Node]) -> dict[tuple[int, int], Hazard]:
     """Every (earlier, later) pair of operators with the hazards between them; one pass over the list.
 
     Inputs that a schema says the operator `mutates` count as outputs.
@@ -235,7 +241,7 @@ class Flow:
     rewritten: Set[str]
     early: Set[str]
 
-    def may_be_view(self, index: int, definition: OperatorDef) -> bool:
+    def may_be_view(self, index: int, definition: Node) -> bool:
         """True where output 0 of operator `index` may stay a view of its input 0, see `Graph.views`."""
         source, result = definition.input[0], definition.output[0]
         return (
@@ -247,7 +253,7 @@ class Flow:
         )
 
 
-def flow_of(operators: Sequence[OperatorDef], schemas: Sequence[OpSchema]) -> Flow:
+def flow_of(operators: Sequence[Node], schemas: Sequence[OpSchema]) -> Flow:
     """One walk over the list."""
     rows: list[tuple[int, ...]] = []
     writer: dict[str, int] = {}
@@ -255,7 +261,7 @@ def flow_of(operators: Sequence[OperatorDef], schemas: Sequence[OpSchema]) -> Fl
     rewritten: set[str] = set()
     early: set[str] = set()
     for index, (definition, schema) in enumerate(zip(operators, schemas, strict=True)):
-        inputs = tuple(definition.input)
+        inputs = definition.input
         found = set()
         for name in inputs:
             if name in writer:
@@ -394,22 +400,11 @@ class AncestorBits:
         self._released = []
 
 
-def _with_device(definition: OperatorDef, net: NetDef) -> OperatorDef:
-    """The def itself, or a copy with the net's device when it names none."""
-    if definition.HasField("device_option") or not net.HasField("device_option"):
-        return definition
-    copy = OperatorDef()
-    copy.CopyFrom(definition)
-    copy.device_option.CopyFrom(DeviceOption())
-    copy.device_option.MergeFrom(net.device_option)
-    return copy
-
-
-def _declared(net: NetDef) -> Callable[[str], bool]:
+def _declared(net: Program) -> Callable[[str], bool]:
     return set(net.external_input).__contains__ if net.external_input else lambda _name: True
 
 
-def _check_order(net: NetDef, operators: Sequence[OperatorDef], exists: Callable[[str], bool]) -> None:
+def _check_order(net: str, operators: Sequence[Node], exists: Callable[[str], bool]) -> None:
     """Raise CycleError or NetOrderError when a blob is read before the only operators that write it."""
     written: set[str] = set()
     early: set[str] = set()  # read before anybody writes them
@@ -420,7 +415,7 @@ def _check_order(net: NetDef, operators: Sequence[OperatorDef], exists: Callable
         _refuse_order(net, operators, {name for name in written if not exists(name)})
 
 
-def _refuse_order(net: NetDef, operators: Sequence[OperatorDef], made: Collection[str]) -> NoReturn:
+def _refuse_order(net: str, operators: Sequence[Node], made: Collection[str]) -> NoReturn:
     """Raise CycleError or NetOrderError for a net that reads one of the blobs it has `made` before it makes it."""
     first_writer: dict[str, int] = {}
     for index, definition in enumerate(operators):
@@ -441,11 +436,11 @@ def _refuse_order(net: NetDef, operators: Sequence[OperatorDef], made: Collectio
             if name in made and first_writer[name] >= index
         )
         raise NetOrderError(
-            f"{operator_label(operators[reader], reader, net.name)} reads blob {name!r}, which only "
+            f"{operator_label(operators[reader], reader, net)} reads blob {name!r}, which only "
             f"{operator_label(operators[writer], writer)} writes, later in the list; expected writers first"
         ) from None
     labels = [operator_label(operators[index], index) for index in cycle]
-    raise CycleError(f"net {net.name!r}: operators depend on each other in a cycle: {' -> '.join(labels)}", labels)
+    raise CycleError(f"net {net!r}: operators depend on each other in a cycle: {' -> '.join(labels)}", labels)
 
 
 def _reverse(parents: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:

@@ -16,13 +16,13 @@ from typing import Any, NamedTuple, Self, TypeGuard
 
 import numpy.typing as npt
 
-from dagexec.core.arguments import Arguments
 from dagexec.core.body_types import Seen, Types, types_with_bodies
 from dagexec.core.dtypes import from_numpy
 from dagexec.core.graph import Graph
-from dagexec.core.proto import NetDef, OperatorDef
+from dagexec.core.node import Node, operator_label
+from dagexec.core.program import Program
 from dagexec.core.registry import schema_of
-from dagexec.core.schema import BodyTypes, Cost, OperatorCall, OpSchema, TensorType, UnknownValueError, operator_label
+from dagexec.core.schema import BodyTypes, Cost, OperatorCall, OpSchema, TensorType, UnknownValueError
 from dagexec.core.shape_values import asked_operators, results_of
 from dagexec.errors import DagexecError
 from dagexec.platform.records import dataclass
@@ -65,7 +65,7 @@ def infer_net(
 
 def infer_listed(
     net: str,
-    operators: Sequence[OperatorDef],
+    operators: Sequence[Node],
     inputs: Mapping[str, TensorType],
     values: Mapping[str, Array] | None = None,
 ) -> NetTypes:
@@ -104,7 +104,7 @@ class _Found(NamedTuple):
 
 
 def _call(
-    definition: OperatorDef,
+    definition: Node,
     schema: OpSchema,
     label: str,
     blobs: Mapping[str, TensorType | None],
@@ -115,7 +115,7 @@ def _call(
     if len(known) < len(definition.input) or not schema.can_infer(definition):
         return None
     values = tuple(contents.get(name) for name in definition.input)
-    return OperatorCall(definition, Arguments(definition, label), known, values, label)
+    return OperatorCall(definition, definition.arguments(label), known, values, label)
 
 
 def _infer(call: OperatorCall, schema: OpSchema, is_asked: bool) -> _Found:
@@ -152,7 +152,7 @@ _Row = tuple[tuple[TensorType | None, ...], tuple[Array | None, ...]]  # types a
 
 
 def probed_outputs(
-    definition: OperatorDef,
+    definition: Node,
     inputs: Sequence[Probed],
     probes: int,
     told_by_first: int,
@@ -172,7 +172,7 @@ def probed_outputs(
         return _outputs_with_bodies(definition, inputs, probes, told_by_first, nesting)
     if not schema.can_infer(definition):
         return [Probed.of_types((None,) * probes) for _ in definition.output]
-    arguments = Arguments(definition, definition.type)
+    arguments = definition.arguments()
     first: _Row = (), ()
     rows: list[_Row] = []
     for probe, seen in enumerate(_rows(inputs, probes)):
@@ -194,7 +194,7 @@ def probed_outputs(
     ]
 
 
-def probed_net(operators: Sequence[OperatorDef], given: Mapping[str, Probed], probes: int) -> dict[str, Probed]:
+def probed_net(operators: Sequence[Node], given: Mapping[str, Probed], probes: int) -> dict[str, Probed]:
     """What is known of every blob in so many `probes`, from what is `given`; nothing behind operators that refuse."""
     known = dict(given)
     unknown = Probed.of_types((None,) * probes)
@@ -218,7 +218,7 @@ def _rows(blobs: Sequence[Probed], probes: int) -> Sequence[_Row]:
 
 
 def _outputs_with_bodies(
-    definition: OperatorDef, inputs: Sequence[Probed], probes: int, told_by_first: int, nesting: int
+    definition: Node, inputs: Sequence[Probed], probes: int, told_by_first: int, nesting: int
 ) -> list[Probed]:
     columns: list[Types] = []
     for probe in range(probes):
@@ -231,7 +231,7 @@ def _outputs_with_bodies(
     return [Probed.of_types(column) for column in zip(*columns, strict=True)]
 
 
-def body_types(definition: OperatorDef, inputs: Seen, nesting: int = 0) -> BodyTypes | None:
+def body_types(definition: Node, inputs: Seen, nesting: int = 0) -> BodyTypes | None:
     """What is known around the nets that an operator runs; None when that is nothing, or an operator refuses."""
     try:
         return types_with_bodies(definition, inputs, partial(_net_outputs, nesting=nesting + 1))
@@ -239,7 +239,7 @@ def body_types(definition: OperatorDef, inputs: Seen, nesting: int = 0) -> BodyT
         return None
 
 
-def _net_outputs(net: NetDef, given: Mapping[str, tuple[TensorType | None, Array | None]], nesting: int) -> Types:
+def _net_outputs(net: Program, given: Mapping[str, tuple[TensorType | None, Array | None]], nesting: int) -> Types:
     """Types of what a body results in."""
     known = {name: Probed((kind,), (content,)) for name, (kind, content) in given.items()}
     unknown = Probed.of_types((None,))

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 import numpy.typing as npt
 
 from dagexec.core.drawing.names import operator_name
 from dagexec.core.dtypes import TypeMeta
 from dagexec.core.io_access import IO
+from dagexec.core.program import Program, program_of
 from dagexec.core.proto import NetDef
 from dagexec.core.python_step import PythonStep
 from dagexec.platform.lazy import LazyModule
@@ -88,6 +89,24 @@ class StageTypes:
     outputs: tuple[str, ...]
 
 
+class _Net:
+    """The field `net`: a message that is made from records when somebody asks for it; from then on it is what counts.
+
+    A message may be changed by whoever has it, so records that were made from one are not kept beside it.
+    """
+
+    def __get__(self, model: Model | None, _owner: type[Model]) -> NetDef:
+        if model is None:
+            raise AttributeError("net")  # there is no default
+        net = model.__dict__["net"]
+        if isinstance(net, Program):
+            net = model.__dict__["net"] = net.message()
+        return cast(NetDef, net)
+
+    def __set__(self, model: Model, net: NetDef | Program) -> None:
+        model.__dict__["net"] = net
+
+
 @dataclass(frozen=True)
 class Model:
     """A net with its parameters, inputs and outputs: what frontends produce and `dagexec.compile` accepts.
@@ -113,7 +132,7 @@ class Model:
     """
 
     name: str
-    net: NetDef
+    net: _Net = _Net()
     init_net: NetDef | None = None
     parameters: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     inputs: Mapping[str, InputInfo] = field(default_factory=dict)
@@ -125,9 +144,23 @@ class Model:
     stages: Mapping[str, StageTypes] = field(default_factory=dict)
     texts: bool = False
 
+    @property
+    def program(self) -> Program:
+        """The net of one run as records. Raises what `program_of` raises for a message that is no net."""
+        return program_of(self.__dict__["net"])
+
+    @property
+    def init_program(self) -> Program:
+        """The net that computes parameters as records; without operators where there is none."""
+        return Program((), NetDef()) if self.init_net is None else program_of(self.init_net)
+
+    def changed(self, **fields: Any) -> Model:
+        """As `dataclasses.replace`, which would turn records into a message; `net` may be either."""
+        return replace(self, **{"net": self.__dict__["net"], **fields})
+
     def _repr_html_(self) -> str:
         """What a notebook shows: the net, what goes in and what comes out."""
-        operators = self.net.op
+        operators = self.program.op
         writers: dict[str, int] = {}
         edges = []
         for index, operator in enumerate(operators):
@@ -144,7 +177,7 @@ class Model:
 
     def needed_inputs(self) -> frozenset[str]:
         """The inputs that the net reads or returns. Caffe2's files may declare more, such as labels."""
-        used = {name for operator in self.net.op for name in operator.input} | set(self.outputs)
+        used = {name for operator in self.program.op for name in operator.input} | set(self.outputs)
         return frozenset(used & self.inputs.keys())
 
 

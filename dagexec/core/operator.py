@@ -24,13 +24,14 @@ from dagexec.core.arguments import Arguments
 from dagexec.core.blob import Blob
 from dagexec.core.conversion import Conversion, ConvertedStep
 from dagexec.core.descriptor import TensorDescriptor
-from dagexec.core.device import CPU, Device
+from dagexec.core.device import CPU
 from dagexec.core.dtypes import STRING
 from dagexec.core.exclusive import LibraryState, library_state
 from dagexec.core.form import Form, form_of
+from dagexec.core.node import Node, node_of, operator_label
 from dagexec.core.proto import OperatorDef
 from dagexec.core.runtime import runtime_of
-from dagexec.core.schema import NO_TENSOR, OperatorCall, OpSchema, TensorType, operator_label
+from dagexec.core.schema import NO_TENSOR, OperatorCall, OpSchema, TensorType
 from dagexec.core.tensor import Tensor
 from dagexec.errors import DagexecError, DeviceError, MissingBlobError, ShapeError
 from dagexec.platform.host_memory import check_fits, fits
@@ -190,7 +191,7 @@ class Operator(ABC):
     """An operator of a net, with its input and output blobs looked up.
 
     Attributes:
-        definition: the OperatorDef it was made from.
+        definition: the Node it was made from.
         runtime: of the device it runs on.
         input_blobs, output_blobs: its blobs, in the def's order.
         shared_buffer: the buffer its working memory may be taken from, None when it has its own.
@@ -218,11 +219,11 @@ class Operator(ABC):
     _label: str | None = None
     _arguments: Arguments | None = None
 
-    def __init__(self, definition: OperatorDef, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
+    def __init__(self, definition: OperatorDef | Node, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
         """Raises MissingBlobError when an input blob does not exist; output blobs are created."""
-        self.definition = definition
+        self.definition = definition = node_of(definition)
         self._index, self._net = index, net
-        self.runtime = runtime_of(Device.from_option(definition.device_option))
+        self.runtime = runtime_of(definition.device)
         inputs = []
         for name in definition.input:
             blob = workspace.get_blob_or_none(name)
@@ -250,7 +251,7 @@ class Operator(ABC):
         """Typed access to the arguments of its definition."""
         found = self._arguments
         if found is None:
-            found = self._arguments = Arguments(self.definition, self.label)
+            found = self._arguments = self.definition.arguments(self.label)
         return found
 
     @cached_property
@@ -266,8 +267,7 @@ class Operator(ABC):
     @cached_property
     def random(self) -> np.random.Generator:
         """The operator's own random generator, from the seed of its device option or from fresh entropy."""
-        option = self.definition.device_option
-        return np.random.default_rng(option.random_seed if option.HasField("random_seed") else None)
+        return np.random.default_rng(self.definition.seed)
 
     @property
     def circumstances(self) -> Hashable | None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dagexec.core.proto import OperatorDef
+from dagexec.core.node import Node
 from dagexec.core.registry import operator_module, schema_of, sub_nets_of
 
 _OWN = "dagexec.ops."
 _FOR_ORDER_ONLY = "NoOp"
 
 
-def only_computes(definition: OperatorDef) -> bool:
+def only_computes(definition: Node) -> bool:
     """True when it is of this package and has no effects, nor have operators of nets that it runs."""
     schema = schema_of(definition.type)
     if not operator_module(definition.type).startswith(_OWN) or schema.calls_application:
@@ -18,7 +18,7 @@ def only_computes(definition: OperatorDef) -> bool:
     return not schema.effects and not schema.mutates and all(map(only_computes, inner))
 
 
-def has_no_effects(definition: OperatorDef) -> bool:
+def has_no_effects(definition: Node) -> bool:
     """True when nothing is lost with the operator but its outputs.
 
     Of operators that an application registers nothing is known, so they stay; so do those whose point is the order.
@@ -26,7 +26,7 @@ def has_no_effects(definition: OperatorDef) -> bool:
     return only_computes(definition) and definition.type != _FOR_ORDER_ONLY
 
 
-def is_known(definition: OperatorDef) -> bool:
+def is_known(definition: Node) -> bool:
     """True for operators of this package, which do no more than compute and may be run on inputs that are made up.
 
     A loop may not: on such inputs it might never end.
@@ -34,12 +34,12 @@ def is_known(definition: OperatorDef) -> bool:
     return only_computes(definition) and not schema_of(definition.type).sub_nets
 
 
-def is_pure(definition: OperatorDef) -> bool:
+def is_pure(definition: Node) -> bool:
     """True when, moreover, the same inputs give the same outputs: fillers from a random generator do not."""
     return has_no_effects(definition) and _is_reproducible(definition)
 
 
-def _is_reproducible(definition: OperatorDef) -> bool:
+def _is_reproducible(definition: Node) -> bool:
     schema = schema_of(definition.type)
     inner = (one for net in sub_nets_of(definition, schema).values() for one in net.op)
     return schema.reproducible and all(map(_is_reproducible, inner))

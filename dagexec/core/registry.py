@@ -11,15 +11,17 @@ from __future__ import annotations
 import importlib
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from dagexec.core.device import Device
 from dagexec.core.io_access import check_allowed
+from dagexec.core.node import Node, node_of, operator_label
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator
 from dagexec.core.operator_index import PACKAGE, known_types, load_all, load_onnx, load_operator, made_elsewhere
+from dagexec.core.program import Program, program_of
 from dagexec.core.proto import NetDef, OperatorDef
-from dagexec.core.schema import OpSchema, operator_label
+from dagexec.core.schema import OpSchema
 from dagexec.errors import SchemaError, UnsupportedFeatureError, UnsupportedOperatorError
 from dagexec.platform.lazy import LazyModule
 
@@ -116,11 +118,13 @@ def _have_registered(device: str) -> None:
 
 def schema_of(operator_type: str) -> OpSchema:
     """The schema of an operator type. Raises UnsupportedOperatorError, suggesting close names."""
-    load_operator(operator_type)
-    try:
-        return _schemas[operator_type]
-    except KeyError:
-        raise UnsupportedOperatorError(_unknown(operator_type)) from None
+    found = _schemas.get(operator_type)
+    if found is None:
+        load_operator(operator_type)
+        found = _schemas.get(operator_type)
+    if found is None:
+        raise UnsupportedOperatorError(_unknown(operator_type))
+    return found
 
 
 def onnx_operator(domain: str, name: str) -> tuple[OpSchema, OnnxName] | None:
@@ -191,11 +195,12 @@ def operator_module(operator_type: str) -> str:
     return "" if cls is None else next(base.__module__ for base in cls.__mro__ if base.__module__ != "abc")
 
 
-def verify(definition: OperatorDef, *, index: int = -1, net: str = "") -> OpSchema:
-    """Check a def against its schema, before anything is built. Raises UnsupportedOperatorError or SchemaError.
+def verify(definition: OperatorDef | Node, *, index: int = -1, net: str = "") -> OpSchema:
+    """Check an operator against its schema, before it is built. Raises UnsupportedOperatorError or SchemaError.
 
     An argument that operators of this type do not know is an ArgumentError, which suggests a name.
     """
+    definition = node_of(definition)
     try:
         schema = schema_of(definition.type)
         schema.verify(definition)
@@ -204,25 +209,28 @@ def verify(definition: OperatorDef, *, index: int = -1, net: str = "") -> OpSche
     unknown = _unknown_argument(definition, schema)
     if unknown is not None:
         raise schema.unknown_argument(unknown, operator_label(definition, index, net))
-    for body in sub_nets_of(definition, schema).values():
-        verify_all(body.op, body.name)
+    if schema.sub_nets:
+        for body in sub_nets_of(definition, schema).values():
+            verify_all(body.op, body.name)
     return schema
 
 
-def sub_nets_of(definition: OperatorDef, schema: OpSchema) -> dict[str, NetDef]:
+def sub_nets_of(definition: Node, schema: OpSchema) -> dict[str, Program]:
     """The nets that an operator runs, by the argument that holds each."""
-    if not schema.sub_nets:
-        return {}
-    return {argument.name: argument.n for argument in definition.arg if argument.name in schema.sub_nets}
+    return {
+        name: definition.values.once(("program", name), partial(program_of, value))
+        for name in schema.sub_nets
+        if isinstance(value := definition.values.get(name), NetDef)
+    }
 
 
-def verify_all(definitions: Sequence[OperatorDef], net: str = "") -> tuple[OpSchema, ...]:
+def verify_all(definitions: Sequence[Node], net: str = "") -> tuple[OpSchema, ...]:
     """The schemas of the operators of a net, each checked with `verify`; all types that are unknown are one error."""
     check_known([(net, definitions)], f"net {net!r}")
     return tuple(verify(definition, index=index, net=net) for index, definition in enumerate(definitions))
 
 
-def check_known(nets: Iterable[tuple[str, Sequence[OperatorDef]]], owner: str) -> None:
+def check_known(nets: Iterable[tuple[str, Sequence[Node]]], owner: str) -> None:
     """Raise UnsupportedOperatorError, which names all types without a schema, how often each occurs, and where first.
 
     `nets` are names of nets with their operators, `owner` is what they belong to.
@@ -250,13 +258,12 @@ def _unknown(operator_type: str) -> str:
     return f"operator type {operator_type!r} is unknown{hint}"
 
 
-def _unknown_argument(definition: OperatorDef, schema: OpSchema) -> str | None:
+def _unknown_argument(definition: Node, schema: OpSchema) -> str | None:
     """The first argument that nothing reads, if there is one: a name misspelled would be a result that is wrong.
 
     A gradient operator has all arguments of the operator that it is of, so it may have those of any type.
     """
-    for argument in definition.arg:
-        name = argument.name
+    for name in definition.values:
         if not schema.knows_argument(name) and not (definition.is_gradient_op and _is_argument(name)):
             return name
     return None
@@ -269,22 +276,25 @@ def _is_argument(name: str) -> bool:
     return name in _argument_names
 
 
-def create_operator(definition: OperatorDef, workspace: Workspace, *, index: int = -1, net: str = "") -> Operator:
-    """Build the operator a def describes, on the def's device, with the first engine that serves it.
+def create_operator(
+    definition: OperatorDef | Node, workspace: Workspace, *, index: int = -1, net: str = ""
+) -> Operator:
+    """Build the operator that is described, on its device, with the first engine that serves it.
 
     Raises SchemaError, UnsupportedOperatorError, MissingBlobError, or AccessError for one that reaches further than the
     workspace allows; each names operator and net.
     """
-    verify(definition, index=index, net=net)
-    return create_verified(definition, workspace, index=index, net=net)
+    node = node_of(definition, operator_label(definition, index, net))
+    verify(node, index=index, net=net)
+    return create_verified(node, workspace, index=index, net=net)
 
 
-def create_verified(definition: OperatorDef, workspace: Workspace, *, index: int = -1, net: str = "") -> Operator:
+def create_verified(definition: Node, workspace: Workspace, *, index: int = -1, net: str = "") -> Operator:
     """`create_operator` for a def that `verify` has seen, as it has all of a Graph."""
     schema = schema_of(definition.type)
     if schema.does_io > workspace.allow_io:
         check_allowed(schema.does_io, workspace.allow_io, operator_label(definition, index, net))
-    kind = Device.from_option(definition.device_option).kind
+    kind = definition.device.kind
     known = _candidates.get((kind, definition.type, definition.engine))
     refusals: list[str] = []
     for engine, cls in known or _find_candidates(kind, definition):
@@ -299,7 +309,7 @@ def create_verified(definition: OperatorDef, workspace: Workspace, *, index: int
     raise UnsupportedOperatorError(f"{label}: no implementation for device kind {kind!r}: {why}")
 
 
-def _find_candidates(kind: str, definition: OperatorDef) -> _Candidates:
+def _find_candidates(kind: str, definition: Node) -> _Candidates:
     """The engines to try, with their classes: those that are asked for, then the default engine."""
     asked = [_engine_key(name.strip()) for name in definition.engine.split(",")] if definition.engine else []
     found = {name: _implementation(kind, definition.type, name) for name in (*asked, "")}

@@ -14,15 +14,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.core.arguments import Arguments
 from dagexec.core.body_types import Seen
 from dagexec.core.inference import Probed, body_types, probed_outputs
 from dagexec.core.model import Model
-from dagexec.core.proto import OperatorDef
-from dagexec.core.registry import schema_of
+from dagexec.core.node import Node, operator_label
+from dagexec.core.registry import schema_of, sub_nets_of
 from dagexec.core.rows import elementwise, first_axis, image_rows
 from dagexec.core.rows_call import RowsCall, RowsRule
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType, operator_label
+from dagexec.core.schema import OperatorCall, OpSchema, TensorType
 from dagexec.core.shape_values import asked_operators
 from dagexec.core.traits import OF_ALL_ROWS, ImageRole, Rows
 from dagexec.errors import RowsError
@@ -68,7 +67,7 @@ def find_row_axes(model: Model, types: Mapping[str, TensorType], axes: Mapping[s
     _Follower.check_axes(model, types, axes)
     follower = _Follower(model.net.name)
     follower.begin(model, types, axes)
-    follower.follow_all(model.net.op)
+    follower.follow_all(model.program.op)
     return follower.result(model, axes)
 
 
@@ -101,7 +100,7 @@ class _Follower:
     def begin(self, model: Model, types: Mapping[str, TensorType], axes: Mapping[str, int]) -> None:
         """Take what a model has before a run, and is fed."""
         self._known |= {name: Probed.of_constant(array, len(_EXAMPLES)) for name, array in model.parameters.items()}
-        for definition in () if model.init_net is None else model.init_net.op:
+        for definition in model.init_program.op:
             self._known.update(zip(definition.output, self._probed(definition, is_asked=False), strict=True))
         for name, kind in types.items():
             self._known[name] = Probed.of_types(_with_size(kind, axes.get(name), examples) for examples in _EXAMPLES)
@@ -118,13 +117,13 @@ class _Follower:
             if not 0 <= axis < len(types[name].shape):
                 raise RowsError(f"model {model.name!r}: input {name!r}, {types[name]}, has no axis {axis}")
 
-    def follow_all(self, operators: Sequence[OperatorDef]) -> None:
+    def follow_all(self, operators: Sequence[Node]) -> None:
         """Go through the operators of a net. Raises RowsError."""
         asked = asked_operators(operators, [schema_of(definition.type) for definition in operators])
         for index, definition in enumerate(operators):
             self.follow(index, definition, is_asked=index in asked)
 
-    def follow(self, index: int, definition: OperatorDef, *, is_asked: bool) -> None:
+    def follow(self, index: int, definition: Node, *, is_asked: bool) -> None:
         """Find types, contents and rows of the outputs of an operator."""
         schema = schema_of(definition.type)
         label = operator_label(definition, index, self._net)
@@ -156,10 +155,10 @@ class _Follower:
             if own is None and (counted or any(rows)) and not (picks and _is_constant(made)):
                 self._counted.add(name)  # a shape, say
 
-    def _inputs(self, definition: OperatorDef) -> list[Probed]:
+    def _inputs(self, definition: Node) -> list[Probed]:
         return [self._known.get(name, self._unknown) for name in definition.input]
 
-    def _probed(self, definition: OperatorDef, *, is_asked: bool) -> list[Probed]:
+    def _probed(self, definition: Node, *, is_asked: bool) -> list[Probed]:
         return probed_outputs(definition, self._inputs(definition), len(_EXAMPLES), len(_EXAMPLES), is_asked=is_asked)
 
     def _forget(self, name: str) -> None:
@@ -167,11 +166,11 @@ class _Follower:
         self._counted.discard(name)
         self._of_all.discard(name)
 
-    def _reads_count(self, definition: OperatorDef) -> bool:
+    def _reads_count(self, definition: Node) -> bool:
         return not self._counted.isdisjoint(definition.input)
 
     def _is_counted(
-        self, definition: OperatorDef, schema: OpSchema, outputs: Sequence[Probed], rows: Sequence[Rows | None]
+        self, definition: Node, schema: OpSchema, outputs: Sequence[Probed], rows: Sequence[Rows | None]
     ) -> bool:
         """True when outputs of fixed shape follow from shapes and counts alone."""
         if any(map(_grows, outputs)):
@@ -180,7 +179,7 @@ class _Follower:
 
     def _passed_on(
         self,
-        definition: OperatorDef,
+        definition: Node,
         schema: OpSchema,
         label: str,
         outputs: Sequence[Probed],
@@ -198,7 +197,7 @@ class _Follower:
             raise RowsError(f"{label}: its shapes are not known for {' and '.join(map(str, _EXAMPLES))} rows")
         first = [kind for kind, *_ in columns if kind is not None]
         contents = tuple(blob.contents[0] for blob in inputs)
-        call = OperatorCall(definition, Arguments(definition, label), tuple(first[: len(inputs)]), contents, label)
+        call = OperatorCall(definition, definition.arguments(label), tuple(first[: len(inputs)]), contents, label)
         counted = [place for place, name in enumerate(definition.input) if name in self._counted]
         growing = [_growing_axes(blob) for blob in outputs]
         results = partial(self._results, definition, label)
@@ -209,12 +208,11 @@ class _Follower:
             _check_sizes(label, name, blob, own)
         return found
 
-    def _results(
-        self, definition: OperatorDef, label: str, argument: str, given: Sequence[Rows | None]
-    ) -> list[Rows | None]:
+    def _results(self, definition: Node, label: str, argument: str, given: Sequence[Rows | None]) -> list[Rows | None]:
         """The rows of what the net in `argument` results in; see `RowsCall.results`."""
-        arguments = Arguments(definition, label)
-        captured, net = arguments.strings("captured"), arguments.net(argument)
+        arguments = definition.arguments(label)
+        captured = arguments.strings("captured")
+        net = sub_nets_of(definition, schema_of(definition.type)).get(argument)
         around = self._given(definition, argument)
         if net is None or around is None or len(around) != len(given):
             raise RowsError(f"{label}: {argument}: the types of what it is given are not known")
@@ -238,7 +236,7 @@ class _Follower:
         if rows is not None:
             self._rows[name] = rows
 
-    def _given(self, definition: OperatorDef, argument: str) -> list[Probed] | None:
+    def _given(self, definition: Node, argument: str) -> list[Probed] | None:
         """What is known of the values that an operator hands the net in `argument`."""
         columns = []
         inputs = self._inputs(definition)

@@ -20,8 +20,8 @@ from dagexec.core.arguments import Arguments
 from dagexec.core.common_arguments import READ_BY_NETS, UNREAD
 from dagexec.core.dtypes import UINT8, TypeMeta
 from dagexec.core.io_access import IO, needs_of
+from dagexec.core.node import Node
 from dagexec.core.onnx_name import OnnxName
-from dagexec.core.proto import OperatorDef, missing_fields
 from dagexec.core.shapes import element_count
 from dagexec.core.traits import Crossing, ImageRole, LayerKind, PostOpsRule
 from dagexec.errors import ArgumentError, ResourceError, SchemaError, ShapeError
@@ -109,7 +109,7 @@ class OperatorCall:
     `values[i]` is the content of input i where it is known and the schema lists i in `value_inputs`; else None.
     """
 
-    definition: OperatorDef
+    definition: Node
     arguments: Arguments
     inputs: tuple[TensorType, ...]
     values: tuple[npt.NDArray[Any] | None, ...]
@@ -186,7 +186,7 @@ class BodyCall:
         results: the types of what the net in an argument results in, from those of what it is given.
     """
 
-    definition: OperatorDef
+    definition: Node
     arguments: Arguments
     inputs: tuple[TensorType | None, ...]
     values: tuple[npt.NDArray[Any] | None, ...]
@@ -264,7 +264,7 @@ class OpSchema:
     """The contract of an operator type.
 
     Attributes:
-        type: the name in `OperatorDef.type`.
+        type: the name in `Node.type`.
         inputs, outputs: (least, most) counts, by default as many as have names; use UNBOUNDED for no limit.
         infer: output types from an OperatorCall; None when only a run can tell.
         doc: help text: what is computed, with shapes.
@@ -376,11 +376,9 @@ class OpSchema:
             if getattr(self, counts) == _AS_NAMED:
                 object.__setattr__(self, counts, (len(names), len(names)))
 
-    def verify(self, definition: OperatorDef) -> None:
+    def verify(self, definition: Node) -> None:
         """Raise SchemaError, naming what was expected and found, when `definition` breaks this schema."""
-        if missing := missing_fields(definition):
-            raise SchemaError(f"required fields are missing: {missing}")
-        inputs, outputs = tuple(definition.input), tuple(definition.output)
+        inputs, outputs = definition.input, definition.output
         self._verify_count("input", len(inputs), self.inputs)
         self._verify_count("output", len(outputs), self.outputs)
         if "" in inputs or "" in outputs:
@@ -396,7 +394,7 @@ class OpSchema:
                     f"output {o} must overwrite input {i} in place; expected {inputs[i]!r}, found {outputs[o]!r}"
                 )
         for name in self.required_args:
-            if all(arg.name != name for arg in definition.arg):
+            if name not in definition.values:
                 raise SchemaError(f"argument {name!r} is required")
 
     def knows_argument(self, name: str) -> bool:
@@ -411,21 +409,21 @@ class OpSchema:
         known = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(self.args) or 'no arguments'}"
         return ArgumentError(f"{label}: {self.type} does not know the argument {name!r}; {known}")
 
-    def is_view(self, definition: OperatorDef) -> bool:
+    def is_view(self, definition: Node) -> bool:
         """True when output 0 of `definition` holds the elements of its input 0."""
-        return self.view and (not self.view_if or Arguments(definition, definition.type).bool(self.view_if))
+        return self.view and (not self.view_if or definition.arguments().bool(self.view_if))
 
-    def values_read(self, definition: OperatorDef) -> tuple[int, ...]:
+    def values_read(self, definition: Node) -> tuple[int, ...]:
         """The inputs of `definition` whose values decide its output shapes."""
-        if self.values_read_if and not Arguments(definition, definition.type).bool(self.values_read_if):
+        if self.values_read_if and not definition.arguments().bool(self.values_read_if):
             return ()
         return tuple(index for index in self.value_inputs if index < len(definition.input))
 
-    def can_infer(self, definition: OperatorDef) -> bool:
+    def can_infer(self, definition: Node) -> bool:
         """True when the output types of `definition` follow from those of its inputs."""
         if self.infer is None:
             return False
-        return not self.inferred_if or any(arg.name == self.inferred_if for arg in definition.arg)
+        return not self.inferred_if or self.inferred_if in definition.values
 
     def formula_defaults(self) -> dict[str, int | float]:
         """The arguments that the formula takes, with their defaults."""
@@ -466,10 +464,3 @@ class OpSchema:
         lines += [f"  {needs_of(self.does_io)}: only where that is allowed"] if self.does_io else []
         lines += [f"  argument {name}: not read; nets of Caffe2 have it" for name in self.unread_args]
         return "\n".join(lines)
-
-
-def operator_label(definition: OperatorDef, index: int, net: str = "") -> str:
-    """How messages name an operator: type, name or first output, index, net."""
-    name = definition.name or (definition.output[0] if definition.output else "")
-    position = f" (operator {index})" if index >= 0 else ""
-    return f"{definition.type} {name!r}{position}" + (f" of net {net!r}" if net else "")

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.core.proto import OperatorDef
+from dagexec.core.arguments import Values
+from dagexec.core.node import Node
 from dagexec.core.purity import is_pure
 from dagexec.core.registry import create_operator
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
@@ -34,7 +35,7 @@ _Value = tuple[str, tuple[int, ...], bytes]  # dtype, shape and elements
 
 
 def asked_operators(
-    definitions: Sequence[OperatorDef], schemas: Sequence[OpSchema], *, decide: bool = False
+    definitions: Sequence[Node], schemas: Sequence[OpSchema], *, decide: bool = False
 ) -> frozenset[int]:
     """The operators on whose results the output shapes of others depend, or if they `decide` what nets inside do."""
     found: set[int] = set()
@@ -67,7 +68,7 @@ def results_of(call: OperatorCall, schema: OpSchema, types: Sequence[TensorType]
         return None
     if schema.cost(call, types).seconds > MAX_SECONDS:
         return None
-    return _computed(_bare(call.definition), tuple(known))
+    return _computed(call.definition.type, call.definition.values, len(call.definition.output), tuple(known))
 
 
 def _frozen(array: Array | None) -> _Value | None:
@@ -77,20 +78,13 @@ def _frozen(array: Array | None) -> _Value | None:
     return array.dtype.str, array.shape, array.tobytes()
 
 
-def _bare(definition: OperatorDef) -> bytes:
-    """A definition without names, engine and device, as bytes: equal for operators that compute the same."""
-    inputs, outputs = range(len(definition.input)), range(len(definition.output))
-    return OperatorDef(
-        type=definition.type, input=map(str, inputs), output=(f"o{index}" for index in outputs), arg=definition.arg
-    ).SerializeToString(deterministic=True)
-
-
 @lru_cache(_KEPT)
-def _computed(bare: bytes, values: tuple[_Value, ...]) -> Sequence[Array] | None:
+def _computed(op_type: str, arguments: Values, outputs: int, values: tuple[_Value, ...]) -> Sequence[Array] | None:
     """What an operator gives; None when it raises an error, which a run tells of."""
-    definition = OperatorDef.FromString(bare)
+    inputs = [str(index) for index in range(len(values))]
+    definition = Node(op_type, inputs, [f"o{index}" for index in range(outputs)], arguments)
     workspace = Workspace()
-    for name, (dtype, shape, elements) in zip(definition.input, values, strict=True):
+    for name, (dtype, shape, elements) in zip(inputs, values, strict=True):
         workspace.adopt_blob(name, np.frombuffer(elements, dtype).reshape(shape))
     try:
         operator = create_operator(definition, workspace)

@@ -19,6 +19,8 @@ from dagexec.core.descriptor import TensorDescriptor
 from dagexec.core.device import Device
 from dagexec.core.dtypes import STRING
 from dagexec.core.io_access import IO, check_inside
+from dagexec.core.node import Node, node_of
+from dagexec.core.program import Program, header_of
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.tensor import Tensor
 from dagexec.core.variant import Variant, as_texts
@@ -284,13 +286,13 @@ class Workspace:
 
     def build_net(
         self,
-        definition: NetDef,
+        definition: NetDef | Program,
         net_type: str | None = None,
         num_workers: int | None = None,
         policy: object = None,
     ) -> Net:
         """Build a net on this workspace's blobs without keeping it. The caller closes it."""
-        kind = net_type or definition.type or "simple"
+        kind = net_type or header_of(definition).type or "simple"
         factory = _net_types.get(kind)
         if factory is None:
             raise SchemaError(f"net {definition.name!r}: type {kind!r} is unknown; expected one of {net_types()}")
@@ -318,7 +320,7 @@ class Workspace:
             raise DagexecError(f"net {name!r} does not exist in this workspace; nets: {sorted(self._nets)}")
         net.close()
 
-    def run_net_once(self, definition: NetDef) -> None:
+    def run_net_once(self, definition: NetDef | Program) -> None:
         """Build a net, run it in list order and discard it, as is usual for an init net."""
         net = self.build_net(definition, "simple")
         try:
@@ -326,6 +328,6 @@ class Workspace:
         finally:
             net.close()
 
-    def run_operator_once(self, definition: OperatorDef) -> None:
+    def run_operator_once(self, definition: OperatorDef | Node) -> None:
         """Run a single operator on this workspace's blobs."""
-        self.run_net_once(NetDef(name=definition.type, op=[definition]))
+        self.run_net_once(Program((node_of(definition),), NetDef(name=definition.type)))

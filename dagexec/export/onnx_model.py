@@ -27,7 +27,7 @@ from dagexec.core.arguments import Arguments
 from dagexec.core.dtypes import FLOAT32, from_numpy
 from dagexec.core.inference import infer_listed
 from dagexec.core.model import InputInfo, Model
-from dagexec.core.proto import OperatorDef
+from dagexec.core.node import Node
 from dagexec.core.registry import schema_of
 from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.errors import DagexecError, ModelFormatError, UnsupportedOperatorError
@@ -127,7 +127,7 @@ def to_onnx(model: Model, *, shapes: Shapes | None = None) -> onnx.ModelProto:
 def operators_without_counterpart(model: Model) -> dict[int, str]:
     """By their places in the net, the operators of a model without init net that ONNX cannot say, and why."""
     export = _Export(model, {name: _with_shape(info, info.shape) for name, info in model.inputs.items()})
-    reasons = {index: export.add(definition) for index, definition in enumerate(model.net.op)}
+    reasons = {index: export.add(definition) for index, definition in enumerate(model.program.op)}
     return {index: reason for index, reason in reasons.items() if reason is not None}
 
 
@@ -142,9 +142,9 @@ class _Export:
         self.model = model
         self.inputs = {name: info for name, info in inputs.items() if name in model.needed_inputs()}
         self.names = {name: name for name in (*inputs, *model.parameters)}
-        self.writes = Counter(name for operator in model.net.op for name in set(operator.output))
+        self.writes = Counter(name for operator in model.program.op for name in set(operator.output))
         self.nodes = Nodes({*inputs, *model.parameters, *self.writes})
-        self.read = {name for operator in model.net.op for name in operator.input} | set(model.outputs)
+        self.read = {name for operator in model.program.op for name in operator.input} | set(model.outputs)
         self.probes = [self._types(*sizes) for sizes in _PROBES]
         self.unsupported: dict[str, list[str]] = {}
         self._inferred = [self._outputs(types) for types in self.probes]
@@ -154,7 +154,7 @@ class _Export:
         """Types of the outputs of each operator; none where sizes that are made up do not fit together."""
         known = {name: kind for name, kind in types.items() if kind is not None}
         try:
-            return infer_listed(self.model.name, self.model.net.op, known, self.model.parameters).outputs
+            return infer_listed(self.model.name, self.model.program.op, known, self.model.parameters).outputs
         except DagexecError:
             return ()
 
@@ -173,7 +173,7 @@ class _Export:
 
     def proto(self) -> onnx.ModelProto:
         """The message. Raises UnsupportedOperatorError."""
-        for definition in self.model.net.op:
+        for definition in self.model.program.op:
             reason = self.add(definition)
             if reason is not None:
                 name = definition.name or self.names[definition.output[0]]
@@ -189,11 +189,11 @@ class _Export:
             raise UnsupportedOperatorError(f"model {self.model.name!r} cannot be written as ONNX: {error}") from None
         return proto
 
-    def add(self, definition: OperatorDef) -> str | None:
+    def add(self, definition: Node) -> str | None:
         """Add the nodes of the next operator; gives the reason where there are none."""
         refused = None
         schema = schema_of(definition.type)
-        arguments = Arguments(definition, definition.type)
+        arguments = definition.arguments()
         calls = [self._call(definition, arguments, types) for types in self.probes]
         inputs = [self.names[name] for name in definition.input]
         outputs = [self._written(name) for name in definition.output]
@@ -216,7 +216,7 @@ class _Export:
         return refused
 
     def _call(
-        self, definition: OperatorDef, arguments: Arguments, types: Mapping[str, TensorType | None]
+        self, definition: Node, arguments: Arguments, types: Mapping[str, TensorType | None]
     ) -> OperatorCall | None:
         known = [kind for name in definition.input if (kind := types.get(name)) is not None]
         if len(known) < len(definition.input):

@@ -14,9 +14,8 @@ import numpy.typing as npt
 import onnx
 import onnx.helper
 
-from dagexec.core.arguments import Arguments
 from dagexec.core.common_arguments import READ_BY_NETS, UNREAD
-from dagexec.core.proto import OperatorDef
+from dagexec.core.node import Node
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
 from dagexec.errors import DagexecError
 
@@ -66,7 +65,7 @@ class Operation:
 
     def __init__(
         self,
-        definition: OperatorDef,
+        definition: Node,
         schema: OpSchema,
         inputs: Sequence[str],
         outputs: Sequence[str],
@@ -84,7 +83,7 @@ class Operation:
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
         self.label = f"{definition.type} {definition.name or definition.output[0]!r}"
-        self.arguments = Arguments(definition, self.label)
+        self.arguments = definition.arguments(self.label)
         self.is_read = is_read
         self._nodes = nodes
         self._probes = tuple(probes)
@@ -245,10 +244,7 @@ def _declared(operation: Operation) -> None:
 def _plain(operation: Operation, argument: str) -> Any:
     """An argument of whatever kind as a Python value, None when absent."""
     operation.ignore(argument)
-    message = operation.arguments.raw(argument)
-    if message is None:
-        return None
-    [(descriptor, value), *_] = [row for row in message.ListFields() if row[0].name != "name"]
-    if descriptor.name == "s":
+    value = operation.arguments.values.get(argument)
+    if isinstance(value, bytes):
         return value.decode()
-    return value if descriptor.name in ("i", "f") else list(value)
+    return list(value) if isinstance(value, tuple) else value

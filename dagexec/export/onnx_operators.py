@@ -205,8 +205,8 @@ def quantization(operation: Operation) -> None:
     to = None
     if kind == "QuantizeLinear":
         operation.ignore("to")
-        message = operation.arguments.raw("to")
-        to = None if len(inputs) > 2 else element_type(dtypes.UINT8 if message is None else stated_type(message))
+        meta = stated_type(operation.arguments, "to") if "to" in operation.arguments else dtypes.UINT8
+        to = None if len(inputs) > 2 else element_type(meta)
     if scale == (1,):
         inputs[1:] = [operation.through("Reshape", [name, operation.constant([])]) for name in inputs[1:]]
     is_vector = scale not in ((), (1,))

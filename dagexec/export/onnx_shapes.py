@@ -6,7 +6,7 @@ import numpy as np
 import onnx.helper
 
 from dagexec.core import dtypes
-from dagexec.core.proto import Argument
+from dagexec.core.arguments import Arguments
 from dagexec.export.onnx_node import CannotExportError, Operation, exports
 
 _END = np.iinfo(np.int64).max
@@ -191,10 +191,10 @@ def gather(operation: Operation) -> None:
 def cast(operation: Operation) -> None:
     """Cast."""
     operation.ignore("to", "from_type")
-    message = operation.arguments.raw("to")
-    if message is None:
+    if "to" not in operation.arguments:
         raise CannotExportError("it does not say to which type")
-    operation.node("Cast", operation.inputs, [operation.only_output()], to=element_type(stated_type(message)))
+    meta = stated_type(operation.arguments, "to")
+    operation.node("Cast", operation.inputs, [operation.only_output()], to=element_type(meta))
 
 
 @exports("ConstantFill")
@@ -216,22 +216,22 @@ def constant_fill(operation: Operation) -> None:
 def _filling(operation: Operation) -> tuple[dtypes.TypeMeta, float | int]:
     """The type and the value of each element."""
     operation.ignore("value", "dtype")
-    value = operation.arguments.raw("value")
-    if value is not None and value.HasField("s"):
+    arguments = operation.arguments
+    if arguments.field("value", "s") is not None:
         raise CannotExportError("strings have no counterpart")
-    number = 0 if value is None else value.f if value.HasField("f") else value.i
+    real, integer = arguments.field("value", "f"), arguments.field("value", "i") or 0
+    number = integer if real is None else real
     if operation.flag("input_type"):
         return operation.type_of(0, "the elements are of its input's type").meta, number
-    given = operation.arguments.raw("dtype")
-    if given is not None:
-        return stated_type(given), number
-    return dtypes.FLOAT32 if value is None or value.HasField("f") else dtypes.INT64, number
+    if "dtype" in arguments:
+        return stated_type(arguments, "dtype"), number
+    return dtypes.FLOAT32 if "value" not in arguments or real is not None else dtypes.INT64, number
 
 
-def stated_type(argument: Argument) -> dtypes.TypeMeta:
+def stated_type(arguments: Arguments, name: str) -> dtypes.TypeMeta:
     """The type that an argument names, or has the number of."""
-    by_name = argument.HasField("s")
-    return dtypes.from_name(argument.s.decode()) if by_name else dtypes.from_number(argument.i)
+    text = arguments.field(name, "s")
+    return dtypes.from_number(arguments.field(name, "i") or 0) if text is None else dtypes.from_name(text.decode())
 
 
 def element_type(meta: dtypes.TypeMeta) -> int:

@@ -94,7 +94,7 @@ def _inferred(model: Model, given: Mapping[str, TensorSpec], sizes: Mapping[Size
         assert shape is not None
         assert spec.dtype is not None
         types[name] = TensorType(shape, spec.dtype)
-    found = infer_listed(model.name, model.net.op, types, contents).blobs
+    found = infer_listed(model.name, model.program.op, types, contents).blobs
     return {name: found.get(name) for name in model.outputs}
 
 

@@ -93,7 +93,7 @@ def _check_kept(plan: Plan) -> None:
     what = f"net {model.name!r} cannot be kept in a plan: "
     if model.python_steps:
         raise PlanError(f"{what}it calls functions of the application, of which a file has nothing")
-    if plan.options.default_device != CPU or names_devices(model.net):
+    if plan.options.default_device != CPU or names_devices(model.program):
         raise PlanError(f"{what}it runs on devices, and plans are for the host")
     islands = [operator.name or operator.type for operator in model.net.op if operator.type == "Island"]
     if islands:

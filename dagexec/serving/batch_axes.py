@@ -7,7 +7,6 @@ be so for others.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from dagexec.core.dtypes import FLOAT32, from_numpy
 from dagexec.core.model import InputInfo, Model
@@ -41,7 +40,7 @@ class BatchAxes:
             raise SettingError(f"net {model.name!r}: max_batch joins arrays; inputs {listed} are sequences or optional")
         made = () if model.init_net is None else model.init_net.op
         kept = {*model.parameters, *(name for definition in made for name in definition.output)}
-        if not kept.isdisjoint(name for definition in model.net.op for name in definition.output):
+        if not kept.isdisjoint(name for definition in model.program.op for name in definition.output):
             raise SettingError(f"net {model.name!r}: max_batch is for nets that do not update their parameters")
         parameters = model.parameters.items()
         self._large = {
@@ -49,7 +48,7 @@ class BatchAxes:
             for name, array in parameters
             if array.size > _MAX_ELEMENTS
         }
-        self._model = replace(model, parameters={n: array for n, array in parameters if n not in self._large})
+        self._model = model.changed(parameters={n: array for n, array in parameters if n not in self._large})
         found, types, is_open = _found(self._model, self._large, options.batch_axes, options.shapes or {})
         self.inputs = {name: rows.axis for name, rows in found.inputs.items()}
         self.found = None if is_open else found

@@ -141,7 +141,7 @@ def _executor(
     _check_shaped(model, options.shapes or ())
     types = GivenTypes.of(model) if options.optimize else None
     axes = BatchAxes(model, options) if options.max_batch > 1 else None
-    given = model if keeps_parameters else replace(model, parameters={})  # frees parameters that passes replaced
+    given = model if keeps_parameters else model.changed(parameters={})  # frees parameters that passes replaced
     takes = not keeps_parameters and model.overridable is None
     compiled = compilation.compile_model(model, options, takes_parameters=takes)
     give_back_free_memory()
@@ -161,7 +161,7 @@ def _check_shaped(model: Model, names: Iterable[str]) -> None:
 
 
 def _check_kept(model: Model, names: Iterable[str]) -> None:
-    written = {name for operator in model.net.op for name in operator.output}
+    written = {name for operator in model.program.op for name in operator.output}
     unknown = sorted(set(names) - written - model.inputs.keys() - model.parameters.keys())
     if unknown:
         raise FeedError(f"net {model.name!r}: keep: {unknown} are not blobs of this net")

@@ -141,7 +141,7 @@ class Executor(Closing):
             place.leave()
             raise
         self._parameters = Parameters(self._replicas.parameters, model.parameters)
-        self.model = replace(model, parameters=self._parameters)
+        self.model = model.changed(parameters=self._parameters)
         self._batching: Batching | None = None
         if self._batch_axes is not None:
             self._batching = Batching(model, self._batch_axes, options.max_batch, place.later)

@@ -62,5 +62,5 @@ def _may_share_workers(model: Model, options: CompileOptions) -> bool:
 
     An operator of the application, or one that communicates, may hold its worker until another model has run.
     """
-    on_host = options.default_device == CPU and not names_devices(model.net)
-    return on_host and threads().concurrent and all(map(only_computes, model.net.op))
+    on_host = options.default_device == CPU and not names_devices(model.program)
+    return on_host and threads().concurrent and all(map(only_computes, model.program.op))

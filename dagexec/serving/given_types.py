@@ -12,7 +12,7 @@ from dagexec.core.dtypes import FLOAT32, from_numpy
 from dagexec.core.feeds import Array, Feeds
 from dagexec.core.inference import infer_listed
 from dagexec.core.model import InputInfo, Model
-from dagexec.core.proto import OperatorDef
+from dagexec.core.node import Node
 from dagexec.core.schema import TensorType
 from dagexec.errors import DagexecError, ShapeError
 from dagexec.platform.records import dataclass
@@ -34,7 +34,7 @@ class GivenTypes:
     """
 
     name: str
-    operators: tuple[OperatorDef, ...]
+    operators: tuple[Node, ...]
     types: Mapping[str, TensorType]
     values: Mapping[str, Array]
 
@@ -43,8 +43,8 @@ class GivenTypes:
         """Those of a model before anything rewrites it."""
         parameters = model.parameters.items()
         return cls(
-            model.net.name,
-            (*(model.init_net.op if model.init_net is not None else ()), *model.net.op),
+            model.program.name,
+            (*model.init_program.op, *model.program.op),
             {name: TensorType(tuple(array.shape), from_numpy(array.dtype)) for name, array in parameters},
             {name: array for name, array in parameters if array.size <= _MAX_ELEMENTS},
         )

@@ -76,7 +76,7 @@ def load_model(
             model = _load_onnx(source, foreign, shapes, overridable)
         else:
             model = _load(source, foreign)
-    return replace(model, allow_io=IO.ANY) if allow_io else model
+    return model.changed(allow_io=IO.ANY) if allow_io else model
 
 
 def _load_onnx(

@@ -155,5 +155,5 @@ def new_place(model: Model, options: CompileOptions) -> Place:
     if options.pool is None:
         return shared_workers.enter(model.name, options.num_workers)
     if options.pool == "own":
-        return own_place(model.name, options.num_workers, f"dagexec-{model.net.name or 'net'}")
+        return own_place(model.name, options.num_workers, f"dagexec-{model.program.name or 'net'}")
     return options.pool.enter(model.name)

@@ -15,7 +15,6 @@ import numpy as np
 from dagexec.binding.io_binding import Array, Outputs, arrays_like, check_result, new_result
 from dagexec.binding.parameters import Parameters
 from dagexec.binding.replicas import Replica
-from dagexec.core.arguments import Arguments
 from dagexec.core.dtypes import from_numpy
 from dagexec.core.model import Model
 from dagexec.core.row_axes import RowAxes
@@ -136,11 +135,11 @@ class _Later:
     def made(self) -> BatchAxes | None:
         """None where rows are not apart, or may have other bytes in other batches."""
         model, self._model = self._model, None
-        if model is not None and all(Arguments(one, one.type).bool("batch_invariant", True) for one in model.net.op):
+        if model is not None and all(one.arguments().bool("batch_invariant", True) for one in model.program.op):
             with suppress(RowsError, SettingError):
                 known = model.parameters
                 outlines = known.outlines() if isinstance(known, Parameters) else known
-                self._made = BatchAxes(replace(model, parameters=outlines), self._options)
+                self._made = BatchAxes(model.changed(parameters=outlines), self._options)
         return self._made
 
 

@@ -20,6 +20,7 @@ from dagexec.core.arguments import ArgumentValue
 from dagexec.core.device import Device
 from dagexec.core.graph import Hazard, build_graph
 from dagexec.core.model import InputInfo, Model
+from dagexec.core.node import node_of
 from dagexec.core.operator_def import op
 from dagexec.core.proto import NetDef
 from dagexec.core.registry import schema_of
@@ -142,7 +143,7 @@ def features_of(net: NetDef) -> Counter[str]:
         found["convolutions"] += definition.type == "Conv"
         found["convolutions on the shared buffer"] += bool(arguments.get("shared_buffer"))
         found["operators with a library state"] += "cudnn_state" in arguments
-        found["operators with shapes from values"] += bool(schema_of(definition.type).values_read(definition))
+        found["operators with shapes from values"] += bool(schema_of(definition.type).values_read(node_of(definition)))
     return found
 
 

@@ -18,8 +18,8 @@ from dagexec.core.gradient import (
     has_gradient,
     stops_gradients,
 )
+from dagexec.core.node import operator_label
 from dagexec.core.proto import NetDef, OperatorDef
-from dagexec.core.schema import operator_label
 from dagexec.errors import GradientError
 from dagexec.platform.records import dataclass
 from dagexec.training.accumulation import GradientSlices, Part, accumulate, tensors_of

@@ -14,8 +14,8 @@ from dataclasses import field
 
 from dagexec.core.arguments import Arguments, make_argument
 from dagexec.core.device import CPU, Device
+from dagexec.core.node import arguments_of, operator_label
 from dagexec.core.proto import NetDef, OperatorDef
-from dagexec.core.schema import operator_label
 from dagexec.core.tensor import Tensor
 from dagexec.core.workspace import Workspace
 from dagexec.ops.base.layout import NCHW, NHWC
@@ -54,7 +54,7 @@ def _convolution(definition: OperatorDef) -> _Images:
 
 
 def _convolution_gradient(definition: OperatorDef) -> _Images:
-    arguments = Arguments(definition, operator_label(definition, 0))
+    arguments = arguments_of(definition, operator_label(definition, 0))
     names = list(arguments.strings("wanted")) or [FILTER, *([] if arguments.bool("no_bias") else [BIAS]), INPUT]
     names = names[: len(definition.output)]
     places = {name: [place for place, one in enumerate(names) if one == name] for name in (FILTER, INPUT)}
@@ -104,7 +104,7 @@ def with_channels_last(net: NetDef, workspace: Workspace, engine: str) -> tuple[
 
 def _is_plain(definition: OperatorDef, workspace: Workspace) -> bool:
     """True for a convolution of images of two axes, in NCHW and without groups."""
-    arguments = Arguments(definition, operator_label(definition, 0))
+    arguments = arguments_of(definition, operator_label(definition, 0))
     blob = workspace.get_blob_or_none(definition.input[1])
     is_filter = blob is not None and isinstance(blob.value, Tensor) and len(blob.value.shape) == _IMAGE_AXES
     return is_filter and arguments.string("order", NCHW) == NCHW and arguments.int("group", 1) == 1
@@ -144,7 +144,7 @@ class _Turned:
         is_seeking = definition.type in _SEEKING and self.engine in definition.engine.split(",")
         rule = _SEEKING.get(definition.type) if is_seeking else _FOLLOWING.get(definition.type)
         images = None if rule is None else rule(definition)
-        arguments = Arguments(definition, operator_label(definition, 0))
+        arguments = arguments_of(definition, operator_label(definition, 0))
         if images is not None and (is_seeking or any(definition.input[one] in self._known for one in images.inputs)):
             changed = _changed(definition, arguments)
             if changed is not None:

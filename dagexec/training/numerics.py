@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dagexec.core.arguments import make_argument
+from dagexec.core.node import operator_label
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.registry import schema_of
-from dagexec.core.schema import operator_label
 
 
 def with_nan_checks(net: NetDef) -> NetDef:

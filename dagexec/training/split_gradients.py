@@ -7,9 +7,9 @@ them. What is computed stays the same, to the byte.
 
 from __future__ import annotations
 
-from dagexec.core.arguments import Arguments, make_argument
+from dagexec.core.arguments import make_argument
+from dagexec.core.node import arguments_of, operator_label
 from dagexec.core.proto import NetDef, OperatorDef
-from dagexec.core.schema import operator_label
 from dagexec.ops.conv.convolution import SPATIAL_AXES
 from dagexec.ops.conv.gradient_outputs import BIAS, FILTER, INPUT
 from dagexec.ops.product.gradient import WEIGHTS
@@ -50,7 +50,7 @@ def _gradients_of(definition: OperatorDef, index: int) -> list[str]:
     """What the outputs are the gradients of; nothing for operators that are none of a layer."""
     if definition.type not in _WEIGHTS_OF:
         return []
-    arguments = Arguments(definition, operator_label(definition, index))
+    arguments = arguments_of(definition, operator_label(definition, index))
     if _WANTED in arguments:
         return list(arguments.strings(_WANTED))
     names = [_WEIGHTS_OF[definition.type], BIAS, INPUT]

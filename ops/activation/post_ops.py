@@ -14,10 +14,9 @@ from functools import lru_cache, partial
 
 import numpy as np
 
-from dagexec.core.arguments import Arguments
 from dagexec.core.dtypes import FLOAT32, TypeMeta
+from dagexec.core.node import Node
 from dagexec.core.operator import Operator, Step, nothing_to_do
-from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import schema_of
 from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.errors import ArgumentError
@@ -180,7 +179,7 @@ def parse_post_op(text: str, label: str) -> PostOp:
     return PostOp(kind, a, b)
 
 
-def as_post_ops(definition: OperatorDef, meta: TypeMeta = FLOAT32) -> list[PostOp] | None:
+def as_post_ops(definition: Node, meta: TypeMeta = FLOAT32) -> list[PostOp] | None:
     """What an operator on `meta` is as post-ops, by its schema; [] for one that gives its input back.
 
     None for one that is none, or whose arguments make no sense, which it will say itself.
@@ -189,7 +188,7 @@ def as_post_ops(definition: OperatorDef, meta: TypeMeta = FLOAT32) -> list[PostO
     if rule is None:
         return None
     try:
-        entries = rule(Arguments(definition, definition.type), meta, len(definition.input))
+        entries = rule(definition.arguments(), meta, len(definition.input))
         return None if entries is None else [parse_post_op(entry, definition.type) for entry in entries]
     except ArgumentError:
         return None

@@ -11,7 +11,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from dagexec.core.proto import OperatorDef
 from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.errors import ArgumentError
 
@@ -103,9 +102,6 @@ def require_inplace_fits(call: OperatorCall, output: TensorType) -> None:
 
 def forward_call(call: OperatorCall, indices: Sequence[int]) -> OperatorCall:
     """What inference sees of an operator, from a call of its gradient, whose inputs `indices` are its inputs."""
-    definition = OperatorDef()
-    definition.CopyFrom(call.definition)
-    del definition.input[:]
-    definition.input.extend(call.definition.input[index] for index in indices)
+    definition = call.definition.changed(inputs=[call.definition.input[index] for index in indices])
     inputs = tuple(call.inputs[index] for index in indices)
     return replace(call, definition=definition, inputs=inputs, values=(None,) * len(inputs))

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from dagexec.core.arguments import Arguments
+from dagexec.core.node import Node
 from dagexec.core.operator import Operator
-from dagexec.core.proto import OperatorDef
 from dagexec.core.schema import OperatorCall
 from dagexec.errors import ArgumentError, UnsupportedFeatureError
 from dagexec.platform.extras import install_command
@@ -138,7 +138,7 @@ class ImageOperator(Operator):
 
     orders: ClassVar[tuple[str, ...]] = (NCHW, NHWC)
 
-    def __init__(self, definition: OperatorDef, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
+    def __init__(self, definition: Node, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
         """Raises UnsupportedFeatureError for a blocked order where the class does not compute in it."""
         super().__init__(definition, workspace, index=index, net=net)
         for order in blocked_orders(self.arguments):

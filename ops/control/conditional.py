@@ -12,8 +12,8 @@ from dagexec.core.blob import assign, tensor_in
 from dagexec.core.body import InferredBody, OperatorWithBodies, SettledBody
 from dagexec.core.dtypes import STRING
 from dagexec.core.gradient import no_gradient
+from dagexec.core.node import Node
 from dagexec.core.operator import Operator, Prepared, Step
-from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import new_operator
 from dagexec.core.rows_call import RowsCall
 from dagexec.core.schema import UNBOUNDED, BodyCall, BodyTypes, OperatorCall
@@ -78,7 +78,7 @@ def _rows(asked: RowsCall) -> Sequence[Rows | None]:
 class If(OperatorWithBodies):
     """Executes one of its bodies."""
 
-    def __init__(self, definition: OperatorDef, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
+    def __init__(self, definition: Node, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
         super().__init__(definition, workspace, index=index, net=net)
         for argument in self.bodies:
             self.expect(argument, 0, len(self.output_blobs))

@@ -11,8 +11,8 @@ from dagexec.core.blob import assign, tensor_in
 from dagexec.core.body import OperatorWithBodies
 from dagexec.core.dtypes import BOOL, FLOAT32, INT64
 from dagexec.core.gradient import no_gradient
+from dagexec.core.node import Node
 from dagexec.core.operator import Operator, Step
-from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import new_operator
 from dagexec.core.rows_call import RowsCall
 from dagexec.core.schema import UNBOUNDED, BodyCall, BodyTypes, TensorType
@@ -114,7 +114,7 @@ def _iterations(call: BodyCall) -> int | None:
 class Loop(OperatorWithBodies):
     """Executes its body over and over."""
 
-    def __init__(self, definition: OperatorDef, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
+    def __init__(self, definition: Node, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
         super().__init__(definition, workspace, index=index, net=net)
         self._has_count = self.arguments.bool("trip_count")
         self._has_condition = self.arguments.bool("condition")

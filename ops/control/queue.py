@@ -17,8 +17,8 @@ from dagexec.core.arguments import Arguments
 from dagexec.core.blobs_queue import BlobsQueue
 from dagexec.core.dtypes import BOOL
 from dagexec.core.gradient import no_gradient
+from dagexec.core.node import Node
 from dagexec.core.operator import Operator, Step
-from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import new_operator
 from dagexec.core.schema import NO_TENSOR, UNBOUNDED, Cost, OperatorCall, TensorType
 from dagexec.core.workspace import Workspace
@@ -260,7 +260,7 @@ class DequeueBlobs(_Dequeue):
 class SafeDequeueBlobs(_Dequeue):
     """Dequeue, and say whether the queue was closed."""
 
-    def __init__(self, definition: OperatorDef, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
+    def __init__(self, definition: Node, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
         super().__init__(definition, workspace, index=index, net=net)
         self._taken: list[list[Array]] = []
         self._taken_from: BlobsQueue | None = None

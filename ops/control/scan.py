@@ -11,8 +11,8 @@ from dagexec.core import dtypes
 from dagexec.core.blob import Blob, tensor_in
 from dagexec.core.body import OperatorWithBodies
 from dagexec.core.gradient import no_gradient
+from dagexec.core.node import Node
 from dagexec.core.operator import Step
-from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import new_operator
 from dagexec.core.rows_call import RowsCall
 from dagexec.core.schema import UNBOUNDED, BodyCall, BodyTypes, TensorType
@@ -110,7 +110,7 @@ def _row(kind: TensorType | None, axis: int) -> tuple[TensorType | None, int | N
 class Scan(OperatorWithBodies):
     """Executes its body for each row."""
 
-    def __init__(self, definition: OperatorDef, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
+    def __init__(self, definition: Node, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
         super().__init__(definition, workspace, index=index, net=net)
         self._scanned = self.arguments.int("num_scan_inputs", 0)
         self._batched = self.arguments.bool("batched")

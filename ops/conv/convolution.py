@@ -9,8 +9,8 @@ from typing import ClassVar
 import numpy as np
 
 from dagexec.core.dtypes import FLOAT_TYPES
+from dagexec.core.node import Node
 from dagexec.core.operator import Step, in_sequence, nothing_to_do
-from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import operator
 from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType
 from dagexec.core.shared_buffer import find_shared_buffer, shared_buffer_forced, shared_step
@@ -53,7 +53,7 @@ class ConvOperator(ImageOperator):
 
     engine: ClassVar[str] = ""
 
-    def __init__(self, definition: OperatorDef, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
+    def __init__(self, definition: Node, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
         """See `Operator`; it looks up the shared buffer that it is to use."""
         super().__init__(definition, workspace, index=index, net=net)
         if self.arguments.bool("shared_buffer") or shared_buffer_forced():

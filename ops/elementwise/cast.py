@@ -33,11 +33,10 @@ def type_argument(call: OperatorCall, name: str) -> TypeMeta:
 
 def read_type(arguments: Arguments, label: str, name: str) -> TypeMeta:
     """See `type_argument`; `label` is how messages name the operator."""
-    argument = arguments.raw(name)
-    if argument is None:
+    if name not in arguments:
         raise ArgumentError(f"{label}: argument {name!r} is required")
     try:
-        if argument.HasField("s"):
+        if arguments.field(name, "s") is not None:
             return dtypes.from_name(arguments.string(name, ""))
         return dtypes.from_number(arguments.int(name, 0))
     except ArgumentError as error:

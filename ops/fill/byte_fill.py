@@ -17,8 +17,8 @@ from dagexec.ops.fill.fillers import SHAPE_ARGS, fill_shape
 
 def _content(call: OperatorCall) -> bytes:
     """The bytes. Raises ArgumentError unless there is one string of them."""
-    given = call.arguments.raw("values")
-    strings = [] if given is None else [*given.strings, *([given.s] if given.HasField("s") else [])]
+    several, one = call.arguments.field("values", "strings"), call.arguments.field("values", "s")
+    strings = [*(several or ()), *(() if one is None else (one,))]
     if len(strings) != 1:
         raise ArgumentError(f"{call.label}: argument 'values' must be one string of bytes, found {len(strings)}")
     return bytes(strings[0])

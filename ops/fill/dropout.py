@@ -123,8 +123,8 @@ class Dropout(Operator):
         if len(self.input_blobs) == 1:
             generator = self.random.bit_generator
             return lambda: generator.random_raw
-        option = self.definition.device_option
-        seed = option.random_seed if option.HasField("random_seed") else int.from_bytes(os.urandom(8), "little")
+        given = self.definition.seed
+        seed = int.from_bytes(os.urandom(8), "little") if given is None else given
         key = philox_key(seed, self.arguments.string("drawn_as", self.definition.output[0]))
         iteration = self.x(1).reshape(-1)
 

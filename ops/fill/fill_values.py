@@ -23,25 +23,25 @@ def fill_type(call: OperatorCall) -> TypeMeta:
         return call.inputs[0].meta
     if "dtype" in call.arguments:
         return type_argument(call, "dtype")
-    value = call.arguments.raw("value")
-    if value is None or value.HasField("f"):
+    if "value" not in call.arguments or call.arguments.field("value", "f") is not None:
         return FLOAT32
-    return STRING if value.HasField("s") else INT64
+    return INT64 if call.arguments.field("value", "s") is None else STRING
 
 
 def fill_value(call: OperatorCall) -> Any:
     """The argument `value` as a scalar of `fill_type`. Raises ArgumentError when it is of another kind or too large."""
     meta = fill_type(call)
-    argument = call.arguments.raw("value")
+    if "value" not in call.arguments:
+        return b"" if meta is STRING else meta.numpy.type(0)
     if meta is STRING:
-        if argument is not None and not argument.HasField("s"):
+        text = call.arguments.field("value", "s")
+        if text is None:
             raise ArgumentError(f"{call.label}: argument 'value' must be a string")
-        return b"" if argument is None else argument.s
-    if argument is None:
-        return meta.numpy.type(0)
+        return text
     if meta.is_float:
+        given = call.arguments.field("value", "f")  # which may be NaN
         with np.errstate(over="ignore"):
-            return meta.numpy.type(argument.f if argument.HasField("f") else call.arguments.float("value", 0.0))
+            return meta.numpy.type(call.arguments.float("value", 0.0) if given is None else given)
     value = call.arguments.int("value", 0)
     if meta is not BOOL:
         _check_range(call, "value", meta, value, value)
@@ -57,24 +57,23 @@ def _check_range(call: OperatorCall, name: str, meta: TypeMeta, low: int, high: 
 
 def given_type(call: OperatorCall, default: TypeMeta) -> TypeMeta:
     """The element type of a GivenTensor filler: `dtype`, where it is given and not UNDEFINED (0), else `default`."""
-    dtype = call.arguments.raw("dtype")
-    if dtype is None or (dtype.HasField("i") and dtype.i == 0):
+    if "dtype" not in call.arguments or call.arguments.field("dtype", "i") == 0:
         return default
     return type_argument(call, "dtype")
 
 
 def _listed(call: OperatorCall, meta: TypeMeta) -> Any:
     """The list in `values` that suits `meta`; integers do for floats too. Raises ArgumentError for another kind."""
-    argument = call.arguments.raw("values")
-    if argument is None:
+    if "values" not in call.arguments:
         raise ArgumentError(f"{call.label}: argument 'values' is required")
     wanted = "strings" if meta is STRING else "floats" if meta.is_float else "ints"
-    present = [name for name in ("floats", "ints", "strings") if len(getattr(argument, name))]
+    given = {name: call.arguments.field("values", name) for name in ("floats", "ints", "strings")}
+    present = [name for name, found in given.items() if found]
     if meta.is_float and present == ["ints"]:
-        return argument.ints
+        return given["ints"]
     if present not in ([], [wanted]):
         raise ArgumentError(f"{call.label}: argument 'values' must be a list of {wanted} for {meta}, found {present}")
-    return getattr(argument, wanted)
+    return given[wanted] or ()
 
 
 def given_count(call: OperatorCall, meta: TypeMeta) -> int:

@@ -23,9 +23,11 @@ from dagexec.core.body import NET_TYPE, Body
 from dagexec.core.dtypes import from_numpy
 from dagexec.core.gradient import no_gradient
 from dagexec.core.inference import infer_listed
+from dagexec.core.node import Node
 from dagexec.core.operator import Operator, Prepared
 from dagexec.core.profiled import ProfiledStep, StepPart
-from dagexec.core.proto import NetDef, OperatorDef
+from dagexec.core.program import program_of
+from dagexec.core.proto import NetDef
 from dagexec.core.registry import new_operator
 from dagexec.core.schema import UNBOUNDED, Cost, OperatorCall, TensorType
 from dagexec.core.workspace import Workspace
@@ -49,8 +51,7 @@ def _net(arguments: Arguments) -> NetDef:
 
 
 def _content(arguments: Arguments) -> bytes:
-    raw = arguments.raw("model")
-    return b"" if raw is None else raw.s
+    return cast(bytes, arguments.field("model", "s") or b"")
 
 
 @lru_cache(maxsize=64)
@@ -77,7 +78,7 @@ def _inferred(call: OperatorCall) -> tuple[Sequence[TensorType], Cost]:
     small = _small_constants(_content(call.arguments), call.label)
     types = {name: TensorType(array.shape, from_numpy(array.dtype)) for name, array in small.items()}
     types |= dict(zip(call.definition.input, call.inputs, strict=True))
-    found = infer_listed(call.label, _net(call.arguments).op, types, small)
+    found = infer_listed(call.label, program_of(_net(call.arguments)).op, types, small)
     outputs = [kind for name in call.definition.output if (kind := found.blobs.get(name)) is not None]
     if len(outputs) < len(call.definition.output):
         raise call.fail("the types of its outputs do not follow from those of its inputs")
@@ -122,7 +123,7 @@ def island_cost(call: OperatorCall, _outputs: Sequence[TensorType]) -> Cost:
 class Island(Operator):
     """A part of a net in a session of another runtime."""
 
-    def __init__(self, definition: OperatorDef, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
+    def __init__(self, definition: Node, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
         """Raises ModelFormatError for one that the compiler did not make, and MissingBlobError."""
         super().__init__(definition, workspace, index=index, net=net)
         check_sealed(self.arguments, self.label)

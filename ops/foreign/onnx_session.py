@@ -17,8 +17,8 @@ from dagexec.core.arguments import Arguments
 from dagexec.core.blob import Blob, set_content, tensor_in
 from dagexec.core.dtypes import STRING
 from dagexec.core.gradient import no_gradient
+from dagexec.core.node import Node
 from dagexec.core.operator import Operator, Step
-from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import new_operator
 from dagexec.core.schema import NO_TENSOR, UNBOUNDED, OperatorCall, TensorType
 from dagexec.core.variant import Content, Variant
@@ -41,7 +41,7 @@ def _inferred(content: bytes, inputs: tuple[TensorType, ...], label: str) -> tup
     return None if found is None else tuple(found)
 
 
-def message_of(definition: OperatorDef, arguments: Arguments, label: str) -> onnx.ModelProto:
+def message_of(definition: Node, arguments: Arguments, label: str) -> onnx.ModelProto:
     """The message of an operator. Raises ModelFormatError when it is none, or not for so many inputs and outputs."""
     message = _parsed(_content(arguments), label)
     for what, found, expected in (
@@ -54,8 +54,7 @@ def message_of(definition: OperatorDef, arguments: Arguments, label: str) -> onn
 
 
 def _content(arguments: Arguments) -> bytes:
-    raw = arguments.raw("model")
-    return b"" if raw is None else raw.s
+    return cast(bytes, arguments.field("model", "s") or b"")
 
 
 def infer_session(call: OperatorCall) -> Sequence[TensorType]:
@@ -88,7 +87,7 @@ def infer_session(call: OperatorCall) -> Sequence[TensorType]:
 class OnnxSession(Operator):
     """A part of an ONNX model in a session of another runtime."""
 
-    def __init__(self, definition: OperatorDef, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
+    def __init__(self, definition: Node, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
         """Raises ModelFormatError for a message that is none or that reads files, and MissingBlobError."""
         super().__init__(definition, workspace, index=index, net=net)
         self._message = message_of(definition, self.arguments, self.label)

@@ -15,8 +15,8 @@ import numpy as np
 from dagexec.core.arguments import Arguments
 from dagexec.core.dtypes import STRING, TypeMeta, from_numpy
 from dagexec.core.gradient import no_gradient
+from dagexec.core.node import Node
 from dagexec.core.operator import Operator, Step
-from dagexec.core.proto import OperatorDef
 from dagexec.core.python_step import step_of
 from dagexec.core.registry import new_operator
 from dagexec.core.rows_call import RowsCall
@@ -104,7 +104,7 @@ def _rows(asked: RowsCall) -> list[Rows | None]:
 class Python(Operator):
     """A function of the application."""
 
-    def __init__(self, definition: OperatorDef, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
+    def __init__(self, definition: Node, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
         """Raises AccessError for a function that this process does not know, and MissingBlobError."""
         super().__init__(definition, workspace, index=index, net=net)
         self._step = step_of(self.arguments.string("function", ""), self.label)

@@ -18,11 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from dagexec.core.arguments import Arguments
+from dagexec.core.arguments import NOTHING, Arguments
 from dagexec.core.dtypes import FLOAT32
 from dagexec.core.operator import Prepared, Step, in_sequence
 from dagexec.core.operator_index import completes
-from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import operator, operator_class, schema_of
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.activation import functions
@@ -328,7 +327,7 @@ def register_declared(op_type: str) -> None:
     """Register an operator that its schema says in post-ops; not as a power where NumPy has a quotient or a product."""
     schema = schema_of(op_type)
     count = min(schema.inputs[1], 2)
-    entries = schema.post_ops(Arguments(OperatorDef(), op_type), FLOAT32, count) if schema.post_ops else None
+    entries = schema.post_ops(Arguments(NOTHING, op_type), FLOAT32, count) if schema.post_ops else None
     if not entries or any(entry.startswith("pow:") for entry in entries):
         return
     default = operator_class(op_type)

@@ -12,9 +12,9 @@ from functools import partial
 
 import numpy as np
 
-from dagexec.core.arguments import make_argument
+from dagexec.core.arguments import ArgumentValue
+from dagexec.core.node import Node
 from dagexec.core.operator import Operator, Step, in_sequence
-from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import create_operator
 from dagexec.core.schema import OperatorCall
 from dagexec.core.workspace import Workspace
@@ -113,20 +113,16 @@ def _is_unclear(call: OperatorCall, index: int, array: Array, rank: int) -> bool
     return array.size > 1 and array.ndim < rank
 
 
-def _in_nchw(definition: OperatorDef, order: str, result: str, engine: str) -> OperatorDef:
+def _in_nchw(definition: Node, order: str, result: str, engine: str) -> Node:
     """`definition` with NCHW in place of blocked orders, on the host, with engine `engine`."""
-    changed = OperatorDef()
-    changed.CopyFrom(definition)
-    changed.ClearField("device_option")
-    changed.engine = engine
-    if order not in BLOCKS and result not in BLOCKS:
-        return changed
-    del changed.arg[:]
-    changed.arg.extend(argument for argument in definition.arg if argument.name not in ("order", "output_order"))
-    changed.arg.append(make_argument("order", NCHW if order in BLOCKS else order))
-    if any(argument.name == "output_order" for argument in definition.arg):
-        changed.arg.append(make_argument("output_order", NCHW if result in BLOCKS else result))
-    return changed
+    arguments: dict[str, ArgumentValue | None] = {}
+    if order in BLOCKS or result in BLOCKS:
+        arguments["order"] = NCHW if order in BLOCKS else order
+        if "output_order" in definition.values:
+            arguments["output_order"] = NCHW if result in BLOCKS else result
+    return Node(
+        definition.type, definition.input, definition.output, definition.values, name=definition.name, engine=engine
+    ).changed(arguments=arguments)
 
 
 def _copy_image(twin: Operator, index: int, target: Array, order: str) -> None:

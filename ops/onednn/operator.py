@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from dagexec.core.choices import choices, seconds_left
 from dagexec.core.dtypes import BFLOAT16, FLOAT16, FLOAT32, TypeMeta, from_numpy
+from dagexec.core.node import Node
 from dagexec.core.operator import Operator, Prepared, Rebind, Step, nothing_to_do
-from dagexec.core.proto import OperatorDef
 from dagexec.core.schema import TensorType
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.activation.post_ops import SUM, PostOp
@@ -101,7 +101,7 @@ class OneDNNOperator(Operator):
     asks = False  # during has_kernel
     _is_unseen = False  # during prepare: compiled code, not generated; its comparisons may leave no trace
 
-    def __init__(self, definition: OperatorDef, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
+    def __init__(self, definition: Node, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
         """Raises UnsupportedFeatureError without oneDNN."""
         super().__init__(definition, workspace, index=index, net=net)
         self.onednn: Library = require_library(self.label)

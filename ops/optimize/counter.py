@@ -9,8 +9,8 @@ import numpy as np
 
 from dagexec.core.dtypes import INT64
 from dagexec.core.gradient import no_gradient
+from dagexec.core.node import Node
 from dagexec.core.operator import Array, Operator, Step
-from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import new_operator
 from dagexec.core.schema import Cost, OperatorCall, TensorType, first_to_first
 from dagexec.ops.optimize.scalars import read_iteration, require_iteration
@@ -91,7 +91,7 @@ def infer_iter(call: OperatorCall) -> list[TensorType]:
 class Iter(Operator):
     """Increments a counter."""
 
-    def __init__(self, definition: OperatorDef, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
+    def __init__(self, definition: Node, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
         """Without input, an empty output blob becomes a counter that holds 0."""
         super().__init__(definition, workspace, index=index, net=net)
         if not self.input_blobs and self.output(0).is_empty:

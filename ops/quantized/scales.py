@@ -54,8 +54,7 @@ def type_named(call: OperatorCall, name: str, default: TypeMeta, allowed: tuple[
     """Argument `name` as one of `allowed` types, by number or name. Raises ArgumentError."""
     if name not in call.arguments:
         return default
-    given = call.arguments.raw(name)
-    if given is not None and given.HasField("s"):
+    if call.arguments.field(name, "s") is not None:
         meta = dtypes.from_name(call.arguments.string(name, ""))
     else:
         meta = dtypes.from_number(call.arguments.int(name, 0))

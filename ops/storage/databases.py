@@ -10,8 +10,8 @@ from dagexec.core.device import Device
 from dagexec.core.dtypes import BOOL
 from dagexec.core.gradient import no_gradient
 from dagexec.core.io_access import IO
+from dagexec.core.node import Node
 from dagexec.core.operator import Operator, Step
-from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import new_operator
 from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.core.workspace import Workspace
@@ -53,7 +53,7 @@ class StorageOperator(Operator):
         workspace: the one it was made in.
     """
 
-    def __init__(self, definition: OperatorDef, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
+    def __init__(self, definition: Node, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
         """Raises AccessError for a path that the workspace does not allow; those made in a run are checked then."""
         super().__init__(definition, workspace, index=index, net=net)
         self.workspace = workspace

@@ -9,11 +9,10 @@ import re
 from collections.abc import Sequence
 
 from dagexec.core.arguments import Arguments
-from dagexec.core.device import Device
 from dagexec.core.gradient import no_gradient
 from dagexec.core.io_access import IO
+from dagexec.core.node import Node
 from dagexec.core.operator import Step
-from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import new_operator
 from dagexec.core.schema import UNBOUNDED, Cost, OperatorCall, TensorType
 from dagexec.errors import ArgumentError
@@ -48,8 +47,8 @@ def names_in_database(arguments: Arguments, blobs: Sequence[str], owner: str) ->
     return names
 
 
-def _blobs(definition: OperatorDef) -> list[str]:
-    return names_of_user(definition.input, Device.from_option(definition.device_option))
+def _blobs(definition: Node) -> list[str]:
+    return names_of_user(definition.input, definition.device)
 
 
 def without_prefix(name: str, prefix: str) -> str:

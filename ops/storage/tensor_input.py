@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.gradient import no_gradient
+from dagexec.core.node import Node
 from dagexec.core.operator import Operator, Step
-from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import new_operator
 from dagexec.core.schema import UNBOUNDED, OperatorCall, TensorType
 from dagexec.core.workspace import Workspace
@@ -83,7 +83,7 @@ _operators: weakref.WeakSet[TensorProtosDBInput] = weakref.WeakSet()
 class TensorProtosDBInput(Operator):
     """Tensors from records."""
 
-    def __init__(self, definition: OperatorDef, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
+    def __init__(self, definition: Node, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
         super().__init__(definition, workspace, index=index, net=net)
         self._batch: list[Array] = []
         self._ahead: _Prefetch | None = None

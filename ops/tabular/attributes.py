@@ -72,17 +72,18 @@ def check_finite(found: Array, label: str, name: str) -> None:
 
 def _given(arguments: Arguments, label: str, name: str) -> Array | None:
     """The values of an argument, None where it is absent."""
-    message = arguments.raw(name)
-    if message is None:
+    if name not in arguments:
         return None
-    if message.HasField("t"):
-        segment = decode_tensor(memoryview(message.t.SerializeToString()), _MAX_BYTES)
+    tensor, strings = arguments.field(name, "t"), arguments.field(name, "strings")
+    if tensor is not None:
+        segment = decode_tensor(memoryview(tensor.SerializeToString()), _MAX_BYTES)
         from_numpy(segment.values.dtype)
         return segment.values.reshape(-1)
-    if message.strings:
-        found = np.empty(len(message.strings), np.object_)
-        found[:] = list(message.strings)
+    if strings:
+        found = np.empty(len(strings), np.object_)
+        found[:] = strings
         return found
-    if message.ints:
-        return np.array(message.ints, np.int64)
-    return np.array(message.floats, np.float32)
+    integers = arguments.field(name, "ints")
+    if integers:
+        return np.array(integers, np.int64)
+    return np.array(arguments.field(name, "floats") or (), np.float32)

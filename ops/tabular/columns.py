@@ -124,9 +124,9 @@ class Imputer(Operator):
     def numbers(self) -> tuple[Array, float]:
         """What stands in place, and of what."""
         if self.input(0).meta.is_float:
-            raw = self.arguments.raw("replaced_value_float")
             values = numbers(self.arguments, self.label, "imputed_value_floats")
-            return values, 0.0 if raw is None else float(raw.f or raw.i)
+            replaced = (self.arguments.field("replaced_value_float", field) for field in ("f", "i"))
+            return values, float(next(filter(None, replaced), 0.0))
         return numbers(self.arguments, self.label, "imputed_value_int64s"), self.arguments.int(
             "replaced_value_int64", 0
         )

@@ -18,9 +18,9 @@ import numpy.typing as npt
 from dagexec.core.arguments import Arguments
 from dagexec.core.dtypes import FLOAT32, FLOAT64, INT32, INT64, STRING, TypeMeta
 from dagexec.core.gradient import no_gradient
+from dagexec.core.node import Node
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step
-from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import new_operator
 from dagexec.core.rows import first_axis
 from dagexec.core.schema import Cost, OperatorCall, TensorType
@@ -145,7 +145,7 @@ class TreeOperator(Operator):
         for_numbers: the trees for float32 and integers.
     """
 
-    def __init__(self, definition: OperatorDef, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
+    def __init__(self, definition: Node, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
         """Raises ModelFormatError for attributes that are no trees."""
         super().__init__(definition, workspace, index=index, net=net)
         self.for_numbers = ensemble_of(definition, self.arguments, self.label)
@@ -176,13 +176,13 @@ class TreeOperator(Operator):
         raise NotImplementedError
 
 
-def ensemble_of(definition: OperatorDef, arguments: Arguments, label: str, *, is_double: bool = False) -> Ensemble:
+def ensemble_of(definition: Node, arguments: Arguments, label: str, *, is_double: bool = False) -> Ensemble:
     """The trees of an operator, found once for all that have the same. Raises ModelFormatError."""
     return arguments.once(("trees", is_double), lambda: _found(definition, arguments, label, is_double))
 
 
-def _found(definition: OperatorDef, arguments: Arguments, label: str, is_double: bool) -> Ensemble:
-    content = OperatorDef(type=definition.type, arg=definition.arg).SerializeToString(deterministic=True)
+def _found(definition: Node, arguments: Arguments, label: str, is_double: bool) -> Ensemble:
+    content = Node(definition.type, values=definition.values).message().SerializeToString(deterministic=True)
     key = hashlib.sha256(content).digest(), is_double
     found = _shared.get(key)
     if found is None:

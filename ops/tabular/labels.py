@@ -29,8 +29,8 @@ def _given(arguments: Arguments, label: str, side: str) -> Array:
     found = [f"{side}_{kind}" for kind in _KINDS if f"{side}_{kind}" in arguments]
     if len(found) != 1:
         raise ModelFormatError(f"{label}: it must have one of {[f'{side}_{kind}' for kind in _KINDS]}, found {found}")
-    raw = arguments.raw(found[0])
-    is_text = raw is not None and (bool(raw.strings) or (raw.HasField("t") and bool(raw.t.string_data)))
+    tensor = arguments.field(found[0], "t")
+    is_text = bool(arguments.field(found[0], "strings")) or (tensor is not None and bool(tensor.string_data))
     return texts(arguments, label, found[0]) if is_text else numbers(arguments, label, found[0])
 
 

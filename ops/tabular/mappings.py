@@ -14,8 +14,8 @@ import numpy as np
 
 from dagexec.core.blob import content_of, set_made, tensor_in
 from dagexec.core.gradient import no_gradient
+from dagexec.core.node import Node
 from dagexec.core.operator import Operator, Step
-from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import new_operator
 from dagexec.core.variant import Content, Variant
 from dagexec.core.workspace import Workspace
@@ -75,7 +75,7 @@ _ZIP = _label_args("classlabels_strings", "classlabels_int64s")
 class ZipMap(MappingOperator):
     """A sequence of mappings."""
 
-    def __init__(self, definition: OperatorDef, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
+    def __init__(self, definition: Node, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
         """Raises ModelFormatError for no keys, or two kinds of them."""
         super().__init__(definition, workspace, index=index, net=net)
         self._keys = _keys(self, *_ZIP)
@@ -122,7 +122,7 @@ _VECTORIZED = _label_args("string_vocabulary", "int64_vocabulary")
 class DictVectorizer(MappingOperator):
     """A row of values."""
 
-    def __init__(self, definition: OperatorDef, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
+    def __init__(self, definition: Node, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
         """Raises ModelFormatError for no keys, or two kinds of them."""
         super().__init__(definition, workspace, index=index, net=net)
         self._keys = _keys(self, *_VECTORIZED)

@@ -429,7 +429,7 @@ def _origins(name: _Key, origin: Mapping[_Key, _Key]) -> list[_Key]:
 def _argued_turns(graph: Graph, index: int) -> list[str]:
     """The working memories that an operator asks for by its arguments and its engine."""
     definition, device = graph.operators[index], graph.device(index)
-    arguments = {argument.name: argument.i for argument in definition.arg}
+    arguments = {name: value for name, value in definition.values.items() if isinstance(value, int)}
     names = []
     if "shared_buffer" in graph.schemas[index].args and (arguments.get("shared_buffer") or shared_buffer_forced()):
         names.append(f"shared buffer of {device}")

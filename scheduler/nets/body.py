@@ -15,6 +15,7 @@ from typing import ClassVar, Self
 from dagexec.core.blob import Blob
 from dagexec.core.body import InferredBody, SettledBody
 from dagexec.core.operator import Step, nothing_to_do
+from dagexec.core.program import Program
 from dagexec.core.proto import NetDef
 from dagexec.core.schema import TensorType
 from dagexec.core.tensor import Tensor, binding_epoch
@@ -55,7 +56,7 @@ class BodyNet(BaseNet):
 
     @classmethod
     def from_definition(
-        cls, workspace: Workspace, definition: NetDef, num_workers: int | None, policy: object = None
+        cls, workspace: Workspace, definition: NetDef | Program, num_workers: int | None, policy: object = None
     ) -> Self:
         """What `Workspace.build_net` calls: only the outputs are kept, and frozen tensors are constants.
 

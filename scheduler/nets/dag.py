@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from dagexec.core.graph import Graph
+from dagexec.core.program import Program, header_of
 from dagexec.core.proto import NetDef
 from dagexec.core.workspace import Workspace
 from dagexec.errors import ClosedError, RunTimeoutError
@@ -37,7 +38,7 @@ class DAGNet(BaseNet):
 
     def __init__(
         self,
-        definition: NetDef,
+        definition: NetDef | Program,
         workspace: Workspace,
         *,
         num_workers: int | None = None,
@@ -49,7 +50,7 @@ class DAGNet(BaseNet):
     ) -> None:
         """`num_workers` defaults to the def's own, else to the cores."""
         super().__init__(definition, workspace, graph=graph, constants=constants, keep=keep, options=options)
-        chosen = num_workers or definition.num_workers or processor.available_cores()
+        chosen = num_workers or header_of(definition).num_workers or processor.available_cores()
         self.num_workers = chosen if pool is None else pool.num_workers
         self._width = min(self.num_workers, options.num_workers or self.num_workers)
         self.policy = None if options.policy is None else catalog.find_policy(options.policy)
@@ -58,7 +59,7 @@ class DAGNet(BaseNet):
 
     @classmethod
     def from_definition(
-        cls, workspace: Workspace, definition: NetDef, num_workers: int | None, policy: object = None
+        cls, workspace: Workspace, definition: NetDef | Program, num_workers: int | None, policy: object = None
     ) -> Self:
         options = DEFAULT_RUN_OPTIONS if policy is None else RunOptions(policy=catalog.find_policy(policy))
         return cls(definition, workspace, num_workers=num_workers, options=options)

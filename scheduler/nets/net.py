@@ -20,6 +20,7 @@ from dagexec.core.blob import Blob
 from dagexec.core.device import CPU, Device
 from dagexec.core.graph import Graph, build_graph
 from dagexec.core.operator import Operator
+from dagexec.core.program import Program
 from dagexec.core.proto import NetDef
 from dagexec.core.registry import create_verified
 from dagexec.core.stream import Kernel, Priority, at_work
@@ -103,7 +104,7 @@ class BaseNet(ABC, Closing):
 
     def __init__(
         self,
-        definition: NetDef,
+        definition: NetDef | Program,
         workspace: Workspace,
         *,
         graph: Graph | None = None,
@@ -178,7 +179,7 @@ class BaseNet(ABC, Closing):
 
     @classmethod
     def from_definition(
-        cls, workspace: Workspace, definition: NetDef, num_workers: int | None, policy: object = None
+        cls, workspace: Workspace, definition: NetDef | Program, num_workers: int | None, policy: object = None
     ) -> Self:
         """What `Workspace.create_net` calls. `num_workers` matters only to nets with a pool.
 

@@ -15,7 +15,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from dagexec.core.device import CPU, Device
-from dagexec.core.proto import DeviceOption, NetDef, OperatorDef
+from dagexec.core.node import Node
+from dagexec.core.program import Program, program_of
+from dagexec.core.proto import DeviceOption, NetDef
 from dagexec.core.registry import has_implementation, is_registered, schema_of
 from dagexec.core.traits import Crossing
 from dagexec.errors import SchemaError
@@ -35,8 +37,8 @@ class PlacedNet:
         constants: copies of blobs that no operator writes and no run feeds, to be made once, before all runs.
     """
 
-    net: NetDef
-    constants: NetDef
+    net: Program
+    constants: Program
 
 
 def local_name(blob: str, device: Device) -> str:
@@ -44,14 +46,15 @@ def local_name(blob: str, device: Device) -> str:
     return f"{blob}@{device}"
 
 
-def names_devices(net: NetDef) -> bool:
+def names_devices(net: Program) -> bool:
     """True when the net or an operator says that it runs elsewhere than on the host."""
-    options = (net.device_option, *(definition.device_option for definition in net.op))
-    return any(Device.from_option(option) != CPU for option in options)
+    return net.device not in (None, CPU) or any(one.device_option is not None and one.device != CPU for one in net.op)
 
 
 def insert_copies(
-    net: NetDef, home: Callable[[str], Device | None] = lambda _name: None, constants: frozenset[str] = frozenset()
+    net: NetDef | Program,
+    home: Callable[[str], Device | None] = lambda _name: None,
+    constants: frozenset[str] = frozenset(),
 ) -> PlacedNet:
     """`net` with copies where blobs cross devices; the same net when they never do and every operator can stay.
 
@@ -60,7 +63,8 @@ def insert_copies(
     between two of a kind, is an operator of the device that gets it; one to the host is of the device that gives.
     Raises SchemaError when the net has a blob of a name that a copy needs.
     """
-    asked = [_device(definition, net) for definition in net.op]
+    net = program_of(net)
+    asked = [net.device_of(definition) for definition in net.op]
     devices = [_possible(definition, device) for definition, device in zip(net.op, asked, strict=True)]
     moved = _moved(net, asked, devices)
     homes: dict[str, Device] = {}
@@ -71,11 +75,11 @@ def insert_copies(
             homes.setdefault(name, home(name) or _written_on(definition, device))
     crosses = any(_crosses(definition, device, homes) for definition, device in zip(net.op, devices, strict=True))
     if not (crosses or moved):
-        return PlacedNet(net, NetDef(name=net.name))
+        return PlacedNet(net, Program((), NetDef(name=net.name)))
     return _Placing(net, homes, constants).place(devices)
 
 
-def _crosses(definition: OperatorDef, device: Device, homes: Mapping[str, Device]) -> bool:
+def _crosses(definition: Node, device: Device, homes: Mapping[str, Device]) -> bool:
     """True when the operator reads or writes a blob that is elsewhere, and is not made for that."""
     crossing = _crossing(definition)
     if crossing is Crossing.IN_PLACE:
@@ -88,16 +92,14 @@ def _crosses(definition: OperatorDef, device: Device, homes: Mapping[str, Device
 class _Placing:
     """The state of `insert_copies`: which local blobs have the present value of the blob they stand for."""
 
-    def __init__(self, net: NetDef, homes: dict[str, Device], constants: frozenset[str]) -> None:
+    def __init__(self, net: Program, homes: dict[str, Device], constants: frozenset[str]) -> None:
         self._net = net
         self._homes = homes
         self._constants = constants
         self._valid: dict[str, set[Device]] = {}
         self._used = {name for op in net.op for name in (*op.input, *op.output)} | set(net.external_input)
-        self._placed = NetDef()
-        self._placed.CopyFrom(net)
-        del self._placed.op[:]
-        self._first = NetDef(name=f"{net.name}: parameters to devices")
+        self._placed: list[Node] = []
+        self._first: list[Node] = []
 
     def place(self, devices: list[Device]) -> PlacedNet:
         """Go through the operators in order.
@@ -111,30 +113,30 @@ class _Placing:
                 if self._homes[name] != written_on:
                     away.setdefault(name, {})[local_name(name, written_on)] = None
         for definition, device in zip(self._net.op, devices, strict=True):
-            placed = OperatorDef()
-            placed.CopyFrom(definition)
-            if not placed.HasField("device_option") or Device.from_option(placed.device_option) != device:
-                placed.device_option.MergeFrom(device.to_option())
+            placed = definition
+            if definition.device_option is None or definition.device != device:
+                placed = definition.changed(device_option=_moved_to(definition.device_option, device))
             crossing = _crossing(definition)
             if crossing is Crossing.IN_PLACE:
-                self._placed.op.append(placed)
+                self._placed.append(placed)
                 self._valid.update((name, {self._homes[name]}) for name in definition.output)
                 continue
             written_on = _written_on(definition, device)
+            inputs = list(definition.input)
             if crossing not in _COPIES:
                 tensors = _tensors_read(definition)
-                for position, name in enumerate(definition.input):
-                    if name in tensors:
-                        placed.input[position] = self._reading(name, device)
-            for position, name in enumerate(definition.output):
-                if self._homes[name] != written_on:
-                    placed.output[position] = self._local(name, written_on)
+                inputs = [self._reading(name, device) if name in tensors else name for name in inputs]
+            outputs = [
+                name if self._homes[name] == written_on else self._local(name, written_on) for name in definition.output
+            ]
+            controls = [*definition.control_input]
             for name in definition.control_input:
-                placed.control_input.extend(away.get(name, ()))
-            self._placed.op.append(placed)
+                controls.extend(away.get(name, ()))
+            self._placed.append(placed.changed(inputs=inputs, outputs=outputs, control_input=controls))
             for name in dict.fromkeys(definition.output):
                 self._written(name, written_on)
-        return PlacedNet(self._placed, self._first)
+        first = Program(tuple(self._first), NetDef(name=f"{self._net.name}: parameters to devices"))
+        return PlacedNet(self._net.with_operators(self._placed), first)
 
     def _reading(self, name: str, device: Device) -> str:
         """The blob to read for `name` on `device`, copied there if it is not there yet."""
@@ -143,7 +145,7 @@ class _Placing:
         local = self._local(name, device)
         if device not in self._valid.setdefault(name, set()):
             target = self._first if name in self._constants else self._placed
-            target.op.append(_copy(name, self._homes[name], local, device))
+            target.append(_copy(name, self._homes[name], local, device))
             self._valid[name].add(device)
         return local
 
@@ -152,7 +154,7 @@ class _Placing:
         home = self._homes[name]
         self._valid[name] = {device}
         if home != device:
-            self._placed.op.append(_copy(self._local(name, device), device, name, home))
+            self._placed.append(_copy(self._local(name, device), device, name, home))
 
     def _local(self, name: str, device: Device) -> str:
         local = local_name(name, device)
@@ -163,19 +165,22 @@ class _Placing:
         return local
 
 
-def _tensors_read(definition: OperatorDef) -> list[str]:
+def _tensors_read(definition: Node) -> list[str]:
     """The inputs of an operator but its handles, which are on no device; of an unknown operator, all."""
     handles = schema_of(definition.type).handles if is_registered(definition.type) else ()
     return [name for index, name in enumerate(definition.input) if index not in handles]
 
 
-def _device(definition: OperatorDef, net: NetDef) -> Device:
-    if definition.HasField("device_option"):
-        return Device.from_option(definition.device_option)
-    return Device.from_option(net.device_option) if net.HasField("device_option") else CPU
+def _moved_to(option: DeviceOption | None, device: Device) -> DeviceOption:
+    """What else an operator says of where it runs, on another device."""
+    found = DeviceOption()
+    if option is not None:
+        found.CopyFrom(option)
+    found.MergeFrom(device.to_option())
+    return found
 
 
-def _possible(definition: OperatorDef, device: Device) -> Device:
+def _possible(definition: Node, device: Device) -> Device:
     """`device`, or the host for an operator that only the host has."""
     kind = definition.type
     if device == CPU or has_implementation(device.kind, kind) or not has_implementation("cpu", kind):
@@ -183,7 +188,7 @@ def _possible(definition: OperatorDef, device: Device) -> Device:
     return CPU
 
 
-def _moved(net: NetDef, asked: Sequence[Device], devices: Sequence[Device]) -> bool:
+def _moved(net: Program, asked: Sequence[Device], devices: Sequence[Device]) -> bool:
     """True when an operator does not run where it was requested; the log says which."""
     moved = Counter(
         f"{definition.type} from {before}"
@@ -196,18 +201,17 @@ def _moved(net: NetDef, asked: Sequence[Device], devices: Sequence[Device]) -> b
     return bool(moved)
 
 
-def _written_on(definition: OperatorDef, device: Device) -> Device:
+def _written_on(definition: Node, device: Device) -> Device:
     """The device that the outputs of an operator on `device` are on."""
     return CPU if _crossing(definition) is Crossing.TO_HOST else device
 
 
-def _crossing(definition: OperatorDef) -> Crossing | None:
+def _crossing(definition: Node) -> Crossing | None:
     return schema_of(definition.type).crossing if is_registered(definition.type) else None
 
 
-def _copy(source: str, source_device: Device, target: str, target_device: Device) -> OperatorDef:
+def _copy(source: str, source_device: Device, target: str, target_device: Device) -> Node:
     """The operator that copies from one device to another."""
     kind = "EnsureCPUOutput" if target_device == CPU else "CopyFromCPUInput" if source_device == CPU else "Copy"
     where = source_device if target_device == CPU else target_device
-    option: DeviceOption = where.to_option()
-    return OperatorDef(type=kind, input=[source], output=[target], device_option=option)
+    return Node(kind, [source], [target], device_option=where.to_option())

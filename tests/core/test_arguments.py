@@ -8,13 +8,14 @@ from hypothesis import strategies as st
 
 from dagexec import NetDef
 from dagexec.core.arguments import Arguments, ArgumentValue, make_argument
+from dagexec.core.node import arguments_of
 from dagexec.core.proto import Argument, OperatorDef, TensorProto
 from dagexec.errors import ArgumentError
 
 
 def reading(**values: ArgumentValue) -> Arguments:
     definition = OperatorDef(arg=[make_argument(name, value) for name, value in values.items()])
-    return Arguments(definition, "Op 'y'")
+    return arguments_of(definition, "Op 'y'")
 
 
 def test_an_absent_argument_gives_the_default() -> None:
@@ -26,7 +27,7 @@ def test_an_absent_argument_gives_the_default() -> None:
     assert none.ints("a", [1]) == [1]
     assert none.floats("a") == none.ints("a") == none.strings("a") == []
     assert none.net("a") is None
-    assert none.raw("a") is None
+    assert none.field("a", "i") is None
     assert "a" not in none
 
 
@@ -100,10 +101,10 @@ def test_nan_stays_in_a_list_of_floats() -> None:
 
 def test_an_argument_given_twice_must_be_the_same() -> None:
     same = OperatorDef(arg=[make_argument("a", 1), make_argument("a", 1)])
-    assert Arguments(same, "Op").int("a", 0) == 1
+    assert arguments_of(same, "Op").int("a", 0) == 1
     differing = OperatorDef(arg=[make_argument("a", 1), make_argument("a", 2)])
     with pytest.raises(ArgumentError, match="Op: argument 'a' is given twice with different values"):
-        Arguments(differing, "Op")
+        arguments_of(differing, "Op")
 
 
 @pytest.mark.parametrize(

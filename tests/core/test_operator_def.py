@@ -7,8 +7,8 @@ import pytest
 
 import dagexec
 from dagexec import NetDef
-from dagexec.core.arguments import Arguments
 from dagexec.core.device import Device
+from dagexec.core.node import arguments_of
 from dagexec.core.operator_def import OpValue
 from dagexec.errors import ArgumentError, DeviceError
 
@@ -19,7 +19,7 @@ def test_the_kind_of_an_argument_follows_from_its_value() -> None:
         "Any", ["x", "w"], ["y"], i=3, f=3.0, s="text", raw=b"\xff", ints=[1, 2], floats=[1, 2.5], strings=["a"],
         net=net, nets=[net, net], truth=True, none=None,
     )  # fmt: skip
-    read = Arguments(made, "Any")
+    read = arguments_of(made, "Any")
     assert (list(made.input), list(made.output)) == (["x", "w"], ["y"])
     assert (read.int("i", 0), read.float("f", 0), read.string("s", ""), read.int("truth", 0)) == (3, 3.0, "text", 1)
     assert (read.ints("ints"), read.floats("floats"), read.strings("strings")) == ([1, 2], [1, 2.5], ["a"])
@@ -53,7 +53,7 @@ def test_everything_else_of_a_definition() -> None:
     assert (list(made.input), list(made.output), list(made.control_input)) == (["x"], ["y"], ["z"])
     assert (made.name, made.engine) == ("one", "ONEDNN")
     assert Device.from_option(made.device_option) == Device("sim", 1)
-    assert Arguments(made, "Any").string("name", "") == "label"
+    assert arguments_of(made, "Any").string("name", "") == "label"
     for device in (Device("sim", 1), Device("sim", 1).to_option()):
         assert dagexec.op("Any", device_option=device).device_option == made.device_option
 

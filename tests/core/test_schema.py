@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from dagexec import OperatorDef
-from dagexec.core.arguments import Arguments, make_argument
+from dagexec.core.arguments import make_argument
 from dagexec.core.dtypes import FLOAT32, FLOAT64, INT32
+from dagexec.core.node import arguments_of, new_node, operator_label
 from dagexec.core.schema import (
     UNBOUNDED,
     Cost,
@@ -20,7 +21,6 @@ from dagexec.core.schema import (
     memory_cost,
     no_inplace,
     one_to_one,
-    operator_label,
     same_as_input,
 )
 from dagexec.errors import SchemaError, ShapeError
@@ -32,9 +32,7 @@ def schema(**changes: Any) -> OpSchema:
 
 
 def verify(inputs: list[str], outputs: list[str], args: dict[str, Any] | None = None, /, **changes: Any) -> None:
-    definition = OperatorDef(type="Op", input=inputs, output=outputs)
-    definition.arg.extend(make_argument(name, value) for name, value in (args or {}).items())
-    schema(**changes).verify(definition)
+    schema(**changes).verify(new_node("Op", inputs, outputs, arg=args or {}))
 
 
 @pytest.mark.parametrize(
@@ -108,18 +106,17 @@ def test_help_names_everything() -> None:
 
 def test_values_may_be_read_only_when_an_argument_says_so() -> None:
     switched = schema(value_inputs=(0, 1), values_read_if="by_value")
-    definition = OperatorDef(type="Op", input=["a"])
+    definition = new_node("Op", ["a"])
     assert schema(value_inputs=(0, 1)).values_read(definition) == (0,)
     assert switched.values_read(definition) == ()
-    definition.arg.append(make_argument("by_value", 1))
-    assert switched.values_read(definition) == (0,)
+    assert switched.values_read(definition.changed(arguments={"by_value": 1})) == (0,)
 
 
 def call(*kinds: TensorType, values: tuple[Any, ...] = (), **arguments: Any) -> OperatorCall:
     names = [f"x{index}" for index in range(len(kinds))]
     definition = OperatorDef(type="Op", input=names, output=["y"])
     definition.arg.extend(make_argument(name, value) for name, value in arguments.items())
-    return OperatorCall(definition, Arguments(definition, "Op 'y'"), kinds, values or (None,) * len(kinds), "Op 'y'")
+    return OperatorCall(definition, arguments_of(definition, "Op 'y'"), kinds, values or (None,) * len(kinds), "Op 'y'")
 
 
 MATRIX = TensorType((2, 3), FLOAT32)

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from dagexec.core.dtypes import FLOAT32, FLOAT64
+from dagexec.core.node import new_node
 from dagexec.core.registry import is_registered, registered_operators, schema_of
 from dagexec.core.schema import UNBOUNDED
 from dagexec.ops.activation.post_ops import BINARY, FUNCTIONS, PostOp, as_post_ops
-from tests.ops.running import Array, computed, operator_def
+from tests.ops.running import Array, computed
 
 ARGUMENTS: Mapping[str, tuple[dict[str, Any], ...]] = {
     "Clip": ({}, {"min": -0.5}, {"max": 1.0}, {"min": -0.5, "max": 1.0}),
@@ -65,7 +66,7 @@ def test_an_operator_computes_what_it_says_that_it_is_as_post_ops(
 ) -> None:
     """In float64, by NumPy."""
     arrays = {f"x{index}": np.roll(X, 7 * index)[None] for index in range(count)}
-    post_ops = as_post_ops(operator_def(name, list(arrays), ["y"], **arguments), FLOAT64)
+    post_ops = as_post_ops(new_node(name, list(arrays), ["y"], **arguments), FLOAT64)
     if post_ops is None:
         return
     entries = [str(post_op) for post_op in post_ops]
@@ -78,12 +79,12 @@ def test_an_operator_computes_what_it_says_that_it_is_as_post_ops(
 @pytest.mark.parametrize("arguments", [{"min": 2.0, "max": 1.0}, {"min": "a"}])
 def test_an_operator_whose_arguments_make_no_sense_is_no_post_op(arguments: dict[str, Any]) -> None:
     """It is the operator that refuses them, when it is made."""
-    assert as_post_ops(operator_def("Clip", ["x"], ["y"], **arguments)) is None
+    assert as_post_ops(new_node("Clip", ["x"], ["y"], **arguments)) is None
 
 
 def test_a_clip_has_the_limits_of_its_type() -> None:
     """As the operator, so that infinity becomes the greatest finite number."""
-    [clip] = as_post_ops(operator_def("Clip", ["x"], ["y"], min=1.0), FLOAT32) or []
+    [clip] = as_post_ops(new_node("Clip", ["x"], ["y"], min=1.0), FLOAT32) or []
     assert clip == PostOp("clip", 1.0, float(np.finfo(np.float32).max))
 
 

@@ -20,11 +20,11 @@ import numpy as np
 import pytest
 
 from dagexec.binding.parameters import initialized
-from dagexec.core.arguments import Arguments
 from dagexec.core.dtypes import from_numpy
 from dagexec.core.graph import build_graph
 from dagexec.core.inference import infer_net
 from dagexec.core.model import Model
+from dagexec.core.node import arguments_of
 from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.devices.cuda.cudnn_graph import DATA_GRADIENT, FILTER_GRADIENT, FORWARD, ConvGraph
 from dagexec.devices.cuda.cudnn_plans import PlanOptions
@@ -68,7 +68,7 @@ def problems(net: str, batch: int, dtype: Any, order: str) -> Iterator[ConvProbl
         if definition.type != "Conv":
             continue
         call = OperatorCall(
-            definition, Arguments(definition, "Conv"), tuple(types[name] for name in definition.input), (), "Conv"
+            definition, arguments_of(definition, "Conv"), tuple(types[name] for name in definition.input), (), "Conv"
         )
         x, weights = (types[name].shape for name in definition.input[:2])
         y = types[definition.output[0]].shape

@@ -11,8 +11,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import dagexec
-from dagexec.core.arguments import Arguments
 from dagexec.core.model import Model
+from dagexec.core.node import arguments_of
 from dagexec.errors import UnsupportedOperatorError
 from dagexec.frontend.onnx import from_model_proto
 from dagexec.frontend.onnx import node as nodes
@@ -44,7 +44,7 @@ def same(x: str, y: str) -> onnx.NodeProto:
 def parts(model: Model) -> list[list[str]]:
     """The nodes in each foreign operator."""
     found = [operator for operator in model.net.op if operator.type == FOREIGN]
-    return [[line.split(":")[0] for line in Arguments(one, "").strings("reasons")] for one in found]
+    return [[line.split(":")[0] for line in arguments_of(one, "").strings("reasons")] for one in found]
 
 
 def agrees(model: onnx.ModelProto, x: Any) -> None:
@@ -103,7 +103,7 @@ def test_small_constants_are_inside_and_large_ones_are_parameters() -> None:
 def test_types_that_follow_from_inputs_keep_the_net_static() -> None:
     model = model_of(node("Binarizer", "x", "a", domain="ai.onnx.ml", threshold=0.5), node("Relu", "a", "y"))
     [operator] = [one for one in from_model_proto(model).net.op if one.type == FOREIGN]
-    assert Arguments(operator, "").bool("inferred")
+    assert arguments_of(operator, "").bool("inferred")
     with dagexec.compile(model) as executor:
         executor.run({"x": MATRICES})
         assert [type(step).__name__ for step in executor.net().prepared().steps].count("CheckedStep") == 0
@@ -118,7 +118,7 @@ def test_an_operator_that_refuses_the_elements_gives_way(monkeypatch: pytest.Mon
     inputs, outputs = ([value(name, TensorProto.INT32, [2])] for name in "xy")
     graph = helper.make_graph([node("Abs", "x", "y")], "net", inputs, outputs)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-    [reason] = Arguments(from_model_proto(model).net.op[0], "").strings("reasons")
+    [reason] = arguments_of(from_model_proto(model).net.op[0], "").strings("reasons")
     assert "must be one of" in reason
     with dagexec.compile(model) as executor:
         assert executor.run({"x": np.array([-3, 4], np.int32)})["y"].tolist() == [3, 4]

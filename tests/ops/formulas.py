@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import dagexec.ops  # registers the operators  # noqa: F401
-from dagexec.core.arguments import Arguments
 from dagexec.core.gradient import has_maker
+from dagexec.core.node import arguments_of
 from dagexec.core.registry import operator_module, registered_operators, schema_of
 from dagexec.core.schema import UNBOUNDED, OpSchema
 from dagexec.errors import ShapeError
@@ -85,7 +85,7 @@ def inputs(op_type: str, shape: int | tuple[int, ...], dtype: Any, seed: int = 0
 
 def function(op_type: str, arguments: Values) -> Callable[..., Array]:
     """The formula with these arguments."""
-    found = schema_of(op_type).function(Arguments(operator_def(op_type, [], [], **arguments), op_type))
+    found = schema_of(op_type).function(arguments_of(operator_def(op_type, [], [], **arguments), op_type))
     assert found is not None
     return found
 

@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec import NetDef, OperatorDef, Workspace, op, testing
-from dagexec.core.arguments import Arguments, ArgumentValue
+from dagexec.core.arguments import ArgumentValue
 from dagexec.core.device import Device
+from dagexec.core.node import arguments_of
 from dagexec.core.registry import create_operator, registered_engines
 from dagexec.ops.base.layout import blocked_orders
 from dagexec.platform.arithmetic import operator_arithmetic
@@ -124,7 +125,7 @@ def check_on_cuda(definition: OperatorDef, arrays: dict[str, Array], expected: l
     """Run the operator on CUDA if it has an implementation there, and compare; not in oneDNN's own orders."""
     if any(array.dtype == object for array in (*arrays.values(), *expected)):
         return
-    if blocked_orders(Arguments(definition, "")):
+    if blocked_orders(arguments_of(definition, "")):
         return
     if not registered_engines(definition.type, "cuda"):
         return

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dagexec.core.arguments import Arguments, ArgumentValue
+from dagexec.core.arguments import ArgumentValue
+from dagexec.core.node import arguments_of
 from dagexec.core.schema import OperatorCall
 from dagexec.errors import ArgumentError
 from dagexec.ops.conv.gradient_outputs import wanted_gradients
@@ -13,7 +14,7 @@ from tests.ops.running import operator_def
 
 def read(outputs: int, **arguments: ArgumentValue) -> tuple[str, ...]:
     definition = operator_def("ConvGradient", ["X", "w", "dY"], [f"d{i}" for i in range(outputs)], **arguments)
-    return wanted_gradients(OperatorCall(definition, Arguments(definition, "Grad 'd0'"), (), (), "Grad 'd0'"))
+    return wanted_gradients(OperatorCall(definition, arguments_of(definition, "Grad 'd0'"), (), (), "Grad 'd0'"))
 
 
 @pytest.mark.parametrize(

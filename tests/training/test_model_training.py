@@ -7,10 +7,10 @@ import pytest
 
 import dagexec
 from dagexec import Workspace
-from dagexec.core.arguments import Arguments
 from dagexec.core.device import Device
 from dagexec.core.dtypes import FLOAT64, INT32, INT64
 from dagexec.core.gradient import SparseGradient
+from dagexec.core.node import arguments_of
 from dagexec.errors import DeviceError, GradientError, MissingBlobError, SchemaError
 from dagexec.training.fillers import constant, gaussian
 from dagexec.training.model_builder import ITERATION
@@ -102,7 +102,7 @@ def test_layers_of_a_training_are_in_training_mode_unless_told_otherwise() -> No
         for default in (None, True, False):
             name = f"n{default}"
             y = helper.dropout(helper.spatial_bn(x, f"{name}bn", 3, is_test=default), f"{name}d", is_test=default)
-            tested = [Arguments(operator, "").bool("is_test") for operator in helper.net.op[-2:]]
+            tested = [arguments_of(operator, "").bool("is_test") for operator in helper.net.op[-2:]]
             assert tested == [not training if default is None else default] * 2
             assert helper.net.op[-1].output[0] == y
 
@@ -190,7 +190,8 @@ def test_arguments_of_a_scope_hold_for_calls_that_leave_them_out() -> None:
         helper.max_pool(x, "p", 2)
     helper.conv(x, "c", 2, 2, kernel=3)
     found = [
-        (Arguments(op, "").int("stride", 0), Arguments(op, "").int("pad", 0), len(op.input)) for op in helper.net.op
+        (arguments_of(op, "").int("stride", 0), arguments_of(op, "").int("pad", 0), len(op.input))
+        for op in helper.net.op
     ]
     assert found == [(2, 1, 2), (1, 1, 2), (2, 0, 1), (1, 0, 3)]
     with pytest.raises(SchemaError, match="unknown layer 'convolution'"), helper.arg_scope("convolution", pad=1):

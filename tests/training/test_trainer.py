@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dagexec.core.arguments import Arguments
+from dagexec.core.node import arguments_of
 from dagexec.errors import (
     ArgumentError,
     DeviceError,
@@ -302,7 +302,7 @@ def test_steps_compute_batches_as_a_whole_and_nets_for_inference_do_not(devices:
         net = steps.helper.net if isinstance(steps, LocalSteps) else steps._model.replicas[0].helper.net
     layers = [one for one in net.op if one.type in ("FC", "Conv")]
     assert layers
-    assert all(not Arguments(one, one.type).bool("batch_invariant", True) for one in layers)
+    assert all(not arguments_of(one, one.type).bool("batch_invariant", True) for one in layers)
     result = next(name for one in reversed(net.op) if one.type == "FC" for name in one.output)
     for one in prediction_net(net, None, [result]).op:
         assert "batch_invariant" not in {argument.name for argument in one.arg}

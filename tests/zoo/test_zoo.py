@@ -10,9 +10,9 @@ import pytest
 
 import dagexec
 from dagexec import zoo
-from dagexec.core.arguments import Arguments
 from dagexec.core.dtypes import FLOAT32
 from dagexec.core.model import Model
+from dagexec.core.node import arguments_of
 from dagexec.core.row_axes import find_row_axes
 from dagexec.core.schema import TensorType
 from dagexec.core.traits import Rows
@@ -54,7 +54,7 @@ def test_parameter_count_is_the_published_one(name: str) -> None:
     init_net = built(name).init_net
     assert init_net is not None
     shapes = {
-        operator.output[0]: Arguments(operator, "").ints("shape")
+        operator.output[0]: arguments_of(operator, "").ints("shape")
         for operator in init_net.op
         if not operator.output[0].endswith(("_rm", "_riv"))
     }

@@ -120,7 +120,7 @@ class IslandsChoice:
         return self._with_report(self._made(model, options))
 
     def _made(self, model: Model, options: CompileOptions) -> Compiled:
-        return self._on_own_kernels(replace(model, outputs=self._model.outputs), options)
+        return self._on_own_kernels(model.changed(outputs=self._model.outputs), options)
 
     def _with_report(self, compiled: Compiled) -> Compiled:
         assert compiled.report is not None
@@ -151,7 +151,7 @@ class IslandsChoice:
 
     def _test_inputs(self) -> dict[str, npt.NDArray[Any]] | None:
         """Inputs for runs that nobody asked for; None where their shapes are open, or operators may do more."""
-        if not all(map(is_known, self._model.net.op)):
+        if not all(map(is_known, self._model.program.op)):
             return None
         return random_inputs(self._model, self._options.shapes or {})
 
@@ -165,7 +165,7 @@ class IslandsChoice:
         made: dict[str, Compiled] = {}
         for text, model in found.items():
             if not deadline.is_over:
-                is_one = len(model.net.op) == 1  # there is nothing to choose
+                is_one = len(model.program.op) == 1  # there is nothing to choose
                 made[text] = self._made(model, replace(each, tuning_seconds=0) if is_one else each)
         guarantees = Guarantees(self._model, _trial(own), inputs, self._options, deadline)
         best = self._fastest("own kernels", own, made, guarantees, bench)

@@ -26,8 +26,8 @@ def find_cuts(source: IslandSource, own: Model) -> dict[int, frozenset[str]]:
 
     Numbers that are no floats do not count, as own kernels may have no use for them: they are parts of shapes.
     """
-    computed = {name for definition in own.net.op for name in definition.output}
-    operators = source.model.net.op
+    computed = {name for definition in own.program.op for name in definition.output}
+    operators = source.model.program.op
     last_read = {name: index for index, definition in enumerate(operators) for name in definition.input}
     crossing: set[str] = set()
     found: dict[int, frozenset[str]] = {}
@@ -48,8 +48,8 @@ def segment_seconds(model: Model, seconds: Sequence[float], cuts: Sequence[Colle
 
     An operator counts before the first cut that something of it crosses, directly or through others.
     """
-    graph = build_graph(model.net, {*model.parameters, *model.inputs}.__contains__)
-    writers = {name: index for index, definition in enumerate(model.net.op) for name in definition.output}
+    graph = build_graph(model.program, {*model.parameters, *model.inputs}.__contains__)
+    writers = {name: index for index, definition in enumerate(model.program.op) for name in definition.output}
     segment: dict[int, int] = {}
     for number, cut in enumerate(cuts):
         waiting = [writers[name] for name in cut if name in writers]

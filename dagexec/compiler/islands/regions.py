@@ -14,13 +14,12 @@ from typing import Any
 import numpy.typing as npt
 
 from dagexec.compiler.passes.types import BlobType, infer_types
-from dagexec.core.arguments import make_argument
-from dagexec.core.device import CPU, Device
+from dagexec.core.device import CPU
 from dagexec.core.graph import Graph, build_graph
 from dagexec.core.inference import infer_listed
 from dagexec.core.model import InputInfo, Model
-from dagexec.core.operator_def import op
-from dagexec.core.proto import NetDef, OperatorDef
+from dagexec.core.node import Node, new_node
+from dagexec.core.proto import NetDef
 from dagexec.core.purity import is_known, is_pure
 from dagexec.core.registry import schema_of
 from dagexec.core.schema import TensorType
@@ -77,10 +76,12 @@ def island_source(model: Model, shapes: Mapping[str, Sequence[int]]) -> IslandSo
 
     Of a net that writes a blob twice nothing can be in an island.
     """
-    graph = build_graph(model.net, {*model.parameters, *model.inputs}.__contains__)
+    graph = build_graph(model.program, {*model.parameters, *model.inputs}.__contains__)
     types = _types(model, shapes)
     refused = range(len(graph)) if _writes_twice(model) else operators_without_counterpart(model)
-    able = [index not in refused and _fits(definition, model, types) for index, definition in enumerate(model.net.op)]
+    able = [
+        index not in refused and _fits(definition, model, types) for index, definition in enumerate(model.program.op)
+    ]
     return IslandSource(model, graph, types, able)
 
 
@@ -90,14 +91,14 @@ def _types(model: Model, shapes: Mapping[str, Sequence[int]]) -> Mapping[str, Bl
     Such types have only those sizes fixed that are the same for all inputs.
     """
     types = infer_types(model)
-    written = [name for definition in model.net.op for name in definition.output if name]
+    written = [name for definition in model.program.op for name in definition.output if name]
     if all(name in types for name in written):
         return types
     inputs = {
         name: replace(info, shape=tuple(shapes[name])) if name in shapes else info
         for name, info in model.inputs.items()
     }
-    found = infer_types(replace(model, inputs=inputs))
+    found = infer_types(model.changed(inputs=inputs))
     if not found.keys() > types.keys():
         return types
     return {name: _of_any_size(kind, types.get(name)) for name, kind in found.items()}
@@ -110,7 +111,7 @@ def _of_any_size(kind: BlobType, known: BlobType | None) -> BlobType:
 
 
 def _writes_twice(model: Model) -> bool:
-    written = [name for definition in model.net.op for name in definition.output]
+    written = [name for definition in model.program.op for name in definition.output]
     return len(set(written)) < len(written) or not {*model.parameters, *model.inputs}.isdisjoint(written)
 
 
@@ -118,12 +119,11 @@ def _is_worth_it(graph: Graph, row: Sequence[int]) -> bool:
     return len(row) >= _LEAST_OPERATORS or any(graph.schemas[index].has_weights for index in row)
 
 
-def _fits(definition: OperatorDef, model: Model, types: Mapping[str, BlobType]) -> bool:
+def _fits(definition: Node, model: Model, types: Mapping[str, BlobType]) -> bool:
     """True for an operator on the host that only computes, from and to blobs of known types."""
     if definition.control_input or not (is_known(definition) and is_pure(definition)):
         return False
-    option = definition.device_option if definition.HasField("device_option") else model.net.device_option
-    if Device.from_option(option) != CPU or schema_of(definition.type).foreign:
+    if model.program.device_of(definition) != CPU or schema_of(definition.type).foreign:
         return False
     found = [types.get(name) for name in (*definition.input, *definition.output)]
     return all(kind is not None and kind.meta.numpy.kind in _KINDS for kind in found)
@@ -165,21 +165,18 @@ def with_islands(
     Its operators may be listed in another order.
     """
     model = source.model
-    islands: dict[int, OperatorDef] = {}
+    islands: dict[int, Node] = {}
     place: dict[int, int] = {}
     for region, runtime in placed:
         made = _island(source, region, runtime, versions[runtime])
         if made is not None:
             islands[region.operators[0]] = made
             place |= dict.fromkeys(region.operators, region.operators[0])
-    net = NetDef()
-    net.CopyFrom(model.net)
-    del net.op[:]
-    for index in _contracted_order(source.graph, place):
-        net.op.append(islands[index] if index in islands else model.net.op[index])
-    read = {name for definition in net.op for name in definition.input} | set(model.outputs)
+    program = model.program
+    operators = [islands.get(index) or program.op[index] for index in _contracted_order(source.graph, place)]
+    read = {name for definition in operators for name in definition.input} | set(model.outputs)
     parameters = {name: array for name, array in model.parameters.items() if name in read or name in model.inputs}
-    return replace(model, net=net, parameters=parameters) if islands else model
+    return model.changed(net=program.with_operators(operators), parameters=parameters) if islands else model
 
 
 def falling_back(model: Model) -> Model:
@@ -187,12 +184,10 @@ def falling_back(model: Model) -> Model:
 
     While candidates are measured they do not, as one that its runtime refuses is none.
     """
-    net = NetDef()
-    net.CopyFrom(model.net)
-    islands = [definition for definition in net.op if definition.type == "Island"]
-    for definition in islands:
-        definition.arg.append(make_argument("falls_back", 1))
-    return replace(model, net=net) if islands else model
+    program = model.program
+    operators = [one.changed(arguments={"falls_back": 1}) if one.type == "Island" else one for one in program.op]
+    islands = any(one.type == "Island" for one in operators)
+    return model.changed(net=program.with_operators(operators)) if islands else model
 
 
 def _contracted_order(graph: Graph, place: Mapping[int, int]) -> list[int]:
@@ -218,21 +213,21 @@ def _contracted_order(graph: Graph, place: Mapping[int, int]) -> list[int]:
     return order
 
 
-def _island(source: IslandSource, region: Region, runtime: IslandRuntime, version: str) -> OperatorDef | None:
+def _island(source: IslandSource, region: Region, runtime: IslandRuntime, version: str) -> Node | None:
     """The operator in place of a region; None where it cannot be inferred, or the onnx package refuses it."""
     model, types = source.model, source.types
-    operators = [model.net.op[index] for index in region.operators]
+    operators = [model.program.op[index] for index in region.operators]
     written = {name for definition in operators for name in definition.output}
     read = list(dict.fromkeys(name for definition in operators for name in definition.input if name not in written))
     large = [name for name in read if name in model.parameters and model.parameters[name].nbytes > _MOST_IN_MESSAGE]
     small = {name: model.parameters[name] for name in read if name in model.parameters and name not in large}
     fed = [name for name in read if name not in model.parameters]
     inside = set(region.operators)
-    outside = {name for index, one in enumerate(model.net.op) if index not in inside for name in one.input}
+    outside = {name for index, one in enumerate(model.program.op) if index not in inside for name in one.input}
     outputs = [
         name for definition in operators for name in definition.output if name in outside or name in model.outputs
     ]
-    net = NetDef(name=model.net.name, op=operators)
+    net = NetDef(name=model.program.name, op=[one.message() for one in operators])
     inputs = {name: InputInfo(types[name].meta, types[name].shape) for name in (*fed, *large)}
     if not _can_be_inferred(operators, types, [*fed, *large], small, outputs):
         return None
@@ -243,17 +238,16 @@ def _island(source: IslandSource, region: Region, runtime: IslandRuntime, versio
     if not _keeps_names(message, [*fed, *large], outputs):
         return None
     content, arguments = message.SerializeToString(), net.SerializeToString(deterministic=True)
-    made = op(
+    return new_node(
         "Island", [*fed, *large], outputs, name=_name(operators), runtime=runtime, version=version, model=content,
         constants=len(large), specialized=source.specialized, seal=seal_of(content, arguments),
         reasons=[f"{one.type} {one.name or one.output[0]!r}: {runtime} computes it in an island" for one in operators],
+        net=net,
     )  # fmt: skip
-    made.arg.append(make_argument("net", net))
-    return made
 
 
 def _can_be_inferred(
-    operators: Sequence[OperatorDef],
+    operators: Sequence[Node],
     types: Mapping[str, BlobType],
     inputs: Sequence[str],
     values: Mapping[str, Array],
@@ -272,6 +266,6 @@ def _keeps_names(message: object, inputs: Sequence[str], outputs: Sequence[str])
     return found == (list(inputs), list(outputs))
 
 
-def _name(operators: Sequence[OperatorDef]) -> str:
+def _name(operators: Sequence[Node]) -> str:
     names = [one.name or one.output[0] for one in (operators[0], operators[-1])]
     return names[0] if len(operators) == 1 else f"{names[0]} to {names[1]}"

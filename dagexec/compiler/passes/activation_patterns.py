@@ -21,10 +21,9 @@ from dagexec.compiler.passes.draft import Draft
 from dagexec.compiler.passes.post_operations import FUSED_TYPES, Types
 from dagexec.compiler.passes.rewriting import Pass, Rewritten
 from dagexec.compiler.passes.types import infer_types
-from dagexec.core.arguments import Arguments, ArgumentValue
+from dagexec.core.arguments import ArgumentValue
 from dagexec.core.model import Model
-from dagexec.core.operator_def import op
-from dagexec.core.proto import OperatorDef
+from dagexec.core.node import Node, new_node
 from dagexec.core.registry import schema_of
 from dagexec.ops.activation.post_ops import as_post_ops
 
@@ -54,7 +53,7 @@ _ACTIVATIONS: tuple[tuple[str, str, Mapping[str, ArgumentValue]], ...] = (
 @cache
 def _activations() -> tuple[Samples, ...]:
     """Each activation at SAMPLES."""
-    functions = (_function(op(op_type, arg=arguments)) for _, op_type, arguments in _ACTIVATIONS)
+    functions = (_function(new_node(op_type, (), (), arg=arguments)) for _, op_type, arguments in _ACTIVATIONS)
     return tuple(function(SAMPLES) for function in functions if function is not None)
 
 
@@ -62,10 +61,10 @@ class _Operators:
     """What is asked about the operators of one model, found out once for each."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[OperatorDef, bool]] = {}  # the definitions are held, so that no id comes twice
-        self._functions: dict[int, tuple[OperatorDef, Function | None]] = {}
+        self._known: dict[int, tuple[Node, bool]] = {}  # the definitions are held, so that no id comes twice
+        self._functions: dict[int, tuple[Node, Function | None]] = {}
 
-    def is_known(self, definition: OperatorDef) -> bool:
+    def is_known(self, definition: Node) -> bool:
         """True for an operator that computes each element by a formula without steps."""
         found = self._known.get(id(definition))
         if found is None:
@@ -73,7 +72,7 @@ class _Operators:
             found = self._known[id(definition)] = (definition, known)
         return found[1]
 
-    def function(self, definition: OperatorDef) -> Function | None:
+    def function(self, definition: Node) -> Function | None:
         """See `_function`."""
         found = self._functions.get(id(definition))
         if found is None:
@@ -81,15 +80,15 @@ class _Operators:
         return found[1]
 
 
-def _function(definition: OperatorDef) -> Function | None:
+def _function(definition: Node) -> Function | None:
     """What a known operator computes of each element; None where a kink may be beyond the samples."""
     clips = [post_op for post_op in as_post_ops(definition) or () if post_op.kind == "clip"]
     if any(_FAR / 2 < abs(limit) < _NO_LIMIT for clip in clips for limit in (clip.a, clip.b)):
         return None
-    return schema_of(definition.type).function(Arguments(definition, definition.type))
+    return schema_of(definition.type).function(definition.arguments())
 
 
-def _may_be_part(definition: OperatorDef) -> bool:
+def _may_be_part(definition: Node) -> bool:
     """True for a function of one element that makes it worth while to look for patterns."""
     if len(definition.input) > 1:
         return False
@@ -100,7 +99,7 @@ def _may_be_part(definition: OperatorDef) -> bool:
 def apply(model: Model) -> Rewritten:
     """Look behind each product and quotient, the last ones first, as they have the largest part of a pattern."""
     draft = Draft(model)
-    if not any(map(_may_be_part, model.net.op)):
+    if not any(map(_may_be_part, model.program.op)):
         return draft.finish()
     types, operators = infer_types(model), _Operators()
     for number in reversed(draft.numbers()):
@@ -123,7 +122,7 @@ def _rewrite(draft: Draft, root: int, types: Types, operators: _Operators) -> No
             if np.allclose(values, expected, rtol=_TOLERANCE, atol=_TOLERANCE):
                 count = len(expression.operators)
                 draft.changed(f"{count} operators up to {draft.label(root)} are {name}")
-                draft.replace(root, op(op_type, [source], [result], name=draft[root].name, arg=arguments))
+                draft.replace(root, new_node(op_type, [source], [result], name=draft[root].name, arg=arguments))
                 for number in expression.operators - {root}:
                     draft.remove(number)
                 return

@@ -8,9 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.compiler.passes.draft import Array, Draft
-from dagexec.core.arguments import Arguments
 from dagexec.core.dtypes import from_numpy
-from dagexec.core.proto import OperatorDef
+from dagexec.core.node import Node
 from dagexec.core.registry import schema_of
 from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.errors import DagexecError
@@ -113,7 +112,7 @@ def _normalization(draft: Draft, number: int, source: str, channels: Channels) -
     return found if found is not None and found.factor.size == channels.count else None
 
 
-def constant_vector(draft: Draft, definition: OperatorDef, position: int, channels: Channels) -> Vector | None:
+def constant_vector(draft: Draft, definition: Node, position: int, channels: Channels) -> Vector | None:
     """Constant input `position` of a binary operator as a number a channel of the other; None when it is not that."""
     array = draft.constant(definition.input[position])
     if array is None or array.dtype != channels.dtype:
@@ -129,9 +128,9 @@ def constant_vector(draft: Draft, definition: OperatorDef, position: int, channe
     return np.broadcast_to(array.reshape(-1).astype(np.float64), (channels.count,))
 
 
-def _broadcast_view(definition: OperatorDef, position: int, array: Array, channels: Channels) -> Sequence[int] | None:
+def _broadcast_view(definition: Node, position: int, array: Array, channels: Channels) -> Sequence[int] | None:
     """The shape under which the constant broadcasts by NumPy's rule; None when it does not, or decides the result's."""
-    arguments = Arguments(definition, definition.type)
+    arguments = definition.arguments()
     if schema_of(definition.type).inputs[1] > 2 or not arguments.int("broadcast", 0):
         return array.shape
     if position == 0:

@@ -7,11 +7,10 @@ reads. The last writer keeps the name. Operators that must write in place keep w
 
 from __future__ import annotations
 
-from dagexec.compiler.passes.draft import Draft, copied
+from dagexec.compiler.passes.draft import Draft
 from dagexec.compiler.passes.rewriting import Pass, Rewritten
-from dagexec.core.arguments import Arguments
 from dagexec.core.model import Model
-from dagexec.core.proto import OperatorDef
+from dagexec.core.node import Node
 from dagexec.core.registry import schema_of
 
 
@@ -44,18 +43,17 @@ def _rename(draft: Draft, name: str) -> None:
     versions: list[str] = []
     for number in touching:
         definition = draft[number]
-        changed = copied(definition)
-        changed.input[:] = [current if blob == name else blob for blob in definition.input]
+        inputs = tuple(current if blob == name else blob for blob in definition.input)
         if number in writes:
             current = name if number == last else draft.fresh(f"{name}/{len(versions) + 1}")
             versions.append(current)
-        changed.output[:] = [current if blob == name else blob for blob in definition.output]
-        if changed != definition:
-            draft.replace(number, changed)
+        outputs = tuple(current if blob == name else blob for blob in definition.output)
+        if (inputs, outputs) != (definition.input, definition.output):
+            draft.replace(number, definition.changed(inputs=inputs, outputs=outputs))
     draft.changed(f"blob {name!r}, written {len(writes)} times, becomes {', '.join(map(repr, versions))}")
 
 
-def must_stay_in_place(definition: OperatorDef, name: str) -> bool:
+def must_stay_in_place(definition: Node, name: str) -> bool:
     """True when the operator reads `name` and has to write its result there."""
     if name not in definition.input or name not in definition.output:
         return False
@@ -67,12 +65,7 @@ def must_stay_in_place(definition: OperatorDef, name: str) -> bool:
         for source, target in pairs
     ):
         return True
-    post_ops = Arguments(definition, definition.type).strings("post_ops") if _has_post_ops(definition) else []
-    return any(post_op.startswith("sum:") for post_op in post_ops)
-
-
-def _has_post_ops(definition: OperatorDef) -> bool:
-    return any(argument.name == "post_ops" for argument in definition.arg)
+    return any(post_op.startswith("sum:") for post_op in definition.arguments().strings("post_ops"))
 
 
 PASS = Pass("single-assignment", "A blob written several times becomes several, one a value.", apply, retypes=True)

@@ -20,8 +20,7 @@ from dagexec.compiler.passes.types import infer_types
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.dtypes import FLOAT32, FLOAT64
 from dagexec.core.model import Model
-from dagexec.core.operator_def import op
-from dagexec.core.proto import OperatorDef
+from dagexec.core.node import Node, new_node
 from dagexec.core.registry import schema_of
 from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.errors import DagexecError
@@ -69,7 +68,7 @@ def apply(model: Model) -> Rewritten:
     """Look around each softmax."""
     draft = Draft(model)
     softmaxes = [number for number, definition in draft.operators() if definition.type == _SOFTMAX]
-    if not softmaxes or all(definition.type != _PRODUCT for definition in model.net.op):
+    if not softmaxes or all(definition.type != _PRODUCT for definition in model.program.op):
         return draft.finish()
     types, sums = infer_types(model), dict[tuple[str, str], str]()
     for number in softmaxes:
@@ -119,20 +118,20 @@ class _Candidate:
         members = {scores.product, last, self._softmax, *scores.members, *behind, end}
         read = [name for number in members for name in draft[number].input]
         draft.changed(f"{len(members)} operators up to {draft.label(end)} are attention")
-        attention = op(FUSED_ATTENTION, inputs, list(draft[end].output), name=draft[end].name, arg=arguments)
+        attention = new_node(FUSED_ATTENTION, inputs, list(draft[end].output), name=draft[end].name, arg=arguments)
         draft.replace(end, *sums, attention)
         for number in members - {end}:
             draft.remove(number)
         _remove_unread(draft, read)
 
-    def _sum(self, biases: Sequence[str]) -> tuple[list[OperatorDef], str]:
+    def _sum(self, biases: Sequence[str]) -> tuple[list[Node], str]:
         """The sum of biases, and the operators that compute it where no earlier attention has it."""
-        made, total = list[OperatorDef](), ""
+        made, total = list[Node](), ""
         for name in reversed(biases):  # in the order of the model
             key = total, name
             if total and key not in self._sums:
                 self._sums[key] = self._draft.fresh(f"{total}/sum")
-                made.append(op("Add", [total, name], [self._sums[key]]))
+                made.append(new_node("Add", [total, name], [self._sums[key]]))
             total = self._sums[key] if total else name
         return made, total
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 from dagexec.compiler.passes.affine import Affine, Channels, affine_of, identity, normalization
-from dagexec.compiler.passes.draft import Draft, copied
+from dagexec.compiler.passes.draft import Draft
 from dagexec.compiler.passes.linear_layer import LinearLayer, read_layer, write_layer
 from dagexec.compiler.passes.rewriting import Pass, Rewritten
 from dagexec.compiler.passes.types import infer_types
@@ -113,10 +113,15 @@ def _extend(draft: Draft, number: int, rank: int) -> None:
     if not chain or scale.dtype not in (np.float32, np.float64):
         return
     total = _composed([affine for _, affine in chain], channels.count)
-    changed = copied(definition)
-    changed.input[1] = draft.add_parameter(definition.input[1], (scale * total.factor).astype(scale.dtype))
-    changed.input[2] = draft.add_parameter(definition.input[2], (bias * total.factor + total.shift).astype(scale.dtype))
-    changed.output[0] = draft[chain[-1][0]].output[0]
+    source, scale_name, bias_name, *others = definition.input
+    inputs = [
+        source,
+        draft.add_parameter(scale_name, (scale * total.factor).astype(scale.dtype)),
+        draft.add_parameter(bias_name, (bias * total.factor + total.shift).astype(scale.dtype)),
+        *others,
+    ]
+    outputs = [draft[chain[-1][0]].output[0], *definition.output[1:]]
+    changed = definition.changed(inputs=inputs, outputs=outputs)
     draft.changed(f"{draft.label(number)} takes in {', '.join(draft.label(reader) for reader, _ in chain)}")
     draft.replace(chain[-1][0], changed)
     for reader in (number, *(reader for reader, _ in chain[:-1])):

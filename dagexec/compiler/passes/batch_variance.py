@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from dagexec.compiler.passes.rewriting import Pass, Rewritten
-from dagexec.core.arguments import make_argument
 from dagexec.core.model import Model
-from dagexec.core.proto import NetDef
 
 _ARGUMENT = "batch_invariant"
 
 
 def apply(model: Model) -> Rewritten:
     """`model` with argument batch_invariant=0 on every operator that does not have it."""
-    net = NetDef()
-    net.CopyFrom(model.net)
-    chosen = [definition for definition in net.op if all(one.name != _ARGUMENT for one in definition.arg)]
-    for definition in chosen:
-        definition.arg.append(make_argument(_ARGUMENT, 0))
-    if not chosen:
+    program = model.program
+    count = sum(_ARGUMENT not in one.values for one in program.op)
+    if not count:
         return Rewritten(model)
-    return Rewritten(replace(model, net=net), (f"{len(chosen)} operators may give a row other bytes in other batches",))
+    operators = (one if _ARGUMENT in one.values else one.changed(arguments={_ARGUMENT: 0}) for one in program.op)
+    rewritten = model.changed(net=program.with_operators(operators))
+    return Rewritten(rewritten, (f"{count} operators may give a row other bytes in other batches",))
 
 
 BATCH_VARIANCE = Pass("batch-variance", "when asked for: the bytes of a row may depend on its batch", apply)

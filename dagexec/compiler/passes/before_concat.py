@@ -14,14 +14,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dagexec.compiler.passes.affine import normalization
-from dagexec.compiler.passes.draft import Draft, copied
+from dagexec.compiler.passes.draft import Draft
 from dagexec.compiler.passes.fusion import FUSED_CHAIN, FUSED_CONVOLUTION, FUSED_PRODUCT, post_ops_of
 from dagexec.compiler.passes.linear_layer import LinearLayer, read_layer
 from dagexec.compiler.passes.post_operations import is_function
 from dagexec.compiler.passes.rewriting import Pass, Rewritten
 from dagexec.core.arguments import Arguments
 from dagexec.core.model import Model
-from dagexec.core.proto import OperatorDef
+from dagexec.core.node import Node
 from dagexec.core.registry import schema_of
 from dagexec.core.traits import ImageRole
 from dagexec.ops.activation.post_ops import as_post_ops
@@ -32,7 +32,7 @@ _FUSED = frozenset({FUSED_CONVOLUTION, FUSED_PRODUCT, FUSED_CHAIN})
 def apply(model: Model) -> Rewritten:
     """Move what follows a Concat or a max pooling alone, from the front of the list on."""
     draft = Draft(model)
-    if any(definition.type == "Concat" or _is_max_pooling(definition) for definition in model.net.op):
+    if any(definition.type == "Concat" or _is_max_pooling(definition) for definition in model.program.op):
         for number, _ in draft.operators():
             _move(draft, number)
     return draft.finish()
@@ -79,13 +79,13 @@ def _is_taken_in(draft: Draft, number: int, source: int, name: str) -> bool:
     return _takes_activations(draft[writer])
 
 
-def _takes_activations(definition: OperatorDef) -> bool:
+def _takes_activations(definition: Node) -> bool:
     """True for layers, batch normalizations and chains, and for what chains are made of."""
     known = definition.type == "SpatialBN" or definition.type in _FUSED or schema_of(definition.type).fused
     return bool(known or as_post_ops(definition))
 
 
-def _is_max_pooling(definition: OperatorDef) -> bool:
+def _is_max_pooling(definition: Node) -> bool:
     schema = schema_of(definition.type)
     return schema.image_role is ImageRole.POOLING and schema.moves_elements
 
@@ -138,7 +138,8 @@ def _is_repeated_later(draft: Draft, number: int, name: str) -> bool:
 def _does_the_same(draft: Draft, one: int, other: int) -> bool:
     if one == other or not draft.is_free(one) or draft[one].type != draft[other].type:
         return False
-    return list(draft[one].arg) == list(draft[other].arg) and len(draft[one].input) == len(draft[one].output) == 1
+    same = draft[one].values.key == draft[other].values.key
+    return same and len(draft[one].input) == len(draft[one].output) == 1
 
 
 def _activate_pieces(draft: Draft, number: int, source: int) -> None:
@@ -149,18 +150,14 @@ def _activate_pieces(draft: Draft, number: int, source: int) -> None:
         found = name if _is_kept(draft, number, name) else _same(draft, number, name)
         if not found:
             found = draft.fresh(f"{name}/{activation.type}")
-            piece = copied(activation)
-            piece.name = ""
-            piece.input[:], piece.output[:] = [name], [found]
-            added.append(piece)
+            added.append(activation.changed(name="", inputs=[name], outputs=[found]))
         pieces[name] = found
-    moved = copied(draft[source])
-    moved.input[:] = [pieces[name] for name in moved.input]
-    moved.output[:] = activation.output
+    inputs = [pieces[name] for name in draft[source].input]
+    moved = draft[source].changed(inputs=inputs, outputs=activation.output)
     _write(draft, number, source, added, moved)
 
 
-def _write(draft: Draft, number: int, source: int, added: Sequence[OperatorDef], moved: OperatorDef) -> None:
+def _write(draft: Draft, number: int, source: int, added: Sequence[Node], moved: Node) -> None:
     """Put `added` and `moved` in the place of operator `number`, and take out `source`."""
     draft.changed(f"{draft.label(number)} is done before {draft.label(source)}")
     draft.remove(source)
@@ -188,15 +185,11 @@ def _normalize_pieces(draft: Draft, number: int, source: int) -> None:
     added, first = [], 0
     for name, layer in zip(draft[source].input, layers, strict=True):
         part = slice(first, first + layer.result.count)
-        piece = copied(definition)
-        piece.name = ""
         vectors = [draft.add_parameter(f"{one}/{first}", draft.parameters[one][part]) for one in definition.input[1:]]
-        piece.input[:], piece.output[:] = [name, *vectors], [draft.fresh(f"{name}/{definition.type}")]
-        added.append(piece)
+        outputs = [draft.fresh(f"{name}/{definition.type}")]
+        added.append(definition.changed(name="", inputs=[name, *vectors], outputs=outputs))
         first = part.stop
-    moved = copied(draft[source])
-    moved.input[:] = [piece.output[0] for piece in added]
-    moved.output[:] = definition.output
+    moved = draft[source].changed(inputs=[piece.output[0] for piece in added], outputs=definition.output)
     _write(draft, number, source, added, moved)
 
 

@@ -14,14 +14,13 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from dagexec.compiler.passes.draft import Draft, copied
+from dagexec.compiler.passes.draft import Draft
 from dagexec.compiler.passes.operator_traits import moved_inputs
 from dagexec.compiler.passes.rewriting import Pass, Rewritten
 from dagexec.compiler.passes.types import infer_types
 from dagexec.core.dtypes import BFLOAT16, FLOAT16, FLOAT32, TypeMeta
 from dagexec.core.model import Model
-from dagexec.core.operator_def import op
-from dagexec.core.proto import OperatorDef
+from dagexec.core.node import Node, new_node
 from dagexec.core.registry import schema_of
 
 
@@ -52,7 +51,7 @@ class _Narrowing:
                 self._rewrite(number, definition, positions)
         return draft.finish()
 
-    def _float_inputs(self, number: int, definition: OperatorDef) -> list[int] | None:
+    def _float_inputs(self, number: int, definition: Node) -> list[int] | None:
         """The inputs that have to be in 16 bits for the operator to be; None when it stays in float32."""
         draft = self._draft
         if not draft.is_free(number):
@@ -80,29 +79,29 @@ class _Narrowing:
         kind = self._types.get(name)
         return kind is not None and kind.meta is FLOAT32
 
-    def _rewrite(self, number: int, definition: OperatorDef, positions: list[int]) -> None:
+    def _rewrite(self, number: int, definition: Node, positions: list[int]) -> None:
         draft = self._draft
-        changed = copied(definition)
-        before: list[OperatorDef] = []
-        after: list[OperatorDef] = []
+        inputs, outputs = list(definition.input), list(definition.output)
+        before: list[Node] = []
+        after: list[Node] = []
         for position in positions:
             name = definition.input[position]
             if name not in self._narrow:
-                changed.input[position] = self._narrowed(name, before)
+                inputs[position] = self._narrowed(name, before)
         for position, name in enumerate(definition.output):
             if name in draft.outputs or not all(map(draft.is_free, draft.readers(name))):
                 narrow = draft.fresh(f"{name}/{self._meta.name}")
-                changed.output[position] = narrow
+                outputs[position] = narrow
                 self._narrow.add(narrow)
                 self._casts[name, self._meta.name] = narrow
-                after.append(op("Cast", [narrow], [name], to="float32"))
+                after.append(new_node("Cast", [narrow], [name], to="float32"))
             else:
                 self._narrow.add(name)
         draft.changed(f"{draft.label(number)}: in {self._meta.name}")
-        placed = [*before, changed, *after]
+        placed = [*before, definition.changed(inputs=inputs, outputs=outputs), *after]
         draft.replace(number, placed[0], *placed[1:])
 
-    def _narrowed(self, name: str, before: list[OperatorDef]) -> str:
+    def _narrowed(self, name: str, before: list[Node]) -> str:
         """The blob or parameter that holds `name` in 16 bits; a Cast that is needed goes to `before`."""
         key = (name, self._meta.name)
         if key not in self._casts:
@@ -111,23 +110,22 @@ class _Narrowing:
                 narrow = self._draft.add_parameter(f"{name}/{self._meta.name}", constant.astype(self._meta.numpy))
             else:
                 narrow = self._draft.fresh(f"{name}/{self._meta.name}")
-                before.append(op("Cast", [name], [narrow], to=self._meta.name))
+                before.append(new_node("Cast", [name], [narrow], to=self._meta.name))
             self._casts[key] = narrow
         return self._casts[key]
 
-    def _widen_inputs(self, number: int, definition: OperatorDef) -> None:
+    def _widen_inputs(self, number: int, definition: Node) -> None:
         """An operator that stays in float32 reads its inputs in that."""
         narrow = [name for name in dict.fromkeys(definition.input) if name in self._narrow]
         if not narrow:
             return
-        changed = copied(definition)
-        before: list[OperatorDef] = []
+        before: list[Node] = []
         for name in narrow:
             if (name, "float32") not in self._casts:
                 self._casts[name, "float32"] = self._draft.fresh(f"{name}/float32")
-                before.append(op("Cast", [name], [self._casts[name, "float32"]], to="float32"))
-        changed.input[:] = [self._casts[name, "float32"] if name in narrow else name for name in definition.input]
-        placed = [*before, changed]
+                before.append(new_node("Cast", [name], [self._casts[name, "float32"]], to="float32"))
+        inputs = [self._casts[name, "float32"] if name in narrow else name for name in definition.input]
+        placed = [*before, definition.changed(inputs=inputs)]
         self._draft.replace(number, placed[0], *placed[1:])
 
 

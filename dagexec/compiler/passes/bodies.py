@@ -10,15 +10,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field
 
 from dagexec.compiler.passes.catalog import SIMPLIFYING
-from dagexec.compiler.passes.draft import Array, Draft, copied, renamed
+from dagexec.compiler.passes.draft import Array, Draft
 from dagexec.compiler.passes.engine import ENGINE
 from dagexec.compiler.passes.rewriting import Pass, Rewritten, run_passes
 from dagexec.compiler.passes.types import BlobType, blob_type, infer_types
-from dagexec.core.arguments import make_argument
+from dagexec.core.arguments import ArgumentValue
 from dagexec.core.body_types import Seen
 from dagexec.core.inference import body_types
 from dagexec.core.model import InputInfo, Model
-from dagexec.core.proto import NetDef, OperatorDef
+from dagexec.core.node import Node
+from dagexec.core.program import Program
 from dagexec.core.registry import schema_of, sub_nets_of
 from dagexec.core.schema import TensorType
 from dagexec.platform.records import dataclass
@@ -47,31 +48,27 @@ class _Captures:
     used: dict[str, str] = field(default_factory=dict)
 
 
-def _rewrite(draft: Draft, number: int, definition: OperatorDef, types: Mapping[str, BlobType]) -> None:
+def _rewrite(draft: Draft, number: int, definition: Node, types: Mapping[str, BlobType]) -> None:
     names = draft.arguments(number).strings("captured")
-    own = list(definition.input)[: len(definition.input) - len(names)]
+    own = definition.input[: len(definition.input) - len(names)]
     outside = dict(zip(names, definition.input[len(own) :], strict=True))
     constants = {inside: array for inside, name in outside.items() if (array := draft.constant(name)) is not None}
     captures = _Captures(outside, constants, {inside: _info(types.get(name)) for inside, name in outside.items()})
     given = _given(draft, definition, types)
-    changed = copied(definition)
     changes = 0
-    for argument in changed.arg:
-        if argument.name in schema_of(definition.type).sub_nets:
-            net, count = _rewritten(draft, argument.n, captures, given.get(argument.name, ()))
-            argument.n.CopyFrom(net)
-            changes += count
+    arguments: dict[str, ArgumentValue | None] = {}
+    for argument, net in sub_nets_of(definition, schema_of(definition.type)).items():
+        rewritten, count = _rewritten(draft, net, captures, given.get(argument, ()))
+        arguments[argument] = rewritten.message()
+        changes += count
     if not changes:
         return
-    changed.input[:] = [*own, *captures.used.values()]
-    kept = [argument for argument in changed.arg if argument.name != "captured"]
-    del changed.arg[:]
-    changed.arg.extend([*kept, make_argument("captured", list(captures.used))])
+    arguments["captured"] = list(captures.used)
     draft.changed(f"{draft.label(number)}: {changes} changes in the nets that it runs")
-    draft.replace(number, changed)
+    draft.replace(number, definition.changed(inputs=[*own, *captures.used.values()], arguments=arguments))
 
 
-def _given(draft: Draft, definition: OperatorDef, types: Mapping[str, BlobType]) -> dict[str, list[InputInfo]]:
+def _given(draft: Draft, definition: Node, types: Mapping[str, BlobType]) -> dict[str, list[InputInfo]]:
     """What is known of the values that an operator gives its nets, by argument."""
     known = [types.get(name) for name in definition.input]
     contents = [draft.constant(name) for name in definition.input]
@@ -93,7 +90,7 @@ def _info(kind: BlobType | None) -> InputInfo:
     return InputInfo() if kind is None else InputInfo(kind.meta, kind.shape)
 
 
-def _rewritten(draft: Draft, net: NetDef, captures: _Captures, types: Sequence[InputInfo]) -> tuple[NetDef, int]:
+def _rewritten(draft: Draft, net: Program, captures: _Captures, types: Sequence[InputInfo]) -> tuple[Program, int]:
     """A body after its passes, and how many changes these made; what it captures is noted.
 
     `types` are those of the values it is given, as far as they are known.
@@ -104,8 +101,7 @@ def _rewritten(draft: Draft, net: NetDef, captures: _Captures, types: Sequence[I
     inputs = {name: known.get(name, InputInfo()) for name in net.external_input if name not in parameters}
     model = Model(net.name, net, parameters=parameters, inputs=inputs, outputs=tuple(net.external_output))
     report = run_passes(model, (*SIMPLIFYING, ENGINE, PASS))
-    result = NetDef()
-    result.CopyFrom(report.model.net)
+    result = report.model.program
     read = {name for operator in result.op for name in operator.input} | set(result.external_output)
     taken = read | captures.outside.keys() | {name for operator in result.op for name in operator.output}
     made = {
@@ -113,14 +109,11 @@ def _rewritten(draft: Draft, net: NetDef, captures: _Captures, types: Sequence[I
         for name, array in report.model.parameters.items()
         if name in read and array is not parameters.get(name)
     }
-    operators = [renamed(operator, made) if made.keys() & set(operator.input) else operator for operator in result.op]
-    del result.op[:]
-    result.op.extend(operators)
+    operators = [operator.renamed(made) if made.keys() & set(operator.input) else operator for operator in result.op]
     found = {name: outer for name, outer in captures.outside.items() if name in read and name not in made}
     found |= {name: name for name in made.values()}
     captures.used.update(found)
-    result.external_input[:] = [*given, *found]
-    return result, report.changes
+    return result.with_operators(operators).with_external_input([*given, *found]), report.changes
 
 
 def _add_parameter(draft: Draft, hint: str, array: Array, taken: set[str]) -> str:

@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from dagexec.core.feeds import Feeds, check_feeds
 from dagexec.core.model import Model
+from dagexec.core.node import Node
 from dagexec.core.operator import Step
-from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import create_operator, registered_engines
 from dagexec.core.tensor import Tensor
 from dagexec.core.workspace import Workspace
@@ -26,7 +26,7 @@ from dagexec.errors import FeedError
 from dagexec.platform.records import dataclass
 
 Array = npt.NDArray[Any]
-Visit = Callable[[int, OperatorDef, Sequence[Array], Sequence[Array]], object]
+Visit = Callable[[int, Node, Sequence[Array], Sequence[Array]], object]
 """Is told the index of an operator, its definition, its inputs and its outputs; it must not keep the arrays."""
 
 LEVELS = 255
@@ -98,7 +98,7 @@ def run_each(model: Model, feeds: Sequence[Feeds], visit: Visit) -> None:
 class _Prepared:
     """An operator that is ready to run on arrays that stay."""
 
-    definition: OperatorDef
+    definition: Node
     step: Step
     inputs: tuple[Array, ...]
     outputs: tuple[Array, ...]
@@ -123,8 +123,8 @@ def _run_first(model: Model, inputs: Mapping[str, Array], visit: Visit) -> list[
     for name, array in inputs.items():
         workspace.adopt_blob(name, array)
     prepared = []
-    for index, definition in enumerate(model.net.op):
-        operator = create_operator(by_onednn(definition), workspace, index=index, net=model.net.name)
+    for index, definition in enumerate(model.program.op):
+        operator = create_operator(by_onednn(definition), workspace, index=index, net=model.program.name)
         step = operator.bind(operator.infer()).step
         inputs_now, outputs = (
             tuple(_array(workspace, name) for name in names) for names in (definition.input, definition.output)
@@ -134,14 +134,11 @@ def _run_first(model: Model, inputs: Mapping[str, Array], visit: Visit) -> list[
     return prepared
 
 
-def by_onednn(definition: OperatorDef) -> OperatorDef:
+def by_onednn(definition: Node) -> Node:
     """`definition` with engine ONEDNN, if its type has that and it names no other."""
     if definition.engine or "ONEDNN" not in registered_engines(definition.type):
         return definition
-    changed = OperatorDef()
-    changed.CopyFrom(definition)
-    changed.engine = "ONEDNN"
-    return changed
+    return definition.changed(engine="ONEDNN")
 
 
 def _array(workspace: Workspace, name: str) -> Array:
@@ -151,7 +148,7 @@ def _array(workspace: Workspace, name: str) -> Array:
 def _observe(model: Model, feeds: Sequence[Feeds], names: Collection[str], see: Callable[[str, Array], object]) -> None:
     """Call `see` with every value of the blobs `names`: inputs as they are fed, others as they are written."""
 
-    def visit(_index: int, definition: OperatorDef, _inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    def visit(_index: int, definition: Node, _inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         for name, array in zip(definition.output, outputs, strict=True):
             if name in names:
                 see(name, array)

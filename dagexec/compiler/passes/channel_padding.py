@@ -7,16 +7,16 @@ zeros there, too. That is more arithmetic, so it is an alternative to be measure
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import field
 
 import numpy as np
 
 from dagexec.compiler.passes.fusion import post_ops_of
-from dagexec.compiler.passes.image_operators import Array, set_arguments
+from dagexec.compiler.passes.image_operators import Array
 from dagexec.compiler.passes.single_assignment import Value, Values
 from dagexec.core.arguments import Arguments
 from dagexec.core.model import Model
-from dagexec.core.proto import NetDef, OperatorDef
+from dagexec.core.node import Node
 from dagexec.core.registry import schema_of
 from dagexec.core.traits import ImageRole
 from dagexec.ops.activation.post_ops import PostOp, as_post_ops
@@ -31,7 +31,7 @@ def pad_channels(model: Model, block: int) -> Model:
     """
     values = Values(model)
     groups = _Groups()
-    for index, definition in enumerate(model.net.op):
+    for index, definition in enumerate(model.program.op):
         _join(groups, index, definition, values, model)
     for value in values.all:
         if value.is_output or value.writer is None:
@@ -90,11 +90,11 @@ class _Groups:
         return channels if channels % block and channels >= block // 2 else 0
 
 
-def _join(groups: _Groups, index: int, definition: OperatorDef, values: Values, model: Model) -> None:
+def _join(groups: _Groups, index: int, definition: Node, values: Values, model: Model) -> None:
     """What operator `index` asks of the tensors that it touches."""
     read = [value for value in values.read[index] if value is not None]
     written = values.written_by[index]
-    arguments = Arguments(definition, definition.type)
+    arguments = definition.arguments()
     plain = arguments.string("order", NCHW).upper() == NCHW and "output_order" not in arguments
     role = schema_of(definition.type).image_role
     if plain and role is ImageRole.CONVOLUTION and _is_convolution(definition, arguments, values, model, index):
@@ -117,7 +117,7 @@ def _join(groups: _Groups, index: int, definition: OperatorDef, values: Values, 
         groups.forbid(value.number)
 
 
-def _is_convolution(definition: OperatorDef, arguments: Arguments, values: Values, model: Model, index: int) -> bool:
+def _is_convolution(definition: Node, arguments: Arguments, values: Values, model: Model, index: int) -> bool:
     """True for a convolution whose constants can be padded: ungrouped, or a filter a channel."""
     constant = [position for position, value in enumerate(values.read[index]) if value is None]
     filters = model.parameters.get(definition.input[1])
@@ -148,30 +148,33 @@ class _Padding:
     padded: Mapping[int, int]
     block: int
     parameters: dict[str, Array] = field(default_factory=dict)
-    net: NetDef = field(default_factory=NetDef)
 
     def result(self) -> Model:
         """The model with wider constants."""
         self.parameters = dict(self.model.parameters)
-        self.net.CopyFrom(self.model.net)
-        for index, definition in enumerate(self.net.op):
-            if schema_of(definition.type).image_role is ImageRole.CONVOLUTION:
-                self._pad(index, definition)
-        read = {name for definition in self.net.op for name in definition.input} | set(self.model.outputs)
-        before = {name for definition in self.model.net.op for name in definition.input}
+        program = self.model.program
+        operators = [
+            self._padded(index, definition)
+            if schema_of(definition.type).image_role is ImageRole.CONVOLUTION
+            else definition
+            for index, definition in enumerate(program.op)
+        ]
+        read = {name for definition in operators for name in definition.input} | set(self.model.outputs)
+        before = {name for definition in program.op for name in definition.input}
         kept = {name: array for name, array in self.parameters.items() if name in read or name not in before}
-        return replace(self.model, net=self.net, parameters=kept)
+        return self.model.changed(net=program.with_operators(operators), parameters=kept)
 
-    def _pad(self, index: int, definition: OperatorDef) -> None:
+    def _padded(self, index: int, definition: Node) -> Node:
         source, result = self.values.read[index][0], self.values.written_by[index][0]
         outer, inner = self._missing(result), self._missing(source)
         if not outer and not inner:
-            return
+            return definition
         channels = self.model.parameters[definition.input[1]].shape[0]
-        group = Arguments(definition, definition.type).int("group", 1)
+        group = definition.arguments().int("group", 1)
         if group > 1:
-            set_arguments(definition, {"group": group + outer})
+            definition = definition.changed(arguments={"group": group + outer})
             inner = 0
+        inputs = list(definition.input)
         for position, value in enumerate(self.values.read[index]):
             if value is not None:
                 continue
@@ -181,7 +184,8 @@ class _Padding:
             else:
                 widths = [(0, outer if size == channels and channels > 1 else 0) for size in array.shape]
             if any(after for _, after in widths):
-                definition.input[position] = self._constant(definition.input[position], np.pad(array, widths))
+                inputs[position] = self._constant(inputs[position], np.pad(array, widths))
+        return definition.changed(inputs=inputs)
 
     def _missing(self, value: Value | None) -> int:
         return 0 if value is None else -self.padded.get(value.number, 0) % self.block

@@ -12,13 +12,13 @@ from dagexec.compiler.passes.rewriting import Pass, Rewritten
 from dagexec.compiler.passes.types import BlobType, infer_types
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.model import Model
-from dagexec.core.operator_def import op
+from dagexec.core.node import new_node
 
 
 def apply(model: Model) -> Rewritten:
     """Recognize the three operators by the shapes of what is between them, in NCHW and in NHWC."""
     draft = Draft(model)
-    if all(definition.type != "Transpose" for definition in model.net.op):
+    if all(definition.type != "Transpose" for definition in model.program.op):
         return draft.finish()
     types = infer_types(model)
     for number, definition in draft.operators():
@@ -47,7 +47,7 @@ def _rewrite(draft: Draft, number: int, types: Mapping[str, BlobType]) -> None:
     draft.changed(f"{draft.label(first)}, {draft.label(number)} and {draft.label(last)} become a ChannelShuffle")
     draft.remove(first)
     draft.remove(number)
-    draft.replace(last, op("ChannelShuffle", [source], [result], name=draft[last].name, arg=found))
+    draft.replace(last, new_node("ChannelShuffle", [source], [result], name=draft[last].name, arg=found))
 
 
 def _groups(whole: BlobType, split: BlobType, axes: list[int]) -> dict[str, ArgumentValue] | None:

@@ -6,13 +6,15 @@ arguments and the blobs it reads, once reads of a merged operator's outputs have
 
 from __future__ import annotations
 
-from dagexec.compiler.passes.draft import Draft, copied
+from collections.abc import Hashable
+
+from dagexec.compiler.passes.draft import Draft
 from dagexec.compiler.passes.rewriting import Pass, Rewritten
 from dagexec.core.model import Model
-from dagexec.core.proto import OperatorDef
+from dagexec.core.node import Node
 from dagexec.core.purity import is_pure
 
-Key = tuple[str, tuple[bytes, ...], bytes, int]
+Key = tuple[str, Hashable, bytes, int]
 
 
 def apply(model: Model) -> Rewritten:
@@ -24,12 +26,11 @@ def apply(model: Model) -> Rewritten:
     merged: dict[str, str] = {}  # by blob that nothing writes any more, the one that is the same
     for number, definition in draft.operators():
         if not merged.keys().isdisjoint(definition.input):
-            definition = copied(definition)
-            definition.input[:] = [merged.get(name, name) for name in definition.input]
+            definition = definition.changed(inputs=[merged.get(name, name) for name in definition.input])
             draft.replace(number, definition)
         if not (draft.is_free(number) and is_pure(definition) and definition.output):
             continue
-        kind = definition.type, tuple(definition.input)
+        kind = definition.type, definition.input
         known = alike.setdefault(kind, number)
         if known == number:
             continue
@@ -44,10 +45,10 @@ def apply(model: Model) -> Rewritten:
     return draft.finish()
 
 
-def _key(definition: OperatorDef) -> Key:
-    arguments = tuple(sorted(argument.SerializeToString(deterministic=True) for argument in definition.arg))
-    device = definition.device_option.SerializeToString(deterministic=True)
-    return definition.engine, arguments, device, len(definition.output)
+def _key(definition: Node) -> Key:
+    option = definition.device_option
+    device = b"" if option is None else option.SerializeToString(deterministic=True)
+    return definition.engine, definition.values.key, device, len(definition.output)
 
 
 PASS = Pass("common-subexpressions", "Of operators that compute the same from the same, one stays.", apply)

@@ -12,10 +12,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from dagexec.compiler.passes.draft import Array, Draft, copied
+from dagexec.compiler.passes.draft import Array, Draft
 from dagexec.compiler.passes.rewriting import Pass, Rewritten
 from dagexec.compiler.passes.types import BlobType, infer_types
-from dagexec.core.arguments import make_argument
 from dagexec.core.dtypes import from_numpy
 from dagexec.core.evaluation import evaluated
 from dagexec.core.model import Model
@@ -36,7 +35,7 @@ MAX_SECONDS = 0.3
 def apply(model: Model) -> Rewritten:
     """Compute what depends on parameters alone, in list order, and give `Reshape` its shape as an argument."""
     draft = Draft(model)
-    asks_for_shapes = any(definition.type in ("Shape", "Size") for definition in model.net.op)
+    asks_for_shapes = any(definition.type in ("Shape", "Size") for definition in model.program.op)
     types = infer_types(model) if asks_for_shapes else {}
     seconds = 0.0
     for number, definition in draft.operators():
@@ -113,9 +112,8 @@ def _shape_as_argument(draft: Draft, number: int) -> None:
     shape = draft.constant(definition.input[1])
     if shape is None or shape.dtype.kind != "i" or shape.ndim > 1:
         return
-    changed = copied(definition)
-    del changed.input[1]
-    changed.arg.append(make_argument("shape", [int(size) for size in shape.reshape(-1)]))
+    source, _, *others = definition.input
+    changed = definition.changed(inputs=[source, *others], arguments={"shape": shape.reshape(-1).tolist()})
     draft.changed(f"{draft.label(number)} has its shape as an argument")
     draft.replace(number, changed)
 

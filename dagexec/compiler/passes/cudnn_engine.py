@@ -9,13 +9,11 @@ other one takes the next in turn.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
 from dagexec.compiler.passes.rewriting import Pass, Rewritten
-from dagexec.core.arguments import make_argument
 from dagexec.core.exclusive import STATES_PER_DEVICE
 from dagexec.core.model import Model
-from dagexec.core.proto import NetDef, OperatorDef
+from dagexec.core.node import Node
 from dagexec.core.registry import registered_engines
 from dagexec.devices.cuda.binding import cudnn
 from dagexec.errors import DeviceError
@@ -32,35 +30,33 @@ def assign_cudnn(model: Model) -> Rewritten:
         cudnn()
     except DeviceError:
         return Rewritten(model)
-    net = NetDef()
-    net.CopyFrom(model.net)
+    operators = list(model.program.op)
     changed: Counter[str] = Counter()
-    for definition in net.op:
+    for index, definition in enumerate(operators):
         kind = definition.type
-        placed = definition.engine or definition.device_option.device_type
+        placed = definition.engine or (definition.device_option is not None and definition.device_option.device_type)
         if not placed and CUDNN in registered_engines(kind, "cuda"):
-            definition.engine = CUDNN
+            operators[index] = definition.changed(engine=CUDNN)
             changed[kind] += 1
     if not changed:
         return Rewritten(model)
-    return Rewritten(
-        replace(model, net=net), tuple(f"{count} {kind} by cuDNN" for kind, count in sorted(changed.items()))
-    )
+    changes = tuple(f"{count} {kind} by cuDNN" for kind, count in sorted(changed.items()))
+    return Rewritten(model.changed(net=model.program.with_operators(operators)), changes)
 
 
 def spread_states(model: Model) -> Rewritten:
     """`model` with argument cudnn_state on the operators of engine CUDNN that have none."""
-    net = NetDef()
-    net.CopyFrom(model.net)
+    operators = list(model.program.op)
     states, count = _States(), 0
-    for definition in net.op:
-        if definition.engine == CUDNN and all(argument.name != "cudnn_state" for argument in definition.arg):
-            definition.arg.append(make_argument("cudnn_state", states.of(definition)))
+    for index, definition in enumerate(operators):
+        if definition.engine == CUDNN and "cudnn_state" not in definition.values:
+            operators[index] = definition.changed(arguments={"cudnn_state": states.of(definition)})
             count += 1
-        states.passed_on(definition)
+        states.passed_on(operators[index])
     if not count:
         return Rewritten(model)
-    return Rewritten(replace(model, net=net), (f"{count} operators over {STATES_PER_DEVICE} library states",))
+    rewritten = model.changed(net=model.program.with_operators(operators))
+    return Rewritten(rewritten, (f"{count} operators over {STATES_PER_DEVICE} library states",))
 
 
 class _States:
@@ -70,7 +66,7 @@ class _States:
         self._behind: dict[str, int] = {}
         self._next = 0
 
-    def of(self, definition: OperatorDef) -> int:
+    def of(self, definition: Node) -> int:
         """The state for an operator."""
         for name in definition.input:
             if name in self._behind:
@@ -78,9 +74,9 @@ class _States:
         state, self._next = self._next, (self._next + 1) % STATES_PER_DEVICE
         return state
 
-    def passed_on(self, definition: OperatorDef) -> None:
+    def passed_on(self, definition: Node) -> None:
         """What is behind `definition` may go on with its state, or with the one of what it reads."""
-        own = next((argument.i for argument in definition.arg if argument.name == "cudnn_state"), None)
+        own = definition.arguments().int("cudnn_state", 0) if "cudnn_state" in definition.values else None
         if own is None:
             own = next((self._behind.pop(name) for name in definition.input if name in self._behind), None)
         if own is not None and definition.output:

@@ -5,7 +5,7 @@ Results are the model's outputs and what operators with effects beyond their out
 
 from __future__ import annotations
 
-from dagexec.compiler.passes.draft import Draft, copied
+from dagexec.compiler.passes.draft import Draft
 from dagexec.compiler.passes.operator_traits import min_outputs
 from dagexec.compiler.passes.rewriting import Pass, Rewritten
 from dagexec.core.model import Model
@@ -35,12 +35,12 @@ def _drop_outputs(draft: Draft, number: int, unread: list[str]) -> None:
     needed = min_outputs(definition)
     if len(definition.output) <= needed or definition.output[-1] not in unread:
         return
-    changed = copied(definition)
-    while len(changed.output) > needed and changed.output[-1] in unread:
-        del changed.output[-1]
-    dropped = ", ".join(map(repr, definition.output[len(changed.output) :]))
+    count = len(definition.output)
+    while count > needed and definition.output[count - 1] in unread:
+        count -= 1
+    dropped = ", ".join(map(repr, definition.output[count:]))
     draft.changed(f"{draft.label(number)} no longer writes {dropped}")
-    draft.replace(number, changed)
+    draft.replace(number, definition.changed(outputs=definition.output[:count]))
 
 
 def _drop_parameters(draft: Draft) -> None:

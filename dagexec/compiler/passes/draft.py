@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import field
 from types import MappingProxyType
 from typing import Any
 
@@ -19,11 +19,10 @@ import numpy.typing as npt
 from dagexec.compiler.passes.owned_parameters import owned, successors
 from dagexec.compiler.passes.rewriting import Rewritten
 from dagexec.core.arguments import Arguments
-from dagexec.core.device import CPU, Device
+from dagexec.core.device import CPU
 from dagexec.core.model import Model
+from dagexec.core.node import Node, operator_label
 from dagexec.core.packed_copy import packed_copy
-from dagexec.core.proto import DeviceOption, NetDef, OperatorDef
-from dagexec.core.schema import operator_label
 from dagexec.platform.records import dataclass
 
 Array = npt.NDArray[Any]
@@ -46,7 +45,8 @@ class Draft:
         self.parameters: dict[str, Array] = dict(model.parameters)
         self.outputs = frozenset(model.outputs)
         found = _index_of(model)
-        self._operators = dict(enumerate(model.net.op))
+        self._program = model.program
+        self._operators = dict(enumerate(self._program.op))
         self._count = len(self._operators)  # numbers that were given, those of operators that are gone included
         self._places: dict[int, tuple[int, ...]] = {}  # in the list, of the operators put in behind others
         self._writers = _Users(found.writers)
@@ -57,7 +57,7 @@ class Draft:
         self._read_early = found.read_early
         self._left: set[str] = set()  # blobs that an operator no longer reads
         self._taken: set[str] = set()  # every name there is, once a new one has been requested
-        self._host_net = _on_host(model.net.device_option) if model.net.HasField("device_option") else True
+        self._host_net = self._program.device in (None, CPU)
         self._irregular = found.irregular
         self._free = found.free  # the answers of `is_free` that no edit has changed; a copy from the first edit on
         self._edited = False
@@ -71,10 +71,10 @@ class Draft:
     def __contains__(self, number: int) -> bool:
         return number in self._operators
 
-    def __getitem__(self, number: int) -> OperatorDef:
+    def __getitem__(self, number: int) -> Node:
         return self._operators[number]
 
-    def operators(self) -> Iterator[tuple[int, OperatorDef]]:
+    def operators(self) -> Iterator[tuple[int, Node]]:
         """Number and def of each operator, in list order; the draft may be edited meanwhile."""
         for number in self.numbers():
             if number in self._operators:
@@ -94,7 +94,7 @@ class Draft:
 
     def arguments(self, number: int) -> Arguments:
         """The arguments of operator `number`."""
-        return Arguments(self._operators[number], self.label(number))
+        return self._operators[number].arguments(self.label(number))
 
     def is_read(self, name: str) -> bool:
         """True when an operator reads blob `name`."""
@@ -140,7 +140,7 @@ class Draft:
     def is_on_host(self, number: int) -> bool:
         """True when operator `number` runs on the host."""
         definition = self._operators[number]
-        return _on_host(definition.device_option) if definition.HasField("device_option") else self._host_net
+        return self._host_net if definition.device_option is None else definition.device == CPU
 
     def is_free(self, number: int) -> bool:
         """True when a pass may move, merge or drop operator `number`."""
@@ -191,7 +191,7 @@ class Draft:
 
     # --- editing
 
-    def replace(self, number: int, definition: OperatorDef, *more: OperatorDef) -> None:
+    def replace(self, number: int, definition: Node, *more: Node) -> None:
         """Put `definition` in the place of operator `number`; `more` follow it."""
         self._leave(number)
         self._operators[number] = definition
@@ -213,13 +213,13 @@ class Draft:
     def rename(self, old: str, new: str) -> None:
         """Let every operator that reads or writes blob `old` use `new` instead."""
         for number in {*self.readers(old), *self.writers(old)}:
-            self.replace(number, renamed(self._operators[number], {old: new}))
+            self.replace(number, self._operators[number].renamed({old: new}))
 
     def redirect(self, old: str, new: str) -> None:
         """Let every operator that reads blob `old` read `new` instead."""
         for number in list(self.readers(old)):
-            definition = copied(self._operators[number])
-            definition.input[:] = [new if name == old else name for name in definition.input]
+            definition = self._operators[number]
+            definition = definition.changed(inputs=[new if name == old else name for name in definition.input])
             self.replace(number, definition)
 
     def fresh(self, hint: str) -> str:
@@ -227,7 +227,7 @@ class Draft:
         if not self._taken:
             known = _index_of(self.model)
             self._taken = {*known.given, *known.writers, *known.readers, *known.controls}
-            self._taken.update(self.model.net.external_input)
+            self._taken.update(self._program.external_input)
         name, count = hint, 1
         while name in self._taken:
             name, count = f"{hint}/{count}", count + 1
@@ -260,17 +260,16 @@ class Draft:
         if not self._changes:
             return Rewritten(self.model)
         self._let_go_of_unread()
-        net = NetDef()
-        net.CopyFrom(_without_operators(self.model.net))
-        net.op.extend(self._operators[number] for number in self.numbers())
-        if net.external_input:
-            seen = {*net.external_input, *self.model.inputs}
+        program = self._program.with_operators(self._operators[number] for number in self.numbers())
+        if program.external_input:
+            seen = {*program.external_input, *self.model.inputs}
             added = [name for name in self.parameters if name not in seen and self._readers[name]]
-            gone = {name for name in net.external_input if name not in self.model.inputs} - self._in_use()
-            external = [name for name in net.external_input if name not in gone]
-            net.external_input[:] = [*external, *added]
+            gone = {name for name in program.external_input if name not in self.model.inputs} - self._in_use()
+            external = [name for name in program.external_input if name not in gone]
+            if added or gone:
+                program = program.with_external_input([*external, *added])
         parameters = successors(self.model.parameters, self.parameters)
-        return Rewritten(replace(self.model, net=net, parameters=parameters), tuple(self._changes))
+        return Rewritten(self.model.changed(net=program, parameters=parameters), tuple(self._changes))
 
     def _let_go_of_unread(self) -> None:
         """Owned parameters whose readers have been replaced are gone."""
@@ -288,7 +287,7 @@ class Draft:
     def _in_use(self) -> set[str]:
         return set(self._readers.names()) | self.outputs | self._controls
 
-    def _enter(self, number: int, definition: OperatorDef) -> None:
+    def _enter(self, number: int, definition: Node) -> None:
         self._readers.enter(number, definition.input)
         self._writers.enter(number, definition.output)
         self._forget(number, definition.output)
@@ -361,7 +360,7 @@ def _index(model: Model) -> _Index:
     writers: dict[str, dict[int, int]] = {}
     controls: set[str] = set()
     read_early: set[str] = set()
-    for number, definition in enumerate(model.net.op):
+    for number, definition in enumerate(model.program.op):
         for name in definition.input:
             if name not in writers:
                 read_early.add(name)
@@ -430,39 +429,5 @@ class _Users:
 _NOBODY: Mapping[int, int] = MappingProxyType({})
 
 
-def _on_host(option: DeviceOption) -> bool:
-    return Device.from_option(option) == CPU
-
-
-def _without_operators(net: NetDef) -> NetDef:
-    """The fields of `net` but its operators."""
-    bare = NetDef()
-    for one, value in net.ListFields():
-        if one.name == "op":
-            continue
-        if one.is_repeated:
-            getattr(bare, one.name).extend(value)
-        elif one.message_type is not None:
-            getattr(bare, one.name).CopyFrom(value)
-        else:
-            setattr(bare, one.name, value)
-    return bare
-
-
 def _packed(array: Array, name: str) -> Array:
     return array.copy() if array.dtype.hasobject else packed_copy(array, f"parameter {name!r}")
-
-
-def copied(definition: OperatorDef) -> OperatorDef:
-    """A copy of `definition`, to be changed; defs in a draft are shared with the model."""
-    copy = OperatorDef()
-    copy.CopyFrom(definition)
-    return copy
-
-
-def renamed(definition: OperatorDef, names: Mapping[str, str]) -> OperatorDef:
-    """A copy of `definition` with blobs renamed."""
-    copy = copied(definition)
-    copy.input[:] = [names.get(name, name) for name in copy.input]
-    copy.output[:] = [names.get(name, name) for name in copy.output]
-    return copy

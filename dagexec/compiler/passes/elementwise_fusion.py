@@ -19,7 +19,7 @@ from dagexec.compiler.passes.post_operations import FUSED_TYPES, MAX_POST_OPS, L
 from dagexec.compiler.passes.rewriting import Pass, Rewritten
 from dagexec.compiler.passes.types import infer_types
 from dagexec.core.model import Model
-from dagexec.core.operator_def import op
+from dagexec.core.node import new_node
 from dagexec.ops.activation.post_ops import SUM, PostOp
 
 Links = tuple[Link, ...]
@@ -88,7 +88,7 @@ class _Fusion:
                 draft.add_parameter_named(link.operand, self._computed[link.operand])
         output = draft[last].output[0]
         draft.changed(f"{len(chain)} operators up to {draft.label(last)} become one: {described(links)}")
-        base = op(FUSED_CHAIN, [source], [output], name=draft[last].name)
+        base = new_node(FUSED_CHAIN, [source], [output], name=draft[last].name)
         draft.replace(last, fused(base, links, output))
         for member in chain[:-1]:
             draft.remove(member)

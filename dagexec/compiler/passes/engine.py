@@ -7,17 +7,16 @@ refuses when it is prepared, NumPy computes.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
 import numpy as np
 
 from dagexec.compiler.passes.rewriting import Pass, Rewritten
 from dagexec.compiler.passes.types import keep_types
-from dagexec.core.arguments import make_argument
-from dagexec.core.device import CPU, Device
+from dagexec.core.device import CPU
 from dagexec.core.dtypes import FLOAT64
 from dagexec.core.model import Model
-from dagexec.core.proto import NetDef, OperatorDef
+from dagexec.core.node import Node
+from dagexec.core.program import Program
 from dagexec.core.registry import has_engine, schema_of
 from dagexec.ops.onednn.binding import library
 from dagexec.platform.processor import last_level_cache
@@ -33,27 +32,26 @@ def assign_engine(model: Model) -> Rewritten:
     """
     if library() is None or any(info.dtype is FLOAT64 for info in model.inputs.values()):
         return Rewritten(model)
-    net = NetDef()
-    net.CopyFrom(model.net)
+    program = model.program
     stays_in_cache = sum(array.nbytes for array in model.parameters.values()) <= last_level_cache() // 2
     changed: Counter[str] = Counter()
-    for definition in net.op:
-        if definition.engine or not _suits(definition, net, model):
+    operators = list(program.op)
+    for index, definition in enumerate(operators):
+        if definition.engine or not _suits(definition, program, model):
             continue
-        definition.engine = ONEDNN
-        if stays_in_cache and schema_of(definition.type).has_weights:
-            definition.arg.append(make_argument("cold_weights", 0))
+        cached = stays_in_cache and schema_of(definition.type).has_weights
+        arguments = {"cold_weights": 0} if cached and "cold_weights" not in definition.values else None
+        operators[index] = definition.changed(engine=ONEDNN, arguments=arguments)
         changed[definition.type] += 1
     if not changed:
         return Rewritten(model)
-    rewritten = replace(model, net=net)
+    rewritten = model.changed(net=program.with_operators(operators))
     keep_types(model, rewritten)
     return Rewritten(rewritten, tuple(f"{count} {kind} by oneDNN" for kind, count in sorted(changed.items())))
 
 
-def _suits(definition: OperatorDef, net: NetDef, model: Model) -> bool:
-    option = definition.device_option if definition.HasField("device_option") else net.device_option
-    if Device.from_option(option) != CPU or not has_engine(definition.type, ONEDNN):
+def _suits(definition: Node, program: Program, model: Model) -> bool:
+    if program.device_of(definition) != CPU or not has_engine(definition.type, ONEDNN):
         return False
     return all(model.parameters[name].dtype != np.float64 for name in definition.input if name in model.parameters)
 

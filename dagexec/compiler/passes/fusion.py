@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from dagexec.compiler.passes.draft import Draft, copied
+from dagexec.compiler.passes.draft import Draft
 from dagexec.compiler.passes.post_operations import FUSED_TYPES, MAX_POST_OPS, Link
-from dagexec.core.arguments import make_argument
+from dagexec.core.arguments import ArgumentValue
 from dagexec.core.dtypes import TypeMeta, from_numpy
-from dagexec.core.proto import OperatorDef
+from dagexec.core.node import Node
 from dagexec.core.registry import schema_of
 from dagexec.ops.activation.post_ops import PostOp, parse_post_op
 
@@ -20,10 +20,9 @@ FUSED_PRODUCT = "FusedFC"
 FUSED_CHAIN = "FusedElementwise"
 
 
-def post_ops_of(definition: OperatorDef) -> list[PostOp]:
+def post_ops_of(definition: Node) -> list[PostOp]:
     """The post-ops that an operator has already."""
-    texts = [text.decode() for argument in definition.arg if argument.name == "post_ops" for text in argument.strings]
-    return [parse_post_op(text, definition.type) for text in texts]
+    return [parse_post_op(text, definition.type) for text in definition.arguments().strings("post_ops")]
 
 
 def layer_meta(draft: Draft, number: int) -> TypeMeta | None:
@@ -38,30 +37,27 @@ def layer_meta(draft: Draft, number: int) -> TypeMeta | None:
     return meta if meta in FUSED_TYPES else None
 
 
-def has_room(definition: OperatorDef, links: Sequence[Link]) -> bool:
+def has_room(definition: Node, links: Sequence[Link]) -> bool:
     """True when an operator may take so many post-ops more."""
     return len(post_ops_of(definition)) + len(links) <= MAX_POST_OPS
 
 
-def fused(definition: OperatorDef, links: Sequence[Link], output: str) -> OperatorDef:
+def fused(definition: Node, links: Sequence[Link], output: str) -> Node:
     """`definition` with `links` on its result, which becomes blob `output`; their operands become further inputs."""
-    changed = copied(definition)
     fused_type = schema_of(definition.type).fused
-    if fused_type == FUSED_CONVOLUTION and len(definition.input) > 2:
-        changed.arg.append(make_argument("bias", 1))
-    changed.type = fused_type or definition.type
-    post_ops = post_ops_of(definition)
+    inputs, post_ops = list(definition.input), post_ops_of(definition)
     for link in links:
         if not link.operand:
             post_ops.append(link.post_op)
             continue
-        post_ops.append(replace(link.post_op, input=len(changed.input)))
-        changed.input.append(link.operand)
-    kept = [argument for argument in changed.arg if argument.name != "post_ops"]
-    del changed.arg[:]
-    changed.arg.extend([*kept, make_argument("post_ops", [str(post_op) for post_op in post_ops])])
-    changed.output[:] = [output]
-    return changed
+        post_ops.append(replace(link.post_op, input=len(inputs)))
+        inputs.append(link.operand)
+    arguments: dict[str, ArgumentValue | None] = {"post_ops": list(map(str, post_ops))}
+    if fused_type == FUSED_CONVOLUTION and len(definition.input) > 2:
+        arguments["bias"] = 1
+    return definition.changed(
+        op_type=fused_type or definition.type, inputs=inputs, outputs=[output], arguments=arguments
+    )
 
 
 def described(links: Sequence[Link]) -> str:

@@ -10,7 +10,7 @@ from dagexec.compiler.passes.types import BlobType, infer_types
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.dtypes import FLOAT32, FLOAT64
 from dagexec.core.model import Model
-from dagexec.core.operator_def import op
+from dagexec.core.node import new_node
 
 
 def apply(model: Model) -> Rewritten:
@@ -19,7 +19,7 @@ def apply(model: Model) -> Rewritten:
     Without `keepdims` a `Squeeze` follows.
     """
     draft = Draft(model)
-    if all(definition.type != "ReduceMean" for definition in model.net.op):
+    if all(definition.type != "ReduceMean" for definition in model.program.op):
         return draft.finish()
     types = infer_types(model)
     for number, definition in draft.operators():
@@ -44,9 +44,9 @@ def _rewrite(draft: Draft, number: int, types: Mapping[str, BlobType]) -> None:
     source, [target] = definition.input[0], definition.output
     keeps = arguments.int("keepdims", 1)
     pooled = target if keeps else draft.fresh(f"{target}/pooled")
-    pooling = op("AveragePool", [source], [pooled], name=definition.name, global_pooling=1, arg=order)
+    pooling = new_node("AveragePool", [source], [pooled], name=definition.name, global_pooling=1, arg=order)
     draft.changed(f"{draft.label(number)} becomes a global AveragePool")
-    draft.replace(number, pooling, *([] if keeps else [op("Squeeze", [pooled], [target], dims=axes)]))
+    draft.replace(number, pooling, *([] if keeps else [new_node("Squeeze", [pooled], [target], dims=axes)]))
 
 
 PASS = Pass("global-pooling", "Means over all pixels become global average pooling.", apply)

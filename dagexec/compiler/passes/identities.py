@@ -13,7 +13,7 @@ from dagexec.compiler.passes.rewriting import Pass, Rewritten
 from dagexec.compiler.passes.types import BlobType, infer_types
 from dagexec.core.arguments import Arguments
 from dagexec.core.model import Model
-from dagexec.core.proto import OperatorDef
+from dagexec.core.node import Node
 from dagexec.core.registry import schema_of
 from dagexec.ops.activation.post_ops import as_post_ops
 
@@ -23,7 +23,7 @@ Types = Mapping[str, BlobType]
 def apply(model: Model) -> Rewritten:
     """Remove what gives its input back, unless both its input and its output must keep their names."""
     draft = Draft(model)
-    types = infer_types(model) if any(map(_keeps_elements, model.net.op)) else {}
+    types = infer_types(model) if any(map(_keeps_elements, model.program.op)) else {}
     for number, _ in draft.operators():
         if _is_identity(draft, number, types):
             _bypass(draft, number)
@@ -44,7 +44,7 @@ def _is_identity(draft: Draft, number: int, types: Types) -> bool:
     return definition.type != "Transpose" or _moves_nothing(draft.arguments(number), source)
 
 
-def _keeps_elements(definition: OperatorDef) -> bool:
+def _keeps_elements(definition: Node) -> bool:
     """True for an operator that gives its input back where the types, shapes included, are the same."""
     if definition.type == "Cast" or definition.type == "Transpose":
         return True

@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from dagexec.compiler.passes.operator_traits import is_in_training
 from dagexec.compiler.passes.types import BlobType
-from dagexec.core.arguments import Arguments, ArgumentValue, make_argument
+from dagexec.core.arguments import Arguments, ArgumentValue
 from dagexec.core.dtypes import FLOAT32, INT64
-from dagexec.core.proto import OperatorDef
+from dagexec.core.node import Node
 from dagexec.core.registry import schema_of
 from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.core.traits import ImageRole
@@ -97,7 +97,7 @@ def in_order(array: Array, rank: int, order: str) -> Array:
 
 
 def describe(
-    definition: OperatorDef,
+    definition: Node,
     images: Mapping[str, Image | None],
     parameters: Mapping[str, Array],
     types: Mapping[str, BlobType],
@@ -106,9 +106,9 @@ def describe(
     role = schema_of(definition.type).image_role
     if role is None or is_in_training(definition):
         return None
-    if definition.HasField("device_option") and definition.device_option.device_type:
+    if definition.device_option is not None and definition.device_option.device_type:
         return None
-    arguments = Arguments(definition, definition.type)
+    arguments = definition.arguments()
     if arguments.string("order", NCHW).upper() != NCHW or "output_order" in arguments:
         return None
     if role is ImageRole.TURNING:
@@ -123,7 +123,7 @@ def _order_argument(order: str) -> Mapping[str, ArgumentValue | None]:
 
 
 def _convolution(
-    definition: OperatorDef, arguments: Arguments, images: Mapping[str, Image | None], parameters: Mapping[str, Array]
+    definition: Node, arguments: Arguments, images: Mapping[str, Image | None], parameters: Mapping[str, Array]
 ) -> Role | None:
     """Conv and FusedConv with a constant filter M, C/G, kernel."""
     weights = parameters.get(definition.input[1])
@@ -150,7 +150,7 @@ def _convolution(
 
 
 def _blocked_groups(
-    definition: OperatorDef, group: int, inner: int, outer: int, *, parts: bool = False
+    definition: Node, group: int, inner: int, outer: int, *, parts: bool = False
 ) -> Callable[[int], bool]:
     """Where a convolution from `inner` to `outer` channels a group is computed: no block has two groups.
 
@@ -172,7 +172,7 @@ def _filter_in_order(weights: Array, order: str) -> Array:
 
 
 def _transposed_convolution(
-    definition: OperatorDef, arguments: Arguments, images: Mapping[str, Image | None], parameters: Mapping[str, Array]
+    definition: Node, arguments: Arguments, images: Mapping[str, Image | None], parameters: Mapping[str, Array]
 ) -> Role | None:
     """ConvTranspose with a constant filter C, M/G, kernel."""
     weights = parameters.get(definition.input[1])
@@ -191,7 +191,7 @@ def _transposed_convolution(
 
 
 def _quantized_convolution(
-    definition: OperatorDef, arguments: Arguments, images: Mapping[str, Image | None], parameters: Mapping[str, Array]
+    definition: Node, arguments: Arguments, images: Mapping[str, Image | None], parameters: Mapping[str, Array]
 ) -> Role | None:
     """QuantConv and ConvInteger with a constant filter M, C/G, kernel: without a blocked order, and fast in NHWC."""
     weights = parameters.get(definition.input[1])
@@ -212,7 +212,7 @@ def _quantized_convolution(
 
 
 def _on_integers(
-    definition: OperatorDef, arguments: Arguments, images: Mapping[str, Image | None], parameters: Mapping[str, Array]
+    definition: Node, arguments: Arguments, images: Mapping[str, Image | None], parameters: Mapping[str, Array]
 ) -> Role | None:
     """Quantization by one scale, its inverse, casts, sums of quantized images: of one shape, in NCHW or NHWC."""
     image = images.get(definition.input[0])
@@ -226,16 +226,16 @@ def _on_integers(
     return Role({0: image}, {0: image}, blocked=_never)
 
 
-def _has_library(definition: OperatorDef) -> bool:
+def _has_library(definition: Node) -> bool:
     return not {"ONEDNN", "CUDNN"}.isdisjoint(definition.engine.split(","))
 
 
-def _has_onednn(definition: OperatorDef) -> bool:
+def _has_onednn(definition: Node) -> bool:
     return "ONEDNN" in definition.engine.split(",")
 
 
 def _same_channels(
-    definition: OperatorDef, arguments: Arguments, images: Mapping[str, Image | None], parameters: Mapping[str, Array]
+    definition: Node, arguments: Arguments, images: Mapping[str, Image | None], parameters: Mapping[str, Array]
 ) -> Role | None:
     """An operator with an argument `order` that keeps the channels of its one image."""
     image = images.get(definition.input[0])
@@ -248,7 +248,7 @@ def _same_channels(
 
 
 def _normalized_by_channel(
-    definition: OperatorDef, arguments: Arguments, images: Mapping[str, Image | None], parameters: Mapping[str, Array]
+    definition: Node, arguments: Arguments, images: Mapping[str, Image | None], parameters: Mapping[str, Array]
 ) -> Role | None:
     """SpatialBN in inference, and PRelu: vectors have an element a channel in any order; other slopes broadcast."""
     image = images.get(definition.input[0])
@@ -265,7 +265,7 @@ def _normalized_by_channel(
 
 
 def _elementwise(
-    definition: OperatorDef, arguments: Arguments, images: Mapping[str, Image | None], parameters: Mapping[str, Array]
+    definition: Node, arguments: Arguments, images: Mapping[str, Image | None], parameters: Mapping[str, Array]
 ) -> Role | None:
     """A function of one image, or of several operands that broadcast to it."""
     known = (images.get(name) for name in definition.input)
@@ -279,7 +279,7 @@ def _elementwise(
 
 
 def _operands(
-    definition: OperatorDef,
+    definition: Node,
     positions: range,
     image: Image,
     images: Mapping[str, Image | None],
@@ -309,7 +309,7 @@ def _operands(
 
 
 def _broadcast_run(
-    definition: OperatorDef, arguments: Arguments, image: Image | None, parameters: Mapping[str, Array]
+    definition: Node, arguments: Arguments, image: Image | None, parameters: Mapping[str, Array]
 ) -> Role | None:
     """Caffe2's older broadcasting, of a constant B to a run of the image's axes: written out as NumPy's."""
     if image is None or len(definition.input) != 2 or definition.input[1] not in parameters:
@@ -330,7 +330,7 @@ def _broadcast_run(
 
 
 def _joined_channels(
-    definition: OperatorDef, arguments: Arguments, images: Mapping[str, Image | None], parameters: Mapping[str, Array]
+    definition: Node, arguments: Arguments, images: Mapping[str, Image | None], parameters: Mapping[str, Array]
 ) -> Role | None:
     """Concat along the channels."""
     parts = [images.get(name) for name in definition.input]
@@ -348,7 +348,7 @@ def _along_channels(arguments: Arguments) -> bool:
 
 
 def _cut(
-    definition: OperatorDef, arguments: Arguments, images: Mapping[str, Image | None], parameters: Mapping[str, Array]
+    definition: Node, arguments: Arguments, images: Mapping[str, Image | None], parameters: Mapping[str, Array]
 ) -> Role | None:
     """Split, into parts of known sizes along the channels, or along any other axis."""
     image = images.get(definition.input[0])
@@ -376,7 +376,7 @@ def _axis_in(order: str, axis: int, rank: int) -> int:
 
 
 def _sliced(
-    definition: OperatorDef, arguments: Arguments, images: Mapping[str, Image | None], parameters: Mapping[str, Array]
+    definition: Node, arguments: Arguments, images: Mapping[str, Image | None], parameters: Mapping[str, Array]
 ) -> Role | None:
     """Slice by known bounds: those of each axis go where the axis goes; channels are cut between blocks only."""
     image = images.get(definition.input[0])
@@ -414,7 +414,7 @@ def _sliced(
 
 
 def _padded(
-    definition: OperatorDef, arguments: Arguments, images: Mapping[str, Image | None], parameters: Mapping[str, Array]
+    definition: Node, arguments: Arguments, images: Mapping[str, Image | None], parameters: Mapping[str, Array]
 ) -> Role | None:
     """Pad: the heads of all axes, then the tails. Channels are not padded in blocks."""
     image = images.get(definition.input[0])
@@ -435,7 +435,7 @@ def _padded(
 
 
 def _reduced(
-    definition: OperatorDef, arguments: Arguments, images: Mapping[str, Image | None], parameters: Mapping[str, Array]
+    definition: Node, arguments: Arguments, images: Mapping[str, Image | None], parameters: Mapping[str, Array]
 ) -> Role | None:
     """A reduction over all spatial axes that keeps them with size 1."""
     image = images.get(definition.input[0])
@@ -467,7 +467,7 @@ def _turning(axes: Sequence[int], image: Image | None, kind: BlobType | None) ->
     return None
 
 
-Rule = Callable[[OperatorDef, Arguments, Mapping[str, Image | None], Mapping[str, Array]], Role | None]
+Rule = Callable[[Node, Arguments, Mapping[str, Image | None], Mapping[str, Array]], Role | None]
 
 _RULES: Mapping[ImageRole, Rule] = {
     ImageRole.ELEMENTWISE: _elementwise,
@@ -488,14 +488,6 @@ _RULES: Mapping[ImageRole, Rule] = {
 _CONVOLVING = (ImageRole.CONVOLUTION, ImageRole.TRANSPOSED_CONVOLUTION, ImageRole.QUANTIZED_CONVOLUTION)
 
 
-def may_seek_order(definition: OperatorDef) -> bool:
+def may_seek_order(definition: Node) -> bool:
     """True for operators that may be much faster in an order other than NCHW."""
     return schema_of(definition.type).image_role in _CONVOLVING
-
-
-def set_arguments(definition: OperatorDef, arguments: Mapping[str, ArgumentValue | None]) -> None:
-    """Give `definition` these arguments in place of those of the same names; None takes one away."""
-    kept = [argument for argument in definition.arg if argument.name not in arguments]
-    added = [make_argument(name, value) for name, value in arguments.items() if value is not None]
-    del definition.arg[:]
-    definition.arg.extend([*kept, *added])

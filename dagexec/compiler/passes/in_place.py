@@ -16,7 +16,7 @@ from dagexec.compiler.passes.post_operations import Types
 from dagexec.compiler.passes.rewriting import Pass, Rewritten
 from dagexec.compiler.passes.types import infer_types
 from dagexec.core.model import Model
-from dagexec.core.proto import OperatorDef
+from dagexec.core.node import Node
 from dagexec.core.registry import schema_of
 from dagexec.core.shape_values import asked_operators
 from dagexec.core.traits import ImageRole
@@ -67,7 +67,7 @@ def _may_write_over_an_input(draft: Draft, number: int) -> bool:
     return any(schema.inplace(index, 0) for index in range(len(definition.input)))
 
 
-def _functions(definition: OperatorDef) -> list[PostOp]:
+def _functions(definition: Node) -> list[PostOp]:
     """What an element-wise operator does, as post-ops, as far as they may concern NaN."""
     return post_ops_of(definition) or as_post_ops(definition) or []
 

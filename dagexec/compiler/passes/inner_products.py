@@ -15,7 +15,7 @@ from dagexec.compiler.passes.draft import Array, Draft
 from dagexec.compiler.passes.rewriting import Pass, Rewritten
 from dagexec.compiler.passes.types import BlobType, infer_types
 from dagexec.core.model import Model
-from dagexec.core.operator_def import op
+from dagexec.core.node import new_node
 
 LAST = -1
 """The axis that is summed over where the number of axes is not known: the leading ones are joined in a run."""
@@ -30,7 +30,7 @@ _SHARED_BYTES = 1 << 20
 def apply(model: Model) -> Rewritten:
     """Rewrite each product whose second operand is a constant matrix of floats."""
     draft = Draft(model)
-    types = infer_types(model) if any(definition.type == "BatchMatMul" for definition in model.net.op) else {}
+    types = infer_types(model) if any(definition.type == "BatchMatMul" for definition in model.program.op) else {}
     for number, definition in draft.operators():
         if definition.type in _PRODUCTS and draft.is_free(number):
             _rewrite(draft, number, types)
@@ -72,7 +72,7 @@ def _rewrite(draft: Draft, number: int, types: Mapping[str, BlobType]) -> None:
     given = {} if axis == 1 else {"axis": axis}
     if any(draft[reader].type not in _LAYERS and reader != number for reader in draft.readers(name)):
         given["plain_weights"] = 1
-    draft.replace(number, op("FC", inputs, definition.output, name=definition.name, arg=given))
+    draft.replace(number, new_node("FC", inputs, definition.output, name=definition.name, arg=given))
 
 
 def _same_parameter(draft: Draft, weights: Array) -> str | None:

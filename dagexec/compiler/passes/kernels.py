@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from dagexec.core.arguments import Arguments
-from dagexec.core.proto import OperatorDef
+from dagexec.core.arguments import Values
+from dagexec.core.node import Node
 from dagexec.core.registry import create_operator
 from dagexec.core.schema import TensorType
 from dagexec.core.workspace import Workspace
@@ -21,30 +21,28 @@ Operand = tuple[TensorType, bool]
 """The type of an input, and whether it is constant."""
 
 
-def has_kernel(definition: OperatorDef, operands: Sequence[Operand]) -> bool:
+def has_kernel(definition: Node, operands: Sequence[Operand]) -> bool:
     """False when oneDNN computes `definition`, in a blocked order, by its reference implementation or not at all.
 
     True for an operator that needs no oneDNN for its order, and where the library cannot be asked.
     """
-    if not blocked_orders(Arguments(definition, definition.type)):
+    if not blocked_orders(definition.arguments()):
         return True
-    return _has_kernel(_anonymous(definition).SerializeToString(deterministic=True), tuple(operands))
-
-
-def _anonymous(definition: OperatorDef) -> OperatorDef:
-    """`definition` with blobs numbered by their first use."""
-    changed = OperatorDef()
-    changed.CopyFrom(definition)
-    changed.name = ""
-    names: dict[str, str] = {}
-    for blobs in (changed.input, changed.output):
-        blobs[:] = [names.setdefault(name, str(len(names))) for name in blobs]
-    return changed
+    names = {name: str(place) for place, name in enumerate(dict.fromkeys((*definition.input, *definition.output)))}
+    inputs, outputs = (tuple(names[name] for name in blobs) for blobs in (definition.input, definition.output))
+    return _has_kernel(definition.type, definition.engine, inputs, outputs, definition.values, tuple(operands))
 
 
 @lru_cache(maxsize=4096)
-def _has_kernel(serialized: bytes, operands: tuple[Operand, ...]) -> bool:
-    definition = OperatorDef.FromString(serialized)
+def _has_kernel(
+    op_type: str,
+    engine: str,
+    inputs: tuple[str, ...],
+    outputs: tuple[str, ...],
+    values: Values,
+    operands: tuple[Operand, ...],
+) -> bool:
+    definition = Node(op_type, inputs, outputs, values, engine=engine)
     workspace = Workspace()
     try:
         for name, (kind, is_constant) in zip(definition.input, operands, strict=True):

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from dagexec.compiler.passes.channel_padding import pad_channels
 from dagexec.compiler.passes.image_operators import (
@@ -23,7 +22,6 @@ from dagexec.compiler.passes.image_operators import (
     Role,
     describe,
     may_seek_order,
-    set_arguments,
 )
 from dagexec.compiler.passes.kernels import Operand, has_kernel
 from dagexec.compiler.passes.operator_traits import min_outputs
@@ -34,7 +32,7 @@ from dagexec.compiler.passes.types import BlobType, infer_types, keep_inference
 from dagexec.core.dtypes import FLOAT32, from_numpy
 from dagexec.core.maximum_flow import UNLIMITED, MaximumFlow
 from dagexec.core.model import Model
-from dagexec.core.proto import NetDef, OperatorDef
+from dagexec.core.node import Node, new_node
 from dagexec.core.schema import TensorType
 from dagexec.ops.base.layout import BLOCKS, LAYOUTS, NCHW, NHWC, PADDED, image_shape
 from dagexec.ops.onednn.availability import widest_blocks
@@ -42,9 +40,9 @@ from dagexec.platform.records import dataclass
 
 logger = logging.getLogger("dagexec")
 
-Node = tuple[str, int]
-SOURCE: Node = ("source", 0)
-SINK: Node = ("sink", 0)
+Vertex = tuple[str, int]
+SOURCE: Vertex = ("source", 0)
+SINK: Vertex = ("sink", 0)
 
 _COMMON_SIZE = 28  # pixels a side of images whose sizes nobody knows
 
@@ -119,7 +117,7 @@ class _Assignment:
 
     def _has_kernel(self, index: int, role: Role, order: str) -> bool:
         """True when the library has code for an operator in `order`, for the shapes that the model tells or common."""
-        definition = self.model.net.op[index]
+        definition = self.model.program.op[index]
         reads = NCHW if role.reads_plain else order
         changed, constants = definition_in(definition, role, self._constants, reads, order)
         operands: list[Operand] = []
@@ -155,14 +153,14 @@ class _Assignment:
             readers.add(SINK)
         network.connect(writer, readers, image.channels)
 
-    def _reader(self, index: int, position: int, free: list[bool]) -> Node:
+    def _reader(self, index: int, position: int, free: list[bool]) -> Vertex:
         role = self.roles[index]
         if role is None or position not in role.inputs:
             return SINK
         # further images of a convolution are added to what it writes
         return self._end(index, "reads" if position == 0 or not role.seeks else "writes", free)
 
-    def _end(self, index: int | None, side: str, free: list[bool]) -> Node:
+    def _end(self, index: int | None, side: str, free: list[bool]) -> Vertex:
         """The node of an operator's side; who has its order already, or can have no other, stands with the sink."""
         return (side, index) if index is not None and free[index] else SINK
 
@@ -196,16 +194,16 @@ class _Network:
     """The network of a cut. Nodes that can only be on one side together are joined to one, by whatever name."""
 
     def __init__(self) -> None:
-        self._joined: dict[Node, Node] = {}
-        self._numbers: dict[Node, int] = {SOURCE: 0, SINK: 1}
+        self._joined: dict[Vertex, Vertex] = {}
+        self._numbers: dict[Vertex, int] = {SOURCE: 0, SINK: 1}
         self._count = itertools.count(len(self._numbers))
         self._edges: list[tuple[int, int, int, int]] = []  # from, to, and the capacity there and back
 
-    def join(self, node: Node, other: Node) -> None:
+    def join(self, node: Vertex, other: Vertex) -> None:
         """Let `node`, of which nothing is known yet, be where `other` is."""
         self._joined[node] = other
 
-    def connect(self, writer: Node, readers: Iterable[Node], capacity: int) -> None:
+    def connect(self, writer: Vertex, readers: Iterable[Vertex], capacity: int) -> None:
         """Cutting `writer` off any of `readers` costs `capacity` once; so does cutting any of them off `writer`."""
         start = self._number(writer)
         ends = {self._number(reader) for reader in readers}
@@ -219,7 +217,7 @@ class _Network:
         for end in sorted(ends):
             self._edges += [(elsewhere, end, UNLIMITED, 0), (end, here, UNLIMITED, 0)]
 
-    def minimum_cut(self) -> Callable[[Node], bool]:
+    def minimum_cut(self) -> Callable[[Vertex], bool]:
         """Tells who is on the side of the source, where as many are as can be."""
         flow = MaximumFlow(next(self._count))
         for tail, head, there, back in self._edges:
@@ -228,7 +226,7 @@ class _Network:
         away = flow.sink_side(self._numbers[SINK])
         return lambda node: self._number(node) not in away
 
-    def _number(self, node: Node) -> int:
+    def _number(self, node: Vertex) -> int:
         while node in self._joined:
             node = self._joined[node]
         known = self._numbers.get(node)
@@ -247,7 +245,7 @@ def _roles(model: Model) -> list[Role | None]:
     types = infer_types(model)
     images = {name: _image_by_type(types.get(name)) for name in model.inputs}
     roles: list[Role | None] = []
-    for definition in model.net.op:
+    for definition in model.program.op:
         role = describe(definition, images, constants, types)
         if role is not None and any(definition.input[position] in constants for position in role.inputs):
             role = None  # a constant comes in the order it has: only values of the net are turned
@@ -274,9 +272,7 @@ class _Rewriting:
         self._assignment = assignment
         self._model = assignment.model
         self._values = assignment.values
-        self._net = NetDef()
-        self._net.CopyFrom(self._model.net)
-        del self._net.op[:]
+        self._operators: list[Node] = []
         self._parameters = dict(self._model.parameters)
         self._names = {*self._values.names, *self._parameters}
         self._constants: dict[tuple[str, str, tuple[int, ...]], str] = {}
@@ -287,16 +283,16 @@ class _Rewriting:
     def result(self) -> LayoutAssignment:
         """The layout."""
         counts: dict[str, int] = {}
-        for index, definition in enumerate(self._model.net.op):
+        for index, definition in enumerate(self._model.program.op):
             self._add(index, definition)
             order = self._assignment.writes[index]
             if order != NCHW:
                 counts[order] = counts.get(order, 0) + 1
-        read = {name for definition in self._net.op for name in (*definition.input, *definition.control_input)}
+        read = {name for definition in self._operators for name in (*definition.input, *definition.control_input)}
         replaced = {name for name, _, _ in self._constants}
         kept = read | set(self._model.outputs)
         parameters = {name: array for name, array in self._parameters.items() if name in kept or name not in replaced}
-        model = replace(self._model, net=self._net, parameters=parameters)
+        model = self._model.changed(net=self._model.program.with_operators(self._operators), parameters=parameters)
         return LayoutAssignment(model, self._reorders, counts)
 
     def _names_in_several_orders(self) -> frozenset[str]:
@@ -304,33 +300,35 @@ class _Rewriting:
         orders: dict[str, set[str]] = {}
         for value in self._values.all:
             orders.setdefault(value.name, set()).add(self._assignment.written_order(value))
-        outputs = {*self._model.outputs, *self._model.net.external_output}
+        outputs = {*self._model.outputs, *self._model.program.external_output}
         return frozenset(name for name, found in orders.items() if len(found) > 1 or name in outputs)
 
-    def _add(self, index: int, definition: OperatorDef) -> None:
+    def _add(self, index: int, definition: Node) -> None:
         role, order = self._assignment.roles[index], self._assignment.writes[index]
-        changed = OperatorDef()
-        changed.CopyFrom(definition)
-        for position, value in enumerate(self._values.read[index]):
-            if value is not None:
-                changed.input[position] = self._in_order(value, self._assignment.read_order(index, position))
+        inputs = [
+            name if value is None else self._in_order(value, self._assignment.read_order(index, position))
+            for position, (name, value) in enumerate(zip(definition.input, self._values.read[index], strict=True))
+        ]
+        changed = definition
         if role is not None and order != NCHW:
-            self._put_in_order(changed, role, index)
-        for position, value in enumerate(self._values.written_by[index]):
-            in_order = self._assignment.written_order(value)
-            changed.output[position] = self._place(value, in_order, definition, changed)
-        self._net.op.append(changed)
+            changed = self._in_order_of(definition, inputs, role, index)
+        outputs = [
+            self._place(value, self._assignment.written_order(value), definition, inputs)
+            for value in self._values.written_by[index]
+        ]
+        self._operators.append(changed.changed(inputs=inputs, outputs=outputs))
         for value in self._values.written_by[index]:
             if value.is_output and (place := self._in_order(value, NCHW)) != value.name:
                 # written in place, where others read it
-                self._net.op.append(OperatorDef(type="Copy", input=[place], output=[value.name]))
+                self._operators.append(Node("Copy", [place], [value.name]))
 
-    def _put_in_order(self, definition: OperatorDef, role: Role, index: int) -> None:
+    def _in_order_of(self, definition: Node, inputs: list[str], role: Role, index: int) -> Node:
+        """An operator that writes an order; constants among its `inputs` are replaced."""
         order, reads = self._assignment.writes[index], self._assignment.reads[index]
         changed, constants = definition_in(definition, role, self._parameters, reads, order)
-        definition.CopyFrom(changed)
         for position, array in constants.items():
-            definition.input[position] = self._constant(definition.input[position], array, order)
+            inputs[position] = self._constant(inputs[position], array, order)
+        return changed
 
     def _constant(self, name: str, array: Array, order: str) -> str:
         """The name of a parameter that has been changed to `array`, one of its kind for all operators."""
@@ -341,10 +339,10 @@ class _Rewriting:
             array.flags.writeable = False
         return self._constants[key]
 
-    def _place(self, value: Value, order: str, definition: OperatorDef, changed: OperatorDef) -> str:
+    def _place(self, value: Value, order: str, definition: Node, inputs: Sequence[str]) -> str:
         """The blob that an operator writes a value to; in place where it was in place."""
         if value.name in definition.input:
-            place = changed.input[list(definition.input).index(value.name)]
+            place = inputs[definition.input.index(value.name)]
         elif order == NCHW or value.name not in self._mixed:
             place = value.name
         else:
@@ -361,10 +359,8 @@ class _Rewriting:
             source = self._places[value.number, written]
             final = order == NCHW and value.is_output
             place = value.name if final else self._new_name(f"{value.name}/{order}")
-            reorder = OperatorDef(type="Reorder", input=[source], output=[place], name=f"{value.name} to {order}")
-            reorder.engine = "ONEDNN"
-            set_arguments(reorder, {"from_order": written, "to_order": order})
-            self._net.op.append(reorder)
+            reorder = new_node("Reorder", [source], [place], from_order=written, to_order=order)
+            self._operators.append(reorder.changed(name=f"{value.name} to {order}", engine="ONEDNN"))
             self._reorders += 1
             self._places[value.number, order] = place
         return place
@@ -383,18 +379,16 @@ _FILTER = 1  # the input that is in the order that is read; operands of post-ops
 
 
 def definition_in(
-    definition: OperatorDef, role: Role, parameters: Mapping[str, Array], reads: str, writes: str
-) -> tuple[OperatorDef, dict[int, Array]]:
+    definition: Node, role: Role, parameters: Mapping[str, Array], reads: str, writes: str
+) -> tuple[Node, dict[int, Array]]:
     """`definition` as it reads images in one order and writes them in another; and its constants that change."""
-    changed = OperatorDef()
-    changed.CopyFrom(definition)
-    arguments = dict(role.arguments(writes))
+    op_type, arguments = definition.type, dict(role.arguments(writes))
     if reads != writes:
         arguments |= {"order": reads, "output_order": writes}
         if definition.type != "FusedConv":
             arguments["bias"] = int(len(definition.input) > 2)
-            changed.type = "FusedConv"
-    set_arguments(changed, arguments)
+            op_type = "FusedConv"
+    changed = definition.changed(op_type=op_type, arguments=arguments)
     constants: dict[int, Array] = {}
     for position, change in role.constants.items():
         array = parameters[definition.input[position]]
@@ -405,25 +399,25 @@ def definition_in(
 
 def without_unread_outputs(model: Model) -> Model:
     """`model` with operators that leave out the optional outputs at their end which nothing reads."""
-    net = NetDef()
-    net.CopyFrom(model.net)
-    used = {*model.outputs, *net.external_output}
-    for definition in net.op:
+    program = model.program
+    used = {*model.outputs, *program.external_output}
+    for definition in program.op:
         used.update((*definition.input, *definition.control_input))
-    for definition in net.op:
-        while len(definition.output) > min_outputs(definition) and definition.output[-1] not in used:
-            del definition.output[-1]
-    return replace(model, net=net)
+    operators = [_without_unread(definition, used) for definition in program.op]
+    return model.changed(net=program.with_operators(operators))
 
 
-def orders_of(definitions: Iterable[OperatorDef]) -> frozenset[str]:
+def _without_unread(definition: Node, used: Collection[str]) -> Node:
+    count = len(definition.output)
+    while count > min_outputs(definition) and definition.output[count - 1] not in used:
+        count -= 1
+    return definition if count == len(definition.output) else definition.changed(outputs=definition.output[:count])
+
+
+def orders_of(definitions: Iterable[Node]) -> frozenset[str]:
     """The orders other than NCHW that operators work in."""
-    found = {
-        argument.s.decode()
-        for definition in definitions
-        for argument in definition.arg
-        if argument.name in ("order", "output_order", "to_order")
-    }
+    names = ("order", "output_order", "to_order")
+    found = {one.arguments().string(name, "") for one in definitions for name in names}
     return frozenset(found & {NHWC, *BLOCKS})
 
 
@@ -434,7 +428,7 @@ def layout_pass(name: str) -> Pass:
 
 def laid_out(model: Model, name: str) -> Rewritten:
     """`model` in the layout called `name`, one of LAYOUTS; NCHW leaves it as it is."""
-    if name == NCHW or not any(map(may_seek_order, model.net.op)):
+    if name == NCHW or not any(map(may_seek_order, model.program.op)):
         return Rewritten(model)
     order = PADDED.get(name, name)
     source = pad_channels(model, BLOCKS[order]) if name in PADDED else model
@@ -448,7 +442,7 @@ def laid_out(model: Model, name: str) -> Rewritten:
         return Rewritten(model)
     padded = (f"channels padded to blocks of {BLOCKS[order]}",) if source is not model else ()
     parameters = successors(model.parameters, dict(layout.model.parameters))
-    found = replace(layout.model, parameters=parameters)
+    found = layout.model.changed(parameters=parameters)
     keep_inference(layout.model, found, retyped=False)
     return Rewritten(found, (*padded, *layout.changes()))
 

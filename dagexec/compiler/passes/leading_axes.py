@@ -6,13 +6,12 @@ an activation or a sum, becomes a part of it.
 
 from __future__ import annotations
 
-from dagexec.compiler.passes.draft import Draft, copied
+from dagexec.compiler.passes.draft import Draft
 from dagexec.compiler.passes.post_operations import Types
 from dagexec.compiler.passes.rewriting import Pass, Rewritten
 from dagexec.compiler.passes.types import infer_types
-from dagexec.core.arguments import make_argument
 from dagexec.core.model import Model
-from dagexec.core.proto import OperatorDef
+from dagexec.core.node import Node
 from dagexec.core.registry import schema_of
 from dagexec.core.traits import LayerKind
 
@@ -42,19 +41,16 @@ def _rewrite(draft: Draft, number: int, types: Types) -> None:
     if any(shape[-1] != matrix[-1] for shape, matrix in zip(wide.shapes, plain.shapes, strict=True)):
         return
     wanted = tuple((*shape[:-1], matrix[-1]) for shape, matrix in zip(wide.shapes, source.shapes, strict=True))
-    name, first = _unshaped(draft, layer.input[0], wanted, types), list[OperatorDef]()
+    name, first = _unshaped(draft, layer.input[0], wanted, types), list[Node]()
     if name is None and source.shapes == plain.shapes:  # the same reshape, before the layer
         name = draft.fresh(f"{layer.input[0]}/wide")
-        reshape = copied(draft[behind])
-        reshape.input[0], reshape.output[0] = layer.input[0], name
-        first.append(reshape)
+        reshape = draft[behind]
+        inputs, outputs = (layer.input[0], *reshape.input[1:]), (name, *reshape.output[1:])
+        first.append(reshape.changed(inputs=inputs, outputs=outputs))
     if name is None:
         return
-    changed = copied(layer)
-    del changed.arg[:]
-    changed.arg.extend(argument for argument in layer.arg if argument.name != "axis")
-    changed.arg.append(make_argument("axis", wide.rank - 1))
-    changed.input[0], changed.output[0] = name, result
+    inputs, outputs = (name, *layer.input[1:]), (result, *layer.output[1:])
+    changed = layer.changed(inputs=inputs, outputs=outputs, arguments={"axis": wide.rank - 1})
     draft.changed(f"{draft.label(number)} takes {wide.rank} axes as they are")
     draft.remove(number)
     draft.replace(behind, *first, changed)

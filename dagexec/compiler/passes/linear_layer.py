@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dagexec.compiler.passes.affine import Affine, Channels
-from dagexec.compiler.passes.draft import Array, Draft, copied
+from dagexec.compiler.passes.draft import Array, Draft
 from dagexec.core.arguments import Arguments
 from dagexec.core.registry import schema_of
 from dagexec.core.traits import LayerKind
@@ -146,11 +146,9 @@ def write_layer(draft: Draft, layer: LinearLayer, source: str, slot: int) -> Non
 
     The operator that the layer was is taken out where it is another one.
     """
-    definition = copied(draft[layer.number])
+    definition = draft[layer.number]
     weights = draft.add_parameter(definition.input[1], layer.weights)
     biases = [] if layer.bias is None else [draft.add_parameter(f"{definition.output[0]}/bias", layer.bias)]
-    definition.input[:] = [source, weights, *biases]
-    definition.output[:] = draft[slot].output
-    draft.replace(slot, definition)
+    draft.replace(slot, definition.changed(inputs=[source, weights, *biases], outputs=draft[slot].output))
     if slot != layer.number:
         draft.remove(layer.number)

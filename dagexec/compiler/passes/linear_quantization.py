@@ -6,8 +6,7 @@ import numpy as np
 
 from dagexec.compiler.passes.draft import Array, Draft
 from dagexec.core.dtypes import INT8, UINT8, TypeMeta, from_numpy
-from dagexec.core.operator_def import op
-from dagexec.core.proto import OperatorDef
+from dagexec.core.node import Node, new_node
 from dagexec.ops.quantized.linear import QUANTIZED
 from dagexec.ops.quantized.scales import check_scales
 from dagexec.platform.records import dataclass
@@ -96,11 +95,11 @@ def dequantized_weights(draft: Draft, name: str) -> Weights | None:
     return Weights(integers.astype(np.int8), scales.reshape(-1), axis)
 
 
-def quantize(x: str, y: str, scale: str, zero_point: str) -> OperatorDef:
+def quantize(x: str, y: str, scale: str, zero_point: str) -> Node:
     """A QuantizeLinear of the whole of `x`."""
-    return op(QUANTIZE, [x, scale, zero_point], [y], name=f"{x} to 8 bits")
+    return new_node(QUANTIZE, [x, scale, zero_point], [y], name=f"{x} to 8 bits")
 
 
-def dequantize(x: str, y: str, scale: str, zero_point: str) -> OperatorDef:
+def dequantize(x: str, y: str, scale: str, zero_point: str) -> Node:
     """A DequantizeLinear of the whole of `x`."""
-    return op(DEQUANTIZE, [x, scale, zero_point], [y], name=f"{y} from 8 bits")
+    return new_node(DEQUANTIZE, [x, scale, zero_point], [y], name=f"{y} from 8 bits")

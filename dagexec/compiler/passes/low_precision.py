@@ -66,7 +66,7 @@ def _calibrated(model: Model, feeds: tuple[Feeds, ...]) -> Rewritten:
     Raises FeedError when neither it nor `feeds` tell.
     """
     if not feeds:
-        if any(schema_of(definition.type).is_quantized for definition in model.net.op):
+        if any(schema_of(definition.type).is_quantized for definition in model.program.op):
             return Rewritten(model)
         raise FeedError(
             f"model {model.name!r}: int8 needs sample inputs to calibrate with (calibration=), or a model with "

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from dagexec.core.arguments import Arguments
-from dagexec.core.proto import OperatorDef
+from dagexec.core.node import Node
 from dagexec.core.registry import schema_of
 from dagexec.core.schema import UNBOUNDED
 
 
-def is_in_training(definition: OperatorDef) -> bool:
+def is_in_training(definition: Node) -> bool:
     """True for an operator that does something else in inference, which its argument `is_test` does not ask for."""
     if "is_test" not in schema_of(definition.type).args:
         return False
-    return not Arguments(definition, definition.type).int("is_test", 0)
+    return not definition.arguments().int("is_test", 0)
 
 
-def moved_inputs(definition: OperatorDef) -> list[str] | None:
+def moved_inputs(definition: Node) -> list[str] | None:
     """The inputs of which an operator only moves or compares elements; None when it does more than that."""
     schema = schema_of(definition.type)
     if not schema.moves_elements or is_in_training(definition):
@@ -25,7 +24,7 @@ def moved_inputs(definition: OperatorDef) -> list[str] | None:
     return list(definition.input) if schema.joined is not None else [definition.input[0]]
 
 
-def min_outputs(definition: OperatorDef) -> int:
+def min_outputs(definition: Node) -> int:
     """How many outputs an operator has at least; those at the end that it may leave out do not count."""
     results = schema_of(definition.type).results
     return results if results and not is_in_training(definition) else len(definition.output)

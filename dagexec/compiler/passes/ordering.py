@@ -9,9 +9,8 @@ from collections.abc import Mapping
 
 from dagexec.compiler.passes.draft import Draft
 from dagexec.compiler.passes.post_operations import Types
-from dagexec.core.arguments import Arguments
 from dagexec.core.graph import flow_of
-from dagexec.core.proto import OperatorDef
+from dagexec.core.node import Node
 from dagexec.core.registry import schema_of
 from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.errors import DagexecError
@@ -126,7 +125,7 @@ class _Times:
         self.critical_path = max(finish.values(), default=0.0)
 
 
-def shares_memory(definition: OperatorDef) -> bool:
+def shares_memory(definition: Node) -> bool:
     """True when inputs and outputs of the operator may lie in one memory: views, and what joins or cuts."""
     schema = schema_of(definition.type)
     return schema.view or schema.joined is not None or schema.cut is not None
@@ -143,7 +142,7 @@ def _nominal_seconds(draft: Draft, number: int, types: Types) -> float:
         return _MIN_SECONDS
     label = draft.label(number)
     values = tuple(draft.constant(name) for name in definition.input)
-    call = OperatorCall(definition, Arguments(definition, label), tuple(known), values, label)
+    call = OperatorCall(definition, definition.arguments(label), tuple(known), values, label)
     try:
         return schema_of(definition.type).cost(call, outputs).seconds
     except DagexecError:

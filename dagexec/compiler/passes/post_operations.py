@@ -12,9 +12,8 @@ from dataclasses import replace
 
 from dagexec.compiler.passes.draft import Draft
 from dagexec.compiler.passes.types import BlobType
-from dagexec.core.arguments import Arguments
 from dagexec.core.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, TypeMeta
-from dagexec.core.proto import OperatorDef
+from dagexec.core.node import Node
 from dagexec.core.registry import schema_of
 from dagexec.ops.activation.post_ops import COMMUTATIVE, PostOp, as_post_ops
 from dagexec.platform.records import dataclass
@@ -36,25 +35,25 @@ class Link:
 Types = Mapping[str, BlobType]
 
 
-def unary_links(definition: OperatorDef, meta: TypeMeta) -> tuple[Link, ...]:
+def unary_links(definition: Node, meta: TypeMeta) -> tuple[Link, ...]:
     """The links of an operator of one input and the type `meta`; none when it is not known as a post-op."""
     if len(definition.input) != 1 or len(definition.output) != 1 or meta not in FUSED_TYPES:
         return ()
     return tuple(map(Link, as_post_ops(definition, meta) or ()))
 
 
-def is_function(definition: OperatorDef) -> bool:
+def is_function(definition: Node) -> bool:
     """True for an operator of one input that post-ops compute."""
     return bool(unary_links(definition, FLOAT32))
 
 
-def is_sum(definition: OperatorDef) -> bool:
+def is_sum(definition: Node) -> bool:
     """True for an operator that adds its inputs, and does nothing else to them."""
     post_ops = as_post_ops(definition) if len(definition.input) > 1 else None
     return bool(post_ops) and all(post_op.kind == "add" for post_op in post_ops or ())
 
 
-def has_two_operands(definition: OperatorDef) -> bool:
+def has_two_operands(definition: Node) -> bool:
     """True for an operator that never has more than two inputs, which may broadcast by Caffe2's older rule."""
     return schema_of(definition.type).inputs[1] == 2
 
@@ -90,12 +89,12 @@ def operand_links(draft: Draft, number: int, source: str, types: Types) -> tuple
     )
 
 
-def _operands_fit(definition: OperatorDef, operands: Sequence[BlobType | None], kind: BlobType) -> bool:
+def _operands_fit(definition: Node, operands: Sequence[BlobType | None], kind: BlobType) -> bool:
     """True when all operands have the type of `kind` and broadcast to it by NumPy's rule.
 
     Caffe2's older rule says the same where shapes are equal or B has one element.
     """
-    arguments = Arguments(definition, definition.type)
+    arguments = definition.arguments()
     old_rule = has_two_operands(definition) and arguments.int("broadcast", 0)
     for operand in operands:
         if operand is None or operand.meta is not kind.meta or not operand.broadcasts_to(kind):

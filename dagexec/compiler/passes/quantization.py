@@ -23,7 +23,7 @@ from dagexec.compiler.passes.calibration import (
     quantized_weights,
     run_each,
 )
-from dagexec.compiler.passes.draft import Draft, copied
+from dagexec.compiler.passes.draft import Draft
 from dagexec.compiler.passes.linear_quantization import DEQUANTIZE, dequantize, quantize
 from dagexec.compiler.passes.operator_traits import moved_inputs
 from dagexec.compiler.passes.post_operations import is_sum
@@ -34,8 +34,7 @@ from dagexec.core.dtypes import BFLOAT16, FLOAT32
 from dagexec.core.evaluation import evaluated
 from dagexec.core.feeds import Feeds
 from dagexec.core.model import Model
-from dagexec.core.operator_def import op
-from dagexec.core.proto import OperatorDef
+from dagexec.core.node import Node, new_node
 from dagexec.core.registry import schema_of
 from dagexec.core.traits import LayerKind
 from dagexec.platform.records import dataclass
@@ -96,21 +95,21 @@ def _is_layer(draft: Draft, number: int, types: Types) -> bool:
     return plain and all(constants) and draft.is_free(number) and draft.is_single(definition.input[0])
 
 
-Rounding = Callable[[OperatorDef, Sequence[Array]], Sequence[Array]]
+Rounding = Callable[[Node, Sequence[Array]], Sequence[Array]]
 """The inputs of a layer as few bits leave them, in float32."""
 
 
 def in_8_bits(ranges: Mapping[str, ValueRange]) -> Rounding:
     """Inputs of those ranges as uint8, weights as int8, biases as they are."""
 
-    def rounded(definition: OperatorDef, inputs: Sequence[Array]) -> Sequence[Array]:
+    def rounded(definition: Node, inputs: Sequence[Array]) -> Sequence[Array]:
         x, weights, *others = inputs
         return [fake_quantized(x, ranges[definition.input[0]]), fake_quantized_weights(weights), *others]
 
     return rounded
 
 
-def in_bfloat16(_definition: OperatorDef, inputs: Sequence[Array]) -> Sequence[Array]:
+def in_bfloat16(_definition: Node, inputs: Sequence[Array]) -> Sequence[Array]:
     """Everything rounded to bfloat16."""
     return [array.astype(BFLOAT16.numpy).astype(np.float32) for array in inputs]
 
@@ -120,7 +119,7 @@ def layer_errors(draft: Draft, layers: Sequence[int], feeds: Sequence[Feeds], ro
     indices = {index: number for index, number in enumerate(draft.numbers()) if number in set(layers)}
     squares = {number: [0.0, 0.0] for number in layers}
 
-    def visit(index: int, definition: OperatorDef, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    def visit(index: int, definition: Node, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         if index not in indices:
             return
         found = computed(definition, rounded(definition, inputs))
@@ -152,13 +151,12 @@ def relative(difference: float, whole: float) -> float:
     return float(np.sqrt(difference / whole)) if whole > 0 else float("inf")
 
 
-def computed(definition: OperatorDef, inputs: Sequence[Array]) -> Array:
+def computed(definition: Node, inputs: Sequence[Array]) -> Array:
     """Output 0 of an operator on other inputs."""
-    alone = copied(by_onednn(definition))
-    alone.input[:] = [f"in{index}" for index in range(len(inputs))]
-    alone.output[:] = [f"out{index}" for index in range(len(definition.output))]
-    values = {name: np.ascontiguousarray(array) for name, array in zip(alone.input, inputs, strict=True)}
-    return evaluated(alone, values)[0]
+    names = [f"in{index}" for index in range(len(inputs))]
+    outputs = [f"out{index}" for index in range(len(definition.output))]
+    values = {name: np.ascontiguousarray(array) for name, array in zip(names, inputs, strict=True)}
+    return evaluated(by_onednn(definition).changed(inputs=names, outputs=outputs), values)[0]
 
 
 class _Groups:
@@ -250,10 +248,9 @@ def _quantize_weights(draft: Draft, number: int) -> None:
     integers, scales = quantized_weights(weights)
     inputs = [draft.add_parameter(f"{name}/integers", integers), draft.add_parameter(f"{name}/scales", scales)]
     rounded = draft.fresh(f"{name}/dequantized")
-    layer = copied(definition)
-    layer.input[1] = rounded
+    layer = definition.changed(inputs=[definition.input[0], rounded, *definition.input[2:]])
     draft.changed(f"{draft.label(number)}: weights in 8 bits")
-    draft.replace(number, op(DEQUANTIZE, inputs, [rounded], axis=0), layer)
+    draft.replace(number, new_node(DEQUANTIZE, inputs, [rounded], axis=0), layer)
 
 
 def _quantize_values(draft: Draft, names: Sequence[str], ranges: Mapping[str, ValueRange]) -> None:
@@ -275,5 +272,5 @@ def _quantize_values(draft: Draft, names: Sequence[str], ranges: Mapping[str, Va
             draft.replace(writers[0], draft[writers[0]], *pair)
         else:
             first = draft.numbers()[0]
-            draft.replace(first, *pair, copied(draft[first]))
+            draft.replace(first, *pair, draft[first])
         draft.changed(f"{name!r} in 8 bits, {span.low:.4g} to {span.high:.4g}")

@@ -13,12 +13,12 @@ Integers move and compare as the numbers they stand for; a fused operator rounds
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import field
 
 import numpy as np
 
-from dagexec.compiler.passes.draft import Array, Draft, copied
+from dagexec.compiler.passes.draft import Array, Draft
 from dagexec.compiler.passes.linear_quantization import (
     DEQUANTIZE,
     QUANTIZE,
@@ -32,11 +32,10 @@ from dagexec.compiler.passes.operator_traits import moved_inputs
 from dagexec.compiler.passes.post_operations import is_sum, unary_links
 from dagexec.compiler.passes.rewriting import Pass, Rewritten
 from dagexec.compiler.passes.types import BlobType, infer_types
-from dagexec.core.arguments import ArgumentValue
+from dagexec.core.arguments import NOTHING, ArgumentValue, Values
 from dagexec.core.dtypes import FLOAT32
 from dagexec.core.model import Model
-from dagexec.core.operator_def import op
-from dagexec.core.proto import Argument, OperatorDef
+from dagexec.core.node import Node, new_node
 from dagexec.core.registry import schema_of
 from dagexec.core.traits import LayerKind
 from dagexec.ops.activation.post_ops import as_post_ops
@@ -51,7 +50,7 @@ Types = Mapping[str, BlobType]
 def apply(model: Model) -> Rewritten:
     """Bring integers as far as they reach, then fuse."""
     draft = Draft(model)
-    if all(definition.type not in (QUANTIZE, DEQUANTIZE) for definition in model.net.op):
+    if all(definition.type not in (QUANTIZE, DEQUANTIZE) for definition in model.program.op):
         return draft.finish()
     types = infer_types(model)
     for number, definition in draft.operators():
@@ -115,16 +114,16 @@ def _quantize_parts(draft: Draft, number: int) -> None:
     if reader is None or result is None or len(known) != len(sources) or len(definition.output) > 1:
         return
     [target], constants = draft[reader].output, draft[reader].input[1:]
-    before: list[OperatorDef] = []
-    joined = op(definition.type, [], [target], name=definition.name)
-    joined.arg.extend(definition.arg)
+    before: list[Node] = []
+    inputs: list[str] = []
     for name, (integers, linear) in zip(definition.input, known, strict=True):
         if linear != result:
             integers = draft.fresh(f"{name}/as_{target}")
-            before.append(op(QUANTIZE, [name, *constants], [integers]))
-        joined.input.append(integers)
+            before.append(new_node(QUANTIZE, [name, *constants], [integers]))
+        inputs.append(integers)
     draft.changed(f"{draft.label(number)}: its inputs are quantized")
     draft.remove(number)
+    joined = Node(definition.type, inputs, [target], definition.values, name=definition.name)
     draft.replace(reader, *before, joined)
 
 
@@ -139,16 +138,14 @@ def _move_integers(draft: Draft, number: int) -> None:
     writer = draft.producer(moved[0])
     assert writer is not None
     constants = list(draft[writer].input[1:])
-    on_integers = copied(definition)
-    on_integers.input[: len(known)] = [name for name, _ in known]
+    inputs = [*(name for name, _ in known), *definition.input[len(known) :]]
     results = [draft.fresh(f"{name}/integers") for name in definition.output]
     after = [
-        op(DEQUANTIZE, [integers, *constants], [name])
+        new_node(DEQUANTIZE, [integers, *constants], [name])
         for integers, name in zip(results, definition.output, strict=True)
     ]
-    on_integers.output[:] = results
     label = draft.label(number)
-    draft.replace(number, on_integers, *after)
+    draft.replace(number, definition.changed(inputs=inputs, outputs=results), *after)
     draft.changed(f"{label}: on integers")
 
 
@@ -162,8 +159,8 @@ def _cut_integers(draft: Draft, number: int) -> None:
     integers, linear = source
     name = definition.output[0]
     label, cut = draft.label(number), draft.fresh(f"{name}/integers")
-    after = op(DEQUANTIZE, [cut, *draft[writer].input[1:]], [name])
-    draft.replace(number, op("Clip", [integers], [cut], name=definition.name, min=linear.zero_point), after)
+    after = new_node(DEQUANTIZE, [cut, *draft[writer].input[1:]], [name])
+    draft.replace(number, new_node("Clip", [integers], [cut], name=definition.name, min=linear.zero_point), after)
     draft.changed(f"{label}: on integers")
 
 
@@ -296,7 +293,7 @@ def _put(
     op_type: str,
     inputs: list[str],
     arguments: dict[str, ArgumentValue],
-    kept: Iterable[Argument] = (),
+    kept: Values = NOTHING,
 ) -> None:
     """The fused operator in the place of the chain's last one; it keeps these arguments of the first."""
     first = draft.label(chain.numbers[0])
@@ -307,10 +304,9 @@ def _put(
     *before, last = chain.numbers
     for number in before:
         draft.remove(number)
-    definition = op(op_type, inputs, [chain.output], name=name, arg=arguments)
-    definition.arg.extend(kept)
-    draft.replace(last, definition)
-    fused = f" with {len(before)} op(s) after it" if before else ""
+    definition = Node(op_type, inputs, [chain.output], kept, name=name)
+    draft.replace(last, definition.changed(arguments=arguments))
+    fused = f" with {len(before)} new_node(s) after it" if before else ""
     draft.changed(f"{first}: {op_type}{fused}")
 
 
@@ -330,7 +326,7 @@ def _fuse_convolution(draft: Draft, number: int, types: Types) -> None:
             return
     chain = _Chain([number], definition.output[0])
     _extend(draft, chain, types)
-    kept = [argument for argument in definition.arg if argument.name not in COMPUTE_ARGS]
+    kept = definition.values.changed(dict.fromkeys(COMPUTE_ARGS))
     inputs = [x, *_constants(draft, definition.input[1], weights.integers, weights.scales)]
     arguments: dict[str, ArgumentValue] = {"x_scale": float(linear.scale), "x_zero_point": linear.zero_point}
     if bias is not None:

@@ -14,7 +14,7 @@ import math
 from dataclasses import replace
 
 from dagexec.compiler.passes.activation_fusion import fuse_activations
-from dagexec.compiler.passes.draft import Draft, copied
+from dagexec.compiler.passes.draft import Draft
 from dagexec.compiler.passes.fusion import FUSED_PRODUCT, described, fused, has_room, layer_meta, post_ops_of
 from dagexec.compiler.passes.ordering import Ordering
 from dagexec.compiler.passes.post_operations import Types, is_sum, operand_links
@@ -22,7 +22,7 @@ from dagexec.compiler.passes.rewriting import Pass, Rewritten
 from dagexec.compiler.passes.types import BlobType, infer_types
 from dagexec.core.arguments import Arguments
 from dagexec.core.model import Model
-from dagexec.core.proto import OperatorDef
+from dagexec.core.node import Node
 from dagexec.ops.activation.post_ops import SUM
 from dagexec.ops.onednn.post_ops import drops_nan
 
@@ -33,7 +33,7 @@ _SLACK = 1e-9  # seconds by which sums of floats may differ
 def apply(model: Model) -> Rewritten:
     """Fuse sums as operands, then let layers work in place where they may."""
     draft = Draft(model)
-    if not any(map(is_sum, model.net.op)):
+    if not any(map(is_sum, model.program.op)):
         return draft.finish()
     fused_layers: list[int] = []
     ordering: Ordering | None = None
@@ -174,16 +174,12 @@ def _is_kept(draft: Draft, layer: int, addend: BlobType | None) -> bool:
     return addend is None or any(math.prod(shape) * addend.meta.itemsize < _LARGE for shape in addend.shapes)
 
 
-def _summing(definition: OperatorDef, index: int) -> OperatorDef:
+def _summing(definition: Node, index: int) -> Node:
     """`definition` with `sum` for the operand that is input `index`."""
-    changed = copied(definition)
     texts = [
         str(replace(post_op, kind=SUM) if post_op.input == index else post_op) for post_op in post_ops_of(definition)
     ]
-    for argument in changed.arg:
-        if argument.name == "post_ops":
-            argument.strings[:] = [text.encode() for text in texts]
-    return changed
+    return definition.changed(arguments={"post_ops": texts})
 
 
 PASS = Pass("residual-fusion", "Layers add the other branch's tensor to their result, in place where they may.", apply)

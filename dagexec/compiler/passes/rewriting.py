@@ -83,18 +83,18 @@ def run_passes(
     """
     check_pass_names(without, passes)
     if not checked:
-        check_net(model.net, _given(model).__contains__)
+        check_net(model.program, _given(model).__contains__)
     outcomes = []
     for step in passes:
         if step.name in without:
             continue
         check_stop()
-        before, start = len(model.net.op), time.perf_counter()
+        before, start = len(model.program.op), time.perf_counter()
         rewritten = step.apply(model)
         keep_inference(model, rewritten.model, step.retypes)
         model = rewritten.model
         seconds = time.perf_counter() - start
-        outcomes.append(PassOutcome(step.name, rewritten.changes, before, len(model.net.op), seconds))
+        outcomes.append(PassOutcome(step.name, rewritten.changes, before, len(model.program.op), seconds))
     return PassReport(model, tuple(outcomes))
 
 

@@ -16,7 +16,7 @@ from dagexec.compiler.passes.rewriting import Pass, Rewritten
 from dagexec.compiler.passes.types import infer_types
 from dagexec.core.dtypes import FLOAT32, FLOAT64
 from dagexec.core.model import Model
-from dagexec.core.operator_def import op
+from dagexec.core.node import new_node
 from dagexec.platform.records import dataclass
 
 _MEAN = "ReduceMean"
@@ -40,7 +40,7 @@ class _Normalization:
 def apply(model: Model) -> Rewritten:
     """Look before each product and quotient for the mean of squares by which it normalizes."""
     draft = Draft(model)
-    if all(definition.type != _MEAN for definition in model.net.op):
+    if all(definition.type != _MEAN for definition in model.program.op):
         return draft.finish()
     types = infer_types(model)
     for number in draft.numbers():
@@ -66,7 +66,7 @@ def _rewrite(draft: Draft, number: int, found: _Normalization, types: Types) -> 
     members = {number, *found.members, last}
     draft.changed(f"{len(members)} operators up to {draft.label(last)} are RootMeanSquareNorm")
     name = name or draft.add_parameter(f"{result}/ones", scale)
-    norm = op(
+    norm = new_node(
         "RootMeanSquareNorm", [found.source, name], [result], name=draft[last].name, axis=-1, epsilon=found.epsilon
     )
     draft.replace(last, norm)

@@ -43,7 +43,7 @@ class Values:
     """
 
     def __init__(self, model: Model) -> None:
-        operators = model.net.op
+        operators = model.program.op
         self.names = {name for definition in operators for name in (*definition.input, *definition.output)}
         self.names |= {*model.inputs, *model.outputs, *model.parameters}
         constants = constants_of(model)
@@ -64,7 +64,7 @@ class Values:
             self.written_by.append(
                 tuple(self._new(current, name, index, position) for position, name in enumerate(definition.output))
             )
-        for name in {*model.outputs, *model.net.external_output}:
+        for name in {*model.outputs, *model.program.external_output}:
             if name in current:
                 current[name].is_output = True
 
@@ -77,5 +77,5 @@ class Values:
 
 def constants_of(model: Model) -> dict[str, npt.NDArray[Any]]:
     """The parameters that hold the same in every run: neither fed nor written by an operator."""
-    changing = {name for definition in model.net.op for name in definition.output} | model.inputs.keys()
+    changing = {name for definition in model.program.op for name in definition.output} | model.inputs.keys()
     return {name: array for name, array in model.parameters.items() if name not in changing}

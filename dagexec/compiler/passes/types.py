@@ -23,7 +23,7 @@ import numpy.typing as npt
 from dagexec.core.dtypes import FLOAT32, TypeMeta, from_numpy
 from dagexec.core.inference import Probed, probed_outputs
 from dagexec.core.model import InputInfo, Model
-from dagexec.core.proto import OperatorDef
+from dagexec.core.node import Node
 from dagexec.core.registry import schema_of
 from dagexec.core.schema import TensorType
 from dagexec.core.shape_values import asked_operators
@@ -73,7 +73,7 @@ def _stretches(shape: tuple[int, ...], wide: tuple[int, ...]) -> bool:
 class _Inference:
     """What was inferred for one set of probes, and is asked again after an operator or another was rewritten.
 
-    An operator's outputs are known by its bytes and the identity of what is known of its inputs, or by their names.
+    An operator's outputs are known by the operator and the identity of what is known of its inputs, or by their names.
     """
 
     def __init__(self, probes: Sequence[Mapping[str, TensorType]], even: int) -> None:
@@ -84,7 +84,7 @@ class _Inference:
         names = {name: None for probe in probes for name in probe}
         self._inputs = {name: Probed.of_types(probe.get(name) for probe in probes) for name in names}
         self._parameters: dict[str, Probed] = {}
-        self._operators: dict[bytes, _Inferred] = {}
+        self._operators: dict[Node, _Inferred] = {}
         self._outputs: dict[str, Probed] = {}
         self._types: dict[Probed, BlobType | None] = {}
 
@@ -100,17 +100,16 @@ class _Inference:
         fed = {name: Probed.of_types(parameters[name].types) for name in model.inputs if name in parameters}
         blobs = {**parameters, **fed, **self._inputs}
         outputs: dict[str, Probed] = {}
-        operators = list(model.net.op)
+        operators = model.program.op
         asked = asked_operators(operators, [schema_of(definition.type) for definition in operators])
         for index, definition in enumerate(operators):
-            message = definition.SerializeToString()
-            known = self._operators[message] = before.get(message) or _Inferred(definition)
-            inputs = tuple([blobs.get(name, self._unknown) for name in known.inputs])
+            known = self._operators[definition] = before.get(definition) or _Inferred()
+            inputs = tuple([blobs.get(name, self._unknown) for name in definition.input])
             is_asked = index in asked
             if known.read != inputs or is_asked > known.is_asked:
                 known.read, known.is_asked = inputs, is_asked
-                known.made = self._told(known.outputs, is_asked) or self._probed(definition, inputs, is_asked)
-            made = dict(zip(known.outputs, known.made, strict=True))
+                known.made = self._told(definition.output, is_asked) or self._probed(definition, inputs, is_asked)
+            made = dict(zip(definition.output, known.made, strict=True))
             blobs.update(made)
             outputs.update(made)
         self._outputs = outputs
@@ -122,7 +121,7 @@ class _Inference:
         is_enough = not is_asked or all(content is not None for known in found for content in known.contents)
         return found if is_enough and len(found) == len(names) else None
 
-    def _probed(self, definition: OperatorDef, inputs: Sequence[Probed], is_asked: bool) -> list[Probed]:
+    def _probed(self, definition: Node, inputs: Sequence[Probed], is_asked: bool) -> list[Probed]:
         return probed_outputs(definition, inputs, len(self.probes), self._even, is_asked=is_asked)
 
     def _parameter(self, name: str, array: Array) -> Probed:
@@ -143,16 +142,14 @@ class _Inference:
 
 
 class _Inferred:
-    """Inputs and outputs of an operator, and what it was found to make of what it `read`.
+    """What an operator was found to make of what it `read`.
 
     Contents of outputs were looked for if it `is_asked` for them.
     """
 
-    __slots__ = ("inputs", "is_asked", "made", "outputs", "read")
+    __slots__ = ("is_asked", "made", "read")
 
-    def __init__(self, definition: OperatorDef) -> None:
-        self.inputs = tuple(definition.input)
-        self.outputs = tuple(definition.output)
+    def __init__(self) -> None:
         self.read: tuple[Probed, ...] | None = None
         self.is_asked = False
         self.made: Sequence[Probed] = ()
@@ -199,7 +196,7 @@ def infer_types(model: Model) -> Mapping[str, BlobType]:
         return known.types
     stated = _stated_inputs(model)
     even, uneven = _probes(stated), _uneven_probes(stated)
-    odd = _odd_probes(stated) if any(schema_of(one.type).from_types for one in model.net.op) else []
+    odd = _odd_probes(stated) if any(schema_of(one.type).from_types for one in model.program.op) else []
     probes = [*even, *uneven, *odd]
     reuse = known is not None and known.inference.probes == probes
     inference = known.inference if known is not None and reuse else _Inference(probes, len(even))
@@ -222,7 +219,7 @@ def keep_inference(model: Model, changed: Model, retyped: bool) -> None:
     known = _known_of(model)
     if known is None or changed is model:
         return
-    written = () if retyped else {name for definition in changed.net.op for name in definition.output}
+    written = () if retyped else {name for definition in changed.program.op for name in definition.output}
     known.inference.forget_outputs(written)
     _last = _Known(weakref.ref(changed, _forget_last), known.inference, None)
 
@@ -249,18 +246,18 @@ def _stated_inputs(model: Model) -> dict[str, InputInfo]:
     return {name: info for name in model.inputs if (info := _stated(model, name, readers.get(name))) is not None}
 
 
-def _first_readers(model: Model) -> dict[str, OperatorDef]:
+def _first_readers(model: Model) -> dict[str, Node]:
     """The first operator that reads each input of unknown shape."""
-    found: dict[str, OperatorDef] = {}
+    found: dict[str, Node] = {}
     unknown = {name for name, info in model.inputs.items() if info.shape is None}
     if unknown:
-        for definition in model.net.op:
+        for definition in model.program.op:
             for name in unknown.intersection(definition.input):
                 found.setdefault(name, definition)
     return found
 
 
-def _stated(model: Model, name: str, reader: OperatorDef | None) -> InputInfo | None:
+def _stated(model: Model, name: str, reader: Node | None) -> InputInfo | None:
     """What the model says of an input, or what the filter or weights that `reader`, its first, applies to it tell."""
     info = model.inputs[name]
     if info.shape is not None:
@@ -268,7 +265,7 @@ def _stated(model: Model, name: str, reader: OperatorDef | None) -> InputInfo | 
     if reader is None or reader.input[0] != name or schema_of(reader.type).layer is not LayerKind.CONVOLUTION:
         return None
     filters = model.parameters.get(reader.input[1])
-    return None if filters is None else _convolved(filters, {argument.name: argument for argument in reader.arg})
+    return None if filters is None else _convolved(filters, reader.values)
 
 
 def _convolved(filters: Array, arguments: Mapping[str, object]) -> InputInfo | None:

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dagexec.compiler.passes.draft import Draft, copied
+from dagexec.compiler.passes.draft import Draft
 from dagexec.compiler.passes.post_operations import Types
 from dagexec.compiler.passes.rewriting import Pass, Rewritten
 from dagexec.compiler.passes.types import infer_types
-from dagexec.core.arguments import Arguments, make_argument
 from dagexec.core.model import Model
 from dagexec.core.registry import schema_of
 from dagexec.core.schema import OperatorCall, TensorType
@@ -23,7 +22,7 @@ from dagexec.core.schema import OperatorCall, TensorType
 def apply(model: Model) -> Rewritten:
     """Mark the operators; order and names stay."""
     draft = Draft(model)
-    kinds = {definition.type for definition in model.net.op}
+    kinds = {definition.type for definition in model.program.op}
     sharing = {kind for kind in kinds if schema_of(kind).joined is not None or schema_of(kind).cut is not None}
     candidates = [number for number, one in draft.operators() if one.type in sharing and _may_share(draft, number)]
     if not candidates:
@@ -33,8 +32,7 @@ def apply(model: Model) -> Rewritten:
         pieces = _pieces(draft, number, types)
         if not pieces:
             continue
-        marked = copied(draft[number])
-        marked.arg.append(make_argument("zero_copy", 1))
+        marked = draft[number].changed(arguments={"zero_copy": 1})
         what = "is cut where it lies" if schema_of(marked.type).joined is None else "is joined where it lies"
         draft.changed(f"{draft.label(number)}: {', '.join(map(repr, sorted(pieces)))} {what}")
         draft.replace(number, marked)
@@ -75,7 +73,7 @@ def _calls(draft: Draft, number: int, types: Types) -> Iterator[tuple[OperatorCa
     for probe in range(len(known[0].shapes)):
         shapes = [TensorType(kind.shapes[probe], kind.meta) for kind in known]
         inputs, outputs = shapes[: len(definition.input)], shapes[len(definition.input) :]
-        yield OperatorCall(definition, Arguments(definition, label), tuple(inputs), values, label), outputs
+        yield OperatorCall(definition, definition.arguments(label), tuple(inputs), values, label), outputs
 
 
 PASS = Pass("zero-copy", "What is joined or cut in one piece is written where it is read.", apply)

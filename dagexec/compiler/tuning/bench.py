@@ -167,7 +167,7 @@ class Bench:
         """
         self._survey([model])
         self._on_stage("timing operators")
-        times: list[list[float]] = [[] for _ in model.net.op]
+        times: list[list[float]] = [[] for _ in model.program.op]
         with Runner(Trial(model), self.parameters(model)) as runner:
             try:
                 took = self._first_run(runner, None)

@@ -144,7 +144,7 @@ class Estimated:
     @cached_property
     def _graph(self) -> Graph:
         model = self._model
-        return build_graph(model.net, (model.parameters.keys() | model.inputs.keys()).__contains__)
+        return build_graph(model.program, (model.parameters.keys() | model.inputs.keys()).__contains__)
 
     def _seconds(self, costs: Sequence[Cost]) -> list[float]:
         speed, views = arithmetic_speed(), self._graph.views

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from dagexec.compiler.tuning.bench import Array, Measures
 from dagexec.compiler.tuning.runner import Trial
-from dagexec.core.arguments import Arguments
 from dagexec.core.dtypes import from_numpy
 from dagexec.core.inference import infer_listed
 from dagexec.core.model import Model
-from dagexec.core.proto import NetDef, OperatorDef
+from dagexec.core.node import Node
+from dagexec.core.program import Program
 from dagexec.core.registry import schema_of
 from dagexec.core.schema import TensorType
 from dagexec.core.traits import ImageRole
@@ -69,7 +69,7 @@ def fastest_layout(
             break
         model = laid_out(name)
         took = left - deadline.left()
-        trials.setdefault(fingerprint(model.net), (name, Trial(model)))
+        trials.setdefault(fingerprint(model.program), (name, Trial(model)))
     times = measures.run_seconds([one for _, one in trials.values()], seconds)
     measured = dict(zip((name for name, _ in trials.values()), times, strict=True))
     logger.info("layouts: %s", ", ".join(f"{name} {time * 1e3:.3f} ms" for name, time in measured.items()))
@@ -83,7 +83,7 @@ def fastest_layout(
 def estimated_layout(model: Model, inputs: Mapping[str, Array] | None) -> str:
     """The layout that `model` is expected to be fastest in at the shapes of `inputs`; NHWC where they are not known."""
     blocked = widest_blocks()
-    if blocked is None or inputs is None or not any(map(_is_convolution, model.net.op)):
+    if blocked is None or inputs is None or not any(map(_is_convolution, model.program.op)):
         return NHWC
     factors = _factors(blocked)
     before = after = 0.0
@@ -105,21 +105,21 @@ def _convolutions(model: Model, inputs: Mapping[str, Array]) -> Iterator[tuple[s
     arrays = {**model.parameters, **inputs}
     types = {name: TensorType(array.shape, from_numpy(array.dtype)) for name, array in arrays.items()}
     try:
-        costs = infer_listed(model.net.name, model.net.op, types, model.parameters).costs
+        costs = infer_listed(model.program.name, model.program.op, types, model.parameters).costs
     except DagexecError:
         return
-    for definition, cost in zip(model.net.op, costs, strict=True):
+    for definition, cost in zip(model.program.op, costs, strict=True):
         if cost is not None and _is_convolution(definition) and definition.input[1] in model.parameters:
             yield _kind(definition, model.parameters[definition.input[1]].shape), cost.flops
 
 
-def _is_convolution(definition: OperatorDef) -> bool:
+def _is_convolution(definition: Node) -> bool:
     return schema_of(definition.type).image_role is ImageRole.CONVOLUTION
 
 
-def _kind(definition: OperatorDef, filters: tuple[int, ...]) -> str:
+def _kind(definition: Node, filters: tuple[int, ...]) -> str:
     """What decides about layouts: the window, its stride, and groups. `filters` is M, C/G, kernel."""
-    arguments = Arguments(definition, definition.type)
+    arguments = definition.arguments()
     if arguments.int("group", 1) > 1:
         return DEPTHWISE if filters[1] == 1 else GROUPED
     strides = {arguments.int(name, 1) for name in ("stride", "stride_h", "stride_w")} | set(arguments.ints("strides"))
@@ -128,6 +128,6 @@ def _kind(definition: OperatorDef, filters: tuple[int, ...]) -> str:
     return ONE_TAP if math.prod(filters[2:]) == 1 else OTHER
 
 
-def fingerprint(net: NetDef) -> bytes:
+def fingerprint(net: Program) -> bytes:
     """Bytes that are the same for the same net."""
-    return net.SerializeToString(deterministic=True)
+    return net.message().SerializeToString(deterministic=True)

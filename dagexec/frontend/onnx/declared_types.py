@@ -39,7 +39,7 @@ def check_declared(graph: onnx.GraphProto, shapes: Mapping[str, Dims], model: Mo
     is_open = any(None in (info.shape or ()) for info in model.inputs.values())
     computed = _inferred(model, _PROBES if is_open else _PROBES[:1])
     compares_sizes = all(None not in (info.shape or ())[1:] for info in model.inputs.values())
-    read = {name for operator in model.net.op for name in operator.input}
+    read = {name for operator in model.program.op for name in operator.input}
     for name, number in declared.items():
         types = computed[name].types if name in computed and name not in model.inputs else (None,)
         here, there = types[0], types[-1]
@@ -73,7 +73,7 @@ def _inferred(model: Model, probes: Sequence[tuple[int, int]]) -> Mapping[str, P
         if info.shape is not None:
             kind = info.dtype or FLOAT32
             known[name] = Probed.of_types(TensorType(_filled(info, *sizes), kind) for sizes in probes)
-    operators = [*(model.init_net.op if model.init_net is not None else ()), *model.net.op]
+    operators = [*model.init_program.op, *model.program.op]
     return probed_net(operators, known, len(probes))
 
 

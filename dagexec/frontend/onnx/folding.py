@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import Sequence
 
-from dagexec.core.arguments import Arguments
 from dagexec.core.dtypes import FLOAT32, from_numpy
 from dagexec.core.evaluation import evaluated
+from dagexec.core.node import node_of
 from dagexec.core.proto import OperatorDef
 from dagexec.core.purity import is_pure
 from dagexec.core.registry import schema_of
@@ -44,11 +44,11 @@ def _computed(operator: OperatorDef, scope: Scope, found: dict[str, Array]) -> l
     """The outputs of an operator; None when they are not known, too large, or a run would raise an error."""
     values = [found[name] if name in found else scope.values.get(name) for name in operator.input]
     schema = schema_of(operator.type)
-    if schema.infer is None or not is_pure(operator):
+    if schema.infer is None or not is_pure(node_of(operator)):
         return None
     try:
         call = _call(operator, schema, values, scope)
-        if call is None or not schema.can_infer(operator):
+        if call is None or not schema.can_infer(node_of(operator)):
             return None
         kinds = schema.infer(call)
         if not all(map(_is_small, kinds)) or schema.cost(call, kinds).seconds > MAX_SECONDS:
@@ -75,7 +75,8 @@ def _call(operator: OperatorDef, schema: OpSchema, values: Sequence[Array | None
         if shape is None:
             return None
         kinds.append(TensorType(shape, FLOAT32))
-    return OperatorCall(operator, Arguments(operator, operator.type), tuple(kinds), tuple(values), operator.type)
+    node = node_of(operator)
+    return OperatorCall(node, node.arguments(), tuple(kinds), tuple(values), operator.type)
 
 
 def _constant(array: Array) -> Array:

@@ -16,9 +16,10 @@ import onnx.defs
 import onnx.numpy_helper
 
 from dagexec import sessions
-from dagexec.core.arguments import Arguments, make_argument
+from dagexec.core.arguments import make_argument
 from dagexec.core.dtypes import STRING, from_numpy
 from dagexec.core.model import Model
+from dagexec.core.node import arguments_of
 from dagexec.core.operator_def import op
 from dagexec.core.proto import OperatorDef
 from dagexec.core.schema import TensorType
@@ -253,7 +254,7 @@ def _joined(operators: Sequence[OperatorDef], needed: Collection[str]) -> Operat
     model = onnx.ModelProto(ir_version=_IR_VERSION, graph=graph)
     for domain, version in sorted(versions.items()):
         model.opset_import.add(domain=domain, version=version)
-    reasons = [reason for one in operators for reason in Arguments(one, one.type).strings("reasons")]
+    reasons = [reason for one in operators for reason in arguments_of(one).strings("reasons")]
     return _operator(model, operators[0].name, reasons)
 
 
@@ -284,4 +285,4 @@ def settle(model: Model) -> None:
 
 def _open(operator: OperatorDef, inputs: Sequence[TensorType], *, sized: bool) -> None:
     typed = sessions.complete(_model_of(operator), list(map(sessions.tensor_type, inputs)), sized=sized)
-    sessions.open_session(typed, ", ".join(Arguments(operator, operator.type).strings("reasons")))
+    sessions.open_session(typed, ", ".join(arguments_of(operator).strings("reasons")))

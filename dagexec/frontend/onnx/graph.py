@@ -11,6 +11,7 @@ import onnx
 import onnx.checker
 import onnx.defs
 
+from dagexec.core.node import node_of
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.purity import is_pure
 from dagexec.core.registry import is_registered, schema_of
@@ -163,7 +164,7 @@ class GraphConversion:
         for operator in operators:
             if is_registered(operator.type):
                 try:
-                    schema_of(operator.type).verify(operator)
+                    schema_of(operator.type).verify(node_of(operator))
                 except SchemaError as error:
                     raise CannotConvertError(f"as {operator.type}: {error}") from None
 
@@ -228,7 +229,9 @@ class GraphConversion:
             return False
         if [one.type for one in operators] == [FOREIGN]:
             return is_deterministic(proto, self._opset(proto))
-        return all(is_registered(one.type) and not schema_of(one.type).sub_nets and is_pure(one) for one in operators)
+        return all(
+            is_registered(one.type) and not schema_of(one.type).sub_nets and is_pure(node_of(one)) for one in operators
+        )
 
     def _is_told(self, operators: Sequence[OperatorDef]) -> bool:
         """True when results may follow from parameters or, of operators that read types alone, from shapes."""

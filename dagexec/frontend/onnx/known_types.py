@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from dagexec.core.arguments import Arguments
 from dagexec.core.dtypes import FLOAT32, from_numpy
 from dagexec.core.model import InputInfo
+from dagexec.core.node import node_of
 from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import schema_of
 from dagexec.core.schema import ElementTypeError, OperatorCall, TensorType
@@ -60,7 +60,8 @@ class KnownTypes:
             schema = schema_of(operator.type)
             if schema.infer is None:
                 return None
-            call = OperatorCall(operator, Arguments(operator, operator.type), tuple(inputs), values, operator.type)
+            node = node_of(operator)
+            call = OperatorCall(node, node.arguments(), tuple(inputs), values, operator.type)
             return schema.infer(call)
         except ElementTypeError:
             raise

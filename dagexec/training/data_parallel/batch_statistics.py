@@ -7,7 +7,8 @@ gradients, are those of one device that has all the images.
 
 from __future__ import annotations
 
-from dagexec.core.arguments import Arguments, make_argument
+from dagexec.core.arguments import make_argument
+from dagexec.core.node import arguments_of
 from dagexec.core.proto import NetDef, OperatorDef
 
 COMMON_WORLD = "data_parallel_world"
@@ -19,7 +20,7 @@ def share_forward_statistics(net: NetDef, batches: int) -> bool:
     operators: list[OperatorDef] = []
     found = False
     for definition in net.op:
-        arguments = Arguments(definition, definition.type)
+        arguments = arguments_of(definition)
         if definition.type == "SpatialBN" and not arguments.bool("is_test") and len(definition.input) == 5:
             found = True
             sums = [f"{definition.output[0]}_sums", f"{definition.output[0]}_sumsq"]

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import zip_longest
 
-from dagexec.core.arguments import Arguments, make_argument
+from dagexec.core.arguments import make_argument
 from dagexec.core.gradient import Gradient
+from dagexec.core.node import arguments_of
 from dagexec.core.proto import OperatorDef
 from dagexec.errors import SchemaError
 from dagexec.platform.records import dataclass
@@ -110,7 +111,7 @@ def _drawing_apart(definition: OperatorDef) -> OperatorDef:
     drawn.CopyFrom(definition)
     if definition.type == "Dropout" and list(definition.input[1:]) == [ITERATION]:
         drawn.input[1] = DRAW
-        if not Arguments(definition, definition.type).string("drawn_as", ""):
+        if not arguments_of(definition).string("drawn_as", ""):
             drawn.arg.append(make_argument("drawn_as", definition.output[0]))
     return drawn
 

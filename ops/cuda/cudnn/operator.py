@@ -8,9 +8,8 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from dagexec.core.exclusive import library_state
+from dagexec.core.node import Node, operator_label
 from dagexec.core.operator import Step
-from dagexec.core.proto import OperatorDef
-from dagexec.core.schema import operator_label
 from dagexec.devices.cuda.arrays import address
 from dagexec.devices.cuda.cudnn_graph import (
     DATA_GRADIENT,
@@ -50,7 +49,7 @@ class CudnnConvOperator(CudaConvOperator):
     shares with others. `cudnn_inline` says so itself, when both are requested.
     """
 
-    def __init__(self, definition: OperatorDef, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
+    def __init__(self, definition: Node, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
         """Raises UnsupportedFeatureError where there is no cuDNN that serves."""
         try:
             require_cudnn(operator_label(definition, index, net))

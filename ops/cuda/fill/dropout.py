@@ -62,8 +62,8 @@ class CudaDropout(CudaOperator):
         if len(self.input_blobs) == 1:
             drawn = np.empty(mask.shape, np.bool_)
             return upload_step(mask, drawn, draw_step(drawn, last, lambda: self.random.bit_generator.random_raw))
-        option = self.definition.device_option
-        seed = option.random_seed if option.HasField("random_seed") else secrets.randbits(64)
+        given = self.definition.seed
+        seed = secrets.randbits(64) if given is None else given
         key = philox_key(seed, self.arguments.string("drawn_as", self.definition.output[0]))
         key0, key1 = np.random.Philox(key=key).state["state"]["key"]  # as NumPy reads a pair of numbers
         arguments = [self.x(1), mask, key0, key1, last, np.int64(mask.size)]

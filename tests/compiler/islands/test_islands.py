@@ -19,9 +19,9 @@ import dagexec
 from dagexec import sessions
 from dagexec.compiler.compilation import compile_model
 from dagexec.compiler.islands.regions import island_source
-from dagexec.core.arguments import Arguments
 from dagexec.core.dtypes import FLOAT32
 from dagexec.core.model import InputInfo, Model
+from dagexec.core.node import arguments_of
 from dagexec.core.proto import NetDef
 from dagexec.errors import ModelFormatError
 from dagexec.options import CompileOptions
@@ -151,7 +151,7 @@ def test_constants_are_handed_over_where_they_lie_and_small_ones_in_the_message(
     constants = island.input[1:]
     assert {compiled.model.parameters[name].shape for name in constants} == {(32, 64), (64, 32)}
     assert all(compiled.model.parameters[name] is not None for name in constants)
-    assert Arguments(island, "").int("constants", 0) == len(constants)
+    assert arguments_of(island, "").int("constants", 0) == len(constants)
     addresses = {array.ctypes.data for array in model.parameters.values()}
     assert {compiled.model.parameters[name].ctypes.data for name in constants} <= addresses
 

@@ -12,7 +12,7 @@ from dagexec.compiler.passes.identities import PASS as IDENTITIES
 from dagexec.compiler.passes.rewriting import run_passes
 from dagexec.core.dtypes import FLOAT32, INT64
 from dagexec.core.model import InputInfo, Model
-from dagexec.core.proto import OperatorDef
+from dagexec.core.node import Node
 from dagexec.core.registry import schema_of, sub_nets_of
 
 W = np.random.default_rng(0).standard_normal((4, 4, 3, 3)).astype(np.float32)
@@ -50,7 +50,7 @@ def model() -> Model:
     return Model("bodies", net, parameters=given, inputs=inputs, outputs=("y", "z"))
 
 
-def operators(definition: OperatorDef) -> list[OperatorDef]:
+def operators(definition: Node) -> list[Node]:
     """Of all nets inside."""
     bodies = sub_nets_of(definition, schema_of(definition.type)).values()
     return [one for net in bodies for inner in net.op for one in (inner, *operators(inner))]
@@ -58,7 +58,7 @@ def operators(definition: OperatorDef) -> list[OperatorDef]:
 
 def test_constants_fold_and_layers_fuse_in_bodies_at_any_depth() -> None:
     report = run_passes(model(), [PASS])
-    inside = operators(report.model.net.op[0])
+    inside = operators(report.model.program.op[0])
     assert [one.type for one in inside if one.type != "If"] == ["FusedConv"] * 3
     again = run_passes(report.model, [PASS])
     assert again.changes == 0
@@ -86,4 +86,4 @@ def test_types_are_known_in_bodies_and_behind_them() -> None:
     inputs = {"x": InputInfo(FLOAT32, (None, 3)), "count": InputInfo(INT64, ())}
     report = run_passes(Model("m", net, inputs=inputs, outputs=("r",)), [PASS, IDENTITIES])
     assert [one.type for one in report.model.net.op] == ["Loop", "Relu"]
-    assert [one.type for one in operators(report.model.net.op[0])] == ["Add"]
+    assert [one.type for one in operators(report.model.program.op[0])] == ["Add"]

@@ -6,8 +6,8 @@ import pytest
 
 from dagexec.compiler.passes import cudnn_engine
 from dagexec.compiler.passes.cudnn_engine import CUDNN_ENGINE, CUDNN_STATES
-from dagexec.core.arguments import Arguments
 from dagexec.core.model import Model
+from dagexec.core.node import arguments_of
 from dagexec.errors import DeviceError
 from tests.compiler.passes.models import model_of, normal, op
 
@@ -28,7 +28,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> None:
 def states(model: Model) -> dict[str, int]:
     """By output, the state of each operator with the engine."""
     return {
-        definition.output[0]: Arguments(definition, "").int("cudnn_state", -1)
+        definition.output[0]: arguments_of(definition, "").int("cudnn_state", -1)
         for definition in CUDNN_STATES.apply(CUDNN_ENGINE.apply(model).model).model.net.op
         if definition.engine == "CUDNN"
     }

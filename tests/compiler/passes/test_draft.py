@@ -6,6 +6,7 @@ import numpy as np
 
 from dagexec.compiler.passes.draft import Draft
 from dagexec.core.model import Model
+from dagexec.core.node import new_node
 from dagexec.core.proto import NetDef
 from tests.compiler.passes.models import listed, model_of, normal, op
 
@@ -44,7 +45,7 @@ def test_edits_keep_readers_writers_and_external_inputs_right() -> None:
     draft = Draft(model)
     name = draft.add_parameter("p", np.ones(6, np.float32))
     assert name == "p/1"
-    draft.replace(1, op("Add", ["a", name], ["b"]), op("Abs", ["b"], ["y"]))
+    draft.replace(1, new_node("Add", ["a", name], ["b"]), new_node("Abs", ["b"], ["y"]))
     assert draft.readers("b") == [2]
     draft.rename("b", "c")
     draft.redirect("a", "x")

@@ -13,10 +13,9 @@ import sys
 import pytest
 
 from dagexec.compiler.passes import kernels
-from dagexec.compiler.passes.image_operators import set_arguments
 from dagexec.compiler.passes.kernels import has_kernel
 from dagexec.core.dtypes import FLOAT32
-from dagexec.core.proto import OperatorDef
+from dagexec.core.node import new_node
 from dagexec.core.schema import TensorType
 from dagexec.ops.base.layout import BLOCKS
 from dagexec.ops.onednn.availability import widest_blocks
@@ -72,8 +71,9 @@ def test_blocks_without_kernels_are_asked_for_and_nhwc_serves() -> None:
 
 def convolution(name: str, order: str, group: int, width: int) -> bool:
     """The answer for a 3x3 convolution of `group` groups of `width` channels."""
-    definition = OperatorDef(type="Conv", input=["x" + name, "w"], output=["y"], engine="ONEDNN", name=name)
-    set_arguments(definition, {"kernel": 3, "group": group, "order": order})
+    definition = new_node(
+        "Conv", ["x" + name, "w"], ["y"], engine="ONEDNN", name=name, kernel=3, group=group, order=order
+    )
     block = BLOCKS[order]
     image = TensorType((1, group * width // block, 9, 9, block), FLOAT32)
     return has_kernel(definition, [(image, False), (TensorType((group * width, width, 3, 3), FLOAT32), True)])

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 import dagexec
 from dagexec.compiler.passes.assignment import PASS as SINGLE_ASSIGNMENT
 from dagexec.compiler.passes.channel_padding import pad_channels
-from dagexec.compiler.passes.image_operators import set_arguments
 from dagexec.compiler.passes.layout import LAYOUTS, PADDED, assign_layout, laid_out, layout_pass, layouts
 from dagexec.compiler.passes.single_assignment import Values
 from dagexec.core.dtypes import FLOAT32
 from dagexec.core.model import InputInfo, Model
+from dagexec.core.operator_def import op as operator_def
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.ops.base.layout import BLOCKS
 from dagexec.ops.onednn.binding import library
@@ -37,9 +37,7 @@ class Drawing:
         self.shape = shape
 
     def add(self, kind: str, inputs: list[str], output: str, /, engine: str = "ONEDNN", **arguments: object) -> str:
-        definition = OperatorDef(type=kind, input=inputs, output=[output], engine=engine)
-        set_arguments(definition, arguments)  # type: ignore[arg-type]
-        self.net.op.append(definition)
+        self.net.op.append(operator_def(kind, inputs, [output], engine=engine, arg=arguments))  # type: ignore[arg-type]
         return output
 
     def constant(self, name: str, *shape: int) -> str:
@@ -200,9 +198,7 @@ def test_slopes_that_broadcast_follow_the_order_of_the_image(name: str, slope: t
 def test_a_split_along_the_channels_and_a_residual_go_along(name: str) -> None:
     drawing = Drawing()
     x = drawing.conv("x", "conv1", 3, 48)
-    definition = OperatorDef(type="Split", input=[x], output=["one", "two"])
-    set_arguments(definition, {"axis": 1, "split": [16, 32]})
-    drawing.net.op.append(definition)
+    drawing.net.op.append(operator_def("Split", [x], ["one", "two"], arg={"axis": 1, "split": [16, 32]}))
     branch = drawing.conv("two", "branch", 32, 32)
     total = drawing.add("Sum", [branch, "two"], "total")
     drawing.add("Concat", ["one", total], "y", order="NCHW")
@@ -277,9 +273,7 @@ def test_padding_goes_along(name: str, pads: list[int]) -> None:
 def test_a_split_along_another_axis_goes_along(name: str, axis: int) -> None:
     drawing = Drawing()
     drawing.conv("x", "conv1", 3, 16)
-    definition = OperatorDef(type="Split", input=["conv1"], output=["one", "two"])
-    set_arguments(definition, {"axis": axis, "split": [5, 7]})
-    drawing.net.op.append(definition)
+    drawing.net.op.append(operator_def("Split", ["conv1"], ["one", "two"], arg={"axis": axis, "split": [5, 7]}))
     drawing.conv("one", "y", 16, 16)
     drawing.conv("two", "z", 16, 16)
     assert len(reorders(check_same(drawing.model("y", "z"), name))) <= 3
@@ -406,9 +400,7 @@ def test_outputs_that_nobody_reads_are_left_out() -> None:
 def test_a_split_whose_last_pieces_nobody_reads_still_cuts_them_off(name: str, sizes: dict[str, object]) -> None:
     drawing = Drawing((1, 4, 6, 6))
     x = drawing.conv("x", "wide", 4, 32)
-    definition = OperatorDef(type="Split", input=[x], output=["one", "two"])
-    set_arguments(definition, {"axis": 1, **sizes})  # type: ignore[dict-item]
-    drawing.net.op.append(definition)
+    drawing.net.op.append(operator_def("Split", [x], ["one", "two"], arg={"axis": 1, **sizes}))  # type: ignore[dict-item]
     drawing.add("Abs", ["one"], "y")
     check_same(drawing.model("y"), name)
 

@@ -9,8 +9,8 @@ import numpy.typing as npt
 import pytest
 
 from dagexec.compiler.passes.quantized_operators import PASS
-from dagexec.core.arguments import Arguments
 from dagexec.core.model import Model
+from dagexec.core.node import arguments_of
 from dagexec.core.proto import OperatorDef
 from dagexec.errors import ArgumentError
 from tests.compiler.passes.models import assert_close, feeds_for, listed, model_of, normal, op, other_order, outputs_of
@@ -80,7 +80,7 @@ def test_the_activation_and_the_bias_go_in(activation: OperatorDef, post_op: str
     convolution = op("Conv", ["xd", "wf", "b"], ["c"], kernel=3, stride=2, group=1)
     model = model_of([*INPUT, DQ_W, convolution, activation, q("r", "y", "y")], **A, **W, **Y, b=normal(4))
     assert folded(model, 1.0)[1:] == ["QuantConv xq wf/int8 wf/scale c/bias -> y"]
-    arguments = Arguments(PASS.apply(model).model.net.op[-1], "")
+    arguments = arguments_of(PASS.apply(model).model.net.op[-1], "")
     assert arguments.strings("post_ops") == [post_op]
     assert (arguments.int("bias", 0), arguments.int("stride", 0)) == (1, 2)
     assert (arguments.string("to", ""), arguments.int("y_zero_point", 0)) == ("uint8", 90)
@@ -100,7 +100,7 @@ def test_the_sum_with_another_tensor_goes_in(quantized: bool) -> None:
     inputs = {"x": (2, 4, 6, 6), "z": (2, 4, 6, 6)}
     model = model_of(operators, inputs=inputs, **A, **B, **W, **Y)
     assert folded(model, 1.0)[-1] == f"QuantConv xq wf/int8 wf/scale {'zq' if quantized else 'zd'} -> y"
-    arguments = Arguments(PASS.apply(model).model.net.op[-1], "")
+    arguments = arguments_of(PASS.apply(model).model.net.op[-1], "")
     assert arguments.strings("post_ops") == ["add:3", "relu"]
     assert arguments.int("add_zero_point", 0) == (100 if quantized else 0)
 

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from dagexec import NetDef, Workspace
-from dagexec.core.arguments import Arguments, ArgumentValue
+from dagexec.core.arguments import ArgumentValue
 from dagexec.core.dtypes import FLOAT32, FLOAT64
+from dagexec.core.node import arguments_of
 from dagexec.core.registry import create_operator
 from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.errors import ArgumentError, DagexecError, SchemaError, ShapeError
@@ -170,7 +171,7 @@ REFUSED = {
 def call_with(texts: list[str], inputs: list[tuple[str, TensorType]]) -> OperatorCall:
     definition = operator_def("FusedConv", [name for name, _ in inputs], ["y"], post_ops=texts)
     types = tuple(kind for _, kind in inputs)
-    return OperatorCall(definition, Arguments(definition, "fused"), types, (None,) * len(types), "fused")
+    return OperatorCall(definition, arguments_of(definition, "fused"), types, (None,) * len(types), "fused")
 
 
 IMAGE = TensorType((2, 3, 4, 5), FLOAT32)

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagexec.core.arguments import Arguments, ArgumentValue
+from dagexec.core.arguments import ArgumentValue
 from dagexec.core.dtypes import FLOAT32
+from dagexec.core.node import arguments_of
 from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.geometry import Axis, Window, output_sizes, read_window, tap_count
@@ -21,7 +22,7 @@ from tests.ops.windows import Geometry, geometries
 def window_of(rank: int, **arguments: ArgumentValue) -> Window:
     definition = operator_def("MaxPool", ["x"], ["y"], **arguments)
     label, image = "MaxPool 'y'", TensorType((1,) * (rank + 2), FLOAT32)
-    call = OperatorCall(definition, Arguments(definition, label), (image,), (None,), label)
+    call = OperatorCall(definition, arguments_of(definition, label), (image,), (None,), label)
     return read_window(call, rank)
 
 

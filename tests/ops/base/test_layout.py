@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from dagexec import Workspace
-from dagexec.core.arguments import Arguments, ArgumentValue
+from dagexec.core.arguments import ArgumentValue
 from dagexec.core.dtypes import FLOAT32
+from dagexec.core.node import arguments_of
 from dagexec.core.registry import create_operator, schema_of
 from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.errors import ArgumentError, DagexecError, ShapeError, UnsupportedOperatorError
@@ -37,7 +38,7 @@ INFERRED: list[tuple[str, list[Shape], dict[str, ArgumentValue], Shape]] = [
 def call_of(op_type: str, shapes: list[Shape], order: str = "NCHW16c", **arguments: ArgumentValue) -> OperatorCall:
     definition = operator_def(op_type, [f"x{i}" for i in range(len(shapes))], ["y"], order=order, **arguments)
     types = tuple(TensorType(shape, FLOAT32) for shape in shapes)
-    return OperatorCall(definition, Arguments(definition, op_type), types, (None,) * len(types), op_type)
+    return OperatorCall(definition, arguments_of(definition, op_type), types, (None,) * len(types), op_type)
 
 
 def in_blocks(block: int, shape: Shape) -> Shape:

@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagexec import NetDef, Workspace
-from dagexec.core.arguments import Arguments, ArgumentValue
+from dagexec.core.arguments import ArgumentValue
 from dagexec.core.dtypes import FLOAT32
+from dagexec.core.node import arguments_of
 from dagexec.core.registry import schema_of
 from dagexec.core.schema import Cost, OperatorCall, TensorType
 from dagexec.errors import ArgumentError, DagexecError, ResourceError, ShapeError
@@ -366,7 +367,7 @@ def cost_of(shapes: Shapes, op_type: str = "Conv", outputs: int = 1, **arguments
     names = [f"x{index}" for index in range(len(shapes))]
     definition = operator_def(op_type, names, [f"y{index}" for index in range(outputs)], **arguments)
     types = tuple(TensorType(shape, FLOAT32) for shape in shapes)
-    call = OperatorCall(definition, Arguments(definition, op_type), types, (None,) * len(types), op_type)
+    call = OperatorCall(definition, arguments_of(definition, op_type), types, (None,) * len(types), op_type)
     schema = schema_of(op_type)
     assert schema.infer is not None
     return schema.cost(call, schema.infer(call))

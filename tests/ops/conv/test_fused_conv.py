@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from dagexec import NetDef, Workspace
-from dagexec.core.arguments import Arguments, ArgumentValue
+from dagexec.core.arguments import ArgumentValue
 from dagexec.core.dtypes import FLOAT32
+from dagexec.core.node import arguments_of
 from dagexec.core.registry import schema_of
 from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.errors import ArgumentError, DagexecError, ShapeError
@@ -98,7 +99,7 @@ def test_the_cost_counts_bias_and_post_ops() -> None:
     definition = operator_def(
         "FusedConv", ["x", "w", "b", "z"], ["y"], kernel=3, bias=1, post_ops=["add:3", "relu", "sigmoid"]
     )
-    call = OperatorCall(definition, Arguments(definition, "fused"), types, (None,) * 4, "fused")
+    call = OperatorCall(definition, arguments_of(definition, "fused"), types, (None,) * 4, "fused")
     cost = schema_of("FusedConv").cost(call, [y])
     assert cost.flops == y.elements * (2 * 36 + 1 + 1 + 1 + 10)
     assert cost.bytes_read == sum(kind.nbytes for kind in types)

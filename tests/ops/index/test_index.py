@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import dagexec
 from dagexec import InputInfo, Model, NetDef, Workspace
-from dagexec.core.arguments import Arguments
 from dagexec.core.dtypes import FLOAT32, INT64
+from dagexec.core.node import arguments_of
 from dagexec.core.registry import schema_of
 from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.errors import DagexecError, OperatorError, ShapeError
@@ -294,6 +294,6 @@ def test_an_index_out_of_range_names_its_operator_among_lookups_that_are_joined(
 def test_a_lookup_costs_what_it_reads_and_not_the_table() -> None:
     definition = operator_def("Gather", ["table", "i"], ["y"])
     types = TensorType((10**6, 64), FLOAT32), TensorType((2,), INT64)
-    call = OperatorCall(definition, Arguments(definition, "g"), types, (None, None), "g")
+    call = OperatorCall(definition, arguments_of(definition, "g"), types, (None, None), "g")
     cost = schema_of("Gather").cost(call, [TensorType((2, 64), FLOAT32)])
     assert (cost.bytes_read, cost.bytes_written) == (2 * 256 + 2 * 8, 2 * 256)

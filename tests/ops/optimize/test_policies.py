@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagexec.core.arguments import Arguments, ArgumentValue
+from dagexec.core.arguments import ArgumentValue
+from dagexec.core.node import arguments_of
 from dagexec.errors import ArgumentError, SchemaError
 from dagexec.ops.optimize.policies import (
     Alter,
@@ -123,7 +124,7 @@ def test_the_rate_follows_the_counter(device: str) -> None:
 def test_arguments_say_the_policy_again() -> None:
     for policy, _ in TABLES:
         definition = operator_def("LearningRate", ["i"], ["r"], base_lr=BASE, **policy.arguments())
-        again = read_policy(Arguments(definition, "test"), "test")
+        again = read_policy(arguments_of(definition, "test"), "test")
         for iteration in range(12):
             assert again.multiplier(iteration, BASE) == pytest.approx(policy.multiplier(iteration, BASE), rel=1e-6)
 

@@ -16,8 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagexec import NetDef, Workspace
-from dagexec.core.arguments import Arguments, ArgumentValue
+from dagexec.core.arguments import ArgumentValue
 from dagexec.core.dtypes import FLOAT32
+from dagexec.core.node import arguments_of
 from dagexec.core.registry import schema_of
 from dagexec.core.schema import Cost, OperatorCall, TensorType
 from dagexec.errors import ArgumentError, DagexecError, ShapeError
@@ -273,7 +274,9 @@ def test_types_that_have_no_maximum_or_mean_are_refused() -> None:
 
 def test_cost_counts_the_taps() -> None:
     definition = operator_def("MaxPool", ["x"], ["y"], kernels=[3, 2], strides=[1, 3])
-    call = OperatorCall(definition, Arguments(definition, "MaxPool"), (TensorType(IMAGE, FLOAT32),), (None,), "MaxPool")
+    call = OperatorCall(
+        definition, arguments_of(definition, "MaxPool"), (TensorType(IMAGE, FLOAT32),), (None,), "MaxPool"
+    )
     schema = schema_of("MaxPool")
     assert schema.infer is not None
     assert schema.cost(call, schema.infer(call)) == Cost(64 * 6, 4 * 240, 4 * 64)

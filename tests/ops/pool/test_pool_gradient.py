@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagexec import NetDef, Workspace
-from dagexec.core.arguments import Arguments
 from dagexec.core.dtypes import FLOAT32, INT32
+from dagexec.core.node import arguments_of
 from dagexec.core.registry import schema_of
 from dagexec.core.schema import Cost, OperatorCall, TensorType
 from dagexec.errors import ArgumentError, DagexecError, OperatorError, SchemaError, ShapeError
@@ -326,7 +326,7 @@ def test_cost_counts_the_taps(op_type: str, flops: int) -> None:
     pooled = TensorType((2, 4, 4, 2), FLOAT32)
     last = TensorType(pooled.shape, INT32) if op_type.endswith("Index") else pooled
     inputs = (TensorType((2, 4, 6, 5), FLOAT32), pooled, last)
-    call = OperatorCall(definition, Arguments(definition, "g"), inputs, (None,) * 3, "g")
+    call = OperatorCall(definition, arguments_of(definition, "g"), inputs, (None,) * 3, "g")
     schema = schema_of(f"{op_type}Gradient")
     assert schema.infer is not None
     assert schema.infer(call) == [inputs[0]]

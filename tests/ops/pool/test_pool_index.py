@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from dagexec.core.arguments import Arguments
 from dagexec.core.dtypes import FLOAT32, INT32, INT64
+from dagexec.core.node import arguments_of
 from dagexec.core.registry import schema_of
 from dagexec.core.schema import Cost, OperatorCall, TensorType
 from dagexec.errors import ArgumentError, ShapeError
@@ -149,7 +149,7 @@ def test_one_output_is_refused() -> None:
 def inferred(shape: tuple[int, ...], **arguments: int) -> tuple[list[TensorType], Cost]:
     """The types of the outputs for an input that nobody allocates, and the cost."""
     definition = operator_def(OP, ["x"], ["y", "mask"], **arguments)
-    call = OperatorCall(definition, Arguments(definition, OP), (TensorType(shape, FLOAT32),), (None,), OP)
+    call = OperatorCall(definition, arguments_of(definition, OP), (TensorType(shape, FLOAT32),), (None,), OP)
     schema = schema_of(OP)
     assert schema.infer is not None
     found = list(schema.infer(call))

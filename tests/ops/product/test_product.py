@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper
 
-from dagexec.core.arguments import Arguments
 from dagexec.core.dtypes import FLOAT32
+from dagexec.core.node import arguments_of
 from dagexec.core.registry import schema_of
 from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.errors import ShapeError
@@ -85,7 +85,7 @@ def test_fc_refuses_weights_and_biases_that_do_not_fit() -> None:
 def test_fc_costs_two_operations_a_weight_and_row() -> None:
     definition = operator_def("FC", ["x", "w", "b"], ["y"])
     kinds = tuple(TensorType(shape, FLOAT32) for shape in ((8, 10), (4, 10), (4,)))
-    call = OperatorCall(definition, Arguments(definition, "FC"), kinds, (None,) * 3, "FC")
+    call = OperatorCall(definition, arguments_of(definition, "FC"), kinds, (None,) * 3, "FC")
     schema = schema_of("FC")
     assert schema.infer is not None
     cost = schema.cost(call, schema.infer(call))
