@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy.typing as npt
 
-from dagexec.core.device import CPU
 from dagexec.core.node import Node, node_of
 from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import create_operator
@@ -18,7 +17,7 @@ Array = npt.NDArray[Any]
 
 
 def evaluated(definition: OperatorDef | Node, values: Mapping[str, Array]) -> list[Array]:
-    """The outputs of an operator; `values` has those of its inputs, by name.
+    """The outputs of an operator of the host; `values` has those of its inputs, by name.
 
     Raises DagexecError where it cannot be made, and what its step raises.
     """
@@ -26,10 +25,7 @@ def evaluated(definition: OperatorDef | Node, values: Mapping[str, Array]) -> li
     workspace = Workspace()
     for name in set(definition.input):
         workspace.adopt_blob(name, values[name])
-    if definition.device == CPU:
-        operator = create_operator(definition, workspace)
-        with operator_arithmetic():
-            operator.bind(operator.infer()).step()
-    else:
-        workspace.run_operator_once(definition)  # which waits for the device
+    operator = create_operator(definition, workspace)
+    with operator_arithmetic():
+        operator.bind(operator.infer()).step()
     return [workspace.fetch_blob(name) for name in definition.output]

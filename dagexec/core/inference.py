@@ -221,9 +221,12 @@ def _outputs_with_bodies(
     definition: Node, inputs: Sequence[Probed], probes: int, told_by_first: int, nesting: int
 ) -> list[Probed]:
     columns: list[Types] = []
-    for probe in range(probes):
-        seen = Seen([value.types[probe] for value in inputs], [value.contents[probe] for value in inputs])
-        found = body_types(definition, seen, nesting)
+    rows = _rows(inputs, probes)
+    for probe, row in enumerate(rows):
+        if columns and _are_same(row, rows[0]):
+            columns.append(columns[0])
+            continue
+        found = body_types(definition, Seen(*row), nesting)
         types = [None] * len(definition.output) if found is None else found.outputs
         if probe >= told_by_first:
             types = [kind or first for kind, first in zip(types, columns[0], strict=True)]

@@ -13,7 +13,7 @@ from dagexec.compiler.passes.catalog import SIMPLIFYING
 from dagexec.compiler.passes.draft import Array, Draft
 from dagexec.compiler.passes.engine import ENGINE
 from dagexec.compiler.passes.rewriting import Pass, Rewritten, run_passes
-from dagexec.compiler.passes.types import BlobType, blob_type, infer_types
+from dagexec.compiler.passes.types import BlobType, blob_type, infer_types, other_models
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.body_types import Seen
 from dagexec.core.inference import body_types
@@ -100,7 +100,8 @@ def _rewritten(draft: Draft, net: Program, captures: _Captures, types: Sequence[
     known = {**captures.types, **dict(zip(given, types, strict=False))}
     inputs = {name: known.get(name, InputInfo()) for name in net.external_input if name not in parameters}
     model = Model(net.name, net, parameters=parameters, inputs=inputs, outputs=tuple(net.external_output))
-    report = run_passes(model, (*SIMPLIFYING, ENGINE, PASS))
+    with other_models():
+        report = run_passes(model, (*SIMPLIFYING, ENGINE, PASS))
     result = report.model.program
     read = {name for operator in result.op for name in operator.input} | set(result.external_output)
     taken = read | captures.outside.keys() | {name for operator in result.op for name in operator.output}

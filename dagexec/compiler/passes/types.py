@@ -14,7 +14,8 @@ shapes are also probed at odd sizes, small and large ones.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
@@ -228,6 +229,17 @@ def forget_types() -> None:
     """Let go of what was inferred, and of the constants that it was inferred from."""
     global _last
     _last = None
+
+
+@contextmanager
+def other_models() -> Iterator[None]:
+    """Within it, what is known of a model is kept while others are asked about: those of its bodies."""
+    global _last
+    kept = _last
+    try:
+        yield
+    finally:
+        _last = kept
 
 
 def _known_of(model: Model) -> _Known | None:
