@@ -70,6 +70,7 @@ def compile_model(model: Model, options: CompileOptions, *, takes_parameters: bo
 
     Raises ArgumentError for a pass that does not exist, and what the init net, inference and passes raise.
     """
+    model = model.as_records()
     of_options = (CUDNN_ENGINE, CUDNN_STATES, ANY_NAN, BATCH_VARIANCE)
     check_pass_names(options.without_passes, (*PASSES, *of_options, *PRECISION_PASSES))
     if not options.optimize:

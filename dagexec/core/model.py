@@ -59,18 +59,19 @@ class Overridable:
     Attributes:
         inputs: what may be fed, by name.
         values: what they are where nothing is fed; the other parameters that the model was made from are among them.
-        net: the net of their model; of a model with other operators or parameters `model_with` knows nothing.
+        program: the net of their model; of a model with other operators or parameters `model_with` knows nothing.
         model_with: makes the model of which the parameters of these names are inputs.
     """
 
     inputs: Mapping[str, InputInfo]
     values: Mapping[str, npt.NDArray[Any]]
-    net: NetDef
+    program: Program
     model_with: Callable[[Collection[str]], Model]
 
     def belongs_to(self, model: Model) -> bool:
         """False when somebody gave the model other operators, or other arrays."""
-        if model.net is not self.net and model.net != self.net:
+        own = model.program
+        if own is not self.program and own.message() != self.program.message():
             return False
         pairs = ((array, self.values.get(name)) for name, array in model.parameters.items())
         return all(own is None or own.ctypes.data == array.ctypes.data for array, own in pairs)
@@ -153,6 +154,13 @@ class Model:
     def init_program(self) -> Program:
         """The net that computes parameters as records; without operators where there is none."""
         return Program((), NetDef()) if self.init_net is None else program_of(self.init_net)
+
+    def as_records(self) -> Model:
+        """The same with its net as records, made here once for all that compile it and run it.
+
+        Raises what `program_of` raises for a message that is no net.
+        """
+        return self if isinstance(self.__dict__["net"], Program) else self.changed(net=self.program)
 
     def changed(self, **fields: Any) -> Model:
         """As `dataclasses.replace`, which would turn records into a message; `net` may be either."""

@@ -116,7 +116,7 @@ def _compiled(model: ModelSource, options: CompileOptions) -> Executor:
     options = with_workers(options)
     if options.optimize:
         library()  # first, as it takes most memory for a moment
-    found = loaded(model, options)
+    found = loaded(model, options).as_records()
     check_stop()
     _require(options)
     return _executor(found, options, keeps_parameters=isinstance(model, Model | MakesModel), origin=origin)

@@ -75,12 +75,12 @@ def opened(path: Path, given: Mapping[str, Any], compile_anew: Compile, *, mappe
 
 
 def _executor(plan: KeptPlan, options: CompileOptions) -> Executor:
-    given = _allowed(plan.given(checked=False), options)
+    given = _allowed(plan.given(checked=False), options).as_records()
     origin = Origin(given, options, plan.is_calibrated, plan.keepers())
     if options.replicas is None and any((options.net_type, options.num_workers, options.intra_op_threads)):
         options = replace(options, replicas=1)
     options = with_workers(options)
-    model = _allowed(plan.compiled(), options)
+    model = _allowed(plan.compiled(), options).as_records()
     check_operators(model)
     net_type = options.net_type or plan.net_type
     if options.net_type is None and (plan.cores != available_cores() or options.policy is not None):

@@ -131,7 +131,7 @@ def _from_message(
         if not defaults:
             return model
         anew = _Overriding(without_data(proto), values, defaults, dict(shapes or {}), foreign)
-        return replace(model, overridable=Overridable(defaults, values, model.net, anew))
+        return model.changed(overridable=Overridable(defaults, values, model.program, anew))
 
 
 @contextmanager
@@ -215,6 +215,7 @@ class _Conversion:
         self.conversion.refusals.check()
         model = self._assemble(operators)
         settle(model)
+        model = model.as_records()
         if not self._reshaped:
             check_declared(self.graph, self.stated, model)
         return model
