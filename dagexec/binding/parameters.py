@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.core.constant import Keeper
 from dagexec.core.device import CPU
 from dagexec.core.model import Model
 from dagexec.core.program import Program, program_of
@@ -60,24 +59,6 @@ def parameter_workspace(model: Model) -> Workspace:
 def uses_shared_buffer(net: NetDef | Program) -> bool:
     """True when an operator of `net` works in the buffer that operators share, or all must."""
     return shared_buffer_forced() or any(one.values.get("shared_buffer") for one in program_of(net).op)
-
-
-def packed_forms(parameters: Workspace) -> dict[str, dict[str, Array]]:
-    """The parameters in the forms that kernels read, by name and form, as far as runs have asked for them."""
-    tensors = ((name, parameters.get_blob(name).value) for name in parameters.blobs())
-    constants = {name: value.constant for name, value in tensors if isinstance(value, Tensor) and value.constant}
-    return {
-        name: {form: array for form, array in constant.forms().items() if isinstance(form, str)}
-        for name, constant in constants.items()
-    }
-
-
-def give_packed(parameters: Workspace, keepers: Mapping[str, Keeper]) -> None:
-    """Have the constants among `parameters` take packed forms from `keepers`, by name, instead of making them."""
-    for name, keeper in keepers.items():
-        value = parameters.get_blob(name).value if parameters.has_blob(name) else None
-        if isinstance(value, Tensor) and value.constant is not None:
-            value.constant.keep(keeper)
 
 
 class Parameters(Mapping[str, Array]):

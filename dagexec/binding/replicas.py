@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from dagexec.binding.block_sizes import BlockSizes
 from dagexec.binding.io_binding import Array, IOBinding, Outputs, Signature, arrays_like, deliver, shown
+from dagexec.binding.kept import Kept
 from dagexec.binding.parameters import parameter_workspace, uses_shared_buffer
 from dagexec.binding.placement import placed_net
 from dagexec.core.dtypes import from_numpy
@@ -215,12 +216,15 @@ def build_replicas(
     pool: WorkerPool,
     keep: frozenset[str] | None = None,
     parameters: Workspace | None = None,
+    kept: Kept | None = None,
 ) -> Replicas:
     """The nets for `model` that `options` ask for, whose runs `pool` executes.
 
     `keep` names the blobs whose values are there when a run is over; others may share memory. None keeps all.
     `parameters` is a workspace with the model's parameters, and what was derived from them, of other replicas of the
-    same parameters. Raises what `build_graph` and the nets raise, and what the init net raises; no net is left open
+    same parameters. `kept` was decided when the model was prepared elsewhere.
+
+    Raises what `build_graph` and the nets raise, and what the init net raises; no net is left open
     then.
     """
     if parameters is None:
@@ -233,6 +237,8 @@ def build_replicas(
         for place in graph.devices:
             create_shared_buffer(parameters, place)
     _freeze(parameters, constants, has_fixed_shapes=_has_fixed_shapes(model))
+    if kept is not None:
+        kept.give_packed(parameters)
 
     own_parameters = graph.written.intersection(parameters.blobs())
     inputs, texts = tuple(model.inputs), model.texts  # and not the model, which has the parameters
@@ -242,7 +248,10 @@ def build_replicas(
         workspace.texts = texts
         whole = MOST_BYTES if options.preparation_bytes is None else options.preparation_bytes
         own = options if portions == 1 else replace(options, preparation_bytes=whole // portions)
-        return workspace, _make_net(own, net_def, workspace, pool, graph, constants, keep)
+        net = _make_net(own, net_def, workspace, pool, graph, constants, keep)
+        if kept is not None:
+            kept.give_chosen(net)
+        return workspace, net
 
     found = Replicas(parameters, graph, [], bool(own_parameters), build, model.outputs)
     try:

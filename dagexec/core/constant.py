@@ -80,16 +80,23 @@ class Constant:
         with self._lock.own:
             found = self._packed.get(form)
             if found is None:
-                kept = self._keeper(form) if self._keeper is not None and isinstance(form, str) else None
-                found = compute() if kept is None or not _is_packed(kept, nbytes) else kept
+                kept = self._kept(form, nbytes)
+                found = self._packed[form] = compute() if kept is None else kept
+                found.flags.writeable = False
+            return found
+
+    def find(self, form: Hashable, nbytes: int) -> Array | None:
+        """What `packed` gives for `form` without making it; None where it has to be made."""
+        with self._lock.own:
+            found = self._packed.get(form)
+            if found is None and (found := self._kept(form, nbytes)) is not None:
                 found.flags.writeable = False
                 self._packed[form] = found
             return found
 
-    def find(self, form: Hashable) -> Array | None:
-        """What `packed` gave for `form`; None where it was not asked yet."""
-        with self._lock.own:
-            return self._packed.get(form)
+    def _kept(self, form: Hashable, nbytes: int) -> Array | None:
+        found = self._keeper(form) if self._keeper is not None and isinstance(form, str) else None
+        return found if found is not None and _is_packed(found, nbytes) else None
 
     def forms(self) -> Mapping[Hashable, Array]:
         """All that `packed` gave, by form. Those whose form is text may be kept, and be given to `keep` elsewhere."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from dagexec.core.constant import Keeper
+from dagexec.binding.kept import Kept
 from dagexec.core.device import CPU
 from dagexec.core.model import Model
 from dagexec.errors import PlanError
@@ -22,13 +22,22 @@ from dagexec.ops.onednn.binding import library
 from dagexec.options import CompileOptions
 from dagexec.plans.container import Container, DamagedError, Sections, count, flag, record, text
 from dagexec.plans.kept_options import net_type_of, options_of, options_record
-from dagexec.plans.records import Array, check_parameters, forms_record, keepers_of, model_of, model_record
+from dagexec.plans.records import (
+    Array,
+    check_parameters,
+    chosen_of,
+    chosen_record,
+    forms_record,
+    keepers_of,
+    model_of,
+    model_record,
+)
 from dagexec.platform.processor import blas_core, numpy_instruction_set
 from dagexec.platform.records import dataclass
 from dagexec.platform.version import VERSION
 from dagexec.scheduler.plan.copies import names_devices
 
-_PLAN = ("made_with", "options", "is_calibrated", "net_type", "cores", "compiled", "packed", "given")
+_PLAN = ("made_with", "options", "is_calibrated", "net_type", "cores", "compiled", "packed", "chosen", "given")
 
 
 @dataclass(frozen=True)
@@ -39,6 +48,7 @@ class Plan:
         given: the model before it was compiled.
         compiled: the model that runs.
         packed: its parameters in the forms that kernels read, by name and form (`Constant.forms`).
+        chosen: implementations of its operators, in list order, by geometry.
         options: as they were asked for, with what they left open.
         net_type: what was chosen for it.
         cores: that there were then.
@@ -48,6 +58,7 @@ class Plan:
     given: Model
     compiled: Model
     packed: Mapping[str, Mapping[str, Array]]
+    chosen: Sequence[Mapping[str, str]]
     options: CompileOptions
     net_type: str
     cores: int
@@ -83,6 +94,7 @@ def write_plan(path: Path, plan: Plan) -> None:
         "cores": plan.cores,
         "compiled": model_record(plan.compiled, sections),
         "packed": forms_record(plan.packed, sections),
+        "chosen": chosen_record(plan.chosen),
         "given": model_record(plan.given, sections),
     }
     sections.write(path, content)
@@ -118,8 +130,8 @@ class KeptPlan:
         self.path = path
         self._container = Container(path, mapped=mapped)
         try:
-            made, options, calibrated, net_type, cores, self._compiled, self._packed, self._given = record(
-                self._container.plan, _PLAN
+            made, options, calibrated, net_type, cores, self._compiled, self._packed, self._chosen, self._given = (
+                record(self._container.plan, _PLAN)
             )
             if not isinstance(made, dict):
                 raise DamagedError(f"it does not say what it was made with: {made!r:.80}")
@@ -149,10 +161,10 @@ class KeptPlan:
         except DamagedError as error:
             raise self._container.damaged(error) from None
 
-    def keepers(self) -> Mapping[str, Keeper]:
-        """What gives the packed forms of each parameter; their hashes were not compared. Raises ModelFormatError."""
+    def kept(self) -> Kept:
+        """How the net was prepared. Hashes of large packed weights were not compared. Raises ModelFormatError."""
         try:
-            return keepers_of(self._packed, self._container)
+            return Kept(keepers_of(self._packed, self._container), chosen_of(self._chosen))
         except DamagedError as error:
             raise self._container.damaged(error) from None
 

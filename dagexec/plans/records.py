@@ -8,7 +8,7 @@ any file of weights, and nothing worse.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +94,26 @@ def keepers_of(found: object, container: Container) -> dict[str, Keeper]:
 
 def _keeper(sections: Mapping[str, object], container: Container) -> Keeper:
     arrays = {form: container.unchecked(section) for form, section in sections.items()}
+    for form, array in arrays.items():
+        if len(array) <= _SMALL:
+            container.checked(sections[form])
     return arrays.get
+
+
+def chosen_record(chosen: Sequence[Mapping[str, str]]) -> list[object]:
+    """Implementations by geometry: those that operators have, and of each operator which of these it has."""
+    known: dict[tuple[tuple[str, str], ...], int] = {}
+    places = [known.setdefault(tuple(sorted(names.items())), len(known)) for names in chosen]
+    return [[dict(names) for names in known], places]
+
+
+def chosen_of(found: object) -> list[dict[str, str]]:
+    """The implementations of each operator. Raises DamagedError."""
+    known, places = items(found, 2)
+    names = [{geometry: text(name) for geometry, name in _pairs(one)} for one in items(known)]
+    if any(count(place) >= len(names) for place in items(places)):
+        raise DamagedError(f"an operator has one of {len(names)} choices that is not there")
+    return [names[place] for place in places]
 
 
 def model_record(model: Model, sections: Sections) -> Record:

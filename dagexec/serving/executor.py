@@ -22,7 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.binding.io_binding import Array, Outputs
-from dagexec.binding.parameters import Parameters, give_packed, packed_forms
+from dagexec.binding.kept import chosen_implementations, packed_forms
+from dagexec.binding.parameters import Parameters
 from dagexec.binding.replicas import Replica, build_replicas
 from dagexec.core.device import CPU
 from dagexec.core.drawing.names import operator_name
@@ -134,9 +135,8 @@ class Executor(Closing):
         self.num_workers = min(options.num_workers, self._pool.num_workers)
         try:
             with garbage_collection_paused():
-                self._replicas = build_replicas(model, options, self._pool, self._interface.keep, parameters)
-            if parameters is None and self._origin is not None:
-                give_packed(self._replicas.parameters, self._origin.keepers)
+                kept = None if self._origin is None else self._origin.kept
+                self._replicas = build_replicas(model, options, self._pool, self._interface.keep, parameters, kept)
         except BaseException:
             place.leave()
             raise
@@ -317,15 +317,15 @@ class Executor(Closing):
         if self._replicas.members[0].io_binding is None:
             with suppress(DagexecError):  # zeros of made-up sizes are not what every net takes
                 self.warm_up()
-        packed = packed_forms(self._replicas.parameters)
         kept = plan.Plan(
-            given,
-            self.model,
-            packed,
-            self._origin.options,
-            self.net_type,
-            available_cores(),
-            self._origin.is_calibrated,
+            given=given,
+            compiled=self.model,
+            packed=packed_forms(self._replicas.parameters),
+            chosen=chosen_implementations(self.net()),
+            options=self._origin.options,
+            net_type=self.net_type,
+            cores=available_cores(),
+            is_calibrated=self._origin.is_calibrated,
         )
         plan.write_plan(Path(path), kept)
 

@@ -76,7 +76,7 @@ def opened(path: Path, given: Mapping[str, Any], compile_anew: Compile, *, mappe
 
 def _executor(plan: KeptPlan, options: CompileOptions) -> Executor:
     given = _allowed(plan.given(checked=False), options).as_records()
-    origin = Origin(given, options, plan.is_calibrated, plan.keepers())
+    origin = Origin(given, options, plan.is_calibrated, plan.kept())
     if options.replicas is None and any((options.net_type, options.num_workers, options.intra_op_threads)):
         options = replace(options, replicas=1)
     options = with_workers(options)

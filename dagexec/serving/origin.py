@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import replace
 
-from dagexec.core.constant import Keeper
+from dagexec.binding.kept import Kept
 from dagexec.core.model import MakesModel, Model
 from dagexec.errors import PlanError, UnsupportedOperatorError
 from dagexec.options import CompileOptions
@@ -22,13 +21,13 @@ class Origin:
     Attributes:
         source: None for a message of the caller, which is not kept in memory.
         is_calibrated: the options had inputs for calibration, which are not kept either.
-        keepers: what gives packed forms of parameters, by name, where a plan has them.
+        kept: what a plan has of how its net was prepared.
     """
 
     source: ModelSource | None
     options: CompileOptions
     is_calibrated: bool = False
-    keepers: Mapping[str, Keeper] = field(default_factory=dict)
+    kept: Kept | None = None
 
     @classmethod
     def of(cls, source: ModelSource, options: CompileOptions) -> Origin:

@@ -277,7 +277,7 @@ def _packed(operator: OneDNNOperator, place: _Packed, descriptor: Descriptor) ->
     """The packed constant; None where it has to be packed first."""
     constant = operator.input(place.index).constant
     assert constant is not None
-    array = constant.find(place.form)
+    array = constant.find(place.form, descriptor.nbytes)
     return None if array is None else memory_at(operator.onednn, descriptor, array, _address(array), operator.label)
 
 

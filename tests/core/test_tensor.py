@@ -273,6 +273,7 @@ def test_a_packed_form_of_a_constant_is_kept_or_computed_once() -> None:
     tensor.freeze()
     constant, calls = tensor.constant, list[str]()
     assert constant is not None
+    assert constant.find("kept", 12) is None
     constant.keep({"kept": kept, "short": kept[:8], "elsewhere": np.zeros(13, np.uint8)[1:]}.get)
 
     def computed(form: Hashable) -> Array:
@@ -282,13 +283,15 @@ def test_a_packed_form_of_a_constant_is_kept_or_computed_once() -> None:
 
         return constant.packed(form, 12, compute)
 
+    assert constant.find("kept", 12) is kept
+    assert constant.find("short", 12) is None
     forms = ("kept", "short", "elsewhere", "other", "other", ("kept",))
     found = [computed(form) for form in forms]
     assert calls == ["short", "elsewhere", "other", "('kept',)"]
     assert found[0] is kept
     assert not any(array.flags.writeable for array in found)
-    assert constant.find("other") is found[3]
-    assert constant.find("not yet") is None
+    assert constant.find("other", 12) is found[3]
+    assert constant.find("not yet", 12) is None
     assert set(constant.forms()) == set(forms)
 
 

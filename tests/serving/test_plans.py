@@ -17,7 +17,7 @@ import pytest
 
 import dagexec
 from dagexec import CompileOptions, Executor, Model, NetDef, Pipeline, TensorSpec, op
-from dagexec.binding.parameters import packed_forms
+from dagexec.binding.kept import chosen_implementations, packed_forms
 from dagexec.core.constant import Constant
 from dagexec.core.feeds import Array
 from dagexec.errors import FeedError, ModelFormatError, PlanError, SettingError, ShapeError
@@ -139,7 +139,9 @@ def test_what_compiling_was_asked_for_is_kept(
 
 @needs_onednn
 @pytest.mark.parametrize("name", ["zoo:lenet", pytest.param("zoo:resnet50", marks=pytest.mark.slow)])
-def test_packed_weights_come_from_the_file(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packed_weights_and_implementations_come_from_the_file(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made: list[object] = []
     packed = Constant.packed
 
@@ -150,12 +152,22 @@ def test_packed_weights_come_from_the_file(tmp_path: Path, name: str, monkeypatc
     monkeypatch.setattr(Constant, "packed", counted)
     with dagexec.build(name, path, CompileOptions()) as built:
         wanted = built.run(feeds := zero_feeds(built.model))
+        chosen = chosen_implementations(built.net())
     assert made
     made.clear()
-    with dagexec.open(path) as opened:
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("chosen again")
+
+    for module in ("convolution_family", "measured_product"):
+        monkeypatch.setattr(f"dagexec.ops.onednn.{module}.choose_implementation", refuse)
+    with dagexec.open(path, replicas=2) as opened:
         found = opened.run(feeds)
         forms = [array for forms in packed_forms(opened._replicas.parameters).values() for array in forms.values()]
+        opened.warm_up()  # the other replica, too
+        assert [chosen_implementations(one.net) for one in opened._replicas.members] == [chosen, chosen]
     assert (made, {k: v.tobytes() for k, v in found.items()}) == ([], {k: v.tobytes() for k, v in wanted.items()})
+    assert any(chosen)
     assert forms
     assert all(is_in_file(array, path) for array in forms)
 
