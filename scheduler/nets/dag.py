@@ -19,6 +19,7 @@ from dagexec.scheduler.nets.options import DEFAULT_RUN_OPTIONS, RunOptions
 from dagexec.scheduler.observe.observers import Observer
 from dagexec.scheduler.plan.plan import Plan, with_policy
 from dagexec.scheduler.plan.preparation import Preparation
+from dagexec.scheduler.run.overhead import WORTH_SHARING
 from dagexec.scheduler.run.pool import WorkerPool
 from dagexec.scheduler.run.run import Run, task, waiting_time
 
@@ -74,10 +75,14 @@ class DAGNet(BaseNet):
         super().close()
 
     def shares_work(self, preparation: Preparation) -> bool:
-        """True when several workers may find something to do in a run of these steps, or a policy decides there."""
+        """True when several workers may find something to do in a run of these steps, or a policy decides there.
+
+        What its operators take together may be too little for that.
+        """
         if self.policy is not None and len(preparation.plan.chains) > 1:
             return True
-        return self._width > 1 and self._host_work(preparation, None).is_shared
+        is_brief = not preparation.may_wait and sum(preparation.seconds) < WORTH_SHARING
+        return self._width > 1 and not is_brief and self._host_work(preparation, None).is_shared
 
     def _ordered(self, plan: Plan) -> Plan:
         """The plan as the policy has it, for as many workers as may be in a run."""

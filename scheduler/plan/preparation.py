@@ -48,6 +48,7 @@ class Preparation:
         settled: those that a run has nothing to do for, as their results follow from the shapes.
         steps: their steps.
         seconds: the time each operator is estimated to take.
+        may_wait: an operator may wait for something, or its shapes are not known, so that it may take longer.
         in_order: all steps in list order, those with nothing to do left out, short native calls made one step.
         name_step: how errors name the operator of a step.
         nbytes: an estimate of what the preparation has to itself, beside arenas: steps, what they keep, and the outputs
@@ -113,6 +114,7 @@ class Preparation:
         kinds = {one.definition.type: one.definition for one in operators}
         waits = {kind: 0.0 if is_known(definition) else _WAIT_SECONDS for kind, definition in kinds.items()}
         self._waits = [waits[one.definition.type] for one in operators]
+        self.may_wait = any(self._waits) or bool(dynamic)
         self.steps: list[Step] = [one.step for one in self.prepared]
         plan = _planned(running, self.settled, self.seconds)
         self.plan: Plan = plan if ordered is None else ordered(plan)

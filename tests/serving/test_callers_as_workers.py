@@ -16,6 +16,7 @@ from dagexec.core import dtypes
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.operator import Operator
 from dagexec.errors import ClosedError, OperatorError
+from dagexec.scheduler.nets import dag
 from dagexec.scheduler.run.overhead import WORTH_SHARING
 from dagexec.scheduler.run.run import Run
 from dagexec.scheduler.run.work import Work
@@ -119,6 +120,7 @@ def test_whether_runs_are_worth_sharing_is_found_out_from_the_first_few(
         took = next(found)
         return None if took is None else took * WORTH_SHARING
 
+    monkeypatch.setattr(dag, "WORTH_SHARING", 0.0)  # by estimate it is, as if it were large
     monkeypatch.setattr(Run, "native_seconds", measured)
     with compiled(wide_model("Copy", "Relu")) as executor:
         binding = executor._replicas.members[0].io_binding
@@ -128,6 +130,19 @@ def test_whether_runs_are_worth_sharing_is_found_out_from_the_first_few(
             np.testing.assert_array_equal(executor.run({"x": rows(2)})["y"], rows(4))
         assert executor._replicas.members[0].io_binding is binding
         assert binding.is_shared is is_shared
+
+
+def test_what_is_little_by_estimate_is_never_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Run, "native_seconds", lambda _run: 2 * WORTH_SHARING)
+    with compiled(wide_model("Relu", "Relu")) as executor:
+        executor.run({"x": rows(2)})
+        small = executor._replicas.members[0].io_binding
+        assert small is not None
+        assert not small.is_shared
+        executor.run({"x": np.zeros((1 << 20, 3), np.float32)})
+        large = executor._replicas.members[0].io_binding
+        assert large is not None
+        assert large.is_shared
 
 
 def test_callers_of_which_there_are_as_many_as_cores_compute_their_own_requests_and_wait_for_nobody() -> None:
