@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from numbers import Integral
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,10 +21,12 @@ from dagexec.core.model import Model
 from dagexec.core.purity import only_computes
 from dagexec.errors import DagexecError, ReplicaError, SettingError
 from dagexec.options import CompileOptions
+from dagexec.plans.plan import PlanFile
 from dagexec.platform.extras import install_command
 from dagexec.platform.lazy import LazyModule
 from dagexec.serving.given_types import GivenTypes
-from dagexec.serving.model_source import ModelSource, load_model
+from dagexec.serving.model_source import ModelSource, is_plan, load_model
+from dagexec.serving.opening import plan_for
 
 if not TYPE_CHECKING:
     cloudpickle = LazyModule("ray.cloudpickle")
@@ -59,7 +62,8 @@ def deploy(
             outputs = deployment.run({"data": array})
 
     Args:
-        model: what `dagexec.compile` accepts. It is loaded here, and compiled by each replica for its processor.
+        model: what `dagexec.compile` accepts. It is loaded here, and compiled by each replica for its processor; a
+            plan is opened by those that find it in the same place.
         options: how it is compiled. `max_queued` with `when_full="reject"` limits the requests that wait here.
         replicas: how many processes serve it.
         cores_per_replica: cores that each may keep busy, and Ray sets aside for it.
@@ -86,6 +90,9 @@ def deploy(
         raise SettingError(f"answer_seconds must be more than 0, not {answer_seconds!r:.80}")
     if options.pool is not None:
         raise SettingError("pool: replicas are processes of their own, and have workers of their own")
+    plan = None
+    if is_plan(model):
+        plan, options = plan_for(Path(model), options)
     loaded = load_model(model, allow_io=options.allow_io, foreign=options.foreign)
     if loaded.init_net is not None:
         loaded = initialized(loaded)
@@ -109,6 +116,7 @@ def deploy(
             max_outstanding,
             autoscaling,
             answer_seconds,
+            plan,
         )
     except BaseException:
         ray_session.leave()
@@ -131,12 +139,13 @@ def _deployed(
     max_outstanding: int,
     autoscaling: Autoscaling | None,
     answer_seconds: float,
+    plan: PlanFile | None,
 ) -> Deployment:
     """A deployment without replicas."""
     sent = replace(options, progress=None, max_queued=None)
     try:
         references: list[ray.ObjectRef[Any]] = [
-            ray.put(ray_replica.Parcel(model, sent, cores)),
+            ray.put(ray_replica.Parcel(model, sent, cores, plan)),
             ray.put(parameters),
         ]
     except Exception as error:

@@ -27,12 +27,14 @@ from dagexec.cluster.message import Message, packed, unpacked
 from dagexec.core.model import Model
 from dagexec.errors import DagexecError, RunCancelledError
 from dagexec.options import CompileOptions
+from dagexec.plans.plan import PlanFile
 from dagexec.platform.own_cores import OwnCores
 from dagexec.platform.processor import limit_cores
 from dagexec.platform.records import dataclass
 from dagexec.platform.threads import threads
 from dagexec.serving.compile_async import compile_async
 from dagexec.serving.executor import Executor
+from dagexec.serving.model_source import ModelSource
 from dagexec.serving.statistics import ExecutorStatistics
 
 _MOST_AT_ONCE = 1000
@@ -40,11 +42,21 @@ _MOST_AT_ONCE = 1000
 
 @dataclass(frozen=True)
 class Parcel:
-    """What replicas are made of: a model without its parameters, and how it is compiled."""
+    """What replicas are made of: a model without its parameters, and how it is compiled.
+
+    `plan` is the file that the model came from, where it is one that replicas open if they find it, too.
+    """
 
     model: Model
     options: CompileOptions
     cores: int
+    plan: PlanFile | None = None
+
+    def source(self, parameters: Mapping[str, Array]) -> ModelSource:
+        """What this process makes a replica of."""
+        if self.plan is not None and self.plan.is_here():
+            return self.plan.path
+        return replace(self.model, parameters=parameters)
 
 
 class ReplicaActor:
@@ -66,7 +78,7 @@ class ReplicaActor:
                 limit_cores(parcel.cores)
                 self._cores = OwnCores(parcel.cores)
                 self._cores.use()
-                self._executor = await compile_async(replace(parcel.model, parameters=parameters), parcel.options)
+                self._executor = await compile_async(parcel.source(parameters), parcel.options)
             except Exception as error:
                 return Failure.of(error), place
         return None, place

@@ -142,6 +142,7 @@ class Container:
     Attributes:
         path: where it was found.
         plan: what the manifest says of the plan.
+        identity: the hash of the manifest, which has those of all sections.
     """
 
     def __init__(self, path: Path, *, mapped: bool = True) -> None:
@@ -209,6 +210,7 @@ class Container:
         if hashlib.sha256(manifest).digest() != digest:
             raise DamagedError("the hash of the manifest is another")
         self._base = _aligned(_HEADER.size + length, _PAGE)
+        self.identity: str = digest.hex()
         try:
             found: object = json.loads(manifest)
         except (ValueError, RecursionError) as error:

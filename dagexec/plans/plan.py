@@ -17,7 +17,7 @@ import numpy as np
 from dagexec.binding.kept import Kept
 from dagexec.core.device import CPU
 from dagexec.core.model import Model
-from dagexec.errors import PlanError
+from dagexec.errors import DagexecError, PlanError
 from dagexec.ops.onednn.binding import library
 from dagexec.options import CompileOptions
 from dagexec.plans.container import Container, DamagedError, Sections, count, flag, record, text
@@ -116,19 +116,39 @@ def _check_kept(plan: Plan) -> None:
         raise PlanError(f"{what}its options: {error}") from None
 
 
+@dataclass(frozen=True)
+class PlanFile:
+    """A plan that may be in the same place for other processes, too.
+
+    Attributes:
+        path: of the file.
+        identity: the hash of what it says, which has the hashes of all that is in it.
+    """
+
+    path: Path
+    identity: str
+
+    def is_here(self) -> bool:
+        """True when this process finds that plan there."""
+        try:
+            return KeptPlan(self.path).file.identity == self.identity
+        except DagexecError:
+            return False
+
+
 class KeptPlan:
     """A plan in a file that is open.
 
     Attributes:
-        path: of the file.
+        file: where it is.
         options: those of the plan.
         is_calibrated, net_type, cores: as `Plan` has them.
     """
 
     def __init__(self, path: Path, *, mapped: bool = True) -> None:
         """Check all but the models; see `Container`. Raises ModelFormatError, and ResourceError without memory."""
-        self.path = path
         self._container = Container(path, mapped=mapped)
+        self.file = PlanFile(path.absolute(), self._container.identity)
         try:
             made, options, calibrated, net_type, cores, self._compiled, self._packed, self._chosen, self._given = (
                 record(self._container.plan, _PLAN)

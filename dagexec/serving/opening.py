@@ -17,7 +17,7 @@ from dagexec.core.spelling import did_you_mean
 from dagexec.errors import PlanError, SettingError
 from dagexec.options import DEFAULT_OPTIONS, CompileOptions
 from dagexec.plans.kept_options import DECIDED, RUNNING
-from dagexec.plans.plan import KeptPlan
+from dagexec.plans.plan import KeptPlan, PlanFile
 from dagexec.platform.garbage_collection import garbage_collection_paused
 from dagexec.platform.processor import available_cores
 from dagexec.serving.batch_axes import BatchAxes
@@ -47,6 +47,20 @@ def given_differently(options: CompileOptions) -> dict[str, Any]:
     return {name: value for name, value in values if value != getattr(DEFAULT_OPTIONS, name)}
 
 
+def plan_for(path: Path, options: CompileOptions) -> tuple[PlanFile | None, CompileOptions]:
+    """The plan at `path` and its options, with those of `options` that are no defaults; None where they need another.
+
+    Raises ModelFormatError.
+    """
+    plan, given = KeptPlan(path), given_differently(options)
+    return None if _other(plan, given) else plan.file, replace(plan.options, **given)
+
+
+def _other(plan: KeptPlan, given: Mapping[str, Any]) -> str | None:
+    """The first option that decided the plan and is asked for otherwise."""
+    return next((name for name in sorted(DECIDED & given.keys()) if given[name] != getattr(plan.options, name)), None)
+
+
 def opened(path: Path, given: Mapping[str, Any], compile_anew: Compile, *, mapped: bool = True) -> Executor:
     """The executor of the plan at `path`, with the options of `given` in place of its own.
 
@@ -59,9 +73,7 @@ def opened(path: Path, given: Mapping[str, Any], compile_anew: Compile, *, mappe
     with garbage_collection_paused():
         plan = KeptPlan(path, mapped=mapped)
         options = replace(plan.options, **given)
-        other = next(
-            (name for name in sorted(DECIDED & given.keys()) if given[name] != getattr(plan.options, name)), None
-        )
+        other = _other(plan, given)
         reason = plan.misfit() if other is None else f"it was made with {other}={getattr(plan.options, other)!r:.80}"
         if reason is None:
             return _executor(plan, options)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import dagexec
+from dagexec import CompileOptions
 from dagexec.cluster import Autoscaling, Deployment, deploy
+from dagexec.cluster.ray_replica import Parcel
 from dagexec.errors import ClosedError, FeedError, RunTimeoutError
+from dagexec.serving.opening import plan_for
 from dagexec.testing import random_feeds
 from tests.cluster.test_ray_failures import long_pipeline, until
 from tests.test_examples import blocks
@@ -91,3 +95,27 @@ def test_a_closed_deployment_says_so(cluster: None) -> None:
 def test_the_page_about_clusters_runs(cluster: None, capsys: pytest.CaptureFixture[str]) -> None:
     exec("\n".join(blocks("docs/cluster.md")), {})
     assert "2 replicas are up" in capsys.readouterr().out
+
+
+def test_replicas_open_a_plan_where_they_find_it(cluster: None, tmp_path: Path) -> None:
+    path = tmp_path / "lenet.dagexec"
+    with dagexec.build("zoo:lenet", path, CompileOptions(num_workers=1)) as executor:
+        feeds = random_feeds(executor.model, seed=3)
+        expected = executor.run(feeds)
+    with deploy(path, replicas=1) as deployment:
+        [(name, array)] = deployment.run(feeds).items()
+        assert array.tobytes() == expected[name].tobytes()
+    plan, options = plan_for(path, CompileOptions(max_batch=2))
+    assert options == CompileOptions(num_workers=1, max_batch=2, tuning_seconds=0.0)
+    parcel = Parcel(executor.model, options, 1, plan)
+    assert parcel.source({}) == path
+    dagexec.build("zoo:lenet", path, CompileOptions(keep=["conv1"])).close()
+    assert isinstance(parcel.source({}), dagexec.Model)
+    path.unlink()
+    assert isinstance(parcel.source({}), dagexec.Model)
+
+
+def test_a_plan_that_was_made_otherwise_is_compiled_by_replicas(tmp_path: Path) -> None:
+    path = tmp_path / "lenet.dagexec"
+    dagexec.build("zoo:lenet", path, CompileOptions()).close()
+    assert plan_for(path, CompileOptions(dtype="bfloat16"))[0] is None

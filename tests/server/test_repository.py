@@ -177,7 +177,11 @@ async def test_the_newest_folder_of_versions_is_served(tmp_path: Path) -> None:
     (tmp_path / "11").mkdir()
     await repository.load("m")
     assert repository.metadata("m").versions == ("11",)
-    assert loads.sources == [tmp_path / "10" / "model.onnx", tmp_path / "11"]
+    (tmp_path / "12").mkdir()
+    for name in ("model.onnx", "model.dagexec"):
+        (tmp_path / "12" / name).touch()
+    await repository.load("m")
+    assert loads.sources == [tmp_path / "10" / "model.onnx", tmp_path / "11", tmp_path / "12" / "model.dagexec"]
     assert (await refused(repository, asked(version="10"))).status == 404
     assert loads.made[0].closed
 
