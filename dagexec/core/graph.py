@@ -356,6 +356,16 @@ class AncestorBits:
         bit = self._bits.get(node)
         return bit is not None and bool(ancestors >> bit & 1)
 
+    def mask(self, nodes: Sequence[int]) -> int | None:
+        """The set of `nodes`, to be compared with sets of ancestors while these are not released; None without bits."""
+        found = 0
+        for node in nodes:
+            bit = self._bits.get(node)
+            if bit is None:
+                return None
+            found |= 1 << bit
+        return found
+
     def with_ancestors(self, node: int) -> int:
         """The set of a node that was entered and what comes before it."""
         bit = self._bits.get(node)

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import field
 from types import MappingProxyType
+from typing import NamedTuple
 
 from dagexec.core.blob import Blob
 from dagexec.core.device import Device
@@ -45,6 +45,7 @@ class Inferred:
         seconds: the time it is estimated to take.
         nbytes: of the outputs.
         fits: so many bytes are there for it, where it shares memory with others.
+        zero_copy: what it joins or cuts may lie in one piece of memory.
     """
 
     first: OperatorCall
@@ -53,6 +54,7 @@ class Inferred:
     nbytes: int
     is_settled: bool = False
     fits: bool = False
+    zero_copy: bool = False
 
     def seen_of(self, operator: Operator) -> OperatorCall | None:
         """What inference saw of `operator`, one of them; None where it looked at another one."""
@@ -63,8 +65,7 @@ class Inferred:
         return self.seen_of(operator) or operator.call(self.first.inputs)
 
 
-@dataclass(frozen=True)
-class Buffer:
+class Buffer(NamedTuple):
     """Memory of one or more tensors.
 
     Attributes:
@@ -87,8 +88,7 @@ class Buffer:
         return self.runtime.device
 
 
-@dataclass(frozen=True, slots=True)
-class BufferSlice:
+class BufferSlice(NamedTuple):
     """Where in which buffer a tensor begins."""
 
     buffer: int
@@ -111,25 +111,40 @@ class Buffers:
     own_bytes: int
 
 
-@dataclass
 class _Uses:
-    """Who touches a blob, in list order, and the types it is given."""
+    """Who touches a blob, in list order, and the types it is given: the first one, and those that others give."""
 
-    blob: Blob
-    name: str
-    readers: list[int] = field(default_factory=list)
-    writers: list[int] = field(default_factory=list)
-    types: list[TensorType] = field(default_factory=list)
+    __slots__ = ("blob", "others", "readers", "type", "writers")
+
+    def __init__(self, blob: Blob) -> None:
+        self.blob = blob
+        self.readers: list[int] = []
+        self.writers: list[int] = []
+        self.type: TensorType | None = None
+        self.others: list[TensorType] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """The most bytes that it has."""
+        types = [self.type, *(self.others or ())]
+        return max(0 if kind is None else kind.nbytes for kind in types)
 
 
-@dataclass
 class _Root:
     """A buffer while it is put together; `members` are the offsets of blobs."""
 
-    nbytes: int
-    content: Content
-    members: dict[int, int]
-    device: Device
+    __slots__ = ("content", "members", "nbytes")
+
+    def __init__(self, nbytes: int, key: int) -> None:
+        self.nbytes = nbytes
+        self.members = {key: 0}
+        self.content: Content | None = None  # what its own operator writes
+
+    def found_content(self, key: int) -> Content:
+        """What is where in it; `key` is the blob it was made for."""
+        if self.content is None:
+            self.content = Content((ByteRange(0, self.nbytes, key, 0),))
+        return self.content
 
 
 def find_buffers(
@@ -164,6 +179,7 @@ class _Search:
         self._keep = keep
         self._order = order
         self._uses = _uses_of(operators, inferred)
+        self._nbytes: dict[int, int] = {}  # by the id of a type
         self._plannable = self._find_plannable(inputs)
         self._roots: dict[int, _Root] = {}  # by the id of the blob it was made for
         self._root_of: dict[int, int] = {}
@@ -174,35 +190,36 @@ class _Search:
             if found is None or found.is_settled:
                 continue
             for place, blob in enumerate(operator.output_blobs):
-                self._add_output(index, operator, found, place, blob)
-            if self._zero_copy(operator) and operator.schema.joined is not None:
+                key = id(blob)
+                if key in self._plannable and key not in self._root_of:
+                    self._add_output(index, operator, found, place, key)
+            if found.zero_copy and operator.schema.joined is not None:
                 self._lay_joined(index, operator, operator.schema.joined(found.call(operator), found.types))
         return self._finished()
 
-    def _add_output(self, index: int, operator: Operator, found: Inferred, place: int, blob: Blob) -> None:
-        key = id(blob)
-        if key not in self._plannable or key in self._root_of:
-            return
-        source = id(operator.input_blobs[0]) if operator.input_blobs else 0
+    def _add_output(self, index: int, operator: Operator, found: Inferred, place: int, key: int) -> None:
         if place == 0 and index in self._graph.views:
+            source = id(operator.input_blobs[0])
             if source in self._root_of:
                 self._lay_into(self._root_of[source], key, self._offset(source))
             else:
                 self._plannable.discard(key)  # a view of memory that is not planned
             return
-        if self._zero_copy(operator) and operator.schema.cut is not None and source in self._root_of:
+        source = id(operator.input_blobs[0]) if found.zero_copy and operator.input_blobs else 0
+        if source in self._root_of and operator.schema.cut is not None:
             offset = operator.schema.cut(found.call(operator), found.types).get(place)
             if offset is not None and self._may_be_cut(index, source, key):
                 self._lay_into(self._root_of[source], key, self._offset(source) + offset)
                 return
-        nbytes = found.types[place].nbytes
-        content = Content((ByteRange(0, nbytes, key, 0),))
-        self._roots[key] = _Root(nbytes, content, {key: 0}, _tensor(blob).device)
+        self._roots[key] = _Root(self._nbytes_of(found.types[place]), key)
         self._root_of[key] = key
 
-    @staticmethod
-    def _zero_copy(operator: Operator) -> bool:
-        return operator.arguments.bool("zero_copy")
+    def _nbytes_of(self, kind: TensorType) -> int:
+        """Bytes of a type, of which there is one object for many tensors."""
+        found = self._nbytes.get(id(kind))
+        if found is None:
+            found = self._nbytes[id(kind)] = kind.nbytes
+        return found
 
     def _offset(self, key: int) -> int:
         return self._roots[self._root_of[key]].members[key]
@@ -230,8 +247,8 @@ class _Search:
         for place, offset in sorted(offsets.items(), key=lambda item: item[1]):
             key = id(operator.input_blobs[place])
             if key in self._root_of:
-                own, nbytes = self._offset(key), self._uses[key].types[0].nbytes
-                wanted += self._roots[self._root_of[key]].content.part(own, own + nbytes, offset - own)
+                own, nbytes, root = self._offset(key), self._nbytes_of(self._type(key)), self._root_of[key]
+                wanted += self._roots[root].found_content(root).part(own, own + nbytes, offset - own)
         goal = Content.of(wanted)
         laid: list[ByteRange] = []
         for place, offset in offsets.items():
@@ -240,7 +257,7 @@ class _Search:
             if root == result:
                 continue
             shift = offset - self._offset(key)
-            spans = self._roots[root].content.part(0, self._roots[root].nbytes, shift)
+            spans = self._roots[root].found_content(root).part(0, self._roots[root].nbytes, shift)
             if goal.contains(spans) and self._may_be_joined(index, result, root):
                 for member, own in self._roots.pop(root).members.items():
                     self._lay_into(result, member, own + shift)
@@ -254,11 +271,19 @@ class _Search:
         }
         later = [writer for writer in self._uses[result].writers if writer != index]
         return (
-            found.device == self._roots[result].device
+            self._device(root) == self._device(result)
             and not self._is_kept(found.members)
             and self._all_before(self._writers(found.members), index)
             and all(self._all_before(touching, writer) for writer in later)
         )
+
+    def _device(self, key: int) -> Device:
+        return _tensor(self._uses[key].blob).device
+
+    def _type(self, key: int) -> TensorType:
+        kind = self._uses[key].type
+        assert kind is not None
+        return kind
 
     def _writers(self, keys: Iterable[int]) -> set[int]:
         return {writer for key in keys for writer in self._uses[key].writers}
@@ -267,7 +292,7 @@ class _Search:
         return all(self._order.is_before(operator, index) for operator in operators)
 
     def _is_kept(self, keys: Iterable[int]) -> bool:
-        return any(self._uses[key].name in self._keep for key in keys)
+        return any(self._uses[key].blob.name in self._keep for key in keys)
 
     def _find_plannable(self, inputs: Collection[Blob]) -> set[int]:
         """The blobs whose memory the net may choose."""
@@ -276,22 +301,20 @@ class _Search:
         for operator, found in zip(self._operators, self._inferred, strict=True):
             if found is None:
                 own.update(id(blob) for blob in (*operator.input_blobs, *operator.output_blobs))
-        tensors = Counter(id(uses.blob.value) for uses in self._uses.values() if uses.blob.value is not None)
+        tensors = Counter([id(uses.blob.value) for uses in self._uses.values()])
         plannable = set()
         for key, uses in self._uses.items():
-            if key in own or not uses.writers or len(set(uses.types)) != 1:
+            kind = uses.type
+            if not uses.writers or kind is None or uses.others or key in own:
                 continue
-            for position, blob in enumerate(self._operators[uses.writers[0]].output_blobs):
-                if blob is uses.blob:
-                    self._operators[uses.writers[0]].output(position)
-            tensor, kind = _tensor(uses.blob), uses.types[0]
-            if (
-                kind.meta is not STRING
-                and kind.nbytes
-                and tensor.is_packed
-                and tensors[id(tensor)] <= 1
-                and (tensor.is_empty or id(tensor.storage()) not in own_storages)
-            ):
+            tensor = uses.blob.value
+            if not isinstance(tensor, Tensor):
+                tensor = uses.blob.tensor(self._operators[uses.writers[0]].runtime.device)
+            elif tensors[id(tensor)] > 1 or not tensor.is_packed:
+                continue
+            if kind.meta is STRING or not self._nbytes_of(kind):
+                continue
+            if tensor.is_empty or id(tensor.storage()) not in own_storages:
                 plannable.add(key)
         for index in sorted(self._graph.views, reverse=True):
             source, view = self._operators[index].input_blobs[0], self._operators[index].output_blobs[0]
@@ -307,17 +330,18 @@ class _Search:
             for key in root.members:
                 uses = self._uses[key]
                 users.update(uses.readers, uses.writers)
-            first = self._uses[next(iter(root.members))]
+            first = self._uses[next(iter(root.members))].blob
             kept = self._is_kept(root.members)
-            buffers.append(Buffer(first.name, root.nbytes, tuple(sorted(users)), kept, _tensor(first.blob).runtime))
+            buffers.append(Buffer(first.name, root.nbytes, tuple(sorted(users)), kept, _tensor(first).runtime))
             for key, offset in root.members.items():
-                places[key] = BufferSlice(len(buffers) - 1, offset, self._uses[key].types[0])
-        own = {
-            key: max((kind.nbytes for kind in uses.types), default=0)
+                places[key] = BufferSlice(len(buffers) - 1, offset, self._type(key))
+        views = self._graph.views
+        own = sum(
+            uses.nbytes
             for key, uses in self._uses.items()
-            if uses.writers and key not in places and not any(writer in self._graph.views for writer in uses.writers)
-        }
-        return Buffers(tuple(buffers), MappingProxyType(places), sum(own.values()))
+            if uses.writers and key not in places and views.isdisjoint(uses.writers)
+        )
+        return Buffers(tuple(buffers), MappingProxyType(places), own)
 
 
 def _uses_of(operators: Sequence[Operator], inferred: Sequence[Inferred | None]) -> dict[int, _Uses]:
@@ -325,13 +349,23 @@ def _uses_of(operators: Sequence[Operator], inferred: Sequence[Inferred | None])
     for index, (operator, found) in enumerate(zip(operators, inferred, strict=True)):
         if found is not None and found.is_settled:
             continue
-        for name, blob in zip(operator.definition.input, operator.input_blobs, strict=True):
-            uses.setdefault(id(blob), _Uses(blob, name)).readers.append(index)
-        for place, (name, blob) in enumerate(zip(operator.definition.output, operator.output_blobs, strict=True)):
-            known = uses.setdefault(id(blob), _Uses(blob, name))
+        for blob in operator.input_blobs:
+            known = uses.get(id(blob))
+            if known is None:
+                known = uses[id(blob)] = _Uses(blob)
+            known.readers.append(index)
+        for place, blob in enumerate(operator.output_blobs):
+            known = uses.get(id(blob))
+            if known is None:
+                known = uses[id(blob)] = _Uses(blob)
             known.writers.append(index)
-            if found is not None:
-                known.types.append(found.types[place])
+            if found is None:
+                continue
+            kind = found.types[place]
+            if known.type is None:
+                known.type = kind
+            elif known.type != kind:
+                known.others = [*(known.others or ()), kind]
     return uses
 
 

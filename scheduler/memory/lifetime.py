@@ -26,6 +26,7 @@ MAX_IN_PAIRS = 4096
 """Operators, or buffers, that are compared with one another; of more of them a table of pairs would take too much."""
 
 _SHORT = 64  # operators
+_MANY = 32  # buffers that conflict with one
 _MAX_STEPS = 4096
 _MAX_PAIRS = 8 * MAX_IN_PAIRS**2 // 10
 
@@ -114,6 +115,10 @@ class Lifetimes:
         """The buffers that must not share bytes with `buffer`, in any order; itself is one of them."""
         return self._lives.conflicting(buffer)
 
+    def crowds(self, sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """For each buffer, the sum of the sizes of those that must not share bytes with it."""
+        return self._lives.crowds(sizes)
+
     def peak_live(self, sizes: Sequence[int]) -> int:
         """The most of `sizes` that are in use at one time in list order, which no plan can be below."""
         return self._lives.peak_live(np.array(sizes, np.int64))
@@ -140,9 +145,12 @@ class _Intervals:
         self._sorted = np.argsort(self._first, kind="stable")
         self._starts, self._ends = self._first[self._sorted], self._last[self._sorted]
         self._long = np.flatnonzero(self._ends - self._starts > _SHORT)
+
+    @cached_property
+    def _near(self) -> list[tuple[int, int]]:
         low = np.searchsorted(self._starts, self._first - _SHORT, "left")
         high = np.searchsorted(self._starts, self._last, "right")
-        self._near = list(zip(low.tolist(), high.tolist(), strict=True))
+        return list(zip(low.tolist(), high.tolist(), strict=True))
 
     def precedes(self) -> Flags:
         return self._last[:, np.newaxis] < self._first
@@ -152,7 +160,33 @@ class _Intervals:
         done = np.searchsorted(np.sort(self._ends), self._first, "left")
         return int((begun - done).sum()) > _MAX_PAIRS
 
+    @cached_property
+    def _pairs(self) -> tuple[list[int], Numbers] | None:
+        """The buffers that conflict with each, one row behind another, and where rows begin; None for too many."""
+        count = len(self._starts)
+        place = np.arange(count)
+        begun = np.searchsorted(self._starts, self._ends, "right") - place - 1  # while each of them is alive
+        total = int(begun.sum())
+        if total > _MANY * count:
+            return None
+        one = np.repeat(place, begun)
+        other = np.arange(total) - np.repeat(np.cumsum(begun) - begun, begun) + one + 1
+        rows = self._sorted[np.concatenate((place, one, other))]
+        found = self._sorted[np.concatenate((place, other, one))]
+        starts = np.concatenate(([0], np.cumsum(np.bincount(rows, minlength=count))))
+        return starts.tolist(), found[np.argsort(rows, kind="stable")]
+
+    def crowds(self, sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        known = self._pairs
+        if known is None:
+            return np.array([sizes[self.conflicting(buffer)].sum() for buffer in range(len(sizes))], np.int64)
+        starts, found = known
+        return np.add.reduceat(sizes[found], starts[:-1]) if len(sizes) else sizes
+
     def conflicting(self, buffer: int) -> Numbers:
+        if self._pairs is not None:
+            starts, every = self._pairs
+            return every[starts[buffer] : starts[buffer + 1]]
         low, high = self._near[buffer]
         near = np.arange(low, high)
         found = np.concatenate((self._long[: np.searchsorted(self._long, low)], near))
@@ -202,6 +236,9 @@ class _Sets:
             precedes = self.precedes()
             self._conflicts = ~(precedes | precedes.T)
         return np.flatnonzero(self._conflicts[buffer])
+
+    def crowds(self, sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        return np.array([sizes[self.conflicting(buffer)].sum() for buffer in range(len(sizes))], np.int64)
 
     def peak_live(self, sizes: npt.NDArray[np.int64]) -> int:
         return self._listed.peak_live(sizes)  # list order is one of the orders that the plan must allow

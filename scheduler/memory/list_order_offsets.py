@@ -66,11 +66,12 @@ def place_in_list_order(
 
 @dataclass(slots=True)
 class _Block:
-    """Free bytes, and the last operators that used them."""
+    """Free bytes, and the last operators that used them; as a set, too, if it is known who comes after them."""
 
     start: int
     end: int
     users: tuple[int, ...]
+    mask: int | None
 
 
 class _Walk:
@@ -135,11 +136,13 @@ class _Walk:
         """The offset of `size` bytes for a buffer: the smallest of some free blocks that take it, or at the end."""
         best: _Block | None = None
         if self._graph is None or _begins_with_first(self._graph, self._users[buffer]):  # else who does is not certain
-            for block in list(itertools.islice(self._blocks.values(), _MAX_LOOKED_AT)):
-                if self._blocks.get(block.start) is not block:
+            ancestors, blocks = self._ancestors, self._blocks
+            for block in list(itertools.islice(blocks.values(), _MAX_LOOKED_AT)):
+                mask, start = block.mask, block.start
+                if blocks.get(start) is not block:
                     continue  # it is part of another now
-                if not self._is_usable(block):
-                    self._blocks.move_to_end(block.start)
+                if mask is None or ancestors & mask != mask:
+                    blocks.move_to_end(start)
                     continue
                 self._extend(block, size)
                 if best is not None and self._blocks.get(best.start) is not best:
@@ -166,7 +169,7 @@ class _Walk:
 
     def _is_usable(self, block: _Block) -> bool:
         """True when all who used a block are done before the operator begins."""
-        return all(self._bits.has(self._ancestors, user) for user in block.users)
+        return block.mask is not None and self._ancestors & block.mask == block.mask
 
     def _extend(self, block: _Block, size: int) -> None:
         """Add the blocks behind a usable one that are usable too, until it has `size` bytes."""
@@ -186,7 +189,7 @@ class _Walk:
         for user in (*block.users, *other.users):
             self._release(user)
         del self._ends[block.end], self._blocks[other.start]
-        block.end, block.users = other.end, users
+        block.end, block.users, block.mask = other.end, users, self._bits.mask(users)
         self._ends[block.end] = block
 
     def give_back(self, start: int, size: int, buffer: int) -> None:
@@ -194,7 +197,9 @@ class _Walk:
         users = self._last_users[buffer]
         if self._graph is not None and not all(self._graph.reduced_children[user] for user in users):
             return  # nothing comes after them
-        block = self._blocks[start] = self._ends[start + size] = _Block(start, start + size, users)
+        block = self._blocks[start] = self._ends[start + size] = _Block(
+            start, start + size, users, self._bits.mask(users)
+        )
         left, right = self._ends.get(start), self._blocks.get(start + size)
         if right is not None and right.users == users:
             self._append(block, right, users)

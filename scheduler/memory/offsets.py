@@ -22,6 +22,7 @@ ALIGNMENT = 64  # bytes: a cache line, and the widest vector register
 _PROMOTIONS = 24  # orders tried after the fixed ones, at most
 _PATIENCE = 8  # orders one after another that give nothing better
 _TOLERANCE = 1.02  # by how much an extent may be above that of a search, in proportion to what is placed
+_FEW = 16  # buffers, for which NumPy is not worth it
 _MAX_PROMOTED = 400  # buffers; with more of them an order takes too long to try many
 
 Integers = npt.NDArray[np.int64]
@@ -69,29 +70,32 @@ def place(
     bound: int = 0,
     hint: OrderHint | None = None,
     there: int = 0,
+    crowds: Callable[[Integers], Integers] | None = None,
 ) -> BufferOffsets:
     """Offsets, multiples of the alignment, for buffers of `sizes` bytes; `conflicting(a)` lists those to keep apart.
 
     No more orders are tried once the extent is down to `bound`, which no offsets can be below, and none where that of
-    `hint` will do in an arena of `there` bytes.
+    `hint` will do in an arena of `there` bytes. `crowds` gives the bytes of those to be kept apart from each.
     """
     room = np.array([aligned(size) for size in sizes], np.int64)
     known = None if hint is None else hint.place(room, conflicting, there)
     if known is not None:
         return known
-    best, order = _searched(room, conflicting, bound)
+    best, order = _searched(room, conflicting, bound, crowds)
     if hint is not None:
         hint.note(room, order, best.extent)
     return best
 
 
-def _searched(room: Integers, conflicting: Conflicting, bound: int) -> tuple[BufferOffsets, list[int]]:
+def _searched(
+    room: Integers, conflicting: Conflicting, bound: int, crowds: Callable[[Integers], Integers] | None
+) -> tuple[BufferOffsets, list[int]]:
     """The best offsets, and the order in which they were found."""
     best: BufferOffsets | None = None
     best_order: list[int] = []
     if len(room) <= _MAX_PROMOTED:
         conflicting = [conflicting(buffer) for buffer in range(len(room))].__getitem__
-    for order in _orders(room, conflicting):
+    for order in _orders(room, conflicting, crowds):
         found = place_in_order(room, conflicting, order)
         if best is None or found.extent < best.extent:
             best, best_order = found, order
@@ -103,9 +107,14 @@ def _searched(room: Integers, conflicting: Conflicting, bound: int) -> tuple[Buf
     return best, best_order
 
 
-def _orders(room: Integers, conflicting: Conflicting) -> Iterator[list[int]]:
+def _orders(
+    room: Integers, conflicting: Conflicting, crowds: Callable[[Integers], Integers] | None
+) -> Iterator[list[int]]:
     """Largest first; largest with its conflicting first; by list order. Equal ones in list order."""
-    crowd = np.array([room[conflicting(buffer)].sum() for buffer in range(len(room))], np.int64)
+    if crowds is None:
+        crowd = np.array([room[conflicting(buffer)].sum() for buffer in range(len(room))], np.int64)
+    else:
+        crowd = crowds(room)
     listed = np.arange(len(room))
     yield np.lexsort((listed, -crowd, -room)).tolist()
     yield np.lexsort((listed, -room, -crowd)).tolist()
@@ -148,11 +157,22 @@ def place_in_order(room: Integers, conflicting: Conflicting, order: Sequence[int
 
 def best_fit(offsets: npt.NDArray[Any], room: npt.NDArray[Any], size: int) -> int:
     """Where `size` bytes go among what lies at `offsets` and takes `room`: the smallest gap, else behind all."""
-    if not len(offsets):
-        return 0
+    if len(offsets) <= _FEW:
+        return _best_of_few(sorted(zip(offsets.tolist(), room.tolist(), strict=True)), size)
     order = np.argsort(offsets)
     starts = offsets[order]
     reached = np.concatenate(([0], np.maximum.accumulate(starts + room[order])))
     gaps = starts - reached[:-1]
     fitting = (gaps >= size).nonzero()[0]
     return int(reached[fitting[np.argmin(gaps[fitting])]] if len(fitting) else reached[-1])
+
+
+def _best_of_few(placed: Sequence[tuple[int, int]], size: int) -> int:
+    """The same for a few, ascending."""
+    reached, least, found = 0, 0, -1
+    for start, length in placed:
+        gap = start - reached
+        if gap >= size and (found < 0 or gap < least):
+            least, found = gap, reached
+        reached = max(reached, start + length)
+    return reached if found < 0 else found

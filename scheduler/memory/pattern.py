@@ -8,7 +8,6 @@ pieces are. Where that may not be so the buffers are searched for anew: where te
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Sequence
-from dataclasses import replace
 from types import MappingProxyType
 
 from dagexec.core.blob import Blob
@@ -74,7 +73,7 @@ class _Pattern:
         self._buffers = found.buffers
         sources: dict[int, list[_Source]] = {}
         blobs: dict[int, Blob] = {}
-        self._is_simple = not any(operator.arguments.bool("zero_copy") for operator in operators)
+        self._is_simple = not any(one.zero_copy for one in inferred if one is not None)
         for index, (operator, one) in enumerate(zip(operators, inferred, strict=True)):
             for place, blob in enumerate(operator.output_blobs if one is not None and not one.is_settled else ()):
                 sources.setdefault(id(blob), []).append((index, place))
@@ -117,16 +116,21 @@ class _Pattern:
             kind = found.types[place]
             sizes[buffer] = kind.nbytes
             places[key] = BufferSlice(buffer, 0, kind)
-        buffers = tuple([replace(one, nbytes=size) for one, size in zip(self._buffers, sizes, strict=True)])
+        buffers = tuple([one._replace(nbytes=size) for one, size in zip(self._buffers, sizes, strict=True)])
         own = sum(one.types[place].nbytes for index, place in self._own if (one := inferred[index]) is not None)
         return Buffers(buffers, MappingProxyType(places), own)
 
 
 def _kinds(inferred: Sequence[Inferred | None]) -> Hashable:
     """What operators are static and which of them settled, and the element types of what others give."""
-    return tuple(
-        [
-            None if one is None else () if one.is_settled else tuple([kind.meta for kind in one.types])
-            for one in inferred
-        ]
-    )
+    known: dict[int, Hashable] = {}  # by the id of what all that are alike have
+
+    def kinds(one: Inferred | None) -> Hashable:
+        if one is None or one.is_settled:
+            return None if one is None else ()
+        found = known.get(id(one))
+        if found is None:
+            found = known[id(one)] = tuple([kind.meta for kind in one.types])
+        return found
+
+    return tuple(map(kinds, inferred))

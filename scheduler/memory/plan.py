@@ -267,7 +267,8 @@ class MemoryPlan:
         if len(members) == len(self.buffers):
             bound = lifetimes.peak_live([aligned(size) for size in sizes])
             device = self.buffers[0].device
-            return place(sizes, lifetimes.conflicting, bound, self._memory.hints[device], self._memory.used(device))
+            hint, used = self._memory.hints[device], self._memory.used(device)
+            return place(sizes, lifetimes.conflicting, bound, hint, used, lifetimes.crowds)
         place_of = np.full(len(self.buffers), -1, np.intp)
         place_of[members] = np.arange(len(members))
 

@@ -126,7 +126,9 @@ class _Inference:
         types = tuple(self._types.setdefault(kind, kind) for kind in _types_of(operator, call))
         nbytes = sum(kind.nbytes for kind in types)
         seconds = operator.schema.cost(call, types).seconds
-        return Inferred(call, types, seconds, nbytes, fits=self._in_one_plan and fits(nbytes))
+        return Inferred(
+            call, types, seconds, nbytes, fits=self._in_one_plan and fits(nbytes), zero_copy=_is_zero_copy(call)
+        )
 
     def _one(self, index: int, operator: Operator) -> Inferred | None:
         """Operator `index`, that more than its form tells of; None where it cannot be settled though it has to be."""
@@ -150,7 +152,8 @@ class _Inference:
                 return None
         if not (index in self._graph.views and _is_packed(operator.input_blobs[0])):
             self._check_memory(operator, types, nbytes)
-        return Inferred(call, types, operator.schema.cost(call, types).seconds, nbytes)
+        seconds = operator.schema.cost(call, types).seconds
+        return Inferred(call, types, seconds, nbytes, zero_copy=_is_zero_copy(call))
 
     def _by_bodies(self, operator: Operator, call: OperatorCall) -> Inferred | None:
         """An operator whose nets tell its output types; None where these follow from more than shapes."""
@@ -166,7 +169,7 @@ class _Inference:
         self._known.update(zip(map(id, operator.output_blobs), types, strict=True))
         nbytes = sum(kind.nbytes for kind in types)
         self._check_memory(operator, types, nbytes)
-        return Inferred(call, types, seconds, nbytes)
+        return Inferred(call, types, seconds, nbytes, zero_copy=_is_zero_copy(call))
 
     def _check_memory(self, operator: Operator, types: _Types, nbytes: int) -> None:
         """Raise ResourceError when the outputs, `nbytes` of them, do not fit, unless they are placed with others."""
@@ -177,6 +180,10 @@ class _Inference:
         if not fits(self._nbytes):
             beside = "" if self._in_one_plan else "with the outputs of the operators before it, "
             check_fits(self._nbytes, f"{operator.label}: {beside}{_named(operator, types)}")
+
+
+def _is_zero_copy(call: OperatorCall) -> bool:
+    return call.arguments.bool("zero_copy")
 
 
 def _is_told_by_form(operator: Operator) -> bool:
