@@ -44,7 +44,7 @@ from dagexec.ops.onednn.pieces import (
     parts_of_image,
 )
 from dagexec.ops.onednn.primitive import PrimitiveDescriptor, describe
-from dagexec.ops.onednn.problem import DIRECT, WINOGRAD, Assembled, Candidate, Problem, assemble
+from dagexec.ops.onednn.problem import DIRECT, WINOGRAD, Asked, Assembled, Candidate, Problem, assemble
 from dagexec.platform.records import dataclass
 
 SCRATCHPAD_LIMIT = 512 << 20
@@ -60,7 +60,7 @@ Image = tuple[Array, str]
 Operands = Mapping[int, tuple[Descriptor, Array]]
 """Further arguments of an execution, as they are: by number, layout and array."""
 
-Composed = Callable[[], Iterable[Candidate]]
+Composed = Callable[[], Iterable[Candidate | Asked]]
 """Gives candidates."""
 
 Request = Callable[[str, Mapping[int, Descriptor]], Sequence[object]]

@@ -20,7 +20,7 @@ from dagexec.ops.base.geometry import Axis
 from dagexec.ops.kernels.tables import can_run, in_pieces
 from dagexec.ops.onednn.descriptors import SRC, Array
 from dagexec.ops.onednn.implementation import estimated_seconds
-from dagexec.ops.onednn.problem import COMPOSED, DIRECT, Assembled, Candidate, Memory, Pack, Problem, assemble
+from dagexec.ops.onednn.problem import COMPOSED, DIRECT, Asked, Assembled, Candidate, Memory, Pack, Problem, assemble
 
 _SPEED = 0.9
 """Of the time of the library's other implementations, which are older or have layouts of their own."""
@@ -33,7 +33,7 @@ def with_edges(axes: Sequence[Axis]) -> list[Axis]:
     return [*others, replace(columns, size=columns.head + columns.size + tail, head=0)]
 
 
-def candidates(problem: Callable[[], Problem], head: int, columns: int, pixel: int) -> Iterator[Candidate]:
+def candidates(problem: Callable[[], Problem], head: int, columns: int, pixel: int) -> Iterator[Asked]:
     """`brgconv`, if the library has it, for images of so many columns, with so many bytes a pixel.
 
     `problem` gives that of images with edges, whose first `head` columns are padding.
@@ -41,12 +41,16 @@ def candidates(problem: Callable[[], Problem], head: int, columns: int, pixel: i
     if not can_run():
         return
     wide = problem()
-    for one in wide.candidates(DIRECT):
-        if "brgconv" in one.name:
-            seconds = _SPEED * estimated_seconds(wide, one)
-            assembled = partial(_assemble, wide, one, head, columns, pixel)
-            yield replace(one, name=f"{COMPOSED}edged {one.name}", assemble=assembled, seconds=seconds)
-            return
+    likely = Candidate(f"{COMPOSED}edged ", None, seconds=_SPEED * estimated_seconds(wide))
+    yield Asked(likely, partial(_candidate, wide, likely, head, columns, pixel))
+
+
+def _candidate(wide: Problem, likely: Candidate, head: int, columns: int, pixel: int) -> Candidate | None:
+    one = next((one for one in wide.candidates(DIRECT) if "brgconv" in one.name), None)
+    if one is None:
+        return None
+    assembled = partial(_assemble, wide, one, head, columns, pixel)
+    return replace(one, name=likely.name + one.name, assemble=assembled, seconds=likely.seconds)
 
 
 def _assemble(

@@ -8,6 +8,9 @@ saves, the weights that it makes larger, and copies into blocks of channels. The
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import partial
 from math import prod
 
 from dagexec.core.choices import choices, choose, measuring
@@ -16,7 +19,7 @@ from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.kernels.sharing import products_seconds
 from dagexec.ops.onednn.descriptors import WEIGHTS
 from dagexec.ops.onednn.measuring import fastest
-from dagexec.ops.onednn.problem import NEWEST, WINOGRAD, Candidate, Problem
+from dagexec.ops.onednn.problem import NEWEST, WINOGRAD, Asked, Candidate, Problem, own_layout
 from dagexec.platform.processor import processor_key
 
 logger = logging.getLogger("dagexec")
@@ -84,33 +87,65 @@ def _worthy(candidates: list[Candidate], problem: Problem) -> list[Candidate]:
 def rule(problem: Problem) -> Candidate:
     """The candidate where nothing was measured. Raises UnsupportedFeatureError when there is none.
 
+    What is estimated to be fastest is asked for first, and what cannot be faster than what was found is not asked for:
+    to describe a convolution takes the library up to 40 ms, and 20 MB, where rows are long.
+    """
+    best: tuple[float, int, Candidate] | None = None
+    for least, place, find in sorted(_ways(problem), key=lambda way: way[:2]):
+        if best is not None and best[:2] <= (least, place):
+            break
+        for one in find():
+            seconds = estimated_seconds(problem, one)
+            if best is None or (seconds, place) < best[:2]:
+                best = seconds, place, one
+    return _worthy(list(problem.candidates()), problem)[0] if best is None else best[2]
+
+
+def _ways(problem: Problem) -> Iterator[tuple[float, int, Callable[[], Iterable[Candidate]]]]:
+    """The least that candidates are estimated to take, their place among equals, and what asks the library for them."""
+    yield estimated_seconds(problem), 0, partial(_usual, problem)
+    if problem.open:
+        return
+    if WINOGRAD in problem.algorithms:
+        own = own_layout(WINOGRAD) if problem.own_layouts else ""  # for images in blocks of channels alone
+        likely = [one for one in (Candidate(own + name, None) for name in _WINOGRAD) if _has_channels(one, problem)]
+        yield min(estimated_seconds(problem, one) for one in likely), 1, partial(_winograds, problem)
+    for place, asked in enumerate(problem.all_composed(), 2):
+        yield estimated_seconds(problem, asked.likely), place, partial(_existing, asked)
+
+
+def _winograds(problem: Problem) -> list[Candidate]:
+    """The library's implementations of Winograd's algorithms."""
+    offered = replace(problem, composed=None).candidates(WINOGRAD)
+    return [one for one in offered if _winograd(one) and _has_channels(one, problem)]
+
+
+def _existing(asked: Candidate | Asked) -> list[Candidate]:
+    found = asked.find()
+    return [] if found is None else [found]
+
+
+def _usual(problem: Problem) -> list[Candidate]:
+    """What the library would compute it by without Winograd's algorithms; none where there is no good one.
+
     Copies into layouts of its own pay for an implementation when the alternative is a matrix product on unrolled
     windows, and these are of more than one tap, or of few pixels. Filters that are fed are copied in every run, and
     the layout that `brgconv` wants is reached the slowest: it goes last then.
     """
+    problem = replace(problem, composed=None)
     first = _plain_choice(problem)
-    if first is not None and problem.open:
-        return first
     if first is not None:
-        winograd = [one for one in problem.candidates(WINOGRAD) if _has_channels(one, problem)]
-        return min([first, *winograd], key=lambda one: estimated_seconds(problem, one)) if winograd else first
-    candidates = list(problem.candidates())
-    estimated = [one for one in candidates if one.is_composed or (_winograd(one) and _has_channels(one, problem))]
-    others = [one for one in candidates if not one.is_composed and not _winograd(one)]
+        return [first]
+    others = [one for one in problem.candidates() if not _winograd(one)]
     if all(one.is_reference for one in others):
-        return (
-            min(estimated, key=lambda one: estimated_seconds(problem, one))
-            if estimated
-            else _worthy(candidates, problem)[0]
-        )
+        return []
     worthy = _worthy(others, problem)
     special = [one for one in worthy if not one.is_general]
     if problem.open:
-        return worthy[0]
+        return [worthy[0]]
     if _is_fed(problem):
         special.sort(key=lambda one: "brgconv" in one.name and not (one.has_own_layout and _is_padded(problem)))
-    first = special[0] if special and (_pays_copies(problem) or not special[0].has_own_layout) else worthy[0]
-    return min([first, *estimated], key=lambda one: estimated_seconds(problem, one))
+    return [special[0] if special and (_pays_copies(problem) or not special[0].has_own_layout) else worthy[0]]
 
 
 def _plain_choice(problem: Problem) -> Candidate | None:

@@ -118,7 +118,7 @@ class Problem:
     open: bool = False
     views: Mapping[str, Mapping[int, Descriptor]] = field(default_factory=dict)
     groups: int = 1
-    composed: Callable[[], Iterable[Candidate]] | None = None
+    composed: Callable[[], Iterable[Candidate | Asked]] | None = None
     invariant: bool = False
     padding: int = 0
     blocks: int = 0
@@ -154,13 +154,18 @@ class Problem:
         for own in (False, True) if self.own_layouts else (False,):
             for one in wanted:
                 yield from self._offered(one, own)
-        if self.composed is not None and algorithm in (None, WINOGRAD):
-            yield from self.composed()
+        if algorithm in (None, WINOGRAD):
+            yield from filter(None, (one.find() for one in self.all_composed()))
+
+    def all_composed(self) -> Iterator[Candidate | Asked]:
+        """Those made of more than a primitive, not all of which need exist."""
+        yield from () if self.composed is None else self.composed()
 
     def named(self, name: str) -> Candidate | None:
         """The candidate of a name; None when there is none."""
-        if self.composed is not None and name.startswith(COMPOSED):
-            return next((one for one in self.composed() if one.name == name), None)
+        if name.startswith(COMPOSED):
+            alike = (one.find() for one in self.all_composed() if name.startswith(one.likely.name))
+            return next((one for one in alike if one is not None and one.name == name), None)
         for own in (False, True) if self.own_layouts else (False,):
             for algorithm in self.algorithms:
                 if name.startswith(_prefix(algorithm, own)):
@@ -180,6 +185,11 @@ class Problem:
             if name not in seen and wanted and description.scratchpad_bytes <= self.limit:
                 yield found
             seen.add(name)
+
+
+def own_layout(algorithm: str) -> str:
+    """How names of candidates begin that have layouts of their own."""
+    return _prefix(algorithm, True)
 
 
 def _prefix(algorithm: str, own: bool) -> str:
@@ -205,6 +215,15 @@ class Candidate:
     seconds: float | None = None
     products: int = 0
     is_in_pieces: bool = False
+
+    @property
+    def likely(self) -> Candidate:
+        """It, as `Asked` has it."""
+        return self
+
+    def find(self) -> Candidate:
+        """It, likewise."""
+        return self
 
     @property
     def primitive(self) -> PrimitiveDescriptor:
@@ -261,6 +280,19 @@ class Candidate:
         """How new the instructions are that it needs: older ones are not faster where channels fill vectors of 16."""
         isa = self.name.rpartition(":")[2]
         return next((number for number, name in _GENERATIONS if isa.startswith(name)), 0)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A candidate of which only the library knows whether it exists, and that it is asked for where it may be chosen.
+
+    Attributes:
+        likely: what it would be, without a primitive; its name is how the name begins.
+        find: asks; None where there is none.
+    """
+
+    likely: Candidate
+    find: Callable[[], Candidate | None]
 
 
 def in_plain_order(problem: Problem, filters: Array) -> Array:

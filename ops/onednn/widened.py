@@ -23,7 +23,7 @@ from dagexec.ops.onednn.division import misreads
 from dagexec.ops.onednn.operator import reorder
 from dagexec.ops.onednn.packing import Making
 from dagexec.ops.onednn.primitive import EXEC_ARG_MD, PrimitiveDescriptor
-from dagexec.ops.onednn.problem import COMPOSED, Assembled, Candidate, Memory, Pack, Problem, assemble
+from dagexec.ops.onednn.problem import COMPOSED, Asked, Assembled, Candidate, Memory, Pack, Problem, assemble
 
 MAX_SUMMED = 128
 """Channels of all groups times taps: with more, products with zeros cost more than narrow matrices do."""
@@ -39,21 +39,27 @@ def pays(grouped: Shape) -> bool:
     return grouped[2] > 1 and prod((grouped[0], *grouped[2:])) <= MAX_SUMMED
 
 
-def candidates(ask: AskWide, grouped: Shape, padding: int) -> Iterator[Candidate]:
+def candidates(ask: AskWide, grouped: Shape, padding: int) -> Iterator[Asked]:
     """The library's first implementation for the filter without groups, unless it is no better than that with them.
 
     It is right with so many columns of padding.
     """
+    likely = Candidate(f"{COMPOSED}widened ", None, products=grouped[0])
+    yield Asked(likely, partial(_candidate, ask, grouped, padding, likely))
+
+
+def _candidate(ask: AskWide, grouped: Shape, padding: int, likely: Candidate) -> Candidate | None:
     groups, filters, channels, *kernel = grouped
     shape = groups * filters, groups * channels, *kernel
     try:
         found = ask(shape)
     except UnsupportedFeatureError:
-        return
+        return None
     description = next(one for one in found.implementations() if not misreads(one.name, padding))
-    candidate = Candidate(f"{COMPOSED}widened {description.name}", description)
-    if not candidate.is_general:
-        yield replace(candidate, assemble=partial(_assemble, candidate, shape), products=groups)
+    candidate = Candidate(likely.name + description.name, description)
+    if candidate.is_general:
+        return None
+    return replace(candidate, assemble=partial(_assemble, candidate, shape), products=groups)
 
 
 def _assemble(

@@ -19,6 +19,7 @@ batch. oneDNN has the algorithm for AVX-512 only, in layout NCHW16c.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 
 import numpy as np
@@ -54,7 +55,17 @@ from dagexec.ops.onednn.operator import reorder
 from dagexec.ops.onednn.packing import Making
 from dagexec.ops.onednn.pieces import Together, side_by_side
 from dagexec.ops.onednn.primitive import EXEC_ARG_MD, SCRATCHPAD_MD, PrimitiveDescriptor, describe
-from dagexec.ops.onednn.problem import COMPOSED, Assembled, Candidate, Memory, Pack, Problem, in_one, in_plain_order
+from dagexec.ops.onednn.problem import (
+    COMPOSED,
+    Asked,
+    Assembled,
+    Candidate,
+    Memory,
+    Pack,
+    Problem,
+    in_one,
+    in_plain_order,
+)
 from dagexec.ops.onednn.winograd_tables import Tables
 from dagexec.ops.onednn.winograd_tiling import OUTPUTS, TAPS, Layer, Tiling
 
@@ -105,7 +116,7 @@ def is_available(library: Library) -> bool:
     return library.machine.can_run
 
 
-def candidates(library: Library, label: str, layer: Layer, limit: int, cold: bool) -> Iterator[Candidate]:
+def candidates(library: Library, label: str, layer: Layer, limit: int, cold: bool) -> Iterator[Asked]:
     """Those for a layer, with tiles of 2 x 2 and of 4 x 4 results; none where the processor lacks AVX2 and FMA.
 
     `limit` is the most bytes of working memory. `cold` is True when the weights come from memory in a run.
@@ -114,17 +125,25 @@ def candidates(library: Library, label: str, layer: Layer, limit: int, cold: boo
         return
     for outputs in OUTPUTS:
         tiling = Tiling(layer, outputs)
-        try:
-            description = _product(library, label, tiling)
-        except UnsupportedFeatureError:
-            continue
-        nbytes = sum(tiling.memory(description))
-        pieces = _pieces(tiling, cold, nbytes)
-        if len(pieces) * nbytes <= limit:
-            name = f"{COMPOSED}winograd {outputs}x{TAPS} {description.name}"
-            assembled = partial(_assemble, tiling, pieces, description)
-            alike = adds_up_alike(description.name)
-            yield Candidate(name, description, assembled, tiling.seconds(cold), is_in_pieces=alike)
+        likely = Candidate(f"{COMPOSED}winograd {outputs}x{TAPS} ", None, seconds=tiling.seconds(cold))
+        yield Asked(likely, partial(_candidate, library, label, tiling, likely, limit, cold))
+
+
+def _candidate(
+    library: Library, label: str, tiling: Tiling, likely: Candidate, limit: int, cold: bool
+) -> Candidate | None:
+    """With its product; None where there is none, or too little working memory."""
+    try:
+        description = _product(library, label, tiling)
+    except UnsupportedFeatureError:
+        return None
+    nbytes = sum(tiling.memory(description))
+    pieces = _pieces(tiling, cold, nbytes)
+    if len(pieces) * nbytes > limit:
+        return None
+    assembled, alike = partial(_assemble, tiling, pieces, description), adds_up_alike(description.name)
+    name = likely.name + description.name
+    return replace(likely, name=name, description=description, assemble=assembled, is_in_pieces=alike)
 
 
 def _product(library: Library, label: str, tiling: Tiling) -> PrimitiveDescriptor:
