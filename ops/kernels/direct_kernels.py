@@ -133,10 +133,18 @@ class Row:
 
     def blocks(self) -> Iterator[tuple[int, Block]]:
         """The blocks of a row, those that are alike counted."""
-        columns = [self.valid(column) for column in range(self.result)]
-        made = [tuple(columns[start : start + self.block]) for start in range(0, self.result, self.block)]
-        for block, alike in groupby(made):
-            yield len(list(alike)), block
+        size = self.block
+        first = -(-self.head // self.stride)
+        last = (self.columns - 1 - (self.taps - 1) * self.dilation + self.head) // self.stride
+        inner: Block = (tuple(range(self.taps)),) * size  # of columns from `first` to `last`, all taps are on the image
+
+        def block(start: int) -> Block:
+            if first <= start and start + size - 1 <= min(last, self.result - 1):
+                return inner
+            return tuple(self.valid(column) for column in range(start, min(start + size, self.result)))
+
+        for found, alike in groupby(map(block, range(0, self.result, size))):
+            yield sum(1 for _ in alike), found
 
     @property
     def is_wide(self) -> bool:

@@ -51,7 +51,7 @@ from dagexec.ops.onednn.finishing import finishing_step
 from dagexec.ops.onednn.keeping_nan import is_seen, keeping_nan_in_place
 from dagexec.ops.onednn.pieces import Part
 from dagexec.ops.onednn.post_ops import append_post_ops, drops_nan
-from dagexec.ops.onednn.problem import DIRECT, WINOGRAD
+from dagexec.ops.onednn.problem import DIRECT, WINOGRAD, Problem
 from dagexec.ops.onednn.winograd import candidates, finish
 from dagexec.ops.onednn.winograd_tiling import TAPS, Layer
 
@@ -87,9 +87,9 @@ class ForwardConvolution(ConvolutionFamily):
         # copy does that beforehand, ten times as slowly. Other algorithms offer less for training.
         kinds = {DIRECT: FORWARD_INFERENCE, WINOGRAD: FORWARD_INFERENCE if self.is_constant(1) else FORWARD_TRAINING}
 
-        def computation(part: Part) -> Computation:
-            attributes, inner, result = self.attributes(), part.axes(axes), part.result(y)
-            source = part.source(x, axes)
+        def computation(part: Part, image: Array = x, window: Sequence[Axis] = axes) -> Computation:
+            attributes, inner, result = self.attributes(), part.axes(window), part.result(y)
+            source = part.source(image, window)
             given = {number: part.operand(operand, y) for number, operand in operands.items()}
             further = append_post_ops(attributes, self.onednn, post_ops, given, (y.ndim, order), self.label)
 
@@ -115,16 +115,23 @@ class ForwardConvolution(ConvolutionFamily):
                 rows=rows,
                 block=block,
             )  # fmt: skip
-            if not rows or padding_of("convolution_forward", inner[-1]) < MISREAD:
+            misread = padding_of("convolution_forward", inner[-1]) >= MISREAD
+            if not rows or not (misread or edges.is_long(inner)) or (len(axes) == 1 and part.rows is not None):
                 return whole
+            if len(axes) == 1:
+                offered = partial(edges.strips, with_edges, source.shape, inner[-1])
+                return replace(whole, composed=all_of(whole.composed, offered))
             edged = edges.with_edges(inner)
             shape = (*source.shape[:-2], edged[-1].size, source.shape[-1])
-            image = np.broadcast_to(np.zeros((), x.dtype), shape)
-            images = {**whole.images, SRC: (image, order)}
+            wide_image = np.broadcast_to(np.zeros((), x.dtype), shape)
+            images = {**whole.images, SRC: (wide_image, order)}
             wide = replace(whole, request=partial(request, edged), axes=edged, images=images, composed=None)
             asked, pixel = partial(self.asked_of_library, wide), source.shape[-1] * source.itemsize
-            with_edges = partial(edges.candidates, asked, inner[-1].head, inner[-1].size, pixel)
-            return replace(whole, composed=all_of(whole.composed, with_edges))
+            offered = partial(edges.candidates, asked, inner[-1].head, inner[-1].size, pixel)
+            return replace(whole, composed=all_of(whole.composed, offered))
+
+        def with_edges(image: Array, part: Part) -> Problem:
+            return self.asked_of_library(computation(part, image, edges.with_edges(axes)))
 
         assembled = self.convolution(computation)
         places = enumerate(post_ops)

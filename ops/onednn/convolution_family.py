@@ -249,10 +249,10 @@ class ConvolutionFamily(OneDNNOperator):
         parts = [] if self.is_batch_invariant else parts_of_batch(whole.batch, problem.weights_nbytes)
         if len(parts) > 1:
             return self.batch_in_parts([computation(part) for part in parts], whole)
-        alone = self.asked_of_library(computation(Part(ONE)))
+        alone = problem if whole.batch == 1 else self.asked_of_library(computation(Part(ONE)))
         chosen = self._chosen_for_all(alone)
         if chosen.is_in_pieces:
-            found = problem.named(chosen.name)
+            found = chosen if whole.batch == 1 else problem.named(chosen.name)
             if found is not None:
                 return self._assembled(problem, found, whole)
         return self._in_pieces(chosen, alone, computation, whole)
@@ -299,7 +299,9 @@ class ConvolutionFamily(OneDNNOperator):
         cut = cut if of_image else [Part(ONE)]
         pieces = pieces_of(whole.batch * seconds, MOST_OF_BATCH)
         found = of_image if whole.batch == 1 else []
-        if len(cut) == 1 and chosen.is_divisible:
+        if len(cut) == whole.batch == 1:
+            found = [(alone, chosen, whole.arrays)]
+        elif len(cut) == 1 and chosen.is_divisible:
             found = computed_by([Part((share.start, share.stop)) for share in shares(whole.batch, pieces)])
         if not found:
             images = [(image, image + 1) for image in range(whole.batch)]
