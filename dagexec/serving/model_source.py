@@ -127,7 +127,7 @@ def _load_path(path: Path, foreign: bool) -> Model:
         return onnx_frontend.load_onnx(path, foreign=foreign)
     if path.suffix in (".pb", *TEXT_SUFFIXES):
         model = caffe2.from_nets(None, load_net(path), name=path.stem)
-        return replace(model, folder=path.parent, allow_io=IO.READ_FOLDER)
+        return model.changed(folder=path.parent, allow_io=IO.READ_FOLDER)
     if path.suffix == PLAN_SUFFIX:
         return replace(plan.given_model(path), allow_io=IO.READ_FOLDER)
     if path.suffix in predictor.PREDICTOR_SUFFIXES:

@@ -107,4 +107,4 @@ def _executor(plan: KeptPlan, options: CompileOptions) -> Executor:
 
 def _allowed(model: Model, options: CompileOptions) -> Model:
     """The model with what its operators may access: as of any model from a file."""
-    return replace(model, allow_io=IO.ANY if options.allow_io else IO.READ_FOLDER)
+    return model.changed(allow_io=IO.ANY if options.allow_io else IO.READ_FOLDER)
