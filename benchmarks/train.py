@@ -27,7 +27,7 @@ import numpy as np
 from environment import write_report
 
 from dagexec import Workspace, zoo
-from dagexec.compiler.passes.engine import assign_engine
+from dagexec.compiler.passes.engine import ENGINE
 from dagexec.core.model import Model
 from dagexec.scheduler.nets.dag import DAGNet
 from dagexec.scheduler.nets.net import BaseNet
@@ -135,7 +135,7 @@ def training_net(model: str, batch: int) -> tuple[Workspace, Any]:
     shape = [size or 0 for size in helper.inputs["data"].shape or ()]
     workspace.feed_blob("data", rng.standard_normal(shape, np.float32))
     workspace.feed_blob("label", rng.integers(0, 10, batch).astype(np.int32))
-    net = assign_engine(Model(helper.name, helper.net, inputs=helper.inputs)).model.net
+    net = ENGINE.apply(Model(helper.name, helper.net, inputs=helper.inputs)).model.net
     return workspace, split_gradients(net)
 
 

@@ -29,7 +29,6 @@ from dagexec.compiler.passes.layout import LAYOUT, layout_pass, layouts
 from dagexec.compiler.passes.low_precision import PRECISION_PASSES, with_integers, with_precision
 from dagexec.compiler.passes.owned_parameters import OwnedParameters
 from dagexec.compiler.passes.rewriting import Pass, PassReport, check_pass_names, run_passes
-from dagexec.compiler.passes.types import forget_types
 from dagexec.compiler.stages import by_stage
 from dagexec.compiler.tuning.bench import Bench, placeholder_inputs, random_inputs
 from dagexec.compiler.tuning.choosing import Choice, Estimated, Known, choose, most_workers
@@ -83,8 +82,6 @@ def compile_model(model: Model, options: CompileOptions, *, takes_parameters: bo
         return _on_own_kernels(model, options, takes_parameters=takes_parameters)
     except MemoryError as error:
         raise ResourceError(f"net {model.name!r}: compilation: the system is out of memory: {error}") from error
-    finally:
-        forget_types()
 
 
 def _with_islands(model: Model, options: CompileOptions) -> Compiled:
@@ -132,9 +129,9 @@ def _with_kept(model: Model, options: CompileOptions) -> Model:
     return model.changed(outputs=(*model.outputs, *sorted(set(options.keep).difference(model.outputs))))
 
 
-def _run(model: Model, passes: Sequence[Pass], options: CompileOptions, *, checked: bool = False) -> PassReport:
+def _run(model: Model | PassReport, passes: Sequence[Pass], options: CompileOptions) -> PassReport:
     known = {one.name for one in passes}
-    return run_passes(model, passes, known.intersection(options.without_passes), checked=checked)
+    return run_passes(model, passes, known.intersection(options.without_passes))
 
 
 def _by_stage(model: Model, options: CompileOptions, rewrite: Callable[[Model], PassReport]) -> PassReport:
@@ -196,8 +193,8 @@ class _Compilation:
         with self._stage("passes"):
             early = _run(self._model, before, self._options)
         with self._stage("layout"):
-            layout = self._layout(early.model, after)
-            late = self._late(early.model, after, layout)
+            layout = self._layout(early, after)
+            late = self._late(early, after, layout)
         return layout, PassReport(late.model, (*early.outcomes, *late.outcomes))
 
     def _of_stage(self, model: Model) -> _Compilation:
@@ -216,14 +213,15 @@ class _Compilation:
         yield
         self._seconds[name] = time.perf_counter() - start
 
-    def _late(self, model: Model, after: Sequence[Pass], layout: str) -> PassReport:
+    def _late(self, early: PassReport, after: Sequence[Pass], layout: str) -> PassReport:
         """The passes from `layout` on, for one of the layouts; run once for each."""
         if layout not in self._laid_out:
-            self._laid_out[layout] = _run(model, [layout_pass(layout), *after], self._options, checked=True)
+            self._laid_out[layout] = _run(early, [layout_pass(layout), *after], self._options)
         return self._laid_out[layout]
 
-    def _layout(self, model: Model, after: Sequence[Pass]) -> str:
+    def _layout(self, early: PassReport, after: Sequence[Pass]) -> str:
         """The layout: by rule where nothing may be measured, NCHW where nothing is there to choose."""
+        model = early.model
         if "layout" in self._options.without_passes:
             return NCHW
         if self._options.layout is not None:
@@ -234,7 +232,7 @@ class _Compilation:
             return known
         bench = self._measures()
         first = self._layout_by_rule(model) if bench is None else LAYOUTS[0]
-        report = self._late(model, after, first)
+        report = self._late(early, after, first)
         if not any(one.changes for one in report.outcomes if one.name == LAYOUT.name):
             self._laid_out[NCHW] = report
             return NCHW
@@ -244,11 +242,11 @@ class _Compilation:
         plain = len(model.program.op) <= _SMALL  # larger nets are faster in another order, and NCHW is slow to measure
         names = [name for name in layouts() if plain or name != NCHW]
         seconds = min(self._tuning * _LAYOUT_SHARE, self._left())
-        found = fastest_layout(names, lambda name: self._late(model, after, name).model, bench, seconds, self._deadline)
+        found = fastest_layout(names, lambda name: self._late(early, after, name).model, bench, seconds, self._deadline)
         layout = self._layout_by_rule(model) if found is None else found
         if found is not None and not self._deadline.is_over:  # else some may not have been tried
             layout = choices.keep(self.key("layout", model), found)
-        bench.keep_only(self._late(model, after, layout).model)
+        bench.keep_only(self._late(early, after, layout).model)
         return layout
 
     def _layout_by_rule(self, model: Model) -> str:

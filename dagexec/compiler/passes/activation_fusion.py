@@ -9,16 +9,13 @@ from __future__ import annotations
 from dagexec.compiler.passes.draft import Draft
 from dagexec.compiler.passes.fusion import described, fused, has_room, layer_meta
 from dagexec.compiler.passes.post_operations import unary_links
-from dagexec.compiler.passes.rewriting import Pass, Rewritten
-from dagexec.core.model import Model
+from dagexec.compiler.passes.rewriting import Pass
 
 
-def apply(model: Model) -> Rewritten:
+def edit(draft: Draft) -> None:
     """Fuse into each layer all activations behind it."""
-    draft = Draft(model)
     for number, _ in draft.operators():
         fuse_activations(draft, number)
-    return draft.finish()
 
 
 def fuse_activations(draft: Draft, number: int) -> int:
@@ -37,4 +34,4 @@ def fuse_activations(draft: Draft, number: int) -> int:
     return number
 
 
-PASS = Pass("activation-fusion", "Layers apply the activations that follow them.", apply)
+PASS = Pass("activation-fusion", "Layers apply the activations that follow them.", edit)

@@ -19,10 +19,8 @@ import numpy.typing as npt
 
 from dagexec.compiler.passes.draft import Draft
 from dagexec.compiler.passes.post_operations import FUSED_TYPES, Types
-from dagexec.compiler.passes.rewriting import Pass, Rewritten
-from dagexec.compiler.passes.types import infer_types
+from dagexec.compiler.passes.rewriting import Pass
 from dagexec.core.arguments import ArgumentValue
-from dagexec.core.model import Model
 from dagexec.core.node import Node, new_node
 from dagexec.core.registry import schema_of
 from dagexec.ops.activation.post_ops import as_post_ops
@@ -96,16 +94,14 @@ def _may_be_part(definition: Node) -> bool:
     return definition.type == "Erf" or any(post_op.kind not in _IN_NO_PATTERN_ALONE for post_op in post_ops)
 
 
-def apply(model: Model) -> Rewritten:
+def edit(draft: Draft) -> None:
     """Look behind each product and quotient, the last ones first, as they have the largest part of a pattern."""
-    draft = Draft(model)
-    if not any(map(_may_be_part, model.program.op)):
-        return draft.finish()
-    types, operators = infer_types(model), _Operators()
+    if not any(map(_may_be_part, draft.nodes())):
+        return
+    types, operators = draft.types(), _Operators()
     for number in reversed(draft.numbers()):
         if number in draft and draft[number].type in ("Mul", "Div") and draft.is_free(number):
             _rewrite(draft, number, types, operators)
-    return draft.finish()
 
 
 def _rewrite(draft: Draft, root: int, types: Types, operators: _Operators) -> None:
@@ -217,4 +213,4 @@ class _Expression:
         return self._known[name]
 
 
-PASS = Pass("activation-patterns", "Activations that a model spells out become one operator.", apply)
+PASS = Pass("activation-patterns", "Activations that a model spells out become one operator.", edit)

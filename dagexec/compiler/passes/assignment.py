@@ -8,23 +8,20 @@ reads. The last writer keeps the name. Operators that must write in place keep w
 from __future__ import annotations
 
 from dagexec.compiler.passes.draft import Draft
-from dagexec.compiler.passes.rewriting import Pass, Rewritten
-from dagexec.core.model import Model
+from dagexec.compiler.passes.rewriting import Pass
 from dagexec.core.node import Node
 from dagexec.core.registry import schema_of
 
 
-def apply(model: Model) -> Rewritten:
+def edit(draft: Draft) -> None:
     """Give each value of a blob written several times a name of its own.
 
     Left alone are blobs that are fed, parameters, read before they are written, named by a control input, or touched
     by an operator on another device.
     """
-    draft = Draft(model)
     for name in draft.written_often():
         if _may_be_renamed(draft, name):
             _rename(draft, name)
-    return draft.finish()
 
 
 def _may_be_renamed(draft: Draft, name: str) -> bool:
@@ -68,4 +65,4 @@ def must_stay_in_place(definition: Node, name: str) -> bool:
     return any(post_op.startswith("sum:") for post_op in definition.arguments().strings("post_ops"))
 
 
-PASS = Pass("single-assignment", "A blob written several times becomes several, one a value.", apply, retypes=True)
+PASS = Pass("single-assignment", "A blob written several times becomes several, one a value.", edit, retypes=True)

@@ -15,11 +15,9 @@ from dataclasses import field
 from dagexec.compiler.passes.axes import Axis, rearranged, rearranges, source_axes, without_repeats
 from dagexec.compiler.passes.draft import Draft
 from dagexec.compiler.passes.post_operations import Types
-from dagexec.compiler.passes.rewriting import Pass, Rewritten
-from dagexec.compiler.passes.types import infer_types
+from dagexec.compiler.passes.rewriting import Pass
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.dtypes import FLOAT32, FLOAT64
-from dagexec.core.model import Model
 from dagexec.core.node import Node, new_node
 from dagexec.core.registry import schema_of
 from dagexec.core.schema import OperatorCall, TensorType
@@ -64,17 +62,15 @@ class _Operand:
     scale: float
 
 
-def apply(model: Model) -> Rewritten:
+def edit(draft: Draft) -> None:
     """Look around each softmax."""
-    draft = Draft(model)
     softmaxes = [number for number, definition in draft.operators() if definition.type == _SOFTMAX]
-    if not softmaxes or all(definition.type != _PRODUCT for definition in model.program.op):
-        return draft.finish()
-    types, sums = infer_types(model), dict[tuple[str, str], str]()
+    if not softmaxes or all(definition.type != _PRODUCT for definition in draft.nodes()):
+        return
+    types, sums = draft.types(), dict[tuple[str, str], str]()
     for number in softmaxes:
         if draft.is_free(number):
             _Candidate(draft, types, number, sums).rewrite()
-    return draft.finish()
 
 
 class _Candidate:
@@ -398,4 +394,4 @@ def _remove_unread(draft: Draft, names: list[str]) -> None:
         draft.remove(writer)
 
 
-PASS = Pass("attention", "Products, masks and softmax that spell attention become one operator.", apply)
+PASS = Pass("attention", "Products, masks and softmax that spell attention become one operator.", edit)

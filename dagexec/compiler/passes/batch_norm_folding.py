@@ -17,27 +17,23 @@ import numpy as np
 from dagexec.compiler.passes.affine import Affine, Channels, affine_of, identity, normalization
 from dagexec.compiler.passes.draft import Draft
 from dagexec.compiler.passes.linear_layer import LinearLayer, read_layer, write_layer
-from dagexec.compiler.passes.rewriting import Pass, Rewritten
-from dagexec.compiler.passes.types import infer_types
-from dagexec.core.model import Model
+from dagexec.compiler.passes.rewriting import Pass
 
 
-def apply(model: Model) -> Rewritten:
+def edit(draft: Draft) -> None:
     """Fold chains of affine maps after and before each layer; then those after each batch normalization left."""
-    draft = Draft(model)
     for number, _ in draft.operators():
         layer = read_layer(draft, number)
         if layer is not None:
             with np.errstate(over="ignore", invalid="ignore"):  # what is not finite then is not folded
                 _fold(draft, layer)
     left = [number for number, definition in draft.operators() if definition.type == "SpatialBN"]
-    types = infer_types(model) if left else {}
+    types = draft.types() if left else {}
     for number in left:
         if number in draft and draft.is_free(number):
             kind = types.get(draft[number].input[0])
             if kind is not None:
                 _extend(draft, number, kind.rank)
-    return draft.finish()
 
 
 def _fold(draft: Draft, layer: LinearLayer) -> None:
@@ -128,4 +124,4 @@ def _extend(draft: Draft, number: int, rank: int) -> None:
         draft.remove(reader)
 
 
-PASS = Pass("batch-norm-folding", "Affine maps of channels become part of weights and biases.", apply)
+PASS = Pass("batch-norm-folding", "Affine maps of channels become part of weights and biases.", edit)

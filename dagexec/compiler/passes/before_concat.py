@@ -18,9 +18,8 @@ from dagexec.compiler.passes.draft import Draft
 from dagexec.compiler.passes.fusion import FUSED_CHAIN, FUSED_CONVOLUTION, FUSED_PRODUCT, post_ops_of
 from dagexec.compiler.passes.linear_layer import LinearLayer, read_layer
 from dagexec.compiler.passes.post_operations import is_function
-from dagexec.compiler.passes.rewriting import Pass, Rewritten
+from dagexec.compiler.passes.rewriting import Pass
 from dagexec.core.arguments import Arguments
-from dagexec.core.model import Model
 from dagexec.core.node import Node
 from dagexec.core.registry import schema_of
 from dagexec.core.traits import ImageRole
@@ -29,13 +28,11 @@ from dagexec.ops.activation.post_ops import as_post_ops
 _FUSED = frozenset({FUSED_CONVOLUTION, FUSED_PRODUCT, FUSED_CHAIN})
 
 
-def apply(model: Model) -> Rewritten:
+def edit(draft: Draft) -> None:
     """Move what follows a Concat or a max pooling alone, from the front of the list on."""
-    draft = Draft(model)
-    if any(definition.type == "Concat" or _is_max_pooling(definition) for definition in model.program.op):
+    if any(definition.type == "Concat" or _is_max_pooling(definition) for definition in draft.nodes()):
         for number, _ in draft.operators():
             _move(draft, number)
-    return draft.finish()
 
 
 def _move(draft: Draft, number: int) -> None:
@@ -206,4 +203,4 @@ def _joins_channels(draft: Draft, number: int, source: int, layers: Sequence[Lin
     return joined == normalized == result.axis and not arguments.int("add_axis", 0)
 
 
-PASS = Pass("before-concat", "What follows a Concat goes to the layers before it.", apply)
+PASS = Pass("before-concat", "What follows a Concat goes to the layers before it.", edit)

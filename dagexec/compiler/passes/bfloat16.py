@@ -16,10 +16,8 @@ import numpy as np
 
 from dagexec.compiler.passes.draft import Draft
 from dagexec.compiler.passes.operator_traits import moved_inputs
-from dagexec.compiler.passes.rewriting import Pass, Rewritten
-from dagexec.compiler.passes.types import infer_types
+from dagexec.compiler.passes.rewriting import Pass
 from dagexec.core.dtypes import BFLOAT16, FLOAT16, FLOAT32, TypeMeta
-from dagexec.core.model import Model
 from dagexec.core.node import Node, new_node
 from dagexec.core.registry import schema_of
 
@@ -27,21 +25,21 @@ from dagexec.core.registry import schema_of
 def narrowing_pass(meta: TypeMeta) -> Pass:
     """The pass to `meta`, BFLOAT16 or FLOAT16."""
     doc = f"convolutions, products and what lies between them in {meta.name}"
-    return Pass("precision", doc, lambda model: _Narrowing(model, meta).result(), retypes=True)
+    return Pass("precision", doc, lambda draft: _Narrowing(draft, meta).run(), retypes=True)
 
 
 class _Narrowing:
     """A net on its way to 16 bits, in list order."""
 
-    def __init__(self, model: Model, meta: TypeMeta) -> None:
+    def __init__(self, draft: Draft, meta: TypeMeta) -> None:
         self._meta = meta
-        self._draft = Draft(model)
-        self._types = infer_types(model)
+        self._draft = draft
+        self._types = draft.types()
         self._narrow: set[str] = set()  # blobs that are in 16 bits
         self._casts: dict[tuple[str, str], str] = {}  # of a blob or parameter, to a type: the name of that
 
-    def result(self) -> Rewritten:
-        """The edited model."""
+    def run(self) -> None:
+        """Go through the list."""
         draft = self._draft
         for number, definition in draft.operators():
             positions = self._float_inputs(number, definition)
@@ -49,7 +47,6 @@ class _Narrowing:
                 self._widen_inputs(number, definition)
             else:
                 self._rewrite(number, definition, positions)
-        return draft.finish()
 
     def _float_inputs(self, number: int, definition: Node) -> list[int] | None:
         """The inputs that have to be in 16 bits for the operator to be; None when it stays in float32."""

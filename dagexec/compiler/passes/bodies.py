@@ -12,8 +12,8 @@ from dataclasses import field
 from dagexec.compiler.passes.catalog import SIMPLIFYING
 from dagexec.compiler.passes.draft import Array, Draft
 from dagexec.compiler.passes.engine import ENGINE
-from dagexec.compiler.passes.rewriting import Pass, Rewritten, run_passes
-from dagexec.compiler.passes.types import BlobType, blob_type, infer_types, other_models
+from dagexec.compiler.passes.rewriting import Pass, run_passes
+from dagexec.compiler.passes.types import BlobType, blob_type
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.body_types import Seen
 from dagexec.core.inference import body_types
@@ -25,14 +25,12 @@ from dagexec.core.schema import TensorType
 from dagexec.platform.records import dataclass
 
 
-def apply(model: Model) -> Rewritten:
+def edit(draft: Draft) -> None:
     """Rewrite the bodies of all operators, those of operators in bodies included."""
-    draft = Draft(model)
     running = [number for number, one in draft.operators() if sub_nets_of(one, schema_of(one.type))]
-    types = infer_types(model) if running else {}
+    types = draft.types() if running else {}
     for number in running:
         _rewrite(draft, number, draft[number], types)
-    return draft.finish()
 
 
 @dataclass
@@ -100,8 +98,7 @@ def _rewritten(draft: Draft, net: Program, captures: _Captures, types: Sequence[
     known = {**captures.types, **dict(zip(given, types, strict=False))}
     inputs = {name: known.get(name, InputInfo()) for name in net.external_input if name not in parameters}
     model = Model(net.name, net, parameters=parameters, inputs=inputs, outputs=tuple(net.external_output))
-    with other_models():
-        report = run_passes(model, (*SIMPLIFYING, ENGINE, PASS))
+    report = run_passes(model, (*SIMPLIFYING, ENGINE, PASS))
     result = report.model.program
     read = {name for operator in result.op for name in operator.input} | set(result.external_output)
     taken = read | captures.outside.keys() | {name for operator in result.op for name in operator.output}
@@ -126,4 +123,4 @@ def _add_parameter(draft: Draft, hint: str, array: Array, taken: set[str]) -> st
     return name
 
 
-PASS = Pass("bodies", "Nets inside of operators are simplified, and their operators name the engine.", apply)
+PASS = Pass("bodies", "Nets inside of operators are simplified, and their operators name the engine.", edit)

@@ -8,23 +8,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dagexec.compiler.passes.draft import Draft
-from dagexec.compiler.passes.rewriting import Pass, Rewritten
-from dagexec.compiler.passes.types import BlobType, infer_types
+from dagexec.compiler.passes.rewriting import Pass
+from dagexec.compiler.passes.types import BlobType
 from dagexec.core.arguments import ArgumentValue
-from dagexec.core.model import Model
 from dagexec.core.node import new_node
 
 
-def apply(model: Model) -> Rewritten:
+def edit(draft: Draft) -> None:
     """Recognize the three operators by the shapes of what is between them, in NCHW and in NHWC."""
-    draft = Draft(model)
-    if all(definition.type != "Transpose" for definition in model.program.op):
-        return draft.finish()
-    types = infer_types(model)
+    if all(definition.type != "Transpose" for definition in draft.nodes()):
+        return
+    types = draft.types()
     for number, definition in draft.operators():
         if definition.type == "Transpose" and draft.is_free(number):
             _rewrite(draft, number, types)
-    return draft.finish()
 
 
 def _rewrite(draft: Draft, number: int, types: Mapping[str, BlobType]) -> None:
@@ -67,4 +64,4 @@ def _groups(whole: BlobType, split: BlobType, axes: list[int]) -> dict[str, Argu
     return {"group": group, "order": "NHWC"} if channels_last else {"group": group}
 
 
-PASS = Pass("channel-shuffle", "Reshape, Transpose, Reshape become a ChannelShuffle.", apply)
+PASS = Pass("channel-shuffle", "Reshape, Transpose, Reshape become a ChannelShuffle.", edit)

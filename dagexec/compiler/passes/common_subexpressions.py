@@ -9,17 +9,15 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from dagexec.compiler.passes.draft import Draft
-from dagexec.compiler.passes.rewriting import Pass, Rewritten
-from dagexec.core.model import Model
+from dagexec.compiler.passes.rewriting import Pass
 from dagexec.core.node import Node
 from dagexec.core.purity import is_pure
 
 Key = tuple[str, Hashable, bytes, int]
 
 
-def apply(model: Model) -> Rewritten:
+def edit(draft: Draft) -> None:
     """Merge equal operators, also those that are equal once their inputs have been merged."""
-    draft = Draft(model)
     alike: dict[
         tuple[str, tuple[str, ...]], dict[Key, int] | int
     ] = {}  # of a type on the same inputs: the first, or all
@@ -42,7 +40,6 @@ def apply(model: Model) -> Rewritten:
         draft.changed(f"{draft.label(number)} is the same as {draft.label(kept)}")
         draft.remove(number)
         merged.update(zip(definition.output, draft[kept].output, strict=True))
-    return draft.finish()
 
 
 def _key(definition: Node) -> Key:
@@ -51,4 +48,4 @@ def _key(definition: Node) -> Key:
     return definition.engine, definition.values.key, device, len(definition.output)
 
 
-PASS = Pass("common-subexpressions", "Of operators that compute the same from the same, one stays.", apply)
+PASS = Pass("common-subexpressions", "Of operators that compute the same from the same, one stays.", edit)

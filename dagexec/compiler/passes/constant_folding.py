@@ -13,11 +13,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from dagexec.compiler.passes.draft import Array, Draft
-from dagexec.compiler.passes.rewriting import Pass, Rewritten
-from dagexec.compiler.passes.types import BlobType, infer_types
+from dagexec.compiler.passes.rewriting import Pass
+from dagexec.compiler.passes.types import BlobType
 from dagexec.core.dtypes import from_numpy
 from dagexec.core.evaluation import evaluated
-from dagexec.core.model import Model
 from dagexec.core.purity import is_pure
 from dagexec.core.registry import schema_of
 from dagexec.core.schema import OperatorCall, TensorType
@@ -32,11 +31,10 @@ MAX_SECONDS = 0.3
 """Nominal time (`Cost.seconds`) of all that is computed; what would take longer is left to the runs."""
 
 
-def apply(model: Model) -> Rewritten:
+def edit(draft: Draft) -> None:
     """Compute what depends on parameters alone, in list order, and give `Reshape` its shape as an argument."""
-    draft = Draft(model)
-    asks_for_shapes = any(definition.type in ("Shape", "Size") for definition in model.program.op)
-    types = infer_types(model) if asks_for_shapes else {}
+    asks_for_shapes = any(definition.type in ("Shape", "Size") for definition in draft.nodes())
+    types = draft.types() if asks_for_shapes else {}
     seconds = 0.0
     for number, definition in draft.operators():
         kind = definition.type
@@ -54,7 +52,6 @@ def apply(model: Model) -> Rewritten:
             if seconds + needed <= MAX_SECONDS:
                 seconds += needed
                 _fold(draft, number)
-    return draft.finish()
 
 
 def _fold(draft: Draft, number: int) -> None:
@@ -118,4 +115,4 @@ def _shape_as_argument(draft: Draft, number: int) -> None:
     draft.replace(number, changed)
 
 
-PASS = Pass("constant-folding", "What depends on parameters alone is computed once.", apply)
+PASS = Pass("constant-folding", "What depends on parameters alone is computed once.", edit)

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from dagexec.compiler.passes.rewriting import Pass, Rewritten
+from dagexec.compiler.passes.draft import Draft
+from dagexec.compiler.passes.rewriting import Pass
 from dagexec.core.exclusive import STATES_PER_DEVICE
-from dagexec.core.model import Model
 from dagexec.core.node import Node
 from dagexec.core.registry import registered_engines
 from dagexec.devices.cuda.binding import cudnn
@@ -21,42 +21,36 @@ from dagexec.errors import DeviceError
 CUDNN = "CUDNN"
 
 
-def assign_cudnn(model: Model) -> Rewritten:
-    """`model` with engine CUDNN on the operators that have it, if the library is there.
+def assign_cudnn(draft: Draft) -> None:
+    """Engine CUDNN for the operators that have it, if the library is there.
 
     An engine that a def names already stays.
     """
     try:
         cudnn()
     except DeviceError:
-        return Rewritten(model)
-    operators = list(model.program.op)
+        return
     changed: Counter[str] = Counter()
-    for index, definition in enumerate(operators):
+    for number, definition in draft.operators():
         kind = definition.type
         placed = definition.engine or (definition.device_option is not None and definition.device_option.device_type)
         if not placed and CUDNN in registered_engines(kind, "cuda"):
-            operators[index] = definition.changed(engine=CUDNN)
+            draft.exchange(number, definition.changed(engine=CUDNN))
             changed[kind] += 1
-    if not changed:
-        return Rewritten(model)
-    changes = tuple(f"{count} {kind} by cuDNN" for kind, count in sorted(changed.items()))
-    return Rewritten(model.changed(net=model.program.with_operators(operators)), changes)
+    for kind, count in sorted(changed.items()):
+        draft.changed(f"{count} {kind} by cuDNN")
 
 
-def spread_states(model: Model) -> Rewritten:
-    """`model` with argument cudnn_state on the operators of engine CUDNN that have none."""
-    operators = list(model.program.op)
+def spread_states(draft: Draft) -> None:
+    """Argument cudnn_state for the operators of engine CUDNN that have none."""
     states, count = _States(), 0
-    for index, definition in enumerate(operators):
+    for number, definition in draft.operators():
         if definition.engine == CUDNN and "cudnn_state" not in definition.values:
-            operators[index] = definition.changed(arguments={"cudnn_state": states.of(definition)})
+            draft.exchange(number, definition.changed(arguments={"cudnn_state": states.of(definition)}))
             count += 1
-        states.passed_on(operators[index])
-    if not count:
-        return Rewritten(model)
-    rewritten = model.changed(net=model.program.with_operators(operators))
-    return Rewritten(rewritten, (f"{count} operators over {STATES_PER_DEVICE} library states",))
+        states.passed_on(draft[number])
+    if count:
+        draft.changed(f"{count} operators over {STATES_PER_DEVICE} library states")
 
 
 class _States:

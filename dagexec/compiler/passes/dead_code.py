@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from dagexec.compiler.passes.draft import Draft
 from dagexec.compiler.passes.operator_traits import min_outputs
-from dagexec.compiler.passes.rewriting import Pass, Rewritten
-from dagexec.core.model import Model
+from dagexec.compiler.passes.rewriting import Pass
 from dagexec.core.purity import has_no_effects
 
 
-def apply(model: Model) -> Rewritten:
+def edit(draft: Draft) -> None:
     """Remove, from the end of the list to its front, what has become unread."""
-    draft = Draft(model)
     for number in reversed(draft.numbers()):
         definition = draft[number]
         unread = [name for name in definition.output if not draft.is_read(name) and name not in draft.outputs]
@@ -26,7 +24,6 @@ def apply(model: Model) -> Rewritten:
         else:
             _drop_outputs(draft, number, unread)
     _drop_parameters(draft)
-    return draft.finish()
 
 
 def _drop_outputs(draft: Draft, number: int, unread: list[str]) -> None:
@@ -60,4 +57,4 @@ def _drop_parameters(draft: Draft) -> None:
         draft.changed(f"{len(unread)} parameters that nobody reads are removed")
 
 
-PASS = Pass("dead-code", "Operators and parameters that nobody reads are removed.", apply)
+PASS = Pass("dead-code", "Operators and parameters that nobody reads are removed.", edit)

@@ -1,4 +1,4 @@
-"""Draft: a net that a pass edits, with the questions every pass has to ask before it may.
+"""Draft: the graph that all passes edit, one after another, with the questions each has to ask before it may.
 
 Operators have numbers that stay while others come and go. A blob is *single* when it has one value in a run: it is
 written once, before it is read, and is neither fed nor a parameter then; or it is never written. A pass may move, merge
@@ -7,9 +7,7 @@ or drop operators that are *free*: on the host, without control inputs, and on s
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
 from types import MappingProxyType
 from typing import Any
 
@@ -17,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.compiler.passes.owned_parameters import owned, successors
-from dagexec.compiler.passes.rewriting import Rewritten
+from dagexec.compiler.passes.types import BlobType, KnownTypes
 from dagexec.core.arguments import Arguments
 from dagexec.core.device import CPU
 from dagexec.core.model import Model
@@ -32,19 +30,34 @@ _MANY = 16  # operators, that are not forgotten one by one
 _PLAIN_ENGINES = frozenset({"", "DEFAULT", "ONEDNN", "CUDNN"})
 
 
+@dataclass(frozen=True)
+class Rewritten:
+    """What a pass made of a model, and one sentence for each thing it changed (none: the model is as before)."""
+
+    model: Model
+    changes: tuple[str, ...] = ()
+
+
 class Draft:
-    """The operators of a model's net, under edit. `model` is as it was before.
+    """The operators of a model's net, under edit: who uses which blob, and what is known of types.
 
     Attributes:
+        model: as it was when the present pass began.
+        known: what is known of its types, None until a pass asks.
         parameters: the model's, with those that the pass adds.
         outputs: blobs that must keep their names and values.
     """
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, known: KnownTypes | None = None) -> None:
+        """`known` are types of the blobs of a model that this one is."""
+        self.known = known
+        self._begin(model)
+
+    def _begin(self, model: Model) -> None:
         self.model = model
         self.parameters: dict[str, Array] = dict(model.parameters)
         self.outputs = frozenset(model.outputs)
-        found = _index_of(model)
+        self._index = found = _index(model)
         self._program = model.program
         self._operators = dict(enumerate(self._program.op))
         self._count = len(self._operators)  # numbers that were given, those of operators that are gone included
@@ -59,10 +72,21 @@ class Draft:
         self._taken: set[str] = set()  # every name there is, once a new one has been requested
         self._host_net = self._program.device in (None, CPU)
         self._irregular = found.irregular
-        self._free = found.free  # the answers of `is_free` that no edit has changed; a copy from the first edit on
+        self._free: dict[int, bool] = {}  # the answers of `is_free` that no edit has changed
         self._edited = False
+        self._made: Model | None = None  # what the pass made of it, if that was no edit
 
     # --- asking
+
+    def nodes(self) -> Iterable[Node]:
+        """The operators, in list order."""
+        return [self._operators[number] for number in self.numbers()]
+
+    def types(self) -> Mapping[str, BlobType]:
+        """Types of the blobs as they were when the pass began."""
+        if self.known is None:
+            self.known = KnownTypes(self.model)
+        return self.known.types(self.model)
 
     def numbers(self) -> list[int]:
         """The numbers of the operators, in list order."""
@@ -225,7 +249,7 @@ class Draft:
     def fresh(self, hint: str) -> str:
         """A blob name that nobody has, like `hint`; it is taken from then on."""
         if not self._taken:
-            known = _index_of(self.model)
+            known = self._index
             self._taken = {*known.given, *known.writers, *known.readers, *known.controls}
             self._taken.update(self._program.external_input)
         name, count = hint, 1
@@ -255,10 +279,31 @@ class Draft:
         """Note a change."""
         self._changes.append(sentence)
 
-    def finish(self) -> Rewritten:
-        """The edited model with the changes noted; the model itself, when there were none."""
-        if not self._changes:
-            return Rewritten(self.model)
+    def exchange(self, number: int, definition: Node) -> None:
+        """Put `definition` in the place of an operator that reads and writes the same blobs."""
+        self._operators[number] = definition
+        self._forget(number, ())
+
+    def become(self, model: Model, changes: Iterable[str]) -> None:
+        """Go on as another model, which somebody made of this draft's."""
+        self._made = model
+        self._changes += changes
+
+    def settle(self, *, retyped: bool = False, same_types: bool = False) -> tuple[str, ...]:
+        """End a pass: what it noted. Edits of a pass that noted no change are taken back.
+
+        With `retyped` a blob may have another type than that of its name before; with `same_types` all have theirs.
+        """
+        changes = tuple(self._changes)
+        if changes:
+            self._begin(self._made or self._edited_model())
+            if self.known is not None and not same_types:
+                self.known.edited(() if retyped else self._index.writers.keys())
+        elif self._edited or self._taken:
+            self._begin(self.model)
+        return changes
+
+    def _edited_model(self) -> Model:
         self._let_go_of_unread()
         program = self._program.with_operators(self._operators[number] for number in self.numbers())
         if program.external_input:
@@ -269,7 +314,7 @@ class Draft:
             if added or gone:
                 program = program.with_external_input([*external, *added])
         parameters = successors(self.model.parameters, self.parameters)
-        return Rewritten(self.model.changed(net=program, parameters=parameters), tuple(self._changes))
+        return self.model.changed(net=program, parameters=parameters)
 
     def _let_go_of_unread(self) -> None:
         """Owned parameters whose readers have been replaced are gone."""
@@ -301,9 +346,7 @@ class Draft:
 
     def _forget(self, number: int, written: Iterable[str]) -> None:
         """Operator `number` has changed, and so has who writes these blobs: ask anew what is free."""
-        if not self._edited:
-            self._free = dict(self._free)
-            self._edited = True
+        self._edited = True
         self._free.pop(number, None)
         for name in written:
             readers, writers = self._readers[name], self._writers[name]
@@ -315,7 +358,7 @@ class Draft:
 
 @dataclass(frozen=True)
 class _Index:
-    """What a draft begins with: who touches which blob. Shared by all drafts of a model, and never changed.
+    """What a draft begins with: who touches which blob; never changed.
 
     Attributes:
         given: blobs that are there before the run.
@@ -323,7 +366,6 @@ class _Index:
         read_early: blobs that an operator reads before any writes them.
         readers, writers: by blob, the operators, and how often each names it.
         irregular: blobs that are not single.
-        free: what drafts that were not edited have found to be free, by number; it grows.
     """
 
     given: frozenset[str]
@@ -332,27 +374,6 @@ class _Index:
     readers: Mapping[str, dict[int, int]]
     writers: Mapping[str, dict[int, int]]
     irregular: frozenset[str]
-    free: dict[int, bool] = field(default_factory=dict)
-
-
-_last: tuple[weakref.ref[Model], _Index] | None = None  # the passes after one that changed nothing ask
-
-
-def _forget_last(gone: weakref.ref[Model]) -> None:
-    """Let go of what is known of a model with the model."""
-    global _last
-    if _last is not None and _last[0] is gone:
-        _last = None
-
-
-def _index_of(model: Model) -> _Index:
-    global _last
-    known = _last
-    if known is not None and known[0]() is model:
-        return known[1]
-    found = _index(model)
-    _last = weakref.ref(model, _forget_last), found
-    return found
 
 
 def _index(model: Model) -> _Index:

@@ -16,23 +16,19 @@ from dagexec.compiler.passes.affine import normalization
 from dagexec.compiler.passes.draft import Array, Draft
 from dagexec.compiler.passes.fusion import FUSED_CHAIN, described, fused, has_room, layer_meta, post_ops_of
 from dagexec.compiler.passes.post_operations import FUSED_TYPES, MAX_POST_OPS, Link, Types, operand_links, unary_links
-from dagexec.compiler.passes.rewriting import Pass, Rewritten
-from dagexec.compiler.passes.types import infer_types
-from dagexec.core.model import Model
+from dagexec.compiler.passes.rewriting import Pass
 from dagexec.core.node import new_node
 from dagexec.ops.activation.post_ops import SUM, PostOp
 
 Links = tuple[Link, ...]
 
 
-def apply(model: Model) -> Rewritten:
+def edit(draft: Draft) -> None:
     """Make chains of two and more operators, from the front of the list on."""
-    draft = Draft(model)
-    fusion = _Fusion(draft, infer_types(model))
+    fusion = _Fusion(draft, draft.types())
     for number, _ in draft.operators():
         if number in draft and number not in fusion.members:
             fusion.fuse_from(number)
-    return draft.finish()
 
 
 class _Fusion:
@@ -141,4 +137,4 @@ class _Fusion:
         return tuple(links)
 
 
-PASS = Pass("elementwise-fusion", "Element-wise operators in a row become one.", apply)
+PASS = Pass("elementwise-fusion", "Element-wise operators in a row become one.", edit)

@@ -5,27 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dagexec.compiler.passes.draft import Draft
-from dagexec.compiler.passes.rewriting import Pass, Rewritten
-from dagexec.compiler.passes.types import BlobType, infer_types
+from dagexec.compiler.passes.rewriting import Pass
+from dagexec.compiler.passes.types import BlobType
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.dtypes import FLOAT32, FLOAT64
-from dagexec.core.model import Model
 from dagexec.core.node import new_node
 
 
-def apply(model: Model) -> Rewritten:
+def edit(draft: Draft) -> None:
     """Rewrite `ReduceMean` over the spatial axes of N, C, H, W or N, H, W, C; of one or three spatial axes, too.
 
     Without `keepdims` a `Squeeze` follows.
     """
-    draft = Draft(model)
-    if all(definition.type != "ReduceMean" for definition in model.program.op):
-        return draft.finish()
-    types = infer_types(model)
+    if all(definition.type != "ReduceMean" for definition in draft.nodes()):
+        return
+    types = draft.types()
     for number, definition in draft.operators():
         if definition.type == "ReduceMean" and draft.is_free(number):
             _rewrite(draft, number, types)
-    return draft.finish()
 
 
 def _rewrite(draft: Draft, number: int, types: Mapping[str, BlobType]) -> None:
@@ -49,4 +46,4 @@ def _rewrite(draft: Draft, number: int, types: Mapping[str, BlobType]) -> None:
     draft.replace(number, pooling, *([] if keeps else [new_node("Squeeze", [pooled], [target], dims=axes)]))
 
 
-PASS = Pass("global-pooling", "Means over all pixels become global average pooling.", apply)
+PASS = Pass("global-pooling", "Means over all pixels become global average pooling.", edit)

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dagexec.compiler.passes.draft import Draft
-from dagexec.compiler.passes.rewriting import Pass, Rewritten
-from dagexec.compiler.passes.types import BlobType, infer_types
+from dagexec.compiler.passes.rewriting import Pass
+from dagexec.compiler.passes.types import BlobType
 from dagexec.core.arguments import Arguments
-from dagexec.core.model import Model
 from dagexec.core.node import Node
 from dagexec.core.registry import schema_of
 from dagexec.ops.activation.post_ops import as_post_ops
@@ -20,14 +19,12 @@ from dagexec.ops.activation.post_ops import as_post_ops
 Types = Mapping[str, BlobType]
 
 
-def apply(model: Model) -> Rewritten:
+def edit(draft: Draft) -> None:
     """Remove what gives its input back, unless both its input and its output must keep their names."""
-    draft = Draft(model)
-    types = infer_types(model) if any(map(_keeps_elements, model.program.op)) else {}
+    types = draft.types() if any(map(_keeps_elements, draft.nodes())) else {}
     for number, _ in draft.operators():
         if _is_identity(draft, number, types):
             _bypass(draft, number)
-    return draft.finish()
 
 
 def _is_identity(draft: Draft, number: int, types: Types) -> bool:
@@ -72,4 +69,4 @@ def _bypass(draft: Draft, number: int) -> None:
         draft.redirect(target, source)
 
 
-PASS = Pass("identities", "Operators that give their input back are removed.", apply)
+PASS = Pass("identities", "Operators that give their input back are removed.", edit)

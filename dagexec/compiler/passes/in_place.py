@@ -13,9 +13,7 @@ from dagexec.compiler.passes.draft import Draft
 from dagexec.compiler.passes.fusion import FUSED_CHAIN, post_ops_of
 from dagexec.compiler.passes.ordering import Ordering
 from dagexec.compiler.passes.post_operations import Types
-from dagexec.compiler.passes.rewriting import Pass, Rewritten
-from dagexec.compiler.passes.types import infer_types
-from dagexec.core.model import Model
+from dagexec.compiler.passes.rewriting import Pass
 from dagexec.core.node import Node
 from dagexec.core.registry import schema_of
 from dagexec.core.shape_values import asked_operators
@@ -26,13 +24,12 @@ from dagexec.ops.onednn.post_ops import drops_nan
 _ELEMENTWISE = (ImageRole.ELEMENTWISE, ImageRole.PER_CHANNEL)
 
 
-def apply(model: Model) -> Rewritten:
+def edit(draft: Draft) -> None:
     """Decide for all operators while each blob has one value, then rename."""
-    draft = Draft(model)
     candidates = [number for number, _ in draft.operators() if _may_write_over_an_input(draft, number)]
     if not candidates:
-        return draft.finish()
-    types = infer_types(model)
+        return
+    types = draft.types()
     ordering = Ordering(draft, types)
     names: dict[str, str] = {}
     kept = _shape_values(draft)
@@ -45,7 +42,6 @@ def apply(model: Model) -> Rewritten:
         while new in names:
             new = names[new]
         draft.rename(old, new)
-    return draft.finish()
 
 
 def _shape_values(draft: Draft) -> frozenset[str]:
@@ -87,4 +83,4 @@ def _dying_input(draft: Draft, number: int, types: Types, ordering: Ordering, ke
     return None
 
 
-PASS = Pass("in-place", "Element-wise operators write over inputs that die there.", apply, retypes=True)
+PASS = Pass("in-place", "Element-wise operators write over inputs that die there.", edit, retypes=True)

@@ -12,9 +12,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from dagexec.compiler.passes.draft import Array, Draft
-from dagexec.compiler.passes.rewriting import Pass, Rewritten
-from dagexec.compiler.passes.types import BlobType, infer_types
-from dagexec.core.model import Model
+from dagexec.compiler.passes.rewriting import Pass
+from dagexec.compiler.passes.types import BlobType
 from dagexec.core.node import new_node
 
 LAST = -1
@@ -27,14 +26,12 @@ _SHARED_BYTES = 1 << 20
 """Weights of fewer bytes may be in memory twice."""
 
 
-def apply(model: Model) -> Rewritten:
+def edit(draft: Draft) -> None:
     """Rewrite each product whose second operand is a constant matrix of floats."""
-    draft = Draft(model)
-    types = infer_types(model) if any(definition.type == "BatchMatMul" for definition in model.program.op) else {}
+    types = draft.types() if any(definition.type == "BatchMatMul" for definition in draft.nodes()) else {}
     for number, definition in draft.operators():
         if definition.type in _PRODUCTS and draft.is_free(number):
             _rewrite(draft, number, types)
-    return draft.finish()
 
 
 def _rewrite(draft: Draft, number: int, types: Mapping[str, BlobType]) -> None:
@@ -105,4 +102,4 @@ def _scaled(array: Array, factor: float) -> Array:
     return array if factor == 1 else array * array.dtype.type(factor)
 
 
-PASS = Pass("inner-products", "Products with constant matrices become fully connected layers.", apply)
+PASS = Pass("inner-products", "Products with constant matrices become fully connected layers.", edit)

@@ -15,6 +15,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from dagexec.compiler.passes.channel_padding import pad_channels
+from dagexec.compiler.passes.draft import Draft, Rewritten
 from dagexec.compiler.passes.image_operators import (
     ONE_NUMBER,
     Array,
@@ -26,9 +27,10 @@ from dagexec.compiler.passes.image_operators import (
 from dagexec.compiler.passes.kernels import Operand, has_kernel
 from dagexec.compiler.passes.operator_traits import min_outputs
 from dagexec.compiler.passes.owned_parameters import successors
-from dagexec.compiler.passes.rewriting import Pass, Rewritten
+from dagexec.compiler.passes.post_operations import Types
+from dagexec.compiler.passes.rewriting import Pass
 from dagexec.compiler.passes.single_assignment import Value, Values, constants_of
-from dagexec.compiler.passes.types import BlobType, infer_types, keep_inference
+from dagexec.compiler.passes.types import BlobType, infer_types
 from dagexec.core.dtypes import FLOAT32, from_numpy
 from dagexec.core.maximum_flow import UNLIMITED, MaximumFlow
 from dagexec.core.model import Model
@@ -61,29 +63,27 @@ class LayoutAssignment:
         return (f"operators: {counts}; reorders: {self.reorders}",) if self.operators else ()
 
 
-def assign_layout(model: Model, order: str) -> LayoutAssignment:
+def assign_layout(model: Model, order: str, types: Types | None = None) -> LayoutAssignment:
     """`model` with its images in `order`, NHWC or a blocked one, where that is possible and useful.
 
-    Parameters must be in the model (no init net). Results are those of the model up to the rounding of other kernels.
+    Parameters must be in the model (no init net); `types` are those of its blobs, where they are known. Results are
+    those of the model up to the rounding of other kernels.
     """
-    source = without_unread_outputs(model)
-    keep_inference(model, source, retyped=False)
-    assignment = _Assignment(source)
+    assignment = _Assignment(without_unread_outputs(model), infer_types(model) if types is None else types)
     if order in BLOCKS:
         assignment.cut(order)
     assignment.cut(NHWC)
-    layout = _Rewriting(assignment).result()
-    keep_inference(source, layout.model, retyped=True)
-    return layout
+    return _Rewriting(assignment).result()
 
 
 class _Assignment:
     """The order that each operator reads its images in, and the one it writes them in."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, types: Types) -> None:
         self.model = model
         self.values = Values(model)
-        self.roles = _roles(model)
+        self.roles = _roles(model, types)
+        self._types = types
         self._constants = constants_of(model)
         self.reads: list[str] = [NCHW] * len(self.roles)
         self.writes: list[str] = [NCHW] * len(self.roles)
@@ -133,7 +133,7 @@ class _Assignment:
         return has_kernel(changed, operands)
 
     def _image_type(self, name: str, image: Image, order: str) -> TensorType:
-        known = infer_types(self.model).get(name)
+        known = self._types.get(name)
         if known is not None and known.rank == image.axes + 2 and known.shapes[0][1] == image.channels:
             batch, channels, *sizes = known.shapes[0]
             return TensorType(image_shape(order, batch, channels, sizes, name), known.meta)
@@ -239,10 +239,9 @@ def _outputs(role: Role | None) -> Mapping[int, Image]:
     return {} if role is None else role.outputs
 
 
-def _roles(model: Model) -> list[Role | None]:
+def _roles(model: Model, types: Types) -> list[Role | None]:
     """The role of every operator; what is known of images continues from each to those that read its outputs."""
     constants = constants_of(model)
-    types = infer_types(model)
     images = {name: _image_by_type(types.get(name)) for name in model.inputs}
     roles: list[Role | None] = []
     for definition in model.program.op:
@@ -423,28 +422,32 @@ def orders_of(definitions: Iterable[Node]) -> frozenset[str]:
 
 def layout_pass(name: str) -> Pass:
     """The pass for one of `ops.base.layout.LAYOUTS`; see `layouts` for what to try."""
-    return Pass("layout", _DOC, lambda model: laid_out(model, name), retypes=True)
+
+    def edit(draft: Draft) -> None:
+        if name != NCHW and any(map(may_seek_order, draft.nodes())):
+            found = laid_out(draft.model, name, draft.types())
+            draft.become(found.model, found.changes)
+
+    return Pass("layout", _DOC, edit, retypes=True)
 
 
-def laid_out(model: Model, name: str) -> Rewritten:
-    """`model` in the layout called `name`, one of LAYOUTS; NCHW leaves it as it is."""
+def laid_out(model: Model, name: str, types: Types | None = None) -> Rewritten:
+    """`model`, of whose blobs `types` are known, in the layout called `name`, one of LAYOUTS; as it is in NCHW."""
     if name == NCHW or not any(map(may_seek_order, model.program.op)):
         return Rewritten(model)
     order = PADDED.get(name, name)
     source = pad_channels(model, BLOCKS[order]) if name in PADDED else model
-    layout = assign_layout(source, order)
+    layout = assign_layout(source, order, types if source is model else None)
     if order in BLOCKS and order not in layout.operators:
         if order != widest_blocks():
             known = ", ".join(layouts())
             logger.warning("layout %s: oneDNN has no code for it here, NHWC is taken; layouts here: %s", name, known)
-        source, layout = model, assign_layout(model, NHWC)
+        source, layout = model, assign_layout(model, NHWC, types)
     if not layout.operators:
         return Rewritten(model)
     padded = (f"channels padded to blocks of {BLOCKS[order]}",) if source is not model else ()
     parameters = successors(model.parameters, dict(layout.model.parameters))
-    found = layout.model.changed(parameters=parameters)
-    keep_inference(layout.model, found, retyped=False)
-    return Rewritten(found, (*padded, *layout.changes()))
+    return Rewritten(layout.model.changed(parameters=parameters), (*padded, *layout.changes()))
 
 
 _DOC = "images in NHWC or in blocks where oneDNN computes, with a Reorder only where two orders meet"

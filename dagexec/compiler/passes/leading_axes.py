@@ -8,23 +8,19 @@ from __future__ import annotations
 
 from dagexec.compiler.passes.draft import Draft
 from dagexec.compiler.passes.post_operations import Types
-from dagexec.compiler.passes.rewriting import Pass, Rewritten
-from dagexec.compiler.passes.types import infer_types
-from dagexec.core.model import Model
+from dagexec.compiler.passes.rewriting import Pass
 from dagexec.core.node import Node
 from dagexec.core.registry import schema_of
 from dagexec.core.traits import LayerKind
 
 
-def apply(model: Model) -> Rewritten:
+def edit(draft: Draft) -> None:
     """Look behind each fully connected layer of a matrix."""
-    draft = Draft(model)
     layers = [number for number, one in draft.operators() if schema_of(one.type).layer is LayerKind.FULLY_CONNECTED]
-    types = infer_types(model) if layers else {}
+    types = draft.types() if layers else {}
     for number in layers:
         if draft.is_free(number):
             _rewrite(draft, number, types)
-    return draft.finish()
 
 
 def _rewrite(draft: Draft, number: int, types: Types) -> None:
@@ -65,4 +61,4 @@ def _unshaped(draft: Draft, name: str, shapes: tuple[tuple[int, ...], ...], type
     return source if source in types and types[source].shapes == shapes else None
 
 
-PASS = Pass("leading-axes", "Layers between two reshapes take the axes as they are.", apply)
+PASS = Pass("leading-axes", "Layers between two reshapes take the axes as they are.", edit)

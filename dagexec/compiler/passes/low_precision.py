@@ -12,10 +12,10 @@ from functools import partial
 
 from dagexec.compiler.passes import bfloat16
 from dagexec.compiler.passes import quantized_operators as quantized_operators
+from dagexec.compiler.passes.draft import Draft
 from dagexec.compiler.passes.quantization import with_quantization
-from dagexec.compiler.passes.rewriting import Pass, Rewritten
+from dagexec.compiler.passes.rewriting import Pass
 from dagexec.core.feeds import Feeds
-from dagexec.core.model import Model
 from dagexec.core.registry import schema_of
 from dagexec.errors import FeedError
 
@@ -60,21 +60,21 @@ def _inserted(passes: Sequence[Pass], before: str, added: Pass) -> tuple[Pass, .
     return (*passes[:place], added, *passes[place:])
 
 
-def _calibrated(model: Model, feeds: tuple[Feeds, ...]) -> Rewritten:
-    """`model` on integers where that loses little; as it is when it says itself what is quantized.
+def _calibrated(draft: Draft, feeds: tuple[Feeds, ...]) -> None:
+    """Integers where that loses little; nothing for a model that says itself what is quantized.
 
     Raises FeedError when neither it nor `feeds` tell.
     """
     if not feeds:
-        if any(schema_of(definition.type).is_quantized for definition in model.program.op):
-            return Rewritten(model)
+        if any(schema_of(definition.type).is_quantized for definition in draft.nodes()):
+            return
         raise FeedError(
-            f"model {model.name!r}: int8 needs sample inputs to calibrate with (calibration=), or a model with "
+            f"model {draft.model.name!r}: int8 needs sample inputs to calibrate with (calibration=), or a model with "
             "QuantizeLinear and DequantizeLinear"
         )
-    qdq = with_quantization(model, feeds)
-    fused = quantized_operators.apply(qdq.model)
-    return Rewritten(fused.model, (*qdq.changes, *fused.changes))
+    qdq = with_quantization(draft.model, feeds)
+    fused = quantized_operators.PASS.apply(qdq.model)
+    draft.become(fused.model, (*qdq.changes, *fused.changes))
 
 
 def before_precision(passes: Sequence[Pass]) -> tuple[Pass, ...]:

@@ -23,13 +23,11 @@ from dagexec.compiler.passes.calibration import (
     quantized_weights,
     run_each,
 )
-from dagexec.compiler.passes.draft import Draft
+from dagexec.compiler.passes.draft import Draft, Rewritten
 from dagexec.compiler.passes.linear_quantization import DEQUANTIZE, dequantize, quantize
 from dagexec.compiler.passes.operator_traits import moved_inputs
 from dagexec.compiler.passes.post_operations import is_sum
 from dagexec.compiler.passes.quantized_operators import Types, activation_post_op
-from dagexec.compiler.passes.rewriting import Rewritten
-from dagexec.compiler.passes.types import infer_types
 from dagexec.core.dtypes import BFLOAT16, FLOAT32
 from dagexec.core.evaluation import evaluated
 from dagexec.core.feeds import Feeds
@@ -61,7 +59,7 @@ class LayerError:
 def with_quantization(model: Model, feeds: Sequence[Feeds]) -> Rewritten:
     """`model`, in QDQ form, by the ranges found over `feeds`. Raises what `calibrate` raises."""
     draft = Draft(model)
-    types = infer_types(model)
+    types = draft.types()
     layers = [number for number in draft.numbers() if _is_layer(draft, number, types)]
     if not layers:
         return Rewritten(model)
@@ -77,7 +75,8 @@ def with_quantization(model: Model, feeds: Sequence[Feeds]) -> Rewritten:
         _quantize_weights(draft, number)
     for names in groups:
         _quantize_values(draft, names, ranges)
-    return draft.finish()
+    changes = draft.settle()
+    return Rewritten(draft.model, changes)
 
 
 def _is_layer(draft: Draft, number: int, types: Types) -> bool:
@@ -136,7 +135,8 @@ def errors_by_layer(model: Model, dtype: str, feeds: Sequence[Feeds], calibratio
 
     Parameters must be arrays already. For int8 `calibration` gives the ranges. Raises what `calibrate` raises.
     """
-    draft, types = Draft(model), infer_types(model)
+    draft = Draft(model)
+    types = draft.types()
     layers = [number for number in draft.numbers() if _is_layer(draft, number, types)]
     if dtype == "bfloat16":
         return layer_errors(draft, layers, feeds, in_bfloat16)

@@ -30,11 +30,10 @@ from dagexec.compiler.passes.linear_quantization import (
 )
 from dagexec.compiler.passes.operator_traits import moved_inputs
 from dagexec.compiler.passes.post_operations import is_sum, unary_links
-from dagexec.compiler.passes.rewriting import Pass, Rewritten
-from dagexec.compiler.passes.types import BlobType, infer_types
+from dagexec.compiler.passes.rewriting import Pass
+from dagexec.compiler.passes.types import BlobType
 from dagexec.core.arguments import NOTHING, ArgumentValue, Values
 from dagexec.core.dtypes import FLOAT32
-from dagexec.core.model import Model
 from dagexec.core.node import Node, new_node
 from dagexec.core.registry import schema_of
 from dagexec.core.traits import LayerKind
@@ -47,12 +46,11 @@ _ON_INTEGERS = ("relu", "leaky_relu", "clip")  # post-ops
 Types = Mapping[str, BlobType]
 
 
-def apply(model: Model) -> Rewritten:
+def edit(draft: Draft) -> None:
     """Bring integers as far as they reach, then fuse."""
-    draft = Draft(model)
-    if all(definition.type not in (QUANTIZE, DEQUANTIZE) for definition in model.program.op):
-        return draft.finish()
-    types = infer_types(model)
+    if all(definition.type not in (QUANTIZE, DEQUANTIZE) for definition in draft.nodes()):
+        return
+    types = draft.types()
     for number, definition in draft.operators():
         if not draft.is_free(number):
             continue
@@ -78,7 +76,6 @@ def apply(model: Model) -> Rewritten:
         if number in draft and draft.is_free(number) and is_sum(definition):
             _fuse_sum(draft, number, types)
     _drop_unread(draft)
-    return draft.finish()
 
 
 def _cancel(draft: Draft, number: int) -> None:
@@ -440,7 +437,7 @@ def _drop_unread(draft: Draft) -> None:
 PASS = Pass(
     "quantized-operators",
     "operators between DequantizeLinear and QuantizeLinear compute on 8-bit integers",
-    apply,
+    edit,
     retypes=True,
 )
 """For models that say themselves what is quantized, and after `precision`."""

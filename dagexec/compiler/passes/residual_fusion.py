@@ -18,10 +18,9 @@ from dagexec.compiler.passes.draft import Draft
 from dagexec.compiler.passes.fusion import FUSED_PRODUCT, described, fused, has_room, layer_meta, post_ops_of
 from dagexec.compiler.passes.ordering import Ordering
 from dagexec.compiler.passes.post_operations import Types, is_sum, operand_links
-from dagexec.compiler.passes.rewriting import Pass, Rewritten
-from dagexec.compiler.passes.types import BlobType, infer_types
+from dagexec.compiler.passes.rewriting import Pass
+from dagexec.compiler.passes.types import BlobType
 from dagexec.core.arguments import Arguments
-from dagexec.core.model import Model
 from dagexec.core.node import Node
 from dagexec.ops.activation.post_ops import SUM
 from dagexec.ops.onednn.post_ops import drops_nan
@@ -30,11 +29,10 @@ _LARGE = 1 << 20  # bytes of a tensor: those that do not stay in the cache of a 
 _SLACK = 1e-9  # seconds by which sums of floats may differ
 
 
-def apply(model: Model) -> Rewritten:
+def edit(draft: Draft) -> None:
     """Fuse sums as operands, then let layers work in place where they may."""
-    draft = Draft(model)
-    if not any(map(is_sum, model.program.op)):
-        return draft.finish()
+    if not any(map(is_sum, draft.nodes())):
+        return
     fused_layers: list[int] = []
     ordering: Ordering | None = None
     for number, definition in draft.operators():
@@ -44,7 +42,7 @@ def apply(model: Model) -> Rewritten:
         if not layers:
             continue
         if ordering is None:
-            types = infer_types(model)
+            types = draft.types()
             ordering = Ordering(draft, types)
         layer = _fuse_sum(draft, number, layers, types, ordering)
         if layer is not None:
@@ -52,7 +50,6 @@ def apply(model: Model) -> Rewritten:
             ordering.edited(layer)
     if ordering is not None:
         _work_in_place(draft, [number for number in fused_layers if number in draft], types, ordering)
-    return draft.finish()
 
 
 def _layers_for(draft: Draft, number: int) -> list[int]:
@@ -182,4 +179,4 @@ def _summing(definition: Node, index: int) -> Node:
     return definition.changed(arguments={"post_ops": texts})
 
 
-PASS = Pass("residual-fusion", "Layers add the other branch's tensor to their result, in place where they may.", apply)
+PASS = Pass("residual-fusion", "Layers add the other branch's tensor to their result, in place where they may.", edit)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from dagexec.compiler.passes.types import keep_inference
+from dagexec.compiler.passes.draft import Draft, Rewritten
+from dagexec.compiler.passes.types import KnownTypes
 from dagexec.core.graph import check_net
 from dagexec.core.model import Model
 from dagexec.core.spelling import did_you_mean
@@ -19,25 +20,27 @@ from dagexec.platform.records import dataclass
 
 
 @dataclass(frozen=True)
-class Rewritten:
-    """What a pass returns: the model, and one sentence for each thing it changed (none: the model is as before)."""
-
-    model: Model
-    changes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class Pass:
     """A transformation of models, with the name by which it is switched off and one sentence on what it does.
 
     Attributes:
+        edit: does it, to the graph that all passes share.
         retypes: a blob may have another type or shape afterwards, or several: layouts and precisions do that.
+        keeps_types: all blobs have their types, as only engines and the like change.
     """
 
     name: str
     doc: str
-    apply: Callable[[Model], Rewritten]
+    edit: Callable[[Draft], None]
     retypes: bool = False
+    keeps_types: bool = False
+
+    def apply(self, model: Model) -> Rewritten:
+        """The model after this pass alone."""
+        draft = Draft(model)
+        self.edit(draft)
+        changes = draft.settle()
+        return Rewritten(draft.model, changes)
 
 
 @dataclass(frozen=True)
@@ -53,10 +56,11 @@ class PassOutcome:
 
 @dataclass(frozen=True)
 class PassReport:
-    """The model after all passes, and what each of them did, in their order."""
+    """The model after all passes, what each of them did, in their order, and what is known of its types."""
 
     model: Model
     outcomes: tuple[PassOutcome, ...]
+    known: KnownTypes | None = None
 
     @property
     def changes(self) -> int:
@@ -73,29 +77,31 @@ def check_pass_names(names: Iterable[str], passes: Sequence[Pass]) -> None:
             raise ArgumentError(f"there is no pass {name!r}; the passes are {', '.join(known)}{hint}")
 
 
-def run_passes(
-    model: Model, passes: Sequence[Pass], without: Collection[str] = (), *, checked: bool = False
-) -> PassReport:
+def run_passes(model: Model | PassReport, passes: Sequence[Pass], without: Collection[str] = ()) -> PassReport:
     """Apply `passes` in order, those called one of `without` left out. A name may stand in the list more than once.
 
+    They go on where those of a report have ended.
+
     Parameters must be arrays already: what an init net computes is unknown to every pass. Raises ArgumentError for a
-    name in `without` that no pass has, and what `check_net` raises for a net that is none, unless it is `checked`.
+    name in `without` that no pass has, and what `check_net` raises for a net that is none.
     """
     check_pass_names(without, passes)
-    if not checked:
+    if isinstance(model, PassReport):
+        draft = Draft(model.model, None if model.known is None else model.known.copy())
+    else:
         check_net(model.program, _given(model).__contains__)
+        draft = Draft(model)
     outcomes = []
     for step in passes:
         if step.name in without:
             continue
         check_stop()
-        before, start = len(model.program.op), time.perf_counter()
-        rewritten = step.apply(model)
-        keep_inference(model, rewritten.model, step.retypes)
-        model = rewritten.model
+        before, start = len(draft.model.program.op), time.perf_counter()
+        step.edit(draft)
+        changes = draft.settle(retyped=step.retypes, same_types=step.keeps_types)
         seconds = time.perf_counter() - start
-        outcomes.append(PassOutcome(step.name, rewritten.changes, before, len(model.program.op), seconds))
-    return PassReport(model, tuple(outcomes))
+        outcomes.append(PassOutcome(step.name, changes, before, len(draft.model.program.op), seconds))
+    return PassReport(draft.model, tuple(outcomes), draft.known)
 
 
 def _given(model: Model) -> frozenset[str]:

@@ -12,10 +12,8 @@ import numpy as np
 
 from dagexec.compiler.passes.draft import Draft
 from dagexec.compiler.passes.post_operations import Types
-from dagexec.compiler.passes.rewriting import Pass, Rewritten
-from dagexec.compiler.passes.types import infer_types
+from dagexec.compiler.passes.rewriting import Pass
 from dagexec.core.dtypes import FLOAT32, FLOAT64
-from dagexec.core.model import Model
 from dagexec.core.node import new_node
 from dagexec.platform.records import dataclass
 
@@ -37,18 +35,16 @@ class _Normalization:
     members: Sequence[int]
 
 
-def apply(model: Model) -> Rewritten:
+def edit(draft: Draft) -> None:
     """Look before each product and quotient for the mean of squares by which it normalizes."""
-    draft = Draft(model)
-    if all(definition.type != _MEAN for definition in model.program.op):
-        return draft.finish()
-    types = infer_types(model)
+    if all(definition.type != _MEAN for definition in draft.nodes()):
+        return
+    types = draft.types()
     for number in draft.numbers():
         if number in draft and draft[number].type in ("Mul", "Div") and draft.is_free(number):
             found = _normalization(draft, number, types)
             if found is not None:
                 _rewrite(draft, number, found, types)
-    return draft.finish()
 
 
 def _rewrite(draft: Draft, number: int, found: _Normalization, types: Types) -> None:
@@ -172,4 +168,4 @@ def _number(draft: Draft, name: str) -> float | None:
     return float(array.reshape(-1)[0]) if array is not None and array.size == 1 else None
 
 
-PASS = Pass("root-mean-square", "Squares, means and roots that spell a normalization become one operator.", apply)
+PASS = Pass("root-mean-square", "Squares, means and roots that spell a normalization become one operator.", edit)

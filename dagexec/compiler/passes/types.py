@@ -13,9 +13,8 @@ shapes are also probed at odd sizes, small and large ones.
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from copy import copy
 from types import MappingProxyType
 from typing import Any
 
@@ -26,7 +25,7 @@ from dagexec.core.inference import Probed, probed_outputs
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.node import Node
 from dagexec.core.registry import schema_of
-from dagexec.core.schema import TensorType
+from dagexec.core.schema import OpSchema, TensorType
 from dagexec.core.shape_values import asked_operators
 from dagexec.core.traits import LayerKind
 from dagexec.platform.records import dataclass
@@ -71,50 +70,79 @@ def _stretches(shape: tuple[int, ...], wide: tuple[int, ...]) -> bool:
     return aligned is not None and all(own in (1, size) for own, size in zip(shape, aligned, strict=True))
 
 
-class _Inference:
-    """What was inferred for one set of probes, and is asked again after an operator or another was rewritten.
+class KnownTypes:
+    """What is known of the blobs of a net under edit, found when it is first asked for and again after an edit.
 
-    An operator's outputs are known by the operator and the identity of what is known of its inputs, or by their names.
+    An operator's outputs follow from its form and what is known of its inputs, so that one is asked once for all that
+    are alike; those of an operator that replaced others may be known by their names.
     """
 
-    def __init__(self, probes: Sequence[Mapping[str, TensorType]], even: int) -> None:
-        """`probes` are types of the inputs; behind the first `even` ones operators may refuse theirs."""
-        self.probes = probes
-        self._even = even
+    def __init__(self, model: Model) -> None:
+        stated = _stated_inputs(model)
+        even, uneven = _probes(stated), _uneven_probes(stated)
+        odd = _odd_probes(stated) if any(schema_of(one.type).from_types for one in model.program.op) else []
+        probes = [*even, *uneven, *odd]
+        self._probes = len(probes)
+        self._even = len(even)  # behind these, operators may refuse their inputs
         self._unknown = Probed.of_types((None,) * len(probes))
         names = {name: None for probe in probes for name in probe}
         self._inputs = {name: Probed.of_types(probe.get(name) for probe in probes) for name in names}
         self._parameters: dict[str, Probed] = {}
-        self._operators: dict[Node, _Inferred] = {}
+        self._made: dict[Hashable, list[Probed]] = {}
         self._outputs: dict[str, Probed] = {}
         self._types: dict[Probed, BlobType | None] = {}
+        self._kinds: dict[Probed, Probed] = {}  # for each the first that is of the same types
+        self._firsts: dict[tuple[TensorType | None, ...], Probed] = {}
+        self._blobs: Mapping[str, BlobType] | None = None
 
-    def forget_outputs(self, written: Collection[str] = ()) -> None:
-        """Outputs of operators no longer have the types that they had under their names, but for those `written`."""
+    def copy(self) -> KnownTypes:
+        """The same for another net that is made of this one."""
+        made = copy(self)
+        made._outputs, made._parameters = dict(self._outputs), dict(self._parameters)
+        return made
+
+    def edited(self, written: Collection[str] = ()) -> None:
+        """The net has changed. Outputs called as those `written` are of the types that they had before."""
         self._outputs = {name: known for name, known in self._outputs.items() if name in written}
+        self._blobs = None
 
-    def types(self, model: Model) -> dict[str, BlobType]:
-        """Types of the blobs of a model that have one in every probe."""
-        before, self._operators = self._operators, {}
-        parameters = {name: self._parameter(name, array) for name, array in model.parameters.items()}
-        self._parameters = parameters
+    def types(self, model: Model) -> Mapping[str, BlobType]:
+        """Types of the blobs of the net that have one in every probe."""
+        if self._blobs is None:
+            self._blobs = MappingProxyType(self._inferred(model))
+        return self._blobs
+
+    def _inferred(self, model: Model) -> dict[str, BlobType]:
+        self._parameters = parameters = {name: self._parameter(name, array) for name, array in model.parameters.items()}
         fed = {name: Probed.of_types(parameters[name].types) for name in model.inputs if name in parameters}
         blobs = {**parameters, **fed, **self._inputs}
         outputs: dict[str, Probed] = {}
         operators = model.program.op
-        asked = asked_operators(operators, [schema_of(definition.type) for definition in operators])
-        for index, definition in enumerate(operators):
-            known = self._operators[definition] = before.get(definition) or _Inferred()
-            inputs = tuple([blobs.get(name, self._unknown) for name in definition.input])
+        schemas = [schema_of(definition.type) for definition in operators]
+        asked = asked_operators(operators, schemas)
+        for index, (definition, schema) in enumerate(zip(operators, schemas, strict=True)):
+            inputs = [blobs.get(name, self._unknown) for name in definition.input]
             is_asked = index in asked
-            if known.read != inputs or is_asked > known.is_asked:
-                known.read, known.is_asked = inputs, is_asked
-                known.made = self._told(definition.output, is_asked) or self._probed(definition, inputs, is_asked)
-            made = dict(zip(definition.output, known.made, strict=True))
-            blobs.update(made)
-            outputs.update(made)
+            made = self._outputs_of(definition, schema, inputs, is_asked)
+            for name, known in zip(definition.output, made, strict=True):
+                blobs[name] = outputs[name] = known
         self._outputs = outputs
         return {name: kind for name, known in blobs.items() if (kind := self._type(known)) is not None}
+
+    def _outputs_of(
+        self, definition: Node, schema: OpSchema, inputs: Sequence[Probed], is_asked: bool
+    ) -> Sequence[Probed]:
+        exact = is_asked or schema.value_inputs or schema.sub_nets
+        seen = tuple(inputs) if exact else tuple([self._kinds.get(one) or self._kind(one) for one in inputs])
+        form = definition.type, definition.values, len(definition.output), is_asked, seen
+        made = self._made.get(form)
+        if made is None:
+            told = self._told(definition.output, is_asked)
+            if told is not None:
+                return told
+            made = probed_outputs(definition, inputs, self._probes, self._even, is_asked=is_asked)
+            self._made[form] = made
+        return made
 
     def _told(self, names: Sequence[str], is_asked: bool) -> list[Probed] | None:
         """What is known of outputs by their names, if their types are, and their contents where those are asked for."""
@@ -122,38 +150,24 @@ class _Inference:
         is_enough = not is_asked or all(content is not None for known in found for content in known.contents)
         return found if is_enough and len(found) == len(names) else None
 
-    def _probed(self, definition: Node, inputs: Sequence[Probed], is_asked: bool) -> list[Probed]:
-        return probed_outputs(definition, inputs, len(self.probes), self._even, is_asked=is_asked)
-
     def _parameter(self, name: str, array: Array) -> Probed:
         known = self._parameters.get(name)
         if array.dtype.kind == "f" and array.nbytes >= _MIN_WEIGHT_BYTES:
             kind = TensorType(tuple(array.shape), from_numpy(array.dtype))
-            return (
-                known if known is not None and known.types[0] == kind else Probed.of_types((kind,) * len(self.probes))
-            )
+            return known if known is not None and known.types[0] == kind else Probed.of_types((kind,) * self._probes)
         if known is not None and known.contents[0] is array:
             return known
-        return Probed.of_constant(array, len(self.probes))
+        return Probed.of_constant(array, self._probes)
 
     def _type(self, known: Probed) -> BlobType | None:
-        if known not in self._types:
-            self._types[known] = blob_type(known.types)
-        return self._types[known]
+        first = self._kinds.get(known) or self._kind(known)
+        if first not in self._types:
+            self._types[first] = blob_type(first.types)
+        return self._types[first]
 
-
-class _Inferred:
-    """What an operator was found to make of what it `read`.
-
-    Contents of outputs were looked for if it `is_asked` for them.
-    """
-
-    __slots__ = ("is_asked", "made", "read")
-
-    def __init__(self) -> None:
-        self.read: tuple[Probed, ...] | None = None
-        self.is_asked = False
-        self.made: Sequence[Probed] = ()
+    def _kind(self, known: Probed) -> Probed:
+        first = self._kinds[known] = self._firsts.setdefault(known.types, known)
+        return first
 
 
 def blob_type(probed: Sequence[TensorType | None]) -> BlobType | None:
@@ -165,92 +179,12 @@ def blob_type(probed: Sequence[TensorType | None]) -> BlobType | None:
     return BlobType(first.meta, shapes)
 
 
-@dataclass(frozen=True)
-class _Known:
-    """What is known of the model that was asked about last, and lets go of it with the model.
-
-    Attributes:
-        types: None where the model was rewritten since.
-    """
-
-    model: weakref.ref[Model]
-    inference: _Inference
-    types: Mapping[str, BlobType] | None
-
-
-_last: _Known | None = None
-
-
-def _forget_last(gone: weakref.ref[Model]) -> None:
-    global _last
-    if _last is not None and _last.model is gone:
-        _last = None
-
-
 def infer_types(model: Model) -> Mapping[str, BlobType]:
     """Types of the blobs that have one in every probe.
 
     A blob that is written several times has the type of its last value.
     """
-    known = _known_of(model)
-    if known is not None and known.types is not None:
-        return known.types
-    stated = _stated_inputs(model)
-    even, uneven = _probes(stated), _uneven_probes(stated)
-    odd = _odd_probes(stated) if any(schema_of(one.type).from_types for one in model.program.op) else []
-    probes = [*even, *uneven, *odd]
-    reuse = known is not None and known.inference.probes == probes
-    inference = known.inference if known is not None and reuse else _Inference(probes, len(even))
-    return _remember(model, inference, MappingProxyType(inference.types(model)))
-
-
-def keep_types(model: Model, changed: Model) -> None:
-    """What is known of `model` is true of `changed`, which differs in engines and what types do not need."""
-    known = _known_of(model)
-    if known is not None and known.types is not None:
-        _remember(changed, known.inference, known.types)
-
-
-def keep_inference(model: Model, changed: Model, retyped: bool) -> None:
-    """What was inferred of operators of `model` is asked again for `changed`, which has most of them.
-
-    `retyped`: a blob of `changed` may have another type than that of its name in `model`.
-    """
-    global _last
-    known = _known_of(model)
-    if known is None or changed is model:
-        return
-    written = () if retyped else {name for definition in changed.program.op for name in definition.output}
-    known.inference.forget_outputs(written)
-    _last = _Known(weakref.ref(changed, _forget_last), known.inference, None)
-
-
-def forget_types() -> None:
-    """Let go of what was inferred, and of the constants that it was inferred from."""
-    global _last
-    _last = None
-
-
-@contextmanager
-def other_models() -> Iterator[None]:
-    """Within it, what is known of a model is kept while others are asked about: those of its bodies."""
-    global _last
-    kept = _last
-    try:
-        yield
-    finally:
-        _last = kept
-
-
-def _known_of(model: Model) -> _Known | None:
-    known = _last
-    return known if known is not None and known.model() is model else None
-
-
-def _remember(model: Model, inference: _Inference, types: Mapping[str, BlobType]) -> Mapping[str, BlobType]:
-    global _last
-    _last = _Known(weakref.ref(model, _forget_last), inference, types)
-    return types
+    return KnownTypes(model).types(model)
 
 
 def _stated_inputs(model: Model) -> dict[str, InputInfo]:

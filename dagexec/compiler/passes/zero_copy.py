@@ -12,22 +12,19 @@ from collections.abc import Iterator
 
 from dagexec.compiler.passes.draft import Draft
 from dagexec.compiler.passes.post_operations import Types
-from dagexec.compiler.passes.rewriting import Pass, Rewritten
-from dagexec.compiler.passes.types import infer_types
-from dagexec.core.model import Model
+from dagexec.compiler.passes.rewriting import Pass
 from dagexec.core.registry import schema_of
 from dagexec.core.schema import OperatorCall, TensorType
 
 
-def apply(model: Model) -> Rewritten:
+def edit(draft: Draft) -> None:
     """Mark the operators; order and names stay."""
-    draft = Draft(model)
-    kinds = {definition.type for definition in model.program.op}
+    kinds = {definition.type for definition in draft.nodes()}
     sharing = {kind for kind in kinds if schema_of(kind).joined is not None or schema_of(kind).cut is not None}
     candidates = [number for number, one in draft.operators() if one.type in sharing and _may_share(draft, number)]
     if not candidates:
-        return draft.finish()
-    types = infer_types(model)
+        return
+    types = draft.types()
     for number in candidates:
         pieces = _pieces(draft, number, types)
         if not pieces:
@@ -36,7 +33,6 @@ def apply(model: Model) -> Rewritten:
         what = "is cut where it lies" if schema_of(marked.type).joined is None else "is joined where it lies"
         draft.changed(f"{draft.label(number)}: {', '.join(map(repr, sorted(pieces)))} {what}")
         draft.replace(number, marked)
-    return draft.finish()
 
 
 def _may_share(draft: Draft, number: int) -> bool:
@@ -76,4 +72,4 @@ def _calls(draft: Draft, number: int, types: Types) -> Iterator[tuple[OperatorCa
         yield OperatorCall(definition, definition.arguments(label), tuple(inputs), values, label), outputs
 
 
-PASS = Pass("zero-copy", "What is joined or cut in one piece is written where it is read.", apply)
+PASS = Pass("zero-copy", "What is joined or cut in one piece is written where it is read.", edit)

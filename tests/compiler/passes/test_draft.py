@@ -51,9 +51,17 @@ def test_edits_keep_readers_writers_and_external_inputs_right() -> None:
     draft.redirect("a", "x")
     draft.remove(0)
     draft.changed("all of it")
-    result = draft.finish()
-    assert listed(result.model) == ["Add x p/1 -> c", "Abs c -> y"]
-    assert list(result.model.net.external_input) == ["x", "p/1"]
+    changes = draft.settle()
+    assert listed(draft.model) == ["Add x p/1 -> c", "Abs c -> y"]
+    assert list(draft.model.net.external_input) == ["x", "p/1"]
     assert listed(model) == ["Mul x p -> a", "Relu a -> y"]
-    assert result.changes == ("all of it",)
-    assert Draft(model).finish().model is model
+    assert changes == ("all of it",)
+
+
+def test_edits_of_a_pass_that_changes_nothing_are_taken_back() -> None:
+    model = model_of([op("Mul", ["x", "p"], ["a"]), op("Relu", ["a"], ["y"])], p=normal(6))
+    draft = Draft(model)
+    draft.rename("a", "b")
+    assert draft.settle() == ()
+    assert draft.model is model
+    assert [node.output[0] for node in draft.nodes()] == ["a", "y"]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from dagexec.compiler.passes import Pass, Rewritten, run_passes
+from dagexec.compiler.passes import Draft, Pass, run_passes
 from dagexec.core.model import Model
+from dagexec.core.node import Node
 from dagexec.core.proto import NetDef
 from dagexec.errors import ArgumentError
 
@@ -15,13 +14,11 @@ from dagexec.errors import ArgumentError
 def _appending(name: str) -> Pass:
     """A pass that adds an operator called after itself."""
 
-    def apply(model: Model) -> Rewritten:
-        net = NetDef()
-        net.CopyFrom(model.net)
-        net.op.add(type="NoOp", output=[name])
-        return Rewritten(replace(model, net=net), (f"added {name}",))
+    def edit(draft: Draft) -> None:
+        program = draft.model.program.with_operators([*draft.nodes(), Node("NoOp", outputs=[name])])
+        draft.become(draft.model.changed(net=program), [f"added {name}"])
 
-    return Pass(name, "Adds an operator.", apply)
+    return Pass(name, "Adds an operator.", edit)
 
 
 MODEL = Model("m", NetDef(name="m"))

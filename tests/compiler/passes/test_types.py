@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
+from dagexec.compiler.passes import types as types_module
 from dagexec.compiler.passes.catalog import FINISHING, SIMPLIFYING
+from dagexec.compiler.passes.draft import Draft
 from dagexec.compiler.passes.engine import ENGINE
 from dagexec.compiler.passes.layout import layout_pass
 from dagexec.compiler.passes.low_precision import with_precision
-from dagexec.compiler.passes.rewriting import run_passes
-from dagexec.compiler.passes.types import forget_types, infer_types
+from dagexec.compiler.passes.types import infer_types
 from dagexec.core.dtypes import FLOAT32
+from dagexec.core.inference import Probed, probed_outputs
 from dagexec.core.model import InputInfo, Model
+from dagexec.core.node import Node
 from dagexec.ops.base.layout import NHWC
 from tests.compiler.passes.models import model_of, normal, op
 
@@ -110,9 +115,23 @@ def test_what_is_remembered_from_pass_to_pass_is_what_would_be_inferred_anew(dty
         op("Softmax", ["f"], ["y"]),
     ]
     model = model_of(operators, inputs={"x": (None, 8, 6, 6)}, w=normal(16, 8, 3, 3), v=normal(16, 16, 1, 1))
+    draft = Draft(model)
     for step in with_precision((*SIMPLIFYING, ENGINE, layout_pass(NHWC), *FINISHING), dtype):
-        infer_types(model)
-        model = run_passes(model, [step]).model
-        remembered = infer_types(model)
-        forget_types()
-        assert remembered == infer_types(model), step.name
+        draft.types()
+        step.edit(draft)
+        draft.settle(retyped=step.retypes, same_types=step.keeps_types)
+        assert draft.types() == infer_types(draft.model), step.name
+
+
+def test_an_operator_is_asked_once_for_all_that_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def noted(definition: Node, *given: Any, **how: Any) -> list[Probed]:
+        asked.append(definition.type)
+        return probed_outputs(definition, *given, **how)
+
+    monkeypatch.setattr(types_module, "probed_outputs", noted)
+    layers = [op("FC", [f"x{n}" if n else "x", "w", "b"], [f"x{n + 1}"]) for n in range(20)]
+    draft = Draft(model_of(layers, inputs={"x": (None, 6)}, w=normal(6, 6), b=normal(6)))
+    assert draft.types()["x20"].shape == (None, 6)
+    assert asked == ["FC"]
