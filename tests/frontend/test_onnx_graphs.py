@@ -12,7 +12,7 @@ from dagexec.core.proto import OperatorDef
 from dagexec.errors import ModelFormatError, UnsupportedOperatorError
 from dagexec.frontend.onnx import folding, from_model_proto
 from dagexec.frontend.onnx import node as nodes
-from dagexec.frontend.onnx.node import Node, Subgraph
+from dagexec.frontend.onnx.node import OnnxNode, Subgraph
 from dagexec.frontend.onnx.scoping import sorted_nodes
 from tests.frontend.one_node import one_node
 
@@ -66,7 +66,7 @@ def converted_graphs(monkeypatch: pytest.MonkeyPatch) -> list[Subgraph]:
     """What the branches of the nodes of type If become, in a model that is loaded."""
     found: list[Subgraph] = []
 
-    def convert(node: Node) -> list[OperatorDef]:
+    def convert(node: OnnxNode) -> list[OperatorDef]:
         graphs = [node.subgraph(name, 0) for name in ("then_branch", "else_branch")]
         found.extend(graphs)
         captured = [name for graph in graphs for name in graph.captured]

@@ -17,7 +17,7 @@ import dagexec
 from dagexec.errors import ModelFormatError, UnsupportedOperatorError
 from dagexec.frontend.onnx import from_model_proto
 from dagexec.frontend.onnx import node as nodes
-from dagexec.frontend.onnx.node import CannotConvertError, Node, Scope, converter_of
+from dagexec.frontend.onnx.node import CannotConvertError, OnnxNode, Scope, converter_of
 
 NEVER_READ = {
     "GroupNormalization": {"stash_type"},
@@ -109,7 +109,7 @@ def _asked(op_type: str, schema: onnx.defs.OpSchema) -> set[str]:
         shapes = {f"i{index}": (1, 4, 4, 4) for index in range(count)}
         values = {} if constant is None else {f"i{index}": constant for index in range(1, count)}
         proto = helper.make_node(op_type, [*shapes], ["o0", "o1"][: schema.max_output])
-        node = Node(proto, schema.since_version, Scope(values, shapes, set(read)))
+        node = OnnxNode(proto, schema.since_version, Scope(values, shapes, set(read)))
         with suppress(CannotConvertError, ModelFormatError):
             found[0](node)
         asked |= node.asked

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from dagexec.core.arguments import ArgumentValue
-from dagexec.core.proto import OperatorDef
-from dagexec.frontend.onnx.node import Node, converts
+from dagexec.core.node import Node
+from dagexec.frontend.onnx.node import OnnxNode, converts
 
 _MASK, _PAST_KEY, _PAST_VALUE, _LENGTHS = 3, 4, 5, 6
 
 
-def _outputs(node: Node) -> list[str]:
+def _outputs(node: OnnxNode) -> list[str]:
     """Names for the outputs up to the last that is read."""
     count = max((index + 1 for index in range(len(node.outputs)) if node.is_read(index)), default=1)
     return [name or node.new_name(f"output_{index}") for index, name in enumerate(node.outputs[:count])]
 
 
 @converts(Attention=25)
-def attention(node: Node) -> list[OperatorDef]:
+def attention(node: OnnxNode) -> list[Node]:
     """Attention; the precision that softmax asks for is at most what it is computed in."""
     node.ignore("softmax_precision")
     arguments: dict[str, ArgumentValue | None] = {
@@ -36,7 +36,7 @@ def attention(node: Node) -> list[OperatorDef]:
 
 
 @converts(LinearAttention=27)
-def linear_attention(node: Node) -> list[OperatorDef]:
+def linear_attention(node: OnnxNode) -> list[Node]:
     """LinearAttention, step by step whatever the size of its chunks."""
     node.ignore("chunk_size")
     inputs = [name for name in node.inputs if name]
@@ -55,7 +55,7 @@ def linear_attention(node: Node) -> list[OperatorDef]:
 
 
 @converts(CausalConvWithState=27)
-def causal_conv(node: Node) -> list[OperatorDef]:
+def causal_conv(node: OnnxNode) -> list[Node]:
     """A depthwise convolution over the steps up to each."""
     inputs = [name for name in node.inputs if name]
     flags = {"bias": int(node.has_input(2)), "state": int(node.has_input(3))}

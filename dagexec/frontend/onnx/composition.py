@@ -9,16 +9,16 @@ import numpy.typing as npt
 
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.dtypes import FLOAT32
-from dagexec.core.proto import OperatorDef
-from dagexec.frontend.onnx.node import CannotConvertError, Node, UnknownSizeError
+from dagexec.core.node import Node
+from dagexec.frontend.onnx.node import CannotConvertError, OnnxNode, UnknownSizeError
 
 
 class Composition:
     """Operators under a node's name, in the order in which they run; each call adds one and names its output."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: OnnxNode) -> None:
         self.node = node
-        self.operators: list[OperatorDef] = []
+        self.operators: list[Node] = []
 
     def __call__(self, op_type: str, *inputs: str, **arguments: ArgumentValue | None) -> str:
         """An operator of one output, which gets a new name. Arguments that are None are left out."""
@@ -26,19 +26,19 @@ class Composition:
         self.operators.append(self.node.operator(op_type, inputs, [output], **arguments))
         return output
 
-    def result(self, op_type: str, *inputs: str, **arguments: ArgumentValue | None) -> list[OperatorDef]:
+    def result(self, op_type: str, *inputs: str, **arguments: ArgumentValue | None) -> list[Node]:
         """All operators, with this one last, which computes the node's first output.
 
         Raises CannotConvertError when another one is used as well.
         """
         return [*self.operators, self.node.operator(op_type, inputs, self.node.only_output(), **arguments)]
 
-    def finish(self) -> list[OperatorDef]:
+    def finish(self) -> list[Node]:
         """All operators; what the last one computes is the node's first output, whose name it gets.
 
         Raises CannotConvertError when another output is used as well.
         """
-        self.operators[-1].output[0] = self.node.only_output()[0]
+        self.operators[-1] = self.operators[-1].changed(outputs=self.node.only_output())
         return self.operators
 
     def split(self, name: str, count: int, axis: int, sizes: list[int] | None = None) -> list[str]:
@@ -49,18 +49,18 @@ class Composition:
 
     def along(self, vector: str, trailing: int) -> str:
         """A vector with so many axes of size 1 behind it; scalars, and tensors of more axes, stay."""
-        shape = self.node.scope.shape(vector)
+        shape = self.node.shape_of(vector)
         if shape is None:
             raise UnknownSizeError(f"the model does not state the shape of {vector!r}")
         if len(shape) != 1 or not trailing:
             return vector
         wanted = [-1, *[1] * trailing]
-        values = self.node.scope.values.get(vector)
+        values = self.node.value_of(vector)
         return self("Reshape", vector, shape=wanted) if values is None else self.constant(values.reshape(wanted))
 
     def multiplier(self, a: str, b: str, divisor: str = "") -> str:
         """(a * b) / divisor in float32; constants are multiplied here."""
-        values = [self.node.scope.values.get(name) for name in (a, b, divisor) if name]
+        values = [self.node.value_of(name) for name in (a, b, divisor) if name]
         if any(value is None for value in values):
             first, *rest = (self("Cast", name, to=FLOAT32.number) for name in (a, b, divisor) if name)
             product = self("Mul", first, rest[0])

@@ -9,16 +9,17 @@ from collections.abc import Iterable, Sequence
 
 import onnx
 
-from dagexec.core.operator_def import op
-from dagexec.core.proto import NetDef, OperatorDef
+from dagexec.core.node import Node, new_node
+from dagexec.core.program import Program
+from dagexec.core.proto import NetDef
 from dagexec.frontend.onnx.initializers import element_type
-from dagexec.frontend.onnx.node import Node, converts
+from dagexec.frontend.onnx.node import OnnxNode, converts
 
 _CARRIED = 2  # the first carried value among the inputs of a Loop and of its body
 
 
 @converts(If=25)
-def branches(node: Node) -> list[OperatorDef]:
+def branches(node: OnnxNode) -> list[Node]:
     """If; of a condition that is known only the branch that it chooses."""
     names = ("then_branch", "else_branch")
     node.ignore(*names)
@@ -29,12 +30,12 @@ def branches(node: Node) -> list[OperatorDef]:
     for net in nets:
         _note_variants(node, node.outputs, net.outputs)
     captured = list(dict.fromkeys(name for net in nets for name in net.captured))
-    arguments = dict(zip(("then_net", "else_net"), (net.net for net in nets), strict=True))
+    arguments = dict(zip(("then_net", "else_net"), (net.net.message() for net in nets), strict=True))
     return [node.operator("If", [node.inputs[0], *captured], _outputs(node), captured=captured, **arguments)]
 
 
 @converts(Loop=25)
-def loop(node: Node) -> list[OperatorDef]:
+def loop(node: OnnxNode) -> list[Node]:
     """Loop, whose trip count and condition may be left out."""
     carried = node.inputs[_CARRIED:]
     body = node.subgraph("body", _CARRIED + len(carried))
@@ -42,7 +43,7 @@ def loop(node: Node) -> list[OperatorDef]:
     given = [name for name in node.inputs[:_CARRIED] if name]
     number = body.inputs[0] if body.inputs else ""
     operator = node.operator(
-        "Loop", [*given, *carried, *body.captured], _outputs(node), loop_net=body.net, captured=list(body.captured),
+        "Loop", [*given, *carried, *body.captured], _outputs(node), loop_net=body.net.message(), captured=list(body.captured),
         trip_count=int(node.has_input(0)), condition=int(node.has_input(1)),
         number_axes=len(node.scope.shapes.get(number) or ()) or None,
         **_row_types(node, 1 + len(carried)),
@@ -51,7 +52,7 @@ def loop(node: Node) -> list[OperatorDef]:
 
 
 @converts(Scan=25)
-def scan(node: Node) -> list[OperatorDef]:
+def scan(node: OnnxNode) -> list[Node]:
     """Scan; before opset 9 over batches, with lengths."""
     count = node.integer("num_scan_inputs", 0)
     arguments = {
@@ -66,7 +67,7 @@ def scan(node: Node) -> list[OperatorDef]:
     body = node.subgraph("body", states + count)
     return [
         node.operator(
-            "Scan", [*inputs, *body.captured], _outputs(node), scan_net=body.net, captured=list(body.captured),
+            "Scan", [*inputs, *body.captured], _outputs(node), scan_net=body.net.message(), captured=list(body.captured),
             num_scan_inputs=count, batched=int(batched) or None,
             sequence_lengths=int(batched and node.has_input(0)) or None, **_row_types(node, states),
             **arguments,
@@ -75,59 +76,60 @@ def scan(node: Node) -> list[OperatorDef]:
 
 
 @converts(SequenceEmpty=11)
-def sequence_empty(node: Node) -> list[OperatorDef]:
+def sequence_empty(node: OnnxNode) -> list[Node]:
     """An empty sequence; the data type it is for matters to nobody."""
     node.ignore("dtype")
     return _variant(node, [])
 
 
 @converts(SequenceConstruct=11, SequenceInsert=11, SequenceErase=11)
-def sequence(node: Node) -> list[OperatorDef]:
+def sequence(node: OnnxNode) -> list[Node]:
     """A sequence of what is given."""
     return _variant(node, [name for name in node.inputs if name])
 
 
 @converts(SplitToSequence=24)
-def split_to_sequence(node: Node) -> list[OperatorDef]:
+def split_to_sequence(node: OnnxNode) -> list[Node]:
     """Pieces of a tensor."""
     inputs = [name for name in node.inputs if name]
     return _variant(node, inputs, axis=node.integer("axis", 0), keepdims=node.integer("keepdims", 1))
 
 
 @converts(SequenceAt=11, SequenceLength=11)
-def of_sequence(node: Node) -> list[OperatorDef]:
+def of_sequence(node: OnnxNode) -> list[Node]:
     """A tensor that a sequence tells."""
     return [node.operator(node.op_type, node.inputs, node.only_output())]
 
 
 @converts(ConcatFromSequence=11)
-def concat_from_sequence(node: Node) -> list[OperatorDef]:
+def concat_from_sequence(node: OnnxNode) -> list[Node]:
     """The arrays of a sequence as one."""
     axis, new_axis = node.integer("axis", 0), node.integer("new_axis", 0)
     return [node.operator("ConcatFromSequence", node.inputs, node.only_output(), axis=axis, new_axis=new_axis)]
 
 
 @converts(SequenceMap=17)
-def sequence_map(node: Node) -> list[OperatorDef]:
+def sequence_map(node: OnnxNode) -> list[Node]:
     """A loop over the elements of the first sequence, which inserts the results of the body into new sequences."""
     body = node.subgraph("body", len(node.inputs))
     length, item, condition = node.new_name("length"), node.new_name("item"), node.new_name("condition")
-    elements: list[OperatorDef] = []
+    elements: list[Node] = []
     captured = list(dict.fromkeys(body.captured))
     for index, (name, inside) in enumerate(zip(node.inputs, body.inputs, strict=False)):
-        if index and name not in node.scope.variants:
-            elements.append(op("Copy", [name], [inside]))
+        if index and not node.is_variant(name):
+            elements.append(new_node("Copy", [name], [inside]))
         else:
-            elements.append(op("SequenceAt", [name, item], [inside]))
+            elements.append(new_node("SequenceAt", [name, item], [inside]))
         if name not in captured:
             captured.append(name)
     made = [(node.new_name("before"), node.new_name("after"), result) for result in body.outputs]
-    inserts = [op("SequenceInsert", [before, result], [after]) for before, after, result in made]
-    net = NetDef(
-        name=body.net.name, op=[*elements, *body.net.op, *inserts],
+    inserts = [new_node("SequenceInsert", [before, result], [after]) for before, after, result in made]
+    header = NetDef(
+        name=body.net.name,
         external_input=[item, condition, *(before for before, _, _ in made), *captured],
         external_output=[condition, *(after for _, after, _ in made)],
-    )  # fmt: skip
+    )
+    net = Program((*elements, *body.net.op, *inserts), header).message()
     empty = [node.new_name("empty") for _ in made]
     node.scope.variants.update(node.outputs)
     return [
@@ -140,41 +142,41 @@ def sequence_map(node: Node) -> list[OperatorDef]:
 
 
 @converts(Optional=28)
-def optional(node: Node) -> list[OperatorDef]:
+def optional(node: OnnxNode) -> list[Node]:
     """An optional; the type of what it may hold matters to nobody."""
     node.ignore("type")
     return _variant(node, [name for name in node.inputs if name])
 
 
 @converts(OptionalHasElement=28)
-def optional_has_element(node: Node) -> list[OperatorDef]:
+def optional_has_element(node: OnnxNode) -> list[Node]:
     """Whether there is something."""
     return [node.operator("OptionalHasElement", [name for name in node.inputs if name], node.only_output())]
 
 
 @converts(OptionalGetElement=28)
-def optional_get_element(node: Node) -> list[OperatorDef]:
+def optional_get_element(node: OnnxNode) -> list[Node]:
     """What an optional holds: a tensor or a sequence."""
     return _variant(node, list(node.inputs))
 
 
-def _variant(node: Node, inputs: Sequence[str], **arguments: int) -> list[OperatorDef]:
+def _variant(node: OnnxNode, inputs: Sequence[str], **arguments: int) -> list[Node]:
     """The operator of the node's name, whose output may be no tensor."""
     node.scope.variants.add(node.outputs[0])
     return [node.operator(node.op_type, inputs, node.only_output(), **arguments)]
 
 
-def _note_variants(node: Node, outputs: Iterable[str], results: Iterable[str]) -> None:
+def _note_variants(node: OnnxNode, outputs: Iterable[str], results: Iterable[str]) -> None:
     """Note which outputs are no tensors, as the results of a body that they are tell."""
     variants = node.scope.variants
     variants.update(output for output, result in zip(outputs, results, strict=False) if result in variants)
 
 
-def _outputs(node: Node) -> list[str]:
+def _outputs(node: OnnxNode) -> list[str]:
     return [name or node.new_name("unread") for name in node.outputs]
 
 
-def _copies(node: Node, results: Sequence[str]) -> list[OperatorDef]:
+def _copies(node: OnnxNode, results: Sequence[str]) -> list[Node]:
     """What gives the results of a branch the names of the node's outputs."""
     _note_variants(node, node.outputs, results)
     copies = []
@@ -187,7 +189,7 @@ def _copies(node: Node, results: Sequence[str]) -> list[OperatorDef]:
     return copies
 
 
-def _row_types(node: Node, first: int) -> dict[str, list[int] | list[str]]:
+def _row_types(node: OnnxNode, first: int) -> dict[str, list[int] | list[str]]:
     """What the body declares of its results from `first` on, as arguments; nothing where it leaves a type open."""
     rows = [value.type.tensor_type for value in node.graph("body").output[first:]]
     if not rows or any(row.elem_type == onnx.TensorProto.UNDEFINED for row in rows):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dagexec.core.arguments import ArgumentValue
-from dagexec.core.proto import OperatorDef
-from dagexec.frontend.onnx.node import CannotConvertError, Node, converts
+from dagexec.core.node import Node
+from dagexec.frontend.onnx.node import CannotConvertError, OnnxNode, converts
 
 _LEGACY_VALID = 1
 _SAME_UPPER = 4
@@ -13,7 +13,7 @@ _SAME_LOWER = 5
 WindowArguments = dict[str, ArgumentValue | None]
 
 
-def _padding(node: Node) -> WindowArguments:
+def _padding(node: OnnxNode) -> WindowArguments:
     """`auto_pad` and `pads` as arguments. With `auto_pad`, pads are computed from the input's size."""
     auto_pad = node.text("auto_pad", "NOTSET")
     if auto_pad == "NOTSET":
@@ -27,7 +27,7 @@ def _padding(node: Node) -> WindowArguments:
     raise CannotConvertError(f"auto_pad {auto_pad!r} is unknown")
 
 
-def window_arguments(node: Node, kernels: list[int]) -> WindowArguments:
+def window_arguments(node: OnnxNode, kernels: list[int]) -> WindowArguments:
     """The arguments of a sliding window: kernels, strides, dilations and padding."""
     return {
         "kernels": kernels,
@@ -38,7 +38,7 @@ def window_arguments(node: Node, kernels: list[int]) -> WindowArguments:
 
 
 @converts(Conv=22)
-def convolution(node: Node) -> list[OperatorDef]:
+def convolution(node: OnnxNode) -> list[Node]:
     """Conv; a missing kernel_shape is taken from the filter's shape."""
     kernels = node.integers("kernel_shape")
     if kernels is None:
@@ -49,7 +49,7 @@ def convolution(node: Node) -> list[OperatorDef]:
 
 
 @converts(ConvTranspose=22)
-def transposed_convolution(node: Node) -> list[OperatorDef]:
+def transposed_convolution(node: OnnxNode) -> list[Node]:
     """ConvTranspose; with output_shape, the pads are found from it. A missing kernel_shape is taken from the filter."""
     kernels = node.integers("kernel_shape")
     if kernels is None:
@@ -68,7 +68,7 @@ def transposed_convolution(node: Node) -> list[OperatorDef]:
 
 
 @converts(MaxPool=22)
-def max_pool(node: Node) -> list[OperatorDef]:
+def max_pool(node: OnnxNode) -> list[Node]:
     """MaxPool, with the indices where someone uses them."""
     window = window_arguments(node, node.integers("kernel_shape") or [])
     window["ceil_mode"] = node.integer("ceil_mode", 0)
@@ -80,24 +80,24 @@ def max_pool(node: Node) -> list[OperatorDef]:
 
 
 @converts(LpPool=22)
-def lp_pool(node: Node) -> list[OperatorDef]:
+def lp_pool(node: OnnxNode) -> list[Node]:
     """LpPool; the exponent is a float in opset 1 and an integer from opset 2 on."""
     window = window_arguments(node, node.integers("kernel_shape") or [])
     return node.unary("LpPool", p=_exponent(node), ceil_mode=node.integer("ceil_mode", 0), **window)
 
 
 @converts(GlobalLpPool=22)
-def global_lp_pool(node: Node) -> list[OperatorDef]:
+def global_lp_pool(node: OnnxNode) -> list[Node]:
     """The p-norm of each channel."""
     return node.unary("LpPool", p=_exponent(node), global_pooling=1)
 
 
-def _exponent(node: Node) -> float:
+def _exponent(node: OnnxNode) -> float:
     return node.number("p", 2.0) if node.opset < 2 else float(node.integer("p", 2))
 
 
 @converts(AveragePool=22)
-def average_pool(node: Node) -> list[OperatorDef]:
+def average_pool(node: OnnxNode) -> list[Node]:
     """AveragePool; padding counts only when the model says so."""
     window = window_arguments(node, node.integers("kernel_shape") or [])
     return node.unary(
@@ -109,7 +109,7 @@ def average_pool(node: Node) -> list[OperatorDef]:
 
 
 @converts(Softmax=13, LogSoftmax=13)
-def softmax(node: Node) -> list[OperatorDef]:
+def softmax(node: OnnxNode) -> list[Node]:
     """Over one axis from opset 13 on; before that over all axes from `axis` on, as Caffe2 does."""
     if node.opset >= 13:
         return node.unary(node.op_type, axis=node.integer("axis", -1), single_axis=1)

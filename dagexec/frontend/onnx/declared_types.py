@@ -14,20 +14,27 @@ import onnx
 
 from dagexec.core.dtypes import FLOAT32
 from dagexec.core.inference import Probed, probed_net
-from dagexec.core.model import InputInfo, Model
+from dagexec.core.model import InputInfo
+from dagexec.core.node import Node
 from dagexec.core.schema import TensorType
 from dagexec.errors import ModelFormatError
-from dagexec.frontend.onnx.initializers import type_name
+from dagexec.frontend.onnx.initializers import Array, type_name
 from dagexec.frontend.onnx.node import Dims
 
 _PROBES = ((1, 224), (2, 256))
 """Sizes that open axes are given in turn: the first axis, and others."""
 
 
-def check_declared(graph: onnx.GraphProto, shapes: Mapping[str, Dims], model: Model) -> None:
+def check_declared(
+    graph: onnx.GraphProto,
+    shapes: Mapping[str, Dims],
+    operators: Sequence[Node],
+    parameters: Mapping[str, Array],
+    inputs: Mapping[str, InputInfo],
+) -> None:
     """Raise ModelFormatError, naming both, where the graph declares another type of a tensor than is computed.
 
-    `shapes` are those declared, by name. What depends on values of a run is not known here, and is not compared.
+    `shapes` are those declared, by name. The model has these operators, parameters and inputs. What depends on values of a run is not known here, and is not compared.
     """
     declared = {
         value.name: value.type.tensor_type.elem_type
@@ -36,12 +43,12 @@ def check_declared(graph: onnx.GraphProto, shapes: Mapping[str, Dims], model: Mo
     }
     if not declared:
         return
-    is_open = any(None in (info.shape or ()) for info in model.inputs.values())
-    computed = _inferred(model, _PROBES if is_open else _PROBES[:1])
-    compares_sizes = all(None not in (info.shape or ())[1:] for info in model.inputs.values())
-    read = {name for operator in model.program.op for name in operator.input}
+    is_open = any(None in (info.shape or ()) for info in inputs.values())
+    computed = _inferred(operators, parameters, inputs, _PROBES if is_open else _PROBES[:1])
+    compares_sizes = all(None not in (info.shape or ())[1:] for info in inputs.values())
+    read = {name for operator in operators for name in operator.input}
     for name, number in declared.items():
-        types = computed[name].types if name in computed and name not in model.inputs else (None,)
+        types = computed[name].types if name in computed and name not in inputs else (None,)
         here, there = types[0], types[-1]
         if here is None or there is None or len(here.shape) != len(there.shape):
             continue
@@ -66,14 +73,18 @@ def _shown(sizes: Dims) -> str:
     return f"[{', '.join('?' if size is None else str(size) for size in sizes)}]"
 
 
-def _inferred(model: Model, probes: Sequence[tuple[int, int]]) -> Mapping[str, Probed]:
+def _inferred(
+    operators: Sequence[Node],
+    parameters: Mapping[str, Array],
+    inputs: Mapping[str, InputInfo],
+    probes: Sequence[tuple[int, int]],
+) -> Mapping[str, Probed]:
     """Types of all tensors for each of these sizes of open axes of inputs; None where an operator refuses them."""
-    known = {name: Probed.of_constant(array, len(probes)) for name, array in model.parameters.items()}
-    for name, info in model.inputs.items():
+    known = {name: Probed.of_constant(array, len(probes)) for name, array in parameters.items()}
+    for name, info in inputs.items():
         if info.shape is not None:
             kind = info.dtype or FLOAT32
             known[name] = Probed.of_types(TensorType(_filled(info, *sizes), kind) for sizes in probes)
-    operators = [*model.init_program.op, *model.program.op]
     return probed_net(operators, known, len(probes))
 
 

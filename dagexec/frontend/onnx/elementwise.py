@@ -7,19 +7,19 @@ import onnx
 
 from dagexec.core import dtypes
 from dagexec.core.arguments import ArgumentValue
-from dagexec.core.proto import OperatorDef
+from dagexec.core.node import Node
 from dagexec.frontend.onnx.initializers import NOWHERE, element_type, tensor_array
-from dagexec.frontend.onnx.node import CannotConvertError, Node, UnknownSizeError, converts
+from dagexec.frontend.onnx.node import CannotConvertError, OnnxNode, UnknownSizeError, converts
 
 
 @converts(IsNaN=20)
-def is_nan(node: Node) -> list[OperatorDef]:
+def is_nan(node: OnnxNode) -> list[Node]:
     """A comparison with itself, which gives booleans; the operator IsNaN gives bytes."""
     return [node.operator("NE", [node.inputs[0], node.inputs[0]], node.only_output())]
 
 
 @converts(BitShift=28)
-def bit_shift(node: Node) -> list[OperatorDef]:
+def bit_shift(node: OnnxNode) -> list[Node]:
     """A shift to the left or to the right."""
     shifts = {"LEFT": "LeftShift", "RIGHT": "RightShift"}
     direction = node.text("direction", "")
@@ -29,13 +29,13 @@ def bit_shift(node: Node) -> list[OperatorDef]:
 
 
 @converts(BitCast=26)
-def bit_cast(node: Node) -> list[OperatorDef]:
+def bit_cast(node: OnnxNode) -> list[Node]:
     """The same bits as another type; ONNX numbers element types in its own way."""
     return node.unary("BitCast", to=element_type(node.integer("to", onnx.TensorProto.UNDEFINED), node.label).number)
 
 
 @converts(StringNormalizer=10)
-def string_normalizer(node: Node) -> list[OperatorDef]:
+def string_normalizer(node: OnnxNode) -> list[Node]:
     """Stop words and cases by Unicode's rules, which are those of every locale but few."""
     locale = node.text("locale", "en_US")
     if locale[:2] in ("az", "lt", "tr"):
@@ -49,7 +49,7 @@ def string_normalizer(node: Node) -> list[OperatorDef]:
 
 
 @converts(SwiGLU=28)
-def swiglu(node: Node) -> list[OperatorDef]:
+def swiglu(node: OnnxNode) -> list[Node]:
     """Swish of the gate, times the values."""
     gate = node.new_name("gate")
     return [
@@ -59,7 +59,7 @@ def swiglu(node: Node) -> list[OperatorDef]:
 
 
 @converts(Hardmax=13)
-def hardmax(node: Node) -> list[OperatorDef]:
+def hardmax(node: OnnxNode) -> list[Node]:
     """Over one axis from opset 13 on; before that over all axes from `axis` on, as Softmax."""
     if node.opset >= 13:
         return node.unary("Hardmax", axis=node.integer("axis", -1), single_axis=1)
@@ -67,7 +67,7 @@ def hardmax(node: Node) -> list[OperatorDef]:
 
 
 @converts(PRelu=16)
-def prelu(node: Node) -> list[OperatorDef]:
+def prelu(node: OnnxNode) -> list[Node]:
     """PRelu. From opset 7 on the slope broadcasts to the input; before, a vector has one slope a channel."""
     shape = node.shape(1)
     if shape is None and node.opset >= 7:
@@ -83,7 +83,7 @@ def prelu(node: Node) -> list[OperatorDef]:
     ]
 
 
-def _prelu_of_any_rank(node: Node) -> list[OperatorDef]:
+def _prelu_of_any_rank(node: OnnxNode) -> list[Node]:
     """max(x, 0) - slope * max(-x, 0)."""
     x, slope = node.inputs
     above, opposite, below, scaled = (node.new_name(name) for name in ("above", "opposite", "below", "scaled"))
@@ -97,7 +97,7 @@ def _prelu_of_any_rank(node: Node) -> list[OperatorDef]:
 
 
 @converts(Clip=13)
-def clip(node: Node) -> list[OperatorDef]:
+def clip(node: OnnxNode) -> list[Node]:
     """Clip; bounds are attributes before opset 11 and optional inputs from then on, which may be computed."""
     if node.opset < 11:
         low = node.number("min", 0.0) if "min" in node else None
@@ -110,7 +110,7 @@ def clip(node: Node) -> list[OperatorDef]:
     return node.unary("Clip", min=low_bound, max=high_bound)
 
 
-def _clip_by_tensors(node: Node) -> list[OperatorDef]:
+def _clip_by_tensors(node: OnnxNode) -> list[Node]:
     operators = []
     current = node.inputs[0]
     for index, op_type in ((1, "Max"), (2, "Min")):
@@ -123,7 +123,7 @@ def _clip_by_tensors(node: Node) -> list[OperatorDef]:
 
 
 @converts(Cast=28)
-def cast(node: Node) -> list[OperatorDef]:
+def cast(node: OnnxNode) -> list[Node]:
     """Cast; before opset 6 the type is a name."""
     if node.opset < 6:
         target = dtypes.from_name(node.text("to", "float"))
@@ -139,20 +139,20 @@ def cast(node: Node) -> list[OperatorDef]:
 
 
 @converts(Identity=25)
-def identity(node: Node) -> list[OperatorDef]:
+def identity(node: OnnxNode) -> list[Node]:
     """A copy; of a known value only another name for it."""
     value = node.value(0)
     if value is not None:
         node.scope.values[node.outputs[0]] = value
         return []
-    if node.inputs[0] in node.scope.variants:
+    if node.is_variant(node.inputs[0]):
         node.scope.variants.add(node.outputs[0])
         return node.unary("CopyValue")
     return node.unary("Copy")
 
 
 @converts(Constant=25)
-def constant(node: Node) -> list[OperatorDef]:
+def constant(node: OnnxNode) -> list[Node]:
     """A value that the model holds; it becomes a parameter."""
     tensor = node.tensor("value")
     if tensor is not None:

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 
 from dagexec.core.dtypes import FLOAT32, from_numpy
 from dagexec.core.evaluation import evaluated
-from dagexec.core.node import node_of
-from dagexec.core.proto import OperatorDef
+from dagexec.core.node import Node
 from dagexec.core.purity import is_pure
 from dagexec.core.registry import schema_of
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
@@ -28,7 +27,7 @@ MAX_SECONDS = 1e-3
 """Nominal time (`Cost.seconds`) of one operator."""
 
 
-def fold(operators: Sequence[OperatorDef], scope: Scope) -> bool:
+def fold(operators: Sequence[Node], scope: Scope) -> bool:
     """Compute operators of known values, or of shapes alone, and note the results in `scope`; False if that fails."""
     found: dict[str, Array] = {}
     for operator in operators:
@@ -40,15 +39,15 @@ def fold(operators: Sequence[OperatorDef], scope: Scope) -> bool:
     return bool(found)
 
 
-def _computed(operator: OperatorDef, scope: Scope, found: dict[str, Array]) -> list[Array] | None:
+def _computed(operator: Node, scope: Scope, found: dict[str, Array]) -> list[Array] | None:
     """The outputs of an operator; None when they are not known, too large, or a run would raise an error."""
     values = [found[name] if name in found else scope.values.get(name) for name in operator.input]
     schema = schema_of(operator.type)
-    if schema.infer is None or not is_pure(node_of(operator)):
+    if schema.infer is None or not is_pure(operator):
         return None
     try:
         call = _call(operator, schema, values, scope)
-        if call is None or not schema.can_infer(node_of(operator)):
+        if call is None or not schema.can_infer(operator):
             return None
         kinds = schema.infer(call)
         if not all(map(_is_small, kinds)) or schema.cost(call, kinds).seconds > MAX_SECONDS:
@@ -64,7 +63,7 @@ def _is_small(kind: TensorType) -> bool:
     return kind.elements <= min(MAX_ELEMENTS, MAX_FLOATS if kind.meta.is_float else MAX_ELEMENTS)
 
 
-def _call(operator: OperatorDef, schema: OpSchema, values: Sequence[Array | None], scope: Scope) -> OperatorCall | None:
+def _call(operator: Node, schema: OpSchema, values: Sequence[Array | None], scope: Scope) -> OperatorCall | None:
     """What inference sees; None when an input is unknown or large. Of what reads only shapes, shapes suffice."""
     kinds = []
     for name, value in zip(operator.input, values, strict=True):
@@ -75,8 +74,7 @@ def _call(operator: OperatorDef, schema: OpSchema, values: Sequence[Array | None
         if shape is None:
             return None
         kinds.append(TensorType(shape, FLOAT32))
-    node = node_of(operator)
-    return OperatorCall(node, node.arguments(), tuple(kinds), tuple(values), operator.type)
+    return OperatorCall(operator, operator.arguments(), tuple(kinds), tuple(values), operator.type)
 
 
 def _constant(array: Array) -> Array:

@@ -16,12 +16,9 @@ import onnx.defs
 import onnx.numpy_helper
 
 from dagexec import sessions
-from dagexec.core.arguments import make_argument
 from dagexec.core.dtypes import STRING, from_numpy
-from dagexec.core.model import Model
-from dagexec.core.node import arguments_of
-from dagexec.core.operator_def import op
-from dagexec.core.proto import OperatorDef
+from dagexec.core.model import InputInfo
+from dagexec.core.node import Node, new_node
 from dagexec.core.schema import TensorType
 from dagexec.errors import UnsupportedOperatorError
 from dagexec.frontend.onnx.initializers import Array
@@ -39,7 +36,7 @@ _MAX_STEPS = 1_000_000
 """Operators visited in search of circles; what is not merged by then stays apart."""
 
 
-def foreign_operator(proto: onnx.NodeProto, opsets: Mapping[str, int], scope: Scope, reason: str) -> OperatorDef:
+def foreign_operator(proto: onnx.NodeProto, opsets: Mapping[str, int], scope: Scope, reason: str) -> Node:
     """The operator of one node, which dagexec itself cannot compute for this `reason`."""
     given = [*dict.fromkeys(name for name in proto.input if name)]
     given += sorted(reads(proto) - set(given))
@@ -116,18 +113,18 @@ def _all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
             yield from _all_nodes(graph.node)
 
 
-def _operator(model: onnx.ModelProto, name: str, reasons: Sequence[str]) -> OperatorDef:
+def _operator(model: onnx.ModelProto, name: str, reasons: Sequence[str]) -> Node:
     inputs = [value.name for value in model.graph.input]
     outputs = [value.name for value in model.graph.output]
     content = model.SerializeToString(deterministic=True)
-    return op(FOREIGN, inputs, outputs, name=name, model=content, reasons=list(reasons))
+    return new_node(FOREIGN, inputs, outputs, name=name, model=content, reasons=list(reasons))
 
 
-def _model_of(operator: OperatorDef) -> onnx.ModelProto:
-    return onnx.ModelProto.FromString(next(arg.s for arg in operator.arg if arg.name == "model"))
+def _model_of(operator: Node) -> onnx.ModelProto:
+    return onnx.ModelProto.FromString(operator.arguments().field("model", "s"))
 
 
-def merged(operators: Sequence[OperatorDef], kept: Collection[str], types: KnownTypes) -> list[OperatorDef]:
+def merged(operators: Sequence[Node], kept: Collection[str], types: KnownTypes) -> list[Node]:
     """The operators with one in place of foreign ones that are connected; `kept` are outputs that others need.
 
     What onnxruntime has no kernel for, as far as `types` tell, stays apart from what it has.
@@ -154,7 +151,7 @@ def merged(operators: Sequence[OperatorDef], kept: Collection[str], types: Known
     ]
 
 
-def _has_kernel(operator: OperatorDef, types: KnownTypes) -> bool:
+def _has_kernel(operator: Node, types: KnownTypes) -> bool:
     """True when onnxruntime has kernels for all nodes of the operator; a body may have been merged before."""
     message = _model_of(operator)
     opsets = {entry.domain: entry.version for entry in message.opset_import}
@@ -169,7 +166,7 @@ def _has_kernel(operator: OperatorDef, types: KnownTypes) -> bool:
 class _Groups:
     """A partition of operators without circles between its groups: union-find, and a search before each merge."""
 
-    def __init__(self, operators: Sequence[OperatorDef]) -> None:
+    def __init__(self, operators: Sequence[Node]) -> None:
         self._writer = {name: index for index, one in enumerate(operators) for name in one.output}
         read = [(*one.input, *one.control_input) for one in operators]
         self.parents = [sorted({self._writer[name] for name in names if name in self._writer}) for names in read]
@@ -234,7 +231,7 @@ class _Groups:
         return found
 
 
-def _joined(operators: Sequence[OperatorDef], needed: Collection[str]) -> OperatorDef:
+def _joined(operators: Sequence[Node], needed: Collection[str]) -> Node:
     """One operator that does what these do in order; of their outputs it gives those that are `needed`."""
     parts = [_model_of(operator) for operator in operators]
     written = {name for operator in operators for name in operator.output}
@@ -254,35 +251,38 @@ def _joined(operators: Sequence[OperatorDef], needed: Collection[str]) -> Operat
     model = onnx.ModelProto(ir_version=_IR_VERSION, graph=graph)
     for domain, version in sorted(versions.items()):
         model.opset_import.add(domain=domain, version=version)
-    reasons = [reason for one in operators for reason in arguments_of(one).strings("reasons")]
+    reasons = [reason for one in operators for reason in one.arguments().strings("reasons")]
     return _operator(model, operators[0].name, reasons)
 
 
-def settle(model: Model) -> None:
-    """Find out what can be known of foreign operators before anything runs, and note it at them.
+def settle(
+    operators: Sequence[Node], parameters: Mapping[str, Array], inputs: Mapping[str, InputInfo]
+) -> Sequence[Node]:
+    """The operators, of a model, with what can be known of foreign ones before anything runs noted at them.
 
     Where the types of inputs are known, each is opened once, and types of outputs are inferred. Raises
     UnsupportedOperatorError for all that no runtime can compute.
     """
-    operators = [*(model.init_net.op if model.init_net is not None else ()), *model.net.op]
     if all(operator.type != FOREIGN for operator in operators):
-        return
-    types = KnownTypes(model.parameters)
-    types.add_inputs(model.inputs)
-    refused = []
+        return operators
+    types = KnownTypes(parameters)
+    types.add_inputs(inputs)
+    settled, refused = [], []
     for operator in operators:
-        if operator.type == FOREIGN and (inputs := types.of(operator.input)) is not None:
+        if operator.type == FOREIGN and (given := types.of(operator.input)) is not None:
             if inferred := types.outputs(operator) is not None:
-                operator.arg.append(make_argument("inferred", 1))
+                operator = operator.changed(arguments={"inferred": 1})
             try:
-                _open(operator, inputs, sized=inferred)
+                _open(operator, given, sized=inferred)
             except UnsupportedOperatorError as error:
                 refused.append(str(error))
         types.follow([operator])
+        settled.append(operator)
     if refused:
         raise UnsupportedOperatorError(f"{len(refused)} operator(s) cannot be run:\n  " + "\n  ".join(refused))
+    return settled
 
 
-def _open(operator: OperatorDef, inputs: Sequence[TensorType], *, sized: bool) -> None:
+def _open(operator: Node, inputs: Sequence[TensorType], *, sized: bool) -> None:
     typed = sessions.complete(_model_of(operator), list(map(sessions.tensor_type, inputs)), sized=sized)
-    sessions.open_session(typed, ", ".join(arguments_of(operator).strings("reasons")))
+    sessions.open_session(typed, ", ".join(operator.arguments().strings("reasons")))

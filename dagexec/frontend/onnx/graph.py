@@ -11,8 +11,9 @@ import onnx
 import onnx.checker
 import onnx.defs
 
-from dagexec.core.node import node_of
-from dagexec.core.proto import NetDef, OperatorDef
+from dagexec.core.node import Node
+from dagexec.core.program import Program
+from dagexec.core.proto import NetDef
 from dagexec.core.purity import is_pure
 from dagexec.core.registry import is_registered, schema_of
 from dagexec.core.schema import ElementTypeError
@@ -27,7 +28,7 @@ from dagexec.frontend.onnx.node import (
     DEFAULT_DOMAINS,
     CannotConvertError,
     Dims,
-    Node,
+    OnnxNode,
     Scope,
     Subgraph,
     UnknownSizeError,
@@ -65,7 +66,7 @@ class GraphConversion:
         With `foreign`, nodes that dagexec has no operators for are left to another runtime.
         """
         self.scope = scope
-        self.once: list[OperatorDef] = []
+        self.once: list[Node] = []
         self.refusals = Refusals()
         self._ir_version = ir_version
         self.types = KnownTypes(scope.values)
@@ -77,10 +78,10 @@ class GraphConversion:
         self._kept: set[str] = set()
         self._computed_once: set[str] = set()
 
-    def convert(self, nodes: Sequence[onnx.NodeProto], returned: Iterable[str]) -> list[OperatorDef]:
+    def convert(self, nodes: Sequence[onnx.NodeProto], returned: Iterable[str]) -> list[Node]:
         """The operators of one run, of nodes in any order; `returned` are the tensors that their graph returns."""
         self._kept.update(returned)
-        operators: list[OperatorDef] = []
+        operators: list[Node] = []
         for proto in sorted_nodes(nodes):
             made = self._convert(proto)
             missing = sorted({operator.type for operator in made if not is_registered(operator.type)})
@@ -119,10 +120,10 @@ class GraphConversion:
         written = {name for operator in operators for name in operator.output}
         needed = dict.fromkeys([*(name for operator in operators for name in operator.input), *returned])
         outer = tuple(name for name in needed if name not in written and name not in given)
-        net = NetDef(name=graph.name or label, op=operators, external_input=[*given, *outer], external_output=returned)
-        return Subgraph(net, tuple(given), tuple(returned), outer)
+        header = NetDef(name=graph.name or label, external_input=[*given, *outer], external_output=returned)
+        return Subgraph(Program(tuple(operators), header), tuple(given), tuple(returned), outer)
 
-    def _convert(self, proto: onnx.NodeProto) -> list[OperatorDef]:
+    def _convert(self, proto: onnx.NodeProto) -> list[Node]:
         if not isinstance(proto.op_type, str):  # bytes
             raise ModelFormatError(f"the name of operator {proto.op_type!r} is not UTF-8 text")
         domain = domain_of(proto)
@@ -144,31 +145,30 @@ class GraphConversion:
                 proto, f"version {version} of the operator is newer than {newest}, the newest that is read"
             )
         try:
-            node = Node(proto, opset, self.scope, self.subgraph)
+            node = OnnxNode(proto, opset, self.scope, self.subgraph)
             operators = converter(node)
             node.check_all_read()
             self._verify(operators)
             if domain:
                 self.scope.variants.update(variant_outputs(proto, self._opsets))
             self.types.follow(operators)
-            self.strings.keep_on_host(proto, opset, operators)
-            return operators
+            return self.strings.kept_on_host(proto, opset, operators)
         except ElementTypeError as error:
             return self._fallback(proto, error.problem)
         except CannotConvertError as reason:
             self.refusals.sizes_missing |= isinstance(reason, UnknownSizeError)
             return self._fallback(proto, str(reason))
 
-    def _verify(self, operators: Sequence[OperatorDef]) -> None:
+    def _verify(self, operators: Sequence[Node]) -> None:
         """Raise CannotConvertError for an operator with more or fewer blobs than its schema allows, and the like."""
         for operator in operators:
             if is_registered(operator.type):
                 try:
-                    schema_of(operator.type).verify(node_of(operator))
+                    schema_of(operator.type).verify(operator)
                 except SchemaError as error:
                     raise CannotConvertError(f"as {operator.type}: {error}") from None
 
-    def _inline(self, proto: onnx.NodeProto, function: onnx.FunctionProto) -> list[OperatorDef]:
+    def _inline(self, proto: onnx.NodeProto, function: onnx.FunctionProto) -> list[Node]:
         """The operators of a function's nodes in place of `proto`."""
         self._functions.enter(proto, function)
         nodes = body(function, proto, self.scope.new_name)
@@ -180,7 +180,7 @@ class GraphConversion:
         self._functions.leave()
         return operators
 
-    def _fallback(self, proto: onnx.NodeProto, reason: str) -> list[OperatorDef]:
+    def _fallback(self, proto: onnx.NodeProto, reason: str) -> list[Node]:
         """What computes a node that has no converter, or that its converter does not serve, for this `reason`."""
         opset = self._opset(proto)
         function = standard_function(proto.op_type, opset) if opset is not None and not domain_of(proto) else None
@@ -194,8 +194,7 @@ class GraphConversion:
             self._check_node(proto)
         operator = foreign_operator(proto, self._opsets, self.scope, reason)
         self.types.follow([operator])
-        self.strings.keep_on_host(proto, opset, [operator])
-        return [operator]
+        return self.strings.kept_on_host(proto, opset, [operator])
 
     def _check_node(self, proto: onnx.NodeProto) -> None:
         """The onnx package's own check: arity, attribute names and types, for the operator set in force."""
@@ -209,14 +208,14 @@ class GraphConversion:
         except (onnx.checker.ValidationError, RuntimeError, ValueError) as error:
             raise ModelFormatError(f"{node_label(proto)}: {str(error).strip()}") from None
 
-    def _refuse(self, proto: onnx.NodeProto, reason: str) -> list[OperatorDef]:
+    def _refuse(self, proto: onnx.NodeProto, reason: str) -> list[Node]:
         self.refusals.add(proto, self._opset(proto), reason)
         return []
 
     def _opset(self, proto: onnx.NodeProto) -> int | None:
         return self._opsets.get(standard_domain(proto.domain))
 
-    def _may_be_once(self, proto: onnx.NodeProto, operators: Sequence[OperatorDef]) -> bool:
+    def _may_be_once(self, proto: onnx.NodeProto, operators: Sequence[Node]) -> bool:
         """True when operators need not be computed in every run if their inputs are known before.
 
         Nets inside of operators are left to runs, which can be stopped. What dequantizes a parameter is computed in
@@ -229,16 +228,14 @@ class GraphConversion:
             return False
         if [one.type for one in operators] == [FOREIGN]:
             return is_deterministic(proto, self._opset(proto))
-        return all(
-            is_registered(one.type) and not schema_of(one.type).sub_nets and is_pure(node_of(one)) for one in operators
-        )
+        return all(is_registered(one.type) and not schema_of(one.type).sub_nets and is_pure(one) for one in operators)
 
-    def _is_told(self, operators: Sequence[OperatorDef]) -> bool:
+    def _is_told(self, operators: Sequence[Node]) -> bool:
         """True when results may follow from parameters or, of operators that read types alone, from shapes."""
         known = (is_registered(one.type) and schema_of(one.type).from_types is not None for one in operators)
         return any(known) or self._is_constant(operators)
 
-    def _is_constant(self, operators: Sequence[OperatorDef]) -> bool:
+    def _is_constant(self, operators: Sequence[Node]) -> bool:
         """True when operators read parameters alone."""
         written = {name for operator in operators for name in operator.output}
         read = {name for operator in operators for name in operator.input} - written

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dagexec.core.arguments import ArgumentValue
-from dagexec.core.proto import OperatorDef
-from dagexec.frontend.onnx.node import CannotConvertError, Node, converts
+from dagexec.core.node import Node
+from dagexec.frontend.onnx.node import CannotConvertError, OnnxNode, converts
 
 
-def _named(node: Node, name: str, default: str, meanings: dict[str, str]) -> str:
+def _named(node: OnnxNode, name: str, default: str, meanings: dict[str, str]) -> str:
     value = node.text(name, default)
     if value not in meanings:
         raise CannotConvertError(f"its attribute {name} = {value!r:.80} is not supported")
@@ -15,7 +15,7 @@ def _named(node: Node, name: str, default: str, meanings: dict[str, str]) -> str
 
 
 @converts(GridSample=22)
-def grid_sample(node: Node) -> list[OperatorDef]:
+def grid_sample(node: OnnxNode) -> list[Node]:
     """Before opset 20 the modes have the names of two dimensions."""
     modes = {name: name for name in ("linear", "nearest", "cubic")} | {"bilinear": "linear", "bicubic": "cubic"}
     return [
@@ -31,7 +31,7 @@ def grid_sample(node: Node) -> list[OperatorDef]:
 
 
 @converts(RoiAlign=22)
-def roi_align(node: Node) -> list[OperatorDef]:
+def roi_align(node: OnnxNode) -> list[Node]:
     """Before opset 16 the center of the first pixel is 0."""
     default = "half_pixel" if node.opset >= 16 else "output_half_pixel"
     places = {"half_pixel": "1", "output_half_pixel": "0"}
@@ -47,7 +47,7 @@ def roi_align(node: Node) -> list[OperatorDef]:
 
 
 @converts(NonMaxSuppression=11)
-def non_max_suppression(node: Node) -> list[OperatorDef]:
+def non_max_suppression(node: OnnxNode) -> list[Node]:
     """Selection with the limits that are given."""
     limits = {"max_output_input": 2, "iou_input": 3, "score_input": 4}
     flags: dict[str, ArgumentValue | None] = {name: int(node.has_input(index)) for name, index in limits.items()}
@@ -56,18 +56,18 @@ def non_max_suppression(node: Node) -> list[OperatorDef]:
     return [node.operator("NonMaxSuppression", inputs, node.only_output(), center_point_box=center, **flags)]
 
 
-def _windows(node: Node) -> dict[str, ArgumentValue | None]:
+def _windows(node: OnnxNode) -> dict[str, ArgumentValue | None]:
     return {name: node.integers(name) for name in ("strides", "dilations", "pads")}
 
 
 @converts(Col2Im=18)
-def columns_to_image(node: Node) -> list[OperatorDef]:
+def columns_to_image(node: OnnxNode) -> list[Node]:
     """Columns added up in an image of any number of axes."""
     return [node.operator("ColumnsToImage", node.inputs, node.only_output(), **_windows(node))]
 
 
 @converts(DeformConv=22)
-def deform_conv(node: Node) -> list[OperatorDef]:
+def deform_conv(node: OnnxNode) -> list[Node]:
     """The kernel's shape is the filter's."""
     node.ignore("kernel_shape")
     return [

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from dagexec.core.dtypes import FLOAT32, from_numpy
 from dagexec.core.model import InputInfo
-from dagexec.core.node import node_of
-from dagexec.core.proto import OperatorDef
+from dagexec.core.node import Node
 from dagexec.core.registry import schema_of
 from dagexec.core.schema import ElementTypeError, OperatorCall, TensorType
 from dagexec.errors import DagexecError
@@ -43,14 +42,14 @@ class KnownTypes:
         array = self._values.get(name)
         return self._types.get(name) if array is None else TensorType(tuple(array.shape), from_numpy(array.dtype))
 
-    def follow(self, operators: Sequence[OperatorDef]) -> None:
+    def follow(self, operators: Sequence[Node]) -> None:
         """Note what operators compute. Raises ElementTypeError for one that refuses the elements it would get."""
         for operator in operators:
             types = self.outputs(operator)
             for index, name in enumerate(operator.output):
                 self._types[name] = None if types is None or index >= len(types) else types[index]
 
-    def outputs(self, operator: OperatorDef) -> Sequence[TensorType] | None:
+    def outputs(self, operator: Node) -> Sequence[TensorType] | None:
         """The types of its outputs, None where they do not follow from those of its inputs. Raises as `follow`."""
         inputs = self.of(operator.input)
         if inputs is None:
@@ -60,8 +59,7 @@ class KnownTypes:
             schema = schema_of(operator.type)
             if schema.infer is None:
                 return None
-            node = node_of(operator)
-            call = OperatorCall(node, node.arguments(), tuple(inputs), values, operator.type)
+            call = OperatorCall(operator, operator.arguments(), tuple(inputs), values, operator.type)
             return schema.infer(call)
         except ElementTypeError:
             raise

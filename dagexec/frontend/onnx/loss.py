@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dagexec.core.proto import OperatorDef
-from dagexec.frontend.onnx.node import Node, converts
+from dagexec.core.node import Node
+from dagexec.frontend.onnx.node import OnnxNode, converts
 
 
 @converts(NegativeLogLikelihoodLoss=22, SoftmaxCrossEntropyLoss=13)
-def class_loss(node: Node) -> list[OperatorDef]:
+def class_loss(node: OnnxNode) -> list[Node]:
     """The loss, and the logarithms of the probabilities where someone uses them."""
     softmax = node.op_type == "SoftmaxCrossEntropyLoss"
     ignored = node.integer("ignore_index", 0) if "ignore_index" in node else None

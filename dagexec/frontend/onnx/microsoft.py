@@ -11,21 +11,21 @@ from __future__ import annotations
 import numpy as np
 
 from dagexec.core.dtypes import INT32
-from dagexec.core.proto import OperatorDef
+from dagexec.core.node import Node
 from dagexec.frontend.onnx.composition import Composition
-from dagexec.frontend.onnx.node import CannotConvertError, Node, converts_microsoft
+from dagexec.frontend.onnx.node import CannotConvertError, OnnxNode, converts_microsoft
 
 _EPSILON = 1e-5
 
 
 @converts_microsoft("Gelu", inputs="X")
-def gelu(node: Node) -> list[OperatorDef]:
+def gelu(node: OnnxNode) -> list[Node]:
     """GELU by the error function."""
     return node.unary("Gelu")
 
 
 @converts_microsoft("FastGelu", "BiasGelu", inputs="X bias?")
-def biased_gelu(node: Node) -> list[OperatorDef]:
+def biased_gelu(node: OnnxNode) -> list[Node]:
     """GELU of X plus a bias: FastGelu by tanh, BiasGelu by the error function."""
     compose = Composition(node)
     x = compose("Add", *node.inputs[:2]) if node.has_input(1) else node.inputs[0]
@@ -33,7 +33,7 @@ def biased_gelu(node: Node) -> list[OperatorDef]:
 
 
 @converts_microsoft("QuickGelu", inputs="X")
-def quick_gelu(node: Node) -> list[OperatorDef]:
+def quick_gelu(node: OnnxNode) -> list[Node]:
     """X * sigmoid(alpha X)."""
     compose = Composition(node)
     alpha, x = node.number("alpha", 1.702), node.inputs[0]
@@ -53,7 +53,7 @@ _ACTIVATIONS = {
 }
 
 
-def _activated(compose: Composition, x: str, name: str, parameters: list[float]) -> list[OperatorDef]:
+def _activated(compose: Composition, x: str, name: str, parameters: list[float]) -> list[Node]:
     """The operators with an activation behind them, as FusedConv and FusedGemm name it. Raises CannotConvertError."""
     if name not in _ACTIVATIONS:
         raise CannotConvertError(f"its activation {name!r} is not supported; expected one of {', '.join(_ACTIVATIONS)}")
@@ -62,7 +62,7 @@ def _activated(compose: Composition, x: str, name: str, parameters: list[float])
 
 
 @converts_microsoft("FusedConv", inputs="X W B? Z?")
-def fused_conv(node: Node) -> list[OperatorDef]:
+def fused_conv(node: OnnxNode) -> list[Node]:
     """Conv, then Z added, then an activation."""
     name, parameters = node.text("activation", ""), node.numbers("activation_params") or []
     if not name and not node.has_input(3):
@@ -78,7 +78,7 @@ def fused_conv(node: Node) -> list[OperatorDef]:
 
 
 @converts_microsoft("FusedGemm", inputs="A B C?")
-def fused_gemm(node: Node) -> list[OperatorDef]:
+def fused_gemm(node: OnnxNode) -> list[Node]:
     """Gemm, then an activation."""
     compose = Composition(node)
     y = node.new_name("Gemm")
@@ -95,7 +95,7 @@ def fused_gemm(node: Node) -> list[OperatorDef]:
 
 
 @converts_microsoft("FusedMatMul", "TransposeMatMul", inputs="A B")
-def fused_matmul(node: Node) -> list[OperatorDef]:
+def fused_matmul(node: OnnxNode) -> list[Node]:
     """alpha A B; before the product the matrices of A and B may be transposed, and their batch axes moved."""
     compose = Composition(node)
     operands = [
@@ -111,7 +111,7 @@ def fused_matmul(node: Node) -> list[OperatorDef]:
 
 def _batch_last(compose: Composition, name: str) -> str:
     """The tensor with its first axis, which has the rows, behind those of the batch."""
-    shape = compose.node.scope.shape(name)
+    shape = compose.node.shape_of(name)
     if shape is None or len(shape) < 2:
         raise CannotConvertError(
             f"its batch is transposed, and {name!r} is not known to have one: its shape is {shape}"
@@ -121,7 +121,7 @@ def _batch_last(compose: Composition, name: str) -> str:
 
 
 @converts_microsoft("SkipLayerNormalization", inputs="input skip gamma beta? bias?", outputs=4)
-def skip_layer_normalization(node: Node) -> list[OperatorDef]:
+def skip_layer_normalization(node: OnnxNode) -> list[Node]:
     """LayerNormalization of input + skip + bias over the last axis; that sum is the fourth output."""
     compose = Composition(node)
     total = _sum(compose, [node.inputs[0], node.inputs[1], *node.inputs[4:5]])
@@ -131,7 +131,7 @@ def skip_layer_normalization(node: Node) -> list[OperatorDef]:
 
 
 @converts_microsoft("SkipSimplifiedLayerNormalization", inputs="input skip gamma bias?", outputs=4)
-def skip_simplified_layer_normalization(node: Node) -> list[OperatorDef]:
+def skip_simplified_layer_normalization(node: OnnxNode) -> list[Node]:
     """Root mean square normalization of input + skip + bias; that sum is the fourth output."""
     compose = Composition(node)
     total = _sum(compose, [node.inputs[0], node.inputs[1], *node.inputs[3:4]])
@@ -139,7 +139,7 @@ def skip_simplified_layer_normalization(node: Node) -> list[OperatorDef]:
 
 
 @converts_microsoft("SimplifiedLayerNormalization", inputs="X scale", outputs=2)
-def simplified_layer_normalization(node: Node) -> list[OperatorDef]:
+def simplified_layer_normalization(node: OnnxNode) -> list[Node]:
     """Root mean square normalization over the axes from `axis` on."""
     node.ignore("stash_type")  # the type of a number that is not given out
     axis = node.integer("axis", -1)
@@ -165,7 +165,7 @@ def _sum(compose: Composition, terms: list[str]) -> str:
 
 def _normalized(compose: Composition, x: str, gamma: str, beta: str, epsilon: float) -> None:
     """LayerNorm over the last axis as the node's first output."""
-    node, scale = compose.node, compose.node.scope.values.get(gamma)
+    node, scale = compose.node, compose.node.value_of(gamma)
     if not beta and scale is None:
         raise CannotConvertError(f"it has no beta, and gamma {gamma!r} is computed")
     if not beta:
@@ -175,7 +175,7 @@ def _normalized(compose: Composition, x: str, gamma: str, beta: str, epsilon: fl
     compose.operators.append(node.operator("LayerNorm", [x, gamma, beta], outputs, **arguments))
 
 
-def _by_root_mean_square(compose: Composition, x: str, gamma: str, axis: int, epsilon: float) -> list[OperatorDef]:
+def _by_root_mean_square(compose: Composition, x: str, gamma: str, axis: int, epsilon: float) -> list[Node]:
     """X / sqrt(mean of X^2 + epsilon) * gamma. Zhang and Sennrich, 2019, arXiv:1910.07467."""
     node = compose.node
     if node.is_read(1):
@@ -183,7 +183,7 @@ def _by_root_mean_square(compose: Composition, x: str, gamma: str, axis: int, ep
     if axis != -1:
         raise CannotConvertError(f"axis {axis} is not supported; expected -1")
     mean = compose("ReduceMean", compose("Sqr", x), axes=[-1], keepdims=1)
-    scale = node.scope.values.get(gamma)
+    scale = node.value_of(gamma)
     shifted = compose("Add", mean, compose.constant(np.array(epsilon, np.float32 if scale is None else scale.dtype)))
     output = node.outputs[0]
     normalized = compose("Mul", x, compose("Rsqrt", shifted))
@@ -196,7 +196,7 @@ def _by_root_mean_square(compose: Composition, x: str, gamma: str, axis: int, ep
     inputs="input_ids segment_ids? word_embedding position_embedding segment_embedding? gamma beta mask? position_ids?",
     outputs=3,
 )
-def embed_layer_normalization(node: Node) -> list[OperatorDef]:
+def embed_layer_normalization(node: OnnxNode) -> list[Node]:
     """LayerNormalization of the sum of word, position and segment embeddings; and how long each sequence is."""
     compose = Composition(node)
     ids, segments, words, positions, kinds, gamma, beta = node.inputs[:7]
@@ -215,7 +215,7 @@ def embed_layer_normalization(node: Node) -> list[OperatorDef]:
     return compose.operators
 
 
-def _note_shapes(node: Node) -> None:
+def _note_shapes(node: OnnxNode) -> None:
     """Note the sizes of the outputs, batch x positions x width and batch, as far as they are known."""
     ids, table = node.shape(0), node.shape(2)
     batch, positions = ids if ids is not None and len(ids) == 2 else (None, None)

@@ -11,10 +11,10 @@ import math
 import numpy as np
 
 from dagexec.core.dtypes import BOOL, INT64
-from dagexec.core.proto import OperatorDef
+from dagexec.core.node import Node
 from dagexec.errors import ModelFormatError
 from dagexec.frontend.onnx.composition import Composition
-from dagexec.frontend.onnx.node import CannotConvertError, Node, converts_microsoft
+from dagexec.frontend.onnx.node import CannotConvertError, OnnxNode, converts_microsoft
 from dagexec.frontend.onnx.quantized import scaled_product
 
 _LOWEST = float(np.finfo(np.float32).min)
@@ -23,7 +23,7 @@ _LOWEST = float(np.finfo(np.float32).min)
 @converts_microsoft(
     "Attention", inputs="input weights bias? mask_index? past? attention_bias? past_sequence_length?", outputs=2
 )
-def attention(node: Node) -> list[OperatorDef]:
+def attention(node: OnnxNode) -> list[Node]:
     """Self-attention: one product gives queries, keys and values of all heads."""
     compose = Composition(node)
     sizes = node.integers("qkv_hidden_sizes")
@@ -39,7 +39,7 @@ def attention(node: Node) -> list[OperatorDef]:
     inputs="input weight bias input_scale weight_scale mask_index? input_zero_point? weight_zero_point? past?",
     outputs=2,
 )
-def quantized_attention(node: Node) -> list[OperatorDef]:
+def quantized_attention(node: OnnxNode) -> list[Node]:
     """As Attention, of an input and weights of integers."""
     compose = Composition(node)
     product = scaled_product(compose, (0, 1), (3, 4), (6, 7))
@@ -49,7 +49,7 @@ def quantized_attention(node: Node) -> list[OperatorDef]:
 
 def _self_attention(
     compose: Composition, joined: str, sizes: list[int] | None, *, mask: int, past: int, bias: int
-) -> list[OperatorDef]:
+) -> list[Node]:
     """Attention whose queries, keys and values are `joined` along the last axis; then the numbers of inputs."""
     node = compose.node
     if node.integer("do_rotary", 0) or node.integer("past_present_share_buffer", 0):
@@ -76,7 +76,7 @@ def _self_attention(
     "cache_indirection?",
     outputs=4,
 )
-def multi_head_attention(node: Node) -> list[OperatorDef]:
+def multi_head_attention(node: OnnxNode) -> list[Node]:
     """Attention of queries to keys and values that are separate tensors, those of the past before them."""
     compose = Composition(node)
     heads = _heads(node)
@@ -114,14 +114,14 @@ def _projected(compose: Composition, index: int, heads: int, bias: str) -> str:
     return _by_heads(compose, compose("Add", name, bias) if bias else name, heads)
 
 
-def _heads(node: Node) -> int:
+def _heads(node: OnnxNode) -> int:
     heads = node.integer("num_heads", 0)
     if heads < 1:
         raise ModelFormatError(f"{node.label}: attribute 'num_heads' must be at least 1, found {heads}")
     return heads
 
 
-def _refuse_inputs(node: Node, first: int) -> None:
+def _refuse_inputs(node: OnnxNode, first: int) -> None:
     if any(node.inputs[first:]):
         raise CannotConvertError(f"inputs {list(node.inputs[first:])} are not supported")
 
@@ -131,7 +131,7 @@ def _by_heads(compose: Composition, name: str, heads: int) -> str:
     return compose("Transpose", compose("Reshape", name, shape=[0, 0, heads, -1]), axes=[0, 2, 1, 3])
 
 
-def _attend(compose: Composition, qkv: tuple[str, str, str], head_size: int, mask: int, bias: int) -> list[OperatorDef]:
+def _attend(compose: Composition, qkv: tuple[str, str, str], head_size: int, mask: int, bias: int) -> list[Node]:
     """Softmax(scale Q K^T + masks + bias) V, and the heads side by side; `mask` and `bias` are numbers of inputs."""
     node, (q, k, v) = compose.node, qkv
     scale = node.number("scale", 0.0) or 1 / math.sqrt(max(1, head_size))

@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.dtypes import from_numpy
-from dagexec.core.proto import OperatorDef
+from dagexec.core.node import Node
 from dagexec.errors import ModelFormatError
 from dagexec.frontend.onnx.composition import Composition
-from dagexec.frontend.onnx.node import CannotConvertError, Node, converts_microsoft
+from dagexec.frontend.onnx.node import CannotConvertError, OnnxNode, converts_microsoft
 
 Array = npt.NDArray[Any]
 
@@ -26,7 +26,7 @@ _HELD = (np.dtype(np.uint8), np.dtype(ml_dtypes.uint4), np.dtype(ml_dtypes.int4)
 
 
 @converts_microsoft("MatMulNBits", inputs="A B scales zero_points? g_idx? bias?")
-def matmul_n_bits(node: Node) -> list[OperatorDef]:
+def matmul_n_bits(node: OnnxNode) -> list[Node]:
     """A B^T + bias, with B of N x K: integers packed into bytes, and blocks of K that share a scale."""
     node.ignore("accuracy_level")  # how exact onnxruntime must be at least; here products are of floats
     if node.integer("weight_prepacked", 0):
@@ -36,7 +36,7 @@ def matmul_n_bits(node: Node) -> list[OperatorDef]:
     return compose.result("Add", product, node.inputs[5]) if node.has_input(5) else compose.finish()
 
 
-def _weights(node: Node) -> Array:
+def _weights(node: OnnxNode) -> Array:
     """The floats that B stands for, N x K."""
     columns, rows = _size(node, "K"), _size(node, "N")
     bits, block = _bits(node), _size(node, "block_size")
@@ -62,7 +62,7 @@ def _weights(node: Node) -> Array:
     return weights.astype(scales.dtype, copy=False)
 
 
-def _zero_points(node: Node, rows: int, blocks: int, bits: int) -> Array:
+def _zero_points(node: OnnxNode, rows: int, blocks: int, bits: int) -> Array:
     """The zero points of all blocks in float32; without input 3 the middle of the range. There they may be packed."""
     if not node.has_input(3):
         return np.full((rows, blocks), 1 << (bits - 1), np.float32)
@@ -76,7 +76,7 @@ def _zero_points(node: Node, rows: int, blocks: int, bits: int) -> Array:
     return (_unpacked(points, bits)[:, :blocks] if given.dtype == np.uint8 else points).astype(np.float32)
 
 
-def _scales(node: Node) -> Array:
+def _scales(node: OnnxNode) -> Array:
     scales = node.constant(2, "scales")
     if not from_numpy(scales.dtype).is_float:
         raise ModelFormatError(f"{node.label}: scales must be floats, found {scales.dtype}")
@@ -90,14 +90,14 @@ def _unpacked(packed: Array, bits: int) -> Array:
     return parts.reshape(*packed.shape[:-1], -1)
 
 
-def _bits(node: Node) -> int:
+def _bits(node: OnnxNode) -> int:
     bits = node.integer("bits", 4)
     if bits not in _BITS:
         raise CannotConvertError(f"integers of {bits} bits are not supported; expected one of {_BITS}")
     return bits
 
 
-def _size(node: Node, name: str, default: int = 0) -> int:
+def _size(node: OnnxNode, name: str, default: int = 0) -> int:
     size = node.integer(name, default)
     if size < 1:
         raise ModelFormatError(f"{node.label}: attribute {name!r} must be at least 1, found {size}")
@@ -105,7 +105,7 @@ def _size(node: Node, name: str, default: int = 0) -> int:
 
 
 @converts_microsoft("GatherBlockQuantized", inputs="data indices scales zero_points?")
-def gather_block_quantized(node: Node) -> list[OperatorDef]:
+def gather_block_quantized(node: OnnxNode) -> list[Node]:
     """Rows of a matrix of integers at the indices, times their scales, one for each block of a row."""
     data, scales = node.constant(0, "data"), _scales(node)
     if data.ndim != 2 or node.integer("gather_axis", 0) != 0 or node.integer("quantize_axis", 1) not in (1, -1):

@@ -11,11 +11,11 @@ import numpy as np
 
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.dtypes import FLOAT32
-from dagexec.core.proto import OperatorDef
+from dagexec.core.node import Node
 from dagexec.errors import ModelFormatError
 from dagexec.frontend.onnx.composition import Composition
 from dagexec.frontend.onnx.convolution import window_arguments
-from dagexec.frontend.onnx.node import CannotConvertError, Node, converts_microsoft
+from dagexec.frontend.onnx.node import CannotConvertError, OnnxNode, converts_microsoft
 from dagexec.frontend.onnx.quantized import (
     Array,
     given_zero_points,
@@ -29,20 +29,20 @@ from dagexec.frontend.onnx.recurrent import is_plain_lstm, quantized_lstm
 
 
 @converts_microsoft("QuantizeLinear", "DequantizeLinear", inputs="x scale zero_point?")
-def linear(node: Node) -> list[OperatorDef]:
+def linear(node: OnnxNode) -> list[Node]:
     """As the operators of the default domain."""
     return node.standard(node.op_type, node.inputs, node.outputs)
 
 
 @converts_microsoft("MatMulIntegerToFloat", inputs="A B a_scale b_scale a_zero_point? b_zero_point? bias?")
-def matmul_integer_to_float(node: Node) -> list[OperatorDef]:
+def matmul_integer_to_float(node: OnnxNode) -> list[Node]:
     """The product of integers times the scales, plus a bias."""
     compose = Composition(node)
     return _biased(compose, scaled_product(compose, (0, 1), (2, 3), (4, 5)), 6)
 
 
 @converts_microsoft("DynamicQuantizeMatMul", inputs="A B b_scale b_zero_point? bias?")
-def dynamic_quantize_matmul(node: Node) -> list[OperatorDef]:
+def dynamic_quantize_matmul(node: OnnxNode) -> list[Node]:
     """As DynamicQuantizeLinear and MatMulIntegerToFloat."""
     compose = Composition(node)
     integers, scale, zero = (node.new_name(what) for what in ("integers", "scale", "zero_point"))
@@ -52,11 +52,11 @@ def dynamic_quantize_matmul(node: Node) -> list[OperatorDef]:
     return _biased(compose, compose("Mul", compose("Cast", sums, to=FLOAT32.number), multiplier), 4)
 
 
-def _optional(node: Node, index: int) -> str:
+def _optional(node: OnnxNode, index: int) -> str:
     return node.inputs[index] if node.has_input(index) else ""
 
 
-def _biased(compose: Composition, values: str, bias: int) -> list[OperatorDef]:
+def _biased(compose: Composition, values: str, bias: int) -> list[Node]:
     """All operators, and the sum of `values` and input `bias`, if there is one."""
     if not compose.node.has_input(bias):
         return compose.finish()
@@ -64,7 +64,7 @@ def _biased(compose: Composition, values: str, bias: int) -> list[OperatorDef]:
 
 
 @converts_microsoft("QGemm", inputs="A a_scale a_zero_point B b_scale b_zero_point C? y_scale? y_zero_point?")
-def qgemm(node: Node) -> list[OperatorDef]:
+def qgemm(node: OnnxNode) -> list[Node]:
     """alpha A B + C of integers, C in units of alpha * a_scale * b_scale; integers where there is a y_scale."""
     alpha, turned = node.number("alpha", 1.0), [node.integer(f"trans{letter}", 0) for letter in "AB"]
     weights = symmetric_weights(node, 3, 5, 0 if turned[1] else 1)
@@ -82,7 +82,7 @@ def qgemm(node: Node) -> list[OperatorDef]:
     return compose.result("QuantFC", *inputs, compose.constant(bias.reshape(-1)), bias=1, **scaling)
 
 
-def _gemm_by_integers(node: Node, alpha: float, turned: list[int]) -> list[OperatorDef]:
+def _gemm_by_integers(node: OnnxNode, alpha: float, turned: list[int]) -> list[Node]:
     """Sums of MatMulInteger and C, and what makes them Y."""
     compose = Composition(node)
     a, b = (
@@ -106,13 +106,13 @@ def _real(compose: Composition, first: int) -> str:
     return compose("DequantizeLinear", *[name for name in node.inputs[first : first + 3] if name])
 
 
-def _quantized(compose: Composition, values: str, scale: int) -> list[OperatorDef]:
+def _quantized(compose: Composition, values: str, scale: int) -> list[Node]:
     """All operators, and the integers of Y with its scale in input `scale` and its zero point behind that."""
     return compose.result("QuantizeLinear", values, *[name for name in compose.node.inputs[scale : scale + 2] if name])
 
 
 @converts_microsoft("QLinearAdd", inputs="A A_scale A_zero_point? B B_scale B_zero_point? C_scale C_zero_point?")
-def qlinear_add(node: Node) -> list[OperatorDef]:
+def qlinear_add(node: OnnxNode) -> list[Node]:
     """The sum; on integers where their shapes are known to be equal, and scales and zero points are constants."""
     compose = Composition(node)
     shape, addend = node.shape(0), requantization(node, (4, 5), 4, None)
@@ -124,7 +124,7 @@ def qlinear_add(node: Node) -> list[OperatorDef]:
 
 
 @converts_microsoft("QLinearMul", inputs="A A_scale A_zero_point? B B_scale B_zero_point? C_scale C_zero_point?")
-def qlinear_mul(node: Node) -> list[OperatorDef]:
+def qlinear_mul(node: OnnxNode) -> list[Node]:
     """The product."""
     compose = Composition(node)
     return _quantized(compose, compose("Mul", _real(compose, 0), _real(compose, 3)), 6)
@@ -134,21 +134,21 @@ _UNARY = "X X_scale X_zero_point? Y_scale Y_zero_point?"
 
 
 @converts_microsoft("QLinearSigmoid", inputs=_UNARY)
-def qlinear_sigmoid(node: Node) -> list[OperatorDef]:
+def qlinear_sigmoid(node: OnnxNode) -> list[Node]:
     """1 / (1 + exp(-X))."""
     compose = Composition(node)
     return _quantized(compose, compose("Sigmoid", _real(compose, 0)), 3)
 
 
 @converts_microsoft("QLinearLeakyRelu", inputs=_UNARY)
-def qlinear_leaky_relu(node: Node) -> list[OperatorDef]:
+def qlinear_leaky_relu(node: OnnxNode) -> list[Node]:
     """X, times alpha where it is negative."""
     compose = Composition(node)
     return _quantized(compose, compose("LeakyRelu", _real(compose, 0), alpha=node.number("alpha", 0.01)), 3)
 
 
 @converts_microsoft("QLinearSoftmax", inputs=_UNARY)
-def qlinear_softmax(node: Node) -> list[OperatorDef]:
+def qlinear_softmax(node: OnnxNode) -> list[Node]:
     """Softmax as the operator set `opset` has it: over one axis from 13 on, before over all from `axis` on."""
     compose = Composition(node)
     single = 1 if node.integer("opset", 13) >= 13 else None
@@ -157,14 +157,14 @@ def qlinear_softmax(node: Node) -> list[OperatorDef]:
 
 
 @converts_microsoft("QLinearGlobalAveragePool", inputs=_UNARY)
-def qlinear_global_average_pool(node: Node) -> list[OperatorDef]:
+def qlinear_global_average_pool(node: OnnxNode) -> list[Node]:
     """The mean of each channel."""
     compose = Composition(node)
     return _quantized(compose, compose("AveragePool", _real(compose, 0), global_pooling=1, order=_order(node)), 3)
 
 
 @converts_microsoft("QLinearAveragePool", inputs=_UNARY)
-def qlinear_average_pool(node: Node) -> list[OperatorDef]:
+def qlinear_average_pool(node: OnnxNode) -> list[Node]:
     """AveragePool."""
     compose = Composition(node)
     arguments: dict[str, ArgumentValue | None] = {
@@ -176,19 +176,19 @@ def qlinear_average_pool(node: Node) -> list[OperatorDef]:
     return _quantized(compose, compose("AveragePool", _real(compose, 0), **arguments), 3)
 
 
-def _order(node: Node) -> str | None:
+def _order(node: OnnxNode) -> str | None:
     return "NHWC" if node.integer("channels_last", 0) else None
 
 
 @converts_microsoft("NhwcMaxPool", inputs="x")
-def nhwc_max_pool(node: Node) -> list[OperatorDef]:
+def nhwc_max_pool(node: OnnxNode) -> list[Node]:
     """MaxPool with the channels last."""
     window = window_arguments(node, node.integers("kernel_shape") or [])
     return node.unary("MaxPool", ceil_mode=node.integer("ceil_mode", 0), order="NHWC", **window)
 
 
 @converts_microsoft("QLinearConcat", inputs="Y_scale Y_zero_point inputs*")
-def qlinear_concat(node: Node) -> list[OperatorDef]:
+def qlinear_concat(node: OnnxNode) -> list[Node]:
     """Concat of the inputs, each quantized as Y, along `axis`."""
     if len(node.inputs) % 3 != 2:
         raise ModelFormatError(f"{node.label}: expected a tensor, a scale and a zero point each, found {node.inputs}")
@@ -205,7 +205,7 @@ def _as_output(compose: Composition, first: int) -> str:
     return compose("QuantizeLinear", _real(compose, first), *node.inputs[:2])
 
 
-def _equal_constants(node: Node, index: int, other: int) -> bool:
+def _equal_constants(node: OnnxNode, index: int, other: int) -> bool:
     one, two = node.value(index), node.value(other)
     return one is not None and two is not None and one.dtype == two.dtype and np.array_equal(one, two)
 
@@ -213,14 +213,14 @@ def _equal_constants(node: Node, index: int, other: int) -> bool:
 @converts_microsoft(
     "QLinearWhere", inputs="condition X x_scale x_zero_point Y y_scale y_zero_point z_scale z_zero_point"
 )
-def qlinear_where(node: Node) -> list[OperatorDef]:
+def qlinear_where(node: OnnxNode) -> list[Node]:
     """X where the condition holds, else Y."""
     compose = Composition(node)
     return _quantized(compose, compose("Where", node.inputs[0], _real(compose, 1), _real(compose, 4)), 7)
 
 
 @converts_microsoft("QLinearConv", inputs="x x_scale x_zero_point w w_scale w_zero_point y_scale y_zero_point B?")
-def qlinear_conv(node: Node) -> list[OperatorDef]:
+def qlinear_conv(node: OnnxNode) -> list[Node]:
     """As QLinearConv of the default domain."""
     if node.integer("channels_last", 0):
         raise CannotConvertError("channels_last=1 is not supported")
@@ -232,7 +232,7 @@ def qlinear_conv(node: Node) -> list[OperatorDef]:
     inputs="X W R B? sequence_lens? initial_h? initial_c? P? W_scale W_zero_point R_scale R_zero_point",
     outputs=3,
 )
-def dynamic_quantize_lstm(node: Node) -> list[OperatorDef]:
+def dynamic_quantize_lstm(node: OnnxNode) -> list[Node]:
     """LSTM on integers: X, and the state of each step, are quantized by their own ranges.
 
     With peepholes, other functions, or weights less their zero point that int8 does not hold, all is computed in
@@ -253,7 +253,7 @@ def _in_int8(differences: Array) -> bool:
     return bool(differences.min(initial=0) >= -128 and differences.max(initial=0) <= 127)
 
 
-def _turned_integers(node: Node, index: int, zero_point: int) -> Array:
+def _turned_integers(node: OnnxNode, index: int, zero_point: int) -> Array:
     """Weights less their zero points, int16, as LSTM has them: directions x 4 hidden x inputs.
 
     They are given as directions x inputs x 4 hidden, zero points as directions or directions x 4 hidden.
@@ -270,7 +270,7 @@ def _turned_integers(node: Node, index: int, zero_point: int) -> Array:
     return np.ascontiguousarray(differences.transpose(0, 2, 1))
 
 
-def _real_weights(node: Node, integers: Array, scales: Array) -> Array:
+def _real_weights(node: OnnxNode, integers: Array, scales: Array) -> Array:
     try:
         return np.multiply(integers, scales.reshape(len(integers), -1, 1), dtype=np.float32)
     except ValueError:

@@ -7,38 +7,38 @@ from __future__ import annotations
 
 import numpy as np
 
-from dagexec.core.proto import OperatorDef
+from dagexec.core.node import Node
 from dagexec.errors import ModelFormatError
 from dagexec.frontend.onnx.composition import Composition
-from dagexec.frontend.onnx.node import CannotConvertError, Node, converts_microsoft
+from dagexec.frontend.onnx.node import CannotConvertError, OnnxNode, converts_microsoft
 
 
 @converts_microsoft("Trilu", inputs="X k?")
-def trilu(node: Node) -> list[OperatorDef]:
+def trilu(node: OnnxNode) -> list[Node]:
     """The triangle of each matrix."""
     return node.standard("Trilu", node.inputs, node.outputs)
 
 
 @converts_microsoft("Pad", inputs="data pads value?")
-def pad(node: Node) -> list[OperatorDef]:
+def pad(node: OnnxNode) -> list[Node]:
     """Padding of all axes."""
     return node.standard("Pad", node.inputs, node.outputs)
 
 
 @converts_microsoft("GatherND", inputs="data indices")
-def gather_nd(node: Node) -> list[OperatorDef]:
+def gather_nd(node: OnnxNode) -> list[Node]:
     """Slices at tuples of indices."""
     return node.standard("GatherND", node.inputs, node.outputs)
 
 
 @converts_microsoft("Range", inputs="start limit delta?")
-def arange(node: Node) -> list[OperatorDef]:
+def arange(node: OnnxNode) -> list[Node]:
     """Numbers from `start` up to `limit`, in steps of 1 unless there is a delta."""
     return Composition(node).result("Range", *[name for name in node.inputs if name])
 
 
 @converts_microsoft("ExpandDims", inputs="X axis")
-def expand_dims(node: Node) -> list[OperatorDef]:
+def expand_dims(node: OnnxNode) -> list[Node]:
     """An axis of size 1 more."""
     axis = node.constant(1, "an axis")
     if axis.size != 1:
@@ -49,7 +49,7 @@ def expand_dims(node: Node) -> list[OperatorDef]:
 
 
 @converts_microsoft("RotaryEmbedding", inputs="input position_ids cos_cache sin_cache")
-def rotary_embedding(node: Node) -> list[OperatorDef]:
+def rotary_embedding(node: OnnxNode) -> list[Node]:
     """Pairs of elements turned by the angles of their positions, which are given, or follow the first one's."""
     if node.integer("is_packed_batching", 0) or node.number("scale", 1.0) != 1:
         raise CannotConvertError("is_packed_batching=1 and another scale than 1 are not supported")
@@ -66,7 +66,7 @@ def rotary_embedding(node: Node) -> list[OperatorDef]:
     return compose.result("RotaryEmbedding", x, *angles, positions, **arguments)
 
 
-def _heads(node: Node) -> int:
+def _heads(node: OnnxNode) -> int:
     """How many heads lie side by side, where all of a head is turned: an angle serves two elements."""
     width = node.full_shape(0, "the number of heads follows from it")[-1]
     pairs = node.full_shape(2, "the size of a head follows from it")[-1]

@@ -16,7 +16,9 @@ from types import MappingProxyType
 import onnx
 
 from dagexec.core.model import InputInfo, Model, Overridable
-from dagexec.core.proto import NetDef, OperatorDef
+from dagexec.core.node import Node
+from dagexec.core.program import Program
+from dagexec.core.proto import NetDef
 from dagexec.core.spelling import did_you_mean
 from dagexec.errors import ArgumentError, FeedError, ModelFormatError, UnsupportedOperatorError
 from dagexec.frontend.onnx import (  # noqa: F401 - registers their converters
@@ -214,26 +216,29 @@ class _Conversion:
         operators = merged(self.conversion.convert(self.graph.node, self.outputs), self.outputs, self.conversion.types)
         self.conversion.refusals.check()
         model = self._assemble(operators)
-        settle(model)
-        model = model.as_records()
-        if not self._reshaped:
-            check_declared(self.graph, self.stated, model)
         return model
 
-    def _assemble(self, operators: list[OperatorDef]) -> Model:
+    def _assemble(self, operators: Sequence[Node]) -> Model:
         name = self.graph.name or "onnx"
         wanted = _read(operators) | set(self.outputs)
         init_operators = _needed(self.conversion.once, wanted)
         read_once = _read(init_operators)
         parameters = {key: value for key, value in self.scope.values.items() if key in wanted or key in read_once}
+        settled = settle([*init_operators, *operators], parameters, self.inputs)
+        init_operators, operators = settled[: len(init_operators)], settled[len(init_operators) :]
+        if not self._reshaped:
+            check_declared(self.graph, self.stated, settled, parameters, self.inputs)
         filled = [blob for operator in init_operators for blob in operator.output if blob in wanted]
         external = [*self.inputs, *(key for key in parameters if key in wanted), *filled]
-        net = NetDef(name=name, op=operators, external_input=external, external_output=self.outputs)
+        header = NetDef(name=name, external_input=external, external_output=self.outputs)
         init_net = None
         if init_operators:
             given = [key for key in parameters if key in read_once]
-            init_net = NetDef(name=f"{name}_init", op=init_operators, external_input=given, external_output=filled)
-        return Model(name, net, init_net, parameters, self.inputs, self.outputs, texts=True)
+            made = [operator.message() for operator in init_operators]
+            init_net = NetDef(name=f"{name}_init", op=made, external_input=given, external_output=filled)
+        return Model(
+            name, Program(tuple(operators), header), init_net, parameters, self.inputs, self.outputs, texts=True
+        )
 
 
 def _check_inputs(graph: onnx.GraphProto) -> None:
@@ -279,11 +284,11 @@ def _with_shapes(inputs: Mapping[str, InputInfo], shapes: Shapes) -> dict[str, I
     return {**inputs, **changed}
 
 
-def _read(operators: Iterable[OperatorDef]) -> set[str]:
+def _read(operators: Iterable[Node]) -> set[str]:
     return {name for operator in operators for name in operator.input}
 
 
-def _needed(operators: list[OperatorDef], wanted: set[str]) -> list[OperatorDef]:
+def _needed(operators: Sequence[Node], wanted: set[str]) -> Sequence[Node]:
     """Those of `operators` that `wanted` blobs depend on, in the same order."""
     wanted = set(wanted)
     kept = []

@@ -1,6 +1,6 @@
 """What a converter sees of one ONNX node, and the converters of all types.
 
-A converter turns a `Node` into the OperatorDefs that compute its outputs. It raises `CannotConvertError` with the
+A converter turns a `OnnxNode` into the Nodes that compute its outputs. It raises `CannotConvertError` with the
 reason when dagexec has nothing that computes the same; the loader gathers these into one error for the whole model.
 Where an operator's schema says that it is an ONNX operator (`OpSchema.onnx`), the converter follows from that; a
 function is registered with `converts` where one operator becomes several, or inputs become arguments.
@@ -19,12 +19,12 @@ import onnx
 import onnx.defs
 
 from dagexec.core.arguments import ArgumentValue
+from dagexec.core.node import Node, new_node
 from dagexec.core.onnx_name import OnnxName
-from dagexec.core.operator_def import op
-from dagexec.core.proto import NetDef, OperatorDef
+from dagexec.core.program import Program
 from dagexec.core.registry import onnx_operator
 from dagexec.core.schema import OpSchema
-from dagexec.errors import ModelFormatError
+from dagexec.errors import ArgumentError, ModelFormatError
 from dagexec.frontend.onnx.initializers import tensor_argument
 from dagexec.platform.records import dataclass
 
@@ -106,7 +106,7 @@ class Subgraph:
             runs it, beside the node's own.
     """
 
-    net: NetDef
+    net: Program
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     captured: tuple[str, ...]
@@ -119,15 +119,32 @@ def _no_subgraphs(_graph: onnx.GraphProto, label: str, _fed: int) -> Subgraph:
     raise CannotConvertError(f"graphs inside of {label} are not supported here")
 
 
-class Node:
+@dataclass(slots=True)
+class Seen:
+    """What a converter found out of tensors, and what it named: of a node for which that is so, it makes the same.
+
+    Attributes:
+        values, shapes, variants: what it asked for, by name.
+        new_names: the tensors that it named, with the name and the suffix that each was made from.
+        repeats: False where it looked at, or changed, more than that.
+    """
+
+    values: dict[str, Array | None] = field(default_factory=dict)
+    shapes: dict[str, Dims | None] = field(default_factory=dict)
+    variants: dict[str, bool] = field(default_factory=dict)
+    new_names: dict[str, tuple[str, str]] = field(default_factory=dict)
+    repeats: bool = True
+
+
+class OnnxNode:
     """One ONNX node: typed attributes, inputs by position, and making operators under its name.
 
     Attributes:
         op_type: its ONNX operator.
         opset: the version of the operator set it belongs to.
         inputs, outputs: tensor names; an absent optional one is ''.
-        scope: what is known of tensors.
         definition: what its operator set says of its operator.
+        seen: what its converter found out of tensors.
     """
 
     def __init__(
@@ -138,7 +155,8 @@ class Node:
         self.opset = opset
         self.inputs = tuple(proto.input)
         self.outputs = tuple(proto.output)
-        self.scope = scope
+        self.seen = Seen()
+        self._scope = scope
         self._name = proto.name
         self._convert_subgraph = subgraphs
         self.label = node_label(proto)
@@ -146,13 +164,19 @@ class Node:
         self._attributes = {attribute.name: _value(attribute) for attribute in proto.attribute}
         self.asked = set(_HINTS)
 
+    @property
+    def scope(self) -> Scope:
+        """What is known of tensors. A converter that looks here converts every node anew, even of the same form."""
+        self.seen.repeats = False
+        return self._scope
+
     def has_input(self, index: int) -> bool:
         """True when optional input `index` is given."""
         return index < len(self.inputs) and self.inputs[index] != ""
 
     def is_read(self, index: int) -> bool:
         """True when someone uses output `index`."""
-        return index < len(self.outputs) and self.outputs[index] in self.scope.read
+        return index < len(self.outputs) and self.outputs[index] in self._scope.read
 
     def only_output(self) -> list[str]:
         """The first output. Raises CannotConvertError when another one is used as well."""
@@ -163,7 +187,12 @@ class Node:
 
     def value(self, index: int) -> Array | None:
         """The content of input `index` when it is a constant, else None (also when it is absent)."""
-        return self.scope.values.get(self.inputs[index]) if self.has_input(index) else None
+        return self.value_of(self.inputs[index]) if self.has_input(index) else None
+
+    def value_of(self, name: str) -> Array | None:
+        """The content of a tensor that is a constant, else None."""
+        found = self.seen.values[name] = self._scope.values.get(name)
+        return found
 
     def constant(self, index: int, what: str) -> Array:
         """The content of input `index`. Raises CannotConvertError unless it is a constant of the model."""
@@ -189,7 +218,17 @@ class Node:
 
     def shape(self, index: int) -> Dims | None:
         """The sizes of input `index` as far as known."""
-        return self.scope.shape(self.inputs[index]) if self.has_input(index) else None
+        return self.shape_of(self.inputs[index]) if self.has_input(index) else None
+
+    def shape_of(self, name: str) -> Dims | None:
+        """The sizes of a tensor as far as known."""
+        found = self.seen.shapes[name] = self._scope.shape(name)
+        return found
+
+    def is_variant(self, name: str) -> bool:
+        """True when a tensor may be a sequence or an optional."""
+        found = self.seen.variants[name] = name in self._scope.variants
+        return found
 
     def full_shape(self, index: int, why: str) -> tuple[int, ...]:
         """The sizes of input `index`. Raises CannotConvertError, saying `why` they are needed, when one is open."""
@@ -278,6 +317,7 @@ class Node:
 
         Raises ModelFormatError when it is absent or no graph that can be read.
         """
+        self.seen.repeats = False
         return self._convert_subgraph(self.graph(name), self.label, fed)
 
     def integers_given(self, name: str, index: int, since: int) -> list[int] | None:
@@ -294,11 +334,15 @@ class Node:
 
     def operator(
         self, op_type: str, inputs: Sequence[str], outputs: Sequence[str], **arguments: ArgumentValue | None
-    ) -> OperatorDef:
-        """An OperatorDef under this node's name; arguments that are None are left out."""
-        return op(op_type, inputs, outputs, name=self._name, arg=arguments)
+    ) -> Node:
+        """An operator under this node's name; arguments that are None are left out. Raises ArgumentError."""
+        given = {name: value for name, value in arguments.items() if value is not None}
+        try:
+            return new_node(op_type, inputs, outputs, name=self._name, arg=given)
+        except ArgumentError as error:
+            raise ArgumentError(f"{op_type}: {error}") from None
 
-    def standard(self, op_type: str, inputs: Sequence[str], outputs: Sequence[str]) -> list[OperatorDef]:
+    def standard(self, op_type: str, inputs: Sequence[str], outputs: Sequence[str]) -> list[Node]:
         """What a node of the default domain with these attributes becomes: of the newest version that is read."""
         found = converter_of(op_type)
         assert found is not None, f"ONNX operator {op_type} has no converter"
@@ -309,13 +353,15 @@ class Node:
         node.definition = definition_of(op_type, node.opset)
         return converter(node)
 
-    def unary(self, op_type: str, **arguments: ArgumentValue | None) -> list[OperatorDef]:
+    def unary(self, op_type: str, **arguments: ArgumentValue | None) -> list[Node]:
         """The one operator that computes the first output from the first input."""
         return [self.operator(op_type, [self.inputs[0]], self.only_output(), **arguments)]
 
     def new_name(self, suffix: str) -> str:
         """A name for a tensor between the operators of this node."""
-        return self.scope.new_name(f"{self.outputs[0]}/{suffix}")
+        name = self._scope.new_name(f"{self.outputs[0]}/{suffix}")
+        self.seen.new_names[name] = self.outputs[0], suffix
+        return name
 
     def _typed(self, name: str, kind: type[T], expected: str) -> T | None:
         self.asked.add(name)
@@ -415,7 +461,7 @@ def domain_of(proto: onnx.NodeProto) -> str:
     return MICROSOFT if own else domain
 
 
-Converter = Callable[[Node], list[OperatorDef]]
+Converter = Callable[[OnnxNode], list[Node]]
 _converters: dict[tuple[str, str], tuple[Converter, int]] = {}
 
 
@@ -445,7 +491,7 @@ def converts_microsoft(*op_types: str, inputs: str, outputs: int = 1) -> Callabl
     names = inputs.split()
 
     def register(function: Converter) -> Converter:
-        def checked(node: Node) -> list[OperatorDef]:
+        def checked(node: OnnxNode) -> list[Node]:
             _check_arity(node, names, outputs)
             return function(node)
 
@@ -455,7 +501,7 @@ def converts_microsoft(*op_types: str, inputs: str, outputs: int = 1) -> Callabl
     return register
 
 
-def _check_arity(node: Node, names: Sequence[str], outputs: int) -> None:
+def _check_arity(node: OnnxNode, names: Sequence[str], outputs: int) -> None:
     """Raise ModelFormatError unless a node has the inputs of these names, and so many outputs at most."""
     for index, name in enumerate(names):
         if name[-1] != "?" and not node.has_input(index):
@@ -474,7 +520,7 @@ def converter_of(op_type: str, domain: str = "") -> tuple[Converter, int] | None
     return None if declared is None else (functools.partial(_declared, *declared), declared[1].version)
 
 
-def _declared(schema: OpSchema, name: OnnxName, node: Node) -> list[OperatorDef]:
+def _declared(schema: OpSchema, name: OnnxName, node: OnnxNode) -> list[Node]:
     """The operator whose schema says that it is the node's. Raises CannotConvertError for inputs that it has not."""
     node.ignore(*name.ignored)
     inputs = list(node.inputs)
@@ -492,13 +538,13 @@ def _declared(schema: OpSchema, name: OnnxName, node: Node) -> list[OperatorDef]
     return [node.operator(schema.type, inputs, outputs, **arguments, **name.fixed)]
 
 
-def _old_broadcast(node: Node) -> dict[str, ArgumentValue | None]:
+def _old_broadcast(node: OnnxNode) -> dict[str, ArgumentValue | None]:
     """Before opset 7 operands broadcast only with `broadcast`, then from `axis` on, and without it as NumPy's."""
     stretches, axis = node.integer("broadcast", 0), node.integer("axis", 0) if "axis" in node else None
     return {"broadcast": 1, "axis": axis} if stretches and axis is not None else {}
 
 
-def _argument(node: Node, name: OnnxName, attribute: str) -> ArgumentValue | None:
+def _argument(node: OnnxNode, name: OnnxName, attribute: str) -> ArgumentValue | None:
     value = node.argument(attribute)
     meanings = name.values.get(attribute)
     if meanings is None or value is None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import onnx
 
 from dagexec.core import dtypes
-from dagexec.core.proto import OperatorDef
-from dagexec.frontend.onnx.node import CannotConvertError, Node, UnknownSizeError, converts
+from dagexec.core.node import Node
+from dagexec.core.proto import DeviceOption
+from dagexec.frontend.onnx.node import CannotConvertError, OnnxNode, UnknownSizeError, converts
 
 _MAX_AXES = 64  # of NumPy
 
 
 @converts(BatchNormalization=15)
-def batch_normalization(node: Node) -> list[OperatorDef]:
+def batch_normalization(node: OnnxNode) -> list[Node]:
     """BatchNormalization; before opset 14, further outputs belong to training that an attribute does not announce."""
     if node.integer("spatial", 1) == 0:
         raise CannotConvertError("spatial=0 is not supported")
@@ -31,7 +32,7 @@ def batch_normalization(node: Node) -> list[OperatorDef]:
 
 
 @converts(LayerNormalization=17)
-def layer_normalization(node: Node) -> list[OperatorDef]:
+def layer_normalization(node: OnnxNode) -> list[Node]:
     """Over the axes from `axis` on; a scale or bias of another shape than these is an operator of its own."""
     axis, epsilon = node.integer("axis", -1), node.number("epsilon", 1e-5)
     affine = node.has_input(2) and all(_spans_axes(node, index, axis) for index in (1, 2))
@@ -55,7 +56,7 @@ def layer_normalization(node: Node) -> list[OperatorDef]:
     return operators
 
 
-def _statistic(node: Node, source: str, index: int, axis: int) -> list[OperatorDef]:
+def _statistic(node: OnnxNode, source: str, index: int, axis: int) -> list[Node]:
     """Output `index` from `source`: float32 (stash_type 1), with an axis of size 1 for each that is normalized over."""
     shape = node.shape(0)
     if axis >= 0 and shape is None:
@@ -68,7 +69,7 @@ def _statistic(node: Node, source: str, index: int, axis: int) -> list[OperatorD
     return [*operators, node.operator("Cast", [expanded], [node.outputs[index]], to=dtypes.FLOAT32.number)]
 
 
-def _spans_axes(node: Node, index: int, axis: int) -> bool:
+def _spans_axes(node: OnnxNode, index: int, axis: int) -> bool:
     """True unless input `index` is known to broadcast to the axes that are normalized over."""
     found, shape = node.shape(index), node.shape(0)
     if found is None:
@@ -81,7 +82,7 @@ def _spans_axes(node: Node, index: int, axis: int) -> bool:
 
 
 @converts(LpNormalization=22)
-def lp_normalization(node: Node) -> list[OperatorDef]:
+def lp_normalization(node: OnnxNode) -> list[Node]:
     """Vectors along an axis divided by the sum of their magnitudes, or by their Euclidean length."""
     power = node.integer("p", 2)
     if power not in (1, 2):
@@ -90,7 +91,7 @@ def lp_normalization(node: Node) -> list[OperatorDef]:
 
 
 @converts(Dropout=22)
-def dropout(node: Node) -> list[OperatorDef]:
+def dropout(node: OnnxNode) -> list[Node]:
     """The input unchanged and a mask of ones, unless training_mode says otherwise; it may be computed."""
     computed = node.opset >= 12 and node.has_input(2) and node.value(2) is None
     training = (
@@ -108,7 +109,7 @@ def dropout(node: Node) -> list[OperatorDef]:
     return operators
 
 
-def _training_dropout(node: Node) -> list[OperatorDef]:
+def _training_dropout(node: OnnxNode) -> list[Node]:
     """RandomDropout, with ratio and mode as inputs, so that a run decides."""
     inputs = [node.inputs[0], node.inputs[2]]
     if node.has_input(1):
@@ -117,10 +118,10 @@ def _training_dropout(node: Node) -> list[OperatorDef]:
     return [seeded(node, node.operator("RandomDropout", inputs, [node.outputs[0], mask]))]
 
 
-def seeded(node: Node, definition: OperatorDef) -> OperatorDef:
+def seeded(node: OnnxNode, operator: Node) -> Node:
     """The operator with the node's seed, by which it draws the same in every process."""
     if "seed" in node:
         kind = node.definition.kinds.get("seed")
         seed = node.number("seed", 0.0) if kind == onnx.AttributeProto.FLOAT else node.integer("seed", 0)
-        definition.device_option.random_seed = int(seed) & 0x7FFFFFFF
-    return definition
+        return operator.changed(device_option=DeviceOption(random_seed=int(seed) & 0x7FFFFFFF))
+    return operator

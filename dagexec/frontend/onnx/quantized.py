@@ -14,34 +14,34 @@ import numpy.typing as npt
 
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.dtypes import FLOAT32
-from dagexec.core.proto import OperatorDef
+from dagexec.core.node import Node
 from dagexec.frontend.onnx.composition import Composition
 from dagexec.frontend.onnx.convolution import window_arguments
 from dagexec.frontend.onnx.initializers import element_type
-from dagexec.frontend.onnx.node import Node, converts
+from dagexec.frontend.onnx.node import OnnxNode, converts
 
 Array = npt.NDArray[np.generic]
 
 
-def _same_shape(node: Node) -> None:
+def _same_shape(node: OnnxNode) -> None:
     """Note that the output has the input's sizes."""
     shape = node.shape(0)
     if shape is not None:
         node.scope.shapes.setdefault(node.outputs[0], shape)
 
 
-def _given_type(node: Node, attribute: str) -> int | None:
+def _given_type(node: OnnxNode, attribute: str) -> int | None:
     number = node.integer(attribute, 0)
     return element_type(number, node.label).number if number else None
 
 
-def _placement(node: Node) -> dict[str, ArgumentValue | None]:
+def _placement(node: OnnxNode) -> dict[str, ArgumentValue | None]:
     """Which scale belongs to which element."""
     return {"axis": node.integer("axis", 1), "block_size": node.integer("block_size", 0) or None}
 
 
 @converts(QuantizeLinear=28)
-def quantize_linear(node: Node) -> list[OperatorDef]:
+def quantize_linear(node: OnnxNode) -> list[Node]:
     """QuantizeLinear."""
     _same_shape(node)
     inputs = [name for name in node.inputs if name]
@@ -51,7 +51,7 @@ def quantize_linear(node: Node) -> list[OperatorDef]:
 
 
 @converts(DequantizeLinear=28)
-def dequantize_linear(node: Node) -> list[OperatorDef]:
+def dequantize_linear(node: OnnxNode) -> list[Node]:
     """DequantizeLinear."""
     _same_shape(node)
     inputs = [name for name in node.inputs if name]
@@ -63,7 +63,7 @@ def dequantize_linear(node: Node) -> list[OperatorDef]:
 
 
 @converts(QLinearConv=10)
-def qlinear_conv(node: Node) -> list[OperatorDef]:
+def qlinear_conv(node: OnnxNode) -> list[Node]:
     """QLinearConv: X, x_scale, x_zero, W, w_scale, w_zero, y_scale, y_zero, bias; as QuantConv where that serves."""
     window = _filter_window(node, 3)
     weights, scaling = symmetric_weights(node, 3, 5, 0), requantization(node, (1, 2), 4, (6, 7))
@@ -75,7 +75,7 @@ def qlinear_conv(node: Node) -> list[OperatorDef]:
     return compose.result("QuantConv", *inputs, bias=1 if bias else None, **window, **scaling)
 
 
-def _conv_by_integers(node: Node, window: dict[str, ArgumentValue | None]) -> list[OperatorDef]:
+def _conv_by_integers(node: OnnxNode, window: dict[str, ArgumentValue | None]) -> list[Node]:
     """Sums of ConvInteger, the bias, and what makes them Y."""
     compose = Composition(node)
     spatial = node.rank(3, "its scales belong to filters") - 2
@@ -88,7 +88,7 @@ def _conv_by_integers(node: Node, window: dict[str, ArgumentValue | None]) -> li
 
 
 @converts(QLinearMatMul=21)
-def qlinear_matmul(node: Node) -> list[OperatorDef]:
+def qlinear_matmul(node: OnnxNode) -> list[Node]:
     """QLinearMatMul: A, a_scale, a_zero, B, b_scale, b_zero, y_scale, y_zero; of a constant matrix B, QuantFC."""
     weights, scaling = symmetric_weights(node, 3, 5, -1), requantization(node, (1, 2), 4, (6, 7))
     if weights is None or weights.ndim != 2 or scaling is None:
@@ -98,7 +98,7 @@ def qlinear_matmul(node: Node) -> list[OperatorDef]:
     return compose.result("QuantFC", node.inputs[0], turned, node.inputs[4], axis=-1, **scaling)
 
 
-def _matmul_by_integers(node: Node) -> list[OperatorDef]:
+def _matmul_by_integers(node: OnnxNode) -> list[Node]:
     """Sums of MatMulInteger, and what makes them Y. Scales and zero points of A and Y may have one entry for a row."""
     compose = Composition(node)
     a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = node.inputs
@@ -109,10 +109,10 @@ def _matmul_by_integers(node: Node) -> list[OperatorDef]:
 
 def requantized(
     compose: Composition, sums: str, multiplier: str, zero_point: str, axis: int | None = None
-) -> list[OperatorDef]:
+) -> list[Node]:
     """The integers of Y: sums times `multiplier`, rounded, and the zero point."""
     values = compose("Mul", compose("Cast", sums, to=FLOAT32.number), multiplier)
-    shape = compose.node.scope.shape(zero_point) or ()
+    shape = compose.node.shape_of(zero_point) or ()
     one = compose.constant(np.ones([size or 1 for size in shape], np.float32))
     return compose.result("QuantizeLinear", values, one, *([zero_point] if zero_point else []), axis=axis)
 
@@ -137,7 +137,7 @@ def given_zero_points(compose: Composition, names: list[str]) -> list[str]:
 
 
 @converts(ConvInteger=10)
-def conv_integer(node: Node) -> list[OperatorDef]:
+def conv_integer(node: OnnxNode) -> list[Node]:
     """ConvInteger."""
     window = _filter_window(node, 1)
     compose = Composition(node)
@@ -145,7 +145,7 @@ def conv_integer(node: Node) -> list[OperatorDef]:
 
 
 @converts(MatMulInteger=10)
-def matmul_integer(node: Node) -> list[OperatorDef]:
+def matmul_integer(node: OnnxNode) -> list[Node]:
     """MatMulInteger."""
     compose = Composition(node)
     return compose.result("MatMulInteger", *integer_operands(compose))
@@ -157,7 +157,7 @@ def integer_operands(compose: Composition) -> list[str]:
     return [*node.inputs[:2], *given_zero_points(compose, list(node.inputs[2:4]))]
 
 
-def _filter_window(node: Node, index: int) -> dict[str, ArgumentValue | None]:
+def _filter_window(node: OnnxNode, index: int) -> dict[str, ArgumentValue | None]:
     """Window and group; a missing kernel_shape is taken from the filter, input `index`."""
     kernels = node.integers("kernel_shape")
     if kernels is None:
@@ -165,7 +165,7 @@ def _filter_window(node: Node, index: int) -> dict[str, ArgumentValue | None]:
     return {**window_arguments(node, kernels), "group": node.integer("group", 1)}
 
 
-def symmetric_weights(node: Node, weights: int, zero_point: int, axis: int) -> Array | None:
+def symmetric_weights(node: OnnxNode, weights: int, zero_point: int, axis: int) -> Array | None:
     """Constant weights less their zero points, which belong to `axis`; None unless int8 holds the differences."""
     values, zero = node.value(weights), node.value(zero_point)
     if values is None or (node.has_input(zero_point) and zero is None):
@@ -188,7 +188,7 @@ def _weights(compose: Composition, index: int, weights: Array) -> str:
 
 
 def requantization(
-    node: Node, x: tuple[int, int], w_scale: int, y: tuple[int, int] | None, factor: float = 1.0
+    node: OnnxNode, x: tuple[int, int], w_scale: int, y: tuple[int, int] | None, factor: float = 1.0
 ) -> dict[str, ArgumentValue | None] | None:
     """Scales and zero points of X and Y as arguments, from the inputs of these numbers; None unless they can be.
 
@@ -209,7 +209,7 @@ def requantization(
     return arguments
 
 
-def _pair(node: Node, pair: tuple[int, int]) -> tuple[Any, Any] | None:
+def _pair(node: OnnxNode, pair: tuple[int, int]) -> tuple[Any, Any] | None:
     """One scale in float32 and one zero point of 8 bits, constants; None if they are anything else."""
     scale, zero = (node.value(index) for index in pair)
     if scale is None or zero is None or not scale.size == zero.size == 1:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import onnx
 
-from dagexec.core.proto import OperatorDef
+from dagexec.core.node import Node
 from dagexec.frontend.onnx.initializers import element_type
-from dagexec.frontend.onnx.node import Node, converts
+from dagexec.frontend.onnx.node import OnnxNode, converts
 from dagexec.frontend.onnx.normalization import seeded
 
 
-def _bounds(node: Node) -> tuple[str, dict[str, float]]:
+def _bounds(node: OnnxNode) -> tuple[str, dict[str, float]]:
     """The filler of the node's distribution, and its arguments."""
     if "Normal" in node.op_type:
         return "GaussianFill", {"mean": node.number("mean", 0.0), "std": node.number("scale", 1.0)}
     return "UniformFill", {"min": node.number("low", 0.0), "max": node.number("high", 1.0)}
 
 
-def _to_type(node: Node, source: str, like: str | None, target: str) -> OperatorDef:
+def _to_type(node: OnnxNode, source: str, like: str | None, target: str) -> Node:
     """`source` in the type that the node names, else in that of tensor `like`, else float32."""
     number = node.integer("dtype", onnx.TensorProto.UNDEFINED)
     if number == onnx.TensorProto.UNDEFINED and like is not None:
@@ -27,7 +27,7 @@ def _to_type(node: Node, source: str, like: str | None, target: str) -> Operator
 
 
 @converts(RandomNormal=22, RandomUniform=22)
-def random_fill(node: Node) -> list[OperatorDef]:
+def random_fill(node: OnnxNode) -> list[Node]:
     """Numbers in a tensor of a shape that an attribute says."""
     filler, arguments = _bounds(node)
     drawn = node.new_name("drawn")
@@ -36,7 +36,7 @@ def random_fill(node: Node) -> list[OperatorDef]:
 
 
 @converts(RandomNormalLike=22, RandomUniformLike=22)
-def random_like(node: Node) -> list[OperatorDef]:
+def random_like(node: OnnxNode) -> list[Node]:
     """Numbers in a tensor like another."""
     filler, arguments = _bounds(node)
     drawn = node.new_name("drawn")
@@ -45,7 +45,7 @@ def random_like(node: Node) -> list[OperatorDef]:
 
 
 @converts(Bernoulli=22)
-def bernoulli(node: Node) -> list[OperatorDef]:
+def bernoulli(node: OnnxNode) -> list[Node]:
     """1 with the probability that an element is."""
     drawn, place, is_one = (node.new_name(name) for name in ("drawn", "place", "is_one"))
     return [
@@ -57,7 +57,7 @@ def bernoulli(node: Node) -> list[OperatorDef]:
 
 
 @converts(Multinomial=22)
-def multinomial(node: Node) -> list[OperatorDef]:
+def multinomial(node: OnnxNode) -> list[Node]:
     """Numbers of classes."""
     kind = element_type(node.integer("dtype", onnx.TensorProto.INT32), node.label)
     [drawn] = node.unary("Multinomial", sample_size=node.integer("sample_size", 1), dtype=kind.number)

@@ -6,8 +6,8 @@ import copy
 from collections.abc import Mapping, Sequence
 
 from dagexec.core.arguments import ArgumentValue
-from dagexec.core.proto import OperatorDef
-from dagexec.frontend.onnx.node import Node, converts
+from dagexec.core.node import Node
+from dagexec.frontend.onnx.node import OnnxNode, converts
 
 _BIAS, _SEQUENCE_LENGTHS, _INITIAL_H, _INITIAL_C, _PEEPHOLES = 3, 4, 5, 6, 7
 _LSTM_FUNCTIONS = ("Sigmoid", "Tanh", "Tanh")
@@ -16,13 +16,13 @@ _BATCH_FIRST = {"X": [1, 0, 2], "state": [1, 0, 2], "Y": [2, 0, 1, 3]}
 
 
 @converts(RNN=22)
-def rnn(node: Node) -> list[OperatorDef]:
+def rnn(node: OnnxNode) -> list[Node]:
     """A simple recurrent layer."""
     return _layer(node, "RNN", "RNN", ("Tanh",), 1)
 
 
 @converts(LSTM=22)
-def lstm(node: Node) -> list[OperatorDef]:
+def lstm(node: OnnxNode) -> list[Node]:
     """LSTM, with peepholes or not."""
     peepholes, coupled = node.has_input(_PEEPHOLES), node.integer("input_forget", 0)
     special: dict[str, ArgumentValue | None] = {}
@@ -31,34 +31,34 @@ def lstm(node: Node) -> list[OperatorDef]:
     return _layer(node, "LSTM", "GeneralLSTM", _LSTM_FUNCTIONS, 2, special)
 
 
-def quantized_lstm(node: Node, inputs: Sequence[str]) -> list[OperatorDef]:
+def quantized_lstm(node: OnnxNode, inputs: Sequence[str]) -> list[Node]:
     """An LSTM with weights of int8: its `inputs`, and behind them the scales of W and R. See `is_plain_lstm`."""
     layer = copy.copy(node)
     layer.inputs = tuple(inputs)
     return _layer(layer, "DynamicQuantLSTM", "", _LSTM_FUNCTIONS, 2)
 
 
-def is_plain_lstm(node: Node) -> bool:
+def is_plain_lstm(node: OnnxNode) -> bool:
     """True for an LSTM without peepholes and coupled gates, with its own functions."""
     return not (node.has_input(_PEEPHOLES) or node.integer("input_forget", 0) or _functions(node, _LSTM_FUNCTIONS))
 
 
 @converts(GRU=22)
-def gru(node: Node) -> list[OperatorDef]:
+def gru(node: OnnxNode) -> list[Node]:
     """GRU."""
     linear = node.integer("linear_before_reset", 0) or None
     return _layer(node, "GRU", "GeneralGRU", ("Sigmoid", "Tanh"), 1, linear_before_reset=linear)
 
 
 def _layer(
-    node: Node,
+    node: OnnxNode,
     plain: str,
     general: str,
     functions: Sequence[str],
     states: int,
     special: Mapping[str, ArgumentValue | None] | None = None,
     **arguments: ArgumentValue | None,
-) -> list[OperatorDef]:
+) -> list[Node]:
     """The operator `plain`, or `general` where something is `special`, between transposes where the batch is first."""
     node.ignore("output_sequence")  # before opset 7: whether the first output may be left out
     batch_first = bool(node.integer("layout", 0))
@@ -80,7 +80,7 @@ def _layer(
     return [*operators, layer, *after]
 
 
-def _functions(node: Node, defaults: Sequence[str]) -> dict[str, ArgumentValue | None]:
+def _functions(node: OnnxNode, defaults: Sequence[str]) -> dict[str, ArgumentValue | None]:
     """Activations, their parameters and the clip of sums, as far as they are not the layer's own."""
     names = [name.decode(errors="replace") for name in node.texts("activations") or []]
     alpha, beta = node.numbers("activation_alpha"), node.numbers("activation_beta")
@@ -90,9 +90,9 @@ def _functions(node: Node, defaults: Sequence[str]) -> dict[str, ArgumentValue |
     return {"activations": names or None, "activation_alpha": alpha, "activation_beta": beta, "clip": clip or None}
 
 
-def _inputs(node: Node, states: int, *, batch_first: bool) -> tuple[list[OperatorDef], list[str]]:
+def _inputs(node: OnnxNode, states: int, *, batch_first: bool) -> tuple[list[Node], list[str]]:
     """The inputs that are given, and what makes them so: steps first, and both states of an LSTM or none."""
-    operators: list[OperatorDef] = []
+    operators: list[Node] = []
     names = list(node.inputs)
     if states > 1 and node.has_input(_INITIAL_H) != node.has_input(_INITIAL_C):
         names += [""] * (_INITIAL_C + 1 - len(names))
@@ -108,7 +108,7 @@ def _inputs(node: Node, states: int, *, batch_first: bool) -> tuple[list[Operato
     return operators, [name for name in names if name]
 
 
-def _outputs(node: Node, most: int, *, batch_first: bool) -> tuple[list[str], list[OperatorDef]]:
+def _outputs(node: OnnxNode, most: int, *, batch_first: bool) -> tuple[list[str], list[Node]]:
     """Names for the outputs that the layer has, and what turns those that are read."""
     count = max((index + 1 for index in range(most) if node.is_read(index)), default=1)
     wanted = [

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dagexec.core.proto import OperatorDef
-from dagexec.frontend.onnx.node import Node, converts
+from dagexec.core.node import Node
+from dagexec.frontend.onnx.node import OnnxNode, converts
 
 
-def _reduce(node: Node, op_type: str, source: str, target: str) -> OperatorDef:
+def _reduce(node: OnnxNode, op_type: str, source: str, target: str) -> Node:
     """The axes: an attribute before opset 13 (ReduceSum) or 18 (the others), an input from then on; none for all."""
     axes, computed = node.integers_or_input("axes", 1, since=13 if node.op_type == "ReduceSum" else 18)
     idle = node.integer("noop_with_empty_axes", 0) or None
@@ -20,7 +20,7 @@ def _reduce(node: Node, op_type: str, source: str, target: str) -> OperatorDef:
     ReduceL1=18, ReduceL2=18, ReduceLogSum=28, ReduceLogSumExp=28, ReduceMax=20, ReduceMean=18, ReduceMin=20,
     ReduceProd=18, ReduceSum=13, ReduceSumSquare=18,
 )  # fmt: skip
-def reduce(node: Node) -> list[OperatorDef]:
+def reduce(node: OnnxNode) -> list[Node]:
     """Reductions; the sums of squares and the logarithm of a sum are two operators."""
     [output] = node.only_output()
     if node.op_type == "ReduceSumSquare":

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dagexec.core.arguments import ArgumentValue
-from dagexec.core.proto import OperatorDef
+from dagexec.core.node import Node
 from dagexec.errors import ModelFormatError
-from dagexec.frontend.onnx.node import CannotConvertError, Node, converts
+from dagexec.frontend.onnx.node import CannotConvertError, OnnxNode, converts
 
 Arguments = dict[str, ArgumentValue | None]
 
 
 @converts(Upsample=10)
-def upsample(node: Node) -> list[OperatorDef]:
+def upsample(node: OnnxNode) -> list[Node]:
     """Nearest or linear, at the places i / scale; scales are attributes before opset 9, an input from then on."""
     mode = node.text("mode", "nearest")
     if node.opset < 9:
@@ -26,7 +26,7 @@ def upsample(node: Node) -> list[OperatorDef]:
 
 
 @converts(Resize=19)
-def resize(node: Node) -> list[OperatorDef]:
+def resize(node: OnnxNode) -> list[Node]:
     """Before opset 11 as Upsample; then with places, region of interest, and sizes instead of scales."""
     mode = _mode(node.text("mode", "nearest"))
     if node.opset < 11:
@@ -61,7 +61,7 @@ def _mode(mode: str) -> str:
     return known[mode]
 
 
-def _factors(node: Node, index: int, name: str) -> tuple[tuple[str, ...], Arguments]:
+def _factors(node: OnnxNode, index: int, name: str) -> tuple[tuple[str, ...], Arguments]:
     """Input `index` as argument `name` where it is a constant; else the inputs with it, and what says so."""
     if not node.has_input(index):
         raise ModelFormatError(f"{node.label}: scales or sizes are required")
@@ -73,8 +73,8 @@ def _factors(node: Node, index: int, name: str) -> tuple[tuple[str, ...], Argume
 
 
 def _resized(
-    node: Node, inputs: tuple[str, ...], factors: Arguments, **arguments: ArgumentValue | None
-) -> list[OperatorDef]:
+    node: OnnxNode, inputs: tuple[str, ...], factors: Arguments, **arguments: ArgumentValue | None
+) -> list[Node]:
     """Resize; ResizeNearest, which nets of images know better, where it computes the same."""
     scales = factors.get("scales")
     if isinstance(scales, list) and _is_plain(scales, arguments):

@@ -6,16 +6,16 @@ import numpy as np
 
 from dagexec.core import dtypes
 from dagexec.core.arguments import ArgumentValue
-from dagexec.core.proto import OperatorDef
+from dagexec.core.node import Node
 from dagexec.errors import ModelFormatError
 from dagexec.frontend.onnx.initializers import NOWHERE, tensor_array
-from dagexec.frontend.onnx.node import Node, converts
+from dagexec.frontend.onnx.node import OnnxNode, converts
 
 _END = (1 << 63) - 1
 
 
 @converts(Reshape=25)
-def reshape(node: Node) -> list[OperatorDef]:
+def reshape(node: OnnxNode) -> list[Node]:
     """Reshape; a constant shape becomes an argument, a computed one stays an input. 0 keeps a size, -1 is inferred."""
     shape, computed = node.integers_or_input("shape", 1, since=5)
     literal = node.integer("allowzero", 0) or None
@@ -23,7 +23,7 @@ def reshape(node: Node) -> list[OperatorDef]:
 
 
 @converts(Squeeze=25)
-def squeeze(node: Node) -> list[OperatorDef]:
+def squeeze(node: OnnxNode) -> list[Node]:
     """Drop axes of size 1: the given ones, or all. Axes are an input from opset 13 on."""
     axes, computed = node.integers_or_input("axes", 1, since=13)
     if axes == []:
@@ -32,7 +32,7 @@ def squeeze(node: Node) -> list[OperatorDef]:
 
 
 @converts(Unsqueeze=25)
-def unsqueeze(node: Node) -> list[OperatorDef]:
+def unsqueeze(node: OnnxNode) -> list[Node]:
     """Insert axes of size 1, named by their place in the output. Axes are an input from opset 13 on."""
     axes, computed = node.integers_or_input("axes", 1, since=13)
     if axes is None and not computed:
@@ -43,7 +43,7 @@ def unsqueeze(node: Node) -> list[OperatorDef]:
 
 
 @converts(Split=18)
-def split(node: Node) -> list[OperatorDef]:
+def split(node: OnnxNode) -> list[Node]:
     """Cut along `axis` into the given sizes, else evenly; sizes are an input from opset 13 on."""
     axis = node.integer("axis", 0)
     sizes, computed = node.integers_or_input("split", 1, since=13)
@@ -53,7 +53,7 @@ def split(node: Node) -> list[OperatorDef]:
 
 
 @converts(Slice=13)
-def slice_tensor(node: Node) -> list[OperatorDef]:
+def slice_tensor(node: OnnxNode) -> list[Node]:
     """Slice: bounds are attributes before opset 10, inputs from then on, arguments where they are constants."""
     if node.opset >= 10 and any(node.has_input(index) and node.value(index) is None for index in range(1, 5)):
         return _slice_by_inputs(node)
@@ -65,9 +65,9 @@ def slice_tensor(node: Node) -> list[OperatorDef]:
     return node.unary("Slice", starts=starts, ends=ends, axes=axes, steps=steps, onnx_style=1)
 
 
-def _slice_by_inputs(node: Node) -> list[OperatorDef]:
+def _slice_by_inputs(node: OnnxNode) -> list[Node]:
     """Bounds as inputs; axes and steps are inputs where they are computed, which steps can only be behind axes."""
-    operators: list[OperatorDef] = []
+    operators: list[Node] = []
     inputs = list(node.inputs[:3])
     arguments: dict[str, ArgumentValue | None] = {"onnx_style": 1}
     given = {name: index for index, name in ((3, "axes"), (4, "steps")) if node.has_input(index)}
@@ -81,14 +81,14 @@ def _slice_by_inputs(node: Node) -> list[OperatorDef]:
     return [*operators, node.operator("Slice", inputs, node.only_output(), **arguments)]
 
 
-def _leading_axes(node: Node) -> tuple[list[OperatorDef], str]:
+def _leading_axes(node: OnnxNode) -> tuple[list[Node], str]:
     """Operators that give as many axes as there are starts, and the name of the vector."""
     count, axes = node.new_name("count"), node.new_name("axes")
     return [node.operator("Size", [node.inputs[1]], [count]), node.operator("Range", [count], [axes])], axes
 
 
 @converts(Expand=13)
-def expand(node: Node) -> list[OperatorDef]:
+def expand(node: OnnxNode) -> list[Node]:
     """Broadcast to a shape, constant or computed."""
     if node.value(1) is not None:
         return node.unary("Expand", shape=node.constant_ints(1, "shape"))
@@ -96,7 +96,7 @@ def expand(node: Node) -> list[OperatorDef]:
 
 
 @converts(Tile=13)
-def tile(node: Node) -> list[OperatorDef]:
+def tile(node: OnnxNode) -> list[Node]:
     """Repeat; by constant counts, one operator for each axis that repeats. Before opset 6: `tiles` along one axis."""
     if node.opset < 6:
         tiles, axis = node.constant_scalar(1, "tiles"), node.constant_scalar(2, "axis")
@@ -115,7 +115,7 @@ def tile(node: Node) -> list[OperatorDef]:
 
 
 @converts(Pad=25)
-def pad(node: Node) -> list[OperatorDef]:
+def pad(node: OnnxNode) -> list[Node]:
     """Pad (heads, then tails): attributes before opset 11, inputs from then on, arguments where they are constants."""
     if node.opset >= 11 and not _is_plain_padding(node):
         return _pad_by_inputs(node)
@@ -131,7 +131,7 @@ def pad(node: Node) -> list[OperatorDef]:
     return node.unary("Pad", pads=pads, axes=axes, mode=node.text("mode", "constant"), value=value)
 
 
-def _is_plain_padding(node: Node) -> bool:
+def _is_plain_padding(node: OnnxNode) -> bool:
     """True when pads, value and axes are constants, and the value a number that an argument holds exactly."""
     if any(node.has_input(index) and node.value(index) is None for index in (1, 2, 3)):
         return False
@@ -142,7 +142,7 @@ def _is_plain_padding(node: Node) -> bool:
         return value.size != 1 or value.dtype.kind not in "fiub" or bool(np.float32(value) == value)
 
 
-def _pad_by_inputs(node: Node) -> list[OperatorDef]:
+def _pad_by_inputs(node: OnnxNode) -> list[Node]:
     """Pads and value as inputs; axes where they are computed, behind a value."""
     inputs, axes = list(node.inputs[:2]), None
     if node.has_input(2):
@@ -158,7 +158,7 @@ def _pad_by_inputs(node: Node) -> list[OperatorDef]:
     return [node.operator("Pad", inputs, node.only_output(), axes=axes, mode=mode)]
 
 
-def _pads_of_all_axes(node: Node, pads: list[int], axes: list[int], rank: int) -> list[int]:
+def _pads_of_all_axes(node: OnnxNode, pads: list[int], axes: list[int], rank: int) -> list[int]:
     if len(pads) != 2 * len(axes) or any(not -rank <= axis < rank for axis in axes):
         raise ModelFormatError(f"{node.label}: pads {pads} do not fit axes {axes} of a tensor of {rank} axes")
     full = [0] * (2 * rank)
@@ -168,7 +168,7 @@ def _pads_of_all_axes(node: Node, pads: list[int], axes: list[int], rank: int) -
 
 
 @converts(Shape=25)
-def shape_of(node: Node) -> list[OperatorDef]:
+def shape_of(node: OnnxNode) -> list[Node]:
     """The sizes, or from opset 15 on those of axes `start` to `end`."""
     start, end = node.integer("start", 0), node.integer("end", _END)
     if (start, end) == (0, _END):
@@ -182,7 +182,7 @@ def shape_of(node: Node) -> list[OperatorDef]:
 
 
 @converts(ConstantOfShape=25)
-def constant_of_shape(node: Node) -> list[OperatorDef]:
+def constant_of_shape(node: OnnxNode) -> list[Node]:
     """One value in every element; with a constant shape it is computed once, as a parameter."""
     tensor = node.tensor("value")
     value = np.zeros(1, np.float32) if tensor is None else tensor_array(tensor, NOWHERE, node.label)

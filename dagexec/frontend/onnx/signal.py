@@ -5,13 +5,13 @@ from __future__ import annotations
 import onnx
 
 from dagexec.core.arguments import ArgumentValue
-from dagexec.core.proto import OperatorDef
+from dagexec.core.node import Node
 from dagexec.frontend.onnx.initializers import element_type
-from dagexec.frontend.onnx.node import Node, converts
+from dagexec.frontend.onnx.node import OnnxNode, converts
 
 
 @converts(DFT=20)
-def dft(node: Node) -> list[OperatorDef]:
+def dft(node: OnnxNode) -> list[Node]:
     """The axis is an attribute before opset 20, an input from then on."""
     arguments: dict[str, ArgumentValue | None] = {
         "inverse": node.integer("inverse", 0),
@@ -32,7 +32,7 @@ def dft(node: Node) -> list[OperatorDef]:
 
 
 @converts(STFT=17)
-def stft(node: Node) -> list[OperatorDef]:
+def stft(node: OnnxNode) -> list[Node]:
     """Frames times a window, or not."""
     inputs = [name for name in node.inputs if name]
     flags = {"window": int(node.has_input(2)), "length_input": int(node.has_input(3))}
@@ -40,16 +40,16 @@ def stft(node: Node) -> list[OperatorDef]:
 
 
 @converts(HannWindow=17, HammingWindow=17, BlackmanWindow=17)
-def window(node: Node) -> list[OperatorDef]:
+def window(node: OnnxNode) -> list[Node]:
     """Cosines of a size that is an input."""
     return node.unary(node.op_type, periodic=node.integer("periodic", 1), dtype=_dtype(node))
 
 
 @converts(MelWeightMatrix=17)
-def mel_weights(node: Node) -> list[OperatorDef]:
+def mel_weights(node: OnnxNode) -> list[Node]:
     """The matrix that five numbers describe."""
     return [node.operator("MelWeightMatrix", node.inputs, node.only_output(), dtype=_dtype(node))]
 
 
-def _dtype(node: Node) -> int:
+def _dtype(node: OnnxNode) -> int:
     return element_type(node.integer("output_datatype", onnx.TensorProto.FLOAT), node.label).number

@@ -5,7 +5,7 @@ The element type of a tensor follows by ONNX's rules from those of others, also 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import onnx
 import onnx.defs
@@ -14,7 +14,8 @@ import onnx.shape_inference
 
 from dagexec.core.device import CPU
 from dagexec.core.dtypes import STRING
-from dagexec.core.proto import OperatorDef
+from dagexec.core.node import Node
+from dagexec.core.proto import DeviceOption
 from dagexec.frontend.onnx.known_types import KnownTypes
 from dagexec.frontend.onnx.node import domain_of
 from dagexec.frontend.onnx.scoping import reads, subgraphs
@@ -36,14 +37,14 @@ class StringTensors:
             if kind.HasField("tensor_type"):
                 kind.tensor_type.ClearField("shape")
 
-    def keep_on_host(self, proto: onnx.NodeProto, opset: int | None, operators: Sequence[OperatorDef]) -> None:
-        """Have `operators`, which compute a node of set `opset`, run on the host if it reads or writes strings."""
+    def kept_on_host(self, proto: onnx.NodeProto, opset: int | None, operators: list[Node]) -> list[Node]:
+        """The `operators`, which compute a node of set `opset`: on the host if it reads or writes strings."""
         read = reads(proto)
         has_read = any(map(self._holds, read))
         self._ask(proto, opset, is_likely=has_read)
         if has_read or any(map(self._holds, proto.output)):
-            for operator in operators:
-                operator.device_option.MergeFrom(CPU.to_option())
+            return [operator.changed(device_option=_on_host(operator)) for operator in operators]
+        return operators
 
     def _holds(self, name: str) -> bool:
         known = self._known.of([name])
@@ -65,6 +66,14 @@ class StringTensors:
     def _type(self, name: str) -> onnx.TypeProto | None:
         known = self._known.of([name])
         return onnx.helper.make_tensor_type_proto(known[0].meta.onnx, None) if known else self._asked.get(name)
+
+
+def _on_host(operator: Node) -> DeviceOption:
+    option = DeviceOption()
+    if operator.device_option is not None:
+        option.CopyFrom(operator.device_option)
+    option.MergeFrom(CPU.to_option())
+    return option
 
 
 def _is_of_strings(kind: onnx.TypeProto) -> bool:
