@@ -19,6 +19,7 @@ import numpy.typing as npt
 from dagexec.core.body_types import Seen, Types, types_with_bodies
 from dagexec.core.dtypes import from_numpy
 from dagexec.core.graph import Graph
+from dagexec.core.inferred_types import output_types
 from dagexec.core.node import Node, operator_label
 from dagexec.core.program import Program
 from dagexec.core.registry import schema_of
@@ -119,8 +120,7 @@ def _call(
 
 
 def _infer(call: OperatorCall, schema: OpSchema, is_asked: bool) -> _Found:
-    assert schema.infer is not None
-    types = tuple(schema.infer(call))
+    types = output_types(call, schema)
     results = results_of(call, schema, types) if is_asked else None
     return _Found(types, schema.cost(call, types), results or ())
 
@@ -259,9 +259,8 @@ def _are_same(one: _Row, other: _Row) -> bool:
 
 
 def _probed_row(call: OperatorCall, schema: OpSchema, is_asked: bool) -> _Row:
-    assert schema.infer is not None
     missing = (None,) * len(call.definition.output)
-    types = tuple(schema.infer(call))
+    types = output_types(call, schema)
     results = results_of(call, schema, types) if is_asked else None
     return (*types, *missing)[: len(missing)], (*(results or ()), *missing)[: len(missing)]
 

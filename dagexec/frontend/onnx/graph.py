@@ -21,6 +21,7 @@ from dagexec.errors import ModelFormatError, SchemaError, UnsupportedOperatorErr
 from dagexec.frontend.onnx.external_data import ExternalData
 from dagexec.frontend.onnx.folding import fold
 from dagexec.frontend.onnx.foreign import FOREIGN, foreign_operator, is_deterministic, merged, variant_outputs
+from dagexec.frontend.onnx.forms import Converted, Form, form_of
 from dagexec.frontend.onnx.functions import Functions, body, standard_function
 from dagexec.frontend.onnx.initializers import NOWHERE, Array, dense_array, tensor_array
 from dagexec.frontend.onnx.known_types import KnownTypes
@@ -38,7 +39,7 @@ from dagexec.frontend.onnx.node import (
     node_label,
 )
 from dagexec.frontend.onnx.refusal import Refusals
-from dagexec.frontend.onnx.scoping import check_origins, own_names, reads, renamed, sorted_nodes, subgraphs
+from dagexec.frontend.onnx.scoping import Listed, check_origins, listed, own_names, renamed, sorted_nodes, subgraphs
 from dagexec.frontend.onnx.string_tensors import StringTensors
 
 _MAX_VERSION = 2**31 - 1
@@ -75,19 +76,17 @@ class GraphConversion:
         self._opsets = opsets
         self._checker: tuple[object, onnx.checker.C.CheckerContext] | None = None  # made for these operator sets
         self._functions = functions
+        self._forms: dict[Form, list[Converted]] = {}
         self._kept: set[str] = set()
         self._computed_once: set[str] = set()
 
-    def convert(self, nodes: Sequence[onnx.NodeProto], returned: Iterable[str]) -> list[Node]:
+    def convert(self, nodes: list[Listed], returned: Iterable[str]) -> list[Node]:
         """The operators of one run, of nodes in any order; `returned` are the tensors that their graph returns."""
         self._kept.update(returned)
         operators: list[Node] = []
-        for proto in sorted_nodes(nodes):
-            made = self._convert(proto)
-            missing = sorted({operator.type for operator in made if not is_registered(operator.type)})
-            if missing:
-                self._refuse(proto, f"dagexec has no operator {', '.join(missing)}")
-            if self._is_told(made) and self._may_be_once(proto, made):
+        for node in sorted_nodes(nodes):
+            made = self._convert(node)
+            if self._is_told(made) and self._may_be_once(node.proto, made):
                 if fold(made, self.scope):
                     continue
                 if self._is_constant(made):
@@ -103,7 +102,7 @@ class GraphConversion:
         Its constants become parameters of the model, so they are among what it captures. An input with an initializer
         is one of them unless the node feeds all of the inputs: `fed` is how many it does.
         """
-        check_origins(graph)
+        check_origins(own_names(graph))
         names = self.scope.names
         graph = renamed(graph, lambda name: self.scope.new_name(name) if name in names else name)
         returned = [value.name for value in graph.output]
@@ -112,67 +111,89 @@ class GraphConversion:
         given = [value.name for value in graph.input]
         if len(given) > fed:
             given = [name for name in given if name not in values]
-        self.scope.read |= set(returned).union(*map(reads, graph.node))
+        nodes = listed(graph.node)
+        self.scope.read |= set(returned).union(*(node.needs for node in nodes))
         self.scope.values.update((name, array) for name, array in values.items() if name not in given)
+        self.types.add_constants(values)
         self.scope.shapes.update(stated_shapes(graph))
         self.scope.variants.update(variants_of(graph))
-        operators = merged(self.convert(graph.node, returned), returned, self.types)
+        operators = merged(self.convert(nodes, returned), returned, self.types)
         written = {name for operator in operators for name in operator.output}
         needed = dict.fromkeys([*(name for operator in operators for name in operator.input), *returned])
         outer = tuple(name for name in needed if name not in written and name not in given)
         header = NetDef(name=graph.name or label, external_input=[*given, *outer], external_output=returned)
         return Subgraph(Program(tuple(operators), header), tuple(given), tuple(returned), outer)
 
-    def _convert(self, proto: onnx.NodeProto) -> list[Node]:
-        if not isinstance(proto.op_type, str):  # bytes
-            raise ModelFormatError(f"the name of operator {proto.op_type!r} is not UTF-8 text")
-        domain = domain_of(proto)
+    def _convert(self, node: Listed) -> list[Node]:
+        proto = node.proto
         opset = self._opset(proto)
         function = self._functions.of(proto)
         if function is not None:
             return self._inline(proto, function)
         if opset is None:
             return self._refuse(proto, "the model imports no operator set of that domain")
+        try:
+            operators = self._renamed(node, opset)
+            self.types.follow(operators)
+        except ElementTypeError as error:
+            return self._fallback(node, error.problem)
+        except CannotConvertError as reason:
+            self.refusals.sizes_missing |= isinstance(reason, UnknownSizeError)
+            return self._fallback(node, str(reason))
+        return self.strings.kept_on_host(node, opset, operators)
+
+    def _renamed(self, node: Listed, opset: int) -> list[Node]:
+        """What a node becomes, as one of its form became before or by its converter. Raises CannotConvertError."""
+        form = form_of(node, opset, self.scope.read)
+        if form is None:
+            return self._converted(node, opset, [])
+        known = self._forms.setdefault(form, [])
+        names = (*node.inputs, *node.outputs)
+        for one in known:
+            if one.fits(names, self.scope):
+                return one.operators_of(names, node.proto.name, self.scope)
+        return self._converted(node, opset, known)
+
+    def _converted(self, node: Listed, opset: int, known: list[Converted]) -> list[Node]:
+        """What a node's converter makes of it; `known` gets what serves others of its form."""
+        proto, domain = node.proto, domain_of(node.proto)
         found = converter_of(proto.op_type, domain)
         if found is None:
-            return self._fallback(proto, "there is no converter for it")
+            raise CannotConvertError("there is no converter for it")
         converter, newest = found
         if onnx.defs.has(proto.op_type, domain):
             self._check_node(proto)
         version = definition_of(proto.op_type, opset, domain).version
         if version > newest:
-            return self._fallback(
-                proto, f"version {version} of the operator is newer than {newest}, the newest that is read"
+            raise CannotConvertError(
+                f"version {version} of the operator is newer than {newest}, the newest that is read"
             )
-        try:
-            node = OnnxNode(proto, opset, self.scope, self.subgraph)
-            operators = converter(node)
-            node.check_all_read()
-            self._verify(operators)
-            if domain:
-                self.scope.variants.update(variant_outputs(proto, self._opsets))
-            self.types.follow(operators)
-            return self.strings.kept_on_host(proto, opset, operators)
-        except ElementTypeError as error:
-            return self._fallback(proto, error.problem)
-        except CannotConvertError as reason:
-            self.refusals.sizes_missing |= isinstance(reason, UnknownSizeError)
-            return self._fallback(proto, str(reason))
+        seen = OnnxNode(proto, opset, self.scope, self.subgraph)
+        operators = converter(seen)
+        seen.check_all_read()
+        self._verify(operators)
+        variants = variant_outputs(proto, self._opsets) if domain else []
+        self.scope.variants.update(variants)
+        if converted := Converted.of(seen, operators, variants):
+            known.append(converted)
+        return operators
 
     def _verify(self, operators: Sequence[Node]) -> None:
         """Raise CannotConvertError for an operator with more or fewer blobs than its schema allows, and the like."""
+        missing = sorted({operator.type for operator in operators if not is_registered(operator.type)})
+        if missing:
+            raise CannotConvertError(f"dagexec has no operator {', '.join(missing)}")
         for operator in operators:
-            if is_registered(operator.type):
-                try:
-                    schema_of(operator.type).verify(operator)
-                except SchemaError as error:
-                    raise CannotConvertError(f"as {operator.type}: {error}") from None
+            try:
+                schema_of(operator.type).verify(operator)
+            except SchemaError as error:
+                raise CannotConvertError(f"as {operator.type}: {error}") from None
 
     def _inline(self, proto: onnx.NodeProto, function: onnx.FunctionProto) -> list[Node]:
         """The operators of a function's nodes in place of `proto`."""
         self._functions.enter(proto, function)
-        nodes = body(function, proto, self.scope.new_name)
-        self.scope.read.update(*map(reads, nodes))
+        nodes = listed(body(function, proto, self.scope.new_name))
+        self.scope.read.update(*(node.needs for node in nodes))
         around = self._opsets
         self._opsets = {**around, **opset_versions(function.opset_import)}
         operators = self.convert(nodes, ())
@@ -180,21 +201,20 @@ class GraphConversion:
         self._functions.leave()
         return operators
 
-    def _fallback(self, proto: onnx.NodeProto, reason: str) -> list[Node]:
+    def _fallback(self, node: Listed, reason: str) -> list[Node]:
         """What computes a node that has no converter, or that its converter does not serve, for this `reason`."""
+        proto = node.proto
         opset = self._opset(proto)
         function = standard_function(proto.op_type, opset) if opset is not None and not domain_of(proto) else None
         if function is not None:
             return self._inline(proto, function)
         if not self._foreign:
             return self._refuse(proto, reason)
-        if not all(isinstance(name, str) for name in (proto.op_type, proto.domain, *proto.input, *proto.output)):
-            raise ModelFormatError("a name in the model is not UTF-8 text")
         if onnx.defs.has(proto.op_type, proto.domain):
             self._check_node(proto)
         operator = foreign_operator(proto, self._opsets, self.scope, reason)
         self.types.follow([operator])
-        return self.strings.kept_on_host(proto, opset, [operator])
+        return self.strings.kept_on_host(node, opset, [operator])
 
     def _check_node(self, proto: onnx.NodeProto) -> None:
         """The onnx package's own check: arity, attribute names and types, for the operator set in force."""
@@ -232,14 +252,17 @@ class GraphConversion:
 
     def _is_told(self, operators: Sequence[Node]) -> bool:
         """True when results may follow from parameters or, of operators that read types alone, from shapes."""
-        known = (is_registered(one.type) and schema_of(one.type).from_types is not None for one in operators)
-        return any(known) or self._is_constant(operators)
+        return self._is_constant(operators) or any(schema_of(one.type).from_types is not None for one in operators)
 
     def _is_constant(self, operators: Sequence[Node]) -> bool:
         """True when operators read parameters alone."""
-        written = {name for operator in operators for name in operator.output}
-        read = {name for operator in operators for name in operator.input} - written
-        return all(name in self.scope.values or name in self._computed_once for name in read)
+        written: set[str] = set()
+        for operator in operators:
+            for name in operator.input:
+                if name not in self.scope.values and name not in self._computed_once and name not in written:
+                    return False
+            written.update(operator.output)
+        return True
 
 
 def _without_subgraphs(proto: onnx.NodeProto) -> onnx.NodeProto:

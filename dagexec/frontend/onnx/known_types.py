@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from dagexec.core.dtypes import FLOAT32, from_numpy
+from dagexec.core.dtypes import FLOAT32, STRING, from_numpy
+from dagexec.core.inferred_types import output_types
 from dagexec.core.model import InputInfo
 from dagexec.core.node import Node
 from dagexec.core.registry import schema_of
@@ -19,49 +20,70 @@ _OPEN = 1
 
 
 class KnownTypes:
-    """Types by name, of inputs, constants, and what operators compute."""
+    """Types by name, of inputs, constants, and what operators compute.
+
+    Attributes:
+        unusual: tensors that hold strings, or whose types are not known; others may be among them.
+    """
 
     def __init__(self, values: Mapping[str, Array]) -> None:
         """`values` are constants, to which more may come."""
         self._values = values
         self._types: dict[str, TensorType | None] = {}
+        self.unusual: set[str] = set()
+        self.add_constants(values)
+
+    def add_constants(self, values: Mapping[str, Array]) -> None:
+        """Note which of these constants hold strings."""
+        self.unusual.update(name for name, array in values.items() if array.dtype.hasobject)
 
     def add_inputs(self, inputs: Mapping[str, InputInfo]) -> None:
         """Note what the model says of its inputs."""
         for name, info in inputs.items():
+            kind = None
             if info.shape is not None and not (info.is_sequence or info.is_optional):
                 sizes = tuple(_OPEN if size is None else size for size in info.shape)
-                self._types[name] = TensorType(sizes, info.dtype or FLOAT32)
+                kind = TensorType(sizes, info.dtype or FLOAT32)
+            self._note(name, kind)
 
     def of(self, names: Iterable[str]) -> list[TensorType] | None:
         """The types of tensors, None unless all are known."""
-        found = [self._of(name) for name in names]
+        found = [self.of_one(name) for name in names]
         return [kind for kind in found if kind is not None] if None not in found else None
 
-    def _of(self, name: str) -> TensorType | None:
-        array = self._values.get(name)
-        return self._types.get(name) if array is None else TensorType(tuple(array.shape), from_numpy(array.dtype))
+    def of_one(self, name: str) -> TensorType | None:
+        """The type of a tensor, None unless it is known."""
+        kind = self._types.get(name)
+        if kind is None and (array := self._values.get(name)) is not None:
+            kind = TensorType(tuple(array.shape), from_numpy(array.dtype))
+            self._note(name, kind)
+        return kind
 
     def follow(self, operators: Sequence[Node]) -> None:
         """Note what operators compute. Raises ElementTypeError for one that refuses the elements it would get."""
         for operator in operators:
             types = self.outputs(operator)
             for index, name in enumerate(operator.output):
-                self._types[name] = None if types is None or index >= len(types) else types[index]
+                self._note(name, None if types is None or index >= len(types) else types[index])
 
     def outputs(self, operator: Node) -> Sequence[TensorType] | None:
         """The types of its outputs, None where they do not follow from those of its inputs. Raises as `follow`."""
         inputs = self.of(operator.input)
         if inputs is None:
             return None
-        values = tuple(self._values.get(name) for name in operator.input)
+        values = tuple([self._values.get(name) for name in operator.input])
         try:
             schema = schema_of(operator.type)
             if schema.infer is None:
                 return None
             call = OperatorCall(operator, operator.arguments(), tuple(inputs), values, operator.type)
-            return schema.infer(call)
+            return output_types(call, schema)
         except ElementTypeError:
             raise
         except DagexecError:
             return None
+
+    def _note(self, name: str, kind: TensorType | None) -> None:
+        self._types[name] = kind
+        if kind is None or kind.meta is STRING:
+            self.unusual.add(name)

@@ -61,7 +61,7 @@ from dagexec.frontend.onnx.inferred_shapes import inferred_shapes
 from dagexec.frontend.onnx.initializers import Array, element_type
 from dagexec.frontend.onnx.model_file import read_model
 from dagexec.frontend.onnx.node import Scope
-from dagexec.frontend.onnx.scoping import check_origins, check_provided, own_names, reads
+from dagexec.frontend.onnx.scoping import check_origins, check_provided, listed, own_names
 from dagexec.platform.records import dataclass
 from dagexec.sessions import check_for_inference
 
@@ -180,16 +180,18 @@ class _Conversion:
         self._reshaped = bool(shapes)
         self._foreign = foreign
         _check_inputs(self.graph)
-        check_origins(self.graph)
-        check_provided(self.graph)
+        own, nodes = own_names(self.graph), listed(self.graph.node)
+        self.outputs = tuple(value.name for value in self.graph.output)
+        check_origins(own)
+        check_provided(nodes, self.outputs, own)
+        self._nodes = nodes
         given = [value for value in self.graph.input if value.name not in values and value.name not in overriding]
         self.inputs = {value.name: _input_info(value) for value in given}
         self.inputs = {**_with_shapes(self.inputs, shapes), **overriding}
-        self.outputs = tuple(value.name for value in self.graph.output)
-        read = set(self.outputs).union(*map(reads, self.graph.node))
+        read = set(self.outputs).union(*(node.needs for node in nodes))
         self.stated = {} if shapes else stated_shapes(self.graph)
         self.stated |= {name: info.shape for name, info in self.inputs.items() if info.shape is not None}
-        self.scope = Scope(values, dict(self.stated), read, read.union(own_names(self.graph)))
+        self.scope = Scope(values, dict(self.stated), read, read.union(own))
         self.scope.variants.update(variants_of(self.graph))
         self.scope.inferred = functools.cache(lambda: inferred_shapes(proto.graph, proto.opset_import, self.inputs))
         functions = Functions(proto.functions, standard_domain)
@@ -213,7 +215,7 @@ class _Conversion:
         self.scope.inferred = dict
 
     def _model(self) -> Model:
-        operators = merged(self.conversion.convert(self.graph.node, self.outputs), self.outputs, self.conversion.types)
+        operators = merged(self.conversion.convert(self._nodes, self.outputs), self.outputs, self.conversion.types)
         self.conversion.refusals.check()
         model = self._assemble(operators)
         return model

@@ -7,7 +7,9 @@ it. Specification: https://github.com/onnx/onnx/blob/main/docs/IR.md, "Names Wit
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import NamedTuple
 
 import onnx
 
@@ -36,43 +38,71 @@ def captured(graph: onnx.GraphProto) -> set[str]:
     return needed - set(own_names(graph))
 
 
+class Listed(NamedTuple):
+    """A node of a graph with what is asked of it again and again: every look into a message makes objects.
+
+    Attributes:
+        inputs, outputs: tensors; an absent optional one is ''.
+        needs: the tensors that it needs: inputs, and what its graphs capture.
+        holds_graphs: it has graphs as attributes.
+    """
+
+    proto: onnx.NodeProto
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    needs: Collection[str]
+    holds_graphs: bool
+
+
+def listed(nodes: Iterable[onnx.NodeProto]) -> list[Listed]:
+    """Nodes of a graph, in their order. Raises ModelFormatError for a name that is not text."""
+    found = []
+    for proto in nodes:
+        inputs, outputs = tuple(proto.input), tuple(proto.output)
+        if not {str}.issuperset(map(type, (proto.op_type, proto.name, proto.domain, *inputs, *outputs))):
+            raise ModelFormatError("a name in the model is not UTF-8 text")
+        holds_graphs = bool(proto.attribute) and next(subgraphs(proto), None) is not None
+        needs = reads(proto) if holds_graphs or "" in inputs else inputs
+        found.append(Listed(proto, inputs, outputs, needs, holds_graphs))
+    return found
+
+
 def own_names(graph: onnx.GraphProto) -> list[str]:
     """The tensors that come into being in a graph: inputs, initializers (one may be an input too), nodes' outputs."""
     given = dict.fromkeys(value.name for value in graph.input)
     given |= dict.fromkeys(tensor.name for tensor in graph.initializer)
     given |= dict.fromkeys(tensor.values.name for tensor in graph.sparse_initializer)
-    return [*given, *(name for node in graph.node for name in node.output if name)]
+    return [*given, *filter(None, chain.from_iterable(node.output for node in graph.node))]
 
 
-def check_origins(graph: onnx.GraphProto) -> None:
-    """Raise ModelFormatError when a tensor has two origins (the IR is in single static assignment)."""
-    seen: set[str] = set()
-    for name in own_names(graph):
-        if name in seen:
-            raise ModelFormatError(f"tensor {name!r} has two origins; expected one node, input or initializer")
-        seen.add(name)
+def check_origins(own: Sequence[str]) -> None:
+    """Raise ModelFormatError when one of a graph's `own_names` has two origins (the IR has single assignments)."""
+    if len(set(own)) < len(own):
+        name = next(name for index, name in enumerate(own) if name in own[:index])
+        raise ModelFormatError(f"tensor {name!r} has two origins; expected one node, input or initializer")
 
 
-def check_provided(graph: onnx.GraphProto) -> None:
+def check_provided(nodes: Iterable[Listed], returned: Iterable[str], own: Collection[str]) -> None:
     """Raise ModelFormatError when the model's graph, or one in it, reads or returns what nothing provides."""
-    own = set(own_names(graph))
-    for node in graph.node:
-        for name in sorted(reads(node) - own):
-            raise ModelFormatError(f"{node_label(node)} reads {name!r}, which nothing in the model provides")
-    for value in graph.output:
-        if value.name not in own:
-            raise ModelFormatError(f"the model returns {value.name!r}, which nothing in it provides")
+    known = frozenset(own)
+    for node in nodes:
+        if not known.issuperset(node.needs):
+            name = min(set(node.needs) - known)
+            raise ModelFormatError(f"{node_label(node.proto)} reads {name!r}, which nothing in the model provides")
+    for name in returned:
+        if name not in known:
+            raise ModelFormatError(f"the model returns {name!r}, which nothing in it provides")
 
 
-def sorted_nodes(nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
+def sorted_nodes(nodes: list[Listed]) -> list[Listed]:
     """The nodes so that each comes after those whose outputs it reads, else in their order.
 
     Raises ModelFormatError, naming some of the nodes, when they wait for each other in a circle.
     """
-    writer = {name: index for index, node in enumerate(nodes) for name in node.output if name}
-    parents = [{writer[name] for name in reads(node) if name in writer} for node in nodes]
-    if all(not before or max(before) < index for index, before in enumerate(parents)):
-        return list(nodes)
+    if _are_sorted(nodes):
+        return nodes
+    writer = {name: index for index, node in enumerate(nodes) for name in node.outputs if name}
+    parents = [{writer[name] for name in node.needs if name in writer} for node in nodes]
     children: list[list[int]] = [[] for _ in nodes]
     for index, before in enumerate(parents):
         for parent in before:
@@ -88,9 +118,19 @@ def sorted_nodes(nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
             if not waiting[child]:
                 heapq.heappush(ready, child)
     if len(order) < len(nodes):
-        circle = " -> ".join(node_label(nodes[index]) for index in _circle(parents, waiting))
+        circle = " -> ".join(node_label(nodes[index].proto) for index in _circle(parents, waiting))
         raise ModelFormatError(f"nodes wait for each other in a circle: {circle}")
     return [nodes[index] for index in order]
+
+
+def _are_sorted(nodes: Sequence[Listed]) -> bool:
+    unwritten = set(chain.from_iterable(node.outputs for node in nodes))
+    unwritten.discard("")
+    for node in nodes:
+        if not unwritten.isdisjoint(node.needs):
+            return False
+        unwritten.difference_update(node.outputs)
+    return True
 
 
 _MAX_NAMED = 8

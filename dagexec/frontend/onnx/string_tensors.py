@@ -18,7 +18,7 @@ from dagexec.core.node import Node
 from dagexec.core.proto import DeviceOption
 from dagexec.frontend.onnx.known_types import KnownTypes
 from dagexec.frontend.onnx.node import domain_of
-from dagexec.frontend.onnx.scoping import reads, subgraphs
+from dagexec.frontend.onnx.scoping import Listed, subgraphs
 
 
 class StringTensors:
@@ -37,25 +37,30 @@ class StringTensors:
             if kind.HasField("tensor_type"):
                 kind.tensor_type.ClearField("shape")
 
-    def kept_on_host(self, proto: onnx.NodeProto, opset: int | None, operators: list[Node]) -> list[Node]:
+    def kept_on_host(self, node: Listed, opset: int | None, operators: list[Node]) -> list[Node]:
         """The `operators`, which compute a node of set `opset`: on the host if it reads or writes strings."""
-        read = reads(proto)
-        has_read = any(map(self._holds, read))
-        self._ask(proto, opset, is_likely=has_read)
-        if has_read or any(map(self._holds, proto.output)):
+        for name in node.outputs:
+            self._known.of_one(name)  # it may be a constant now
+        unusual = self._known.unusual
+        if unusual.isdisjoint(node.needs) and unusual.isdisjoint(node.outputs):
+            return operators
+        has_read = any(map(self._holds, node.needs))
+        self._ask(node, opset, is_likely=has_read)
+        if has_read or any(map(self._holds, node.outputs)):
             return [operator.changed(device_option=_on_host(operator)) for operator in operators]
         return operators
 
     def _holds(self, name: str) -> bool:
-        known = self._known.of([name])
-        return known[0].meta is STRING if known else name in self._asked and _is_of_strings(self._asked[name])
+        known = self._known.of_one(name)
+        return known.meta is STRING if known else name in self._asked and _is_of_strings(self._asked[name])
 
-    def _ask(self, proto: onnx.NodeProto, opset: int | None, *, is_likely: bool) -> None:
+    def _ask(self, node: Listed, opset: int | None, *, is_likely: bool) -> None:
         """Find the types of outputs that are not known; where ONNX cannot tell, they are strings if `is_likely`."""
-        unknown = [name for name in proto.output if name and self._known.of([name]) is None]
+        unknown = [name for name in node.outputs if name and self._known.of_one(name) is None]
         if not unknown:
             return
-        told = _inferred(proto, opset, {name: kind for name in proto.input if (kind := self._type(name)) is not None})
+        given = {name: kind for name in node.inputs if (kind := self._type(name)) is not None}
+        told = _inferred(node.proto, opset, given)
         for name in unknown:
             found = told.get(name)
             if found is None and is_likely:
@@ -64,8 +69,8 @@ class StringTensors:
                 self._asked[name] = found
 
     def _type(self, name: str) -> onnx.TypeProto | None:
-        known = self._known.of([name])
-        return onnx.helper.make_tensor_type_proto(known[0].meta.onnx, None) if known else self._asked.get(name)
+        known = self._known.of_one(name)
+        return onnx.helper.make_tensor_type_proto(known.meta.onnx, None) if known else self._asked.get(name)
 
 
 def _on_host(operator: Node) -> DeviceOption:
