@@ -1,4 +1,4 @@
-"""Types of outputs, remembered: operators of the same arguments and types of inputs give the same, and layers repeat."""
+"""Types of outputs, remembered: equal operators on equal types of inputs give the same, and layers repeat."""
 
 from __future__ import annotations
 

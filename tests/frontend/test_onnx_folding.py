@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import dagexec
 from dagexec.core.model import Model
-from dagexec.core.proto import OperatorDef
+from dagexec.core.node import Node
 from dagexec.errors import DagexecError, FeedError, ModelFormatError, ResourceError, UnsupportedOperatorError
 from dagexec.frontend.onnx import from_model_proto, graph
 from dagexec.frontend.onnx import node as node_module
@@ -191,7 +191,7 @@ def test_shapes_are_for_onnx_models() -> None:
 def test_compile_takes_its_shapes_where_a_model_cannot_be_run_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     proto = model_of(helper.make_node("Needy", ["x"], ["y"]), shape=("n", 2, 4, 6))
 
-    def convert(node: OnnxNode) -> list[OperatorDef]:
+    def convert(node: OnnxNode) -> list[Node]:
         node.full_shape(0, "it is needy")
         return node.unary("Relu")
 

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import dagexec
 from dagexec.core.model import Model
-from dagexec.core.node import arguments_of
+from dagexec.core.node import Node, arguments_of
 from dagexec.errors import UnsupportedOperatorError
 from dagexec.frontend.onnx import from_model_proto
 from dagexec.frontend.onnx import node as nodes
@@ -110,7 +110,7 @@ def test_types_that_follow_from_inputs_keep_the_net_static() -> None:
 
 
 def test_an_operator_that_refuses_the_elements_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    def as_sigmoid(node: nodes.Node) -> list[dagexec.OperatorDef]:
+    def as_sigmoid(node: nodes.OnnxNode) -> list[Node]:
         return [node.operator("Sigmoid", node.inputs, node.outputs)]
 
     monkeypatch.setitem(nodes._converters, ("", "Abs"), (as_sigmoid, 99))

@@ -8,12 +8,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import dagexec
-from dagexec.core.proto import OperatorDef
+from dagexec.core.node import Node
 from dagexec.errors import ModelFormatError, UnsupportedOperatorError
 from dagexec.frontend.onnx import folding, from_model_proto
 from dagexec.frontend.onnx import node as nodes
 from dagexec.frontend.onnx.node import OnnxNode, Subgraph
-from dagexec.frontend.onnx.scoping import sorted_nodes
+from dagexec.frontend.onnx.scoping import listed, sorted_nodes
 from tests.frontend.one_node import one_node
 
 from .test_onnx import tiny_model
@@ -36,8 +36,8 @@ def test_nodes_in_any_order_are_computed() -> None:
 def test_nodes_keep_their_order_where_they_may() -> None:
     first = helper.make_node("Neg", ["c"], ["y"], name="first")
     rest = [helper.make_node("Neg", ["x"], [name], name=name) for name in "abc"]
-    assert [node.name for node in sorted_nodes([first, *rest])] == ["a", "b", "c", "first"]
-    assert [node.name for node in sorted_nodes([*rest, first])] == ["a", "b", "c", "first"]
+    assert [node.proto.name for node in sorted_nodes(listed([first, *rest]))] == ["a", "b", "c", "first"]
+    assert [node.proto.name for node in sorted_nodes(listed([*rest, first]))] == ["a", "b", "c", "first"]
 
 
 def test_a_circle_of_nodes_is_refused_by_name() -> None:
@@ -66,7 +66,7 @@ def converted_graphs(monkeypatch: pytest.MonkeyPatch) -> list[Subgraph]:
     """What the branches of the nodes of type If become, in a model that is loaded."""
     found: list[Subgraph] = []
 
-    def convert(node: OnnxNode) -> list[OperatorDef]:
+    def convert(node: OnnxNode) -> list[Node]:
         graphs = [node.subgraph(name, 0) for name in ("then_branch", "else_branch")]
         found.extend(graphs)
         captured = [name for graph in graphs for name in graph.captured]

@@ -43,7 +43,8 @@ def loop(node: OnnxNode) -> list[Node]:
     given = [name for name in node.inputs[:_CARRIED] if name]
     number = body.inputs[0] if body.inputs else ""
     operator = node.operator(
-        "Loop", [*given, *carried, *body.captured], _outputs(node), loop_net=body.net.message(), captured=list(body.captured),
+        "Loop", [*given, *carried, *body.captured], _outputs(node), loop_net=body.net.message(),
+        captured=list(body.captured),
         trip_count=int(node.has_input(0)), condition=int(node.has_input(1)),
         number_axes=len(node.scope.shapes.get(number) or ()) or None,
         **_row_types(node, 1 + len(carried)),
@@ -67,7 +68,8 @@ def scan(node: OnnxNode) -> list[Node]:
     body = node.subgraph("body", states + count)
     return [
         node.operator(
-            "Scan", [*inputs, *body.captured], _outputs(node), scan_net=body.net.message(), captured=list(body.captured),
+            "Scan", [*inputs, *body.captured], _outputs(node), scan_net=body.net.message(),
+            captured=list(body.captured),
             num_scan_inputs=count, batched=int(batched) or None,
             sequence_lengths=int(batched and node.has_input(0)) or None, **_row_types(node, states),
             **arguments,

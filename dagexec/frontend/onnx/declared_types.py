@@ -34,7 +34,8 @@ def check_declared(
 ) -> None:
     """Raise ModelFormatError, naming both, where the graph declares another type of a tensor than is computed.
 
-    `shapes` are those declared, by name. The model has these operators, parameters and inputs. What depends on values of a run is not known here, and is not compared.
+    `shapes` are those declared, by name, and `operators`, `parameters` and `inputs` those of the model. What depends on
+    values of a run is not known here, and is not compared.
     """
     declared = {
         value.name: value.type.tensor_type.elem_type

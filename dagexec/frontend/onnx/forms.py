@@ -1,4 +1,4 @@
-"""Nodes of one form, which differ in no more than names: the first is converted, the others are what it became, renamed.
+"""Nodes of one form, that differ in no more than names: the first is converted, the others are what it became, renamed.
 
 A converter is a function of a node's attributes, of which inputs and outputs it has, and of what it asks of tensors:
 sizes, values, whether one is a sequence. What it asked is compared anew; one that looked further is called every time.
@@ -7,11 +7,11 @@ sizes, values, whether one is a sequence. What it asked is compared anew; one th
 from __future__ import annotations
 
 from collections.abc import Container, Hashable, Sequence
-from dataclasses import dataclass
 
 from dagexec.core.node import Node
 from dagexec.frontend.onnx.node import Array, Dims, OnnxNode, Scope
 from dagexec.frontend.onnx.scoping import Listed
+from dagexec.platform.records import dataclass
 
 _MAX_BYTES = 1 << 10
 """Of a constant that is compared by its content."""
@@ -80,12 +80,14 @@ class Converted:
 
     def fits(self, names: Sequence[str], scope: Scope) -> bool:
         """True when the tensors of a node, inputs and outputs, are to the converter as those of the first were."""
-        count = len(names)
-        return (
-            all([place >= count or _are_same(scope.values.get(names[place]), value) for place, value in self.values])
-            and all([place >= count or scope.shape(names[place]) == dims for place, dims in self.shapes])
-            and all([place >= count or (names[place] in scope.variants) == known for place, known in self.variants])
-        )
+        count = len(names)  # what is asked of tensors behind them, new ones, is known to be nothing
+        for place, value in self.values:
+            if place < count and not _are_same(scope.values.get(names[place]), value):
+                return False
+        for place, dims in self.shapes:
+            if place < count and scope.shape(names[place]) != dims:
+                return False
+        return all(place >= count or (names[place] in scope.variants) == known for place, known in self.variants)
 
     def operators_of(self, names: Sequence[str], label: str, scope: Scope) -> list[Node]:
         """What a node with these inputs and outputs becomes, under its name `label`."""

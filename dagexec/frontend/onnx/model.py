@@ -217,8 +217,7 @@ class _Conversion:
     def _model(self) -> Model:
         operators = merged(self.conversion.convert(self._nodes, self.outputs), self.outputs, self.conversion.types)
         self.conversion.refusals.check()
-        model = self._assemble(operators)
-        return model
+        return self._assemble(operators)
 
     def _assemble(self, operators: Sequence[Node]) -> Model:
         name = self.graph.name or "onnx"
