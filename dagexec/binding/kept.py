@@ -7,14 +7,20 @@ that it chose, also by measuring: so results have the same bytes wherever they a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from dagexec.core.constant import Keeper
 from dagexec.core.feeds import Array
 from dagexec.core.tensor import Tensor
 from dagexec.core.workspace import Workspace
-from dagexec.ops.onednn.operator import OneDNNOperator
+from dagexec.platform.lazy import LazyModule
 from dagexec.platform.records import dataclass
 from dagexec.scheduler.nets.net import BaseNet
+
+if not TYPE_CHECKING:
+    onednn = LazyModule("dagexec.ops.onednn.operator")
+else:
+    from dagexec.ops.onednn import operator as onednn
 
 
 @dataclass(frozen=True)
@@ -39,7 +45,7 @@ class Kept:
     def give_chosen(self, net: BaseNet) -> None:
         """Have the operators of `net` go on with what was chosen, where it is to be had."""
         for operator, names in zip(net.operators, self.chosen, strict=False):
-            if names and isinstance(operator, OneDNNOperator):
+            if names and isinstance(operator, onednn.OneDNNOperator):
                 operator.names_for_all.update(names)
 
 
@@ -55,4 +61,4 @@ def packed_forms(parameters: Workspace) -> dict[str, dict[str, Array]]:
 
 def chosen_implementations(net: BaseNet) -> list[dict[str, str]]:
     """Of each operator in list order, what it chose, as far as it was prepared."""
-    return [dict(one.names_for_all) if isinstance(one, OneDNNOperator) else {} for one in net.operators]
+    return [dict(one.names_for_all) if isinstance(one, onednn.OneDNNOperator) else {} for one in net.operators]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -30,9 +30,9 @@ from dagexec.core.workspace import Workspace
 from dagexec.errors import ResourceError
 from dagexec.platform.arithmetic import arithmetic_context
 from dagexec.platform.garbage_collection import garbage_collection_paused
+from dagexec.platform.lazy import LazyModule
 from dagexec.platform.records import dataclass
 from dagexec.scheduler.nets.async_dag import AsyncDAGNet
-from dagexec.scheduler.nets.captured import CapturedNet
 from dagexec.scheduler.nets.dag import DAGNet
 from dagexec.scheduler.nets.net import BaseNet
 from dagexec.scheduler.nets.options import RunOptions
@@ -40,6 +40,12 @@ from dagexec.scheduler.nets.simple import SimpleNet
 from dagexec.scheduler.plan.preparation import Preparation
 from dagexec.scheduler.plan.preparation_cache import MOST_BYTES
 from dagexec.scheduler.run.pool import WorkerPool
+
+if not TYPE_CHECKING:
+    captured = LazyModule("dagexec.scheduler.nets.captured")
+else:
+    from dagexec.scheduler.nets import captured
+
 
 _MOST_RETURNS, _MOST_RETURNS_FOR_SHAPES = 8, 2
 """How often packed constants come back and go again: for replicas of a net with fixed shapes, and for other shapes."""
@@ -310,5 +316,5 @@ def _make_net(
 ) -> BaseNet:
     if options.net_type == "simple":
         return SimpleNet(definition, workspace, graph=graph, constants=constants, keep=keep, options=options)
-    net_class = DAGNet if options.net_type == "dag" else CapturedNet if options.capture else AsyncDAGNet
+    net_class = DAGNet if options.net_type == "dag" else captured.CapturedNet if options.capture else AsyncDAGNet
     return net_class(definition, workspace, pool=pool, graph=graph, constants=constants, keep=keep, options=options)

@@ -25,16 +25,16 @@ from dagexec.serving.given_types import GivenTypes
 from dagexec.serving.metrics import require_metrics
 from dagexec.serving.model_source import ModelSource, is_plan
 from dagexec.serving.origin import Origin, loaded
-from dagexec.serving.overriding import OverridableExecutor
 from dagexec.serving.places import Place
 from dagexec.serving.telemetry import require_telemetry
 
 if not TYPE_CHECKING:
+    overriding = LazyModule("dagexec.serving.overriding")
     compilation = LazyModule("dagexec.compiler.compilation")
     opening = LazyModule("dagexec.serving.opening")
 else:
     from dagexec.compiler import compilation
-    from dagexec.serving import opening
+    from dagexec.serving import opening, overriding
 
 
 @with_keywords_of(CompileOptions)
@@ -148,7 +148,7 @@ def _executor(
     kept = kept_options(compiled.model, compiled.options)
     if overridable is None:
         return Executor(compiled.model, kept, given, place, types, axes, origin)
-    return OverridableExecutor(compiled.model, kept, given, types, overridable, _executor, axes)
+    return overriding.OverridableExecutor(compiled.model, kept, given, types, overridable, _executor, axes)
 
 
 def _check_shaped(model: Model, names: Iterable[str]) -> None:

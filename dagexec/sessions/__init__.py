@@ -5,13 +5,36 @@ operator for and shares sessions. `island` and the modules of its runtimes are f
 compute itself. What a session is to a net is an operator, in `dagexec.ops.foreign`.
 """
 
-from dagexec.sessions.island import BoundIsland, IslandModel, IslandRuntime, IslandSession, usable_runtimes
-from dagexec.sessions.kernels import has_kernel
+from typing import TYPE_CHECKING
+
+from dagexec.platform.lazy import lazy_names
 from dagexec.sessions.message import check_for_inference, complete, infer_types, parse, tensor_type, type_of_value
-from dagexec.sessions.opening import open_session
-from dagexec.sessions.opening_islands import open_island
-from dagexec.sessions.seal import is_sealed, seal_of
-from dagexec.sessions.session import Session
+
+if not TYPE_CHECKING:
+    __getattr__ = lazy_names(
+        __name__,
+        {
+            "dagexec.sessions.island": (
+                "BoundIsland",
+                "IslandModel",
+                "IslandRuntime",
+                "IslandSession",
+                "usable_runtimes",
+            ),
+            "dagexec.sessions.kernels": ("has_kernel",),
+            "dagexec.sessions.opening": ("open_session",),
+            "dagexec.sessions.opening_islands": ("open_island",),
+            "dagexec.sessions.seal": ("is_sealed", "seal_of"),
+            "dagexec.sessions.session": ("Session",),
+        },
+    )
+else:
+    from dagexec.sessions.island import BoundIsland, IslandModel, IslandRuntime, IslandSession, usable_runtimes
+    from dagexec.sessions.kernels import has_kernel
+    from dagexec.sessions.opening import open_session
+    from dagexec.sessions.opening_islands import open_island
+    from dagexec.sessions.seal import is_sealed, seal_of
+    from dagexec.sessions.session import Session
 
 __all__ = [
     "BoundIsland", "IslandModel", "IslandRuntime", "IslandSession", "Session", "check_for_inference", "complete",

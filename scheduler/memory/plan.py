@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,13 +17,19 @@ from dagexec.core.schema import TensorType
 from dagexec.core.tensor import Storage, array_on
 from dagexec.errors import ResourceError
 from dagexec.platform.host_memory import check_fits
+from dagexec.platform.lazy import LazyModule
 from dagexec.scheduler.memory.arena import Arena, StripArena
 from dagexec.scheduler.memory.arena_memory import ArenaMemory, Placement, WorkingMemory
 from dagexec.scheduler.memory.buffers import Buffer, Buffers
 from dagexec.scheduler.memory.lifetime import MAX_IN_PAIRS, Lifetimes, Numbers, Order
-from dagexec.scheduler.memory.list_order_offsets import place_in_list_order
-from dagexec.scheduler.memory.lower_bound import heaviest_antichain
 from dagexec.scheduler.memory.offsets import BufferOffsets, Integers, aligned, place
+
+if not TYPE_CHECKING:
+    list_order_offsets = LazyModule("dagexec.scheduler.memory.list_order_offsets")
+    lower_bound = LazyModule("dagexec.scheduler.memory.lower_bound")
+else:
+    from dagexec.scheduler.memory import list_order_offsets, lower_bound
+
 
 Array = npt.NDArray[Any]
 
@@ -155,7 +161,7 @@ class MemoryPlan:
         if not self._many:
             return self._new_pair_arena(runtime, offsets, sizes, members)
         if runtime.device not in self._strips:
-            self._strips[runtime.device] = place_in_list_order((), (), (), self._order).strips
+            self._strips[runtime.device] = list_order_offsets.place_in_list_order((), (), (), self._order).strips
         return StripArena(runtime, offsets, sizes, self._memory, self._strips[runtime.device])
 
     def _new_pair_arena(
@@ -217,7 +223,7 @@ class MemoryPlan:
             kept = [self.buffers[number].kept for number in members] + [False] * len(arena.working)
             weights = [aligned(self.buffers[number].nbytes) for number in members]
             weights += [aligned(given.nbytes) for given in arena.working]
-            total += heaviest_antichain(weights, Lifetimes(users, kept, self._order).precedes)
+            total += lower_bound.heaviest_antichain(weights, Lifetimes(users, kept, self._order).precedes)
         return total
 
     def _place(self, device: Device, members: Sequence[int]) -> BufferOffsets:
@@ -228,7 +234,9 @@ class MemoryPlan:
                 sizes = self._room[device] = self._with_headroom(device, sizes)
             return known or self._place_in_pairs(members, sizes)
         rows = [self.buffers[number] for number in members]
-        walked = place_in_list_order(sizes, [row.users for row in rows], [row.kept for row in rows], self._order)
+        walked = list_order_offsets.place_in_list_order(
+            sizes, [row.users for row in rows], [row.kept for row in rows], self._order
+        )
         self._strips[device] = walked.strips
         placed = BufferOffsets(walked.offsets, walked.extent)
         if self.lifetimes is None or len(members) < len(self.buffers) or self.lifetimes.are_crowded():

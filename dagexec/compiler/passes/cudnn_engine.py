@@ -9,14 +9,21 @@ other one takes the next in turn.
 from __future__ import annotations
 
 from collections import Counter
+from typing import TYPE_CHECKING
 
 from dagexec.compiler.passes.draft import Draft
 from dagexec.compiler.passes.rewriting import Pass
 from dagexec.core.exclusive import STATES_PER_DEVICE
 from dagexec.core.node import Node
 from dagexec.core.registry import registered_engines
-from dagexec.devices.cuda.binding import cudnn
 from dagexec.errors import DeviceError
+from dagexec.platform.lazy import LazyModule
+
+if not TYPE_CHECKING:
+    binding = LazyModule("dagexec.devices.cuda.binding")
+else:
+    from dagexec.devices.cuda import binding
+
 
 CUDNN = "CUDNN"
 
@@ -27,7 +34,7 @@ def assign_cudnn(draft: Draft) -> None:
     An engine that a def names already stays.
     """
     try:
-        cudnn()
+        binding.cudnn()
     except DeviceError:
         return
     changed: Counter[str] = Counter()

@@ -9,15 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from dagexec.compiler.passes import bfloat16
 from dagexec.compiler.passes import quantized_operators as quantized_operators
 from dagexec.compiler.passes.draft import Draft
-from dagexec.compiler.passes.quantization import with_quantization
 from dagexec.compiler.passes.rewriting import Pass
 from dagexec.core.feeds import Feeds
 from dagexec.core.registry import schema_of
 from dagexec.errors import FeedError
+from dagexec.platform.lazy import LazyModule
+
+if not TYPE_CHECKING:
+    quantization = LazyModule("dagexec.compiler.passes.quantization")
+else:
+    from dagexec.compiler.passes import quantization
+
 
 PRECISION_PASSES: tuple[Pass, ...] = (quantized_operators.PASS, bfloat16.PASS)
 """Those that some dtype adds, for their names."""
@@ -72,7 +79,7 @@ def _calibrated(draft: Draft, feeds: tuple[Feeds, ...]) -> None:
             f"model {draft.model.name!r}: int8 needs sample inputs to calibrate with (calibration=), or a model with "
             "QuantizeLinear and DequantizeLinear"
         )
-    qdq = with_quantization(draft.model, feeds)
+    qdq = quantization.with_quantization(draft.model, feeds)
     fused = quantized_operators.PASS.apply(qdq.model)
     draft.become(fused.model, (*qdq.changes, *fused.changes))
 

@@ -21,7 +21,7 @@ def conv(source: str, target: str, **arguments: object) -> object:
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> None:
     """cuDNN is there, and computes Conv."""
-    monkeypatch.setattr(cudnn_engine, "cudnn", lambda: object())
+    monkeypatch.setattr(cudnn_engine.binding, "cudnn", lambda: object())
     monkeypatch.setattr(cudnn_engine, "registered_engines", lambda kind, _device: ["CUDNN"] if kind == "Conv" else [])
 
 
@@ -59,7 +59,7 @@ def test_without_the_library_nothing_changes(monkeypatch: pytest.MonkeyPatch) ->
     def missing() -> object:
         raise DeviceError("nvidia-cudnn-frontend cannot be imported")
 
-    monkeypatch.setattr(cudnn_engine, "cudnn", missing)
+    monkeypatch.setattr(cudnn_engine.binding, "cudnn", missing)
     model = model_of([conv("x", "y")], **WEIGHTS)
     assert CUDNN_ENGINE.apply(model).model is model
     assert CUDNN_STATES.apply(model).model is model
