@@ -32,16 +32,23 @@ def edit(draft: Draft) -> None:
     types = draft.types()
     ordering = Ordering(draft, types)
     names: dict[str, str] = {}
-    kept = _shape_values(draft)
+    kept = set(_shape_values(draft))
     for number in candidates:
-        source = _dying_input(draft, number, types, ordering, names.keys() | kept)
+        source = _dying_input(draft, number, types, ordering, kept)
         if source is not None:
             names[source] = draft[number].output[0]
+            kept.add(source)  # for who reads it too
             draft.changed(f"{draft.label(number)} writes over {source!r}")
-    for old, new in names.items():
-        while new in names:
-            new = names[new]
-        draft.rename(old, new)
+    for old in reversed(list(names)):  # a result that is written over in turn comes later
+        names[old] = names.get(names[old], names[old])
+    if names:
+        program = draft.model.program
+        touched = names.keys()
+        renamed = [
+            one if touched.isdisjoint(one.input) and touched.isdisjoint(one.output) else one.renamed(names)
+            for one in program.op
+        ]
+        draft.become(draft.model.changed(net=program.with_operators(renamed)), ())
 
 
 def _shape_values(draft: Draft) -> frozenset[str]:
