@@ -277,7 +277,7 @@ def main() -> None:
             report["models"][name] = measure(name, Path(folder), options.repeat)
         report["ten_models"] = measure_serving(Path(folder), max(1, options.repeat // 2))
     if options.json is not None:
-        write_report(options.json, report)
+        write_report(options.json, **report)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from functools import partial
 from math import prod
 
 import numpy as np
+import numpy.typing as npt
 
 from dagexec.core.operator import Step
 from dagexec.core.tensor import Tensor
@@ -43,7 +44,7 @@ they are, the less often W is read: of 197 x 768 by 768 x 3072, 512 KiB run at 1
 _AT_ONCE = 16
 """Columns that are packed at a time: as many lines of W stay in the first cache until all of each has been read."""
 
-_Call = tuple[int, int, int, int, int]
+_Calls = npt.NDArray[np.int64]
 
 
 def is_for_panels(library: Library, weights: Array) -> bool:
@@ -125,8 +126,8 @@ def product_step(
     the kernels cannot run.
     """
     product = _Product(lanes, x, panels, bias, y, addend, post_ops)
-    tables = [list(product.calls(panels, blocks)) for panels, blocks in product.parts()]
-    if any(kernel == 0 for table in tables for kernel, *_ in table):
+    tables = [product.calls(panels, blocks) for panels, blocks in product.parts()]
+    if not all(table[:, 0].all() for table in tables):
         return None
     return in_pieces(tables, product, label)
 
@@ -172,15 +173,12 @@ class _Product:
             for part in even_shares(blocks, pieces)
         ]
 
-    def calls(self, panels: range, rows: range) -> Iterator[_Call]:
-        """Those that compute these rows in these panels."""
+    def calls(self, panels: range, rows: range) -> _Calls:
+        """Those that compute these rows in these panels, [calls, 5]; kernels that cannot run are 0."""
         chunk = max(1, core_cache() // _PART // (4 * self._inner * self._block)) * self._block
         self._rows_of_panel = min(chunk, len(rows))
-        for first in range(rows.start, rows.stop, chunk):
-            pieces = list(self._pieces(first, min(first + chunk, rows.stop)))
-            for panel in panels:
-                for piece in pieces:
-                    yield from self._columns(panel, *piece)
+        firsts = range(rows.start, rows.stop, chunk)
+        return np.concatenate([self._columns(panels, first, min(first + chunk, rows.stop)) for first in firsts])
 
     def _pieces(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
         """What is one call each: the first row, rows of a block, and blocks, which are within a line."""
@@ -198,14 +196,20 @@ class _Product:
         line, within = divmod(row, self._line)
         return int(self._y + line * self._line_bytes + within * 4 * self._units)
 
-    def _columns(self, panel: int, first: int, block: int, count: int) -> Iterator[_Call]:
-        """One panel, and `count` blocks of rows from `first` on."""
-        column = panel * self._width
-        vectors = min(self._width, self._units - column) // self._lanes
-        kernel, fields = self._kernel(block, count, vectors, first)
-        source = self._x + 4 * first * self._inner
-        target = self._place(first) + 4 * column
-        yield kernel, source, self._panels + 4 * column * self._inner, target, fields
+    def _columns(self, panels: range, first: int, last: int) -> _Calls:
+        """One panel after another for rows from `first` to `last`, of which each is read for all pieces of them."""
+        pieces = list(self._pieces(first, last))
+        columns = np.arange(panels.start, panels.stop)[:, np.newaxis] * self._width
+        calls = np.empty((len(panels), len(pieces), 5), np.int64)
+        calls[:, :, 1] = [self._x + 4 * start * self._inner for start, _, _ in pieces]
+        calls[:, :, 2] = self._panels + 4 * self._inner * columns
+        calls[:, :, 3] = np.array([self._place(start) for start, _, _ in pieces]) + 4 * columns
+        rest = self._units - panels[-1] * self._width
+        for part, width in ((slice(0, -1), self._width), (slice(-1, None), min(rest, self._width))):
+            if len(calls[part]):
+                vectors = width // self._lanes
+                calls[part, :, ::4] = [self._kernel(block, count, vectors, start) for start, block, count in pieces]
+        return calls.reshape(-1, 5)
 
     def _kernel(self, block: int, count: int, vectors: int, first: int) -> tuple[int, int]:
         """The kernel, 0 where it cannot run, and the address of its fields."""
