@@ -115,12 +115,8 @@ class ForwardConvolution(ConvolutionFamily):
                 rows=rows,
                 block=block,
             )  # fmt: skip
-            misread = padding_of("convolution_forward", inner[-1]) >= MISREAD
-            if not rows or not (misread or edges.is_long(inner)) or (len(axes) == 1 and part.rows is not None):
+            if not rows or len(axes) == 1 or padding_of("convolution_forward", inner[-1]) < MISREAD:
                 return whole
-            if len(axes) == 1:
-                offered = partial(edges.strips, with_edges, source.shape, inner[-1])
-                return replace(whole, composed=all_of(whole.composed, offered))
             edged = edges.with_edges(inner)
             shape = (*source.shape[:-2], edged[-1].size, source.shape[-1])
             wide_image = np.broadcast_to(np.zeros((), x.dtype), shape)
@@ -130,10 +126,17 @@ class ForwardConvolution(ConvolutionFamily):
             offered = partial(edges.candidates, asked, inner[-1].head, inner[-1].size, pixel)
             return replace(whole, composed=all_of(whole.composed, offered))
 
-        def with_edges(image: Array, part: Part) -> Problem:
+        def edged_problem(image: Array, part: Part) -> Problem:
             return self.asked_of_library(computation(part, image, edges.with_edges(axes)))
 
-        assembled = self.convolution(computation)
+        def with_strips(part: Part) -> Computation:
+            whole = computation(part)
+            if not rows or part.rows is not None or not edges.is_for_strips(axes):
+                return whole
+            offered = partial(edges.strips, edged_problem, whole.images[SRC][0].shape, axes[0])
+            return replace(whole, composed=all_of(whole.composed, offered))
+
+        assembled = self.convolution(with_strips)
         places = enumerate(post_ops)
         inputs |= {POST_OP * (place + 1) | SRC_1: one.input for place, one in places if one.input in operands}
         operands_later = {one.input: self.x(one.input) for one in later if one.input >= 0}

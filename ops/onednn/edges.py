@@ -20,6 +20,7 @@ from dagexec.ops.base.geometry import Axis
 from dagexec.ops.kernels.sharing import MOST_OF_ONE, pieces_of
 from dagexec.ops.kernels.tables import can_run, in_pieces, shares
 from dagexec.ops.onednn.descriptors import DST, POST_OP, SRC, Array, Descriptor
+from dagexec.ops.onednn.division import MISREAD
 from dagexec.ops.onednn.implementation import estimated_seconds
 from dagexec.ops.onednn.pieces import ONE, Part, Piece, computed_in_pieces
 from dagexec.ops.onednn.problem import COMPOSED, DIRECT, Asked, Assembled, Candidate, Memory, Pack, Problem, assemble
@@ -87,9 +88,12 @@ def _assemble(
     return replace(found, steps=[fill, *found.steps], direct=found.direct - {SRC}, nbytes=found.nbytes + table.nbytes)
 
 
-def is_long(axes: Sequence[Axis]) -> bool:
-    """True for a window of some columns that slides along a single axis, which is long."""
-    return len(axes) == 1 and axes[0].kernel > 1 and axes[0].out > STRIP
+def is_for_strips(axes: Sequence[Axis]) -> bool:
+    """True for a window along a single axis that is long, or has padding which `brgconv` may take pixels for."""
+    if len(axes) > 1:
+        return False
+    padding = max(axes[0].head, axes[0].covered - axes[0].head - axes[0].size)
+    return padding >= MISREAD or (axes[0].kernel > 1 and axes[0].out > STRIP)
 
 
 WithEdges = Callable[[Array, Part], Problem]
@@ -190,7 +194,7 @@ def _read(rows: range, axis: Axis) -> range:
 def _on_image(rows: range, axis: Axis) -> range:
     """Those that are on the image."""
     read = _read(rows, axis)
-    start = min(max(read.start, 0), axis.size)
+    start = min(max(read.start, 0), read.stop)
     return range(start, max(start, min(read.stop, axis.size)))
 
 

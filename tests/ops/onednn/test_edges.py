@@ -55,8 +55,9 @@ LONG: list[Geometry] = [
     (24, 32, (600,), {"kernels": [3], "pads": [1, 1]}),
     (16, 32, (1030,), {"kernels": [2]}),
     (48, 16, (40,), {"kernels": [7], "dilations": [9], "pads": [27, 27]}),
+    (32, 32, (600,), {"kernels": [2], "pads": [1100, 1200]}),
 ]
-"""Windows along one axis: strips that read padding, some more than pixels, and strips that do not."""
+"""Windows along one axis: strips that read padding, some more than pixels or nothing else, and strips that do not."""
 
 
 @pytest.mark.parametrize("constant", [True, False], ids=["constant", "fed"])
