@@ -20,6 +20,7 @@ from dagexec.core.operator import Step
 from dagexec.ops.base.pieces import is_same_memory
 from dagexec.ops.kernels.builder import BYTES, Builder, Mask, Scalar, Vector, fitting
 from dagexec.ops.kernels.machine import Machine
+from dagexec.ops.kernels.registers import MOST_ADDRESSES
 from dagexec.ops.kernels.sharing import pieces_of_bytes
 from dagexec.ops.kernels.tables import in_pieces, shares
 
@@ -198,6 +199,9 @@ def formula_kernel(formula: Formula, outputs: int, sources: Sources, lanes: int)
     The numbers, of 64 bits, are how many rows, elements in a row, the addresses of the outputs and of the inputs, and
     the bytes from each one's row to the next.
     """
+    used = {*range(outputs), *(source for source in sources if source is not None)}
+    if len(used) > MOST_ADDRESSES:
+        return None
     build = fitting(lambda together: _rows(formula, outputs, sources, lanes, together), 3)
     return build.function() if build.fits() else None
 

@@ -34,6 +34,9 @@ from dagexec.platform.assembler import (
 from dagexec.platform.records import dataclass
 
 GENERAL, VECTOR, MASK = "general", "vector", "mask"
+
+MOST_ADDRESSES = 15
+"""That code may have in registers at one time: as many as there are beside that of the stack."""
 """Kinds of registers; masks are opmask registers of AVX-512."""
 
 ARGUMENTS = (RDI, RSI, RDX, RCX)

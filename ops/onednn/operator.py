@@ -18,7 +18,7 @@ from dagexec.core.choices import choices, seconds_left
 from dagexec.core.dtypes import BFLOAT16, FLOAT16, FLOAT32, TypeMeta, from_numpy
 from dagexec.core.node import Node
 from dagexec.core.operator import Operator, Prepared, Rebind, Step, nothing_to_do
-from dagexec.core.schema import TensorType
+from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.activation.post_ops import SUM, PostOp
 from dagexec.ops.base.layout import ORDERS, blocked_orders, logical_shape
@@ -316,8 +316,11 @@ class OneDNNOperator(Operator):
     @property
     def pieces(self) -> int:
         """In how many pieces the work of the operator is cut."""
+        return self.call().once(self._pieces_of)
+
+    def _pieces_of(self, call: OperatorCall) -> int:
         outputs = [TensorType(tuple(self.y(i).shape), self.output(i).meta) for i in range(len(self.output_blobs))]
-        seconds = work_seconds(self.schema.cost(self.call(), outputs), self.onednn.isa.lanes)
+        seconds = work_seconds(self.schema.cost(call, outputs), self.onednn.isa.lanes)
         return pieces_of(seconds, MOST_PIECES, SMALL_PART)
 
     def rebindable(

@@ -120,7 +120,7 @@ class Lifetimes:
         return self._lives.crowds(sizes)
 
     def peak_live(self, sizes: Sequence[int]) -> int:
-        """The most of `sizes` that are in use at one time in list order, which no plan can be below."""
+        """A sum of `sizes` that buffers alive at one time have, which no plan can be below: the most that is known."""
         return self._lives.peak_live(np.array(sizes, np.int64))
 
     def live_at(self, operator: int) -> Flags:

@@ -117,13 +117,17 @@ class _Inference:
         return found
 
     def _input_type(self, operator: Operator, index: int) -> TensorType:
-        kind = operator.input_type(index)
+        """Of a tensor that no operator has written yet."""
+        kind = self._known[id(operator.input_blobs[index])] = self._one_object(operator.input_type(index))
+        return kind
+
+    def _one_object(self, kind: TensorType) -> TensorType:
         return self._types.setdefault(kind, kind)
 
     def _new(self, operator: Operator, kinds: Sequence[TensorType]) -> Inferred:
         """The first operator of a form with inputs of these types."""
         call = operator.call(kinds)
-        types = tuple(self._types.setdefault(kind, kind) for kind in _types_of(operator, call))
+        types = tuple(map(self._one_object, _types_of(operator, call)))
         nbytes = sum(kind.nbytes for kind in types)
         seconds = operator.schema.cost(call, types).seconds
         return Inferred(
@@ -137,11 +141,11 @@ class _Inference:
             id(blob) in known or _has_type(blob) for blob in operator.input_blobs
         ):
             return None
-        given = [known.get(id(blob)) or self._input_type(operator, i) for i, blob in enumerate(operator.input_blobs)]
-        call = operator.call(given)
+        blobs = enumerate(operator.input_blobs)
+        call = operator.call([known.get(id(blob)) or self._one_object(operator.input_type(i)) for i, blob in blobs])
         if operator.schema.infer is None:
             return self._by_bodies(operator, call)
-        types = tuple(self._types.setdefault(kind, kind) for kind in _types_of(operator, call))
+        types = tuple(map(self._one_object, _types_of(operator, call)))
         known.update(zip(map(id, operator.output_blobs), types, strict=True))
         nbytes = sum(kind.nbytes for kind in types)
         if index in self._depends.settled:

@@ -132,4 +132,4 @@ def test_one_more_of_a_form_takes_few_calls() -> None:
     """What is asked of a form is asked once: alone each takes some 500 calls."""
     made(net_def(14), None).close()  # what is done once a process
     few, many = calls_of_first_run(700), calls_of_first_run(1400)
-    assert (many - few) / 700 < 290
+    assert (many - few) / 700 < 250
