@@ -28,11 +28,12 @@ class Node:
             does.
         is_gradient_op: it may have the arguments of the operator that it is the gradient of.
         unread: a message with what nothing reads (`debug_info`), or None.
+        verified: the schema of its type allows it (`core.registry.verify`).
     """
 
     __slots__ = (
         "__weakref__", "control_input", "device_option", "engine", "input", "is_gradient_op", "name", "output",
-        "type", "unread", "values",
+        "type", "unread", "values", "verified",
     )  # fmt: skip
 
     def __init__(
@@ -58,6 +59,7 @@ class Node:
         self.device_option = device_option
         self.is_gradient_op = is_gradient_op
         self.unread: OperatorDef | None = None
+        self.verified = False
 
     def __repr__(self) -> str:
         return f"Node({self.type!r}, {list(self.input)}, {list(self.output)}, {dict(self.values)})"
@@ -95,6 +97,7 @@ class Node:
     ) -> Node:
         """A node that differs in what is given. `arguments` are added; one that is None is taken away."""
         made = Node.__new__(Node)
+        made.verified = False
         made.type = self.type if op_type is None else op_type
         made.input = self.input if inputs is None else tuple(inputs)
         made.output = self.output if outputs is None else tuple(outputs)

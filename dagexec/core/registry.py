@@ -201,6 +201,8 @@ def verify(definition: OperatorDef | Node, *, index: int = -1, net: str = "") ->
     An argument that operators of this type do not know is an ArgumentError, which suggests a name.
     """
     definition = node_of(definition)
+    if definition.verified:
+        return schema_of(definition.type)
     try:
         schema = schema_of(definition.type)
         schema.verify(definition)
@@ -212,6 +214,7 @@ def verify(definition: OperatorDef | Node, *, index: int = -1, net: str = "") ->
     if schema.sub_nets:
         for body in sub_nets_of(definition, schema).values():
             verify_all(body.op, body.name)
+    definition.verified = True
     return schema
 
 
@@ -226,8 +229,11 @@ def sub_nets_of(definition: Node, schema: OpSchema) -> dict[str, Program]:
 
 def verify_all(definitions: Sequence[Node], net: str = "") -> tuple[OpSchema, ...]:
     """The schemas of the operators of a net, each checked with `verify`; all types that are unknown are one error."""
-    check_known([(net, definitions)], f"net {net!r}")
-    return tuple(verify(definition, index=index, net=net) for index, definition in enumerate(definitions))
+    if not all(definition.verified for definition in definitions):
+        check_known([(net, definitions)], f"net {net!r}")
+        for index, definition in enumerate(definitions):
+            verify(definition, index=index, net=net)
+    return tuple([schema_of(definition.type) for definition in definitions])
 
 
 def check_known(nets: Iterable[tuple[str, Sequence[Node]]], owner: str) -> None:

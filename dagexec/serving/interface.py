@@ -31,7 +31,7 @@ class Interface:
         self._source = source
         self.needed = source.needed_inputs()
         self.keep = frozenset((*options.keep, *model.outputs, *model.inputs)) if options.optimize else None
-        self._written = {name for operator in source.net.op for name in operator.output}
+        self._written = {name for operator in source.program.op for name in operator.output}
         self._parameter_memory: HeldMemory | None = None  # made when it is first asked for
 
     def asked(
