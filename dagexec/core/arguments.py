@@ -126,7 +126,8 @@ def _content(value: Any) -> Any:
         copy = type(value)()
         copy.CopyFrom(value)
         return copy
-    return tuple(map(_content, value))
+    found = tuple(value)
+    return tuple(map(_content, found)) if found and isinstance(found[0], Message) else found
 
 
 def _message(name: str, value: Value) -> Argument:
@@ -299,15 +300,17 @@ def value_of(name: str, value: ArgumentValue | tuple[Any, ...]) -> Value:
 
 
 def _values_of(name: str, values: list[Any] | tuple[Any, ...]) -> tuple[Any, ...]:
-    if all(isinstance(value, bool | int) for value in values):
-        integers = tuple(map(int, values))
-        _check_int64(name, integers)
+    kinds = set(map(type, values))  # of which there are few where a list is long
+    if all(issubclass(kind, int) for kind in kinds):
+        integers = tuple(values) if kinds == {int} else tuple(map(int, values))
+        _check_int64(name, (min(integers), max(integers)) if integers else ())
         return integers
-    if all(isinstance(value, int | float) for value in values):
+    if all(issubclass(kind, int | float) for kind in kinds):
         return tuple(array("f", values))
-    if all(isinstance(value, str | bytes) for value in values):
-        return tuple(value.encode() if isinstance(value, str) else value for value in values)
-    if all(isinstance(value, NetDef) for value in values):
+    if all(issubclass(kind, str | bytes) for kind in kinds):
+        encoded = [value.encode() if isinstance(value, str) else value for value in values] if str in kinds else values
+        return tuple(encoded)
+    if all(issubclass(kind, NetDef) for kind in kinds):
         return tuple(values)
     raise ArgumentError(f"argument {name!r}: a list must hold only ints, floats or strings; found {list(values[:4])}")
 

@@ -92,8 +92,10 @@ def _argument(op_type: str, name: str, value: Any) -> Argument:
     if isinstance(plain, np.generic):
         plain = plain.item()
     if isinstance(plain, list | tuple):
-        plain = [item.item() if isinstance(item, np.generic) else item for item in plain]
-        if plain and all(isinstance(item, NetDef) for item in plain):
+        kinds = set(map(type, plain))
+        if any(issubclass(kind, np.generic) for kind in kinds):
+            plain = [item.item() if isinstance(item, np.generic) else item for item in plain]
+        if kinds == {NetDef}:
             return Argument(name=name, nets=plain)
     try:
         return make_argument(name, plain)

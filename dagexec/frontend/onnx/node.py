@@ -375,7 +375,7 @@ class OnnxNode:
         value = self._attributes.get(name)
         if value is None:
             return None
-        if not isinstance(value, list) or not all(isinstance(item, kind) for item in value):
+        if not isinstance(value, list) or not all(issubclass(found, kind) for found in set(map(type, value))):
             found = f"{value!r:.80}"
             raise ModelFormatError(f"{self.label}: attribute {name!r} must be a list of {expected}, found {found}")
         return value
