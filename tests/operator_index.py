@@ -41,14 +41,18 @@ def made_anew() -> str:
     """What the file should say; asked in a process that has not imported any operator."""
     assert not registry._schemas, "operators were imported before"
     of_types: dict[str, set[str]] = defaultdict(set)
+    of_gradients: dict[str, set[str]] = defaultdict(set)
 
     def note(key: Any, module: str) -> None:
         of_types[key[1] if isinstance(key, tuple) else key].add(module)
 
+    def note_gradient(key: Any, module: str) -> None:
+        of_gradients[key].add(module)
+
     registry._schemas = _Noting(registry._schemas, note)
     registry._operators = _Noting(registry._operators, note)
-    gradient._makers = _Noting(gradient._makers, note)
-    gradient._refusals = _Noting(gradient._refusals, note)
+    gradient._makers = _Noting(gradient._makers, note_gradient)
+    gradient._refusals = _Noting(gradient._refusals, note_gradient)
     operator_index.import_modules(operator_index.PACKAGE)
     for found in [of_types.pop(name) for name in set(of_types) - set(registry._schemas)]:
         assert not found
@@ -56,14 +60,16 @@ def made_anew() -> str:
         for name, schema in registry._schemas.items():
             if schema.post_ops is not None:
                 of_types[name].add(complete.__module__)
-    modules = sorted(set().union(*of_types.values()))
+    modules = sorted(set().union(*of_types.values(), *of_gradients.values()))
     start = len(operator_index.PACKAGE) + 1
     number = {module: place for place, module in enumerate(modules)}
     onnx: dict[str, dict[str, str]] = defaultdict(dict)
     for (domain, name), (schema, _) in sorted(registry._onnx.items()):
         onnx[domain][name] = schema.type
     types = {name: sorted(map(number.__getitem__, found)) for name, found in sorted(of_types.items())}
-    content = {"modules": [module[start:] for module in modules], "onnx": onnx, "types": types}
+    beside = {name: found - of_types[name] for name, found in sorted(of_gradients.items())}
+    gradients = {name: sorted(map(number.__getitem__, found)) for name, found in beside.items() if found}
+    content = {"gradients": gradients, "modules": [module[start:] for module in modules], "onnx": onnx, "types": types}
     return json.dumps(content, separators=(",", ":")).replace("],", "],\n") + "\n"
 
 

@@ -22,7 +22,7 @@ from string import digits
 from dagexec.core.arguments import Arguments, ArgumentValue, make_argument
 from dagexec.core.node import arguments_of, operator_label
 from dagexec.core.operator_def import op
-from dagexec.core.operator_index import load_operator
+from dagexec.core.operator_index import load_gradient
 from dagexec.core.proto import OperatorDef
 from dagexec.errors import GradientError
 from dagexec.platform.records import dataclass
@@ -235,13 +235,13 @@ def not_differentiable(reason: str, *op_types: str) -> None:
 
 def has_maker(op_type: str) -> bool:
     """True when gradients pass through operators of this type."""
-    load_operator(op_type)
+    load_gradient(op_type)
     return _makers.get(op_type) is not None
 
 
 def stops_gradients(op_type: str) -> bool:
     """True when operators of this type are known to pass on no gradient."""
-    load_operator(op_type)
+    load_gradient(op_type)
     return op_type in _makers and _makers[op_type] is None
 
 
@@ -298,7 +298,7 @@ def _placed(made: OperatorDef, forward: OperatorDef) -> OperatorDef:
 
 def _refusal(op_type: str) -> str | None:
     """Why an operator has no gradient; that of a gradient operator would be a second derivative."""
-    load_operator(op_type)
+    load_gradient(op_type)
     if op_type in _refusals:
         return _refusals[op_type]
     forward = op_type.removesuffix("Gradient").removesuffix("Grad")

@@ -1,4 +1,4 @@
-"""Which modules an operator type needs: those that register its schema, its engines and its gradient.
+"""Which modules an operator type needs: those that register its schema and its engines, and those of its gradient.
 
 `dagexec.ops` has several hundred modules, and a net uses a few of them. A file in that package says which, written by
 `python -m tests.operator_index`. For a type that it does not know all modules are imported; so a new operator is
@@ -29,6 +29,7 @@ PACKAGE = "dagexec.ops"
 _NOT_FOR_THE_HOST = (f"{PACKAGE}.cuda", f"{PACKAGE}.onednn.declared")
 
 _loaded: set[str] = set()  # types whose modules have all been imported
+_differentiable: set[str] = set()  # those that the modules of the gradient have been imported of as well
 _everything = threading.Event()
 _completions: list[Callable[[str], object]] = []
 _completing = threading.RLock()
@@ -54,6 +55,15 @@ def load_operator(operator_type: str) -> None:
         names = _index()["modules"]
         _import(f"{PACKAGE}.{names[module]}" for module in modules)
         _complete([operator_type])
+
+
+def load_gradient(operator_type: str) -> None:
+    """Import what `operator_type` needs, and what makes its gradient. Nets that are not trained do without."""
+    load_operator(operator_type)
+    if operator_type not in _differentiable and not _importing.depth:
+        names = _index()["modules"]
+        _import(f"{PACKAGE}.{names[module]}" for module in _index()["gradients"].get(operator_type, ()))
+        _differentiable.add(operator_type)
 
 
 def load_all() -> None:
@@ -134,6 +144,9 @@ def index_file() -> Path:
 
 @cache
 def _index() -> dict[str, Any]:
-    """`modules` are names, `types` the numbers of those that each type needs, `onnx` types by domain and operator."""
+    """`modules` are names, `types` the numbers of those that each type needs, `onnx` types by domain and operator.
+
+    `gradients` are the numbers of those that a gradient needs beside them.
+    """
     found: dict[str, Any] = json.loads(index_file().read_text())
     return found
