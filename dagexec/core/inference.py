@@ -8,7 +8,7 @@ inferred.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from operator import is_
@@ -19,7 +19,7 @@ import numpy.typing as npt
 from dagexec.core.body_types import Seen, Types, types_with_bodies
 from dagexec.core.dtypes import from_numpy
 from dagexec.core.graph import Graph
-from dagexec.core.inferred_types import output_types
+from dagexec.core.inferred_types import output_types, typing_form
 from dagexec.core.node import Node, operator_label
 from dagexec.core.program import Program
 from dagexec.core.registry import schema_of
@@ -199,11 +199,35 @@ def probed_net(operators: Sequence[Node], given: Mapping[str, Probed], probes: i
     known = dict(given)
     unknown = Probed.of_types((None,) * probes)
     asked = asked_operators(operators, [schema_of(definition.type) for definition in operators])
+    kinds: dict[tuple[TensorType | None, ...], Probed] = {unknown.types: unknown}  # one of each, without contents
+    kind_of = {name: kinds.setdefault(blob.types, Probed.of_types(blob.types)) for name, blob in given.items()}
+    made_before: dict[Hashable, tuple[list[Probed], list[Probed]]] = {}
     for index, definition in enumerate(operators):
         inputs = [known.get(name, unknown) for name in definition.input]
-        made = probed_outputs(definition, inputs, probes, probes, is_asked=index in asked)
-        known.update(zip(definition.output, made, strict=True))
+        form = None if index in asked else _probed_form(definition, inputs)
+        if form is not None:
+            form = form, *(kind_of.get(name, unknown) for name in definition.input)
+        found = None if form is None else made_before.get(form)
+        if found is None:
+            made = probed_outputs(definition, inputs, probes, probes, is_asked=index in asked)
+            found = made, [kinds.setdefault(blob.types, Probed.of_types(blob.types)) for blob in made]
+            made_before[form] = found
+        known.update(zip(definition.output, found[0], strict=True))
+        kind_of.update(zip(definition.output, found[1], strict=True))
     return known
+
+
+def _probed_form(definition: Node, inputs: Sequence[Probed]) -> Hashable | None:
+    """`typing_form` of an operator that sees the same values in all probes; else None."""
+    schema = schema_of(definition.type)
+    values: list[Array | None] = [None] * len(inputs)
+    for index in schema.value_inputs:
+        if index < len(inputs):
+            contents = inputs[index].contents
+            values[index] = contents[0]
+            if any(one is not contents[0] for one in contents):
+                return None
+    return typing_form(definition, schema, values)
 
 
 def _rows(blobs: Sequence[Probed], probes: int) -> Sequence[_Row]:

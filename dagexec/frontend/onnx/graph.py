@@ -331,11 +331,14 @@ def dims_of(value: onnx.ValueInfoProto) -> Dims | None:
     tensor_type = value.type.tensor_type
     if not tensor_type.HasField("shape"):
         return None
-    dims = tuple(dim.dim_value if dim.HasField("dim_value") else None for dim in tensor_type.shape.dim)
-    dims = tuple(None if size == -1 else size for size in dims)
-    if any(size is not None and size < 0 for size in dims):
-        raise ModelFormatError(f"tensor {value.name!r}: a size is negative: {list(dims)}")
-    return dims
+    dims: list[int | None] = []
+    for dim in tensor_type.shape.dim:
+        size = dim.dim_value
+        is_open = size == -1 or (size == 0 and not dim.HasField("dim_value"))
+        dims.append(None if is_open else size)
+        if size < -1:
+            raise ModelFormatError(f"tensor {value.name!r}: a size is negative: {size}")
+    return tuple(dims)
 
 
 def stated_shapes(graph: onnx.GraphProto) -> dict[str, Dims]:

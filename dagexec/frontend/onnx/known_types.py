@@ -5,10 +5,10 @@ An operator that does not compute with the elements it would get is found here, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 from dagexec.core.dtypes import FLOAT32, STRING, from_numpy
-from dagexec.core.inferred_types import output_types
+from dagexec.core.inferred_types import output_types, typing_form
 from dagexec.core.model import InputInfo
 from dagexec.core.node import Node
 from dagexec.core.registry import schema_of
@@ -30,6 +30,8 @@ class KnownTypes:
         """`values` are constants, to which more may come."""
         self._values = values
         self._types: dict[str, TensorType | None] = {}
+        self._one_of_each: dict[TensorType, TensorType] = {}
+        self._made: dict[Hashable, Sequence[TensorType] | None] = {}  # by operator, and identity of types
         self.unusual: set[str] = set()
         self.add_constants(values)
 
@@ -57,6 +59,7 @@ class KnownTypes:
         if kind is None and (array := self._values.get(name)) is not None:
             kind = TensorType(tuple(array.shape), from_numpy(array.dtype))
             self._note(name, kind)
+            return self._types[name]
         return kind
 
     def follow(self, operators: Sequence[Node]) -> None:
@@ -71,19 +74,28 @@ class KnownTypes:
         inputs = self.of(operator.input)
         if inputs is None:
             return None
+        schema = schema_of(operator.type)
+        if schema.infer is None:
+            return None
         values = tuple([self._values.get(name) for name in operator.input])
+        form = typing_form(operator, schema, values)
+        if form is not None:
+            form = form, *map(id, inputs)
+            if form in self._made:
+                return self._made[form]
         try:
-            schema = schema_of(operator.type)
-            if schema.infer is None:
-                return None
-            call = OperatorCall(operator, operator.arguments(), tuple(inputs), values, operator.type)
-            return output_types(call, schema)
+            found: Sequence[TensorType] | None = output_types(
+                OperatorCall(operator, operator.arguments(), tuple(inputs), values, operator.type), schema
+            )
         except ElementTypeError:
             raise
         except DagexecError:
-            return None
+            found = None
+        if form is not None:
+            self._made[form] = found
+        return found
 
     def _note(self, name: str, kind: TensorType | None) -> None:
-        self._types[name] = kind
+        self._types[name] = None if kind is None else self._one_of_each.setdefault(kind, kind)
         if kind is None or kind.meta is STRING:
             self.unusual.add(name)

@@ -5,7 +5,8 @@ The element type of a tensor follows by ONNX's rules from those of others, also 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Hashable, Mapping, Sequence
 
 import onnx
 import onnx.defs
@@ -18,7 +19,7 @@ from dagexec.core.node import Node
 from dagexec.core.proto import DeviceOption
 from dagexec.frontend.onnx.known_types import KnownTypes
 from dagexec.frontend.onnx.node import domain_of
-from dagexec.frontend.onnx.scoping import Listed, subgraphs
+from dagexec.frontend.onnx.scoping import Listed
 
 
 class StringTensors:
@@ -28,6 +29,7 @@ class StringTensors:
         """`types` are those of what operators compute; for what they do not tell, ONNX is asked."""
         self._known = types
         self._asked: dict[str, onnx.TypeProto] = {}
+        self._told_before: dict[Hashable, Sequence[onnx.TypeProto | None]] = {}
 
     def add_inputs(self, graph: onnx.GraphProto) -> None:
         """Note what the model says of its inputs."""
@@ -59,18 +61,37 @@ class StringTensors:
         unknown = [name for name in node.outputs if name and self._known.of_one(name) is None]
         if not unknown:
             return
-        given = {name: kind for name in node.inputs if (kind := self._type(name)) is not None}
-        told = _inferred(node.proto, opset, given)
+        told = self._told(node, opset)
         for name in unknown:
-            found = told.get(name)
+            found = told[node.outputs.index(name)]
             if found is None and is_likely:
-                found = onnx.helper.make_tensor_type_proto(STRING.onnx, None)
+                found = _tensor_of(STRING.onnx)
             if found is not None:
                 self._asked[name] = found
 
+    def _told(self, node: Listed, opset: int | None) -> Sequence[onnx.TypeProto | None]:
+        """What ONNX tells of the outputs of a node, asked once for nodes that differ in names; nothing of graphs."""
+        if opset is None or node.holds_graphs:
+            return [None] * len(node.outputs)
+        proto, given = node.proto, [self._type(name) for name in node.inputs]
+        kinds = tuple([None if kind is None else kind.SerializeToString() for kind in given])
+        attributes = tuple([attribute.SerializeToString() for attribute in proto.attribute])
+        places = tuple([name and node.inputs.index(name) for name in node.inputs])
+        form = proto.op_type, proto.domain, opset, attributes, kinds, places, tuple(map(bool, node.outputs))
+        if form not in self._told_before:
+            known = {name: kind for name, kind in zip(node.inputs, given, strict=True) if kind is not None}
+            told = _inferred(proto, opset, known)
+            self._told_before[form] = [told.get(name) for name in node.outputs]
+        return self._told_before[form]
+
     def _type(self, name: str) -> onnx.TypeProto | None:
         known = self._known.of_one(name)
-        return onnx.helper.make_tensor_type_proto(known.meta.onnx, None) if known else self._asked.get(name)
+        return _tensor_of(known.meta.onnx) if known else self._asked.get(name)
+
+
+@functools.cache
+def _tensor_of(number: int) -> onnx.TypeProto:
+    return onnx.helper.make_tensor_type_proto(number, None)
 
 
 def _on_host(operator: Node) -> DeviceOption:
@@ -88,15 +109,13 @@ def _is_of_strings(kind: onnx.TypeProto) -> bool:
     return bool(kind.tensor_type.elem_type == STRING.onnx)
 
 
-def _inferred(
-    proto: onnx.NodeProto, opset: int | None, inputs: Mapping[str, onnx.TypeProto]
-) -> Mapping[str, onnx.TypeProto]:
-    """What ONNX tells of the outputs of a node by these types of inputs; nothing of one that holds graphs."""
+def _inferred(proto: onnx.NodeProto, opset: int, inputs: dict[str, onnx.TypeProto]) -> Mapping[str, onnx.TypeProto]:
+    """What ONNX tells of the outputs of a node by these types of inputs."""
     domain = domain_of(proto)
-    if opset is None or next(subgraphs(proto), None) is not None or not onnx.defs.has(proto.op_type, opset, domain):
+    if not onnx.defs.has(proto.op_type, opset, domain):
         return {}
     schema = onnx.defs.get_schema(proto.op_type, opset, domain)
     try:
-        return onnx.shape_inference.infer_node_outputs(schema, proto, dict(inputs))
+        return onnx.shape_inference.infer_node_outputs(schema, proto, inputs)
     except Exception:  # of several types; what is wrong with the node, others say
         return {}
