@@ -185,7 +185,8 @@ class Model:
 
     def needed_inputs(self) -> frozenset[str]:
         """The inputs that the net reads or returns. Caffe2's files may declare more, such as labels."""
-        used = {name for operator in self.program.op for name in operator.input} | set(self.outputs)
+        net: NetDef | Program = self.__dict__["net"]  # either says what is read
+        used = {name for operator in net.op for name in operator.input} | set(self.outputs)
         return frozenset(used & self.inputs.keys())
 
 

@@ -139,13 +139,14 @@ def _executor(
     model = as_asked(model, options)
     _check_kept(model, options.keep)
     _check_shaped(model, options.shapes or ())
-    types = GivenTypes.of(model) if options.optimize else None
+    found = GivenTypes.of(model) if options.optimize else None  # before parameters go
     axes = BatchAxes(model, options) if options.max_batch > 1 else None
     given = model if keeps_parameters else model.changed(parameters={})  # frees parameters that passes replaced
     takes = not keeps_parameters and model.overridable is None
     compiled = compilation.compile_model(model, options, takes_parameters=takes)
     give_back_free_memory()
     kept = kept_options(compiled.model, compiled.options)
+    types = None if found is None else lambda: found
     if overridable is None:
         return Executor(compiled.model, kept, given, place, types, axes, origin)
     return overriding.OverridableExecutor(compiled.model, kept, given, types, overridable, _executor, axes)

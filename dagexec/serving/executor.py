@@ -89,16 +89,15 @@ class Executor(Closing):
         options: CompileOptions,
         given: Model | None = None,
         place: Place | None = None,
-        given_types: GivenTypes | None = None,
+        given_types: Callable[[], GivenTypes] | None = None,
         batch_axes: BatchAxes | None = None,
         origin: Origin | None = None,
     ) -> None:
         """Called by `compile`. `given` is the model before it was rewritten, or None if it was not.
 
-        `given_types` are for errors in its words, `batch_axes` those along which requests are joined. `origin` is what
-        `save` needs.
-        `options` determine the number of workers and the net type. `place` has the workers; with None the options
-        decide.
+        `given_types` gives those for errors in its words, `batch_axes` are those along which requests are joined.
+        `origin` is what `save` needs. `options` determine the number of workers and the net type. `place` has the
+        workers; with None the options decide.
         Raises what `warm_up` raises, if `options` request it, and ClosedError when their pool is closed.
         """
         assert options.net_type is not None
@@ -194,7 +193,7 @@ class Executor(Closing):
 
         Whether a result is a sequence or an optional is known after a run, or a warm-up.
         """
-        types = self._given_types or GivenTypes.of(self._source)
+        types = GivenTypes.of(self._source) if self._given_types is None else self._given_types()
         found = types.output_info(self.inputs, self.outputs)
         blobs = self._replicas.members[0].workspace
         for name, info in found.items():
@@ -515,7 +514,7 @@ class Executor(Closing):
 
     def _as_given(self, error: ShapeError, feeds: Feeds) -> ShapeError:
         """The error, in the words of the model as it was given where inference finds one there for these feeds."""
-        found = None if self._given_types is None else self._given_types.error_for(feeds)
+        found = None if self._given_types is None else self._given_types().error_for(feeds)
         return error if found is None else found
 
     def _warm_up_with_zeros(self, shapes: Shapes | None) -> None:

@@ -31,7 +31,6 @@ class Interface:
         self._source = source
         self.needed = source.needed_inputs()
         self.keep = frozenset((*options.keep, *model.outputs, *model.inputs)) if options.optimize else None
-        self._written = {name for operator in source.program.op for name in operator.output}
         self._parameter_memory: HeldMemory | None = None  # made when it is first asked for
 
     def asked(
@@ -59,7 +58,7 @@ class Interface:
         names = result_names(net, outputs)
         for name in names:
             lost = self.keep is not None and name not in self.keep
-            if lost and name in self._written:
+            if lost and any(name in operator.output for operator in self._source.program.op):
                 raise FeedError(
                     f"net {net!r}: output {name!r} is not kept, as the net was rewritten for speed; "
                     f"compile(..., keep=[{name!r}]) keeps it, and optimize=False every blob"

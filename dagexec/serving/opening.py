@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def opened(path: Path, given: Mapping[str, Any], compile_anew: Compile, *, mappe
 
 
 def _executor(plan: KeptPlan, options: CompileOptions) -> Executor:
-    given = _allowed(plan.given(checked=False), options).as_records()
+    given = _allowed(plan.given(checked=False), options)  # which few ask for: its records are not made before
     origin = Origin(given, options, plan.is_calibrated, plan.kept())
     if options.replicas is None and any((options.net_type, options.num_workers, options.intra_op_threads)):
         options = replace(options, replicas=1)
@@ -99,8 +100,8 @@ def _executor(plan: KeptPlan, options: CompileOptions) -> Executor:
         net_type = choose(model, options, Estimated(model, placeholder_inputs(model, options.shapes or {}))).net_type
     workers = options.num_workers or most_workers(options, net_type)
     given = as_asked(given, options)
-    axes = BatchAxes(given, options) if options.max_batch > 1 else None
-    types = GivenTypes.of(given) if options.optimize else None
+    axes = BatchAxes(given.as_records(), options) if options.max_batch > 1 else None
+    types = cache(partial(GivenTypes.of, given)) if options.optimize else None
     kept = kept_options(model, replace(options, net_type=net_type, num_workers=workers))
     return Executor(model, kept, given, given_types=types, batch_axes=axes, origin=origin)
 

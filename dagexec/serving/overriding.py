@@ -46,7 +46,7 @@ class OverridableExecutor(Executor):
         model: Model,
         options: CompileOptions,
         given: Model | None,
-        given_types: GivenTypes | None,
+        given_types: Callable[[], GivenTypes] | None,
         overridable: Overridable,
         build: Build,
         batch_axes: BatchAxes | None = None,
