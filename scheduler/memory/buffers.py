@@ -309,7 +309,8 @@ class _Search:
                 continue
             tensor = uses.blob.value
             if not isinstance(tensor, Tensor):
-                tensor = uses.blob.tensor(self._operators[uses.writers[0]].runtime.device)
+                writer = self._operators[uses.writers[0]]  # which may write to another device than its own
+                tensor = writer.output(next(n for n, blob in enumerate(writer.output_blobs) if blob is uses.blob))
             elif tensors[id(tensor)] > 1 or not tensor.is_packed:
                 continue
             if kind.meta is STRING or not self._nbytes_of(kind):
