@@ -32,7 +32,7 @@ from dagexec.ops.onednn.descriptors import (
 )
 from dagexec.ops.onednn.implementation import choose_implementation, shared_seconds
 from dagexec.ops.onednn.operator import OneDNNOperator
-from dagexec.ops.onednn.packing import Making, form_of, packed_form
+from dagexec.ops.onednn.packing import Making, form_of, offer_unpacking, packed_form
 from dagexec.ops.onednn.pieces import (
     MOST_OF_BATCH,
     ONE,
@@ -364,10 +364,13 @@ class ConvolutionFamily(OneDNNOperator):
         making: Making | None = None,
     ) -> tuple[Array, Step]:
         """A parameter in another layout; see `problem.Pack`."""
-        constant = self.input(inputs[number]).constant
-        if making is None or constant is None:
+        tensor = self.input(inputs[number])
+        if making is None or tensor.constant is None:
             return self.parameter(inputs[number], array, source, target)
-        return packed_form(constant, form_of(source, target), making), nothing_to_do
+        packed = packed_form(tensor.constant, form_of(source, target), making)
+        if making.unpack is not None:
+            offer_unpacking(tensor, array, partial(making.unpack, packed), self.label)
+        return packed, nothing_to_do
 
     def asked_of_library(self, asked: Computation) -> Problem:
         """The problem that is put to the library."""

@@ -261,7 +261,8 @@ def _assemble(
     moved = arrays[SRC].nbytes + arrays[DST].nbytes  # which takes longer than the products of one channel each
     pieces = max(pieces_of(layer.products / _PRODUCTS), pieces_of_bytes(moved) if layer.groups == layer.channels else 1)
     tables = [calls.table(rows, part) for rows, part in _parts(layer.batch * layer.rows.out, spans, pieces, width)]
-    step = in_pieces(tables, (calls, dict(arrays)), problem.label)
+    kept = {number: array for number, array in arrays.items() if number != WEIGHTS}  # they are packed
+    step = in_pieces(tables, (calls, kept), problem.label)
     moved_with = {SRC: arrays[SRC]} if layer.others else {SRC: arrays[SRC], DST: arrays[DST]}
     moving = _Moving(step, moved_with)
     return Assembled([step], moving, moving.numbers, sum(table.nbytes for table in tables))
@@ -347,7 +348,8 @@ def _weights(layer: Layer, lanes: int, spans: Sequence[_Span], problem: Problem,
     shape = sum(span.vectors for span in spans), row.window, row.taps, row.read, row.together * lanes
     strides = [prod(shape[place + 1 :]) for place in range(len(shape))]
     target = Descriptor.strided(problem.library, shape, FLOAT32, strides)
-    making = Making("direct", target.nbytes, partial(_pack, layer, spans, shape, problem, filters))
+    fill, unpack = partial(_pack, layer, spans, shape, problem, filters), partial(_unpack, layer, spans, shape)
+    making = Making("direct", target.nbytes, fill, unpack)
     return pack(WEIGHTS, filters, problem.tensors[WEIGHTS][0], target, making)[0]
 
 
@@ -362,6 +364,17 @@ def _pack(
         part = plain[span.target : span.target + span.vectors * width]
         values = part.reshape(span.vectors, width, read, window, taps).transpose(0, 3, 4, 2, 1)
         np.copyto(vectors[span.vector : span.vector + span.vectors], values)
+
+
+def _unpack(layer: Layer, spans: Sequence[_Span], shape: tuple[int, ...], packed: Array, plain: Array) -> None:
+    """Set `plain`, an array like the filter, to what `_pack` packed."""
+    _, window, taps, read, width = shape
+    vectors = packed.view(np.float32).reshape(shape)
+    found = np.empty((layer.filters, read, window, taps), np.float32)
+    for span in spans:
+        values = vectors[span.vector : span.vector + span.vectors].transpose(0, 4, 3, 1, 2)
+        found[span.target : span.target + span.vectors * width] = values.reshape(-1, read, window, taps)
+    np.copyto(plain, found.reshape(plain.shape))
 
 
 class _Calls:

@@ -60,11 +60,13 @@ class Making:
         what: it is, for keys.
         nbytes: of it.
         fill: writes it to so many bytes on a line of a cache.
+        unpack: writes to an array like the one that is packed what these bytes are of; None where nothing does.
     """
 
     what: str
     nbytes: int
     fill: Callable[[Array], None]
+    unpack: Callable[[Array, Array], None] | None = None
 
 
 def packed_form(constant: Constant, form: Hashable, making: Making) -> Array:

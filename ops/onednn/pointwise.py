@@ -21,7 +21,7 @@ from dagexec.ops.onednn import direct
 from dagexec.ops.onednn.binding import Library
 from dagexec.ops.onednn.descriptors import BIAS, DST, SRC, WEIGHTS, Array, Descriptor
 from dagexec.ops.onednn.packing import Making
-from dagexec.ops.onednn.panel_product import fits_panels, pack_panels, product_step
+from dagexec.ops.onednn.panel_product import fits_panels, out_of_panels, pack_panels, product_step
 from dagexec.ops.onednn.problem import (
     COMPOSED,
     Assembled,
@@ -121,4 +121,9 @@ def _panels(layer: Layer, lanes: int, problem: Problem, filters: Array, pack: Pa
     def fill(packed: Array) -> None:
         pack_panels(in_plain_order(problem, filters).reshape(layer.filters, layer.channels), lanes, packed)
 
-    return pack(WEIGHTS, filters, problem.tensors[WEIGHTS][0], target, Making("panels", target.nbytes, fill))[0]
+    def unpack(packed: Array, plain: Array) -> None:
+        matrix: Array = np.moveaxis(plain, (0, 1), (-2, -1))[(0,) * (plain.ndim - 2)]
+        out_of_panels(packed.view(np.float32), lanes, matrix)
+
+    making = Making("panels", target.nbytes, fill, unpack)
+    return pack(WEIGHTS, filters, problem.tensors[WEIGHTS][0], target, making)[0]

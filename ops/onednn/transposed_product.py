@@ -22,7 +22,7 @@ from dagexec.ops.kernels.machine import AVX2, AVX512
 from dagexec.ops.onednn.binding import Library
 from dagexec.ops.onednn.descriptors import BIAS, DST, SRC, WEIGHTS, Array, Descriptor
 from dagexec.ops.onednn.packing import Making
-from dagexec.ops.onednn.panel_product import fits_panels, pack_panels, product_step
+from dagexec.ops.onednn.panel_product import fits_panels, out_of_panels, pack_panels, product_step
 from dagexec.ops.onednn.problem import (
     COMPOSED,
     Assembled,
@@ -118,5 +118,11 @@ def _panels(layer: Layer, lanes: int, problem: Problem, filters: Array, pack: Pa
             weights = plain[:, :, row].transpose(2, 0, 1).reshape(units, layer.channels)
             pack_panels(weights, lanes, panels)
 
-    making = Making("rows of panels", target.nbytes, fill)
+    def unpack(packed: Array, plain: Array) -> None:
+        weights = np.empty((units, layer.channels), np.float32)
+        for row, panels in enumerate(packed.view(np.float32).reshape(layer.rows, -1)):
+            out_of_panels(panels, lanes, weights)
+            plain[:, :, row] = weights.reshape(layer.columns, layer.filters, -1).transpose(1, 2, 0)
+
+    making = Making("rows of panels", target.nbytes, fill, unpack)
     return pack(WEIGHTS, filters, problem.tensors[WEIGHTS][0], target, making)[0].reshape(layer.rows, -1)

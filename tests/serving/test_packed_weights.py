@@ -13,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import dagexec
 from dagexec.binding.io_binding import Array
+from dagexec.core.constant import MIN_BYTES
 from dagexec.core.tensor import Tensor
 from dagexec.ops.onednn import panel_product
 from dagexec.ops.onednn.panel_product import pack_panels
@@ -109,6 +110,32 @@ def test_a_callers_own_arrays_stay_where_they_are(path: Callable[..., str]) -> N
         executor.run(X[:ROWS])
         assert in_memory(executor) == {"w", "v"}
         assert np.shares_memory(executor.model.parameters["w"], model.parameters["w"])
+
+
+def test_weights_of_convolutions_go_and_come_back_as_they_were(tmp_path: Path) -> None:
+    filters = {"w": (512, 512, 1, 1), "v": (512, 64, 2, 2)}
+    arrays = {name: _random.standard_normal(shape, np.float32) for name, shape in filters.items()}
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["h"]),
+        helper.make_node("ConvTranspose", ["h", "v"], ["y"], strides=[2, 2]),
+    ]
+    shapes = {"x": [1, 512, 6, 6], "y": [1, 64, 12, 12]}
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()]
+    weights = [numpy_helper.from_array(array, name) for name, array in arrays.items()]
+    graph = helper.make_graph(nodes, "convolutions", values[:1], values[1:], initializer=weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    x = _random.standard_normal(shapes["x"], np.float32)
+    with dagexec.compile(str(tmp_path / "m.onnx")) as executor:
+        parameters = executor._replicas.parameters
+        tensors = [parameters.get_blob(name).get(Tensor) for name in executor.model.parameters]
+        large = [tensor for tensor in tensors if tensor.nbytes > MIN_BYTES]
+        before = [tensor.array.tobytes() for tensor in large]
+        first = executor.run({"x": x})["y"]
+        assert len(large) == 2
+        assert all(tensor.is_elsewhere for tensor in large)
+        assert [tensor.array.tobytes() for tensor in large] == before
+        assert executor.run({"x": x})["y"].tobytes() == first.tobytes()
 
 
 def test_nan_is_kept_by_layers_whose_weights_have_gone(path: Callable[..., str]) -> None:
