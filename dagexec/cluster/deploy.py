@@ -18,7 +18,7 @@ from dagexec.cluster.deployment import Deployment
 from dagexec.cluster.dispatcher import Dispatcher
 from dagexec.cluster.state import DeploymentState
 from dagexec.core.model import Model
-from dagexec.core.purity import only_computes
+from dagexec.core.purity import all_only_compute
 from dagexec.errors import DagexecError, ReplicaError, SettingError
 from dagexec.options import CompileOptions
 from dagexec.plans.plan import PlanFile
@@ -154,7 +154,7 @@ def _deployed(
         model.name,
         max_outstanding=max_outstanding,
         max_queued=options.max_queued if options.when_full == "reject" else None,
-        retries=all(map(only_computes, model.program.op)),
+        retries=all_only_compute(model.program.op),
         autoscaling=autoscaling,
         answer_seconds=answer_seconds,
     )

@@ -4,26 +4,36 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Hashable
+from typing import TYPE_CHECKING
 
-from dagexec.core.node import Node
+if TYPE_CHECKING:
+    from dagexec.core.schema import OpSchema
 
 
 class Form:
-    """One object for all operators of a form, to be compared by identity."""
+    """One object for all operators of a form, to be compared by identity.
 
-    __slots__ = ("__weakref__", "_key")
+    Attributes:
+        verified: the schema that operators of this form fit, once that is known.
+    """
+
+    __slots__ = ("__weakref__", "_key", "_of_classes", "verified")
 
     def __init__(self, key: Hashable) -> None:
         self._key = key
+        self.verified: OpSchema | None = None
+        self._of_classes: dict[type, Form] = {}
+
+    def of_class(self, kind: type) -> Form:
+        """That of operators of this form which are computed by class `kind`."""
+        found = self._of_classes.get(kind)
+        return self._of_classes.setdefault(kind, Form((kind, self._key))) if found is None else found
 
 
 _forms: weakref.WeakValueDictionary[Hashable, Form] = weakref.WeakValueDictionary()
 
 
-def form_of(kind: type, definition: Node) -> Form:
-    """The form of operators of class `kind` with this definition: arguments, and which blobs are the same."""
-    first: dict[str, int] = {}
-    places = tuple([first.setdefault(name, len(first)) for name in (*definition.input, *definition.output)])
-    key = kind, definition.values.key, len(definition.input), places
+def form_of(key: Hashable) -> Form:
+    """The form of operators for which `key` is the same; as long as somebody has it."""
     found = _forms.get(key)
     return _forms.setdefault(key, Form(key)) if found is None else found

@@ -17,7 +17,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence, Set
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
 
 from dagexec.core.device import Device
@@ -60,6 +60,7 @@ class Graph:
         reduced_parents, reduced_children: the transitive reduction of them.
         views: operators whose output 0 may be a view of input 0: nothing else writes the output or reads it before, as
             the run before left it, and nothing writes the input afterwards.
+        read_early: blobs that an operator reads before another one writes them, or changes what they hold.
         external_inputs, external_outputs: as the NetDef lists them.
     """
 
@@ -71,6 +72,7 @@ class Graph:
     reduced_parents: tuple[tuple[int, ...], ...]
     reduced_children: tuple[tuple[int, ...], ...]
     views: frozenset[int]
+    read_early: Set[str]
     external_inputs: tuple[str, ...]
     external_outputs: tuple[str, ...]
 
@@ -155,39 +157,46 @@ class Graph:
 
 def check_net(net: Program, exists: Callable[[str], bool] | None = None) -> None:
     """Raise what `build_graph` raises, which see, without building the graph."""
-    verify_all(net.op, net.name)
-    _check_order(net.name, net.op, exists or _declared(net))
+    _schemas_of(net)
+    _check_order(net, exists or _declared(net))
 
 
 def build_graph(net: NetDef | Program, exists: Callable[[str], bool] | None = None) -> Graph:
-    """Check every def against its schema and derive the graph.
+    """Check every operator against its schema and derive the graph; of a Program once, for all who ask.
 
     `exists` says which blobs are there before the net runs; by default those in `external_input`, or, when that list
     is empty, any blob (as Caffe2 does).
     Raises SchemaError, UnsupportedOperatorError, CycleError or NetOrderError.
     """
     program = program_of(net)
-    operators = program.op
+    graph = program.once("graph", partial(_derived, program))
+    exists = exists or _declared(program)
+    if not all(map(exists, graph.read_early)):
+        _check_order(program, exists)
+    return graph
+
+
+def _schemas_of(program: Program) -> tuple[OpSchema, ...]:
+    return program.once("schemas", lambda: verify_all(program.op, program.name))
+
+
+def _derived(program: Program) -> Graph:
+    schemas, operators = _schemas_of(program), program.op
     if program.header.HasField("device_option"):
         option = program.header.device_option
         operators = tuple(one if one.device_option else one.changed(device_option=option) for one in operators)
-    schemas = verify_all(operators, program.name)
     flow = flow_of(operators, schemas)
-    exists = exists or _declared(program)
-    if not all(map(exists, flow.early & flow.writers.keys())):  # there, or only mutated
-        _check_order(program.name, operators, exists)
-    parents = flow.parents
-    children = _reverse(parents)
-    reduced_parents = transitive_reduction(parents)
-    reduced_children = children if reduced_parents == parents else _reverse(reduced_parents)
+    children = _reverse(flow.parents)
+    reduced_parents = transitive_reduction(flow.parents)
+    reduced_children = children if reduced_parents == flow.parents else _reverse(reduced_parents)
     views = frozenset(
         index
         for index, schema in enumerate(schemas)
         if schema.view and schema.is_view(operators[index]) and flow.may_be_view(index, operators[index])
     )
     return Graph(
-        program.name, operators, schemas, parents, children, reduced_parents, reduced_children, views,
-        tuple(program.external_input), tuple(program.external_output),
+        program.name, operators, schemas, flow.parents, children, reduced_parents, reduced_children, views,
+        flow.early & flow.writers.keys(), tuple(program.external_input), tuple(program.external_output),
     )  # fmt: skip
 
 
@@ -414,15 +423,16 @@ def _declared(net: Program) -> Callable[[str], bool]:
     return set(net.external_input).__contains__ if net.external_input else lambda _name: True
 
 
-def _check_order(net: str, operators: Sequence[Node], exists: Callable[[str], bool]) -> None:
+def _check_order(program: Program, exists: Callable[[str], bool]) -> None:
     """Raise CycleError or NetOrderError when a blob is read before the only operators that write it."""
+    operators = program.op
     written: set[str] = set()
     early: set[str] = set()  # read before anybody writes them
     for definition in operators:
         early.update(name for name in definition.input if name not in written)
         written.update(definition.output)
     if not all(map(exists, early & written)):
-        _refuse_order(net, operators, {name for name in written if not exists(name)})
+        _refuse_order(program.name, operators, {name for name in written if not exists(name)})
 
 
 def _refuse_order(net: str, operators: Sequence[Node], made: Collection[str]) -> NoReturn:

@@ -8,18 +8,18 @@ inferred.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from operator import is_
-from typing import Any, NamedTuple, Self, TypeGuard
+from typing import Any, Self, TypeGuard
 
 import numpy.typing as npt
 
 from dagexec.core.body_types import Seen, Types, types_with_bodies
 from dagexec.core.dtypes import from_numpy
 from dagexec.core.graph import Graph
-from dagexec.core.inferred_types import output_types, typing_form
+from dagexec.core.inferred_types import answer_of, output_types, typing_form
 from dagexec.core.node import Node, operator_label
 from dagexec.core.program import Program
 from dagexec.core.registry import schema_of
@@ -71,58 +71,72 @@ def infer_listed(
     values: Mapping[str, Array] | None = None,
 ) -> NetTypes:
     """As `infer_net`, for operators in the order they are listed in a net of that name."""
-    contents = dict(values or {})
+    blobs: dict[str, TensorType | None] = {}
+    rows = list(_each(net, operators, inputs.get, blobs, values or {}))
+    return NetTypes({**inputs, **blobs}, tuple([types for types, _ in rows]), tuple([cost for _, cost in rows]))
+
+
+def costs_of(
+    graph: Graph, given: Callable[[str], TensorType | None], values: Mapping[str, Array]
+) -> Iterator[Cost | None]:
+    """The cost of each operator, None where it is unknown; inferred no further than somebody asks.
+
+    `given` tells the types of blobs that exist before the net runs. Raises what `infer_net` raises.
+    """
+    return (cost for _, cost in _each(graph.name, graph.operators, given, {}, values))
+
+
+def _each(
+    net: str,
+    operators: Sequence[Node],
+    given: Callable[[str], TensorType | None],
+    blobs: dict[str, TensorType | None],
+    values: Mapping[str, Array],
+) -> Iterator[tuple[tuple[TensorType | None, ...], Cost | None]]:
+    """Types of the outputs of each operator, and its cost; `blobs` gets the types of what they write."""
     schemas = [schema_of(definition.type) for definition in operators]
     asked = asked_operators(operators, schemas)
-    blobs: dict[str, TensorType | None] = dict(inputs)
-    outputs: list[tuple[TensorType | None, ...]] = []
-    costs: list[Cost | None] = []
+    contents = _Contents(values)
     for index, (definition, schema) in enumerate(zip(operators, schemas, strict=True)):
-        call = _call(definition, schema, operator_label(definition, index, net), blobs, contents)
-        found = _Found((None,) * len(definition.output))
+        kinds = tuple([blobs[name] if name in blobs else given(name) for name in definition.input])
+        read = contents.of(definition.input)
+        types: tuple[TensorType | None, ...] = (None,) * len(definition.output)
+        cost: Cost | None = None
+        made: Sequence[Array] = ()
         if schema.infer_bodies is not None:
-            seen = Seen([blobs.get(name) for name in definition.input], [contents.get(n) for n in definition.input])
-            around = body_types(definition, seen)
-            found = found if around is None else _Found(tuple(around.outputs))
-        if call is not None:
+            around = body_types(definition, Seen(kinds, read))
+            types = types if around is None else tuple(around.outputs)
+        if _all_known(kinds) and schema.can_infer(definition):
+            label = operator_label(definition, index, net)
+            call = OperatorCall(definition, definition.arguments(label), kinds, read, label)
             with suppress(UnknownValueError):
-                found = _infer(call, schema, index in asked)
-        blobs.update(zip(definition.output, found.types, strict=True))
-        for name in definition.output:
-            contents.pop(name, None)
-        contents.update(zip(definition.output, found.contents, strict=False))
-        outputs.append(found.types)
-        costs.append(found.cost)
-    return NetTypes(blobs, tuple(outputs), tuple(costs))
+                answer = answer_of(call, schema)
+                made = (results_of(call, schema, answer.types) or ()) if index in asked else ()
+                types, cost = answer.types, answer.cost(call, schema)
+        blobs.update(zip(definition.output, types, strict=True))
+        contents.written(definition.output, made)
+        yield types, cost
 
 
-class _Found(NamedTuple):
-    """What is known of an operator: types of outputs, cost, and the contents of outputs where shapes depend on them."""
+class _Contents:
+    """Of blobs, as far as they are known while operators write them."""
 
-    types: tuple[TensorType | None, ...]
-    cost: Cost | None = None
-    contents: Sequence[Array] = ()
+    def __init__(self, values: Mapping[str, Array]) -> None:
+        """`values` are there before."""
+        self._values = values
+        self._written: dict[str, Array | None] = {}
 
+    def of(self, names: Sequence[str]) -> tuple[Array | None, ...]:
+        """Those of blobs called `names`."""
+        written, values = self._written, self._values
+        return tuple([written[name] if name in written else values.get(name) for name in names])
 
-def _call(
-    definition: Node,
-    schema: OpSchema,
-    label: str,
-    blobs: Mapping[str, TensorType | None],
-    contents: Mapping[str, Array],
-) -> OperatorCall | None:
-    """What inference may look at; None when nothing can be inferred."""
-    known = tuple(kind for name in definition.input if (kind := blobs.get(name)) is not None)
-    if len(known) < len(definition.input) or not schema.can_infer(definition):
-        return None
-    values = tuple(contents.get(name) for name in definition.input)
-    return OperatorCall(definition, definition.arguments(label), known, values, label)
-
-
-def _infer(call: OperatorCall, schema: OpSchema, is_asked: bool) -> _Found:
-    types = output_types(call, schema)
-    results = results_of(call, schema, types) if is_asked else None
-    return _Found(types, schema.cost(call, types), results or ())
+    def written(self, names: Sequence[str], contents: Sequence[Array]) -> None:
+        """An operator wrote blobs called `names`; of the first ones it is known what."""
+        for name in names:
+            if name in self._written or name in self._values:
+                self._written[name] = None
+        self._written.update(zip(names, contents, strict=False))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

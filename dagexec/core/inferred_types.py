@@ -8,7 +8,8 @@ from typing import Any
 import numpy.typing as npt
 
 from dagexec.core.node import Node
-from dagexec.core.schema import OperatorCall, OpSchema, TensorType
+from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType
+from dagexec.platform.records import dataclass
 
 Array = npt.NDArray[Any]
 
@@ -16,15 +17,15 @@ _KEPT = 1 << 12  # results
 _MAX_ELEMENTS = 1 << 6
 """Of values that decide types: sizes, axes and pads are fewer."""
 
-_known: dict[Hashable, tuple[TensorType, ...]] = {}
+_known: dict[Hashable, Answer] = {}
 
 
 def typing_form(node: Node, schema: OpSchema, values: Sequence[Array | None]) -> Hashable | None:
     """Equal for operators whose types of outputs are equal if those of their inputs are; None where more has a part.
 
-    Inference reads the names of blobs only where one is written in place, and `values` only where the schema says so.
+    Inference reads `values` only where the schema says so.
     """
-    if schema.foreign or schema.sub_nets or not set(node.output).isdisjoint(node.input):
+    if schema.foreign or schema.sub_nets or schema.handles:
         return None
     read: list[Hashable] = []
     for index in schema.value_inputs:
@@ -35,20 +36,43 @@ def typing_form(node: Node, schema: OpSchema, values: Sequence[Array | None]) ->
             return None
         else:
             read.append((value.dtype.str, value.shape, value.tobytes()))
-    return node.type, len(node.output), node.values, tuple(read)
+    return node.form, tuple(read)
 
 
-def output_types(call: OperatorCall, schema: OpSchema) -> tuple[TensorType, ...]:
-    """The types of the outputs of an operator whose types of inputs are known. Raises what its inference raises."""
-    assert schema.infer is not None
+@dataclass(slots=True, eq=False)
+class Answer:
+    """What an operator says of its outputs: their types, and what it costs, which is found out when somebody asks."""
+
+    types: tuple[TensorType, ...]
+    _cost: Cost | None = None
+
+    def cost(self, call: OperatorCall, schema: OpSchema) -> Cost:
+        """The cost, of the call that was answered or an equal one."""
+        if self._cost is None:
+            self._cost = schema.cost(call, self.types)
+        return self._cost
+
+
+def answer_of(call: OperatorCall, schema: OpSchema) -> Answer:
+    """What an operator says, asked once for equal calls by all stages from a file to a run. Raises what it raises."""
     form = typing_form(call.definition, schema, call.values)
     if form is None:
-        return tuple(schema.infer(call))
+        return _asked(call, schema)
     key = form, schema.infer, call.inputs
     found = _known.get(key)
     if found is None:
-        found = tuple(schema.infer(call))
+        found = _asked(call, schema)
         if len(_known) >= _KEPT:
             _known.clear()
         _known[key] = found
     return found
+
+
+def output_types(call: OperatorCall, schema: OpSchema) -> tuple[TensorType, ...]:
+    """The types of the outputs of an operator whose types of inputs are known. Raises what its inference raises."""
+    return answer_of(call, schema).types
+
+
+def _asked(call: OperatorCall, schema: OpSchema) -> Answer:
+    assert schema.infer is not None
+    return Answer(tuple(schema.infer(call)))

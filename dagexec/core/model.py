@@ -186,8 +186,12 @@ class Model:
     def needed_inputs(self) -> frozenset[str]:
         """The inputs that the net reads or returns. Caffe2's files may declare more, such as labels."""
         net: NetDef | Program = self.__dict__["net"]  # either says what is read
-        used = {name for operator in net.op for name in operator.input} | set(self.outputs)
-        return frozenset(used & self.inputs.keys())
+        unread = self.inputs.keys() - set(self.outputs)
+        for operator in net.op:
+            if not unread:
+                break
+            unread.difference_update(operator.input)
+        return frozenset(self.inputs.keys() - unread)
 
 
 @runtime_checkable

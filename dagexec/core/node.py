@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 from dagexec.core.arguments import NOTHING, Arguments, ArgumentValue, Values, shared, value_of, values_of
 from dagexec.core.device import CPU, Device
+from dagexec.core.form import Form, form_of
 from dagexec.core.proto import DeviceOption, OperatorDef
 
 
@@ -32,8 +33,8 @@ class Node:
     """
 
     __slots__ = (
-        "__weakref__", "control_input", "device_option", "engine", "input", "is_gradient_op", "name", "output",
-        "type", "unread", "values", "verified",
+        "__weakref__", "_form", "control_input", "device_option", "engine", "input", "is_gradient_op", "name", "output",
+        "type", "unread", "values",
     )  # fmt: skip
 
     def __init__(
@@ -59,13 +60,24 @@ class Node:
         self.device_option = device_option
         self.is_gradient_op = is_gradient_op
         self.unread: OperatorDef | None = None
-        self.verified = False
+        self._form: Form | None = None
 
     def __repr__(self) -> str:
         return f"Node({self.type!r}, {list(self.input)}, {list(self.output)}, {dict(self.values)})"
 
     def __reduce__(self) -> tuple[Callable[[bytes], Node], tuple[bytes]]:
         return _of_bytes, (self.message().SerializePartialToString(),)
+
+    @property
+    def form(self) -> Form:
+        """What it has in common with operators of its type: arguments, and which blobs are the same or unnamed."""
+        found = self._form
+        if found is None:
+            first = {"": -1}
+            places = [first.setdefault(name, len(first)) for name in (*self.input, *self.output)]
+            key = self.type, self.is_gradient_op, self.values.key, len(self.input), tuple(places)
+            found = self._form = form_of(key)
+        return found
 
     @property
     def device(self) -> Device:
@@ -97,7 +109,6 @@ class Node:
     ) -> Node:
         """A node that differs in what is given. `arguments` are added; one that is None is taken away."""
         made = Node.__new__(Node)
-        made.verified = False
         made.type = self.type if op_type is None else op_type
         made.input = self.input if inputs is None else tuple(inputs)
         made.output = self.output if outputs is None else tuple(outputs)
@@ -106,7 +117,7 @@ class Node:
         made.name = self.name if name is None else name
         made.device_option = self.device_option if device_option is None else device_option
         made.control_input = self.control_input if control_input is None else tuple(control_input)
-        made.is_gradient_op, made.unread = self.is_gradient_op, self.unread
+        made.is_gradient_op, made.unread, made._form = self.is_gradient_op, self.unread, None
         if arguments:
             added = {key: None if one is None else value_of(key, one) for key, one in arguments.items()}
             made.values = made.values.changed(added)

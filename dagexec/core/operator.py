@@ -27,7 +27,7 @@ from dagexec.core.descriptor import TensorDescriptor
 from dagexec.core.device import CPU
 from dagexec.core.dtypes import STRING
 from dagexec.core.exclusive import LibraryState, library_state
-from dagexec.core.form import Form, form_of
+from dagexec.core.form import Form
 from dagexec.core.node import Node, node_of, operator_label
 from dagexec.core.proto import OperatorDef
 from dagexec.core.runtime import runtime_of
@@ -213,16 +213,20 @@ class Operator(ABC):
     waits_for_device: ClassVar[bool] = False
     bodies: Mapping[str, Body] = MappingProxyType({})
     run_check: Callable[[], Exception | None] | None = None
-    shared_buffer: SharedBuffer | None = None
-    library_state: LibraryState | None = None
-    _preparing: _Preparing | None = None
-    _label: str | None = None
-    _arguments: Arguments | None = None
+    __slots__ = (
+        "__weakref__", "_arguments", "_index", "_label", "_net", "_preparing", "definition", "input_blobs",
+        "library_state", "output_blobs", "runtime", "shared_buffer",
+    )  # fmt: skip
 
     def __init__(self, definition: OperatorDef | Node, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
         """Raises MissingBlobError when an input blob does not exist; output blobs are created."""
         self.definition = definition = node_of(definition)
         self._index, self._net = index, net
+        self._label: str | None = None
+        self._arguments: Arguments | None = None
+        self._preparing: _Preparing | None = None
+        self.shared_buffer: SharedBuffer | None = None
+        self.library_state: LibraryState | None = None
         self.runtime = runtime_of(definition.device)
         inputs = []
         for name in definition.input:
@@ -235,7 +239,7 @@ class Operator(ABC):
         self.input_blobs = tuple(inputs)
         self.output_blobs = tuple([workspace.create_blob(name) for name in definition.output])
         engine = definition.engine
-        if engine and "CUDNN" in engine.split(",") and self.runtime.device.kind not in (CPU.kind, "cuda"):
+        if "CUDNN" in engine and "CUDNN" in engine.split(",") and self.runtime.device.kind not in (CPU.kind, "cuda"):
             self.library_state = library_state(self.runtime.device, self.arguments.int("cudnn_state", 0))
 
     @property
@@ -254,12 +258,12 @@ class Operator(ABC):
             found = self._arguments = self.definition.arguments(self.label)
         return found
 
-    @cached_property
+    @property
     def common_form(self) -> Form:
         """What it has in common with operators that differ from it in no more than the names of their blobs."""
-        return form_of(type(self), self.definition)
+        return self.definition.form.of_class(type(self))
 
-    @cached_property
+    @property
     def values_read(self) -> tuple[int, ...]:
         """The inputs whose values decide its output shapes."""
         return self.schema.values_read(self.definition)
@@ -476,7 +480,7 @@ class Operator(ABC):
             nbytes=prepared.nbytes + preparing.kept_bytes,
         )  # fmt: skip
 
-    @cached_property
+    @property
     def _is_in_place(self) -> bool:
         return not set(map(id, self.input_blobs)).isdisjoint(map(id, self.output_blobs))
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import field
+from typing import TypeVar, cast
 
 from dagexec.core.device import Device
 from dagexec.core.node import Node, node_of, operator_label
 from dagexec.core.proto import NetDef, missing_fields
 from dagexec.errors import SchemaError
 from dagexec.platform.records import dataclass
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,9 +26,16 @@ class Program:
 
     op: tuple[Node, ...]
     header: NetDef
+    _found: dict[Hashable, object] = field(init=False, default_factory=dict, repr=False)
 
     def __reduce__(self) -> tuple[Callable[[NetDef], Program], tuple[NetDef]]:
         return program_of, (self.message(),)
+
+    def once(self, key: Hashable, find: Callable[[], Found]) -> Found:
+        """What `find` finds out about the net, kept under `key`."""
+        if key not in self._found:
+            self._found[key] = find()
+        return cast(Found, self._found[key])
 
     @property
     def name(self) -> str:

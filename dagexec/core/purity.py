@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from dagexec.core.node import Node
 from dagexec.core.registry import operator_module, schema_of, sub_nets_of
 
@@ -16,6 +18,11 @@ def only_computes(definition: Node) -> bool:
         return False
     inner = (one for net in sub_nets_of(definition, schema).values() for one in net.op)
     return not schema.effects and not schema.mutates and all(map(only_computes, inner))
+
+
+def all_only_compute(definitions: Iterable[Node]) -> bool:
+    """`only_computes` of all of them; those of one form are asked about once."""
+    return all(map(only_computes, {one.form: one for one in definitions}.values()))
 
 
 def has_no_effects(definition: Node) -> bool:

@@ -201,8 +201,9 @@ def verify(definition: OperatorDef | Node, *, index: int = -1, net: str = "") ->
     An argument that operators of this type do not know is an ArgumentError, which suggests a name.
     """
     definition = node_of(definition)
-    if definition.verified:
-        return schema_of(definition.type)
+    form = definition.form
+    if form.verified is not None and form.verified is _schemas.get(definition.type):
+        return form.verified
     try:
         schema = schema_of(definition.type)
         schema.verify(definition)
@@ -214,7 +215,7 @@ def verify(definition: OperatorDef | Node, *, index: int = -1, net: str = "") ->
     if schema.sub_nets:
         for body in sub_nets_of(definition, schema).values():
             verify_all(body.op, body.name)
-    definition.verified = True
+    form.verified = schema
     return schema
 
 
@@ -229,11 +230,8 @@ def sub_nets_of(definition: Node, schema: OpSchema) -> dict[str, Program]:
 
 def verify_all(definitions: Sequence[Node], net: str = "") -> tuple[OpSchema, ...]:
     """The schemas of the operators of a net, each checked with `verify`; all types that are unknown are one error."""
-    if not all(definition.verified for definition in definitions):
-        check_known([(net, definitions)], f"net {net!r}")
-        for index, definition in enumerate(definitions):
-            verify(definition, index=index, net=net)
-    return tuple([schema_of(definition.type) for definition in definitions])
+    check_known([(net, definitions)], f"net {net!r}")
+    return tuple([verify(definition, index=index, net=net) for index, definition in enumerate(definitions)])
 
 
 def check_known(nets: Iterable[tuple[str, Sequence[Node]]], owner: str) -> None:
@@ -243,8 +241,9 @@ def check_known(nets: Iterable[tuple[str, Sequence[Node]]], owner: str) -> None:
     """
     labels: dict[str, list[str]] = {}
     for net, definitions in nets:
-        for index, definition in enumerate(definitions):
-            if not is_registered(definition.type):
+        unknown = {name for name in {definition.type for definition in definitions} if not is_registered(name)}
+        for index, definition in enumerate(definitions if unknown else ()):
+            if definition.type in unknown:
                 labels.setdefault(definition.type, []).append(operator_label(definition, index, net))
     if not labels:
         return

@@ -415,7 +415,7 @@ class OpSchema:
 
     def values_read(self, definition: Node) -> tuple[int, ...]:
         """The inputs of `definition` whose values decide its output shapes."""
-        if self.values_read_if and not definition.arguments().bool(self.values_read_if):
+        if not self.value_inputs or (self.values_read_if and not definition.arguments().bool(self.values_read_if)):
             return ()
         return tuple(index for index in self.value_inputs if index < len(definition.input))
 

@@ -162,7 +162,6 @@ def _check_shaped(model: Model, names: Iterable[str]) -> None:
 
 
 def _check_kept(model: Model, names: Iterable[str]) -> None:
-    written = {name for operator in model.program.op for name in operator.output}
-    unknown = sorted(set(names) - written - model.inputs.keys() - model.parameters.keys())
-    if unknown:
-        raise FeedError(f"net {model.name!r}: keep: {unknown} are not blobs of this net")
+    unknown = set(names) - model.inputs.keys() - model.parameters.keys()
+    if unknown and (unknown := unknown.difference(*(operator.output for operator in model.program.op))):
+        raise FeedError(f"net {model.name!r}: keep: {sorted(unknown)} are not blobs of this net")

@@ -9,7 +9,7 @@ from dagexec.core.device import CPU
 from dagexec.core.host_placement import model_on_host
 from dagexec.core.model import Model
 from dagexec.core.operator_arguments import with_arguments
-from dagexec.core.purity import only_computes
+from dagexec.core.purity import all_only_compute
 from dagexec.errors import SettingError
 from dagexec.options import CompileOptions
 from dagexec.platform.lazy import LazyModule
@@ -63,4 +63,4 @@ def _may_share_workers(model: Model, options: CompileOptions) -> bool:
     An operator of the application, or one that communicates, may hold its worker until another model has run.
     """
     on_host = options.default_device == CPU and not names_devices(model.program)
-    return on_host and threads().concurrent and all(map(only_computes, model.program.op))
+    return on_host and threads().concurrent and all_only_compute(model.program.op)

@@ -22,7 +22,6 @@ from typing import Any
 from dagexec.errors import DagexecError, DeviceError, ResourceError, UnsupportedFeatureError
 from dagexec.ops.kernels.machine import Machine
 from dagexec.platform import machine_code
-from dagexec.platform.extras import install_command
 from dagexec.platform.forking import ProcessLock, without_fork
 from dagexec.platform.library_pages import give_back_library_pages, give_back_when_prepared
 from dagexec.platform.processor import InstructionSet, instruction_set
@@ -135,15 +134,9 @@ def library() -> Library | None:
     return found
 
 
-def require_library(label: str) -> Library:
-    """oneDNN. Raises UnsupportedFeatureError, naming the operator `label`, where it could not be used.
-
-    A system that forbids it from now on is noticed when a primitive is to be made.
-    """
-    found = _found[0] if _found else library()
-    if found is None:
-        raise UnsupportedFeatureError(f"{label}: oneDNN is not available; install it with: {install_command('onednn')}")
-    return found
+def known_library() -> Library | None:
+    """As `library` found it; a system that forbids it from now on is noticed when a primitive is to be made."""
+    return _found[0] if _found else library()
 
 
 def _search() -> Library | None:

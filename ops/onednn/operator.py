@@ -11,7 +11,6 @@ import logging
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from dagexec.core.choices import choices, seconds_left
@@ -26,7 +25,7 @@ from dagexec.ops.kernels.moving import TableRebind, table_rebind
 from dagexec.ops.kernels.sharing import MOST_PIECES, SMALL_PART, pieces_of, work_seconds
 from dagexec.ops.onednn.accuracy import is_coarse
 from dagexec.ops.onednn.alike import repeat_of
-from dagexec.ops.onednn.binding import Library, require_library
+from dagexec.ops.onednn.binding import Library, known_library
 from dagexec.ops.onednn.bound import ArgumentRebind, BoundPrimitive, Rebindable
 from dagexec.ops.onednn.cutting import Parts, cut_primitive
 from dagexec.ops.onednn.descriptors import DST, SCRATCHPAD, SRC, Array, Attributes, Descriptor, aligned_empty
@@ -44,6 +43,7 @@ from dagexec.ops.onednn.recipe import (
     recipe_key,
     tensors_of,
 )
+from dagexec.platform.extras import install_command
 
 if TYPE_CHECKING:
     from dagexec.core.workspace import Workspace
@@ -104,10 +104,18 @@ class OneDNNOperator(Operator):
     def __init__(self, definition: Node, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
         """Raises UnsupportedFeatureError without oneDNN."""
         super().__init__(definition, workspace, index=index, net=net)
-        self.onednn: Library = require_library(self.label)
+        library = known_library()
+        if library is None:
+            raise UnsupportedFeatureError(
+                f"{self.label}: oneDNN is not available; install it with: {install_command('onednn')}"
+            )
+        self.onednn: Library = library
         self.names_for_all: dict[str, str] = {}
         self._for_all: list[Array] = []  # during prepare
-        self._keeps_nan = self.arguments.string("nan", "kept") != "any"
+        self._keeps_nan = definition.values.once("keeps NaN", self._reads_nan)
+
+    def _reads_nan(self) -> bool:
+        return self.arguments.string("nan", "kept") != "any"
 
     def prepare(self) -> Step:
         """oneDNN's step, or the default engine's where oneDNN refuses and the default engine knows the order."""
@@ -198,7 +206,7 @@ class OneDNNOperator(Operator):
         finally:
             self._is_unseen = False
 
-    @cached_property
+    @property
     def names(self) -> tuple[str, ...]:
         """Of the blobs that it reads, and then of those that it writes."""
         return (*self.definition.input, *self.definition.output)

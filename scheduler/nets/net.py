@@ -521,15 +521,14 @@ def _names_checked(operator: Operator) -> list[str]:
 
 def _blobs_read_first(operators: tuple[Operator, ...]) -> list[Blob]:
     """The blobs that are read before the net writes them: they carry a signature's shapes. Empty ones get a tensor."""
-    written: set[int] = set()
-    found: dict[int, Blob] = {}
+    found: dict[int, Blob | None] = {}  # None for those that are written first
     for operator in operators:
         for blob in operator.input_blobs:
-            if id(blob) not in written:
-                found.setdefault(id(blob), blob)
-                if blob.value is None:
-                    blob.tensor(
-                        CPU if operator.crosses_devices else operator.runtime.device
-                    )  # a copy's is fed on the host
-        written.update(id(blob) for blob in operator.output_blobs)
-    return list(found.values())
+            key = id(blob)
+            if key not in found:
+                found[key] = blob
+                if blob.value is None:  # a copy's is fed on the host
+                    blob.tensor(CPU if operator.crosses_devices else operator.runtime.device)
+        for blob in operator.output_blobs:
+            found.setdefault(id(blob))
+    return [blob for blob in found.values() if blob is not None]

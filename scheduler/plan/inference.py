@@ -12,6 +12,7 @@ from dagexec.core.blob import Blob
 from dagexec.core.body import OperatorWithBodies
 from dagexec.core.form import Form
 from dagexec.core.graph import Graph
+from dagexec.core.inferred_types import answer_of
 from dagexec.core.operator import Operator
 from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.core.tensor import Tensor
@@ -127,12 +128,13 @@ class _Inference:
     def _new(self, operator: Operator, kinds: Sequence[TensorType]) -> Inferred:
         """The first operator of a form with inputs of these types."""
         call = operator.call(kinds)
-        types = tuple(map(self._one_object, _types_of(operator, call)))
+        answer = answer_of(call, operator.schema)
+        types = tuple(map(self._one_object, _counted(operator, answer.types)))
         nbytes = sum(kind.nbytes for kind in types)
-        seconds = operator.schema.cost(call, types).seconds
         return Inferred(
-            call, types, seconds, nbytes, fits=self._in_one_plan and fits(nbytes), zero_copy=_is_zero_copy(call)
-        )
+            call, types, answer.cost(call, operator.schema).seconds, nbytes, fits=self._in_one_plan and fits(nbytes),
+            zero_copy=_is_zero_copy(call),
+        )  # fmt: skip
 
     def _one(self, index: int, operator: Operator) -> Inferred | None:
         """Operator `index`, that more than its form tells of; None where it cannot be settled though it has to be."""
@@ -201,7 +203,10 @@ def _is_told_by_form(operator: Operator) -> bool:
 
 def _types_of(operator: Operator, call: OperatorCall) -> _Types:
     assert operator.schema.infer is not None
-    types = tuple(operator.schema.infer(call))
+    return _counted(operator, tuple(operator.schema.infer(call)))
+
+
+def _counted(operator: Operator, types: _Types) -> _Types:
     if len(types) != len(operator.output_blobs):
         raise ShapeError(f"{operator.label}: inference gave {len(types)} types for its outputs: {types}")
     return types

@@ -6,7 +6,7 @@ be shared stays alone. The predictions are for reports.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from dagexec.core.dtypes import from_numpy
 from dagexec.core.graph import Graph, build_graph
-from dagexec.core.inference import infer_net
+from dagexec.core.inference import costs_of
 from dagexec.core.model import Model
 from dagexec.core.schema import Cost, TensorType
 from dagexec.errors import DagexecError
@@ -114,7 +114,7 @@ def _predicted(tasks: TimedTasks, workers: int) -> float:
 
 
 class Estimated:
-    """By the cost of the operators of a model on some inputs, found out when somebody asks."""
+    """By the cost of the operators of a model on some inputs, found out as far as somebody asks."""
 
     def __init__(self, model: Model, inputs: Mapping[str, Array] | None) -> None:
         """Without `inputs` nothing is known."""
@@ -124,12 +124,15 @@ class Estimated:
     @cached_property
     def tasks(self) -> TimedTasks | None:
         """The operators as tasks; None where the work of one is not known."""
-        costs = self._costs
-        if costs is None:
+        try:
+            costs = [cost for cost in self._costs() if cost is not None]
+        except DagexecError:
             return None
-        graph, seconds, found = self._graph, self._seconds(costs), library()
+        graph, found = self._graph, library()
+        if len(costs) < len(graph) or self._inputs is None:
+            return None
         lanes = _NUMPY_LANES if found is None else found.isa.lanes
-        plan = build_plan(graph, seconds, single_operator_chains(graph))
+        plan = build_plan(graph, list(map(self._seconds, range(len(graph)), costs)), single_operator_chains(graph))
         native = [all(graph.operators[index].engine == "ONEDNN" for index in chain) for chain in plan.chains]
         works = [sum(work_seconds(costs[index], lanes) for index in chain) for chain in plan.chains]
         pieces = [pieces_of(work, MOST_OF_ONE) if one else 1 for work, one in zip(works, native, strict=True)]
@@ -138,32 +141,36 @@ class Estimated:
         return TimedTasks(tasks, plan.seconds, held)
 
     def is_below(self, seconds: float) -> bool:
-        """See Estimate."""
-        return self._costs is not None and sum(self._seconds(self._costs)) < seconds
+        """See Estimate. Of a large net the first operators tell."""
+        work = 0.0
+        try:
+            for index, cost in enumerate(self._costs()):
+                if cost is None:
+                    return False
+                work += self._seconds(index, cost)
+                if work >= seconds:
+                    return False
+        except DagexecError:
+            return False
+        return self._inputs is not None and work < seconds
 
-    @cached_property
+    def _seconds(self, index: int, cost: Cost) -> float:
+        return 0.0 if index in self._graph.views else cost.seconds_at(arithmetic_speed())
+
+    @property
     def _graph(self) -> Graph:
         model = self._model
         return build_graph(model.program, (model.parameters.keys() | model.inputs.keys()).__contains__)
 
-    def _seconds(self, costs: Sequence[Cost]) -> list[float]:
-        speed, views = arithmetic_speed(), self._graph.views
-        return [0.0 if index in views else cost.seconds_at(speed) for index, cost in enumerate(costs)]
+    def _costs(self) -> Iterator[Cost | None]:
+        """The work of each operator."""
+        parameters, inputs = self._model.parameters, self._inputs or {}
 
-    @cached_property
-    def _costs(self) -> list[Cost] | None:
-        """The work of each operator; None where inference does not say that of all."""
-        model = self._model
-        if self._inputs is None:
-            return None
-        arrays = {**model.parameters, **self._inputs}
-        types = {name: TensorType(tuple(array.shape), from_numpy(array.dtype)) for name, array in arrays.items()}
-        try:
-            costs = infer_net(self._graph, types, model.parameters).costs
-        except DagexecError:
-            return None
-        known = [cost for cost in costs if cost is not None]
-        return known if len(known) == len(costs) else None
+        def given(name: str) -> TensorType | None:
+            array = inputs.get(name, parameters.get(name))
+            return None if array is None else TensorType(tuple(array.shape), from_numpy(array.dtype))
+
+        return costs_of(self._graph, given, parameters)
 
 
 def _has_open_shapes(model: Model) -> bool:
