@@ -7,6 +7,9 @@ file by dagexec and by onnxruntime, and the zoo's also by name, where loading ma
 the median over processes, by the clock and of the processor; per operator: compilation (onnxruntime: creating the
 session) and the first run, less a later run, over the operators of the ONNX file. Results are compared. With MODELs
 named, the other rows of the JSON file stay as they are.
+
+A fresh process is all of one that does nothing but load such a file and run it once, from its start to its end: what
+the system counts of it, imports and NumPy's included; beside OpenVINO as well, and one that imports NumPy.
 """
 
 from __future__ import annotations
@@ -38,6 +41,28 @@ ZOO = (
 )  # fmt: skip
 NAMES = (*ZOO, CHAIN, WIDE_SUM)
 CONTENDERS = ("dagexec", "by name", "onnxruntime")
+
+FRESH = {
+    "numpy": "import numpy",
+    "dagexec": """
+import sys, numpy, dagexec
+with dagexec.compile(sys.argv[1], tuning_seconds=0) as executor:
+    shapes = {name: [size or 1 for size in info.shape] for name, info in executor.model.inputs.items()}
+    executor.run({name: numpy.ones(shape, numpy.float32) for name, shape in shapes.items()})
+""",
+    "onnxruntime": """
+import sys, numpy, onnxruntime
+session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
+session.run(None, {value.name: numpy.ones(value.shape, numpy.float32) for value in session.get_inputs()})
+""",
+    "openvino": """
+import sys, numpy, openvino
+compiled = openvino.Core().compile_model(sys.argv[1], "CPU", {"PERFORMANCE_HINT": "LATENCY"})
+feeds = {value.any_name: numpy.ones(value.shape, numpy.float32) for value in compiled.inputs}
+compiled.create_infer_request().infer(feeds)
+""",
+}
+"""Programs of processes that load a file and run it once."""
 
 
 class Clock:
@@ -73,8 +98,8 @@ def run_dagexec(source: str) -> tuple[Clock, dict[str, float], list[Array]]:
     feeds = {name: feed(tuple(size or 1 for size in info.shape or ())) for name, info in model.inputs.items()}
     reports: list[CompilationReport] = []
 
-    def noting(*arguments: Any) -> Any:
-        compiled = compile_model(*arguments)
+    def noting(*arguments: Any, **options: Any) -> Any:
+        compiled = compile_model(*arguments, **options)
         assert compiled.report is not None
         reports.append(compiled.report)
         return compiled
@@ -134,7 +159,27 @@ def measure(name: str, folder: Path, repeat: int) -> dict[str, Any]:
         check(name, results[contender], results["onnxruntime"])
     for contender, runs in found.items():
         row[contender] = summary(runs, operators)
+    row["fresh process"] = fresh_processes(file, repeat)
     return row
+
+
+def fresh_processes(file: Path, repeat: int) -> dict[str, dict[str, float]]:
+    """Seconds that each program of FRESH takes, by the clock and of the processor: medians of processes in turns."""
+    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in FRESH}
+    for _ in range(repeat):
+        for name, program in FRESH.items():
+            begin = time.perf_counter()
+            environment = os.environ | {"DAGEXEC_CHOICES": "off"}
+            child = os.posix_spawn(sys.executable, [sys.executable, "-c", program, os.fspath(file)], environment)
+            _, status, used = os.wait4(child, 0)
+            if status != 0:
+                raise RuntimeError(f"{name}: a fresh process ended with status {os.waitstatus_to_exitcode(status)}")
+            taken[name].append((time.perf_counter() - begin, used.ru_utime + used.ru_stime))
+    kinds = ("seconds", "processor")
+    return {
+        name: {kind: round(statistics.median(row), 4) for kind, row in zip(kinds, zip(*rows, strict=True), strict=True)}
+        for name, rows in taken.items()
+    }
 
 
 def in_process(contender: str, source: str, outputs: Path) -> Mapping[str, Mapping[str, float]]:
@@ -222,6 +267,9 @@ def table(rows: Mapping[str, Mapping[str, Any]]) -> str:
                 f"{name:18}{contender:13}{row['operators']:10}{times[0]:8.0f}{times[1]:9.0f}{times[2]:8.0f}"
                 f"{times[3]:8.1f}{found['ms_per_operator']:8.3f}{found['processor_ms_per_operator']:11.3f}"
             )
+        if "fresh process" in row:
+            fresh = (f"{name} {1e3 * found['processor']:.0f}" for name, found in row["fresh process"].items())
+            lines.append(f"{name:18}processor ms of a fresh process: {', '.join(fresh)}")
     return "\n".join(lines)
 
 
