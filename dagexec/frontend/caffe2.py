@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 from dagexec.core.io_access import IO
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.proto import Argument, NetDef, OperatorDef
 from dagexec.errors import ModelFormatError
+from dagexec.frontend.caffe2_weights import Array, load_init_net
 from dagexec.storage.net_file import load_net
 
 SUFFIXES = (".pb", ".pbtxt")
@@ -24,28 +27,34 @@ def load_caffe2(folder: str | os.PathLike[str]) -> Model:
     path = Path(folder)
     if not path.is_dir():
         raise ModelFormatError(f"{path}: not a folder; expected one that holds init_net.pb and predict_net.pb")
-    model = from_nets(load_net(_find(path, "init_net")), load_net(_find(path, "predict_net")), name=path.resolve().name)
+    init, weights = load_init_net(_find(path, "init_net"))
+    predict = load_net(_find(path, "predict_net"))
+    model = from_nets(init, predict, name=path.resolve().name, weights=weights)
     return replace(model, folder=path, allow_io=IO.READ_FOLDER)
 
 
-def from_nets(init: NetDef | None, predict: NetDef, *, name: str = "") -> Model:
+def from_nets(
+    init: NetDef | None, predict: NetDef, *, name: str = "", weights: Mapping[str, Array] = MappingProxyType({})
+) -> Model:
     """A model from a net that fills parameters (or None) and the net to run.
 
     Inputs are the external inputs of `predict` that `init` does not write; a predict net that lists no external
     inputs takes every blob it reads before writing it. When `init` writes them all, the placeholders among them are
     the inputs: Caffe2's mobile exporter fills an input with a single 0, so that it exists. Outputs are the external
     outputs of `predict` or, when it lists none, the blobs it writes and does not read. Element types and shapes are
-    unknown: the files do not hold them. `name` serves where the predict net has no name of its own.
+    unknown: the files do not hold them. `name` serves where the predict net has no name of its own, and `weights` are
+    blobs that `init` no longer fills.
     Raises ModelFormatError when there is nothing to run: an empty file is a NetDef without operators.
     """
     if not predict.op:
         raise ModelFormatError(f"net {predict.name or name!r} has no operators; there is nothing to run")
     filled = {blob for operator in init.op for blob in operator.output} if init is not None else set()
+    filled |= weights.keys()
     needed = list(predict.external_input) or _read_before_written(predict)
     placeholders = _placeholders(init, predict) if init is not None and filled.issuperset(needed) else set()
     inputs = {blob: InputInfo() for blob in needed if blob not in filled or blob in placeholders}
     outputs = tuple(predict.external_output) or _never_read(predict)
-    return Model(predict.name or name, predict, init, inputs=inputs, outputs=outputs)
+    return Model(predict.name or name, predict, init, dict(weights), inputs, outputs)
 
 
 def _find(folder: Path, stem: str) -> Path:

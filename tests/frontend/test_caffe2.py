@@ -11,9 +11,11 @@ from google.protobuf import text_format
 
 import dagexec
 from dagexec import NetDef, OperatorDef, load_net, save_net
+from dagexec.binding.parameters import initialized
 from dagexec.core.arguments import make_argument
 from dagexec.core.proto import Argument
 from dagexec.errors import ModelFormatError
+from dagexec.frontend import caffe2_weights
 from dagexec.frontend.caffe2 import from_nets, load_caffe2
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "caffe2"
@@ -41,8 +43,71 @@ def test_text_files_give_the_same_model_as_binary_ones(tmp_path: Path) -> None:
         save_net(load_net(FIXTURES / "lenet" / f"{stem}.pb"), tmp_path / f"{stem}.pbtxt")
     binary, text = load_caffe2(FIXTURES / "lenet"), load_caffe2(tmp_path)
     assert text_format.MessageToString(text.net) == text_format.MessageToString(binary.net)
-    assert text.init_net == binary.init_net
+    made, read = initialized(text).parameters, initialized(binary).parameters
+    assert made.keys() == read.keys()
+    assert all(made[blob].tobytes() == array.tobytes() for blob, array in read.items())
     assert (text.inputs, text.outputs) == (binary.inputs, binary.outputs)
+
+
+WEIGHTS = np.random.default_rng(0).standard_normal((300, 250)).astype(np.float32)
+
+
+def filler(output: str = "w", op_type: str = "GivenTensorFill", **arguments: object) -> OperatorDef:
+    given = {"shape": list(WEIGHTS.shape), "values": WEIGHTS, **arguments}
+    return dagexec.op(op_type, [], [output], arg={name: value for name, value in given.items() if value is not None})  # type: ignore[misc]
+
+
+def folder_of(path: Path, *fillers: OperatorDef) -> Path:
+    save_net(NetDef(name="init", op=[*fillers, filler("b", shape=[250], values=WEIGHTS[0])]), path / "init_net.pb")
+    operators = [OperatorDef(type="MatMul", input=["x", "w"], output=["m"])]
+    operators.append(OperatorDef(type="Add", input=["m", "b"], output=["y"]))
+    save_net(
+        NetDef(name="net", op=operators, external_input=["x", "w", "b"], external_output=["y"]), path / "predict_net.pb"
+    )
+    return path
+
+
+def test_large_weights_of_an_init_net_are_read_to_where_they_stay(tmp_path: Path) -> None:
+    model = load_caffe2(folder_of(tmp_path, filler()))
+    assert model.init_net is not None
+    assert [list(operator.output) for operator in model.init_net.op] == [["b"]]
+    assert list(model.inputs) == ["x"]
+    assert not model.parameters["w"].flags.writeable
+    np.testing.assert_array_equal(model.parameters["w"], WEIGHTS)
+    with dagexec.compile(model, optimize=False) as executor:
+        found = executor.run({"x": np.eye(2, 300, dtype=np.float32)})["y"]
+    np.testing.assert_array_equal(found, WEIGHTS[:2] + WEIGHTS[0])
+
+
+LEFT = {
+    "another type": [filler(op_type="GivenTensorDoubleFill")],
+    "an argument more": [filler(dtype=1)],
+    "other sizes": [filler(shape=[300, 249])],
+    "no sizes": [filler(shape=None)],
+    "integers": [filler(values=list(range(75000)))],
+    "written twice": [filler(), dagexec.op("ConstantFill", [], ["w"], shape=[300, 250])],
+    "given twice": [filler(), filler()],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", LEFT)
+def test_what_is_not_a_weight_for_sure_is_left_to_the_init_net(tmp_path: Path, what: str) -> None:
+    model = load_caffe2(folder_of(tmp_path, *LEFT[what]))
+    assert model.init_net == load_net(tmp_path / "init_net.pb")
+    assert not model.parameters
+
+
+def test_an_init_net_that_changes_while_it_is_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = folder_of(tmp_path, filler()) / "init_net.pb"
+    parse = caffe2_weights.parse_message
+
+    def changed(*arguments: object) -> object:
+        path.write_bytes(path.read_bytes() + b"\x0a\x01n")
+        return parse(*arguments)  # type: ignore[arg-type,type-var]
+
+    monkeypatch.setattr(caffe2_weights, "parse_message", changed)
+    with pytest.raises(ModelFormatError, match=r"init_net\.pb: it changed while it was read"):
+        load_caffe2(tmp_path)
 
 
 @pytest.mark.parametrize("missing", ["init_net", "predict_net"])

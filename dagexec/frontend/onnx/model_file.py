@@ -8,7 +8,6 @@ unusual in it goes to the library as a whole.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import onnx
@@ -17,12 +16,11 @@ from dagexec.errors import ModelFormatError
 from dagexec.frontend.onnx.external_data import OwnFile
 from dagexec.platform.disk import disk
 from dagexec.storage.net_file import load_message, parse_message
-from dagexec.storage.wire import FIXED32, FIXED64, LENGTH, VARINT, WireError, length_field, read_varint
+from dagexec.storage.wire import LENGTH, WireError, length_field, read_varint
+from dagexec.storage.wire_file import WireFile
 
 _MIN_FILE = 1 << 18  # bytes: of smaller files a copy costs less than a look
 _MIN_DATA = 1 << 12  # bytes of raw data that are left out
-_WINDOW = 1 << 16  # bytes read at a time
-_MAX_HEAD = 20  # bytes of a field's number and length
 
 _GRAPH, _NODE, _INITIALIZER = 7, 1, 5  # of ModelProto and GraphProto
 _OUTPUT, _NODE_NAME, _OP_TYPE, _ATTRIBUTE = 2, 3, 4, 5  # of NodeProto
@@ -32,9 +30,6 @@ _ANY_BUT_TEXT = frozenset(onnx.TensorProto.DataType.values()) - {onnx.TensorProt
 _TYPED_DATA = {4: {onnx.TensorProto.FLOAT, onnx.TensorProto.COMPLEX64}, 10: {onnx.TensorProto.DOUBLE}}
 """Fields that hold numbers as raw data does, packed, of these element types."""
 
-_Field = tuple[int, int, int, int, int]
-"""Number and wire type, where the field starts in the file, and where its value does, behind the length, and ends."""
-
 
 def read_model(path: Path) -> tuple[onnx.ModelProto, OwnFile | None]:
     """The message in a file, and the file where it has large weights. Raises ModelFormatError, naming the file."""
@@ -42,7 +37,7 @@ def read_model(path: Path) -> tuple[onnx.ModelProto, OwnFile | None]:
         if path.is_file() and path.stat().st_size >= _MIN_FILE:
             with disk().open(path, "rb") as file:
                 own = OwnFile(path, file.fileno())
-                content = _without_weights(_Source(file.fileno(), own.size))
+                content = _without_weights(WireFile(file.fileno(), own.size))
             if content is not None:
                 return parse_message(content, onnx.ModelProto, str(path)), own
     except (OSError, ValueError, WireError, ModelFormatError):
@@ -50,57 +45,7 @@ def read_model(path: Path) -> tuple[onnx.ModelProto, OwnFile | None]:
     return load_message(path, onnx.ModelProto), None
 
 
-class _Source:
-    """The bytes of a file, of which a window is in memory."""
-
-    def __init__(self, descriptor: int, size: int) -> None:
-        self._descriptor = descriptor
-        self.size = size
-        self._start = 0
-        self._window = b""
-
-    def read(self, start: int, end: int) -> bytes:
-        """The bytes from `start` to `end`. Raises WireError where the file has fewer."""
-        found = os.pread(self._descriptor, end - start, start)
-        if len(found) != end - start:
-            raise WireError(f"the file ends before byte {end}")
-        return found
-
-    def fields(self, start: int, end: int) -> list[_Field]:
-        """Those of the message from `start` to `end`. Raises WireError."""
-        found: list[_Field] = []
-        while start < end:
-            place = start - self._start
-            if not 0 <= place <= len(self._window) - _MAX_HEAD:
-                self._window = os.pread(self._descriptor, _WINDOW, start)
-                self._start, place = start, 0
-            window = self._window
-            try:
-                tag = window[place]
-                tag, place = (tag, place + 1) if tag < 0x80 else read_varint(window, place)
-                kind = tag & 7
-                begin = self._start + place
-                if kind == LENGTH:
-                    size = window[place]
-                    size, place = (size, place + 1) if size < 0x80 else read_varint(window, place)
-                    begin = self._start + place
-                    stop = begin + size
-                elif kind == VARINT:
-                    stop = begin + 1 if window[place] < 0x80 else self._start + read_varint(window, place)[1]
-                elif kind in (FIXED32, FIXED64):
-                    stop = begin + (4 if kind == FIXED32 else 8)
-                else:
-                    raise WireError(f"wire type {kind} at byte {start}")
-            except IndexError:
-                raise WireError(f"the file ends in the field at byte {start}") from None
-            if stop > end:
-                raise WireError(f"the field at byte {start} ends after its message")
-            found.append((tag >> 3, kind, start, begin, stop))
-            start = stop
-        return found
-
-
-def _without_weights(source: _Source) -> bytes | None:
+def _without_weights(source: WireFile) -> bytes | None:
     """The message with large data as external data in the file itself; None where there is none.
 
     Raises WireError for anything unusual.
@@ -115,7 +60,7 @@ def _without_weights(source: _Source) -> bytes | None:
     return source.read(0, start) + length_field(_GRAPH, graph) + source.read(end, source.size)
 
 
-def _graph_without_weights(source: _Source, begin: int, end: int) -> bytes | None:
+def _graph_without_weights(source: WireFile, begin: int, end: int) -> bytes | None:
     parts: list[bytes] = []
     copied = begin
     for number, kind, start, first, stop in source.fields(begin, end):
@@ -133,7 +78,7 @@ def _graph_without_weights(source: _Source, begin: int, end: int) -> bytes | Non
     return b"".join([*parts, source.read(copied, end)]) if parts else None
 
 
-def _constant_without_data(source: _Source, begin: int, end: int) -> bytes | None:
+def _constant_without_data(source: WireFile, begin: int, end: int) -> bytes | None:
     """What a node that is a large constant gives, as an initializer; None for any other node."""
     node = _single(source, begin, end, {_OUTPUT, _NODE_NAME, _OP_TYPE, _ATTRIBUTE})
     if not {_OUTPUT, _OP_TYPE, _ATTRIBUTE} <= node.keys() or source.read(*node[_OP_TYPE]) != b"Constant":
@@ -148,14 +93,14 @@ def _constant_without_data(source: _Source, begin: int, end: int) -> bytes | Non
     return bare + length_field(_NAME, name)
 
 
-def _single(source: _Source, begin: int, end: int, known: set[int]) -> dict[int, tuple[int, int]]:
+def _single(source: WireFile, begin: int, end: int, known: set[int]) -> dict[int, tuple[int, int]]:
     """Where the values of the fields of a message are, by number; nothing unless each is one of these, and once."""
     fields = source.fields(begin, end)
     found = {number: (first, stop) for number, _, _, first, stop in fields}
     return found if len(found) == len(fields) and found.keys() <= known else {}
 
 
-def _tensor_without_data(source: _Source, begin: int, end: int) -> bytes | None:
+def _tensor_without_data(source: WireFile, begin: int, end: int) -> bytes | None:
     """The tensor with its data as external data; None where it has little, or external data already."""
     fields = source.fields(begin, end)
     numbers = [number for number, *_ in fields]
