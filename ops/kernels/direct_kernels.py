@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
 from itertools import groupby, product
+from operator import itemgetter
 
 from dagexec.ops.kernels.post_ops import TEMPORARIES, PostOp, write_post_op
 from dagexec.platform.assembler import (
@@ -137,14 +138,17 @@ class Row:
         first = -(-self.head // self.stride)
         last = (self.columns - 1 - (self.taps - 1) * self.dilation + self.head) // self.stride
         inner: Block = (tuple(range(self.taps)),) * size  # of columns from `first` to `last`, all taps are on the image
+        begin = -(-first // size)
+        end = max(begin, (min(last, self.result - 1) + 1) // size)
 
-        def block(start: int) -> Block:
-            if first <= start and start + size - 1 <= min(last, self.result - 1):
-                return inner
-            return tuple(self.valid(column) for column in range(start, min(start + size, self.result)))
+        def some(blocks: range) -> list[tuple[int, Block]]:
+            columns = (range(number * size, min((number + 1) * size, self.result)) for number in blocks)
+            return [(1, tuple(map(self.valid, one))) for one in columns]
 
-        for found, alike in groupby(map(block, range(0, self.result, size))):
-            yield sum(1 for _ in alike), found
+        count = -(-self.result // size)
+        made = [*some(range(min(begin, count))), (end - begin, inner), *some(range(end, count))]
+        for block, alike in groupby((one for one in made if one[0]), key=itemgetter(1)):
+            yield sum(number for number, _ in alike), block
 
     @property
     def is_wide(self) -> bool:

@@ -121,7 +121,7 @@ def _in_strips(problem: WithEdges, likely: Candidate, image: tuple[int, int], ax
     count = max(pieces_of(seconds, MOST_OF_ONE), -(-axis.out // STRIP))
     even = [more for more in range(count, min(2 * count, axis.out)) if axis.out % more == 0]
     rows = shares(axis.out, min(even[0] if even else count, axis.out))
-    problems = {len(part): problem(outline, Part(ONE, 0, part)) for part in rows}
+    problems = {size: problem(outline, Part(ONE, 0, part)) for size, part in {len(part): part for part in rows}.items()}
     found = {size: _brgconv(one) for size, one in problems.items()}
     name = next((one.name for one in found.values() if one is not None), "")
     parts = [(part, problems[len(part)], one) for part in rows if (one := found[len(part)]) and one.name == name]
