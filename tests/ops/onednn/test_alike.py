@@ -133,3 +133,18 @@ def test_one_more_of_a_form_takes_few_calls() -> None:
     made(net_def(14), None).close()  # what is done once a process
     few, many = calls_of_first_run(700), calls_of_first_run(1400)
     assert (many - few) / 700 < 250
+
+
+def test_an_input_that_an_operator_writes_is_where_that_writes_it() -> None:
+    """It is read before, and written in its place or in another shape; nobody plans its memory."""
+    definition = net_def(30)
+    for number in (8, 15, 22):
+        definition.op[number].output[0] = "c"
+        definition.op[number + 1].input[0] = "c"
+    with made(definition, None) as alone, made(definition, frozenset(("c", "y"))) as together:
+        assert alike(together)
+        for net in (alone, together):
+            net.run()
+        for name in ("c", "y"):
+            found, wanted = (net.workspace.fetch_blob(name) for net in (together, alone))
+            np.testing.assert_array_equal(found.view(np.int32), wanted.view(np.int32))
