@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.core.native import Array, NativeStep, can_run, merged, native_rows, phases_of, pieces_of, table_piece
+from dagexec.core.native import Array, NativeStep, can_run, native_rows, phases_of, pieces_of, table_piece
+from dagexec.core.native_tables import merged
 from dagexec.core.numpy_loops import Loop, loop_of
 from dagexec.core.operator import Prepared, Step, in_sequence, parts_of
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.core.native import AlikeStep, AlikeSteps, NativeCall, Phases, can_run, rows_of
+from dagexec.core.native import NativeCall, Phases, can_run, rows_of
+from dagexec.core.native_tables import AlikeStep, AlikeSteps
 from dagexec.core.operator import Operator, Repeat
 from dagexec.errors import DagexecError
 from dagexec.ops.kernels.invalid_operations import Watch

@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
-from dagexec.core.native import NativeStep, merged, phases_of
+from dagexec.core.native import NativeStep, phases_of
+from dagexec.core.native_tables import merged
 from dagexec.core.operator import Step, nothing_to_do
 from dagexec.ops.base.geometry import Axis
 from dagexec.ops.kernels.sharing import MOST_OF_ONE, pieces_of

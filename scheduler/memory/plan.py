@@ -82,7 +82,7 @@ class MemoryPlan:
         placed = {device: self._place(device, members) for device, members in self._members.items()}
         self.tensor_bytes = sum(one.extent for one in placed.values())
         self._offsets: dict[int, int] = {}
-        self._bound: dict[tuple[Device, int, int, bool], Placed] = {}
+        self._bound: dict[tuple[int, int, int, bool], Placed] = {}
         self._arenas: dict[Device, Arena] = {}
         try:
             for device, members in self._members.items():
@@ -104,7 +104,7 @@ class MemoryPlan:
             return None
         buffer, kind = self.buffers[place.buffer], place.type
         offset = self._offsets[place.buffer] + place.offset
-        key = buffer.device, offset, id(kind), buffer.kept
+        key = id(buffer.runtime), offset, id(kind), buffer.kept
         found = self._bound.get(key)
         if found is None:
             memory = self._arenas[buffer.device].bytes_at(offset, kind.nbytes)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from dagexec.core.blob import Blob
 from dagexec.core.device import CPU
 from dagexec.core.graph import Graph
-from dagexec.core.native import AlikeStep, merged
+from dagexec.core.native_tables import AlikeStep, merged
 from dagexec.core.numpy_calls import natively
 from dagexec.core.operator import MemorySource, Operator, Prepared, Repeat, Step, nothing_to_do
 from dagexec.core.purity import is_known

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.core.native import JoinedCalls, NativeCall, Piece, call_rows, table_code
+from dagexec.core.native import NativeCall, Piece, call_rows, table_code
+from dagexec.core.native_tables import JoinedCalls
 from dagexec.platform.records import dataclass
 from dagexec.scheduler.run.engine_code import Enter, engine_code
 from dagexec.scheduler.run.engine_layout import Header, Kind, Mode, PoolWords, Record, Slot, Task

@@ -10,17 +10,8 @@ from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate
 
-from dagexec.core.native import (
-    AlikeStep,
-    JoinedCalls,
-    NativePart,
-    Piece,
-    calls_in,
-    grouped,
-    may_merge,
-    phases_of,
-    piece_step,
-)
+from dagexec.core.native import Piece, grouped, may_merge, phases_of, piece_step
+from dagexec.core.native_tables import AlikeStep, JoinedCalls, NativePart, calls_in
 from dagexec.core.operator import Step, parts_of
 from dagexec.platform.records import dataclass
 from dagexec.scheduler.observe.observed_run import Pieces

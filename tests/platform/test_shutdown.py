@@ -51,7 +51,8 @@ begun.wait()
 JOINED = """
 import ctypes, sys, threading, time
 from dagexec.platform import machine_code  # a module that others hold is emptied
-from dagexec.core.native import NativeCall, declare, merged
+from dagexec.core.native import (NativeCall, declare)
+from dagexec.core.native_tables import (merged)
 
 libc = ctypes.CDLL(None)
 sleep = ctypes.cast(libc.usleep, ctypes.c_void_p).value

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from dagexec.core.native import NativeCall, NativeStep, merged, phases_of
+from dagexec.core.native import NativeCall, NativeStep, phases_of
+from dagexec.core.native_tables import merged
 from dagexec.errors import DagexecError
 from dagexec.ops.kernels.invalid_operations import Watch, can_be_seen
 from dagexec.platform.machine_code import executable

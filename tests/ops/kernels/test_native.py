@@ -12,7 +12,8 @@ from functools import partial
 import pytest
 
 from dagexec.core import native
-from dagexec.core.native import NativeCall, declare, merged, native_call
+from dagexec.core.native import NativeCall, declare, native_call
+from dagexec.core.native_tables import merged
 from dagexec.core.operator import Step, nothing_to_do
 
 JOINS = sys.platform == "linux" and platform.machine() == "x86_64"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dagexec import NetDef, Workspace
-from dagexec.core.native import AlikeStep
+from dagexec.core.native_tables import AlikeStep
 from dagexec.errors import OperatorError
 from dagexec.scheduler.hazards import check_net
 from dagexec.scheduler.nets.dag import DAGNet

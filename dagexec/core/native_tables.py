@@ -1,0 +1,235 @@
+"""Native calls of several steps: of steps that are alike, and of neighbors that are made in one go.
+
+Of many operators that make the same calls (`AlikeSteps`) there is one table; of neighbors (`JoinedStep`, a task of
+`dagexec.scheduler.run.work`) the tables are put behind each other. A call becomes a `NativeCall` when it is asked for.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from typing import overload
+
+import numpy as np
+
+from dagexec.core.native import (
+    Array,
+    NativeCall,
+    NativeStep,
+    Phases,
+    Piece,
+    call_rows,
+    go_on,
+    may_merge,
+    phases_of,
+    required_code,
+    rows_of,
+)
+from dagexec.core.operator import Step
+
+_NO_ROWS = np.empty((0, 6), np.uint64)
+
+
+class AlikeSteps:
+    """Steps that make the same native calls with other arguments: those of operators of one form.
+
+    Attributes:
+        tables: of each step, the rows of its calls.
+        keeps: whatever has to live as long as one of the steps.
+    """
+
+    __slots__ = ("_make", "_phases", "keeps", "tables")
+
+    def __init__(self, phases: Phases, tables: Array, make: Callable[[int, NativeCall], NativeCall], keeps: object):
+        """`phases`, of one piece each, are the calls of one of them, with arguments that `make` puts others for.
+
+        `make` is given the number of a step, and a call with the arguments that this step has there.
+        """
+        self.tables = tables
+        self._phases = phases
+        self._make = make
+        self.keeps = keeps
+
+    def steps(self) -> list[AlikeStep]:
+        """All of them."""
+        return [AlikeStep(self, number, table) for number, table in enumerate(self.tables)]
+
+    def phases(self, number: int) -> Phases:
+        """The calls of one of them."""
+        rows = iter(self.tables[number].tolist())
+        found = []
+        for (piece,) in self._phases:
+            calls = []
+            for call in piece:
+                row = next(one for one in rows if one[0] == call.function)
+                calls.append(self._make(number, replace(call, arguments=tuple(row[1:5]))))
+            found.append((tuple(calls),))
+        return tuple(found)
+
+
+class AlikeStep:
+    """One of them, called as a `NativeStep`."""
+
+    __slots__ = ("__weakref__", "_alike", "_number", "table")
+
+    def __init__(self, alike: AlikeSteps, number: int, table: Array) -> None:
+        self._alike = alike
+        self._number = number
+        self.table = table
+
+    @property
+    def phases(self) -> Phases:
+        """The calls, made anew."""
+        return self._alike.phases(self._number)
+
+    def __call__(self) -> None:
+        """Make all calls. Raises what a call that fails makes, unless that recovers."""
+        left = call_rows(self.table)
+        if left:
+            go_on(self.table, left, self.calls())
+
+    def calls(self) -> list[NativeCall]:
+        """The call that each row of the table is of."""
+        return rows_of([call for phase in self.phases for piece in phase for call in piece])[1]
+
+
+NativePart = Piece | NativeStep | AlikeStep
+"""Native calls one after another, on one thread."""
+
+
+def calls_in(part: NativePart) -> Piece:
+    """These, one by one."""
+    return (
+        part if isinstance(part, tuple) else tuple(call for phase in part.phases for piece in phase for call in piece)
+    )
+
+
+class JoinedCalls(Sequence[NativeCall]):
+    """The calls of steps and pieces one after another, and their rows; of each row the call, found when it is asked.
+
+    Attributes:
+        table: the rows.
+    """
+
+    __slots__ = ("_found", "_parts", "_rows", "_starts", "table")
+
+    def __init__(self, parts: Sequence[NativePart]) -> None:
+        self._parts = parts
+        self._found: dict[int, Sequence[NativeCall]] = {}
+        tables = []
+        for number, part in enumerate(parts):
+            if isinstance(part, tuple):
+                table, self._found[number] = rows_of(part)
+                tables.append(table)
+            else:
+                tables.append(part.table)
+        self._rows: Array | None = None  # those of all tables that are needed; None for all
+        self._starts: list[int] | None = None
+        if len(tables) == 1:
+            self.table = tables[0]
+            return
+        whole = np.concatenate(tables) if tables else _NO_ROWS
+        self._rows = _needed(whole)
+        self.table = whole if len(self._rows) == len(whole) else whole[self._rows]
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    @overload
+    def __getitem__(self, index: int) -> NativeCall: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[NativeCall]: ...
+    def __getitem__(self, index: int | slice) -> NativeCall | list[NativeCall]:
+        if isinstance(index, slice):
+            return [self[row] for row in range(*index.indices(len(self)))]
+        row = range(len(self))[index] if self._rows is None else int(self._rows[index])
+        if self._starts is None:
+            self._starts = [0, *accumulate(map(len, map(self._calls, range(len(self._parts)))))]
+        part = bisect_right(self._starts, row) - 1
+        return self._calls(part)[row - self._starts[part]]
+
+    def _calls(self, part: int) -> Sequence[NativeCall]:
+        if part not in self._found:
+            found = self._parts[part]
+            assert not isinstance(found, tuple)
+            self._found[part] = found.calls()
+        return self._found[part]
+
+
+def _needed(table: Array) -> Array:
+    """The rows but those that call a function, to be called before others, that was called before others already."""
+    before = np.flatnonzero(table[:, -1] == 0)
+    again = np.zeros(len(before), np.bool_)
+    again[1:] = (table[before[1:]] == table[before[:-1]]).all(axis=1)
+    return np.delete(np.arange(len(table)), before[again])
+
+
+class JoinedStep:
+    """Steps of native calls that are made in one go.
+
+    Attributes:
+        table: the rows.
+    """
+
+    __slots__ = ("__weakref__", "_address", "_calls", "_code", "_rows", "_steps", "table")
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        self._steps = steps
+        self._code = required_code()
+        self._calls = JoinedCalls([part for step in steps for part in native_parts(step)])
+        self.table = self._calls.table
+        self._address, self._rows = self.table.ctypes.data, len(self.table)
+
+    @property
+    def phases(self) -> Phases:
+        """The calls."""
+        return tuple(phase for step in self._steps for phase in phases_of(step) or ())
+
+    def __call__(self) -> None:
+        """Make all calls. Raises what a call that fails makes, unless that recovers."""
+        left = self._code(self._address, self._rows)
+        if left:
+            go_on(self.table, left, self._calls)
+
+
+def native_parts(step: Step) -> Sequence[NativePart]:
+    """`step`, which is native calls, for `JoinedCalls`."""
+    if isinstance(step, NativeStep | AlikeStep):
+        return (step,)
+    return [piece for phase in phases_of(step) or () for piece in phase]
+
+
+def is_native(step: Step) -> bool:
+    """True where it is native calls."""
+    return type(step) is AlikeStep or phases_of(step) is not None
+
+
+def merged(steps: Sequence[Step], seconds: Sequence[float] = (), longest: float = 0.0) -> list[Step]:
+    """The steps, neighbors that are native calls made one step.
+
+    With estimated `seconds` for each, only as far as they take `longest` at most together.
+    """
+    if not may_merge():
+        return list(steps)
+    found: list[Step] = []
+    group: list[Step] = []
+    length = 0.0
+
+    def close() -> None:
+        if group:
+            found.append(group[0] if len(group) == 1 else JoinedStep(tuple(group)))
+        group.clear()
+
+    for step, estimate in zip(steps, seconds or [0.0] * len(steps), strict=True):
+        native = is_native(step)
+        if not native or (group and length + estimate > longest):
+            close()
+        if not native:
+            found.append(step)
+            continue
+        length = length + estimate if group else estimate
+        group.append(step)
+    close()
+    return found
