@@ -99,7 +99,6 @@ class OneDNNOperator(Operator):
     repeats: ClassVar[bool] = False
     moved_inputs: ClassVar[int] = 0
     asks = False  # during has_kernel
-    _is_unseen = False  # during prepare: compiled code, not generated; its comparisons may leave no trace
 
     def __init__(self, definition: Node, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
         """Raises UnsupportedFeatureError without oneDNN."""
@@ -111,8 +110,9 @@ class OneDNNOperator(Operator):
             )
         self.onednn: Library = library
         self.names_for_all: dict[str, str] = {}
-        self._for_all: list[Array] = []  # during prepare
-        self._keeps_nan = definition.values.once("keeps NaN", self._reads_nan)
+        self._for_all: tuple[Array, ...] = ()  # during prepare
+        self._is_unseen = False  # during prepare: compiled code, not generated; its comparisons may leave no trace
+        self._keeps_nan = self.definition.values.once("keeps NaN", self._reads_nan)
 
     def _reads_nan(self) -> bool:
         return self.arguments.string("nan", "kept") != "any"
@@ -160,7 +160,7 @@ class OneDNNOperator(Operator):
             return super().prepare()  # type: ignore[safe-super]
         finally:
             self._is_unseen = False
-            self._for_all.clear()
+            self._for_all = ()
 
     def _noted(self, prepared: Prepared, wanted: _Wanted | None, keeps_nan: bool) -> Prepared:
         """`prepared`, with what keeps NaN if need be; how it was made is noted for others, if that is `wanted`."""
@@ -214,7 +214,7 @@ class OneDNNOperator(Operator):
     def for_all(self, array: Array) -> Array:
         """Say in `prepare_primitive` that every operator of its form could read this new array; it is given back."""
         array.flags.writeable = False
-        self._for_all.append(array)
+        self._for_all = (*self._for_all, array)
         return array
 
     def is_for_all(self, array: Array) -> bool:
