@@ -37,7 +37,8 @@ _LONG = 60.0  # seconds: what a search that the caller asks for may take
 
 
 def choose_implementation(problem: Problem, *, search: bool = False, given_only: bool = False) -> Candidate:
-    """The candidate that computes `problem`; never the library's plain loops.
+    """The candidate that computes `problem`; never the library's plain loops. Every choice of a convolution or product
+    is made here: a name kept under a key of all that it depends on (`core.choices`, also from a file), else by rule.
 
     `search` measures without a budget; `given_only` uses no measured choice, but those of a file that the caller named.
     Raises UnsupportedFeatureError when there is no candidate.

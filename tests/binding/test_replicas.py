@@ -13,7 +13,7 @@ import pytest
 import dagexec
 from dagexec import NetDef
 from dagexec.core import dtypes
-from dagexec.core.constant import Constant
+from dagexec.core.constant import Array, Constant
 from dagexec.core.model import InputInfo, Model
 from tests.ops.running import operator_def
 
@@ -67,18 +67,25 @@ def test_more_replicas_need_no_more_memory_for_weights(optimize: bool) -> None:
 def test_what_is_made_of_weights_is_made_once_for_all_replicas(optimize: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     made: Counter[tuple[int, Hashable]] = Counter()
     constants: list[Constant] = []
-    derived = Constant.derived
+    derived, packed = Constant.derived, Constant.packed
 
-    def counted(self: Constant, key: Hashable, compute: Callable[[], object]) -> object:
-        constants.append(self)  # so that no other gets its id
+    def counting(constant: Constant, key: Hashable, compute: Callable[[], Array]) -> Callable[[], Array]:
+        constants.append(constant)  # so that no other gets its id
 
-        def count() -> object:
-            made[id(self), key] += 1
+        def count() -> Array:
+            made[id(constant), key] += 1
             return compute()
 
-        return derived(self, key, count)
+        return count
 
-    monkeypatch.setattr(Constant, "derived", counted)
+    def count_derived(self: Constant, key: Hashable, compute: Callable[[], Array]) -> Array:
+        return derived(self, key, counting(self, key, compute))
+
+    def count_packed(self: Constant, form: Hashable, nbytes: int, compute: Callable[[], Array]) -> Array:
+        return packed(self, form, nbytes, counting(self, form, compute))
+
+    monkeypatch.setattr(Constant, "derived", count_derived)
+    monkeypatch.setattr(Constant, "packed", count_packed)
     model = heavy_model()
     with dagexec.compile(model, optimize=optimize, replicas=4, num_workers=2, warm_start=True) as executor:
         feeds = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 import dagexec
 from dagexec.compiler.passes.owned_parameters import OwnedParameters, owned, successors
 from dagexec.core import packed_copy
-from dagexec.core.constant import Constant
+from dagexec.core.constant import Array, Constant
 from dagexec.core.tensor import owner_of
 from dagexec.frontend.onnx import external_data
 from dagexec.platform.host_memory import unshared_bytes
@@ -118,13 +118,13 @@ def test_parameters_of_a_caller_stay() -> None:
 
 def test_what_tuning_packed_is_gone_afterwards(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     packed: list[weakref.ref[object]] = []
-    derived = Constant.derived
+    pack = Constant.packed
 
-    def noted(constant: Constant, key: object, compute: Callable[[], object]) -> object:
+    def noted(constant: Constant, form: Hashable, nbytes: int, compute: Callable[[], Array]) -> Array:
         packed.append(weakref.ref(constant))
-        return derived(constant, key, compute)  # type: ignore[arg-type]
+        return pack(constant, form, nbytes, compute)
 
-    monkeypatch.setattr(Constant, "derived", noted)
+    monkeypatch.setattr(Constant, "packed", noted)
     with dagexec.compile(path, tuning_seconds=0.2) as executor:
         left = [one for one in packed if one() is not None]
         check(executor)
