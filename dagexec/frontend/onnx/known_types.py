@@ -23,7 +23,8 @@ class KnownTypes:
     """Types by name, of inputs, constants, and what operators compute.
 
     Attributes:
-        unusual: tensors that hold strings, or whose types are not known; others may be among them.
+        texts: tensors that hold strings.
+        untyped: tensors whose types were not known when they came into being.
     """
 
     def __init__(self, values: Mapping[str, Array]) -> None:
@@ -32,12 +33,13 @@ class KnownTypes:
         self._types: dict[str, TensorType | None] = {}
         self._one_of_each: dict[TensorType, TensorType] = {}
         self._made: dict[Hashable, Sequence[TensorType] | None] = {}  # by operator, and identity of types
-        self.unusual: set[str] = set()
+        self.texts: set[str] = set()
+        self.untyped: set[str] = set()
         self.add_constants(values)
 
     def add_constants(self, values: Mapping[str, Array]) -> None:
         """Note which of these constants hold strings."""
-        self.unusual.update(name for name, array in values.items() if array.dtype.hasobject)
+        self.texts.update(name for name, array in values.items() if array.dtype.hasobject)
 
     def add_inputs(self, inputs: Mapping[str, InputInfo]) -> None:
         """Note what the model says of its inputs."""
@@ -97,5 +99,7 @@ class KnownTypes:
 
     def _note(self, name: str, kind: TensorType | None) -> None:
         self._types[name] = None if kind is None else self._one_of_each.setdefault(kind, kind)
-        if kind is None or kind.meta is STRING:
-            self.unusual.add(name)
+        if kind is None:
+            self.untyped.add(name)
+        elif kind.meta is STRING:
+            self.texts.add(name)

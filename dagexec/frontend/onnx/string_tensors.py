@@ -34,27 +34,28 @@ class StringTensors:
     def add_inputs(self, graph: onnx.GraphProto) -> None:
         """Note what the model says of its inputs."""
         for value in graph.input:
-            kind = self._asked[value.name] = onnx.TypeProto()
+            kind = onnx.TypeProto()
             kind.CopyFrom(value.type)
             if kind.HasField("tensor_type"):
                 kind.tensor_type.ClearField("shape")
+            self._note(value.name, kind)
+
+    def _note(self, name: str, kind: onnx.TypeProto) -> None:
+        self._asked[name] = kind
+        if _is_of_strings(kind):
+            self._known.texts.add(name)
 
     def kept_on_host(self, node: Listed, opset: int | None, operators: list[Node]) -> list[Node]:
         """The `operators`, which compute a node of set `opset`: on the host if it reads or writes strings."""
         for name in node.outputs:
             self._known.of_one(name)  # it may be a constant now
-        unusual = self._known.unusual
-        if unusual.isdisjoint(node.needs) and unusual.isdisjoint(node.outputs):
-            return operators
-        has_read = any(map(self._holds, node.needs))
-        self._ask(node, opset, is_likely=has_read)
-        if has_read or any(map(self._holds, node.outputs)):
+        texts = self._known.texts
+        has_read = not texts.isdisjoint(node.needs)
+        if not self._known.untyped.isdisjoint(node.outputs):
+            self._ask(node, opset, is_likely=has_read)
+        if has_read or not texts.isdisjoint(node.outputs):
             return [operator.changed(device_option=_on_host(operator)) for operator in operators]
         return operators
-
-    def _holds(self, name: str) -> bool:
-        known = self._known.of_one(name)
-        return known.meta is STRING if known else name in self._asked and _is_of_strings(self._asked[name])
 
     def _ask(self, node: Listed, opset: int | None, *, is_likely: bool) -> None:
         """Find the types of outputs that are not known; where ONNX cannot tell, they are strings if `is_likely`."""
@@ -67,7 +68,7 @@ class StringTensors:
             if found is None and is_likely:
                 found = _tensor_of(STRING.onnx)
             if found is not None:
-                self._asked[name] = found
+                self._note(name, found)
 
     def _told(self, node: Listed, opset: int | None) -> Sequence[onnx.TypeProto | None]:
         """What ONNX tells of the outputs of a node, asked once for nodes that differ in names; nothing of graphs."""
