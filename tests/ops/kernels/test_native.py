@@ -135,7 +135,7 @@ def test_an_environment_variable_turns_joining_off(value: str, count: int) -> No
     program = "\n".join(
         (
             "from tests.ops.kernels.test_native import Calls",
-            "from dagexec.core.native import merged",
+            "from dagexec.core.native_tables import merged",
             "calls = Calls()",
             "print(len(merged([calls.step(1), calls.step(2)])))",
         )
