@@ -138,7 +138,7 @@ def test_a_wait_for_a_recorded_event_orders_two_streams_and_its_absence_does_not
 def plan_of_device(plan: Plan, device: Device) -> Plan:
     net = net_of([[] for _ in plan.graph.operators])
     for definition, old in zip(net.op, plan.graph.operators, strict=True):
-        definition.CopyFrom(old)
+        definition.CopyFrom(old.message())
     net.device_option.CopyFrom(device.to_option())
     return replace(plan, graph=build_graph(net))
 
