@@ -7,7 +7,8 @@ Each model is a LeNet with weights of its own, in a file of its own, for so many
 contender has a process of its own: it makes all models, runs each for the first time, and then, in each round, one
 model many times and all in turn. dagexec looks up choices that were measured before; onnxruntime's sessions share the
 process's thread pool and allocator. Reported are, per model, processor time and resident memory to make it and to run
-it first; threads; and the time of a run in turn beside that of one model run alone.
+it first; threads; and the time of a run in turn beside that of one model run alone. "numpy" adds up each model's
+weights and does nothing else: how much the machine itself varies where each run reads what is in no cache.
 """
 
 from __future__ import annotations
@@ -105,7 +106,15 @@ def _by_openvino(name: str) -> Callable[[str], Run]:
     return made
 
 
-PEERS = {"dagexec": _by_dagexec, "onnxruntime": _by_onnxruntime, "openvino": _by_openvino}
+def _by_numpy(name: str) -> Callable[[str], Run]:
+    def made(path: str) -> Run:
+        weights = [onnx.numpy_helper.to_array(tensor).copy() for tensor in onnx.load(path).graph.initializer]
+        return lambda array: [one.sum() for one in weights]
+
+    return made
+
+
+PEERS = {"dagexec": _by_dagexec, "onnxruntime": _by_onnxruntime, "openvino": _by_openvino, "numpy": _by_numpy}
 
 
 def _times(runs: Sequence[Run], array: Array) -> list[float]:

@@ -79,3 +79,8 @@ __all__ = [
 ]
 
 del _devices, _ops, _scheduler
+
+
+def __dir__() -> list[str]:
+    """With what is imported when it is first used."""
+    return sorted({*globals(), *__all__})

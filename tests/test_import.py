@@ -133,6 +133,7 @@ def test_a_lazy_module_has_what_its_module_has_and_no_more() -> None:
 
 def test_all_public_names_are_there() -> None:
     assert [name for name in dagexec.__all__ if not hasattr(dagexec, name)] == []
+    assert set(dagexec.__all__) <= set(dir(dagexec))
     with pytest.raises(AttributeError, match="module 'dagexec' has no attribute 'no_such_name'"):
         _ = dagexec.no_such_name  # type: ignore[attr-defined]
 
