@@ -45,4 +45,6 @@ def _joins_parent(graph: Graph, index: int) -> bool:
     parent = parents[0]
     if graph.schemas[index].foreign or graph.schemas[parent].foreign:
         return False
-    return len(graph.reduced_children[parent]) == 1 and graph.device(parent) == graph.device(index)
+    if len(graph.reduced_children[parent]) != 1:
+        return False
+    return len(graph.devices) == 1 or graph.device(parent) == graph.device(index)
