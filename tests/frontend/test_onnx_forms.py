@@ -130,25 +130,42 @@ def test_a_converter_that_looks_further_is_called_for_every_node(converted: Coun
     assert sorted(model.parameters) == ["i0", "i1", "i2"]
 
 
-def test_a_further_layer_of_the_same_form_takes_few_calls() -> None:
-    def calls(count: int) -> int:
-        proto = model_of(layers(count), slope=np.float32([0.1, 0.2, 0.3, 0.4]))
-        found = 0
+def calls_to_load(proto: onnx.ModelProto) -> int:
+    """How many functions of Python are called."""
+    found = 0
 
-        def count_one(_frame: FrameType, event: str, _argument: object) -> None:
-            nonlocal found
-            found += event == "call"
+    def count(_frame: FrameType, event: str, _argument: object) -> None:
+        nonlocal found
+        found += event == "call"
 
-        sys.setprofile(count_one)
-        try:
-            from_model_proto(proto)
-        finally:
-            sys.setprofile(None)
-        return found
+    sys.setprofile(count)
+    try:
+        from_model_proto(proto)
+    finally:
+        sys.setprofile(None)
+    return found
 
-    calls(10)
-    few, more = calls(10), calls(110)
-    assert (more - few) / 100 < 200  # of two nodes, four operators; converted each they take twice as many
+
+def test_a_further_layer_of_the_same_form_takes_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    def of_a_layer() -> float:
+        few, more = (model_of(layers(count), slope=np.float32([0.1, 0.2, 0.3, 0.4])) for count in (10, 60))
+        calls_to_load(few)
+        return (calls_to_load(more) - calls_to_load(few)) / 50
+
+    renamed = of_a_layer()
+    monkeypatch.setattr(graph_module, "form_of", lambda *_: None)
+    assert renamed < 0.6 * of_a_layer()
+
+
+def test_calls_grow_with_the_number_of_nodes_though_each_of_a_form_has_other_values() -> None:
+    def clips(count: int) -> onnx.ModelProto:
+        bounds = {f"b{number}": np.float32(number) for number in range(count)}
+        nodes = [helper.make_node("Clip", ["x", "", name], [f"y{name}"]) for name in bounds]
+        return model_of(nodes, **bounds)
+
+    calls_to_load(clips(10))
+    few, more, most = (calls_to_load(clips(count)) for count in (50, 150, 250))
+    assert most - more < 1.2 * (more - few) + 40
 
 
 def test_the_form_of_a_constant_is_not_looked_for() -> None:

@@ -7,9 +7,10 @@ sizes, values, whether one is a sequence. What it asked is compared anew; one th
 from __future__ import annotations
 
 from collections.abc import Container, Hashable, Sequence
+from typing import NamedTuple
 
 from dagexec.core.node import Node
-from dagexec.frontend.onnx.node import Array, Dims, OnnxNode, Scope
+from dagexec.frontend.onnx.node import Array, OnnxNode, Scope
 from dagexec.frontend.onnx.scoping import Listed
 from dagexec.platform.records import dataclass
 
@@ -39,55 +40,84 @@ def form_of(node: Listed, opset: int, read: Container[str]) -> Form | None:
     )
 
 
+class Asked(NamedTuple):
+    """Which tensors a converter asked something of, as places among inputs and outputs."""
+
+    values: tuple[int, ...]
+    shapes: tuple[int, ...]
+    variants: tuple[int, ...]
+
+    def facts(self, names: Sequence[str], scope: Scope) -> Hashable:
+        """What is so of these tensors; equal where a converter finds the same."""
+        return (
+            tuple([_content(scope.values.get(names[place])) for place in self.values]),
+            tuple([scope.shape(names[place]) for place in self.shapes]),
+            tuple([names[place] in scope.variants for place in self.variants]),
+        )
+
+
+class Conversions:
+    """What nodes of one form became, by what their converters found out."""
+
+    def __init__(self) -> None:
+        self._by_asked: dict[Asked, dict[Hashable, Converted]] = {}
+
+    def find(self, names: Sequence[str], scope: Scope) -> Converted | None:
+        """What serves a node with these inputs and outputs, if there is any."""
+        for asked, found in self._by_asked.items():
+            converted = found.get(asked.facts(names, scope))
+            if converted is not None:
+                return converted
+        return None
+
+    def add(self, node: OnnxNode, operators: Sequence[Node], variant_outputs: Sequence[str]) -> None:
+        """Note what a node became, unless others are to be converted nevertheless."""
+        seen, names = node.seen, (*node.inputs, *node.outputs)
+        converted = Converted.of(node, operators, variant_outputs) if seen.repeats else None
+        if converted is None:
+            return
+        of_node = {name: place for place, name in enumerate(names)}  # of new tensors nothing is known
+        asked = Asked(
+            *(tuple([of_node[n] for n in one if n in of_node]) for one in (seen.values, seen.shapes, seen.variants))
+        )
+        facts = (
+            tuple([_content(value) for name, value in seen.values.items() if name in of_node]),
+            tuple([dims for name, dims in seen.shapes.items() if name in of_node]),
+            tuple([known for name, known in seen.variants.items() if name in of_node]),
+        )
+        self._by_asked.setdefault(asked, {})[facts] = converted
+
+
 @dataclass(slots=True)
 class Converted:
     """What a node became, with places among its inputs, outputs and new tensors instead of names.
 
     Attributes:
-        shapes, values, variants: what its converter found out of tensors.
         new: of each new tensor, the place of the name that its own was made from, and the suffix.
         operators: each with the places of its inputs and outputs.
         variant_outputs: outputs that are no tensors.
     """
 
-    shapes: list[tuple[int, Dims | None]]
-    values: list[tuple[int, Array | None]]
-    variants: list[tuple[int, bool]]
     new: list[tuple[int, str]]
     operators: list[tuple[Node, list[int], list[int]]]
     variant_outputs: list[int]
 
     @classmethod
     def of(cls, node: OnnxNode, operators: Sequence[Node], variant_outputs: Sequence[str]) -> Converted | None:
-        """What may serve further nodes of the form of `node`; None where they are to be converted."""
-        seen = node.seen
-        places = {name: place for place, name in reversed([*enumerate((*node.inputs, *node.outputs, *seen.new_names))])}
+        """What `operators` are of `node`; None where one has a name that is none of its tensors."""
+        names = (*node.inputs, *node.outputs, *node.seen.new_names)
+        places = {name: place for place, name in reversed([*enumerate(names)])}
         try:
-            return (
-                cls(
-                    [(places[name], dims) for name, dims in seen.shapes.items()],
-                    [(places[name], value) for name, value in seen.values.items()],
-                    [(places[name], is_variant) for name, is_variant in seen.variants.items()],
-                    [(places[stem], suffix) for stem, suffix in seen.new_names.values()],
-                    [(one, [places[n] for n in one.input], [places[n] for n in one.output]) for one in operators],
-                    [places[name] for name in variant_outputs],
-                )
-                if seen.repeats
-                else None
+            return cls(
+                [(places[stem], suffix) for stem, suffix in node.seen.new_names.values()],
+                [
+                    (one, [places[name] for name in one.input], [places[name] for name in one.output])
+                    for one in operators
+                ],
+                [places[name] for name in variant_outputs],
             )
-        except KeyError:  # a name that is none of its tensors
+        except KeyError:
             return None
-
-    def fits(self, names: Sequence[str], scope: Scope) -> bool:
-        """True when the tensors of a node, inputs and outputs, are to the converter as those of the first were."""
-        count = len(names)  # what is asked of tensors behind them, new ones, is known to be nothing
-        for place, value in self.values:
-            if place < count and not _are_same(scope.values.get(names[place]), value):
-                return False
-        for place, dims in self.shapes:
-            if place < count and scope.shape(names[place]) != dims:
-                return False
-        return all(place >= count or (names[place] in scope.variants) == known for place, known in self.variants)
 
     def operators_of(self, names: Sequence[str], label: str, scope: Scope) -> list[Node]:
         """What a node with these inputs and outputs becomes, under its name `label`."""
@@ -103,9 +133,10 @@ class Converted:
         ]
 
 
-def _are_same(one: Array | None, other: Array | None) -> bool:
-    if one is None or other is None or one is other:
-        return one is other
-    if one.dtype != other.dtype or one.shape != other.shape or one.nbytes > _MAX_BYTES or one.dtype.hasobject:
-        return False
-    return one.tobytes() == other.tobytes()
+def _content(value: Array | None) -> Hashable:
+    """Equal for constants of the same content, of large ones and strings for the same array."""
+    if value is None:
+        return None
+    if value.nbytes > _MAX_BYTES or value.dtype.hasobject:
+        return id(value)
+    return value.dtype.str, value.shape, value.tobytes()

@@ -21,7 +21,7 @@ from dagexec.errors import ModelFormatError, SchemaError, UnsupportedOperatorErr
 from dagexec.frontend.onnx.external_data import ExternalData
 from dagexec.frontend.onnx.folding import fold
 from dagexec.frontend.onnx.foreign import FOREIGN, foreign_operator, is_deterministic, merged, variant_outputs
-from dagexec.frontend.onnx.forms import Converted, Form, form_of
+from dagexec.frontend.onnx.forms import Conversions, Form, form_of
 from dagexec.frontend.onnx.functions import Functions, body, standard_function
 from dagexec.frontend.onnx.initializers import NOWHERE, Array, dense_array, tensor_array
 from dagexec.frontend.onnx.known_types import KnownTypes
@@ -76,7 +76,7 @@ class GraphConversion:
         self._opsets = opsets
         self._checker: tuple[object, onnx.checker.C.CheckerContext] | None = None  # made for these operator sets
         self._functions = functions
-        self._forms: dict[Form, list[Converted]] = {}
+        self._forms: dict[Form, Conversions] = {}
         self._kept: set[str] = set()
         self._computed_once: set[str] = set()
 
@@ -146,15 +146,15 @@ class GraphConversion:
         """What a node becomes, as one of its form became before or by its converter. Raises CannotConvertError."""
         form = form_of(node, opset, self.scope.read)
         if form is None:
-            return self._converted(node, opset, [])
-        known = self._forms.setdefault(form, [])
+            return self._converted(node, opset, Conversions())
+        known = self._forms.setdefault(form, Conversions())
         names = (*node.inputs, *node.outputs)
-        for one in known:
-            if one.fits(names, self.scope):
-                return one.operators_of(names, node.proto.name, self.scope)
+        found = known.find(names, self.scope)
+        if found is not None:
+            return found.operators_of(names, node.proto.name, self.scope)
         return self._converted(node, opset, known)
 
-    def _converted(self, node: Listed, opset: int, known: list[Converted]) -> list[Node]:
+    def _converted(self, node: Listed, opset: int, known: Conversions) -> list[Node]:
         """What a node's converter makes of it; `known` gets what serves others of its form."""
         proto, domain = node.proto, domain_of(node.proto)
         found = converter_of(proto.op_type, domain)
@@ -174,8 +174,7 @@ class GraphConversion:
         self._verify(operators)
         variants = variant_outputs(proto, self._opsets) if domain else []
         self.scope.variants.update(variants)
-        if converted := Converted.of(seen, operators, variants):
-            known.append(converted)
+        known.add(seen, operators, variants)
         return operators
 
     def _verify(self, operators: Sequence[Node]) -> None:
