@@ -93,6 +93,7 @@ benchmark: $(VENV)/.installed-test
 	$(BIN)/python benchmarks/walk.py
 	$(BIN)/python benchmarks/cold_start.py --json benchmarks/results/cold_start.json
 	$(BIN)/python benchmarks/compile_time.py --json benchmarks/results/compile_time.json
+	$(BIN)/python benchmarks/plans.py --json benchmarks/results/plans.json
 	$(BIN)/python benchmarks/train.py --json benchmarks/results/train.json
 	$(BIN)/python benchmarks/data_parallel.py --json benchmarks/results/data_parallel.json
 

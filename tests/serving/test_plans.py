@@ -284,6 +284,22 @@ def test_a_plan_may_be_removed_or_replaced_while_it_is_open(path: Path, change: 
     assert run_of(opened, rows()) == wanted
 
 
+@pytest.mark.slow
+def test_a_calibrated_plan_is_opened_and_cannot_be_compiled_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, feeds = tmp_path / "x.dagexec", {"data": np.ones((1, 1, 28, 28), np.float32)}
+    with dagexec.build("zoo:lenet", path, CompileOptions(dtype="int8", calibration=feeds)) as built:
+        wanted = {name: array.tobytes() for name, array in built.run(feeds).items()}
+    assert run_of(dagexec.open(path), feeds) == wanted
+    here = plans.made_with()
+    monkeypatch.setattr(plans, "made_with", lambda: here | {"NumPy": "1"})
+    with pytest.raises(PlanError, match=r"made with NumPy .*, found 1; compiling anew needs inputs for calibration"):
+        dagexec.open(path)
+    with dagexec.compile(path, dtype="int8", calibration=feeds) as anew:
+        assert {name: array.tobytes() for name, array in anew.run(feeds).items()} == wanted
+
+
 def test_nothing_is_left_where_a_plan_cannot_be_written(tmp_path: Path, model: Model) -> None:
     with dagexec.compile(model) as executor, pytest.raises(dagexec.DagexecError, match="cannot be written"):
         executor.save(tmp_path / "no folder" / "x.dagexec")
