@@ -11,6 +11,7 @@ import math
 import weakref
 from array import array
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
@@ -81,8 +82,8 @@ class Values(Mapping[str, Value]):
         return shared({name: value for name, value in by_name.items() if value is not None})
 
     def messages(self) -> list[Argument]:
-        """The arguments as they are stored."""
-        return [_message(name, value) for name, value in self._by_name.items()]
+        """The arguments as they are stored: by name, as operators of equal arguments may have had them in any order."""
+        return [_message(name, value) for name, value in sorted(self._by_name.items(), key=itemgetter(0))]
 
 
 NOTHING = Values(MappingProxyType({}), ())

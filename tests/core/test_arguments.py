@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dagexec import NetDef
 from dagexec.core.arguments import Arguments, ArgumentValue, make_argument
-from dagexec.core.node import arguments_of
+from dagexec.core.node import arguments_of, new_node
 from dagexec.core.proto import Argument, OperatorDef, TensorProto
 from dagexec.errors import ArgumentError
 
@@ -139,3 +139,9 @@ def test_each_python_value_has_its_field(value: ArgumentValue, expected: Argumen
 def test_values_that_are_no_argument_are_refused(value: ArgumentValue, message: str) -> None:
     with pytest.raises(ArgumentError, match=f"argument 'a': {message}"):
         make_argument("a", value)
+
+
+def test_arguments_are_stored_in_one_order_whatever_order_others_had_them_in() -> None:
+    first, second = new_node("Conv", kernel=3, pad=1), new_node("Conv", pad=1, kernel=3)
+    assert first.values is second.values
+    assert [one.name for one in second.message().arg] == ["kernel", "pad"]
