@@ -48,8 +48,9 @@ class Origin:
             )
         found = loaded(self.source, self.options)
         asked = as_asked(found, self.options)
-        if asked.init_net != running.init_net or asked.net != running.net:
-            raise PlanError(f"net {running.name!r}: {self.source} has another model now")
+        if asked.init_net != running.init_net or asked.program.message() != running.program.message():
+            where = self.source if isinstance(self.source, str | os.PathLike) else "what it was compiled from"
+            raise PlanError(f"net {running.name!r}: {where} has another model now")
         return found
 
 
