@@ -111,7 +111,7 @@ MUTANTS = (
     Mutant(
         "of operators with other arguments one stays",
         "dagexec/compiler/passes/common_subexpressions.py",
-        "    return definition.engine, arguments, device, len(definition.output)",
+        "    return definition.engine, definition.values.key, device, len(definition.output)",
         "    return definition.engine, (), device, len(definition.output)",
         ("tests/compiler/passes/test_common_subexpressions.py",),
     ),

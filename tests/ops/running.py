@@ -19,6 +19,7 @@ from dagexec.core.device import Device
 from dagexec.core.node import arguments_of
 from dagexec.core.registry import create_operator, registered_engines
 from dagexec.ops.base.layout import blocked_orders
+from dagexec.ops.onednn.binding import Library, library
 from dagexec.platform.arithmetic import operator_arithmetic
 from dagexec.scheduler.nets.simple import SimpleNet
 from tests.cuda.emulated import cuda_devices, has_compiler, has_gpu
@@ -172,3 +173,10 @@ def on_device(device: Device, definition: OperatorDef, arrays: dict[str, Array])
             return [workspace.fetch_blob(name) for name in definition.output]
     finally:
         logging.disable(logging.NOTSET)
+
+
+def the_library() -> Library:
+    """oneDNN, where tests of it run."""
+    found = library()
+    assert found is not None
+    return found

@@ -10,10 +10,9 @@ import pytest
 from dagexec.ops.activation.post_ops import BINARY as UFUNCS
 from dagexec.ops.kernels.chains import BINARY, FUNCTIONS, PRELU, Link, chain_step, is_known
 from dagexec.ops.kernels.machine import Machine
-from dagexec.ops.onednn.binding import require_library
 from tests.ops.kernels.running import Array, each_size, needs_kernels
 from tests.ops.pieces import cut_into
-from tests.ops.running import run_operator
+from tests.ops.running import run_operator, the_library
 
 
 def normal(seed: int, *shape: int) -> Array:
@@ -107,7 +106,7 @@ def test_bytes_of_an_element_depend_on_its_numbers_alone(lanes: int) -> None:
 
 @needs_kernels
 def test_it_works_in_place_and_reads_no_operand_too_late() -> None:
-    machine = require_library("chain").machine
+    machine = the_library().machine
     x, other = normal(0, 4, 9), normal(1, 4, 9)
     y = x.copy()
     step = chain_step(machine, [("add", 0.0, 0.0, 0), ("mul", 0.0, 0.0, 1)], y, y, [other, y], "chain")
@@ -119,7 +118,7 @@ def test_it_works_in_place_and_reads_no_operand_too_late() -> None:
 
 @needs_kernels
 def test_what_it_does_not_serve_is_left_to_others() -> None:
-    machine = require_library("chain").machine
+    machine = the_library().machine
     x = normal(0, 4, 9)
     relu: list[Link] = [("relu", 0.0, 0.0, -1)]
     assert chain_step(machine, relu, x, np.empty_like(x), (), "chain") is not None

@@ -13,11 +13,11 @@ import pytest
 from dagexec.core.native import phases_of
 from dagexec.ops.kernels.copies import copy_step
 from dagexec.ops.kernels.machine import Machine
-from dagexec.ops.onednn.binding import require_library
 from tests.forked import end_of
 from tests.guarded import Guards
 from tests.ops.kernels.running import each_size, needs_kernels
 from tests.ops.pieces import cut_into
+from tests.ops.running import the_library
 
 CASES = {
     # shape of the source and the axes of the target
@@ -122,14 +122,14 @@ def test_nothing_beside_the_arrays_is_touched(behind: bool, lanes: int) -> None:
 @needs_kernels
 @pytest.mark.parametrize("dtype", [np.int64, np.float16, np.uint8, np.complex128, "V12"])
 def test_elements_of_other_sizes_are_copied_as_words(dtype: npt.DTypeLike) -> None:
-    machine = require_library("copy").machine
+    machine = the_library().machine
     source = numbers((3, 4, 8), dtype).transpose(1, 0, 2)
     copied(machine, 1, source, np.empty(source.shape, dtype))
 
 
 @needs_kernels
 def test_several_copies_are_one_step() -> None:
-    machine = require_library("copy").machine
+    machine = the_library().machine
     whole, found = numbers((6, 40), np.int32), np.zeros((6, 40), np.int32)
     cuts = [slice(0, 3), slice(3, 20), slice(20, 40)]
     for pieces in (1, 2, 3):
@@ -143,7 +143,7 @@ def test_several_copies_are_one_step() -> None:
 
 @needs_kernels
 def test_what_it_does_not_serve_is_left_to_others() -> None:
-    machine = require_library("copy").machine
+    machine = the_library().machine
 
     def is_served(source: npt.NDArray[Any], target: npt.NDArray[Any], machine: Machine = machine) -> bool:
         return copy_step(machine, [(source, target)], "copy") is not None

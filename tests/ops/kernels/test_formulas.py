@@ -9,8 +9,8 @@ import numpy as np
 
 from dagexec.ops.kernels.builder import Builder, Vector
 from dagexec.ops.kernels.formulas import formula_step
-from dagexec.ops.onednn.binding import require_library
 from tests.ops.kernels.running import each_size, needs_kernels
+from tests.ops.running import the_library
 
 
 def twice_and_square(build: Builder, read: Callable[[int], Vector]) -> list[Vector]:
@@ -21,7 +21,7 @@ def twice_and_square(build: Builder, read: Callable[[int], Vector]) -> list[Vect
 @needs_kernels
 @each_size
 def test_results_may_be_columns_between_those_that_are_read(lanes: int) -> None:
-    machine = replace(require_library("formula").machine, lanes=lanes)
+    machine = replace(the_library().machine, lanes=lanes)
     memory = np.random.default_rng(1).standard_normal((5, 4, 37)).astype(np.float32)
     before = memory.copy()
     x, twice, square = (memory[:, column] for column in range(3))
@@ -37,7 +37,7 @@ def test_results_may_be_columns_between_those_that_are_read(lanes: int) -> None:
 @needs_kernels
 @each_size
 def test_results_that_share_elements_are_refused(lanes: int) -> None:
-    machine = replace(require_library("formula").machine, lanes=lanes)
+    machine = replace(the_library().machine, lanes=lanes)
     memory = np.zeros((5, 150), np.float32)
     x, y, z = memory[:, :37], memory[:, 40:77], memory[:, 80:117]
     for results in ([memory[:, 36:73], z], [y, memory[:, 76:113]], [memory[:, 1:38], z]):

@@ -8,15 +8,14 @@ import numpy as np
 import pytest
 
 from dagexec.ops.kernels.function_kernels import gelu_step
-from dagexec.ops.onednn.binding import require_library
 from tests.ops.onednn.engine import needs_onednn, normal, run_onednn
 from tests.ops.pieces import cut_into
-from tests.ops.running import Array
+from tests.ops.running import Array, the_library
 
 
 def computed(x: Array, pieces: int = 1, *, in_place: bool = False) -> Array:
     """By the kernels, which must leave what is behind the result as it was."""
-    machine = require_library("gelu").machine
+    machine = the_library().machine
     if not machine.can_run:
         pytest.skip("no AVX2, or memory may not be executed")
     memory = np.full(x.size + 16, 7, np.float32)

@@ -7,9 +7,9 @@ import pytest
 
 from dagexec.ops.kernels.machine import Machine
 from dagexec.ops.kernels.standardizing import root_mean_square_step, standardizing_step
-from dagexec.ops.onednn.binding import require_library
 from tests.ops.kernels.running import Array, each_size, needs_kernels
 from tests.ops.pieces import cut_into
+from tests.ops.running import the_library
 
 
 def computed(x: Array, scale: Array, bias: Array, lanes: int, pieces: int = 1) -> Array:
@@ -69,7 +69,7 @@ def test_what_is_not_a_number_stays_in_its_row_and_other_types_are_left_to_other
     assert np.isfinite(found[0]).all()
     assert np.isnan(found[1:]).all()
     ones = np.ones(1, np.float32)
-    machine = require_library("norm").machine
+    machine = the_library().machine
     assert standardizing_step(machine, x.astype(float), x.astype(float), ones, ones, 1e-3, "norm") is None
     assert standardizing_step(machine, x[:, :, ::2], x[:, :, ::2], ones, ones, 1e-3, "norm") is None
     assert standardizing_step(Machine(4), x, x, ones, ones, 1e-3, "norm") is None

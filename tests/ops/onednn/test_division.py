@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dagexec.core.dtypes import FLOAT32
-from dagexec.ops.onednn.binding import Library, require_library
+from dagexec.ops.onednn.binding import Library
 from dagexec.ops.onednn.descriptors import (
     DST,
     FORWARD_INFERENCE,
@@ -23,6 +23,7 @@ from dagexec.ops.onednn.operator import reorder
 from dagexec.ops.onednn.primitive import SCRATCHPAD_MD, WEIGHTS_MD, PrimitiveDescriptor, describe
 from dagexec.ops.onednn.problem import Candidate
 from tests.ops.onednn.engine import needs_onednn, normal
+from tests.ops.running import the_library
 
 pytestmark = needs_onednn
 
@@ -45,7 +46,7 @@ def computed(library: Library, found: PrimitiveDescriptor, tensors: dict[int, tu
 @pytest.mark.parametrize("inner", [60, 1024, 1040, 2047, 2100])
 @pytest.mark.parametrize("function", ["inner_product_forward", "matmul"])
 def test_a_row_of_a_product_has_one_order(function: str, inner: int, turned: bool) -> None:
-    library = require_library("test")
+    library = the_library()
     if turned and function == "inner_product_forward":
         pytest.skip("an inner product reads rows")
     x, w = normal(1, max(ROWS), inner), normal(2, inner, 48)
@@ -69,7 +70,7 @@ def test_a_row_of_a_product_has_one_order(function: str, inner: int, turned: boo
 
 @pytest.mark.parametrize(("channels", "filters"), [(24, 16), (331, 64), (1290, 40), (2600, 33)])
 def test_a_convolution_of_one_tap_adds_up_alike(channels: int, filters: int) -> None:
-    library = require_library("test")
+    library = the_library()
     x, w = normal(1, 5, 6, 7, channels), normal(2, filters, channels, 1, 1)
     found: dict[str, bytes] = {}
     for images in (1, 2, 5):

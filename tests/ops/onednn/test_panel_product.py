@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dagexec.ops.onednn.binding import library, require_library
+from dagexec.ops.onednn.binding import library
 from dagexec.ops.onednn.panel_product import is_for_panels, pack_panels, product_step
 from tests.ops.onednn.engine import normal
 from tests.ops.pieces import cut_into
-from tests.ops.running import Array
+from tests.ops.running import Array, the_library
 
 pytestmark = pytest.mark.skipif(
     (found := library()) is None or not found.machine.can_run,
@@ -31,7 +31,7 @@ SIZES = [
 
 def computed(x: Array, weights: Array, bias: Array, pieces: int = 1, addend: Array | None = None) -> Array:
     """By the kernels, which must leave what is around the result as it was; in place where `addend` is given."""
-    onednn = require_library("product")
+    onednn = the_library()
     size = len(x) * len(weights)
     memory = np.full(size + 64, 7, np.float32)
     y = memory[32 : 32 + size].reshape(len(x), len(weights))
@@ -95,7 +95,7 @@ def test_what_is_not_finite_stays_in_its_row_and_column() -> None:
 
 
 def test_weights_of_other_kinds_are_left_to_the_library() -> None:
-    onednn = require_library("product")
+    onednn = the_library()
     assert is_for_panels(onednn, normal(1, 128, 128))
     for weights in (normal(1, 129, 128), normal(1, 128, 126), normal(1, 16, 64), np.zeros((128, 128))):
         assert not is_for_panels(onednn, weights)

@@ -167,6 +167,6 @@ def test_sums_that_might_overflow_are_computed_by_the_default_engine() -> None:
 def test_a_processor_without_exact_sums_is_left_to_the_default_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found_library is not None
     plain = replace(found_library, isa=replace(found_library.isa, int8=False))
-    monkeypatch.setattr("dagexec.ops.onednn.operator.require_library", lambda _label: plain)
+    monkeypatch.setattr("dagexec.ops.onednn.operator.known_library", lambda: plain)
     _, why = run_fallback("QuantFC", [np.ones((1, 4), np.uint8), np.ones((1, 4), np.int8), F32(1)])
     assert "the processor has no exact 8-bit products (VNNI)" in why
