@@ -434,11 +434,11 @@ class Operator(ABC):
             f"where the operator runs: put a Copy (or, towards the host, an EnsureCPUOutput) between"
         )
 
-    def infer(self) -> tuple[TensorType, ...] | None:
-        """Types of the outputs for the inputs as they are now; None when the schema cannot tell."""
+    def infer(self, call: OperatorCall | None = None) -> tuple[TensorType, ...] | None:
+        """Types of the outputs for the inputs as they are now, which `call` has; None when the schema cannot tell."""
         if self.schema.infer is None or not self.schema.can_infer(self.definition):
             return None
-        return tuple(self.schema.infer(self.call()))
+        return tuple(self.schema.infer(call or self.call()))
 
     def bind(
         self,

@@ -23,6 +23,7 @@ from dagexec.ops.base.blocks import Array, compute_dtype, row_pieces
 
 _MOST_SAMPLES = 1 << 20  # along an axis of a region
 _CANDIDATES = 64  # boxes that are compared at a time
+_COMPARED = 1024  # and with how many: what is computed of these stays in a core's cache
 
 
 def _pooled(call: OperatorCall, count: int, sizes: Sequence[int]) -> list[TensorType]:
@@ -229,8 +230,7 @@ def infer_non_max_suppression(call: OperatorCall) -> list[TensorType]:
         call.require_types(index, *((INT32, INT64) if index == 2 and _has_count(call) else FLOAT_TYPES))
         if call.inputs[index].elements != 1:
             raise call.fail(f"input {call.definition.input[index]!r} must have one element")
-    values = [call.known_value(index) for index in range(len(call.inputs))]
-    return [TensorType((len(_selected(call, *values)), 3), INT64)]
+    return [TensorType((len(call.once(_selected)), 3), INT64)]
 
 
 def _has_count(call: OperatorCall) -> bool:
@@ -261,11 +261,12 @@ def _has_count(call: OperatorCall) -> bool:
 )
 def non_max_suppression(call: OperatorCall, *inputs: Array) -> Sequence[Array]:
     """As inference has found them."""
-    return [_selected(call, *inputs)]
+    return [call.once(_selected)]
 
 
-def _selected(call: OperatorCall, boxes: Array, scores: Array, *limits: Array) -> Array:
+def _selected(call: OperatorCall) -> Array:
     """Selected boxes: n x 3."""
+    boxes, scores, *limits = (call.known_value(index) for index in range(len(call.inputs)))
     given = iter(float(limit.reshape(-1)[0]) for limit in limits)
     most, overlap, least = (
         next(given, default) if call.arguments.bool(name) else default
@@ -273,9 +274,10 @@ def _selected(call: OperatorCall, boxes: Array, scores: Array, *limits: Array) -
     )
     rows = []
     for image, (places, of_classes) in enumerate(zip(_as_corners(call, boxes), scores, strict=True)):
+        corners = np.ascontiguousarray(places.T)
         for number, row in enumerate(of_classes):
-            kept = _suppressed(places, row.astype(np.float64), int(max(0.0, min(most, row.size))), overlap, least)
-            rows.append(np.array([(image, number, box) for box in kept], np.int64).reshape(-1, 3))
+            kept = _suppressed(corners, row.astype(np.float64), int(max(0.0, min(most, row.size))), overlap, least)
+            rows.append(np.stack([np.full_like(kept, image), np.full_like(kept, number), kept], -1))
     return np.concatenate(rows) if rows else np.zeros((0, 3), np.int64)
 
 
@@ -288,35 +290,78 @@ def _as_corners(call: OperatorCall, boxes: Array) -> Array:
     return np.concatenate([np.minimum(wide[..., :2], wide[..., 2:]), np.maximum(wide[..., :2], wide[..., 2:])], -1)
 
 
-def _suppressed(boxes: Array, scores: Array, most: int, overlap: float, least: float) -> list[int]:
-    """Numbers of the boxes of a class that stay, the highest score first, of equal ones the first.
+def _suppressed(boxes: Array, scores: Array, most: int, overlap: float, least: float) -> Array:
+    """Numbers of the boxes of a class that stay, the highest score first, of equal ones the first: int64.
 
-    A few candidates are compared at a time, with those that stay and among themselves: most lists end early.
+    Boxes are 4 x boxes. Those of lower scores are looked at when the others are not enough: most lists end early.
     """
     candidates = np.flatnonzero(scores > least)
-    order = candidates[np.argsort(-scores[candidates], kind="stable")]
-    kept: list[int] = []
-    for piece in row_pieces(order.size, _CANDIDATES):
-        block = order[piece]
-        stays: Array = np.logical_not(_overlap(boxes[block], boxes[kept], overlap).any(1))
-        among = _overlap(boxes[block], boxes[block], overlap)
+    order = candidates[np.argsort(-scores[candidates], kind="stable")].astype(np.int64, copy=False)
+    looked_at = max(most, _CANDIDATES)
+    while True:
+        found = _first_of_each(boxes[:, order[:looked_at]], most, overlap)
+        if len(found) == most or looked_at >= len(order):
+            kept: Array = order[found]
+            return kept
+        looked_at *= 4
+
+
+def _first_of_each(boxes: Array, most: int, limit: float) -> Array:
+    """Places of the boxes, in the order in which they are to stay, that no earlier one suppresses; at most `most`.
+
+    Detectors with many classes move the boxes of each to a place of its own; so only boxes of one place are compared.
+    """
+    found = [place[_unsuppressed(boxes[:, place], most, limit)] for place in _apart(boxes)]
+    return np.sort(np.concatenate(found))[:most] if found else np.zeros(0, np.intp)
+
+
+def _apart(boxes: Array) -> list[Array]:
+    """Groups of the boxes, by their places in order, so that boxes of two groups have no area in common."""
+    lows, highs = boxes[0], boxes[2]
+    by_low = np.argsort(lows, kind="stable")  # what is no number comes last, and overlaps nothing
+    reached = np.maximum.accumulate(highs[by_low])
+    edges = np.flatnonzero(lows[by_low][1:] >= reached[:-1]) + 1
+    return [np.sort(group) for group in np.split(by_low, edges)] if by_low.size else []
+
+
+def _unsuppressed(boxes: Array, most: int, limit: float) -> Array:
+    """As `_first_of_each`, of boxes in one place.
+
+    A few candidates are compared at a time, with those that stay and among themselves.
+    """
+    kept = np.zeros(0, np.intp)
+    for piece in row_pieces(boxes.shape[1], _CANDIDATES):
+        block = boxes[:, piece]
+        stays = np.ones(block.shape[1], bool)
+        for others in row_pieces(len(kept), _COMPARED):
+            stays &= ~_overlap(block, boxes[:, kept[others]], limit).any(1)
+        among = _overlap(block, block, limit)
         for place in np.flatnonzero(stays):
-            if len(kept) >= most:
-                return kept
             if stays[place]:
-                kept.append(int(block[place]))
-                stays &= ~among[place]
-    return kept
+                stays[place + 1 :] &= ~among[place, place + 1 :]
+        kept = np.concatenate([kept, piece.start + np.flatnonzero(stays)])
+        if len(kept) >= most:
+            break
+    return kept[:most]
 
 
 def _overlap(boxes: Array, others: Array, limit: float) -> Array:
     """Boxes x others: where the intersection is more than `limit` of the union; False for boxes without area."""
-    low = np.maximum(boxes[:, None, :2], others[None, :, :2])
-    high = np.minimum(boxes[:, None, 2:], others[None, :, 2:])
-    shared = (high - low).clip(0).prod(-1)
-    areas, of_others = ((one[:, 2:] - one[:, :2]).prod(-1) for one in (boxes, others))
-    found: Array = (shared > 0) & (shared > limit * (areas[:, None] + of_others - shared))
+    shared = _shared(boxes, others, 0)
+    shared *= _shared(boxes, others, 1)
+    areas, of_others = ((one[2] - one[0]) * (one[3] - one[1]) for one in (boxes, others))
+    least = areas[:, None] + of_others
+    least -= shared
+    least *= limit
+    found: Array = (shared > 0) & (shared > least)
     return found
+
+
+def _shared(boxes: Array, others: Array, axis: int) -> Array:
+    """Boxes x others: how long the intersection is along an axis."""
+    length: Array = np.minimum(boxes[2 + axis, :, None], others[2 + axis])
+    length -= np.maximum(boxes[axis, :, None], others[axis])
+    return np.maximum(length, 0, out=length)
 
 
 no_gradient("NonMaxSuppression")

@@ -192,7 +192,8 @@ class CheckedStep:
     def _prepare(self) -> Step:
         operator = self._operator
         operator.check_output_layouts()
-        step = operator.bind(operator.infer(), as_view=self._as_view).step
+        call = operator.call()
+        step = operator.bind(operator.infer(call), as_view=self._as_view, call=call).step
         self._held = [blob.value for blob in self._blobs]
         self._tensors = [tensor for tensor in self._held if isinstance(tensor, Tensor)]
         self._arrays = [tensor.current_array() for tensor in self._tensors]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
+import dagexec
+from dagexec.core.schema import OperatorCall
 from dagexec.errors import DagexecError
-from tests.frontend.one_node import Array, assert_same, by_onnxruntime, by_reference, computed, one_node
+from dagexec.ops.image import regions
+from tests.frontend.one_node import Array, assert_same, by_onnxruntime, by_reference, computed, feeds_of, one_node
 from tests.ops.running import run_operator
 
 
@@ -91,6 +95,69 @@ def test_boxes_are_selected_as_onnxruntime_does(center: int, limits: tuple[float
     inputs = [rng.random((2, 40, 4)).astype(np.float32), rng.random((2, 3, 40)).astype(np.float32), *given]
     model = one_node("NonMaxSuppression", 11, inputs, center_point_box=center)
     assert_same(computed(model, inputs), by_onnxruntime(model, inputs))
+
+
+@pytest.mark.parametrize("limits", [(10, 0.4), (3000, 0.3), (3000, 0.1, 0.5)])
+def test_boxes_of_classes_that_lie_apart_are_selected_as_onnxruntime_does(limits: tuple[float, ...]) -> None:
+    types = (np.int64, np.float32, np.float32)
+    inputs = [*_in_places(30, 20), *(np.array([one], kind) for one, kind in zip(limits, types, strict=False))]
+    model = one_node("NonMaxSuppression", 11, inputs)
+    assert_same(computed(model, inputs), by_onnxruntime(model, inputs))
+
+
+def test_boxes_that_are_no_numbers_suppress_none_and_keep_none_apart() -> None:
+    boxes, scores = _in_places(4, 5)
+    lost = [2, 3, 13]
+    scores[..., lost] = [4, 3, 2]
+    boxes[0, lost, [0, 1, 3]] = np.nan
+    others = np.delete(np.arange(20), lost)
+    found, of_others = (_numbers(*one)[0] for one in ((boxes, scores), (boxes[:, others], scores[..., others])))
+    assert found.tolist() == [*lost, *others[of_others]]
+
+
+def test_boxes_are_compared_with_those_of_their_place_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[int] = []
+    overlap = regions._overlap
+
+    def counting(boxes: Array, others: Array, limit: float) -> Array:
+        compared.append(boxes.shape[1] * others.shape[1])
+        return overlap(boxes, others, limit)
+
+    monkeypatch.setattr(regions, "_overlap", counting)
+    _numbers(*_in_places(50, 20))
+    assert 0 < sum(compared) <= 50 * 20 * 20
+
+
+def test_boxes_are_selected_once_for_all_runs_with_their_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    boxes, scores = _in_places(3, 20)
+    selections: list[int] = []
+    select = regions._selected
+
+    def counting(call: OperatorCall) -> Array:
+        found = select(call)
+        selections.append(len(found))
+        return found
+
+    monkeypatch.setattr(regions, "_selected", counting)
+    first, again, other = _numbers(boxes, scores, runs=(scores, scores, -scores))
+    assert selections == [len(first), len(other)]
+    assert first.tolist() == again.tolist() != other.tolist()
+
+
+def _numbers(boxes: Array, scores: Array, runs: Sequence[Array] = ()) -> list[Array]:
+    """The numbers of the boxes that each run selects, of all, which may not overlap by more than 0.2."""
+    inputs = [boxes, scores, np.array([scores.size]), np.array([0.2], np.float32)]
+    with dagexec.compile(one_node("NonMaxSuppression", 11, inputs)) as executor:
+        found = [executor.run(feeds_of([boxes, one, *inputs[2:]])) for one in runs or (scores,)]
+    return [one["y0"][:, 2] for one in found]
+
+
+def _in_places(places: int, boxes: int) -> list[Array]:
+    """Boxes and scores: boxes lie in so many places apart from another, in random order, as of so many classes."""
+    rng = np.random.default_rng(6)
+    low = rng.random((places, boxes, 2)) + 3 * np.arange(places)[:, None, None]
+    found = np.concatenate([low, low + rng.random((places, boxes, 2))], -1).reshape(-1, 4)
+    return [rng.permutation(found)[None].astype(np.float32), rng.random((1, 1, places * boxes)).astype(np.float32)]
 
 
 @pytest.mark.parametrize("seed", range(6))
