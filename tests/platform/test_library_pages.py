@@ -15,7 +15,7 @@ from dagexec.platform import library_pages
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux tells what is mapped")
 
-LIBRARY = "libscipy_openblas"  # NumPy's own: code that nothing else gives back
+LIBRARY = "numpy.libs/libscipy_openblas"  # not that of SciPy: code that nothing else gives back
 
 
 def mapped(name: str) -> tuple[str, int, int]:
