@@ -192,7 +192,7 @@ class CheckedStep:
     def _prepare(self) -> Step:
         operator = self._operator
         operator.check_output_layouts()
-        call = operator.call()
+        call = operator.call() if operator.schema.can_infer(operator.definition) else None  # None: perhaps no tensors
         step = operator.bind(operator.infer(call), as_view=self._as_view, call=call).step
         self._held = [blob.value for blob in self._blobs]
         self._tensors = [tensor for tensor in self._held if isinstance(tensor, Tensor)]
