@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 import dagexec
+from dagexec.core import inferred_types
 from dagexec.core.arguments import make_argument
 from dagexec.core.dtypes import FLOAT32
 from dagexec.core.model import InputInfo
@@ -156,6 +157,7 @@ def lines_for(shape: Callable[[NetDef, int], list[str]], count: int, net_type: s
     executor.close()
     del executor
     gc.collect()  # oneDNN's primitives would be shared with the next net
+    inferred_types._known.clear()  # so would answers
     return lines
 
 

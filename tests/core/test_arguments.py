@@ -142,6 +142,6 @@ def test_values_that_are_no_argument_are_refused(value: ArgumentValue, message: 
 
 
 def test_arguments_are_stored_in_one_order_whatever_order_others_had_them_in() -> None:
-    first, second = new_node("Conv", kernel=3, pad=1), new_node("Conv", pad=1, kernel=3)
+    first, second = new_node("Conv", pad=7919, kernel=3), new_node("Conv", kernel=3, pad=7919)
     assert first.values is second.values
     assert [one.name for one in second.message().arg] == ["kernel", "pad"]
