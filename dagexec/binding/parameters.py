@@ -45,10 +45,11 @@ def parameter_workspace(model: Model) -> Workspace:
     workspace = Workspace(root_folder=model.folder, allow_io=model.allow_io)
     for name, array in model.parameters.items():
         workspace.adopt_blob(name, array)
-    if model.init_net is not None:
-        if uses_shared_buffer(model.init_net):
+    if model.has_init_net:
+        init = model.init_program
+        if uses_shared_buffer(init):
             create_shared_buffer(workspace)
-        workspace.run_net_once(model.init_net)
+        workspace.run_net_once(init)
     for name in workspace.blobs():
         value = workspace.get_blob(name).value
         if isinstance(value, Tensor) and value.device != CPU and not value.is_empty:

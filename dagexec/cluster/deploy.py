@@ -94,7 +94,7 @@ def deploy(
     if is_plan(model):
         plan, options = plan_for(Path(model), options)
     loaded = load_model(model, allow_io=options.allow_io, foreign=options.foreign)
-    if loaded.init_net is not None:
+    if loaded.has_init_net:
         loaded = initialized(loaded)
     parameters = {name: np.asarray(array) for name, array in loaded.parameters.items()}
     bare = loaded.changed(parameters={}, overridable=None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast, runtime_checkable
 
 import numpy.typing as npt
 
@@ -90,22 +90,38 @@ class StageTypes:
     outputs: tuple[str, ...]
 
 
-class _Net:
-    """The field `net`: a message that is made from records when somebody asks for it; from then on it is what counts.
+Nets = TypeVar("Nets", NetDef, NetDef | None)
+
+
+class _Net(Generic[Nets]):
+    """A field with a net: a message that is made from records when somebody asks for it; it counts from then on.
 
     A message may be changed by whoever has it, so records that were made from one are not kept beside it.
     """
 
-    def __get__(self, model: Model | None, _owner: type[Model]) -> NetDef:
-        if model is None:
-            raise AttributeError("net")  # there is no default
-        net = model.__dict__["net"]
-        if isinstance(net, Program):
-            net = model.__dict__["net"] = net.message()
-        return cast(NetDef, net)
+    def __init__(self, *default: Nets) -> None:
+        """A field that need not be given has a default."""
+        self._default: tuple[Nets, ...] = default
 
-    def __set__(self, model: Model, net: NetDef | Program) -> None:
-        model.__dict__["net"] = net
+    def __set_name__(self, _owner: type[Model], name: str) -> None:
+        self._name = name
+
+    def __get__(self, model: Model | None, _owner: type[Model]) -> Nets:
+        if model is None:
+            if not self._default:
+                raise AttributeError(self._name)
+            return self._default[0]
+        net = model.__dict__[self._name]
+        if isinstance(net, Program):
+            net = model.__dict__[self._name] = net.message()
+        return cast(Nets, net)
+
+    def __set__(self, model: Model, net: NetDef | Program | None) -> None:
+        model.__dict__[self._name] = net
+
+
+_NETS = ("net", "init_net")
+_NO_NET = Program((), NetDef())
 
 
 @dataclass(frozen=True)
@@ -133,8 +149,8 @@ class Model:
     """
 
     name: str
-    net: _Net = _Net()
-    init_net: NetDef | None = None
+    net: _Net[NetDef] = _Net[NetDef]()
+    init_net: _Net[NetDef | None] = _Net[NetDef | None](None)
     parameters: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     inputs: Mapping[str, InputInfo] = field(default_factory=dict)
     outputs: tuple[str, ...] = ()
@@ -151,20 +167,27 @@ class Model:
         return program_of(self.__dict__["net"])
 
     @property
+    def has_init_net(self) -> bool:
+        """True when there is a net that computes parameters."""
+        return self.__dict__["init_net"] is not None
+
+    @property
     def init_program(self) -> Program:
         """The net that computes parameters as records; without operators where there is none."""
-        return Program((), NetDef()) if self.init_net is None else program_of(self.init_net)
+        return program_of(self.__dict__["init_net"]) if self.has_init_net else _NO_NET
 
     def as_records(self) -> Model:
-        """The same with its net as records, made here once for all that compile it and run it.
+        """The same with its nets as records, made here once for all that compile it and run it.
 
         Raises what `program_of` raises for a message that is no net.
         """
-        return self if isinstance(self.__dict__["net"], Program) else self.changed(net=self.program)
+        if not any(isinstance(self.__dict__[name], NetDef) for name in _NETS):
+            return self
+        return self.changed(net=self.program, init_net=self.init_program if self.has_init_net else None)
 
     def changed(self, **fields: Any) -> Model:
-        """As `dataclasses.replace`, which would turn records into a message; `net` may be either."""
-        return replace(self, **{"net": self.__dict__["net"], **fields})
+        """As `dataclasses.replace`, which would turn records into messages; `net` and `init_net` may be either."""
+        return replace(self, **{**{name: self.__dict__[name] for name in _NETS}, **fields})
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the net, what goes in and what comes out."""

@@ -65,7 +65,7 @@ def find_row_axes(model: Model, types: Mapping[str, TensorType], axes: Mapping[s
     if axes is None:
         axes = _free_first_axes(model)
     _Follower.check_axes(model, types, axes)
-    follower = _Follower(model.net.name)
+    follower = _Follower(model.program.name)
     follower.begin(model, types, axes)
     follower.follow_all(model.program.op)
     return follower.result(model, axes)

@@ -262,9 +262,9 @@ class Pipeline:
         if source is self:
             raise self._error(f"stage {name!r}: a pipeline cannot be a stage of itself")
         model = load_model(source, shapes=shapes, foreign=foreign)
-        if model.init_net is not None:
+        if model.has_init_net:
             model = initialized(model)
-        for definition in model.net.op:
+        for definition in model.program.op:
             if schema_of(definition.type).does_io:
                 raise self._error(
                     f"stage {name!r}: the model has a {definition.type}, which reaches beyond its net; stages compute"
@@ -294,7 +294,7 @@ class Pipeline:
         if not fed or model.overridable is None:
             return model
         made = model.overridable.model_with(fed)
-        return initialized(made) if made.init_net is not None else made
+        return initialized(made) if made.has_init_net else made
 
     def _met(self, stage: str, name: str, expected: TensorSpec, value: Value) -> TensorSpec:
         found = met(expected, value.spec)

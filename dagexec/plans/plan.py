@@ -107,7 +107,7 @@ def _check_kept(plan: Plan) -> None:
         raise PlanError(f"{what}it calls functions of the application, of which a file has nothing")
     if plan.options.default_device != CPU or names_devices(model.program):
         raise PlanError(f"{what}it runs on devices, and plans are for the host")
-    islands = [operator.name or operator.type for operator in model.net.op if operator.type == "Island"]
+    islands = [operator.name or operator.type for operator in model.program.op if operator.type == "Island"]
     if islands:
         raise PlanError(f"{what}{islands[0]} is an island, which only the process that made it trusts")
     try:

@@ -120,8 +120,8 @@ def model_record(model: Model, sections: Sections) -> Record:
     """All of a model that is data; of functions of the application nothing is said."""
     return {
         "name": model.name,
-        "net": _net_section(model.net, sections),
-        "init_net": None if model.init_net is None else _net_section(model.init_net, sections),
+        "net": _net_section(model.program.message(), sections),
+        "init_net": _net_section(model.init_program.message(), sections) if model.has_init_net else None,
         "parameters": {name: array_record(array, sections) for name, array in model.parameters.items()},
         "inputs": _inputs_record(model.inputs),
         "outputs": list(model.outputs),

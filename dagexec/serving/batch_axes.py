@@ -38,7 +38,7 @@ class BatchAxes:
         listed = sorted(name for name, info in model.inputs.items() if info.is_sequence or info.is_optional)
         if listed:
             raise SettingError(f"net {model.name!r}: max_batch joins arrays; inputs {listed} are sequences or optional")
-        made = () if model.init_net is None else model.init_net.op
+        made = model.init_program.op
         kept = {*model.parameters, *(name for definition in made for name in definition.output)}
         if not kept.isdisjoint(name for definition in model.program.op for name in definition.output):
             raise SettingError(f"net {model.name!r}: max_batch is for nets that do not update their parameters")

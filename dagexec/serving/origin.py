@@ -48,7 +48,8 @@ class Origin:
             )
         found = loaded(self.source, self.options)
         asked = as_asked(found, self.options)
-        if asked.init_net != running.init_net or asked.program.message() != running.program.message():
+        nets = (asked.program, running.program), (asked.init_program, running.init_program)
+        if any(one.message() != other.message() for one, other in nets):
             where = self.source if isinstance(self.source, str | os.PathLike) else "what it was compiled from"
             raise PlanError(f"net {running.name!r}: {where} has another model now")
         return found

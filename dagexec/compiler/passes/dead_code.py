@@ -41,8 +41,7 @@ def _drop_outputs(draft: Draft, number: int, unread: list[str]) -> None:
 
 
 def _drop_parameters(draft: Draft) -> None:
-    init = draft.model.init_net
-    for_init = set() if init is None else {name for definition in init.op for name in definition.input}
+    for_init = {name for definition in draft.model.init_program.op for name in definition.input}
     unread = [
         name
         for name in draft.parameters

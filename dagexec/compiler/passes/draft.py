@@ -321,7 +321,7 @@ class Draft:
         before = owned(self.model.parameters)
         if before is None or not self._left:
             return
-        init = () if self.model.init_net is None else self.model.init_net.op
+        init = self.model.init_program.op
         needed = {*self.outputs, *self._controls, *(name for definition in init for name in definition.input)}
         for name in self._left - needed:
             if name in self.parameters and not (self._readers[name] or self._writers[name]):
@@ -397,7 +397,7 @@ def _index(model: Model) -> _Index:
                 writers[name] = {number: 1}
             else:
                 row[number] = row.get(number, 0) + 1
-    made = () if model.init_net is None else (name for op in model.init_net.op for name in op.output)
+    made = (name for definition in model.init_program.op for name in definition.output)
     given = frozenset(model.inputs) | frozenset(model.parameters) | frozenset(made)
     several = {name for name, row in writers.items() if len(row) > 1}
     both = (given | read_early) & writers.keys()

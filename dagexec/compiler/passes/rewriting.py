@@ -106,5 +106,5 @@ def run_passes(model: Model | PassReport, passes: Sequence[Pass], without: Colle
 
 def _given(model: Model) -> frozenset[str]:
     """Blobs that are there before the net runs."""
-    made = () if model.init_net is None else (name for definition in model.init_net.op for name in definition.output)
+    made = (name for definition in model.init_program.op for name in definition.output)
     return frozenset((*model.parameters, *model.inputs, *made))

@@ -235,8 +235,8 @@ class _Conversion:
         init_net = None
         if init_operators:
             given = [key for key in parameters if key in read_once]
-            made = [operator.message() for operator in init_operators]
-            init_net = NetDef(name=f"{name}_init", op=made, external_input=given, external_output=filled)
+            init_header = NetDef(name=f"{name}_init", external_input=given, external_output=filled)
+            init_net = Program(tuple(init_operators), init_header)
         return Model(
             name, Program(tuple(operators), header), init_net, parameters, self.inputs, self.outputs, texts=True
         )
