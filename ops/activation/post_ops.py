@@ -19,6 +19,7 @@ from dagexec.core.node import Node
 from dagexec.core.operator import Operator, Step, nothing_to_do
 from dagexec.core.registry import schema_of
 from dagexec.core.schema import OperatorCall, TensorType
+from dagexec.core.traits import PostOpsRule
 from dagexec.errors import ArgumentError
 from dagexec.ops.activation.passes import (
     elu_passes,
@@ -179,17 +180,21 @@ def parse_post_op(text: str, label: str) -> PostOp:
     return PostOp(kind, a, b)
 
 
-def as_post_ops(definition: Node, meta: TypeMeta = FLOAT32) -> list[PostOp] | None:
-    """What an operator on `meta` is as post-ops, by its schema; [] for one that gives its input back.
+def as_post_ops(definition: Node, meta: TypeMeta = FLOAT32) -> tuple[PostOp, ...] | None:
+    """What an operator on `meta` is as post-ops, by its schema; () for one that gives its input back.
 
     None for one that is none, or whose arguments make no sense, which it will say itself.
     """
-    rule = schema_of(definition.type).post_ops
+    rule, count = schema_of(definition.type).post_ops, len(definition.input)
     if rule is None:
         return None
+    return definition.values.once((rule, meta, count), partial(_by_rule, rule, definition, meta, count))
+
+
+def _by_rule(rule: PostOpsRule, definition: Node, meta: TypeMeta, count: int) -> tuple[PostOp, ...] | None:
     try:
-        entries = rule(definition.arguments(), meta, len(definition.input))
-        return None if entries is None else [parse_post_op(entry, definition.type) for entry in entries]
+        entries = rule(definition.arguments(), meta, count)
+        return None if entries is None else tuple([parse_post_op(entry, definition.type) for entry in entries])
     except ArgumentError:
         return None
 

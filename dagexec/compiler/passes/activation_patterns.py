@@ -11,7 +11,7 @@ arXiv:1908.08681. Gelu: Hendrycks and Gimpel 2016, arXiv:1606.08415.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from functools import cache
 
 import numpy as np
@@ -35,8 +35,8 @@ SAMPLES: Samples = np.concatenate([-_SPARSE[::-1], _DENSE, _SPARSE])
 _TOLERANCE = 2e-6  # of constants that a model holds in float32
 _MAX_OPERATORS = 10
 _NO_LIMIT = float(np.finfo(np.float32).max)
-_IN_NO_PATTERN_ALONE = ("relu", "sqrt", "abs", "square", "pow")
-"""Post-ops of which, with arithmetic, no activation is made."""
+_IN_NO_PATTERN_ALONE = ("relu", "sqrt", "abs", "square", "pow", "linear", "add", "sub", "mul", "div")
+"""Post-ops of which alone no activation is made."""
 
 _ACTIVATIONS: tuple[tuple[str, str, Mapping[str, ArgumentValue]], ...] = (
     ("Swish", "Swish", {}),
@@ -49,10 +49,11 @@ _ACTIVATIONS: tuple[tuple[str, str, Mapping[str, ArgumentValue]], ...] = (
 
 
 @cache
-def _activations() -> tuple[Samples, ...]:
-    """Each activation at SAMPLES."""
+def _activations() -> tuple[Samples, Samples]:
+    """Each activation at SAMPLES, a row, and by how much constants in float32 may miss it."""
     functions = (_function(new_node(op_type, (), (), arg=arguments)) for _, op_type, arguments in _ACTIVATIONS)
-    return tuple(function(SAMPLES) for function in functions if function is not None)
+    expected = np.stack([function(SAMPLES) for function in functions if function is not None])
+    return expected, _TOLERANCE + _TOLERANCE * np.abs(expected)
 
 
 class _Operators:
@@ -63,11 +64,11 @@ class _Operators:
         self._functions: dict[int, tuple[Node, Function | None]] = {}
 
     def is_known(self, definition: Node) -> bool:
-        """True for an operator that computes each element by a formula without steps."""
+        """True for an operator that computes each element of its one output by a formula without steps."""
         found = self._known.get(id(definition))
         if found is None:
             known = definition.type in ("Erf", "Pow") or as_post_ops(definition) is not None
-            found = self._known[id(definition)] = (definition, known)
+            found = self._known[id(definition)] = (definition, known and len(definition.output) == 1)
         return found[1]
 
     def function(self, definition: Node) -> Function | None:
@@ -86,17 +87,15 @@ def _function(definition: Node) -> Function | None:
     return schema_of(definition.type).function(definition.arguments())
 
 
-def _may_be_part(definition: Node) -> bool:
-    """True for a function of one element that makes it worth while to look for patterns."""
-    if len(definition.input) > 1:
-        return False
+def _is_telling(definition: Node) -> bool:
+    """True for a function without which no activation is spelled out."""
     post_ops = as_post_ops(definition) or ()
     return definition.type == "Erf" or any(post_op.kind not in _IN_NO_PATTERN_ALONE for post_op in post_ops)
 
 
 def edit(draft: Draft) -> None:
     """Look behind each product and quotient, the last ones first, as they have the largest part of a pattern."""
-    if not any(map(_may_be_part, draft.nodes())):
+    if not any(map(_is_telling, draft.nodes())):
         return
     types, operators = draft.types(), _Operators()
     for number in reversed(draft.numbers()):
@@ -106,35 +105,53 @@ def edit(draft: Draft) -> None:
 
 def _rewrite(draft: Draft, root: int, types: Types, operators: _Operators) -> None:
     result = draft[root].output[0]
-    for source in _candidates(draft, root, operators):
-        kind = types.get(source)
-        if kind is None or kind.meta not in FUSED_TYPES or types.get(result) != kind:
+    kind = types.get(result)
+    if kind is None or kind.meta not in FUSED_TYPES or not operators.is_known(draft[root]):
+        return
+    for source, numbers in reversed(_sources(draft, root, operators)):
+        if types.get(source) != kind or not any(_is_telling(draft[number]) for number in numbers):
             continue
-        expression = _Expression(draft, root, source, operators)
-        values = expression.values()
-        if values is None or not expression.is_private():
+        values = _Expression(draft, root, source, operators).values() if _is_private(draft, root, numbers) else None
+        if values is None:
             continue
-        for (name, op_type, arguments), expected in zip(_ACTIVATIONS, _activations(), strict=True):
-            if np.allclose(values, expected, rtol=_TOLERANCE, atol=_TOLERANCE):
-                count = len(expression.operators)
-                draft.changed(f"{count} operators up to {draft.label(root)} are {name}")
-                draft.replace(root, new_node(op_type, [source], [result], name=draft[root].name, arg=arguments))
-                for number in expression.operators - {root}:
-                    draft.remove(number)
-                return
+        expected, allowed = _activations()
+        for place in np.flatnonzero((np.abs(values - expected) <= allowed).all(axis=1))[:1]:
+            name, op_type, arguments = _ACTIVATIONS[place]
+            draft.changed(f"{len(numbers)} operators up to {draft.label(root)} are {name}")
+            draft.replace(root, new_node(op_type, [source], [result], name=draft[root].name, arg=arguments))
+            for number in numbers - {root}:
+                draft.remove(number)
+            return
 
 
-def _candidates(draft: Draft, root: int, operators: _Operators) -> list[str]:
-    """Blobs that the operators behind `root` depend on, from the farthest to the nearest."""
-    found: dict[str, int] = {}
-    frontier, depth = [root], 0
-    while frontier and depth < _MAX_OPERATORS:
-        depth += 1
-        names = [name for number in frontier for name in draft[number].input if draft.constant(name) is None]
-        found.update(dict.fromkeys(names, depth))
-        writers = {writer for name in names if (writer := draft.producer(name)) is not None}
-        frontier = [writer for writer in writers if operators.is_known(draft[writer])]
-    return sorted(found, key=lambda name: -found[name])
+def _sources(draft: Draft, root: int, operators: _Operators) -> list[tuple[str, Set[int]]]:
+    """Blobs of which alone, beside constants, known operators compute the result of `root`, the nearest first.
+
+    Each comes with those operators. The walk takes what is listed last of what it has found, so that all between
+    `root` and a blob is behind it when it comes to that blob.
+    """
+    found: list[tuple[str, Set[int]]] = []
+    taken: list[int] = []
+    frontier: dict[str, int] = {}  # blobs, by the known operators that write them; -1 for other blobs
+    number = root
+    while number >= 0 and len(taken) <= _MAX_OPERATORS:
+        taken.append(number)
+        for name in draft[number].input:
+            if name not in frontier and draft.constant(name) is None:
+                writer = draft.producer(name)
+                frontier[name] = writer if writer is not None and operators.is_known(draft[writer]) else -1
+        if not frontier:
+            break
+        if len(frontier) == 1:
+            found.append((next(iter(frontier)), set(taken)))
+        number = frontier.pop(max(frontier, key=frontier.__getitem__))
+    return found
+
+
+def _is_private(draft: Draft, root: int, numbers: Set[int]) -> bool:
+    """True when nothing else reads what is between a source and the result of `root`."""
+    inner = [name for number in numbers - {root} for name in draft[number].output]
+    return all(draft.is_inner(name) and numbers >= set(draft.readers(name)) for name in inner)
 
 
 class _Expression:
@@ -145,44 +162,11 @@ class _Expression:
         self._operators = operators
         self._root = root
         self._known: dict[str, Samples] = {source: SAMPLES}
-        self.operators: set[int] = set()
 
     def values(self) -> Samples | None:
-        """The function at SAMPLES; None when something else than `source` and constants goes into it."""
-        if not self._is_closed():
-            return None
+        """The function at SAMPLES; None when it is none of one number."""
         with np.errstate(all="ignore"):
             return self._result(self._root)
-
-    def _is_closed(self) -> bool:
-        """True when it is made of `source`, constants and not too many known operators, which are then noted."""
-        waiting = [self._root]
-        while waiting:
-            number = waiting.pop()
-            definition = self._draft[number]
-            if (
-                not self._operators.is_known(definition)
-                or len(definition.output) != 1
-                or len(self.operators) > _MAX_OPERATORS
-            ):
-                return False
-            self.operators.add(number)
-            for name in definition.input:
-                if name in self._known or self._draft.constant(name) is not None:
-                    continue
-                writer = self._draft.producer(name)
-                if writer is None:
-                    return False
-                if writer not in self.operators:
-                    waiting.append(writer)
-        return True
-
-    def is_private(self) -> bool:
-        """True when nothing else reads what is between source and result."""
-        inner = [name for number in self.operators - {self._root} for name in self._draft[number].output]
-        return all(
-            self._draft.is_inner(name) and self.operators.issuperset(self._draft.readers(name)) for name in inner
-        )
 
     def _result(self, number: int) -> Samples | None:
         definition = self._draft[number]

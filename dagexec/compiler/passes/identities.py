@@ -33,7 +33,7 @@ def _is_identity(draft: Draft, number: int, types: Types) -> bool:
         return False
     if any(draft.is_read(name) or name in draft.outputs for name in definition.output[1:]):
         return False
-    if as_post_ops(definition) == []:
+    if as_post_ops(definition) == ():
         return True
     source, target = types.get(definition.input[0]), types.get(definition.output[0])
     if not _keeps_elements(definition) or source is None or target is None or source != target:

@@ -7,7 +7,7 @@ What oneDNN computes with maxima keeps its input, to compute it again where ther
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 
 from dagexec.compiler.passes.draft import Draft
 from dagexec.compiler.passes.fusion import FUSED_CHAIN, post_ops_of
@@ -70,9 +70,9 @@ def _may_write_over_an_input(draft: Draft, number: int) -> bool:
     return any(schema.inplace(index, 0) for index in range(len(definition.input)))
 
 
-def _functions(definition: Node) -> list[PostOp]:
+def _functions(definition: Node) -> Sequence[PostOp]:
     """What an element-wise operator does, as post-ops, as far as they may concern NaN."""
-    return post_ops_of(definition) or as_post_ops(definition) or []
+    return post_ops_of(definition) or as_post_ops(definition) or ()
 
 
 def _dying_input(draft: Draft, number: int, types: Types, ordering: Ordering, kept: Set[str]) -> str | None:

@@ -92,7 +92,7 @@ def _cancel(draft: Draft, number: int) -> None:
 def _skip_copy(draft: Draft, number: int) -> None:
     """Readers of a copy of dequantized values read these; exporters write equal biases once, and copy them."""
     definition = draft[number]
-    if as_post_ops(definition) != [] or len(definition.output) > 1:
+    if as_post_ops(definition) != () or len(definition.output) > 1:
         return
     writer, [name] = draft.producer(definition.input[0]), definition.output
     if writer is not None and draft[writer].type == DEQUANTIZE and name not in draft.outputs:
