@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.errors import DagexecError
+from dagexec.platform.addresses import address_of
 from dagexec.platform.forking import ProcessLock
 
 Derived = TypeVar("Derived")
@@ -143,7 +144,7 @@ _REFERENCES = 4
 
 def _is_packed(array: Array, nbytes: int) -> bool:
     """True for so many bytes on a line of a cache."""
-    return array.dtype == np.uint8 and array.shape == (nbytes,) and array.ctypes.data % _LINE == 0
+    return array.dtype == np.uint8 and array.shape == (nbytes,) and address_of(array) % _LINE == 0
 
 
 def _gives(make: Callable[[], Array], array: Array) -> bool:

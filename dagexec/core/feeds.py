@@ -18,6 +18,7 @@ from dagexec.core.spelling import did_you_mean
 from dagexec.core.tensor import as_bytes_objects
 from dagexec.core.variant import Variant
 from dagexec.errors import DagexecError, FeedError
+from dagexec.platform.addresses import address_of
 from dagexec.platform.host_memory import check_fits
 
 Array = npt.NDArray[Any]
@@ -136,7 +137,7 @@ def _bounds(array: Array) -> tuple[int, int]:
     """The address of the first byte, and that behind the last one."""
     if not array.flags.c_contiguous:
         return byte_bounds(array)
-    start = array.__array_interface__["data"][0]
+    start = address_of(array)
     return start, start + array.nbytes
 
 

@@ -19,6 +19,7 @@ from dagexec.core.io_access import IO
 from dagexec.core.program import Program, program_of
 from dagexec.core.proto import NetDef
 from dagexec.core.python_step import PythonStep
+from dagexec.platform.addresses import address_of
 from dagexec.platform.lazy import LazyModule
 from dagexec.platform.records import dataclass
 
@@ -74,7 +75,7 @@ class Overridable:
         if own is not self.program and own.message() != self.program.message():
             return False
         pairs = ((array, self.values.get(name)) for name, array in model.parameters.items())
-        return all(own is None or own.ctypes.data == array.ctypes.data for array, own in pairs)
+        return all(own is None or address_of(own) == address_of(array) for array, own in pairs)
 
 
 @dataclass(frozen=True)

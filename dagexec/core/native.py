@@ -29,6 +29,7 @@ import numpy.typing as npt
 
 from dagexec.core.operator import Step, nothing_to_do
 from dagexec.errors import DagexecError
+from dagexec.platform.addresses import address_of
 from dagexec.platform.machine_code import executable
 from dagexec.platform.records import dataclass
 from dagexec.platform.threads import threads
@@ -141,7 +142,7 @@ class NativeStep:
         self.native_tables = native_tables
         self._code = required_code()
         self.table, self._calls = rows_of([call for phase in phases for piece in phase for call in piece])
-        self._address, self._rows = self.table.ctypes.data, len(self.table)
+        self._address, self._rows = address_of(self.table), len(self.table)
 
     def __call__(self) -> None:
         """Make all calls. Raises what a call that fails makes, unless that recovers."""
@@ -227,7 +228,7 @@ def rows_of(calls: Sequence[NativeCall]) -> tuple[Array, list[NativeCall]]:
 
 def call_rows(table: Array) -> int:
     """Make the calls of rows as `rows_of` gives them; how many are left, of which the first has failed."""
-    return required_code()(table.ctypes.data, len(table)) if len(table) else 0
+    return required_code()(address_of(table), len(table)) if len(table) else 0
 
 
 def native_rows(calls: npt.ArrayLike) -> npt.NDArray[np.uint64]:
@@ -246,7 +247,7 @@ def table_piece(rows: npt.NDArray[np.uint64], keeps: object, label: str) -> Piec
     def failure() -> DagexecError:
         return DagexecError(f"{label}: a table of native calls did not end")
 
-    return (NativeCall(run, (rows.ctypes.data, len(rows), 0, 0), None, failure, (rows, keeps)),)
+    return (NativeCall(run, (address_of(rows), len(rows), 0, 0), None, failure, (rows, keeps)),)
 
 
 PIECE_SECONDS = 60e-6

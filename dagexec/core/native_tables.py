@@ -28,6 +28,7 @@ from dagexec.core.native import (
     rows_of,
 )
 from dagexec.core.operator import Step
+from dagexec.platform.addresses import address_of
 
 _NO_ROWS = np.empty((0, 6), np.uint64)
 
@@ -180,7 +181,7 @@ class JoinedStep:
         self._code = required_code()
         self._calls = JoinedCalls([part for step in steps for part in native_parts(step)])
         self.table = self._calls.table
-        self._address, self._rows = self.table.ctypes.data, len(self.table)
+        self._address, self._rows = address_of(self.table), len(self.table)
 
     @property
     def phases(self) -> Phases:

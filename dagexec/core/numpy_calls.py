@@ -23,6 +23,7 @@ from dagexec.core.native import Array, NativeStep, can_run, native_rows, phases_
 from dagexec.core.native_tables import merged
 from dagexec.core.numpy_loops import Loop, loop_of
 from dagexec.core.operator import Prepared, Step, in_sequence, parts_of
+from dagexec.platform.addresses import address_of
 
 _Table = npt.NDArray[np.int64]
 _Index = tuple[slice | EllipsisType, ...]
@@ -150,14 +151,14 @@ class _Calls:
         count = math.prod(outer)
         if count > _MOST_CALLS or (count > _FEW_CALLS and count * _CALL_BYTES > order.nbytes):
             raise _Unsupported
-        starts = np.array([[view.ctypes.data for view in views]], np.int64)
+        starts = np.array([[address_of(view) for view in views]], np.int64)
         for size, step in zip(outer, steps, strict=False):
             starts = (starts[:, None] + np.arange(size)[:, None] * step).reshape(-1, len(views))
         fields = np.array([length, *steps[-1]], np.int64)
         self._kept += [starts, fields, *views]
         table = np.empty((len(starts), 5), np.int64)
-        table[:] = loop.function, 0, fields.ctypes.data, fields.ctypes.data + fields.itemsize, loop.data
-        table[:, 1] = starts.ctypes.data + np.arange(len(starts)) * starts.strides[0]
+        table[:] = loop.function, 0, address_of(fields), address_of(fields) + fields.itemsize, loop.data
+        table[:, 1] = address_of(starts) + np.arange(len(starts)) * starts.strides[0]
         return table
 
 
@@ -298,7 +299,7 @@ def _parts(shape: tuple[int, ...], axes: Sequence[int], seconds: float) -> list[
 def _require_apart(out: Array, arrays: Sequence[Array]) -> None:
     """Raise _Unsupported where an element is written before another is read, but in its own place."""
     for array in arrays:
-        is_same = array.shape == out.shape and array.strides == out.strides and array.ctypes.data == out.ctypes.data
+        is_same = array.shape == out.shape and array.strides == out.strides and address_of(array) == address_of(out)
         if is_same or not np.may_share_memory(array, out):
             continue
         try:

@@ -26,6 +26,7 @@ from dagexec.core.dtypes import FLOAT32, STRING, TypeMeta
 from dagexec.core.runtime import DeviceRuntime, runtime_of
 from dagexec.core.shapes import element_count
 from dagexec.errors import MissingBlobError, ShapeError
+from dagexec.platform.addresses import address_of
 from dagexec.platform.host_memory import check_fits, commit, reserve
 
 Shape = tuple[int, ...]
@@ -130,7 +131,7 @@ class Tensor:
         """Where `array`, in memory that the host reaches, begins."""
         address = self._address
         if address is None:
-            address = self._address = int(self.runtime.host_view(self.array).ctypes.data)
+            address = self._address = address_of(self.runtime.host_view(self.array))
         return address
 
     @property
@@ -292,7 +293,7 @@ class Tensor:
             if self._array is not array:
                 return False
             owner = owner_of(array)
-            start = array.ctypes.data - owner.ctypes.data
+            start = address_of(array) - address_of(owner)
             seen, owners = weakref.ref(array), weakref.ref(owner)
             self._array = self._address = None
             storage.buffer = np.empty(0, np.uint8)

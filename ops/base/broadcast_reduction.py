@@ -19,6 +19,7 @@ import numpy as np
 
 from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
 from dagexec.ops.base.blocks import BLOCK, Array, Scratch, compute_dtype, convert, even_ranges
+from dagexec.platform.addresses import address_of
 
 SourcePasses = Callable[[Sequence[Array], Array, Scratch], list[Step]]
 """The NumPy calls for one piece: pieces of the sources, which broadcast to the piece of the result, that piece, and
@@ -220,7 +221,7 @@ def _sum_passes(values: Array, axes: tuple[int, ...], target: Array, scratch: Sc
 
 def _same_memory(one: Array, other: Array) -> bool:
     """True when two arrays of one shape and dtype, both packed, are one."""
-    return one.ctypes.data == other.ctypes.data
+    return address_of(one) == address_of(other)
 
 
 def _place(index: Slices, array: Array) -> Slices:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.operator import Step
+from dagexec.platform.addresses import address_of
 
 Array = npt.NDArray[Any]
 
@@ -51,7 +52,7 @@ def is_same_memory(one: Array, other: Array) -> bool:
         one.size > 0
         and one.shape == other.shape
         and one.dtype == other.dtype
-        and one.__array_interface__["data"][0] == other.__array_interface__["data"][0]
+        and address_of(one) == address_of(other)
         and all(a == b for a, b, n in zip(one.strides, other.strides, one.shape, strict=True) if n > 1)
     )
 

@@ -21,6 +21,7 @@ from dagexec.ops.kernels.machine import Machine
 from dagexec.ops.kernels.narrow_vectors import load_as_floats, store_bfloat16, store_first_uint8, store_uint8
 from dagexec.ops.kernels.sharing import pieces_of_bytes
 from dagexec.ops.kernels.tables import in_pieces, shares
+from dagexec.platform.addresses import address_of
 from dagexec.platform.assembler import GREATER
 
 Array = npt.NDArray[Any]
@@ -48,7 +49,7 @@ def convert_step(machine: Machine, x: Array, y: Array, label: str) -> Step | Non
             parts[-1].append((x.size - machine.lanes, 1))
         tables = [
             [
-                (kernel, x.ctypes.data + start * x.itemsize, y.ctypes.data + start * y.itemsize, count, 0)
+                (kernel, address_of(x) + start * x.itemsize, address_of(y) + start * y.itemsize, count, 0)
                 for start, count in part
             ]
             for part in parts
@@ -73,8 +74,8 @@ def by_range_step(machine: Machine, x: Array, y: Array, scale: Array, zero: Arra
         return None
 
     def make(x: Array, y: Array, scale: Array, zero: Array, label: str) -> Step:
-        fields = np.array([x.size, x.ctypes.data, y.ctypes.data, scale.ctypes.data, zero.ctypes.data], np.int64)
-        calls = [[(kernel, fields.ctypes.data, 0, 0, 0)]]
+        fields = np.array([x.size, address_of(x), address_of(y), address_of(scale), address_of(zero)], np.int64)
+        calls = [[(kernel, address_of(fields), 0, 0, 0)]]
         return in_pieces(calls, (fields, x, y, scale, zero), label)
 
     step = make(x, y, scale, zero, label)

@@ -29,6 +29,7 @@ from dagexec.ops.kernels.copy_kernels import (
 from dagexec.ops.kernels.machine import Machine
 from dagexec.ops.kernels.sharing import MOST_PIECES, SMALL_PART, pieces_of, pieces_of_bytes
 from dagexec.ops.kernels.tables import in_pieces
+from dagexec.platform.addresses import address_of
 from dagexec.platform.records import dataclass
 
 Array = npt.NDArray[Any]
@@ -74,7 +75,7 @@ def copy_step(machine: Machine, pairs: Sequence[tuple[Array, Array]], label: str
         kept: list[Array] = []
         for plan, source, target in zip(plans, arrays[::2], arrays[1::2], strict=True):
             assert plan is not None
-            plan.share(source.ctypes.data, target.ctypes.data, tables, kept)
+            plan.share(address_of(source), address_of(target), tables, kept)
         return in_pieces(tables, (kept, arrays), label)
 
     arrays = [array for pair in pairs for array in pair]
@@ -138,7 +139,7 @@ class _Plan:
                 read = source + sum(place * axis.source for place, axis in steps)
                 write = target + sum(place * axis.target for place, axis in steps)
                 kernel = self.kernel if stop == self.inner.size else self.whole
-                yield kernel, read, write, fields.ctypes.data, 0
+                yield kernel, read, write, address_of(fields), 0
 
 
 def _planned(machine: Machine, source: Array, target: Array) -> _Plan | None:

@@ -15,6 +15,7 @@ from dagexec.ops.kernels.invalid_operations import reading
 from dagexec.ops.kernels.machine import Machine
 from dagexec.ops.kernels.sharing import pieces_of_bytes
 from dagexec.ops.kernels.tables import in_pieces, shares
+from dagexec.platform.addresses import address_of
 
 Array = npt.NDArray[Any]
 
@@ -32,7 +33,7 @@ class FiniteScan:
         kernel = _kernel(machine.lanes)
         parts = shares(x.size, min(x.size, pieces_of_bytes(x.nbytes)))
         self.notes: Array = np.zeros(len(parts), np.float32)
-        notes, start = self.notes.ctypes.data, x.ctypes.data
+        notes, start = address_of(self.notes), address_of(x)
         tables = [
             [(kernel or 0, start + 4 * part.start, notes + 4 * number, len(part), 0)]
             for number, part in enumerate(parts)

@@ -23,6 +23,7 @@ from dagexec.ops.kernels.machine import Machine
 from dagexec.ops.kernels.registers import MOST_ADDRESSES
 from dagexec.ops.kernels.sharing import pieces_of_bytes
 from dagexec.ops.kernels.tables import in_pieces, shares
+from dagexec.platform.addresses import address_of
 
 Array = npt.NDArray[Any]
 
@@ -57,7 +58,7 @@ def formula_step(
 
     def make(*arrays_and_label: Any) -> Step:
         *arrays, label = arrays_and_label
-        plan = _Plan(kernel, sizes, strides, [array.ctypes.data for array in arrays])
+        plan = _Plan(kernel, sizes, strides, [address_of(array) for array in arrays])
         return in_pieces(plan.tables(pieces, machine.lanes), (plan, arrays), label)
 
     step = make(*arrays, label)
@@ -76,7 +77,7 @@ def formula_call(
     kernel, (*outer, rows, count), strides, _ = found
     if outer:
         return None
-    addresses = [array.ctypes.data for array in (*outputs, *inputs)]
+    addresses = [address_of(array) for array in (*outputs, *inputs)]
     return kernel, [rows, count, *addresses, *(one[-2] for one in strides)]
 
 
@@ -113,8 +114,8 @@ def _shared(arrays: Sequence[Array], own: Sources, strides: Sequence[tuple[int, 
     count = len(arrays) - len(own)
     found: list[int | None] = []
     for number, source in enumerate(own, count):
-        place = arrays[number].ctypes.data, strides[number]
-        alike = [one for one in range(count) if (arrays[one].ctypes.data, strides[one]) == place]
+        place = address_of(arrays[number]), strides[number]
+        alike = [one for one in range(count) if (address_of(arrays[one]), strides[one]) == place]
         found.append(alike[0] if alike and source is not None else source)
     return tuple(found)
 
@@ -189,7 +190,7 @@ class _Plan:
         ]
         fields = np.array([len(rows), len(columns), *addresses, *(steps[-2] for steps in self._strides)], np.int64)
         self._kept.append(fields)
-        return self._kernel, fields.ctypes.data, 0, 0, 0
+        return self._kernel, address_of(fields), 0, 0, 0
 
 
 @lru_cache(maxsize=256)

@@ -18,6 +18,7 @@ from dagexec.core.operator import Step
 from dagexec.core.shapes import element_count
 from dagexec.ops.kernels.sharing import pieces_of_bytes
 from dagexec.ops.kernels.tables import even_shares, shares
+from dagexec.platform.addresses import address_of
 from dagexec.platform.machine_code import executable
 
 Array = npt.NDArray[Any]
@@ -75,11 +76,11 @@ def gather_step(
         parts = [(range(1), part) for part in even_shares(indices.size, pieces)]
     calls = []
     for which, picked in parts:
-        places = indices.ctypes.data + picked.start * indices.itemsize, len(picked), size, -size if wraps else 0
+        places = address_of(indices) + picked.start * indices.itemsize, len(picked), size, -size if wraps else 0
         start = which.start * indices.size + picked.start
-        moved = data.ctypes.data + which.start * size * row, y.ctypes.data + start * row, len(which), row
+        moved = address_of(data) + which.start * size * row, address_of(y) + start * row, len(which), row
         fields = np.array([*places, *moved], np.int64)
-        calls.append(NativeCall(code, (fields.ctypes.data, 0, 0, 0), None, failure, (fields, data, indices, y)))
+        calls.append(NativeCall(code, (address_of(fields), 0, 0, 0), None, failure, (fields, data, indices, y)))
     return NativeStep((tuple((call,) for call in calls),))
 
 

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from dagexec.core.native import NativeCall, NativeStep, Phases, Piece, can_run
 from dagexec.core.operator import Step
 from dagexec.errors import DagexecError
+from dagexec.platform.addresses import address_of
 from dagexec.platform.machine_code import executable
 
 _CLEAR = bytes.fromhex(
@@ -62,7 +63,7 @@ class Watch:
         self._clear, self._look = self._call(clear), self._call(look)
 
     def _call(self, code: int) -> NativeCall:
-        return NativeCall(code, (self.note.ctypes.data, 0, 0, 0), None, _failure, self.note)
+        return NativeCall(code, (address_of(self.note), 0, 0, 0), None, _failure, self.note)
 
     def around(self, step: Step) -> Step:
         """The step that does `step`, which is no native calls, and notes what happened."""
@@ -94,7 +95,7 @@ def reading(note: npt.NDArray[Any], on_failure: Callable[[], None]) -> NativeCal
     """The call that ends in `on_failure` where the 32 bits at the beginning of `note` are not 0."""
     codes = _codes()
     assert codes is not None, "nothing can be seen here"
-    return NativeCall(codes[2], (note.ctypes.data, 0, 0, 0), None, _failure, note, on_failure)
+    return NativeCall(codes[2], (address_of(note), 0, 0, 0), None, _failure, note, on_failure)
 
 
 def _failure() -> DagexecError:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from dagexec.core.native import NativeStep
 from dagexec.core.operator import Step, parts_of
+from dagexec.platform.addresses import address_of
 
 Array = npt.NDArray[Any]
 
@@ -30,7 +31,7 @@ class TableRebind:
         self._places = places
 
     def __call__(self, array: Array) -> None:
-        address = array.ctypes.data
+        address = address_of(array)
         for numbers, indices, offsets in self._places:
             numbers[indices] = offsets + np.uint64(address)
 
@@ -41,7 +42,7 @@ def table_rebind(step: Step, array: Array) -> TableRebind | None:
     None where no call has an address in it. That the steps beside the tables leave the array alone, and that no
     table leads to an address in other ways than by an argument, is for the caller to know.
     """
-    first, behind = np.uint64(array.ctypes.data), np.uint64(array.ctypes.data + array.nbytes)
+    first, behind = np.uint64(address_of(array)), np.uint64(address_of(array) + array.nbytes)
     places = []
     for part in parts_of(step):
         for table in part.native_tables if isinstance(part, NativeStep) else ():

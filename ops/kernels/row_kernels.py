@@ -15,6 +15,7 @@ import numpy.typing as npt
 from dagexec.ops.kernels.builder import BYTES, Builder, Mask, Scalar, Vector
 from dagexec.ops.kernels.machine import Machine
 from dagexec.ops.kernels.standardizing import row_sum
+from dagexec.platform.addresses import address_of
 from dagexec.platform.assembler import MUL
 
 Array = npt.NDArray[Any]
@@ -46,9 +47,9 @@ def product_calls(
         part = np.ascontiguousarray(weights[:, first : first + count])
         own = np.ascontiguousarray(bias[first : first + count])
         sizes = part.strides[0], len(part), x.strides[0], out.strides[0]
-        fields = np.array([part.ctypes.data, *sizes, own.ctypes.data], np.int64)
+        fields = np.array([address_of(part), *sizes, address_of(own)], np.int64)
         kept += [part, own, fields]
-        calls.append((kernel, fields.ctypes.data, x.ctypes.data, out.ctypes.data + first * BYTES, len(x)))
+        calls.append((kernel, address_of(fields), address_of(x), address_of(out) + first * BYTES, len(x)))
     return calls, (x, out, kept)
 
 
@@ -108,8 +109,8 @@ def column_call(machine: Machine, kind: str, x: Array, y: Array, numbers: Array)
     if kernel is None or not x.size:
         return None
     numbers = np.ascontiguousarray(np.broadcast_to(numbers, (2, x.shape[1])), np.float32)
-    fields = np.array([numbers.ctypes.data, numbers.strides[0], x.shape[1], x.strides[0]], np.int64)
-    return (kernel, fields.ctypes.data, x.ctypes.data, y.ctypes.data, len(x)), (x, y, numbers, fields)
+    fields = np.array([address_of(numbers), numbers.strides[0], x.shape[1], x.strides[0]], np.int64)
+    return (kernel, address_of(fields), address_of(x), address_of(y), len(x)), (x, y, numbers, fields)
 
 
 @lru_cache

@@ -18,6 +18,7 @@ from dagexec.ops.kernels.chains import BINARY
 from dagexec.ops.kernels.machine import Machine
 from dagexec.ops.kernels.sharing import pieces_of
 from dagexec.ops.kernels.tables import in_pieces, shares
+from dagexec.platform.addresses import address_of
 
 Array = npt.NDArray[Any]
 
@@ -53,12 +54,12 @@ def scatter_step(
         fields = np.array(
             [
                 *(values.size // (size * inner), len(part) * inner, size * inner),
-                *(places.ctypes.data + 8 * first, values.ctypes.data + _BYTES * first, table.ctypes.data),
+                *(address_of(places) + 8 * first, address_of(values) + _BYTES * first, address_of(table)),
             ],
             np.int64,
         )
         kept.append(fields)
-        calls.append([(kernel, fields.ctypes.data, 0, 0, 0)])
+        calls.append([(kernel, address_of(fields), 0, 0, 0)])
     return in_pieces(calls, (kept, table, places, values), label)
 
 

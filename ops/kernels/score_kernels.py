@@ -18,6 +18,7 @@ from dagexec.ops.kernels.builder import BYTES, Builder, Mask, Scalar, Vector
 from dagexec.ops.kernels.machine import Machine
 from dagexec.ops.kernels.registers import OutOfRegistersError
 from dagexec.ops.kernels.row_kernels import Call
+from dagexec.platform.addresses import address_of
 from dagexec.platform.records import dataclass
 
 Array = npt.NDArray[Any]
@@ -68,9 +69,9 @@ def score_call(
     numbers[1] = np.arange(width)
     for number, row in zip(numbers[2:], extra, strict=True):
         number[: form.count] = row
-    places = [0 if one is None else one.ctypes.data for one in (labels, table)]
-    fields = np.array([numbers.ctypes.data, *places], np.int64)
-    call = kernel, fields.ctypes.data, sums.ctypes.data, out.ctypes.data, len(out)
+    places = [0 if one is None else address_of(one) for one in (labels, table)]
+    fields = np.array([address_of(numbers), *places], np.int64)
+    call = kernel, address_of(fields), address_of(sums), address_of(out), len(out)
     return call, (numbers, fields, sums, out, labels, table)
 
 

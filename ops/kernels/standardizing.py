@@ -22,6 +22,7 @@ from dagexec.ops.kernels.builder import BYTES, Builder, Mask, Scalar, Vector
 from dagexec.ops.kernels.machine import Machine
 from dagexec.ops.kernels.sharing import pieces_of_bytes
 from dagexec.ops.kernels.tables import in_phases, in_pieces, shares
+from dagexec.platform.addresses import address_of
 from dagexec.platform.assembler import GREATER
 
 Array = npt.NDArray[Any]
@@ -69,11 +70,11 @@ def standardizing_step(
         while start < stop:
             group = start % groups
             count = min(stop - start, groups - group)
-            sizes = count, channels, width, channels * width, numbers.ctypes.data
-            fields = np.array([*sizes, scale.ctypes.data + group * row, bias.ctypes.data + group * row], np.int64)
+            sizes = count, channels, width, channels * width, address_of(numbers)
+            fields = np.array([*sizes, address_of(scale) + group * row, address_of(bias) + group * row], np.int64)
             kept.append(fields)
             offset = start * row * width
-            table.append((kernel, x.ctypes.data + offset, y.ctypes.data + offset, fields.ctypes.data, 0))
+            table.append((kernel, address_of(x) + offset, address_of(y) + offset, address_of(fields), 0))
             start += count
     return in_pieces(tables, (kept, arrays), label)
 
@@ -122,26 +123,26 @@ def _long_rows_step(
     kept: list[Array] = [numbers, sums]
 
     def fields(row: int, *scaled: int) -> int:
-        found = [one.ctypes.data for one in sums[row]]
-        kept.append(np.array([*found, len(starts), numbers.ctypes.data, *scaled], np.int64))
-        return int(kept[-1].ctypes.data)
+        found = [address_of(one) for one in sums[row]]
+        kept.append(np.array([*found, len(starts), address_of(numbers), *scaled], np.int64))
+        return address_of(kept[-1])
 
     def summed(which: int, row: int, part: range) -> Iterator[_Call]:
         of_row = fields(row)
         for number in part:
             start = starts[number]
-            source = x.ctypes.data + BYTES * (row * members + start)
+            source = address_of(x) + BYTES * (row * members + start)
             count = min(stretch, members - start)
-            yield kernels[which] or 0, source, count, sums[row, which, number].ctypes.data, of_row
+            yield kernels[which] or 0, source, count, address_of(sums[row, which, number]), of_row
 
     def scaled(row: int, part: range) -> Iterator[_Call]:
         group = row * channels % scale.size
         stop = min(part.stop * stretch, members)
         for channel, count, size, first in _channels(part.start * stretch, stop, width):
             place = BYTES * (group + channel)
-            own = fields(row, count, size, scale.ctypes.data + place, bias.ctypes.data + place)
+            own = fields(row, count, size, address_of(scale) + place, address_of(bias) + place)
             offset = BYTES * (row * members + first)
-            yield kernels[2] or 0, x.ctypes.data + offset, y.ctypes.data + offset, own, 0
+            yield kernels[2] or 0, address_of(x) + offset, address_of(y) + offset, own, 0
 
     phases = partial(summed, 0), partial(summed, 1), scaled
     pieces, keeps = pieces_of_bytes(_PASSES * x.nbytes), (kept, x, y, scale, bias)
@@ -258,10 +259,10 @@ def root_mean_square_step(
     kept: list[Array] = [numbers]
     tables: list[list[tuple[int, int, int, int, int]]] = []
     for part in shares(rows, pieces_of_bytes(_PASSES * x.nbytes)):
-        fields = np.array([len(part), width, numbers.ctypes.data, scale.ctypes.data], np.int64)
+        fields = np.array([len(part), width, address_of(numbers), address_of(scale)], np.int64)
         kept.append(fields)
         offset = part.start * width * BYTES
-        call = kernel, x.ctypes.data + offset, y.ctypes.data + offset, fields.ctypes.data, 0
+        call = kernel, address_of(x) + offset, address_of(y) + offset, address_of(fields), 0
         tables.append([call])
     return in_pieces(tables, (kept, arrays), label)
 

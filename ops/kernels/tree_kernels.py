@@ -22,6 +22,7 @@ import numpy.typing as npt
 from dagexec.ops.kernels.builder import BYTES, Builder, Mask, Scalar
 from dagexec.ops.kernels.machine import Machine
 from dagexec.ops.kernels.row_kernels import Call
+from dagexec.platform.addresses import address_of
 from dagexec.platform.assembler import NOT_LESS, SUB, SUB_DOUBLES
 from dagexec.platform.records import dataclass
 
@@ -124,7 +125,7 @@ def walked_trees(
         end["children"][:, 0] = np.arange(count) * each * BYTES
     offsets = targets * BYTES if each == 1 else np.zeros(len(roots), np.int64)
     rows = np.ascontiguousarray(weights if each > 1 else weights[:0], np.float32)
-    start = memory.ctypes.data + count * kind.itemsize
+    start = address_of(memory) + count * kind.itemsize
     return WalkedTrees(memory, start, units, roots * units, offsets, columns, negates, rows, width if each else 0)
 
 
@@ -144,12 +145,12 @@ def walk_calls(machine: Machine, trees: WalkedTrees, x: Array, out: Array) -> tu
     blocks = []
     for first in range(0, len(x), rows):
         count = min(rows, len(x) - first)
-        begin, target = (array.ctypes.data + first * array.strides[0] for array in (x, out))
+        begin, target = (address_of(array) + first * array.strides[0] for array in (x, out))
         calls: list[tuple[int | None, int, int, int, int]] = []
         if trees.negates:
             copy = _negated(machine.lanes, trees.is_double)
-            calls.append((copy, copied.ctypes.data, begin, held.ctypes.data, count))
-            begin = held.ctypes.data
+            calls.append((copy, address_of(copied), begin, address_of(held), count))
+            begin = address_of(held)
         for group in groups:
             calls += _group_calls(machine.lanes, trees, group, begin, target, count)
         if any(call[0] is None for call in calls):
@@ -173,7 +174,7 @@ class _Group:
 
 def _groups(trees: WalkedTrees, x_bytes: int, out_bytes: int) -> list[_Group]:
     """All trees, as many at once as may be."""
-    head = trees.start, x_bytes, out_bytes, trees.weights.ctypes.data, trees.targets
+    head = trees.start, x_bytes, out_bytes, address_of(trees.weights), trees.targets
     groups, first, left = [], 0, len(trees.roots)
     for count in _TREES_AT_ONCE:
         while left >= count:
@@ -195,7 +196,7 @@ def _group_calls(
         if times := (count - done) // together:
             kernel = _walk(lanes, form, trees.is_double, not group.first, group.count, together)
             begin = x + done * x_bytes, place + done * out_bytes
-            calls.append((kernel, group.fields.ctypes.data, *begin, times))
+            calls.append((kernel, address_of(group.fields), *begin, times))
             done += times * together
     return calls
 

@@ -17,6 +17,7 @@ from dagexec.ops.kernels.builder import BYTES, Builder, Mask, Scalar
 from dagexec.ops.kernels.machine import Machine
 from dagexec.ops.kernels.sharing import pieces_of_bytes
 from dagexec.ops.kernels.tables import in_pieces, shares
+from dagexec.platform.addresses import address_of
 
 Array = npt.NDArray[Any]
 
@@ -50,11 +51,11 @@ def weighted_rows_step(machine: Machine, x: Array, y: Array, places: Array, weig
     shared = shares(blocks, pieces) if blocks >= pieces else [range(blocks)] * len(parts)
 
     def calls(part: range, images: range) -> Iterator[tuple[int, int, int, int, int]]:
-        fields = np.array([y.shape[2], len(part), terms[part.start :].ctypes.data], np.int64)
+        fields = np.array([y.shape[2], len(part), address_of(terms[part.start :])], np.int64)
         kept.append(fields)
         for image in images:
-            target = y.ctypes.data + image * y.strides[0] + part.start * y.strides[1]
-            yield kernel, x.ctypes.data + image * x.strides[0], target, fields.ctypes.data, 0
+            target = address_of(y) + image * y.strides[0] + part.start * y.strides[1]
+            yield kernel, address_of(x) + image * x.strides[0], target, address_of(fields), 0
 
     tables = [list(calls(part, images)) for part, images in zip(parts, shared, strict=False)]
     return in_pieces(tables, (kept, x, y), label)

@@ -22,6 +22,7 @@ from dagexec.ops.kernels.invalid_operations import Watch
 from dagexec.ops.onednn.bound import Memory, execution, memory_at
 from dagexec.ops.onednn.keeping_nan import Recomputation, is_watched
 from dagexec.ops.onednn.recipe import Call, Recipe, Tensors
+from dagexec.platform.addresses import address_of
 
 if TYPE_CHECKING:
     from dagexec.ops.onednn.operator import OneDNNOperator
@@ -102,8 +103,8 @@ class _Together:
             phases = watch.guarded(phases, _nothing)
         table, called = rows_of([call for phase in phases for piece in phase for call in piece])
         tables = np.repeat(table[np.newaxis], len(operators), axis=0)
-        first = given.ctypes.data + given.strides[0] * np.arange(len(operators), dtype=np.uint64)
-        notes = self._notes.ctypes.data + self._notes.itemsize * np.arange(len(operators), dtype=np.uint64)
+        first = address_of(given) + given.strides[0] * np.arange(len(operators), dtype=np.uint64)
+        notes = address_of(self._notes) + self._notes.itemsize * np.arange(len(operators), dtype=np.uint64)
         executed = iter(places.tolist())
         for row, one in enumerate(called):
             if watch is not None and one.keeps is watch.note:

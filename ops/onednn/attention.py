@@ -30,6 +30,7 @@ from dagexec.ops.kernels.tables import even_shares, in_pieces
 from dagexec.ops.onednn.descriptors import Array
 from dagexec.ops.onednn.operator import OneDNNOperator
 from dagexec.ops.onednn.problem import in_one
+from dagexec.platform.addresses import address_of
 from dagexec.platform.records import dataclass
 
 _SCORES = 1 << 17
@@ -237,7 +238,7 @@ class _Heads:
     def _keep(self, array: Array) -> int:
         """The address of an array that is kept."""
         self._kept.append(array)
-        return int(array.ctypes.data)
+        return address_of(array)
 
     def _fields(self, *numbers: int) -> int:
         """The address of fields with these numbers, the same for all calls that have them."""
@@ -296,7 +297,7 @@ class _Heads:
         elements = [(0, width // GROUP), *([(width - GROUP, 1)] if width % GROUP else [])]
         for (start, groups), (first, count) in product(parts, elements):
             fields = self._fields(groups, count, row, GROUP * row, self._row * _FLOAT)
-            source, target = keys.ctypes.data + start * row, packed.ctypes.data + start * _FLOAT
+            source, target = address_of(keys) + start * row, address_of(packed) + start * _FLOAT
             yield kernel, source + first * _FLOAT, target + first * self._row * _FLOAT, 0, fields
 
     def _multiplied(self, x: Array, w: Array, y: Array, columns: int) -> Iterator[_Call]:
@@ -324,7 +325,7 @@ class _Heads:
                 panels, blocks, *source, w.strides[0], width, y.strides[0], width, inner // 4 * 4 * _FLOAT
             )
             offset = start * _FLOAT
-            yield kernel, x.ctypes.data, w.ctypes.data + offset, y.ctypes.data + offset, fields
+            yield kernel, address_of(x), address_of(w) + offset, address_of(y) + offset, fields
 
     def _softmax(self, scores: Array, image: int, head: int, rows: slice) -> _Call:
         how = self._scores
@@ -332,12 +333,12 @@ class _Heads:
         options = how.bias is not None, how.mask is not None, how.nan_to_zero
         kernel = kernels.softmax_kernel(vectors >= 4, vectors % 4, tail > 0, *options) or 0
         (bias, bias_row), (mask, mask_row) = (
-            (0, 0) if array is None else (array[image, head, rows].ctypes.data, array.strides[2])
+            (0, 0) if array is None else (address_of(array[image, head, rows]), array.strides[2])
             for array in (how.bias, how.mask)
         )
         whole = vectors // 4 * 4 * GROUP * _FLOAT
         fields = self._fields(len(scores), scores.strides[0], whole, bias_row, mask_row, self._numbers)
-        return kernel, scores.ctypes.data, bias, mask, fields
+        return kernel, address_of(scores), bias, mask, fields
 
 
 def _show(mask: Array, shown: bool, target: Array) -> None:

@@ -13,6 +13,7 @@ from dagexec.core.native import NativeCall
 from dagexec.errors import DagexecError
 from dagexec.ops.onednn.binding import Library
 from dagexec.ops.onednn.descriptors import Array, Descriptor
+from dagexec.platform.addresses import address_of
 
 if TYPE_CHECKING:
     from dagexec.ops.onednn.primitive import Primitive
@@ -62,7 +63,7 @@ class _Memory:
 
     def move(self, array: Array) -> None:
         """Be at another array from now on."""
-        address = self._library.ffi.cast("void *", array.ctypes.data)
+        address = self._library.ffi.cast("void *", address_of(array))
         self._library.check(self._library.lib.dnnl_memory_set_data_handle(self.handle, address), "moving an argument")
         self.array = array
 
@@ -144,7 +145,7 @@ class BoundPrimitive:
         if not memory.is_shared:
             memory.move(array)
             return
-        own = _Memory(self.primitive.library, memory.descriptor, array, array.ctypes.data, self._label)
+        own = _Memory(self.primitive.library, memory.descriptor, array, address_of(array), self._label)
         self._packed[place].memory = own.handle
         self._memories[place] = own
 

@@ -45,6 +45,7 @@ from dagexec.ops.onednn.pieces import (
 )
 from dagexec.ops.onednn.primitive import PrimitiveDescriptor, describe
 from dagexec.ops.onednn.problem import DIRECT, WINOGRAD, Asked, Assembled, Candidate, Problem, assemble
+from dagexec.platform.addresses import address_of
 from dagexec.platform.records import dataclass
 
 SCRATCHPAD_LIMIT = 512 << 20
@@ -234,7 +235,7 @@ class ConvolutionFamily(OneDNNOperator):
             packed, step = super().parameter(index, plain, self.packed(plain), target)
             return packed, in_sequence([copied, step])
         copied()
-        form = form_of(source, target, array.ctypes.data - self.x(index).ctypes.data)
+        form = form_of(source, target, address_of(array) - address_of(self.x(index)))
         return packed_form(constant, form, self.reordered(self.packed(plain), target, plain)), nothing_to_do
 
     def convolution(self, computation: ComputationOf) -> Assembled:

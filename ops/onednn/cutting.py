@@ -30,6 +30,7 @@ from dagexec.ops.onednn.descriptors import (
     Descriptor,
 )
 from dagexec.ops.onednn.primitive import PrimitiveDescriptor
+from dagexec.platform.addresses import address_of
 
 _LINE = 64
 """Elements: pieces of less would write to the same lines of a cache."""
@@ -52,7 +53,7 @@ class Parts(Rebindable):
         """`arguments` of the parts, of which some lie in the arrays of the `whole`."""
         self.bounds = bounds
         self._offsets = [
-            {number: one[number][1].ctypes.data - array.ctypes.data for number, array in whole.items()}
+            {number: address_of(one[number][1]) - address_of(array) for number, array in whole.items()}
             for one in arguments
         ]
         self._sizes = {number: array.nbytes for number, array in whole.items()}

@@ -52,6 +52,7 @@ from dagexec.ops.onednn.problem import (
     StillArguments,
     in_plain_order,
 )
+from dagexec.platform.addresses import address_of
 from dagexec.platform.records import dataclass
 
 MOST_READ = 64
@@ -386,9 +387,9 @@ class _Calls:
         if kernel is None:
             raise UnsupportedFeatureError("no machine code can be written here")
         self._layer, self._row, self._kernel = layer, row, kernel
-        self._x, self._y, self._weights = (array.ctypes.data for array in (arrays[SRC], arrays[DST], weights))
-        self._bias = arrays[BIAS].ctypes.data if layer.has_bias else 0
-        others = [arrays[number].ctypes.data - self._y for number in layer.others]
+        self._x, self._y, self._weights = (address_of(array) for array in (arrays[SRC], arrays[DST], weights))
+        self._bias = address_of(arrays[BIAS]) if layer.has_bias else 0
+        others = [address_of(arrays[number]) - self._y for number in layer.others]
         self._others = [*others, *[0] * (MOST_OTHERS - len(others))]
         self._kept: list[Array] = [weights]
 
@@ -409,7 +410,7 @@ class _Calls:
             calls[:, number, 1] = source + image.offset(span.source) * _FLOAT
             calls[:, number, 2] = self._weights + (span.vector * row.window + first) * row.row_weights
             calls[:, number, 3] = target + result.offset(span.target) * _FLOAT
-            calls[:, number, 4] = fields.ctypes.data + taps * fields.strides[0]
+            calls[:, number, 4] = address_of(fields) + taps * fields.strides[0]
         return calls.reshape(-1, 5)
 
     def _fields(self, span: _Span) -> Array:

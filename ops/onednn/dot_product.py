@@ -15,6 +15,7 @@ from dagexec.ops.kernels.sharing import pieces_of_bytes
 from dagexec.ops.kernels.tables import in_pieces, shares
 from dagexec.ops.onednn.binding import Library
 from dagexec.ops.onednn.descriptors import Array
+from dagexec.platform.addresses import address_of
 
 _UNITS = 24
 """Threads share multiples of that many units, whole blocks for any number of rows."""
@@ -44,7 +45,7 @@ class _DotProduct:
         self._lanes = lanes
         self.arrays = (x, weights, bias, y)
         (self._rows, self._inner), self._units = x.shape, y.shape[1]
-        self._x, self._weights, self._bias, self._y = (array.ctypes.data for array in self.arrays)
+        self._x, self._weights, self._bias, self._y = (address_of(array) for array in self.arrays)
         self._known: dict[tuple[int, ...], Array] = {}
 
     def calls(self, first: int, last: int) -> Iterator[_Call]:
@@ -86,4 +87,4 @@ class _DotProduct:
         """The address of fields with these numbers."""
         if numbers not in self._known:
             self._known[numbers] = np.array(numbers, np.int64)
-        return int(self._known[numbers].ctypes.data)
+        return address_of(self._known[numbers])

@@ -24,6 +24,7 @@ from dagexec.ops.onednn.division import MISREAD
 from dagexec.ops.onednn.implementation import estimated_seconds
 from dagexec.ops.onednn.pieces import ONE, Part, Piece, computed_in_pieces
 from dagexec.ops.onednn.problem import COMPOSED, DIRECT, Asked, Assembled, Candidate, Memory, Pack, Problem, assemble
+from dagexec.platform.addresses import address_of
 
 _SPEED = 0.9
 """Of the time of the library's other implementations, which are older or have layouts of their own."""
@@ -76,12 +77,12 @@ def _assemble(
     edged = memory(layout.nbytes).view(image.dtype)
     rows = image.nbytes // (columns * pixel)
     row = edged.nbytes // rows
-    start = edged.ctypes.data
+    start = address_of(edged)
     table = np.zeros((rows + 1, 5), np.int64)
     table[0] = _function("memset"), start, 0, rows * row, 0
     table[1:, 0] = _function("memcpy")
     table[1:, 1] = start + head * pixel + row * np.arange(rows)
-    table[1:, 2] = image.ctypes.data + columns * pixel * np.arange(rows)
+    table[1:, 2] = address_of(image) + columns * pixel * np.arange(rows)
     table[1:, 3] = columns * pixel
     fill = in_pieces([table], (image, edged), problem.label)
     found = assemble(wide, candidate, {**arrays, SRC: edged}, memory, pack)
@@ -167,10 +168,10 @@ def _assemble_strips(
             if rows in edged:
                 copy = copies[taken : taken + len(read) * row]
                 taken += len(copy)
-                before, address = (there.start - read.start) * row, copy.ctypes.data
+                before, address = (there.start - read.start) * row, address_of(copy)
                 behind = before + len(pixels)
                 table.append((_function("memset"), address, 0, before, 0))
-                table.append((_function("memcpy"), address + before, pixels.ctypes.data, len(pixels), 0))
+                table.append((_function("memcpy"), address + before, address_of(pixels), len(pixels), 0))
                 table.append((_function("memset"), address + behind, 0, len(copy) - behind, 0))
                 pixels = copy
             given = {

@@ -33,6 +33,7 @@ from dagexec.ops.onednn.recurrent_tables import Table, along
 from dagexec.ops.recurrent import lstm_gradient
 from dagexec.ops.recurrent.layer_gradient import BackwardArrays
 from dagexec.ops.recurrent.lstm import LSTM_KIND
+from dagexec.platform.addresses import address_of
 
 Read = Callable[[int], Vector]
 Call = tuple[int, list[int]]
@@ -186,10 +187,10 @@ class _Direction:
     def _of_rows(self, rows: range) -> Table:
         """The calls for some rows: what is called differs from step to step by the same numbers of bytes."""
         order, panels = self._sizes.order(self._number)[::-1], range(self._product.panels)
-        weights, target = self._packed.ctypes.data, self._dh[rows.start :].ctypes.data
+        weights, target = address_of(self._packed), address_of(self._dh[rows.start :])
 
         def product(place: int) -> list[tuple[int, int, int, int, int]]:
-            source = self._sums[order[place], rows.start :].ctypes.data
+            source = address_of(self._sums[order[place], rows.start :])
             return self._product.calls(source, weights, target, len(rows), panels)
 
         formulas = (self._of_input_and_cell, self._of_output_and_forget, self._back)
@@ -203,7 +204,7 @@ class _Direction:
         self._fields.append(fields)
         calls = np.zeros((len(order), 1, 5), np.int64)
         calls[:, 0, 0] = kernel
-        calls[:, 0, 1] = fields.ctypes.data + np.arange(len(order)) * fields.strides[0]
+        calls[:, 0, 1] = address_of(fields) + np.arange(len(order)) * fields.strides[0]
         return calls
 
     def _gate(self, array: Array, gate: int, rows: range) -> Array:

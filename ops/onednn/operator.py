@@ -43,6 +43,7 @@ from dagexec.ops.onednn.recipe import (
     recipe_key,
     tensors_of,
 )
+from dagexec.platform.addresses import address_of
 from dagexec.platform.extras import install_command
 
 if TYPE_CHECKING:
@@ -361,7 +362,7 @@ class OneDNNOperator(Operator):
         if constant is None:
             packed = self.working_memory(target.nbytes)
             return packed, self.reorder(source, target, array, packed).step
-        form = form_of(source, target, array.ctypes.data - self.x(index).ctypes.data)
+        form = form_of(source, target, address_of(array) - address_of(self.x(index)))
         packed = packed_form(constant, form, self.reordered(source, target, array))
         if source.nbytes == array.nbytes:
             library, label = self.onednn, self.label

@@ -15,6 +15,7 @@ from dagexec.core.constant import Constant
 from dagexec.core.device import CPU
 from dagexec.core.tensor import Tensor
 from dagexec.ops.onednn.descriptors import Array, Descriptor, aligned_empty
+from dagexec.platform.addresses import address_of
 from dagexec.platform.forking import ProcessLock
 from dagexec.platform.host_memory import unshared_bytes
 from dagexec.platform.records import dataclass
@@ -42,7 +43,7 @@ class Pieces:
             base = None if self._base is None else self._base()
             if base is None or self._start + nbytes > len(base):
                 base = np.empty(self._nbytes + _LINE, np.uint8)
-                self._base, self._start = weakref.ref(base), -base.ctypes.data % _LINE
+                self._base, self._start = weakref.ref(base), -address_of(base) % _LINE
             part: Array = base[self._start : self._start + nbytes]
             self._start += -(-max(1, nbytes) // _LINE) * _LINE
             return part
@@ -118,5 +119,5 @@ def offer_unpacking(
 def _is_all_of(view: Array, array: Array) -> bool:
     """True when `view` has the elements of `array` in the same memory, in another order perhaps."""
     span = sum((size - 1) * stride for size, stride in zip(view.shape, view.strides, strict=True)) + view.itemsize
-    is_inside = view.ctypes.data == array.ctypes.data and min(view.strides, default=0) >= 0
+    is_inside = address_of(view) == address_of(array) and min(view.strides, default=0) >= 0
     return is_inside and view.dtype == array.dtype and view.size > 0 and view.nbytes == array.nbytes == span

@@ -27,6 +27,7 @@ from dagexec.ops.kernels.tables import even_shares, in_pieces
 from dagexec.ops.onednn.binding import Library
 from dagexec.ops.onednn.descriptors import Array
 from dagexec.ops.onednn.packing import Making, offer_unpacking, packed_form
+from dagexec.platform.addresses import address_of
 from dagexec.platform.processor import core_cache, nearest_cache_ways
 
 MIN_WEIGHTS = 1 << 14
@@ -155,9 +156,9 @@ class _Product:
         most = MAX_ROWS[lanes] - (inner % _FAR == 0 and MAX_ROWS[lanes] >= nearest_cache_ways())
         count = -(-self._line // most)
         self._block = -(-self._line // count)
-        self._x, self._panels, self._y = (array.ctypes.data for array in (x, panels, y))
-        self._bias = bias.ctypes.data
-        self._addend = 0 if addend is None else addend.ctypes.data - self._y
+        self._x, self._panels, self._y = (address_of(array) for array in (x, panels, y))
+        self._bias = address_of(bias)
+        self._addend = 0 if addend is None else address_of(addend) - self._y
         self._kept: list[Array] = []
         self._known: dict[tuple[int, int, int, int], tuple[int, int]] = {}
 
@@ -223,7 +224,7 @@ class _Product:
             ahead = _ahead(panel, self._rows_of_panel // block * (self._inner // STEP))
             fields = np.array((*numbers, bias, self._addend, ahead), np.int64)
             self._kept.append(fields)
-            self._known[key] = kernel or 0, fields.ctypes.data
+            self._known[key] = kernel or 0, address_of(fields)
         return self._known[key]
 
 

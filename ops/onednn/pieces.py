@@ -33,6 +33,7 @@ from dagexec.ops.onednn.problem import (
     joined,
     on_lines,
 )
+from dagexec.platform.addresses import address_of
 from dagexec.platform.records import dataclass
 
 _PARTS = 4
@@ -215,10 +216,10 @@ class _Packed:
     ) -> tuple[Array, Step]:
         """As the operator's; there is nothing left to do in a piece."""
         for known, start, layout, packed in self._found:
-            if known == number and layout == target and start == array.ctypes.data:
+            if known == number and layout == target and start == address_of(array):
                 return packed, nothing_to_do
         packed, step = self._pack(number, array, source, target, making)
-        self._found.append((number, array.ctypes.data, target, packed))
+        self._found.append((number, address_of(array), target, packed))
         if step is not nothing_to_do:
             self.steps.append(step)
         return packed, nothing_to_do
@@ -289,7 +290,7 @@ def computed_in_pieces(
     if whole is None:
         return Assembled(steps, StillArguments(), frozenset(), nbytes)
     offsets = [
-        {number: (array.ctypes.data - whole[number].ctypes.data) // array.itemsize for number, array in arrays.items()}
+        {number: (address_of(array) - address_of(whole[number])) // array.itemsize for number, array in arrays.items()}
         for _, _, arrays in parts
     ]
     bound = _Bound(made, offsets, {number: array.nbytes for number, array in whole.items()})

@@ -23,6 +23,7 @@ from dagexec.ops.onednn.descriptors import (
     key_of,
     known_descriptors,
 )
+from dagexec.platform.addresses import address_of
 from dagexec.platform.host_memory import check_room
 
 _QUERY_IMPLEMENTATION = 8
@@ -224,7 +225,7 @@ class Primitive:
     def bind(self, arguments: Mapping[int, tuple[Descriptor, Array]], label: str) -> BoundPrimitive:
         """The primitive on memory: by argument number, the descriptor and an array whose memory it describes."""
         memories = [
-            memory_at(self.library, descriptor, array, array.ctypes.data, label)
+            memory_at(self.library, descriptor, array, address_of(array), label)
             for descriptor, array in arguments.values()
         ]
         return BoundPrimitive(self, tuple(arguments), memories, label)

@@ -25,6 +25,7 @@ from dagexec.core.tensor import Tensor
 from dagexec.ops.onednn.bound import ArgumentRebind, BoundPrimitive, Memory, bound_primitive_of, memory_at
 from dagexec.ops.onednn.descriptors import Array, Descriptor
 from dagexec.ops.onednn.primitive import Primitive
+from dagexec.platform.addresses import address_of
 from dagexec.platform.records import dataclass
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ def tensors_of(operator: OneDNNOperator, *, present: bool = False) -> Tensors:
         arrays = tuple([view(tensor.array) for tensor in tensors])
         return Tensors(arrays, tuple([tensor.address for tensor in tensors]), constant)
     arrays = (*map(operator.x, inputs), *map(operator.y, outputs))
-    return Tensors(arrays, tuple(map(_address, arrays)), constant)
+    return Tensors(arrays, tuple(map(address_of, arrays)), constant)
 
 
 def _with_absent(
@@ -189,13 +190,13 @@ def read_recipe(
     `working` is the working memory that it was given.
     """
     places: dict[int, _Place] = {}
-    for number, address in enumerate((*tensors.addresses, *map(_address, working))):
+    for number, address in enumerate((*tensors.addresses, *map(address_of, working))):
         places.setdefault(address, number)
     for index in range(len(operator.input_blobs)):
         constant = operator.input(index).constant
         if constant is not None:
             for form, array in constant.forms().items():
-                places.setdefault(_address(array), _Packed(index, form))
+                places.setdefault(address_of(array), _Packed(index, form))
     calls: list[Call | _Remaking] = []
     for step in parts_of(prepared.step):
         bound = bound_primitive_of(step)
@@ -207,7 +208,7 @@ def read_recipe(
             continue
         arguments = []
         for memory in bound.memories.values():
-            place = memory if operator.is_for_all(memory.array) else places.get(_address(memory.array))
+            place = memory if operator.is_for_all(memory.array) else places.get(address_of(memory.array))
             if place is None:
                 return None
             arguments.append((memory.descriptor, place))
@@ -226,7 +227,7 @@ def _read_remaking(step: Step, places: Mapping[int, _Place], tensors: Tensors) -
     if known is None:
         return None
     make, arrays = known
-    found = tuple(places.get(_address(array)) for array in arrays)
+    found = tuple(places.get(address_of(array)) for array in arrays)
     whole = len(tensors.arrays)
     if all(
         isinstance(place, int) and place < whole and tensors.arrays[place].nbytes == array.nbytes
@@ -251,7 +252,7 @@ def follow_recipe(recipe: Recipe, operator: OneDNNOperator, tensors: Tensors) ->
         tensors = tensors_of(operator, present=True)
     working = [operator.working_memory(nbytes) for nbytes in recipe.working]
     arrays = (*tensors.arrays, *working)
-    addresses = (*tensors.addresses, *map(_address, working))
+    addresses = (*tensors.addresses, *map(address_of, working))
     library, label = operator.onednn, operator.label
     steps: list[Step] = []
     inputs: dict[int, Rebind] = {}
@@ -278,7 +279,7 @@ def _packed(operator: OneDNNOperator, place: _Packed, descriptor: Descriptor) ->
     constant = operator.input(place.index).constant
     assert constant is not None
     array = constant.find(place.form, descriptor.nbytes)
-    return None if array is None else memory_at(operator.onednn, descriptor, array, _address(array), operator.label)
+    return None if array is None else memory_at(operator.onednn, descriptor, array, address_of(array), operator.label)
 
 
 def _moved(rebinds: Mapping[int, Rebind], step: object) -> tuple[tuple[int, int], ...]:
@@ -295,7 +296,3 @@ def _overlap(operator: OneDNNOperator, tensors: Tensors) -> bool:
     ends = [start + array.nbytes for start, array in zip(tensors.addresses, tensors.arrays, strict=True)]
     taken = sorted(dict(zip(operator.names, zip(tensors.addresses, ends, strict=True), strict=True)).values())
     return any(end > after for (_, end), (after, _) in pairwise(taken))
-
-
-def _address(array: Array) -> int:
-    return int(array.ctypes.data)

@@ -49,6 +49,7 @@ from dagexec.ops.recurrent import gru, lstm, variants
 from dagexec.ops.recurrent.layer import Recurrence, RecurrentKind, read_recurrence, shortest_length
 from dagexec.ops.recurrent.lstm import LSTM_KIND
 from dagexec.ops.recurrent.variants import read_activations
+from dagexec.platform.addresses import address_of
 
 GATES = LSTM_KIND.gates
 _FORWARD, _REVERSE, _BOTH = 1, 2, 3
@@ -188,7 +189,7 @@ class RecurrentLayer(OneDNNOperator):
         sizes, sums = layer.sizes, arrays.sums
         gates = self.y(self.kind.results).reshape(*sums.shape[:3], self.kind.gates, sizes.hidden)
         steps: list[Step] = []
-        if gates.ctypes.data != sums.ctypes.data:
+        if address_of(gates) != address_of(sums):
             steps.append(partial(np.copyto, gates, sums[:, :, :, : self.kind.gates, : sizes.hidden]))
         if arrays.cells is not None:
             last = [0 if is_reversed else sizes.steps - 1 for is_reversed in sizes.reversed]

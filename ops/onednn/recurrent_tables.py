@@ -31,6 +31,7 @@ from dagexec.ops.kernels.gate_product import Call
 from dagexec.ops.kernels.sharing import MOST_OF_ONE, pieces_of_products
 from dagexec.ops.kernels.tables import shares
 from dagexec.ops.onednn.recurrent_layer import FLOAT, Arrays, Layer
+from dagexec.platform.addresses import address_of
 from dagexec.platform.processor import core_cache
 from dagexec.platform.records import dataclass
 
@@ -118,9 +119,9 @@ class Tables:
         for number in range(self._layer.sizes.directions):
             before = number * product.panels
             own = range(max(0, panels.start - before), min(product.panels, panels.stop - before))
-            weights, sums = self._packed[0][number].ctypes.data, arrays.sums[0, 0, number].ctypes.data
+            weights, sums = address_of(self._packed[0][number]), address_of(arrays.sums[0, 0, number])
             for first in range(rows.start, rows.stop, chunk):
-                x, target = arrays.x.ctypes.data + first * product.source_row, sums + first * product.target_row
+                x, target = address_of(arrays.x) + first * product.source_row, sums + first * product.target_row
                 yield from product.calls(x, weights, target, min(chunk, rows.stop - first), own)
 
     def _stage(self, part: Part, number: int) -> npt.NDArray[np.int64]:
@@ -129,7 +130,7 @@ class Tables:
         steps = layer.sizes.steps
         units = min(part.vectors.stop * layer.lanes, layer.sizes.hidden) - part.vectors.start * layer.lanes
         panels = range(part.vectors.start // product.vectors, -(-part.vectors.stop // product.vectors))
-        weights = self._packed[1 + number][part.direction].ctypes.data
+        weights = address_of(self._packed[1 + number][part.direction])
         whole = Part(part.direction, part.rows, range(layer.vectors))
         kernels = [
             layer.kernel(stage, part.direction, gives_state=is_last and self._arrays.last[0] is not None)
@@ -149,7 +150,7 @@ class Tables:
         def calls(step: int) -> list[Call]:
             x, sums = self._address(stage.source, step, whole), self._address(SUMS, step, whole)
             function = kernels[step == steps - 1].function()
-            numbers = table.ctypes.data + step * table.strides[0]
+            numbers = address_of(table) + step * table.strides[0]
             return [*product.calls(x, weights, sums, len(part.rows), panels), (function, numbers, 0, 0, 0)]
 
         return along(calls, steps)
@@ -185,7 +186,7 @@ class Tables:
 def _of(array: Array | None, *index: int) -> int:
     """The address of an element."""
     assert array is not None
-    return array.ctypes.data + sum(place * stride for place, stride in zip(index, array.strides, strict=False))
+    return address_of(array) + sum(place * stride for place, stride in zip(index, array.strides, strict=False))
 
 
 def along(make: Callable[[int], Sequence[Sequence[int]] | Sequence[int]], steps: int) -> npt.NDArray[np.int64]:

@@ -21,6 +21,7 @@ from dagexec.ops.kernels.weighted_rows import weighted_rows_step
 from dagexec.ops.onednn.cutting import image_axes
 from dagexec.ops.onednn.descriptors import DST, FORWARD_INFERENCE, SRC
 from dagexec.ops.onednn.operator import OneDNNOperator
+from dagexec.platform.addresses import address_of
 
 _NEAREST = 0x2FFF0
 _LINEAR = 0x2FFF1
@@ -124,7 +125,7 @@ def _same_pixels(taps: resize.Taps, axis: resize.ResizedAxis, *, nearest: bool) 
 
 def resampled(owner: OneDNNOperator, x: Array, y: Array, order: str, algorithm: int) -> Prepared:
     """The primitive from `x` to `y`. Raises UnsupportedFeatureError where oneDNN has none, or `y` is not aligned."""
-    if y.ctypes.data % _CACHE_LINE:
+    if address_of(y) % _CACHE_LINE:
         raise UnsupportedFeatureError(f"{owner.label}: its output does not start at a cache line")
     source, target, attributes = owner.image(x, order), owner.image(y, order), owner.attributes()
     tensors = (owner.onednn.ffi.NULL, source, target, attributes)

@@ -23,6 +23,7 @@ from dagexec.ops.kernels.post_ops import post_op_kernel
 from dagexec.ops.onednn.descriptors import BIAS as BIAS_ARGUMENT
 from dagexec.ops.onednn.descriptors import DST, SRC, Array, aligned_empty
 from dagexec.ops.onednn.winograd_tiling import TAPS, Tiling
+from dagexec.platform.addresses import address_of
 
 Integers = npt.NDArray[np.int64]
 
@@ -39,10 +40,10 @@ class Tables:
     ) -> None:
         layer = tiling.layer
         self._tiling = tiling
-        self._strips = [strip.ctypes.data for strip in strips]
-        self._x, self._y, self._v, self._z = (array.ctypes.data for array in (arrays[SRC], arrays[DST], v, z))
-        self._bias = arrays[BIAS_ARGUMENT].ctypes.data if layer.finish.bias else 0
-        self._other = arrays[layer.other].ctypes.data - self._y if layer.other else 0
+        self._strips = [address_of(strip) for strip in strips]
+        self._x, self._y, self._v, self._z = (address_of(array) for array in (arrays[SRC], arrays[DST], v, z))
+        self._bias = address_of(arrays[BIAS_ARGUMENT]) if layer.finish.bias else 0
+        self._other = address_of(arrays[layer.other]) - self._y if layer.other else 0
         self._zeros = _zeros(layer.width * layer.channels * _FLOAT)
         self._lines: list[Integers] = []
         self._calls = 0
@@ -111,7 +112,7 @@ class Tables:
         tile = self._tiling.filter.tile
         table = np.zeros((len(places), _CALL), np.int64)
         table[:, 0] = _require(table_code())
-        table[:, 1] = self._common[key].ctypes.data + np.arange(len(places)) * tile * self._common[key].strides[0]
+        table[:, 1] = address_of(self._common[key]) + np.arange(len(places)) * tile * self._common[key].strides[0]
         table[:, 2] = tile
         return table
 
@@ -168,7 +169,7 @@ class Tables:
         at = (number * tiling.outputs - layer.heads[0])[:, None] + np.arange(tiling.filter.tile)
         across = layer.width * layer.channels * _FLOAT
         lines = self._x + (image[:, None] * layer.height + at) * across
-        return np.where((at >= 0) & (at < layer.height), lines, self._zeros.ctypes.data)
+        return np.where((at >= 0) & (at < layer.height), lines, address_of(self._zeros))
 
     def _new_lines(self, rows: int, calls: int) -> Integers:
         """The lines of so many calls for each of the rows, [rows, calls, fields]; bias and other are there."""
@@ -184,7 +185,7 @@ class Tables:
         count = calls.shape[0] * calls.shape[1]
         table = np.zeros((count, _CALL), np.int64)
         table[:, 0] = kernel
-        table[:, 1] = calls.ctypes.data + np.arange(count) * kernels.FIELDS * calls.itemsize
+        table[:, 1] = address_of(calls) + np.arange(count) * kernels.FIELDS * calls.itemsize
         return table
 
 

@@ -17,6 +17,7 @@ from typing import cast
 
 from dagexec.core.operator import Step
 from dagexec.errors import ConformanceError
+from dagexec.platform.addresses import address_of
 from dagexec.platform.threads import Mutex, ThreadsEndedError, threads
 from dagexec.scheduler.conformance.checking import Piece, check
 from dagexec.scheduler.conformance.pools import PoolStory
@@ -393,7 +394,7 @@ class _LoggedRecording(_Recording):
         self._tables: dict[int, list[Piece]] = {}
         for task, row in enumerate(machine.tasks.tables):
             for piece, table in enumerate(row):
-                self._tables.setdefault(table.ctypes.data, []).append((task, piece))
+                self._tables.setdefault(address_of(table), []).append((task, piece))
 
     def _number(self, worker: str) -> int:
         """Of a worker inside, or of another thread."""

@@ -25,6 +25,7 @@ from dagexec.core.graph import Graph, Hazard
 from dagexec.core.native import Piece, call_rows, phases_of, rows_of
 from dagexec.core.operator import Operator, Prepared, Step, parts_of
 from dagexec.core.tensor import Tensor
+from dagexec.platform.addresses import address_of
 from dagexec.platform.records import dataclass
 
 Array = npt.NDArray[Any]
@@ -148,12 +149,12 @@ class _Memory:
 
     def has(self, array: Array) -> bool:
         """True for an array in this memory."""
-        address = array.__array_interface__["data"][0]
+        address = address_of(array)
         return any(low <= address < high for low, high, _ in self._stretches)
 
     def within(self, row: Array, array: Array) -> Array:
         """The part of `row`, which has an element for each byte, that stands for `array`: a row of bytes an element."""
-        address = array.__array_interface__["data"][0]
+        address = address_of(array)
         low, _, start = next(one for one in self._stretches if one[0] <= address <= one[1])
         place = start + address - low
         strides = (*array.strides, 1)

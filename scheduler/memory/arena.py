@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.runtime import DeviceRuntime
+from dagexec.platform.addresses import address_of
 from dagexec.platform.records import dataclass
 from dagexec.scheduler.memory.arena_memory import ArenaMemory, Placement, WorkingMemory
 from dagexec.scheduler.memory.lifetime import Lifetimes
@@ -75,7 +76,7 @@ class Arena:
     @property
     def address(self) -> int:
         """Where, on the host, the buffers begin."""
-        return int(self._blocks[0].ctypes.data)
+        return address_of(self._blocks[0])
 
     def bytes_at(self, offset: int, nbytes: int) -> Array:
         """Bytes of the block of the buffers."""

@@ -16,6 +16,7 @@ from dagexec.core.runtime import DeviceRuntime
 from dagexec.core.schema import TensorType
 from dagexec.core.tensor import Storage, array_on
 from dagexec.errors import ResourceError
+from dagexec.platform.addresses import address_of
 from dagexec.platform.host_memory import check_fits
 from dagexec.platform.lazy import LazyModule
 from dagexec.scheduler.memory.arena import Arena, StripArena
@@ -110,7 +111,7 @@ class MemoryPlan:
             memory = self._arenas[buffer.device].bytes_at(offset, kind.nbytes)
             storage = Storage(memory, kind.nbytes, writable=False, reused=not buffer.kept)
             array = array_on(memory, kind.shape, kind.meta)
-            address = int(array.ctypes.data) if buffer.device == CPU else None
+            address = address_of(array) if buffer.device == CPU else None
             found = self._bound[key] = Placed(array, storage, kind, address)
         return found
 

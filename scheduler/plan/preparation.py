@@ -25,6 +25,7 @@ from dagexec.core.operator import MemorySource, Operator, Prepared, Repeat, Step
 from dagexec.core.purity import is_known
 from dagexec.core.tensor import Tensor
 from dagexec.errors import DeadlineExceededError, ResourceError
+from dagexec.platform.addresses import address_of
 from dagexec.platform.deadline import check_deadline
 from dagexec.scheduler.memory import ArenaMemory, BufferPatterns, Inferred, MemoryPlan, graph_order, list_order
 from dagexec.scheduler.plan import bindings
@@ -379,7 +380,7 @@ def _natively(operator: Operator, prepared: Prepared) -> Prepared:
 
 
 def _is_same_memory(one: Array, other: Array) -> bool:
-    return one.ctypes.data == other.ctypes.data
+    return address_of(one) == address_of(other)
 
 
 def _first_from(pieces: Sequence[Array], source: MemorySource) -> MemorySource:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from dagexec.core.native import NativeCall, Piece, call_rows, table_code
 from dagexec.core.native_tables import JoinedCalls
+from dagexec.platform.addresses import address_of
 from dagexec.platform.records import dataclass
 from dagexec.scheduler.run.engine_code import Enter, engine_code
 from dagexec.scheduler.run.engine_layout import Header, Kind, Mode, PoolWords, Record, Slot, Task
@@ -59,7 +60,7 @@ class PoolMemory:
     def __init__(self) -> None:
         self._fence = threading.Lock()
         self._words = np.zeros(8, np.int64)
-        self.address = self._words.ctypes.data
+        self.address = address_of(self._words)
 
     def tell(self, idle: int, waiting: bool, *, full: bool = False) -> None:
         """So many workers sleep; a run that nobody is in is waiting for one, or not; all places in runs are taken."""
@@ -91,7 +92,7 @@ class Bell:
         """Wait until it is rung, for up to `SPIN_SECONDS`, and while there is a place for a worker in some run."""
         if self._listen is not None:
             spins = _spins()
-            self._listen(self._number.ctypes.data, self._pool.address, spins, max(1, int(_GRACE * spins)))
+            self._listen(address_of(self._number), self._pool.address, spins, max(1, int(_GRACE * spins)))
         self._number[0] = 0
 
 
@@ -134,7 +135,7 @@ class NativeTasks:
         """The state of a run that has not begun, of one thread until it belongs to a pool."""
         state = self._template.copy()
         run = NativeRun(self, state, _records(self.graph) if traced else None)
-        start = state.ctypes.data
+        start = address_of(state)
         tasks, tops = len(self.graph.pieces), int(state[Header.TOPS])
         words = -(-tasks // 64)
         place = len(Header) + tasks * Task.SIZE
@@ -167,11 +168,11 @@ class NativeRun:
     def __init__(self, tasks: NativeTasks, state: Array, records: Array | None) -> None:
         self.tasks = tasks
         self._state = state
-        self._address = state.ctypes.data
+        self._address = address_of(state)
         self._records = records
         if records is not None:
-            records[0] = records.ctypes.data + 8
-            state[Header.TRACE] = records.ctypes.data
+            records[0] = address_of(records) + 8
+            state[Header.TRACE] = address_of(records)
 
     @property
     def code(self) -> Enter | None:
@@ -219,7 +220,7 @@ class NativeRun:
         """Who executed which piece, and when; see `Record`. Of a traced run."""
         if self._records is None:
             return []
-        written = (int(self._records[0]) - self._records.ctypes.data - 8) // (8 * Record.SIZE)
+        written = (int(self._records[0]) - address_of(self._records) - 8) // (8 * Record.SIZE)
         rows = self._records[1 : 1 + written * Record.SIZE].reshape(-1, Record.SIZE)
         return [tuple(map(int, row)) for row in rows]  # type: ignore[misc]
 
@@ -254,7 +255,7 @@ class Participant:
         self._slot[Slot.STAYS] = stays
         self._slot[Slot.FROM_LAST] = from_last
         self._slot[Slot.GRACE] = int(_GRACE * _spins()) if helps else 0
-        self._slot_address = self._slot.ctypes.data
+        self._slot_address = address_of(self._slot)
         self._state_address = run._address
 
     def enter(self, mode: Mode) -> int:
@@ -300,13 +301,13 @@ def native_tasks(
     children = np.array([child for row in graph.children for child in row] or [0], np.int64)
     calls = [[] if isinstance(found, Kind) else [_joined(piece) for piece in found] for found in pieces]
     tables = [[one.table for one in row] for row in calls]
-    places = np.array([(table.ctypes.data, len(table)) for row in tables for table in row] or [(0, 0)], np.int64)
+    places = np.array([(address_of(table), len(table)) for row in tables for table in row] or [(0, 0)], np.int64)
     tasks = _rows(state, count)
     tasks[:, Task.LEFT] = graph.parent_counts
     tasks[:, Task.COUNT] = graph.pieces
     tasks[:, Task.KIND] = [found if isinstance(found, Kind) else Kind.NATIVE for found in pieces]
-    tasks[:, Task.PIECES] = places.ctypes.data + 16 * _starts(tables)[:-1]
-    ends = children.ctypes.data + 8 * _starts(graph.children)
+    tasks[:, Task.PIECES] = address_of(places) + 16 * _starts(tables)[:-1]
+    ends = address_of(children) + 8 * _starts(graph.children)
     tasks[:, Task.CHILDREN], tasks[:, Task.CHILDREN_END] = ends[:-1], ends[1:]
     fresh = len(Header) + count * Task.SIZE
     ready = [number for number in range(count) if not graph.parent_counts[number]]

@@ -12,6 +12,7 @@ from functools import cache
 
 import numpy as np
 
+from dagexec.platform.addresses import address_of
 from dagexec.platform.assembler import NOT_LESS, R8, R9, R10, R12, R13, RAX, RBP, RBX, RCX, RDI, RDX, RSI, Assembler
 from dagexec.platform.machine_code import executable
 from dagexec.scheduler.run import engine_code
@@ -113,7 +114,7 @@ class LoggedRun(NativeRun):
         super().__init__(run.tasks, run._state, None)
         pieces = sum(run.tasks.graph.pieces)
         self._lines = np.zeros(_FIRST // 8 + Entry.SIZE * (4 * pieces + _SPARE_LINES), np.int64)
-        start = self._lines.ctypes.data
+        start = address_of(self._lines)
         self._lines[0], self._lines[1] = start + _FIRST, start + self._lines.nbytes
         self._state[Header.LOG] = start
 
@@ -133,7 +134,7 @@ class LoggedRun(NativeRun):
 
     def lines(self) -> Iterator[tuple[int, ...]]:
         """What was written so far; see `Entry`."""
-        written = min(int(self._lines[0]), int(self._lines[1])) - self._lines.ctypes.data - _FIRST
+        written = min(int(self._lines[0]), int(self._lines[1])) - address_of(self._lines) - _FIRST
         for row in self._lines[_FIRST // 8 :][: written // 8].reshape(-1, Entry.SIZE):
             if not row[Entry.EVENT]:  # somebody is at it
                 return
