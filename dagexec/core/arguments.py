@@ -7,6 +7,7 @@ one relaxation: a float may be given as an integer.
 from __future__ import annotations
 
 import builtins
+import marshal
 import math
 import weakref
 from array import array
@@ -30,14 +31,14 @@ A message may give an argument values of several kinds, of which each is read by
 the field of the message.
 """
 
-_MANY = 256  # numbers of an argument, beyond which nobody looks for an equal one
+_WITHOUT_REFERENCES = 2  # marshal's version in which equal values are the same bytes, whoever else holds them
 
 
 class Values(Mapping[str, Value]):
-    """The arguments of an operator by name; never changed. Operators of equal arguments share one object, if small.
+    """The arguments of an operator by name; never changed. Operators of equal arguments share one object.
 
     Attributes:
-        key: equal for equal arguments; that of large ones is their own.
+        key: equal for equal arguments.
     """
 
     __slots__ = ("__weakref__", "_by_name", "_read", "key")
@@ -97,8 +98,6 @@ def shared(by_name: Mapping[str, Value]) -> Values:
     if not by_name:
         return NOTHING
     key = _key_of(by_name)
-    if key is None:
-        return Values(by_name, object())
     known = _shared.get(key)
     return _shared.setdefault(key, Values(by_name, key)) if known is None else known
 
@@ -144,26 +143,22 @@ def _message(name: str, value: Value) -> Argument:
 
 
 def _key_of(by_name: Mapping[str, Value]) -> Hashable:
-    """Equal for arguments that are the same to the bit; None for large ones."""
-    parts = []
-    for name, value in by_name.items():
-        if isinstance(value, tuple) and len(value) > _MANY:
-            return None
-        parts.append((name, _key_of_one(value)))
-    parts.sort()
-    return tuple(parts)
+    """Equal for arguments that are the same to the bit."""
+    items = sorted(by_name.items(), key=itemgetter(0))
+    try:
+        return marshal.dumps(items, _WITHOUT_REFERENCES)
+    except ValueError:  # of messages
+        return tuple([(name, _key_of_one(value)) for name, value in items])
 
 
-def _key_of_one(value: Any) -> tuple[str, Any]:
-    if isinstance(value, tuple):
-        return _kind(value), tuple([_key_of_one(one)[1] for one in value])
-    if isinstance(value, float):
-        return "f", value.hex()  # zeros differ, and NaNs do not
+def _key_of_one(value: Any) -> Hashable:
     if isinstance(value, Message):
-        return _kind(value), value.SerializePartialToString(deterministic=True)
+        return type(value).__name__, value.SerializePartialToString(deterministic=True)
     if isinstance(value, Mapping):
-        return "several", tuple([(field, _key_of_one(one)) for field, one in sorted(value.items())])
-    return _kind(value), value
+        return tuple([(field, _key_of_one(one)) for field, one in sorted(value.items(), key=itemgetter(0))])
+    if isinstance(value, tuple) and value and isinstance(value[0], Message):
+        return tuple(map(_key_of_one, value))
+    return marshal.dumps(value, _WITHOUT_REFERENCES)
 
 
 def _kind(value: Any) -> str:

@@ -5,12 +5,10 @@ Machine code walks the same trees with engine ONEDNN (`dagexec.ops.onednn.tabula
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
-from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -135,9 +133,6 @@ class Ensemble:
         return weights, target
 
 
-_shared: WeakValueDictionary[tuple[bytes, bool], Ensemble] = WeakValueDictionary()
-
-
 class TreeOperator(Operator):
     """Base of operators that walk trees.
 
@@ -152,7 +147,7 @@ class TreeOperator(Operator):
 
     def ensemble(self) -> Ensemble:
         """The trees for the type of input 0."""
-        if self.x(0).dtype != np.float64:
+        if self.x(0).dtype != np.float64 or self.for_numbers.dtype == np.float64:
             return self.for_numbers
         return ensemble_of(self.definition, self.arguments, self.label, is_double=True)
 
@@ -178,16 +173,7 @@ class TreeOperator(Operator):
 
 def ensemble_of(definition: Node, arguments: Arguments, label: str, *, is_double: bool = False) -> Ensemble:
     """The trees of an operator, found once for all that have the same. Raises ModelFormatError."""
-    return arguments.once(("trees", is_double), lambda: _found(definition, arguments, label, is_double))
-
-
-def _found(definition: Node, arguments: Arguments, label: str, is_double: bool) -> Ensemble:
-    content = Node(definition.type, values=definition.values).message().SerializeToString(deterministic=True)
-    key = hashlib.sha256(content).digest(), is_double
-    found = _shared.get(key)
-    if found is None:
-        found = _shared[key] = _READERS[definition.type](arguments, label, is_double)
-    return found
+    return arguments.once(("trees", is_double), lambda: _READERS[definition.type](arguments, label, is_double))
 
 
 def _finish(arguments: Arguments, label: str, targets: int, trees: int) -> Finish:

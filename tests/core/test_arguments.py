@@ -145,3 +145,17 @@ def test_arguments_are_stored_in_one_order_whatever_order_others_had_them_in() -
     first, second = new_node("Conv", pad=7919, kernel=3), new_node("Conv", kernel=3, pad=7919)
     assert first.values is second.values
     assert [one.name for one in second.message().arg] == ["kernel", "pad"]
+
+
+@pytest.mark.parametrize("value", [3, 0.5, "s", [1] * 10_000, [0.5] * 10_000, ["s", ""], NetDef(name="inner")])
+def test_operators_of_equal_arguments_share_them(value: ArgumentValue) -> None:
+    assert new_node("Op", a=value, b=1).values is new_node("Op", b=1, a=value).values
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [(1, 1.0), (0.0, -0.0), ([0.0], [-0.0]), ([1], 1), ([1, 2], [2, 1]), (["ab"], ["a", "b"]), ("1", 1), ([1], [1.0])],
+)
+def test_arguments_that_differ_in_a_bit_or_in_kind_are_others(one: ArgumentValue, other: ArgumentValue) -> None:
+    assert new_node("Op", a=one).values != new_node("Op", a=other).values
+    assert new_node("Op", a=one, b=NetDef()).values != new_node("Op", a=other, b=NetDef()).values
