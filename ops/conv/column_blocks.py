@@ -66,10 +66,10 @@ class ColumnBlocks:
         """
         self._problem = problem
         self._depth = problem.channels * tap_count(problem.axes)
-        self.blocks = _blocks(problem, wanted, unrolled)
-        largest = max(block.pixels for block in self.blocks)
-        self._buffer = allocate((self._depth * largest,), problem.work)
-        tile = max(math.prod(_tile_shape(problem, block)) for block in self.blocks) if unrolled else 0
+        ranges = _ranges(problem, wanted, unrolled)
+        self.blocks = [Block(parts[0], parts[1:]) for parts in product(*ranges)]
+        self._buffer = allocate((self._depth * math.prod(map(_longest, ranges)),), problem.work)
+        tile = _largest_tile(problem, ranges) if unrolled else 0
         self._tile = allocate((tile,), problem.work) if tile else None
 
     def matrix(self, block: Block) -> Array:
@@ -130,42 +130,60 @@ def column_bytes(problem: ConvProblem) -> int:
     return _nbytes(problem, _cut(1, problem.out, 1), unrolled=True)
 
 
-def _blocks(problem: ConvProblem, wanted: int, unrolled: bool) -> list[Block]:
-    """The blocks of about `wanted` bytes of columns; none takes more than the limit."""
+Ranges = list[list[slice]]
+"""Of images, and of windows along each axis: one of each is a block."""
+
+
+def _ranges(problem: ConvProblem, wanted: int, unrolled: bool) -> Ranges:
+    """Those for about `wanted` bytes of columns; no block takes more than the limit."""
     depth = problem.channels * tap_count(problem.axes)
     most = max(1, wanted // (depth * problem.work.itemsize))
     while True:
-        blocks = _cut(problem.batch, problem.out, most)
-        if most == 1 or _nbytes(problem, blocks, unrolled) <= problem.limit:
-            return blocks
+        ranges = _cut(problem.batch, problem.out, most)
+        if most == 1 or _nbytes(problem, ranges, unrolled) <= problem.limit:
+            return ranges
         most -= max(1, most // 8)
 
 
-def _cut(batch: int, out: tuple[int, ...], most: int) -> list[Block]:
-    """Blocks of at most `most` windows, each a range of an image's windows in row-major order."""
-    ranges = even_ranges((batch, *out), min(most, math.prod(out)) if math.prod(out) >= _FEW_PIXELS else most)
-    return [Block(parts[0], parts[1:]) for parts in product(*ranges)]
+def _cut(batch: int, out: tuple[int, ...], most: int) -> Ranges:
+    """For blocks of at most `most` windows, each a range of an image's windows in row-major order."""
+    return even_ranges((batch, *out), min(most, math.prod(out)) if math.prod(out) >= _FEW_PIXELS else most)
 
 
-def outputs_are_staged(problem: ConvProblem, block: Block) -> bool:
-    """True when the outputs of a block are no matrix of the work dtype in y, and are copied from or to one."""
-    return problem.work != problem.y.dtype or (block.count > 1 and not problem.channels_last)
+def _longest(ranges: Sequence[slice]) -> int:
+    return max(int(part.stop - part.start) for part in ranges)
 
 
-def _nbytes(problem: ConvProblem, blocks: Sequence[Block], unrolled: bool) -> int:
+def outputs_are_staged(problem: ConvProblem, images: int) -> bool:
+    """True when the outputs of a block of so many images are no matrix of the work dtype in y, and are copied."""
+    return problem.work != problem.y.dtype or (images > 1 and not problem.channels_last)
+
+
+def _nbytes(problem: ConvProblem, ranges: Ranges, unrolled: bool) -> int:
     """Bytes of workspace that blocks take: the largest columns, staged outputs, and what is beside the columns.
 
     Beside columns that are unrolled is a tile. Those that are summed back go to images in the work dtype: for 16-bit
     data to copies, of which one is not counted.
     """
-    columns = problem.channels * tap_count(problem.axes) * max(block.pixels for block in blocks)
+    images, pixels = _longest(ranges[0]), math.prod(map(_longest, ranges))
+    columns = problem.channels * tap_count(problem.axes) * pixels
     if unrolled:
-        beside = max(math.prod(_tile_shape(problem, block)) for block in blocks)
+        beside = _largest_tile(problem, ranges)
     else:
-        copied = problem.work != problem.x.dtype
-        beside = (max(block.count for block in blocks) - 1) * problem.x[0].size if copied else 0
-    staged = max(block.pixels if outputs_are_staged(problem, block) else 0 for block in blocks)
+        beside = (images - 1) * problem.x[0].size if problem.work != problem.x.dtype else 0
+    staged = pixels if outputs_are_staged(problem, images) else 0
     return (columns + beside + problem.filters * staged) * problem.work.itemsize
+
+
+def _largest_tile(problem: ConvProblem, ranges: Ranges) -> int:
+    """The most elements of a tile of a block."""
+    parts = [[axis.part(one.start, one.stop) for one in of] for axis, of in zip(problem.axes, ranges[1:], strict=True)]
+    longest = [max(axis.covered for axis in of) for of in parts]
+    channels = _longest(ranges[0]) * problem.channels
+    if problem.work != problem.x.dtype:
+        return channels * math.prod(longest)
+    leaving = [max((axis.covered for axis in of if axis.leaves_input), default=0) for of in parts]
+    return channels * max(math.prod((*longest[:i], size, *longest[i + 1 :])) for i, size in enumerate(leaving))
 
 
 def _tile_shape(problem: ConvProblem, block: Block) -> tuple[int, ...]:

@@ -118,14 +118,14 @@ class _Outputs:
         self._problem = problem
         self._per_group = problem.filters // problem.group
         self._buffer: Array | None = None
-        staged = [block.pixels for block in columns.blocks if outputs_are_staged(problem, block)]
+        staged = [block.pixels for block in columns.blocks if outputs_are_staged(problem, block.count)]
         if staged:
             self._buffer = allocate((problem.filters * max(staged),), problem.work)
 
     def target(self, block: Block) -> tuple[Array, list[Step]]:
         """Where a product writes, and the steps that bring it to y."""
         view = self._view(block)
-        if not outputs_are_staged(self._problem, block):
+        if not outputs_are_staged(self._problem, block.count):
             return self._as_matrix(view), []
         stage = self._stage(block, view)
         return self._as_matrix(stage), [partial(np.copyto, view, stage, casting="same_kind")]
@@ -133,7 +133,7 @@ class _Outputs:
     def source(self, block: Block) -> tuple[Array, list[Step]]:
         """Where a product reads, and the steps that bring y there before."""
         view = self._view(block)
-        if not outputs_are_staged(self._problem, block):
+        if not outputs_are_staged(self._problem, block.count):
             return self._as_matrix(view), []
         stage = self._stage(block, view)
         return self._as_matrix(stage), [partial(np.copyto, stage, view)]

@@ -30,6 +30,7 @@ from dagexec.ops.onednn.convolution_family import (
     Computation,
     ConvolutionFamily,
     all_of,
+    geometry,
     grouped,
     padding_of,
     require_window,
@@ -95,8 +96,7 @@ class ForwardConvolution(ConvolutionFamily):
 
             def request(windows: Sequence[Axis], algorithm: str, layouts: Mapping[int, Descriptor]) -> Sequence[object]:
                 tensors = (layouts[SRC], layouts[WEIGHTS], layouts.get(BIAS, none), layouts[DST])
-                geometry = self.geometry(windows)
-                return [kinds[algorithm], CONVOLUTION[algorithm], *tensors, *geometry, attributes]
+                return [kinds[algorithm], CONVOLUTION[algorithm], *tensors, *geometry(windows), attributes]
 
             whole = Computation(
                 "convolution_forward",

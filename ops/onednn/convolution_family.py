@@ -73,6 +73,16 @@ def tail_of(axis: Axis) -> int:
     return axis.covered - axis.head - axis.size
 
 
+def geometry(axes: Sequence[Axis]) -> tuple[tuple[int, ...], ...]:
+    """Strides, dilations less 1, heads and tails, as oneDNN takes them."""
+    return (
+        tuple([axis.stride for axis in axes]),
+        tuple([axis.dilation - 1 for axis in axes]),
+        tuple([axis.head for axis in axes]),
+        tuple([tail_of(axis) for axis in axes]),
+    )
+
+
 def require_window(axes: Sequence[Axis], label: str) -> None:
     """Raise UnsupportedFeatureError for a window that starts behind the first pixel (SAME with a wide stride)."""
     for axis in axes:
@@ -188,15 +198,6 @@ class ConvolutionFamily(OneDNNOperator):
         """Raise UnsupportedFeatureError when float16 is to be rounded at every operation, which oneDNN does not do."""
         if self.arguments.bool("float16_compute") and self.input(0).meta is FLOAT16:
             raise UnsupportedFeatureError(f"{self.label}: float16_compute requires sums rounded to float16")
-
-    def geometry(self, axes: Sequence[Axis]) -> tuple[object, ...]:
-        """Strides, dilations less 1, heads and tails, as oneDNN takes them."""
-        return (
-            tuple(axis.stride for axis in axes),
-            tuple(axis.dilation - 1 for axis in axes),
-            tuple(axis.head for axis in axes),
-            tuple(tail_of(axis) for axis in axes),
-        )
 
     def is_constant(self, index: int) -> bool:
         """True when input `index` never changes."""

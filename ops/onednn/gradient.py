@@ -19,7 +19,14 @@ from dagexec.ops.conv.convolution import SPATIAL_AXES, conv_window
 from dagexec.ops.conv.gradient import ConvolutionGradient, bias_gradient
 from dagexec.ops.conv.gradient_outputs import BIAS as BIAS_GRADIENT
 from dagexec.ops.conv.gradient_outputs import FILTER, INPUT, wanted_gradients
-from dagexec.ops.onednn.convolution_family import CONVOLUTION, Computation, ConvolutionFamily, grouped, require_window
+from dagexec.ops.onednn.convolution_family import (
+    CONVOLUTION,
+    Computation,
+    ConvolutionFamily,
+    geometry,
+    grouped,
+    require_window,
+)
 from dagexec.ops.onednn.descriptors import DIFF_BIAS, DIFF_DST, DIFF_SRC, DIFF_WEIGHTS, SRC, WEIGHTS, Array, Descriptor
 from dagexec.ops.onednn.pieces import Part
 
@@ -30,11 +37,11 @@ class GradientFamily(ConvolutionFamily):
     def data_gradient(self, axes: Sequence[Axis], group: int, order: str, gradient: Array, result: Array) -> Step:
         """The step that computes `result`, the gradient of a convolution's input, from that of its output, input 2."""
         weights = grouped(self.x(1), group, order == NHWC)
-        geometry, none, attributes = self.geometry(axes), self.onednn.ffi.NULL, self.attributes()
+        none, attributes = self.onednn.ffi.NULL, self.attributes()
 
         def request(algorithm: str, layouts: Mapping[int, Descriptor]) -> Sequence[object]:
             tensors = (layouts[DIFF_SRC], layouts[WEIGHTS], layouts[DIFF_DST])
-            return [CONVOLUTION[algorithm], *tensors, *geometry, none, attributes]
+            return [CONVOLUTION[algorithm], *tensors, *geometry(axes), none, attributes]
 
         def computation(part: Part) -> Computation:
             images = {DIFF_DST: (part.result(gradient), order), DIFF_SRC: (part.source(result, axes), order)}
@@ -57,13 +64,13 @@ class GradientFamily(ConvolutionFamily):
 
         `x` and `gradient` are the convolution's input and the gradient of its output, with their input numbers.
         """
-        geometry, none, attributes = self.geometry(axes), self.onednn.ffi.NULL, self.attributes()
+        none, attributes = self.onednn.ffi.NULL, self.attributes()
         results = {DIFF_WEIGHTS: result} | ({} if bias is None else {DIFF_BIAS: bias})
 
         def request(algorithm: str, layouts: Mapping[int, Descriptor]) -> Sequence[object]:
             sums = none if bias is None else layouts[DIFF_BIAS]
             tensors = (layouts[SRC], layouts[DIFF_WEIGHTS], sums, layouts[DIFF_DST])
-            return [CONVOLUTION[algorithm], *tensors, *geometry, none, attributes]
+            return [CONVOLUTION[algorithm], *tensors, *geometry(axes), none, attributes]
 
         def computation(part: Part, sums: Mapping[int, Array]) -> Computation:
             images = {SRC: (part.source(x[1], axes), order), DIFF_DST: (part.result(gradient[1]), order)}

@@ -8,9 +8,8 @@ added.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from dagexec.core.operator import Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.base.layout import NCHW, NHWC
-from dagexec.ops.onednn.convolution_family import grouped, padding_of, require_window, tail_of
+from dagexec.ops.onednn.convolution_family import geometry, grouped, padding_of, require_window
 from dagexec.ops.onednn.descriptors import (
     ATTR_ZERO_POINTS,
     DST,
@@ -30,7 +29,7 @@ from dagexec.ops.onednn.descriptors import (
     Attributes,
     Descriptor,
 )
-from dagexec.ops.onednn.packing import form_of, packed_form
+from dagexec.ops.onednn.packing import Making, form_of, packed_form
 from dagexec.ops.onednn.primitive import WEIGHTS_MD
 from dagexec.ops.onednn.quantized import Arguments, QuantizedProduct
 from dagexec.ops.quantized import integer
@@ -48,8 +47,8 @@ class _IntegerProduct(QuantizedProduct):
         """Integers have none."""
         return False
 
-    def parts(self, weights: Operand, taps: tuple[int, ...]) -> tuple[Array, ...]:
-        """int8 weights whose sum is the weights less their zero point: one array or two.
+    def parts(self, weights: Operand, taps: tuple[int, ...]) -> int:
+        """Of how many int8 filters the weights less their zero point are the sum: one or two.
 
         `taps` are the axes that are summed over. Raises UnsupportedFeatureError unless all sums are exact.
         """
@@ -58,20 +57,27 @@ class _IntegerProduct(QuantizedProduct):
         constant = weights.constant
         if constant is None:
             raise UnsupportedFeatureError(f"{self.label}: the weights or their zero point are not constant")
-        wide, _ = weights.differences(np.dtype(np.int16))
-        found: tuple[Array, ...] = constant.derived(weights.key("parts"), lambda: _in_bytes(wide))
-        largest = max(int(np.abs(part.astype(np.int64)).sum(axis=taps).max(initial=0)) for part in (wide, found[0]))
+        count, largest = constant.derived(weights.key("parts"), lambda: _parts_and_largest(weights, taps))
         if 255 * largest > _EXACT:
             raise UnsupportedFeatureError(f"{self.label}: sums up to {255 * largest} are not exact in float32")
-        return found
+        return count
 
-    def packed_part(self, weights: Operand, number: int, logical: Array, target: Descriptor) -> Array:
-        """Part `number` of the weights, seen as `logical`, in the layout that a primitive wants."""
+    def packed_part(
+        self, weights: Operand, number: int, logical: Callable[[Array], Array], source: Descriptor, target: Descriptor
+    ) -> Array:
+        """Part `number` of the weights, of the layout `source` as `logical` gives it, as a primitive wants it."""
         constant = weights.constant
         assert constant is not None, "parts are of constants"
-        source = self.packed(logical)
-        making = replace(self.reordered(source, target, logical), what=" ".join(weights.key(f"part {number}")))
+
+        def fill(packed: Array) -> None:
+            self.reordered(source, target, logical(_in_bytes(weights)[number])).fill(packed)
+
+        making = Making(" ".join(weights.key(f"part {number}")), target.nbytes, fill)
         return packed_form(constant, form_of(source, target), making)
+
+    def as_bytes(self, weights: Array) -> Descriptor:
+        """The layout of parts of the weights."""
+        return self.packed(weights.view(np.int8))
 
     def zero_point(self, x: Operand, attributes: Attributes) -> tuple[Arguments, list[Step]]:
         """X's zero point as an argument, and the steps that fetch it."""
@@ -90,10 +96,22 @@ class _IntegerProduct(QuantizedProduct):
         return [y, other], [partial(np.add, y, other, out=y)]
 
 
-def _in_bytes(wide: Array) -> tuple[Array, ...]:
+def _in_bytes(weights: Operand) -> tuple[Array, ...]:
+    """int8 arrays whose sum is the weights less their zero point: one or two."""
+    given, zero = weights.owner.x(weights.index), weights.zero
+    if given.dtype == np.int8 and (zero is None or not zero.any()):
+        return (given,)
+    wide = weights.wide(np.dtype(np.int16))
     first = np.clip(wide, -128, 127).astype(np.int8)
     rest = (wide - first).astype(np.int8)
     return (first, rest) if rest.any() else (first,)
+
+
+def _parts_and_largest(weights: Operand, taps: tuple[int, ...]) -> tuple[int, int]:
+    """The number of parts, and the largest sum of magnitudes over the axes `taps`; two parts have one sign."""
+    parts = _in_bytes(weights)
+    magnitudes = [np.abs(part).view(np.uint8).sum(axis=taps, dtype=np.int64) for part in parts]  # of -128, too
+    return len(parts), int(sum(magnitudes).max(initial=0))
 
 
 @operator(integer.ConvInteger.schema, engine="ONEDNN")
@@ -108,28 +126,24 @@ class ConvInteger(_IntegerProduct, integer.ConvInteger):
         if not self.x(1).size or not self.x(0).size:
             raise UnsupportedFeatureError(f"{self.label}: there is nothing to sum")
         parts = self.parts(filters, tuple(range(1, self.x(1).ndim)))
-        group, dims = self.arguments.int("group", 1), self.onednn.dims
+        logical = partial(grouped, group=self.arguments.int("group", 1), channels_last=window.channels_last)
         attributes = self.attributes()
         zero, steps = self.zero_point(image, attributes)
         x, load = self.last(self.x(0))
         y, _ = self.last(self.y(0), load=False)
         steps += load
-        targets, add_up = self.totals(y, len(parts))
-        source, result = self.image(x, NHWC), self.image(y, NHWC)
-        for number, (part, target) in enumerate(zip(parts, targets, strict=True)):
-            logical = grouped(part, group, window.channels_last)
-            wanted = Descriptor.any_layout(self.onednn, logical.shape, INT8)
-            found = self.fast(
-                self.describe(
-                    "convolution_forward", self.onednn.engine, FORWARD_INFERENCE, _CONVOLUTION_DIRECT,
-                    source.handle, wanted.handle, self.onednn.ffi.NULL, result.handle,
-                    dims([axis.stride for axis in axes]), dims([axis.dilation - 1 for axis in axes]),
-                    dims([axis.head for axis in axes]), dims([tail_of(axis) for axis in axes]), attributes.handle,
-                ),
-                padding_of("convolution_forward", axes[-1]),
-            )  # fmt: skip
-            layout = found.descriptor(WEIGHTS_MD)
-            packed = self.packed_part(filters, number, logical, layout)
+        targets, add_up = self.totals(y, parts)
+        source, result, given = self.image(x, NHWC), self.image(y, NHWC), self.as_bytes(logical(self.x(1)))
+        wanted = Descriptor.any_layout(self.onednn, given.shape, INT8)
+        asked = (source, wanted, self.onednn.ffi.NULL, result, *geometry(axes), attributes)
+        kind = FORWARD_INFERENCE, _CONVOLUTION_DIRECT
+        found = self.fast(
+            self.describe("convolution_forward", self.onednn.engine, *kind, *asked),
+            padding_of("convolution_forward", axes[-1]),
+        )
+        layout = found.descriptor(WEIGHTS_MD)
+        for number, target in enumerate(targets):
+            packed = self.packed_part(filters, number, logical, given, layout)
             arguments = zero | {SRC: (source, x), WEIGHTS: (layout, packed), DST: (result, target)}
             steps.append(self.bound(found, arguments).step)
         store = [] if y is self.y(0) else [self.reorder(result, self.image(self.y(0), NCHW), y, self.y(0)).step]
@@ -151,16 +165,14 @@ class MatMulInteger(_IntegerProduct, integer.MatMulInteger):
         attributes = self.attributes()
         zero, steps = self.zero_point(a, attributes)
         x, y = self.x(0).reshape(-1, inner), self.y(0).reshape(-1, columns)
-        targets, add_up = self.totals(y, len(parts))
-        source, result = self.packed(x), self.packed(y)
-        for number, (part, target) in enumerate(zip(parts, targets, strict=True)):
-            wanted: Any = Descriptor.any_layout(self.onednn, part.shape, INT8)
-            null = self.onednn.ffi.NULL
-            found = self.describe_fast(
-                "matmul", self.onednn.engine, source.handle, wanted.handle, null, result.handle, attributes.handle
-            )
-            layout = found.descriptor(WEIGHTS_MD)
-            packed = self.packed_part(b, number, part, layout)
+        targets, add_up = self.totals(y, parts)
+        source, result, given = self.packed(x), self.packed(y), self.as_bytes(self.x(1))
+        wanted = Descriptor.any_layout(self.onednn, given.shape, INT8)
+        null = self.onednn.ffi.NULL
+        found = self.describe_fast("matmul", self.onednn.engine, source, wanted, null, result, attributes)
+        layout = found.descriptor(WEIGHTS_MD)
+        for number, target in enumerate(targets):
+            packed = self.packed_part(b, number, np.asarray, given, layout)
             arguments = zero | {SRC: (source, x), WEIGHTS: (layout, packed), DST: (result, target)}
             steps.append(self.bound(found, arguments).step)
         return in_sequence([*steps, *add_up])

@@ -24,7 +24,7 @@ from dagexec.ops.base.layout import NCHW, NHWC, channels_last
 from dagexec.ops.kernels.sharing import MOST_OF_ONE, pieces_of_products
 from dagexec.ops.kernels.tables import shares
 from dagexec.ops.onednn.bound import BoundPrimitive
-from dagexec.ops.onednn.convolution_family import grouped, padding_of, require_window, tail_of
+from dagexec.ops.onednn.convolution_family import geometry, grouped, padding_of, require_window
 from dagexec.ops.onednn.cutting import Parts, parts_of_whole
 from dagexec.ops.onednn.descriptors import (
     ATTR_SCALES,
@@ -204,7 +204,7 @@ class QuantConv(QuantizedProduct, convolution.QuantConv):
             before += fetch
         logical = grouped(weights, group, window.channels_last)
         wanted = Descriptor.any_layout(self.onednn, logical.shape, INT8)
-        layout, dims = self.packed(logical), self.onednn.dims
+        layout = self.packed(logical)
         packing: list[Step] = []
 
         def described(part: Part) -> tuple[PrimitiveDescriptor, Arguments]:
@@ -213,16 +213,13 @@ class QuantConv(QuantizedProduct, convolution.QuantConv):
             added = {index: part.operand(operand, y) for index, operand in operands.items()}
             further = append_post_ops(own, self.onednn, scaling.post_ops, added, (y.ndim, NHWC), self.label)
             images = self.image(source, NHWC), self.image(target, NHWC)
+            asked = images[0], wanted, arguments[BIAS][0], images[1], *geometry(inner), own
+            kind = FORWARD_INFERENCE, _CONVOLUTION_DIRECT
             found = self.fast(
-                self.describe(
-                    "convolution_forward", self.onednn.engine, FORWARD_INFERENCE, _CONVOLUTION_DIRECT,
-                    images[0], wanted, arguments[BIAS][0], images[1],
-                    dims([axis.stride for axis in inner]), dims([axis.dilation - 1 for axis in inner]),
-                    dims([axis.head for axis in inner]), dims([tail_of(axis) for axis in inner]), own,
-                ),
+                self.describe("convolution_forward", self.onednn.engine, *kind, *asked),
                 padding_of("convolution_forward", inner[-1]),
                 adds_in_groups=group > 1 and bool(operands),
-            )  # fmt: skip
+            )
             packed, pack = self.parameter(1, logical, layout, found.descriptor(WEIGHTS_MD))
             packing.append(pack)
             given = {

@@ -24,6 +24,7 @@ from dagexec.ops.onednn.convolution_family import (
     Composed,
     Computation,
     ConvolutionFamily,
+    geometry,
     grouped,
     require_window,
 )
@@ -52,11 +53,11 @@ class DeconvolutionOperator(ConvolutionFamily, TransposedConvolution):
         inputs = {SRC: 0, WEIGHTS: 1}
         if len(call.inputs) == 3:
             parameters[BIAS], inputs[BIAS] = self.x(2), 2
-        geometry, none, attributes = self.geometry(axes), self.onednn.ffi.NULL, self.attributes()
+        none, attributes = self.onednn.ffi.NULL, self.attributes()
 
         def request(_algorithm: str, layouts: Mapping[int, Descriptor]) -> Sequence[object]:
             tensors = (layouts[SRC], layouts[WEIGHTS], layouts.get(BIAS, none), layouts[DST])
-            return [FORWARD_INFERENCE, _DECONVOLUTION_DIRECT, *tensors, *geometry, attributes]
+            return [FORWARD_INFERENCE, _DECONVOLUTION_DIRECT, *tensors, *geometry(axes), attributes]
 
         def computation(part: Part) -> Computation:
             result = part.result(y)
@@ -104,11 +105,11 @@ class OnednnTransposedConvolutionGradient(GradientFamily, TransposedConvolutionG
     def _input_gradient(self, axes: Sequence[Axis], group: int, order: str, result: Array) -> Step:
         """The convolution of dY."""
         weights = grouped(self.x(1), group, order == NHWC)
-        geometry, none, attributes = self.geometry(axes), self.onednn.ffi.NULL, self.attributes()
+        none, attributes = self.onednn.ffi.NULL, self.attributes()
 
         def request(algorithm: str, layouts: Mapping[int, Descriptor]) -> Sequence[object]:
             tensors = (layouts[SRC], layouts[WEIGHTS], none, layouts[DST])
-            return [FORWARD_INFERENCE, CONVOLUTION[algorithm], *tensors, *geometry, attributes]
+            return [FORWARD_INFERENCE, CONVOLUTION[algorithm], *tensors, *geometry(axes), attributes]
 
         x = self.x(2)
 

@@ -102,19 +102,20 @@ class Operand:
         return max(most - lowest, highest - least)
 
     def _magnitude(self) -> Array:
-        return np.asarray(np.abs(self._differences(np.dtype(np.int64))).max(initial=0))
+        return np.asarray(np.abs(self.wide(np.dtype(np.int64))).max(initial=0))
 
     def differences(self, work: np.dtype[Any]) -> tuple[Array, Step]:
         """The integers less their zero point in dtype `work`, and the step that computes them, once for constants."""
         x, zero, constant = self.owner.x(self.index), self.zero, self.constant
         if constant is not None:
-            wide = constant.derived((*self.key("differences"), work.str), lambda: self._differences(work))
+            wide = constant.derived((*self.key("differences"), work.str), lambda: self.wide(work))
             return wide.reshape(x.shape), nothing_to_do
         wide = self.owner.scratch(x.shape, work)
         if zero is None:
             return wide, partial(np.copyto, wide, x, casting="unsafe")
         return wide, partial(np.subtract, x, zero, out=wide, dtype=work, casting="unsafe")
 
-    def _differences(self, work: np.dtype[Any]) -> Array:
+    def wide(self, work: np.dtype[Any]) -> Array:
+        """The integers less their zero point in dtype `work`, as they are now."""
         x, zero = self.owner.x(self.index).astype(work), self.zero
         return x if zero is None else x - zero.astype(work)
