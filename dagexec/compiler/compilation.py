@@ -31,7 +31,7 @@ from dagexec.compiler.passes.owned_parameters import OwnedParameters
 from dagexec.compiler.passes.rewriting import Pass, PassReport, check_pass_names, run_passes
 from dagexec.compiler.stages import by_stage
 from dagexec.compiler.tuning.bench import Bench, placeholder_inputs, random_inputs
-from dagexec.compiler.tuning.choosing import Choice, Estimated, Known, choose, most_workers
+from dagexec.compiler.tuning.choosing import Choice, Estimated, Known, choose
 from dagexec.compiler.tuning.layouts import estimated_layout, fastest_layout, fingerprint
 from dagexec.core.choices import choices
 from dagexec.core.device import CPU
@@ -106,7 +106,7 @@ def _on_own_kernels(model: Model, options: CompileOptions, *, takes_parameters: 
 
 def _as_given(model: Model, options: CompileOptions, report: CompilationReport | None = None) -> Compiled:
     net_type = options.net_type or ("async_dag" if options.capture else "dag")
-    workers = options.num_workers or most_workers(options, net_type)
+    workers = options.num_workers or options.most_workers(net_type)
     return Compiled(model, replace(options, net_type=net_type, num_workers=workers), report)
 
 

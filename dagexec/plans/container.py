@@ -7,12 +7,12 @@
     16      8      bytes of the file
     24      8      bytes of the manifest
     32      32     SHA-256 of the manifest
-    64             the manifest: {"sections": [[offset, bytes, SHA-256 in hex], ...], "plan": what `plan.py` says}
+    64             the manifest: {"sections": [bytes, ...], "hashes": [SHA-256 in hex, ...], "plan": see `plan.py`}
 
-Sections lie in order from the next page on, which their offsets count from: small ones on cache lines, others on pages.
-Header and manifest are checked when a file
-is opened, with places and sizes of all sections; who reads a section decides whether its hash is worth the time.
-Nothing here is executed or unpickled.
+From the next page on there are the small sections, each on a cache line, and then the others, each on a page. The first
+hash is that of all small ones with what is between them, and each of the others has one. Header, manifest, and small
+sections are checked when a file is opened; who reads a large one decides whether its hash is worth the time. Nothing
+here is executed or unpickled.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import json
 import mmap
 import os
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -34,7 +34,7 @@ from dagexec.platform.disk import reading
 from dagexec.platform.files import reason, written_atomically
 from dagexec.platform.host_memory import unshared_bytes
 
-VERSION = 1
+VERSION = 2
 """Of the format; a file of another one is not read."""
 
 Bytes = npt.NDArray[np.uint8]
@@ -44,6 +44,7 @@ Found = TypeVar("Found")
 _MAGIC = b"\x89dagexec"
 _HEADER = struct.Struct("<8sIIQQ32s")
 _LINE, _PAGE = 64, 4096
+_SMALL = 16 << 10  # bytes
 _MOST_MANIFEST = 64 << 20
 _MOST_AT_ONCE = 1 << 30  # bytes: systems read no more than 2 GiB in one call
 
@@ -117,23 +118,30 @@ class Sections:
 
         Equal content gives equal bytes. Raises OutputError.
         """
-        sections, end = [], 0
-        for digest, size in self._numbers:
-            start = _aligned(end, _PAGE if size >= _PAGE else _LINE)
-            sections.append((start, size, digest.hex()))
-            end = start + size
-        manifest = json.dumps({"sections": sections, "plan": plan}, separators=(",", ":")).encode()
+        sizes = [size for _, size in self._numbers]
+        starts, small, end = _places(sizes)
+        gathered = bytearray(small)
+        hashes = []
+        for (digest, size), start, content in zip(self._numbers, starts, self._contents, strict=True):
+            if size <= _SMALL:
+                gathered[start : start + size] = content.data
+            else:
+                hashes.append(digest.hex())
+        hashes.insert(0, hashlib.sha256(gathered).hexdigest())
+        manifest = json.dumps({"sections": sizes, "hashes": hashes, "plan": plan}, separators=(",", ":")).encode()
         base = _aligned(_HEADER.size + len(manifest), _PAGE)
         digest = hashlib.sha256(manifest).digest()
         with written_atomically(path) as file:
             file.write(_HEADER.pack(_MAGIC, VERSION, 0, base + end, len(manifest), digest))
             file.write(manifest)
-            position = _HEADER.size + len(manifest)
-            for (start, size, _), content in zip(sections, self._contents, strict=True):
-                file.write(bytes(base + start - position))
-                file.write(content.data)
-                position = base + start + size
-            file.write(bytes(base + end - position))
+            file.write(bytes(base - _HEADER.size - len(manifest)))
+            file.write(gathered)
+            position = small
+            for start, content in zip(starts, self._contents, strict=True):
+                if content.nbytes > _SMALL:
+                    file.write(bytes(start - position))
+                    file.write(content.data)
+                    position = start + content.nbytes
 
 
 class Container:
@@ -159,14 +167,19 @@ class Container:
         except (OSError, ValueError, OverflowError) as error:  # ValueError: a null character in the path
             raise ModelFormatError(f"{path}: cannot be read: {reason(error)}") from None
         try:
-            manifest = self._manifest()
-            sections, self.plan = record(manifest, ("sections", "plan"))
-            self._sections = [self._section(*items(one, 3)) for one in items(sections)]
-            self._check_order()
-            self._checked = bytearray(len(self._sections))
-            if not mapped:
-                for number in range(len(self._sections)):
-                    self.checked(number)
+            sections, hashes, self.plan = record(self._manifest(), ("sections", "hashes", "plan"))
+            self._sizes = list(map(count, items(sections)))
+            self._starts, small, end = _places(self._sizes)
+            if end != len(self._content) - self._base:
+                raise DamagedError(f"its sections have {end} bytes, found {len(self._content) - self._base}")
+            large = [number for number, size in enumerate(self._sizes) if size > _SMALL]
+            of_small, *of_large = items(hashes, 1 + len(large))
+            if hashlib.sha256(self._content[self._base : self._base + small].data).hexdigest() != of_small:
+                raise DamagedError("the small sections have not the bytes that were written: their hash is another")
+            self._hashes = dict(zip(large, of_large, strict=True))
+            self._checked: set[int] = set()
+            for number in () if mapped else large:
+                self.checked(number)
         except DamagedError as error:
             raise self.damaged(error) from None
 
@@ -177,19 +190,18 @@ class Container:
     def unchecked(self, number: object) -> Bytes:
         """The bytes of a section, read-only, whose hash was not compared. Raises DamagedError for an unknown one."""
         index = count(number)
-        if index >= len(self._sections):
-            raise DamagedError(f"section {index} of {len(self._sections)}")
-        start, size, _ = self._sections[index]
-        return self._content[self._base + start : self._base + start + size]
+        if index >= len(self._sizes):
+            raise DamagedError(f"section {index} of {len(self._sizes)}")
+        start = self._base + self._starts[index]
+        return self._content[start : start + self._sizes[index]]
 
     def checked(self, number: object) -> Bytes:
         """The bytes of a section, which have the hash that the manifest says. Raises DamagedError."""
-        found = self.unchecked(number)
-        index = count(number)
-        if not self._checked[index]:
-            if hashlib.sha256(found.data).digest() != self._sections[index][2]:
+        found, index = self.unchecked(number), count(number)
+        if index in self._hashes and index not in self._checked:
+            if hashlib.sha256(found.data).hexdigest() != self._hashes[index]:
                 raise DamagedError(f"section {index} has not the bytes that were written: its hash is another")
-            self._checked[index] = 1
+            self._checked.add(index)
         return found
 
     def _manifest(self) -> object:
@@ -217,23 +229,19 @@ class Container:
             raise DamagedError(f"the manifest: {error}") from None
         return found
 
-    @staticmethod
-    def _section(start: object, size: object, digest: object) -> tuple[int, int, bytes]:
-        place = count(start)
-        if place % _LINE:
-            raise DamagedError(f"a section begins at byte {place}, on no cache line")
-        try:
-            return place, count(size), bytes.fromhex(text(digest))
-        except ValueError as error:
-            raise DamagedError(f"the hash of a section: {error}") from None
 
-    def _check_order(self) -> None:
-        """Raise DamagedError unless all sections are in the file, one behind the other."""
-        end, most = 0, len(self._content) - self._base
-        for number, (start, size, _) in enumerate(self._sections):
-            if start < end or start + size > most:
-                raise DamagedError(f"section {number} of {size} bytes at byte {start}")
-            end = start + size
+def _places(sizes: Sequence[int]) -> tuple[list[int], int, int]:
+    """Where sections of so many bytes begin, and where the small ones end, and all of them."""
+    starts, end = [0] * len(sizes), 0
+    for number, size in enumerate(sizes):
+        if size <= _SMALL:
+            starts[number], end = end, _aligned(end + size, _LINE)
+    small = end
+    for number, size in enumerate(sizes):
+        if size > _SMALL:
+            starts[number] = _aligned(end, _PAGE)
+            end = starts[number] + size
+    return starts, small, end
 
 
 def _aligned(place: int, alignment: int) -> int:

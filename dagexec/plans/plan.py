@@ -172,7 +172,7 @@ class KeptPlan:
         return None
 
     def compiled(self) -> Model:
-        """The model that runs; its large arrays are in the file's memory and were not compared with their hashes.
+        """The model that runs. Arrays are read when somebody asks for them, and hashes of large ones are not compared.
 
         Raises ModelFormatError.
         """
@@ -188,16 +188,23 @@ class KeptPlan:
         except DamagedError as error:
             raise self._container.damaged(error) from None
 
-    def given(self, *, checked: bool = True) -> Model:
-        """The model as it was given; `checked`, all its bytes are those that were written. Raises ModelFormatError."""
+    def given(self) -> Model:
+        """The model as it was given; its arrays are read when somebody asks for them. Raises ModelFormatError."""
         try:
-            if checked:
-                check_parameters(self._given, self._container)
             return model_of(self._given, self._container)
         except DamagedError as error:
             raise self._container.damaged(error) from None
 
+    def checked_given(self) -> Model:
+        """The model as it was given, all bytes of which are those that were written. Raises ModelFormatError."""
+        try:
+            check_parameters(self._given, self._container)
+        except DamagedError as error:
+            raise self._container.damaged(error) from None
+        found = self.given()
+        return found.changed(parameters=dict(found.parameters))
+
 
 def given_model(path: Path) -> Model:
     """The model that a plan was made of, with all its bytes checked. Raises ModelFormatError."""
-    return KeptPlan(path).given()
+    return KeptPlan(path).checked_given()

@@ -1,9 +1,9 @@
 """A model as records of a manifest and sections of a file, and back.
 
 An array is a record of type, shape and section. What decides how memory is used is compared with its hash whenever it
-is read: nets, strings, whole numbers that may be indices or sizes, and all that is small. Large arrays of other numbers
-are used where they are, and their hashes are left alone: a wrong number in them is a wrong number in the results, as in
-any file of weights, and nothing worse.
+is read: nets, strings, and whole numbers that may be indices or sizes. Large arrays of other numbers are used where
+they are, and their hashes are left alone: a wrong number in them is a wrong number in the results, as in any file of
+weights, and nothing worse.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ Record = dict[str, object]
 
 _MODEL = ("name", "net", "init_net", "parameters", "inputs", "outputs", "texts", "stages")
 _INPUT = ("dtype", "shape", "is_sequence", "is_optional")
-_SMALL = 1 << 16  # bytes
 _MOST_AXES = 64  # that NumPy knows
 
 
@@ -61,7 +60,7 @@ def array_of(found: object, container: Container) -> Array:
         return _strings(container.checked(section).tobytes(), elements).reshape(shape)
     if elements * meta.itemsize != len(content):
         raise DamagedError(f"an array of {meta} {list(shape)} in {len(content)} bytes")
-    if len(content) <= _SMALL or (meta.is_integer and meta.itemsize >= np.int32().itemsize):
+    if meta.is_integer and meta.itemsize >= np.int32().itemsize:
         container.checked(section)
     return content.view(meta.numpy).reshape(shape)
 
@@ -93,11 +92,7 @@ def keepers_of(found: object, container: Container) -> dict[str, Keeper]:
 
 
 def _keeper(sections: Mapping[str, object], container: Container) -> Keeper:
-    arrays = {form: container.unchecked(section) for form, section in sections.items()}
-    for form, array in arrays.items():
-        if len(array) <= _SMALL:
-            container.checked(sections[form])
-    return arrays.get
+    return {form: container.unchecked(section) for form, section in sections.items()}.get
 
 
 def chosen_record(chosen: Sequence[Mapping[str, str]]) -> list[object]:
@@ -132,6 +127,25 @@ def model_record(model: Model, sections: Sections) -> Record:
     }
 
 
+class KeptArrays(Mapping[str, Array]):
+    """Arrays of a file, each read when somebody asks for it, who gets a ModelFormatError for what is none."""
+
+    def __init__(self, records: Mapping[str, object], container: Container) -> None:
+        self._records, self._container = records, container
+
+    def __getitem__(self, name: str) -> Array:
+        try:
+            return array_of(self._records[name], self._container)
+        except DamagedError as error:
+            raise self._container.damaged(error) from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._records)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+
 def model_of(found: object, container: Container) -> Model:
     """The model of a record, with arrays over the file's memory. Raises DamagedError.
 
@@ -142,7 +156,7 @@ def model_of(found: object, container: Container) -> Model:
         name=text(name),
         net=_net(net, container),
         init_net=maybe(lambda section: _net(section, container), init_net),
-        parameters={name: array_of(one, container) for name, one in _pairs(parameters)},
+        parameters=KeptArrays(dict(_pairs(parameters)), container),
         inputs=_inputs(inputs),
         outputs=_texts(outputs),
         folder=Path(container.path).parent,

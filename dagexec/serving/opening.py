@@ -7,11 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dagexec.binding.parameters import check_operators
-from dagexec.compiler.tuning.bench import placeholder_inputs
-from dagexec.compiler.tuning.choosing import Estimated, choose, most_workers
 from dagexec.core.io_access import IO
 from dagexec.core.model import Model
 from dagexec.core.spelling import did_you_mean
@@ -20,12 +18,19 @@ from dagexec.options import DEFAULT_OPTIONS, CompileOptions
 from dagexec.plans.kept_options import DECIDED, RUNNING
 from dagexec.plans.plan import KeptPlan, PlanFile
 from dagexec.platform.garbage_collection import garbage_collection_paused
+from dagexec.platform.lazy import LazyModule
 from dagexec.platform.processor import available_cores
 from dagexec.serving.batch_axes import BatchAxes
 from dagexec.serving.executor import Executor
 from dagexec.serving.given_options import as_asked, kept_options, with_workers
 from dagexec.serving.given_types import GivenTypes
 from dagexec.serving.origin import Origin
+
+if not TYPE_CHECKING:
+    bench = LazyModule("dagexec.compiler.tuning.bench")
+    choosing = LazyModule("dagexec.compiler.tuning.choosing")
+else:
+    from dagexec.compiler.tuning import bench, choosing
 
 logger = logging.getLogger("dagexec")
 
@@ -83,12 +88,12 @@ def opened(path: Path, given: Mapping[str, Any], compile_anew: Compile, *, mappe
                 f"{path}: {reason}; compiling anew needs inputs for calibration, which a plan does not keep"
             )
         logger.warning("%s: compiled anew: %s", path, reason)
-        model = plan.given()
+        model = plan.checked_given()
     return compile_anew(_allowed(model, options), options)
 
 
 def _executor(plan: KeptPlan, options: CompileOptions) -> Executor:
-    given = _allowed(plan.given(checked=False), options)  # which few ask for: its records are not made before
+    given = _allowed(plan.given(), options)  # which few ask for: its records are not made before
     origin = Origin(given, options, plan.is_calibrated, plan.kept())
     if options.replicas is None and any((options.net_type, options.num_workers, options.intra_op_threads)):
         options = replace(options, replicas=1)
@@ -97,8 +102,9 @@ def _executor(plan: KeptPlan, options: CompileOptions) -> Executor:
     check_operators(model)
     net_type = options.net_type or plan.net_type
     if options.net_type is None and (plan.cores != available_cores() or options.policy is not None):
-        net_type = choose(model, options, Estimated(model, placeholder_inputs(model, options.shapes or {}))).net_type
-    workers = options.num_workers or most_workers(options, net_type)
+        estimated = choosing.Estimated(model, bench.placeholder_inputs(model, options.shapes or {}))
+        net_type = choosing.choose(model, options, estimated).net_type
+    workers = options.num_workers or options.most_workers(net_type)
     given = as_asked(given, options)
     axes = BatchAxes(given.as_records(), options) if options.max_batch > 1 else None
     types = cache(partial(GivenTypes.of, given)) if options.optimize else None

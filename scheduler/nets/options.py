@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from dagexec.core.device import CPU, Device
 from dagexec.errors import DeviceError, SchemaError, SettingError
+from dagexec.platform import processor
 from dagexec.platform.lazy import LazyModule
 from dagexec.platform.records import dataclass
 from dagexec.scheduler.run.pool import MAX_WORKERS
@@ -99,6 +100,11 @@ class RunOptions:
     def first_replicas(self) -> int:
         """The replicas that are made at once."""
         return self.replicas or 1
+
+    def most_workers(self, net_type: str) -> int:
+        """As many workers as find something to do: each run of a simple net is done by one."""
+        cores = processor.available_cores()
+        return min(cores, self.first_replicas) if net_type == "simple" else cores
 
 
 DEFAULT_RUN_OPTIONS = RunOptions()

@@ -12,9 +12,9 @@ import pytest
 
 from dagexec.errors import DagexecError, ModelFormatError, OutputError
 from dagexec.plans.container import Container, DamagedError, Sections
-from tests.plans.files import HEADER, with_manifest
+from tests.plans.files import HEADER, put_together, with_manifest
 
-SMALL, LARGE = np.arange(10, dtype=np.float32), np.arange(5000, dtype=np.int64)
+SMALL, LARGE = np.arange(10, dtype=np.float32), np.arange(9000, dtype=np.int64)
 
 
 def written(path: Path) -> Path:
@@ -52,14 +52,28 @@ def test_every_changed_byte_of_header_and_manifest_is_refused(tmp_path: Path) ->
             Container(path)
 
 
-def test_every_changed_byte_of_a_section_is_seen_by_who_checks(tmp_path: Path) -> None:
-    path = written(tmp_path / "x")
+def changed(path: Path, place: int) -> None:
     content = bytearray(path.read_bytes())
-    content[content.index(b"net")] ^= 1
+    content[place] ^= 1
     path.write_bytes(content)
+
+
+def test_a_changed_byte_of_a_small_section_or_behind_it_is_refused(tmp_path: Path) -> None:
+    content = written(tmp_path / "x").read_bytes()
+    net = content.index(b"net")
+    for place in (content.index(SMALL.tobytes()), net, net + len(b"net")):
+        changed(path := written(tmp_path / "x"), place)
+        with pytest.raises(ModelFormatError, match="the small sections have not the bytes that were written"):
+            Container(path)
+
+
+def test_a_changed_byte_of_a_large_section_is_seen_by_who_checks(tmp_path: Path) -> None:
+    path = written(tmp_path / "x")
+    changed(path, path.read_bytes().index(LARGE.tobytes()))
     found = Container(path)
-    with pytest.raises(DamagedError, match="its hash is another"):
-        found.checked(found.plan["numbers"][2])
+    for _ in range(2):
+        with pytest.raises(DamagedError, match="section 1 has not the bytes that were written"):
+            found.checked(found.plan["numbers"][1])
     with pytest.raises(ModelFormatError, match="its hash is another"):
         Container(path, mapped=False)
 
@@ -79,34 +93,48 @@ def test_a_longer_file_and_another_version_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelFormatError, match="it says that it has"):
         Container(path)
     path.write_bytes(content[:8] + (7).to_bytes(4, "little") + content[12:])
-    with pytest.raises(ModelFormatError, match="version 7 of the format; this dagexec reads 1: build it again"):
+    with pytest.raises(ModelFormatError, match="version 7 of the format; this dagexec reads 2: build it again"):
         Container(path)
 
 
-HASH = hashlib.sha256(b"").hexdigest()
+HASH = hashlib.sha256(bytes(64)).hexdigest()
 
 
 @pytest.mark.parametrize(
-    ("sections", "what"),
+    ("sections", "hashes", "what"),
     [
-        ([[0, 1 << 40, HASH]], "section 0 of"),
-        ([[1 << 62, 0, HASH]], "section 0 of"),
-        ([[0, 64, HASH], [0, 64, HASH]], "section 1 of 64 bytes at byte 0"),
-        ([[8, 8, HASH]], "on no cache line"),
-        ([[-64, 8, HASH]], "expected a number of 0 or more"),
-        ([[0, 10**30, HASH]], "expected a number of 0 or more"),
-        ([[0, True, HASH]], "expected a number of 0 or more"),
-        ([[0, 8, "no hash"]], "the hash of a section"),
-        ([[0, 8]], "expected a list of 3"),
-        ("sections", "expected a list"),
-        (None, "expected a list"),
+        ([1 << 40], [HASH, HASH], "its sections have 1099511627776 bytes, found 64"),
+        ([1 << 62, 1 << 62], [HASH, HASH, HASH], "its sections have 9223372036854775808 bytes"),
+        ([65], [HASH], "its sections have 128 bytes"),
+        ([64, 1], [HASH], "its sections have 128 bytes"),
+        ([], [HASH], "its sections have 0 bytes"),
+        ([-64], [HASH], "expected a number of 0 or more"),
+        ([10**30], [HASH], "expected a number of 0 or more"),
+        ([True], [HASH], "expected a number of 0 or more"),
+        ([8], ["no hash"], "their hash is another"),
+        ([8], [None], "their hash is another"),
+        ([8], [], "expected a list of 1"),
+        ([8], [HASH, HASH], "expected a list of 1"),
+        ("sections", [HASH], "expected a list"),
+        (None, [HASH], "expected a list"),
     ],
 )
-def test_sections_outside_the_file_or_over_each_other_are_refused(tmp_path: Path, sections: Any, what: str) -> None:
+def test_sections_that_are_not_the_file_are_refused(tmp_path: Path, sections: Any, hashes: Any, what: str) -> None:
     path = tmp_path / "x"
-    path.write_bytes(with_manifest(json.dumps({"sections": sections, "plan": {}}).encode(), bytes(64)))
+    manifest = json.dumps({"sections": sections, "hashes": hashes, "plan": {}}).encode()
+    path.write_bytes(with_manifest(manifest, bytes(64)))
     with pytest.raises(ModelFormatError, match=what):
         Container(path)
+
+
+def test_a_file_made_by_hand_is_read(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(
+        put_together({"a": 1}, [b"one", LARGE.tobytes(), b"", SMALL.tobytes(), LARGE.tobytes()])
+    )
+    for mapped in (True, False):
+        found = Container(tmp_path / "x", mapped=mapped)
+        parts = [found.checked(number).tobytes() for number in range(5)]
+        assert (found.plan, parts) == ({"a": 1}, [b"one", LARGE.tobytes(), b"", SMALL.tobytes(), LARGE.tobytes()])
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"[" * 100_000, b"\xff\xfe", b"[]", b'{"plan": 1}', b"NaN"])

@@ -13,6 +13,7 @@ import pytest
 from dagexec import BatchPadding, CompileOptions, InputInfo, Model, NetDef, op
 from dagexec.core.dtypes import HELD_TYPES, INT64, STRING
 from dagexec.core.model import StageTypes
+from dagexec.errors import ModelFormatError
 from dagexec.plans.container import Container, DamagedError, Sections
 from dagexec.plans.kept_options import DECIDED, RUNNING, options_of, options_record
 from dagexec.plans.records import array_of, array_record, check_parameters, model_of, model_record
@@ -94,13 +95,12 @@ def test_strings_whose_lengths_go_back_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("array", "is_seen"),
     [
-        (np.ones(100, np.float32), True),
         (np.ones(100_000, np.int64), True),
         (np.ones(100_000, np.int32), True),
         (np.ones(100_000, np.float32), False),
         (np.ones(100_000, np.int8), False),
     ],
-    ids=["small", "int64", "int32", "float32", "int8"],
+    ids=["int64", "int32", "float32", "int8"],
 )
 def test_a_flipped_bit_is_seen_at_once_where_it_may_do_more_than_change_results(
     tmp_path: Path, array: np.ndarray, is_seen: bool
@@ -113,8 +113,8 @@ def test_a_flipped_bit_is_seen_at_once_where_it_may_do_more_than_change_results(
     (tmp_path / "x").write_bytes(content)
     damaged = Container(tmp_path / "x")
     if is_seen:
-        with pytest.raises(DamagedError, match="hash"):
-            model_of(record, damaged)
+        with pytest.raises(ModelFormatError, match=r"x: .*hash"):
+            model_of(record, damaged).parameters["w"]
     else:
         assert model_of(record, damaged).parameters["w"].tobytes() != array.tobytes()
     with pytest.raises(DamagedError, match="hash"):

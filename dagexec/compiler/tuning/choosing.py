@@ -96,13 +96,7 @@ def choose(model: Model, options: RunOptions, estimate: Estimate, origin: str = 
         net_type = "simple"
     else:
         net_type = "simple" if not _has_open_shapes(model) and estimate.is_below(WORTH_SHARING) else "dag"
-    return Choice(net_type, options.num_workers or most_workers(options, net_type), estimate, origin)
-
-
-def most_workers(options: RunOptions, net_type: str) -> int:
-    """As many workers as find something to do: each run of a simple net is done by one."""
-    cores = processor.available_cores()
-    return min(cores, options.first_replicas) if net_type == "simple" else cores
+    return Choice(net_type, options.num_workers or options.most_workers(net_type), estimate, origin)
 
 
 def _predicted(tasks: TimedTasks, workers: int) -> float:
