@@ -17,7 +17,7 @@ import pytest
 from dagexec.cli import main
 from dagexec.core.choices import choices
 from dagexec.core.registry import onnx_operator
-from dagexec.frontend.onnx import node
+from dagexec.frontend.onnx import forms, node
 from tests import engines
 from tests.command_line import Cli
 
@@ -128,3 +128,4 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 def tables_are_foreign(monkeypatch: pytest.MonkeyPatch) -> None:
     """ONNX's operators on tables are left to other runtimes, as if dagexec had none of them."""
     monkeypatch.setattr(node, "onnx_operator", lambda *key: None if key[0] == "ai.onnx.ml" else onnx_operator(*key))
+    monkeypatch.setattr(forms, "_known", {})

@@ -95,16 +95,16 @@ def _load_onnx(
 def _load(source: ModelSource, foreign: bool) -> Model:
     if isinstance(source, Model):
         return source
-    if isinstance(source, MakesModel):
-        return source.as_model()
+    if isinstance(source, str) and source.startswith(ZOO_PREFIX):
+        return zoo.build(source.removeprefix(ZOO_PREFIX))
+    if isinstance(source, str | os.PathLike):
+        return _load_path(source, foreign)
     if isinstance(source, NetDef):
         return caffe2.from_nets(None, source, name="net")
     if isinstance(source, tuple) and len(source) == 2 and all(isinstance(net, NetDef) for net in source):
         return caffe2.from_nets(*source, name="net")
-    if isinstance(source, str) and source.startswith(ZOO_PREFIX):
-        return zoo.build(source.removeprefix(ZOO_PREFIX))
-    if isinstance(source, str | os.PathLike):
-        return _load_path(Path(source), foreign)
+    if isinstance(source, MakesModel):
+        return source.as_model()
     if isinstance(source, onnx.ModelProto):
         return onnx_frontend.from_model_proto(source, foreign=foreign)
     raise ModelFormatError(f"a {type(source).__name__} is no model; expected {_EXPECTED}")
@@ -117,14 +117,15 @@ _EXPECTED = (
 )
 
 
-def _load_path(path: Path, foreign: bool) -> Model:
-    if os.path.isdir(path):
-        return caffe2.load_caffe2(path)
-    if not os.path.exists(path):
-        hint = f'; did you mean "{ZOO_PREFIX}{path}"?' if str(path) in zoo.names() else ""
-        raise ModelFormatError(f"{path}: no such file or folder{hint}")
-    if path.suffix == ".onnx":
-        return onnx_frontend.load_onnx(path, foreign=foreign)
+def _load_path(source: str | os.PathLike[str], foreign: bool) -> Model:
+    if os.path.isdir(source):
+        return caffe2.load_caffe2(source)
+    if not os.path.exists(source):
+        hint = f'; did you mean "{ZOO_PREFIX}{source}"?' if str(source) in zoo.names() else ""
+        raise ModelFormatError(f"{source}: no such file or folder{hint}")
+    if os.fspath(source).endswith(".onnx"):
+        return onnx_frontend.load_onnx(source, foreign=foreign)
+    path = Path(source)
     if path.suffix in (".pb", *TEXT_SUFFIXES):
         model = caffe2.from_nets(None, load_net(path), name=path.stem)
         return model.changed(folder=path.parent, allow_io=IO.READ_FOLDER)

@@ -54,7 +54,7 @@ def load_message(path: str | os.PathLike[str], kind: type[M]) -> M:
             content = file.read()
     except (OSError, ValueError) as error:  # ValueError: a null character in the path
         raise ModelFormatError(f"{path}: cannot be read: {reason(error)}") from None
-    return parse_message(content, kind, str(path), text=Path(path).suffix in TEXT_SUFFIXES)
+    return parse_message(content, kind, str(path), text=os.fspath(path).endswith(TEXT_SUFFIXES))
 
 
 def parse_message(content: bytes, kind: type[M], source: str, *, text: bool = False) -> M:

@@ -19,6 +19,7 @@ from dagexec.core.device import CPU
 from dagexec.core.proto import NetDef
 from dagexec.devices.sim import simulated
 from dagexec.errors import UnsupportedOperatorError
+from dagexec.frontend.onnx import forms
 from dagexec.frontend.onnx import graph as graphs
 from dagexec.frontend.onnx import node as nodes
 from dagexec.frontend.onnx.foreign import FOREIGN
@@ -180,6 +181,7 @@ def in_sessions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
             return None if lacking else nodes.converter_of(op_type, domain)
 
         monkeypatch.setattr(graphs, "converter_of", converter_of)
+        monkeypatch.setattr(forms, "_known", {})
     return bool(request.param == "sessions")
 
 

@@ -14,7 +14,7 @@ import dagexec
 from dagexec.core.model import Model
 from dagexec.core.node import Node
 from dagexec.errors import DagexecError, FeedError, ModelFormatError, ResourceError, UnsupportedOperatorError
-from dagexec.frontend.onnx import from_model_proto, graph
+from dagexec.frontend.onnx import forms, from_model_proto, graph
 from dagexec.frontend.onnx import node as node_module
 from dagexec.frontend.onnx.node import Definition, OnnxNode
 
@@ -196,6 +196,7 @@ def test_compile_takes_its_shapes_where_a_model_cannot_be_run_for_all(monkeypatc
         return node.unary("Relu")
 
     monkeypatch.setattr(graph, "converter_of", lambda name, domain: (convert, 1))
+    monkeypatch.setattr(forms, "_known", {})
     monkeypatch.setattr(graph.GraphConversion, "_check_node", lambda *_: None)
     monkeypatch.setattr(node_module, "definition_of", lambda *_: Definition(1, {}, {}))
     monkeypatch.setattr(graph, "definition_of", lambda *_: Definition(1, {}, {}))

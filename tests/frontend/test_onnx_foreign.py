@@ -14,7 +14,7 @@ import dagexec
 from dagexec.core.model import Model
 from dagexec.core.node import Node, arguments_of
 from dagexec.errors import UnsupportedOperatorError
-from dagexec.frontend.onnx import from_model_proto
+from dagexec.frontend.onnx import forms, from_model_proto
 from dagexec.frontend.onnx import node as nodes
 from dagexec.frontend.onnx.foreign import FOREIGN, merged
 from dagexec.frontend.onnx.known_types import KnownTypes
@@ -114,6 +114,7 @@ def test_an_operator_that_refuses_the_elements_gives_way(monkeypatch: pytest.Mon
         return [node.operator("Sigmoid", node.inputs, node.outputs)]
 
     monkeypatch.setitem(nodes._converters, ("", "Abs"), (as_sigmoid, 99))
+    monkeypatch.setattr(forms, "_known", {})
     value = helper.make_tensor_value_info
     inputs, outputs = ([value(name, TensorProto.INT32, [2])] for name in "xy")
     graph = helper.make_graph([node("Abs", "x", "y")], "net", inputs, outputs)

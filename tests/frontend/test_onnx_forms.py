@@ -51,6 +51,7 @@ def converted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         return convert, found[1]
 
     monkeypatch.setattr(graph_module, "converter_of", counting)
+    monkeypatch.setattr(forms, "_known", {})
     return counts
 
 
@@ -82,6 +83,30 @@ def test_nodes_of_one_form_are_converted_once(converted: Counter[str], monkeypat
     assert len(model.net.op) == 15
     assert {operator.name for operator in model.net.op} == {f"{n} {i}" for n in ("soft", "rectify") for i in range(5)}
     assert described(model) == described(each_alone(proto, monkeypatch))
+
+
+def test_a_further_model_of_known_forms_calls_no_converter(converted: Counter[str]) -> None:
+    slope = np.float32([0.1, 0.2, 0.3, 0.4])
+    from_model_proto(model_of(layers(2), slope=slope))
+    of_more = from_model_proto(model_of(layers(3), slope=slope))
+    assert converted == {"Softmax": 1, "PRelu": 1}
+    assert [operator.output[0] for operator in of_more.net.op if operator.type == "Softmax"] == ["s0", "s1", "s2"]
+
+
+def test_a_form_is_of_one_operator_set(converted: Counter[str]) -> None:
+    models = [model_of([helper.make_node("Softmax", ["x"], ["y"])]) for _ in range(2)]
+    models[0].opset_import[0].version = 11  # which makes a matrix of x, with axis 1
+    assert len({str(from_model_proto(model).net) for model in models}) == 2
+    assert converted == {"Softmax": 2}
+
+
+def test_no_more_forms_are_kept_than_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forms, "_known", {})
+    monkeypatch.setattr(forms, "_KEPT", 3)
+    from_model_proto(
+        model_of([helper.make_node("Softmax", ["x"], [f"y{axis}"], axis=axis) for axis in (-3, -2, -1, 0, 1)])
+    )
+    assert len(forms._known) == 2
 
 
 UNEQUAL = {

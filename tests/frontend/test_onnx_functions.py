@@ -13,7 +13,7 @@ from onnx import helper
 
 import dagexec
 from dagexec.errors import ModelFormatError, UnsupportedOperatorError
-from dagexec.frontend.onnx import from_model_proto, functions, graph
+from dagexec.frontend.onnx import forms, from_model_proto, functions, graph
 from dagexec.frontend.onnx.node import converter_of
 
 from .test_onnx import tiny_model
@@ -130,6 +130,7 @@ def test_an_operator_without_a_converter_is_the_function_that_its_definition_is(
     monkeypatch.setattr(
         graph, "converter_of", lambda name, domain: None if name == "HardSwish" else converter_of(name, domain)
     )
+    monkeypatch.setattr(forms, "_known", {})
     x = np.linspace(-4, 4, 32, dtype=np.float32).reshape(1, 2, 4, 4)
     model = from_model_proto(tiny_model([helper.make_node("HardSwish", ["x"], ["y"])], ["y"], opset=14))
     assert len(model.net.op) > 1

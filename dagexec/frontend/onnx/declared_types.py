@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import onnx
-
 from dagexec.core.dtypes import FLOAT32
 from dagexec.core.inference import Probed, probed_net
 from dagexec.core.model import InputInfo
@@ -20,50 +18,45 @@ from dagexec.core.schema import TensorType
 from dagexec.errors import ModelFormatError
 from dagexec.frontend.onnx.initializers import Array, type_name
 from dagexec.frontend.onnx.node import Dims
+from dagexec.frontend.onnx.stated import Stated
 
 _PROBES = ((1, 224), (2, 256))
 """Sizes that open axes are given in turn: the first axis, and others."""
 
 
 def check_declared(
-    graph: onnx.GraphProto,
-    shapes: Mapping[str, Dims],
+    stated: Stated,
     operators: Sequence[Node],
     parameters: Mapping[str, Array],
     inputs: Mapping[str, InputInfo],
 ) -> None:
     """Raise ModelFormatError, naming both, where the graph declares another type of a tensor than is computed.
 
-    `shapes` are those declared, by name, and `operators`, `parameters` and `inputs` those of the model. What depends on
-    values of a run is not known here, and is not compared.
+    `operators`, `parameters` and `inputs` are those of the model. What depends on values of a run is not known here,
+    and is not compared.
     """
-    declared = {
-        value.name: value.type.tensor_type.elem_type
-        for value in (*graph.value_info, *graph.output)
-        if value.type.WhichOneof("value") == "tensor_type"
-    }
-    if not declared:
+    if not stated.numbers:
         return
     is_open = any(None in (info.shape or ()) for info in inputs.values())
     computed = _inferred(operators, parameters, inputs, _PROBES if is_open else _PROBES[:1])
     compares_sizes = all(None not in (info.shape or ())[1:] for info in inputs.values())
     read = {name for operator in operators for name in operator.input}
-    for name, number in declared.items():
+    for name, number in stated.numbers.items():
         types = computed[name].types if name in computed and name not in inputs else (None,)
         here, there = types[0], types[-1]
         if here is None or there is None or len(here.shape) != len(there.shape):
             continue
         if number and number != here.meta.onnx:
             raise ModelFormatError(f"tensor {name!r} is declared as {type_name(number)}, and {here.meta} is computed")
-        stated = shapes.get(name)
-        if stated is None or stated == here.shape == there.shape:
+        sizes = stated.shapes.get(name)
+        if sizes is None or sizes == here.shape == there.shape:
             continue
         found = tuple(
             a if a == b and compares_sizes and name in read else None
             for a, b in zip(here.shape, there.shape, strict=True)
         )
-        if not _agree(stated, found):
-            raise ModelFormatError(f"tensor {name!r} is declared with shape {_shown(stated)}, computed {_shown(found)}")
+        if not _agree(sizes, found):
+            raise ModelFormatError(f"tensor {name!r} is declared with shape {_shown(sizes)}, computed {_shown(found)}")
 
 
 def _agree(stated: Dims, found: Dims) -> bool:

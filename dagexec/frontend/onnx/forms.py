@@ -2,6 +2,7 @@
 
 A converter is a function of a node's attributes, of which inputs and outputs it has, and of what it asks of tensors:
 sizes, values, whether one is a sequence. What it asked is compared anew; one that looked further is called every time.
+Models have forms in common, so what nodes became is known beyond the model.
 """
 
 from __future__ import annotations
@@ -15,29 +16,48 @@ from dagexec.frontend.onnx.scoping import Listed
 from dagexec.platform.records import dataclass
 
 _MAX_BYTES = 1 << 10
-"""Of a constant that is compared by its content."""
+"""Of a constant, or of the attributes of a node, that are compared by their content."""
+
+_KEPT = 1 << 12  # forms
 
 Form = Hashable
 
+_known: dict[Form, Conversions] = {}
+"""Of all models that were loaded."""
 
-def form_of(node: Listed, opset: int, read: Container[str]) -> Form | None:
-    """Equal for nodes that look the same to a converter, but for tensors; `read` are those that somebody uses.
 
-    None for a node without inputs, which is a constant or random, and for one that holds graphs.
+def form_of(node: Listed, versions: Hashable, read: Container[str]) -> Form | None:
+    """Equal for nodes that look the same to a converter, but for tensors.
+
+    `versions` are those that decide what a node means, and `read` the tensors that somebody uses. None for a node
+    without inputs, which is a constant or random, for one that holds graphs, and for one with large attributes.
     """
     if not node.inputs or node.holds_graphs:
         return None
-    proto, names = node.proto, (*node.inputs, *node.outputs)
+    names = (*node.inputs, *node.outputs)
+    attributes = tuple([attribute.SerializeToString() for attribute in node.attributes])
+    if sum(map(len, attributes)) > _MAX_BYTES:
+        return None
     return (
-        proto.op_type,
-        proto.domain,
-        opset,
+        node.op_type,
+        node.domain,
+        versions,
         len(node.inputs),
         tuple(map(names.index, names)),
         names.index("") if "" in names else None,
         tuple([name in read for name in node.outputs]),
-        tuple([attribute.SerializeToString() for attribute in proto.attribute]),
+        attributes,
     )
+
+
+def conversions_of(form: Form) -> Conversions:
+    """What nodes of a form became in any model."""
+    known = _known.get(form)
+    if known is None:
+        if len(_known) >= _KEPT:
+            _known.clear()
+        known = _known.setdefault(form, Conversions())
+    return known
 
 
 class Asked(NamedTuple):
@@ -80,8 +100,11 @@ class Conversions:
         asked = Asked(
             *(tuple([of_node[n] for n in one if n in of_node]) for one in (seen.values, seen.shapes, seen.variants))
         )
+        values = [value for name, value in seen.values.items() if name in of_node]
+        if any(value is not None and _is_large(value) for value in values):
+            return
         facts = (
-            tuple([_content(value) for name, value in seen.values.items() if name in of_node]),
+            tuple([_content(value) for value in values]),
             tuple([dims for name, dims in seen.shapes.items() if name in of_node]),
             tuple([known for name, known in seen.variants.items() if name in of_node]),
         )
@@ -133,10 +156,12 @@ class Converted:
         ]
 
 
+def _is_large(value: Array) -> bool:
+    return value.nbytes > _MAX_BYTES or value.dtype.hasobject
+
+
 def _content(value: Array | None) -> Hashable:
-    """Equal for constants of the same content, of large ones and strings for the same array."""
+    """Equal for constants of the same content; of large ones and strings nothing is kept that could be equal."""
     if value is None:
         return None
-    if value.nbytes > _MAX_BYTES or value.dtype.hasobject:
-        return id(value)
-    return value.dtype.str, value.shape, value.tobytes()
+    return id(value) if _is_large(value) else (value.dtype.str, value.shape, value.tobytes())

@@ -21,14 +21,13 @@ from dagexec.errors import ModelFormatError, SchemaError, UnsupportedOperatorErr
 from dagexec.frontend.onnx.external_data import ExternalData
 from dagexec.frontend.onnx.folding import fold
 from dagexec.frontend.onnx.foreign import FOREIGN, foreign_operator, is_deterministic, merged, variant_outputs
-from dagexec.frontend.onnx.forms import Conversions, Form, form_of
+from dagexec.frontend.onnx.forms import Conversions, conversions_of, form_of
 from dagexec.frontend.onnx.functions import Functions, body, standard_function
 from dagexec.frontend.onnx.initializers import NOWHERE, Array, dense_array, tensor_array
 from dagexec.frontend.onnx.known_types import KnownTypes
 from dagexec.frontend.onnx.node import (
     DEFAULT_DOMAINS,
     CannotConvertError,
-    Dims,
     OnnxNode,
     Scope,
     Subgraph,
@@ -39,7 +38,8 @@ from dagexec.frontend.onnx.node import (
     node_label,
 )
 from dagexec.frontend.onnx.refusal import Refusals
-from dagexec.frontend.onnx.scoping import Listed, check_origins, listed, own_names, renamed, sorted_nodes, subgraphs
+from dagexec.frontend.onnx.scoping import Listed, check_origins, listed, own_names, renamed, sorted_nodes
+from dagexec.frontend.onnx.stated import stated_of
 from dagexec.frontend.onnx.string_tensors import StringTensors
 
 _MAX_VERSION = 2**31 - 1
@@ -76,7 +76,6 @@ class GraphConversion:
         self._opsets = opsets
         self._checker: tuple[object, onnx.checker.C.CheckerContext] | None = None  # made for these operator sets
         self._functions = functions
-        self._forms: dict[Form, Conversions] = {}
         self._kept: set[str] = set()
         self._computed_once: set[str] = set()
 
@@ -86,7 +85,7 @@ class GraphConversion:
         operators: list[Node] = []
         for node in sorted_nodes(nodes):
             made = self._convert(node)
-            if self._is_told(made) and self._may_be_once(node.proto, made):
+            if self._is_told(made) and self._may_be_once(node, made):
                 if fold(made, self.scope):
                     continue
                 if self._is_constant(made):
@@ -115,8 +114,9 @@ class GraphConversion:
         self.scope.read |= set(returned).union(*(node.needs for node in nodes))
         self.scope.values.update((name, array) for name, array in values.items() if name not in given)
         self.types.add_constants(values)
-        self.scope.shapes.update(stated_shapes(graph))
-        self.scope.variants.update(variants_of(graph))
+        stated = stated_of(graph)
+        self.scope.shapes.update(stated.shapes)
+        self.scope.variants.update(stated.variants)
         operators = merged(self.convert(nodes, returned), returned, self.types)
         written = {name for operator in operators for name in operator.output}
         needed = dict.fromkeys([*(name for operator in operators for name in operator.input), *returned])
@@ -125,13 +125,12 @@ class GraphConversion:
         return Subgraph(Program(tuple(operators), header), tuple(given), tuple(returned), outer)
 
     def _convert(self, node: Listed) -> list[Node]:
-        proto = node.proto
-        opset = self._opset(proto)
-        function = self._functions.of(proto)
+        opset = self._opset(node)
+        function = self._functions.of(node.proto)
         if function is not None:
-            return self._inline(proto, function)
+            return self._inline(node.proto, function)
         if opset is None:
-            return self._refuse(proto, "the model imports no operator set of that domain")
+            return self._refuse(node, "the model imports no operator set of that domain")
         try:
             operators = self._renamed(node, opset)
             self.types.follow(operators)
@@ -144,26 +143,26 @@ class GraphConversion:
 
     def _renamed(self, node: Listed, opset: int) -> list[Node]:
         """What a node becomes, as one of its form became before or by its converter. Raises CannotConvertError."""
-        form = form_of(node, opset, self.scope.read)
+        form = form_of(node, (opset, self._ir_version), self.scope.read)
         if form is None:
             return self._converted(node, opset, Conversions())
-        known = self._forms.setdefault(form, Conversions())
+        known = conversions_of(form)
         names = (*node.inputs, *node.outputs)
         found = known.find(names, self.scope)
         if found is not None:
-            return found.operators_of(names, node.proto.name, self.scope)
+            return found.operators_of(names, node.name, self.scope)
         return self._converted(node, opset, known)
 
     def _converted(self, node: Listed, opset: int, known: Conversions) -> list[Node]:
         """What a node's converter makes of it; `known` gets what serves others of its form."""
-        proto, domain = node.proto, domain_of(node.proto)
-        found = converter_of(proto.op_type, domain)
+        proto, domain = node.proto, domain_of(node.op_type, node.domain)
+        found = converter_of(node.op_type, domain)
         if found is None:
             raise CannotConvertError("there is no converter for it")
         converter, newest = found
-        if onnx.defs.has(proto.op_type, domain):
-            self._check_node(proto)
-        version = definition_of(proto.op_type, opset, domain).version
+        if onnx.defs.has(node.op_type, domain):
+            self._check_node(node)
+        version = definition_of(node.op_type, opset, domain).version
         if version > newest:
             raise CannotConvertError(
                 f"version {version} of the operator is newer than {newest}, the newest that is read"
@@ -202,20 +201,19 @@ class GraphConversion:
 
     def _fallback(self, node: Listed, reason: str) -> list[Node]:
         """What computes a node that has no converter, or that its converter does not serve, for this `reason`."""
-        proto = node.proto
-        opset = self._opset(proto)
-        function = standard_function(proto.op_type, opset) if opset is not None and not domain_of(proto) else None
+        proto, opset, domain = node.proto, self._opset(node), domain_of(node.op_type, node.domain)
+        function = standard_function(node.op_type, opset) if opset is not None and not domain else None
         if function is not None:
             return self._inline(proto, function)
         if not self._foreign:
-            return self._refuse(proto, reason)
-        if onnx.defs.has(proto.op_type, proto.domain):
-            self._check_node(proto)
+            return self._refuse(node, reason)
+        if onnx.defs.has(node.op_type, node.domain):
+            self._check_node(node)
         operator = foreign_operator(proto, self._opsets, self.scope, reason)
         self.types.follow([operator])
         return self.strings.kept_on_host(node, opset, [operator])
 
-    def _check_node(self, proto: onnx.NodeProto) -> None:
+    def _check_node(self, node: Listed) -> None:
         """The onnx package's own check: arity, attribute names and types, for the operator set in force."""
         if self._checker is None or self._checker[0] is not self._opsets:
             context = onnx.checker.C.CheckerContext()
@@ -223,18 +221,19 @@ class GraphConversion:
             context.opset_imports = dict(self._opsets)
             self._checker = self._opsets, context
         try:
-            onnx.checker.check_node(_without_subgraphs(proto), self._checker[1])
+            bare = _without_subgraphs(node.proto) if node.holds_graphs else node.proto
+            onnx.checker.check_node(bare, self._checker[1])
         except (onnx.checker.ValidationError, RuntimeError, ValueError) as error:
-            raise ModelFormatError(f"{node_label(proto)}: {str(error).strip()}") from None
+            raise ModelFormatError(f"{node_label(node.proto)}: {str(error).strip()}") from None
 
-    def _refuse(self, proto: onnx.NodeProto, reason: str) -> list[Node]:
-        self.refusals.add(proto, self._opset(proto), reason)
+    def _refuse(self, node: Listed, reason: str) -> list[Node]:
+        self.refusals.add(node.proto, self._opset(node), reason)
         return []
 
-    def _opset(self, proto: onnx.NodeProto) -> int | None:
-        return self._opsets.get(standard_domain(proto.domain))
+    def _opset(self, node: Listed) -> int | None:
+        return self._opsets.get(standard_domain(node.domain))
 
-    def _may_be_once(self, proto: onnx.NodeProto, operators: Sequence[Node]) -> bool:
+    def _may_be_once(self, node: Listed, operators: Sequence[Node]) -> bool:
         """True when operators need not be computed in every run if their inputs are known before.
 
         Nets inside of operators are left to runs, which can be stopped. What dequantizes a parameter is computed in
@@ -243,10 +242,10 @@ class GraphConversion:
         written = {name for operator in operators for name in operator.output}
         if not (written.isdisjoint(self._kept) and written.isdisjoint(self.scope.variants)):
             return False
-        if proto.op_type == "DequantizeLinear":
+        if node.op_type == "DequantizeLinear":
             return False
         if [one.type for one in operators] == [FOREIGN]:
-            return is_deterministic(proto, self._opset(proto))
+            return is_deterministic(node.proto, self._opset(node))
         return all(is_registered(one.type) and not schema_of(one.type).sub_nets and is_pure(one) for one in operators)
 
     def _is_told(self, operators: Sequence[Node]) -> bool:
@@ -266,8 +265,6 @@ class GraphConversion:
 
 def _without_subgraphs(proto: onnx.NodeProto) -> onnx.NodeProto:
     """The node with empty graphs in place of those that it holds, whose nodes are checked one by one."""
-    if next(subgraphs(proto), None) is None:
-        return proto
     bare = onnx.NodeProto(name=proto.name, op_type=proto.op_type, domain=proto.domain)
     bare.input.extend(proto.input)
     bare.output.extend(proto.output)
@@ -323,35 +320,3 @@ def initializer_arrays(graph: onnx.GraphProto, external: ExternalData) -> dict[s
             raise ModelFormatError(f"initializer {name!r} is given twice")
         values[name] = dense_array(sparse, external, f"sparse initializer {name!r}")
     return values
-
-
-def dims_of(value: onnx.ValueInfoProto) -> Dims | None:
-    """The sizes that a graph states of a tensor, None for open ones; None when it states not even their number."""
-    tensor_type = value.type.tensor_type
-    if not tensor_type.HasField("shape"):
-        return None
-    dims: list[int | None] = []
-    for dim in tensor_type.shape.dim:
-        size = dim.dim_value
-        is_open = size == -1 or (size == 0 and not dim.HasField("dim_value"))
-        dims.append(None if is_open else size)
-        if size < -1:
-            raise ModelFormatError(f"tensor {value.name!r}: a size is negative: {size}")
-    return tuple(dims)
-
-
-def stated_shapes(graph: onnx.GraphProto) -> dict[str, Dims]:
-    """The sizes that a graph states of its tensors, by name.
-
-    Exporters write no axes where they do not know a result's shape: only an input without axes is a scalar for sure.
-    """
-    stated = (*graph.value_info, *graph.input, *graph.output)
-    inputs = {value.name for value in graph.input}
-    tensors = {value.name: dims_of(value) for value in stated if value.type.WhichOneof("value") == "tensor_type"}
-    return {name: dims for name, dims in tensors.items() if dims or (dims is not None and name in inputs)}
-
-
-def variants_of(graph: onnx.GraphProto) -> set[str]:
-    """The names that a graph states to be sequences or optionals."""
-    stated = (*graph.value_info, *graph.input, *graph.output)
-    return {value.name for value in stated if value.type.WhichOneof("value") in ("sequence_type", "optional_type")}

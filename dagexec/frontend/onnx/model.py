@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -50,18 +49,16 @@ from dagexec.frontend.onnx.foreign import merged, settle
 from dagexec.frontend.onnx.functions import Functions
 from dagexec.frontend.onnx.graph import (
     GraphConversion,
-    dims_of,
     initializer_arrays,
     opset_versions,
     standard_domain,
-    stated_shapes,
-    variants_of,
 )
 from dagexec.frontend.onnx.inferred_shapes import inferred_shapes
 from dagexec.frontend.onnx.initializers import Array, element_type
 from dagexec.frontend.onnx.model_file import read_model
 from dagexec.frontend.onnx.node import Scope
-from dagexec.frontend.onnx.scoping import check_origins, check_provided, listed, own_names
+from dagexec.frontend.onnx.scoping import check_origins, check_provided, given_names, listed
+from dagexec.frontend.onnx.stated import dims_of, stated_of
 from dagexec.platform.records import dataclass
 from dagexec.sessions import check_for_inference
 
@@ -84,12 +81,11 @@ def load_onnx(
     Raises ModelFormatError, naming the file, when it is no valid model; UnsupportedOperatorError, listing every node
     that dagexec cannot run.
     """
-    file = Path(path)
-    proto, own = read_model(file)
+    proto, own = read_model(path)
     try:
-        return _from_message(proto, ExternalData(file.parent, own), shapes, overridable, foreign=foreign)
+        return _from_message(proto, ExternalData(Path(path).parent, own), shapes, overridable, foreign=foreign)
     except (ModelFormatError, UnsupportedOperatorError) as error:
-        raise type(error)(f"{file}: {error}") from None
+        raise type(error)(f"{path}: {error}") from None
 
 
 def from_model_proto(
@@ -176,24 +172,28 @@ class _Conversion:
         overriding: Mapping[str, InputInfo] = MappingProxyType({}),
     ) -> None:
         """`values` are the initializers that are constants; inputs in place of others are `overriding`."""
-        self.graph = proto.graph
+        self.graph = graph = proto.graph
         self._reshaped = bool(shapes)
         self._foreign = foreign
-        _check_inputs(self.graph)
-        own, nodes = own_names(self.graph), listed(self.graph.node)
-        self.outputs = tuple(value.name for value in self.graph.output)
+        _check_inputs(graph)
+        nodes = listed(graph.node)
+        own = [*given_names(graph), *(name for node in nodes for name in node.outputs if name)]
+        self.outputs = tuple([value.name for value in graph.output])
         check_origins(own)
         check_provided(nodes, self.outputs, own)
         self._nodes = nodes
-        given = [value for value in self.graph.input if value.name not in values and value.name not in overriding]
-        self.inputs = {value.name: _input_info(value) for value in given}
-        self.inputs = {**_with_shapes(self.inputs, shapes), **overriding}
-        read = set(self.outputs).union(*(node.needs for node in nodes))
-        self.stated = {} if shapes else stated_shapes(self.graph)
-        self.stated |= {name: info.shape for name, info in self.inputs.items() if info.shape is not None}
-        self.scope = Scope(values, dict(self.stated), read, read.union(own))
-        self.scope.variants.update(variants_of(self.graph))
-        self.scope.inferred = functools.cache(lambda: inferred_shapes(proto.graph, proto.opset_import, self.inputs))
+        given = {value.name: value for value in graph.input}
+        infos = {
+            name: _input_info(value) for name, value in given.items() if name not in values and name not in overriding
+        }
+        self.inputs = {**_with_shapes(infos, shapes), **overriding}
+        self.stated = stated_of(graph)
+        if shapes:
+            self.stated.shapes.clear()
+        self.stated.shapes.update({name: info.shape for name, info in self.inputs.items() if info.shape is not None})
+        read = set(self.outputs).union(*[node.needs for node in nodes])
+        self.scope = Scope(values, dict(self.stated.shapes), read, read.union(own), self.stated.variants)
+        self.scope.infer_shapes = lambda: inferred_shapes(graph, proto.opset_import, self.inputs)
         functions = Functions(proto.functions, standard_domain)
         self.conversion = GraphConversion(proto.ir_version, _opsets(proto), functions, self.scope, foreign=foreign)
         self.conversion.types.add_inputs(self.inputs)
@@ -212,7 +212,7 @@ class _Conversion:
     def _let_go(self) -> None:
         """Break the circles that would keep the message, and weights that passes replace, until the next collection."""
         self.scope.values.clear()
-        self.scope.inferred = dict
+        self.scope.infer_shapes = dict
 
     def _model(self) -> Model:
         operators = merged(self.conversion.convert(self._nodes, self.outputs), self.outputs, self.conversion.types)
@@ -228,7 +228,7 @@ class _Conversion:
         settled = settle([*init_operators, *operators], parameters, self.inputs)
         init_operators, operators = settled[: len(init_operators)], settled[len(init_operators) :]
         if not self._reshaped:
-            check_declared(self.graph, self.stated, settled, parameters, self.inputs)
+            check_declared(self.stated, settled, parameters, self.inputs)
         filled = [blob for operator in init_operators for blob in operator.output if blob in wanted]
         external = [*self.inputs, *(key for key in parameters if key in wanted), *filled]
         header = NetDef(name=name, external_input=external, external_output=self.outputs)
@@ -245,10 +245,10 @@ class _Conversion:
 def _check_inputs(graph: onnx.GraphProto) -> None:
     """Raise ModelFormatError when two inputs have one name."""
     seen: set[str] = set()
-    for value in graph.input:
-        if value.name in seen:
-            raise ModelFormatError(f"input {value.name!r} is given twice")
-        seen.add(value.name)
+    for name in [value.name for value in graph.input]:
+        if name in seen:
+            raise ModelFormatError(f"input {name!r} is given twice")
+        seen.add(name)
 
 
 def _opsets(proto: onnx.ModelProto) -> dict[str, int]:
@@ -266,7 +266,7 @@ def _input_info(value: onnx.ValueInfoProto) -> InputInfo:
     if kind.WhichOneof("value") != "tensor_type":
         raise UnsupportedOperatorError(f"{owner} is not a tensor, or a sequence of such; maps are not supported")
     dtype = element_type(kind.tensor_type.elem_type, owner)
-    sizes = None if is_optional or is_sequence else dims_of(value)
+    sizes = None if is_optional or is_sequence else dims_of(kind.tensor_type, value.name)
     return InputInfo(dtype, sizes, is_sequence, is_optional)
 
 

@@ -8,13 +8,14 @@ unusual in it goes to the library as a whole.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import onnx
 
 from dagexec.errors import ModelFormatError
 from dagexec.frontend.onnx.external_data import OwnFile
-from dagexec.platform.disk import disk
+from dagexec.platform.disk import StrPath, disk
 from dagexec.storage.net_file import load_message, parse_message
 from dagexec.storage.wire import LENGTH, WireError, length_field, read_varint
 from dagexec.storage.wire_file import WireFile
@@ -31,12 +32,12 @@ _TYPED_DATA = {4: {onnx.TensorProto.FLOAT, onnx.TensorProto.COMPLEX64}, 10: {onn
 """Fields that hold numbers as raw data does, packed, of these element types."""
 
 
-def read_model(path: Path) -> tuple[onnx.ModelProto, OwnFile | None]:
+def read_model(path: StrPath) -> tuple[onnx.ModelProto, OwnFile | None]:
     """The message in a file, and the file where it has large weights. Raises ModelFormatError, naming the file."""
     try:
-        if path.is_file() and path.stat().st_size >= _MIN_FILE:
+        if os.stat(path).st_size >= _MIN_FILE:
             with disk().open(path, "rb") as file:
-                own = OwnFile(path, file.fileno())
+                own = OwnFile(Path(path), file.fileno())
                 content = _without_weights(WireFile(file.fileno(), own.size))
             if content is not None:
                 return parse_message(content, onnx.ModelProto, str(path)), own

@@ -53,7 +53,7 @@ class Scope:
         read: every tensor that a node reads or a graph returns.
         names: every tensor name of the model, so that new ones differ.
         variants: names that may stand for sequences or optionals, not tensors.
-        inferred: sizes that follow from those of the model's inputs, found out when they are asked for.
+        infer_shapes: finds the sizes that follow from those of the model's inputs.
     """
 
     values: dict[str, Array]
@@ -61,7 +61,8 @@ class Scope:
     read: set[str]
     names: set[str] = field(default_factory=set)
     variants: set[str] = field(default_factory=set)
-    inferred: Callable[[], Mapping[str, Dims]] = dict
+    infer_shapes: Callable[[], Mapping[str, Dims]] = dict
+    _inferred: Mapping[str, Dims] | None = None
     _numbers: dict[str, int] = field(default_factory=dict, repr=False)
 
     def new_name(self, stem: str) -> str:
@@ -73,6 +74,12 @@ class Scope:
         self._numbers[stem] = number
         self.names.add(name)
         return name
+
+    def inferred(self) -> Mapping[str, Dims]:
+        """Sizes that follow from those of the model's inputs, found out when they are asked for."""
+        if self._inferred is None:
+            self._inferred = self.infer_shapes()
+        return self._inferred
 
     def shape(self, name: str) -> Dims | None:
         """The sizes of a tensor as far as known, None when even their number is not."""
@@ -160,7 +167,7 @@ class OnnxNode:
         self._name = proto.name
         self._convert_subgraph = subgraphs
         self.label = node_label(proto)
-        self.definition = definition_of(proto.op_type, opset, domain_of(proto))
+        self.definition = definition_of(proto.op_type, opset, domain_of(proto.op_type, proto.domain))
         self._attributes = {attribute.name: _value(attribute) for attribute in proto.attribute}
         self.asked = set(_HINTS)
 
@@ -454,11 +461,12 @@ def definition_of(op_type: str, opset: int, domain: str = "") -> Definition:
     return Definition(schema.since_version, {name: kind.value for name, kind in kinds.items()}, defaults)
 
 
-def domain_of(proto: onnx.NodeProto) -> str:
+def domain_of(op_type: str, domain: str) -> str:
     """A node's domain, the default one as ''. onnxruntime's own SimplifiedLayerNormalization is found in that."""
-    domain = "" if proto.domain in DEFAULT_DOMAINS else proto.domain
-    own = not domain and (MICROSOFT, proto.op_type) in _converters and not onnx.defs.has(proto.op_type)
-    return MICROSOFT if own else domain
+    if domain not in DEFAULT_DOMAINS:
+        return domain
+    own = (MICROSOFT, op_type) in _converters and not onnx.defs.has(op_type)
+    return MICROSOFT if own else ""
 
 
 Converter = Callable[[OnnxNode], list[Node]]

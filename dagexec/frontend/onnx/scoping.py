@@ -14,7 +14,9 @@ from typing import NamedTuple
 import onnx
 
 from dagexec.errors import ModelFormatError
-from dagexec.frontend.onnx.node import node_label
+from dagexec.frontend.onnx.node import DEFAULT_DOMAINS, node_label
+
+_TEXT = frozenset({str})
 
 
 def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
@@ -42,14 +44,20 @@ class Listed(NamedTuple):
     """A node of a graph with what is asked of it again and again: every look into a message makes objects.
 
     Attributes:
+        op_type, name, attributes: as in the message.
+        domain: of its operator, the default one as ''.
         inputs, outputs: tensors; an absent optional one is ''.
         needs: the tensors that it needs: inputs, and what its graphs capture.
         holds_graphs: it has graphs as attributes.
     """
 
     proto: onnx.NodeProto
+    op_type: str
+    name: str
+    domain: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    attributes: tuple[onnx.AttributeProto, ...]
     needs: Collection[str]
     holds_graphs: bool
 
@@ -58,21 +66,30 @@ def listed(nodes: Iterable[onnx.NodeProto]) -> list[Listed]:
     """Nodes of a graph, in their order. Raises ModelFormatError for a name that is not text."""
     found = []
     for proto in nodes:
-        inputs, outputs = tuple(proto.input), tuple(proto.output)
-        if not {str}.issuperset(map(type, (proto.op_type, proto.name, proto.domain, *inputs, *outputs))):
+        op_type, name, domain = proto.op_type, proto.name, proto.domain
+        inputs, outputs, attributes = tuple(proto.input), tuple(proto.output), tuple(proto.attribute)
+        if not _TEXT.issuperset(map(type, (op_type, name, domain, *inputs, *outputs))):
             raise ModelFormatError("a name in the model is not UTF-8 text")
-        holds_graphs = bool(proto.attribute) and next(subgraphs(proto), None) is not None
+        holds_graphs = False
+        for attribute in attributes:
+            if attribute.HasField("g") or attribute.graphs:
+                holds_graphs = True
         needs = reads(proto) if holds_graphs or "" in inputs else inputs
-        found.append(Listed(proto, inputs, outputs, needs, holds_graphs))
+        domain = "" if domain in DEFAULT_DOMAINS else domain
+        found.append(Listed(proto, op_type, name, domain, inputs, outputs, attributes, needs, holds_graphs))
     return found
 
 
+def given_names(graph: onnx.GraphProto) -> dict[str, None]:
+    """The tensors that a graph has before its nodes compute: inputs and initializers; one may be both."""
+    given = dict.fromkeys([value.name for value in graph.input])
+    given |= dict.fromkeys([tensor.name for tensor in graph.initializer])
+    return given | dict.fromkeys([tensor.values.name for tensor in graph.sparse_initializer])
+
+
 def own_names(graph: onnx.GraphProto) -> list[str]:
-    """The tensors that come into being in a graph: inputs, initializers (one may be an input too), nodes' outputs."""
-    given = dict.fromkeys(value.name for value in graph.input)
-    given |= dict.fromkeys(tensor.name for tensor in graph.initializer)
-    given |= dict.fromkeys(tensor.values.name for tensor in graph.sparse_initializer)
-    return [*given, *filter(None, chain.from_iterable(node.output for node in graph.node))]
+    """The tensors that come into being in a graph: those that are given, and nodes' outputs."""
+    return [*given_names(graph), *filter(None, chain.from_iterable(node.output for node in graph.node))]
 
 
 def check_origins(own: Sequence[str]) -> None:

@@ -76,7 +76,7 @@ class StringTensors:
             return [None] * len(node.outputs)
         proto, given = node.proto, [self._type(name) for name in node.inputs]
         kinds = tuple([None if kind is None else kind.SerializeToString() for kind in given])
-        attributes = tuple([attribute.SerializeToString() for attribute in proto.attribute])
+        attributes = tuple([attribute.SerializeToString() for attribute in node.attributes])
         places = tuple([name and node.inputs.index(name) for name in node.inputs])
         form = proto.op_type, proto.domain, opset, attributes, kinds, places, tuple(map(bool, node.outputs))
         if form not in self._told_before:
@@ -112,7 +112,7 @@ def _is_of_strings(kind: onnx.TypeProto) -> bool:
 
 def _inferred(proto: onnx.NodeProto, opset: int, inputs: dict[str, onnx.TypeProto]) -> Mapping[str, onnx.TypeProto]:
     """What ONNX tells of the outputs of a node by these types of inputs."""
-    domain = domain_of(proto)
+    domain = domain_of(proto.op_type, proto.domain)
     if not onnx.defs.has(proto.op_type, opset, domain):
         return {}
     schema = onnx.defs.get_schema(proto.op_type, opset, domain)
