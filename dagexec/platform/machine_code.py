@@ -14,6 +14,7 @@ import mmap
 import os
 import platform
 import sys
+from functools import cache
 
 from dagexec.errors import ResourceError
 
@@ -34,8 +35,7 @@ def executable(code: bytes) -> int | None:
         return None
     size = -(-len(code) // mmap.PAGESIZE) * mmap.PAGESIZE
     try:
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.mmap.restype = ctypes.c_void_p
+        libc = _with_errors()
         writable, own = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         address = libc.mmap(None, ctypes.c_size_t(size), writable, own, -1, ctypes.c_long())
         if address in (None, _FAILED):
@@ -49,6 +49,14 @@ def executable(code: bytes) -> int | None:
         logger.info("no machine code can be written here: %s", error)
         return None
     return int(address)
+
+
+@cache
+def _with_errors() -> ctypes.CDLL:
+    """The C library, whose `errno` can be asked for."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    return libc
 
 
 _FAILED = ctypes.c_void_p(-1).value

@@ -22,12 +22,12 @@ from functools import partial
 from itertools import zip_longest
 
 from dagexec.ops.kernels.memory_access import MemoryAccess
-from dagexec.ops.kernels.registers import ARGUMENTS, GENERAL, VECTOR, OutOfRegistersError, joined_moves
+from dagexec.ops.kernels.registers import ANY, ARGUMENTS, GENERAL, VECTOR, OutOfRegistersError, joined_moves
 from dagexec.ops.kernels.values import Mask, Scalar, Vector
 from dagexec.platform.assembler import GREATER, LESS, Assembler
 from dagexec.platform.machine_code import executable
 
-__all__ = ["BYTES", "Builder", "Mask", "Scalar", "Vector", "fitting", "write_within"]
+__all__ = ["BYTES", "Builder", "Mask", "Scalar", "Vector", "fitting", "within"]
 
 BYTES = 4  # of a float32 number
 
@@ -148,17 +148,17 @@ class Builder(MemoryAccess):
         self.program.loops.append((first, len(self.program.instructions) - 1))
 
 
-def write_within(
-    code: Assembler, vector: int, free: Sequence[int], function: Callable[[Builder, Vector], Vector]
-) -> None:
-    """Write into other code: the register `vector` becomes `function` of itself; `free` are others to be used.
+def within(
+    lanes: int, free: Sequence[int], function: Callable[[Builder, Vector], Vector]
+) -> Callable[[Assembler, int], None]:
+    """What writes into other code: a vector becomes `function` of itself; `free` are others to be used.
 
     Raises OutOfRegistersError.
     """
-    build = Builder(code.lanes)
-    value = Vector(build, VECTOR, vector)
+    build = Builder(lanes)
+    value = Vector(build, VECTOR, ANY)
     value.set(function(build, value))
-    build.program.write_within(code, [vector, *free])
+    return build.program.within(lanes, free)
 
 
 def fitting(write: Callable[[int], Builder], most: int = 4) -> Builder:

@@ -16,7 +16,7 @@ from functools import lru_cache, partial
 from itertools import groupby, product
 from operator import itemgetter
 
-from dagexec.ops.kernels.post_ops import TEMPORARIES, PostOp, write_post_op
+from dagexec.ops.kernels.post_ops import TEMPORARIES, PostOp, post_op_within
 from dagexec.platform.assembler import (
     ADD,
     FMA,
@@ -193,6 +193,8 @@ class _Writer:
         self._sums = registers[:sums]
         self._tables = registers[len(registers) - row.tables :]
         self._free = registers[sums : len(registers) - row.tables]
+        free = self._free[:TEMPORARIES]
+        self._post_ops = [None if one[0] == ADD_OTHER else post_op_within(row.lanes, free, one) for one in row.post_ops]
 
     def code(self) -> bytes:
         row, code = self._row, self._code
@@ -345,9 +347,9 @@ class _Writer:
         row, code = self._row, self._code
         for vector, (column, part) in zip(self._sums, product(range(len(block)), range(row.together)), strict=False):
             offset, others = (column * row.written + part * row.vector) * _FLOAT, iter(_OTHERS)
-            for post_op in row.post_ops:
-                if post_op[0] == ADD_OTHER:
+            for write in self._post_ops:
+                if write is None:
                     code.compute_memory(ADD, vector, vector, RDX, next(others), offset)
                 else:
-                    write_post_op(code, vector, self._free[:TEMPORARIES], post_op)
+                    write(code, vector)
             code.store_at(vector, RDX, offset)

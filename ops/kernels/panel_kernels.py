@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from dagexec.ops.kernels.post_ops import PostOp, write_post_op
+from dagexec.ops.kernels.post_ops import PostOp, post_op_within
 from dagexec.platform.assembler import (
     ADD,
     FMA,
@@ -146,10 +146,11 @@ def _write(code: Assembler, sums: list[list[int]], adds: bool) -> None:
 def _finish(code: Assembler, rows: int, vectors: int, post_ops: tuple[PostOp, ...]) -> None:
     """Does post-ops to rows that were just written, from rax on: before that their sums took too many registers."""
     free = list(range(1, REGISTERS[code.lanes]))
+    written = [post_op_within(code.lanes, free, post_op) for post_op in post_ops]
     for _ in range(rows):
         for number in range(vectors):
             code.load_at(0, RAX, number * 4 * code.lanes)
-            for post_op in post_ops:
-                write_post_op(code, 0, free, post_op)
+            for write in written:
+                write(code, 0)
             code.store_at(0, RAX, number * 4 * code.lanes)
         code.add(RAX, R12)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 
 from dagexec.ops.kernels import elementary
-from dagexec.ops.kernels.builder import Builder, Mask, Scalar, Vector, fitting, write_within
+from dagexec.ops.kernels.builder import Builder, Mask, Scalar, Vector, fitting, within
 from dagexec.platform.assembler import Assembler
 
 TEMPORARIES = 7
@@ -37,10 +37,9 @@ FUNCTIONS: Mapping[str, Callable[[Builder, Vector, float, float], Vector]] = {
 """By kind."""
 
 
-def write_post_op(code: Assembler, vector: int, free: list[int], post_op: PostOp) -> None:
-    """Write it into the code of a kernel, for a register; `free` are others. Raises OutOfRegistersError."""
-    kind, a, b = post_op
-    write_within(code, vector, free, partial(_of_numbers, kind, a, b))
+def post_op_within(lanes: int, free: list[int], post_op: PostOp) -> Callable[[Assembler, int], None]:
+    """What writes it into the code of a kernel, for any vector; `free` are others. Raises OutOfRegistersError."""
+    return within(lanes, free, partial(_of_numbers, *post_op))
 
 
 def _of_numbers(kind: str, a: float, b: float, build: Builder, x: Vector) -> Vector:

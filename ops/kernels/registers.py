@@ -35,9 +35,13 @@ from dagexec.platform.records import dataclass
 
 GENERAL, VECTOR, MASK = "general", "vector", "mask"
 
+"""Kinds of registers; masks are opmask registers of AVX-512."""
+
 MOST_ADDRESSES = 15
 """That code may have in registers at one time: as many as there are beside that of the stack."""
-"""Kinds of registers; masks are opmask registers of AVX-512."""
+
+ANY = -1
+"""A vector that is chosen where the code is written (`Program.within`)."""
 
 ARGUMENTS = (RDI, RSI, RDX, RCX)
 """Registers of the arguments of a function."""
@@ -83,6 +87,11 @@ class Instruction:
     is_apart: bool = False
     is_move: bool = False
 
+    @property
+    def values(self) -> Sequence[Value]:
+        """All of them, in the order in which `emit` is given their registers."""
+        return self.read if self.written is None else (self.written, *self.read)
+
 
 @dataclass
 class Program:
@@ -100,15 +109,25 @@ class Program:
         self._emit(code, registers)
         code.leave(*saved)
 
-    def write_within(self, code: Assembler, vectors: Sequence[int]) -> None:
-        """Write it into other code, which leaves it these vectors and all masks. Raises OutOfRegistersError."""
+    def within(self, lanes: int, free: Sequence[int]) -> Callable[[Assembler, int], None]:
+        """What writes it into other code, for a vector in the place of the value that is fixed in `ANY`.
+
+        That code leaves it the vectors in `free`, of which that vector is none, and all masks. Raises
+        OutOfRegistersError.
+        """
         joined_moves(self.instructions)
-        self._emit(code, allocate(self, {**_all(code.lanes), GENERAL: [], VECTOR: list(vectors)}))
+        registers = allocate(self, {**_all(lanes), GENERAL: [], VECTOR: [ANY, *free]})
+        steps = [(one.emit, [registers[value] for value in one.values]) for one in self.instructions]
+
+        def write(code: Assembler, vector: int) -> None:
+            for emit, numbers in steps:
+                emit(code, *[vector if number == ANY else number for number in numbers])
+
+        return write
 
     def _emit(self, code: Assembler, registers: Mapping[Value, int]) -> None:
         for one in self.instructions:
-            written = [] if one.written is None else [registers[one.written]]
-            one.emit(code, *written, *(registers[value] for value in one.read))
+            one.emit(code, *[registers[value] for value in one.values])
 
 
 def _all(lanes: int) -> dict[str, list[int]]:
@@ -125,8 +144,9 @@ def joined_moves(instructions: Sequence[Instruction]) -> list[Instruction]:
 
     Values used outside of them, other than those that are moved to, must not be computed there.
     """
-    uses = Counter(value for one in instructions for value in (one.written, *one.read))
-    for before, one in pairwise(instructions):
+    joinable = [(a, b) for a, b in pairwise(instructions) if b.is_move and a.written is b.read[0]]
+    uses = Counter([value for one in instructions for value in one.values]) if joinable else {}
+    for before, one in joinable:
         if not one.is_move or before.written is not one.read[0] or uses[before.written] != 2:
             continue
         if not (before.is_apart and one.written in before.read):
@@ -153,16 +173,17 @@ def allocate(program: Program, free: Mapping[str, list[int]]) -> dict[Value, int
             found[value] = value.fixed
             free[value.kind].remove(value.fixed)
     for place, one in enumerate(program.instructions):
-        dying = [value for value in dict.fromkeys(one.read) if ends[value] == place and value is not one.written]
-        if not one.is_apart:
+        written = one.written
+        dying = [value for value in dict.fromkeys(one.read) if ends[value] == place and value is not written]
+        if dying and not one.is_apart:
             _release(dying, found, free)
-        if one.written is not None and one.written not in found:
+        if written is not None and written not in found:
             wish = next((found[value] for value in one.preferred if value in dying and not one.is_apart), None)
-            found[one.written] = _take(free[one.written.kind], wish, one.written.kind, place)
-        if one.is_apart:
+            found[written] = _take(free[written.kind], wish, written.kind, place)
+        if dying and one.is_apart:
             _release(dying, found, free)
-        if one.written is not None and ends[one.written] == place:
-            _release([one.written], found, free)
+        if written is not None and ends[written] == place:
+            _release([written], found, free)
     return found
 
 
@@ -184,8 +205,9 @@ def _ends(program: Program) -> dict[Value, int]:
     starts: dict[Value, int] = {}
     ends: dict[Value, int] = {}
     for place, one in enumerate(program.instructions):
-        for value in (*one.read, *([one.written] if one.written is not None else [])):
-            starts.setdefault(value, -1 if value.fixed is not None else place)
+        for value in one.values:
+            if value not in starts:
+                starts[value] = place if value.fixed is None else -1
             ends[value] = place
     for first, last in sorted(program.loops, key=lambda loop: loop[1]):
         for value, end in ends.items():
