@@ -4,17 +4,20 @@ A step of NumPy for arrays that exist already - a `partial` of a function of ele
 `accumulate`, or of a copy - can be made of calls of NumPy's inner loops (`numpy_loops`). Other steps stay what they
 are: functions that allocate, conversions, operands that overlap, objects, and arrays of so many short rows that a
 table of calls would be long.
+
+What calls there are depends on the form of the steps: their functions, the numbers they are given, and the layouts of
+their arrays. It is found once a form (`_Native`); others of the form have the same tables with their own addresses.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
-from itertools import pairwise
+from functools import lru_cache, partial
+from itertools import accumulate, groupby, pairwise
 from types import EllipsisType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +30,8 @@ from dagexec.platform.addresses import address_of
 
 _Table = npt.NDArray[np.int64]
 _Index = tuple[slice | EllipsisType, ...]
+
+_NO_CALLS: _Table = np.empty((0, 5), np.int64)
 
 _MOST_CALLS = 1 << 12
 """Of a step."""
@@ -69,26 +74,165 @@ def natively(prepared: Prepared, label: str) -> Prepared:
     if not can_run() or prepared.parts:
         return prepared
     parts = parts_of(prepared.step)
-    made = [_native(part, label) for part in parts]
-    nbytes = sum(table.nbytes for step in made if step for table in step.native_tables)
-    if not any(made):
+    numbered: _Numbered = {}
+    forms = [_step_form(part, numbered) for part in parts]
+    if not any(forms):
         return prepared
-    steps = merged([new or old for new, old in zip(made, parts, strict=True)])
-    return replace(prepared, step=in_sequence(steps), nbytes=prepared.nbytes + 2 * nbytes)
+    arrays = [array for _, array in numbered.values()]
+    addresses = list(map(address_of, arrays))
+    layouts = tuple([(array.dtype, array.shape, array.strides) for array in arrays])
+    spans = [_span(shape, strides, dtype.itemsize) for dtype, shape, strides in layouts]
+    form = tuple(forms), layouts, _common_memory(addresses, spans)
+    native = _known.get(form)
+    if native is None:
+        native = _native(parts, forms, addresses, spans)
+        if len(native.rows) <= _MOST_ROWS_KNOWN:
+            if len(_known) >= _MOST_KNOWN:
+                _known.clear()
+            _known[form] = native
+    if not any(native.steps):
+        return prepared
+    steps = native.made(parts, arrays, addresses, label)
+    whole = steps[0] if len(steps) == 1 else in_sequence(merged(steps))
+    return replace(prepared, step=whole, nbytes=prepared.nbytes + 2 * native.rows.nbytes)
 
 
-def _native(step: Step, label: str) -> NativeStep | None:
-    """The step of native calls that does what `step` does; None for what is no call of NumPy, or an unsupported one."""
+_MOST_KNOWN, _MOST_ROWS_KNOWN = 1 << 10, 1 << 8
+
+_Numbered = dict[int, tuple[int, Array]]
+"""The arrays of some steps, and their numbers, by `id`."""
+
+_Span = tuple[int, int]
+"""From the address of an array, where its first byte is, and what is behind its last one."""
+
+
+def _step_form(step: Step, arrays: _Numbered) -> Hashable | None:
+    """The form of a call of NumPy but for its arrays, which are put into `arrays`; None for something else."""
     if not isinstance(step, partial) or phases_of(step) is not None:
         return None
-    calls = _Calls()
+    function = step.func
+    owner = getattr(function, "__self__", None)
+    name: Hashable = function
+    if isinstance(owner, np.ufunc):
+        name = owner, function.__name__
+    elif isinstance(owner, np.ndarray):
+        name = function.__name__, _value_form(owner, arrays)
+    elif not isinstance(function, np.ufunc) and function is not np.copyto and function is not np.concatenate:
+        return None
+    values = (*step.args, *step.keywords.values())
     try:
-        tables = list(_tables(calls, step.func, step.args, dict(step.keywords)))
+        return name, len(step.args), tuple(step.keywords), tuple([_value_form(value, arrays) for value in values])
     except _Unsupported:
         return None
-    rows = [native_rows(table) for table in tables if len(table)]
-    pieces = tuple(table_piece(table, calls, label) for table in rows)
-    return NativeStep((pieces,) if pieces else (), rows)
+
+
+def _value_form(value: Any, arrays: _Numbered) -> Hashable:
+    """A value that a step is given, as its form has it; of an array, its number among `arrays`.
+
+    Raises _Unsupported for others than those that calls of NumPy are given here.
+    """
+    if isinstance(value, np.ndarray):
+        return np.ndarray, arrays.setdefault(id(value), (len(arrays), value))[0]
+    if isinstance(value, np.generic):
+        return value.dtype, value.tobytes()
+    if isinstance(value, float):
+        return float, value.hex()
+    if isinstance(value, list | tuple):
+        return tuple([_value_form(one, arrays) for one in value])
+    if value is None or isinstance(value, int | str | type | np.dtype):
+        return type(value), value
+    raise _Unsupported
+
+
+@lru_cache(1 << 12)
+def _span(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> _Span:
+    reach = [(size - 1) * stride for size, stride in zip(shape, strides, strict=True)]
+    if 0 in shape:
+        return 0, 0
+    return sum(one for one in reach if one < 0), sum(one for one in reach if one > 0) + itemsize
+
+
+def _common_memory(addresses: Sequence[int], spans: Sequence[_Span]) -> Hashable:
+    """Which arrays have memory in common, and where they lie there: what calls depend on beside layouts."""
+    bounds = [(address + low, address + high) for address, (low, high) in zip(addresses, spans, strict=True)]
+    lying = sorted(range(len(bounds)), key=bounds.__getitem__)
+    first = [0] * len(bounds)
+    end = leader = 0
+    for place in lying:
+        if bounds[place][0] >= end:
+            leader = place
+        first[place] = leader
+        end = max(end, bounds[place][1])
+    if len(set(first)) == len(first):
+        return None
+    return tuple([(leader, address - addresses[leader]) for leader, address in zip(first, addresses, strict=True)])
+
+
+class _Native(NamedTuple):
+    """The calls that steps of a form are.
+
+    Attributes:
+        rows: of `native_rows`, with places among the addresses that calls read in place of where these are.
+        steps: of each step, the rows of each piece, from the first to behind the last; None for one that stays.
+        arrays: of each of the addresses that calls read, the array that it lies in, or behind them all for a constant.
+        offsets: where it lies there.
+        keeps: whatever has to live as long as the rows.
+    """
+
+    rows: npt.NDArray[np.uint64]
+    steps: Sequence[Sequence[tuple[int, int]] | None]
+    arrays: npt.NDArray[np.intp]
+    offsets: npt.NDArray[np.int64]
+    keeps: object
+
+    def made(self, parts: Sequence[Step], arrays: object, addresses: Sequence[int], label: str) -> list[Step]:
+        """The steps, of which `parts` are those that stay, for these arrays; native neighbors are one."""
+        read = np.array((*addresses, 0), np.int64)[self.arrays] + self.offsets
+        rows = self.rows.copy()
+        rows[:, 1] += np.uint64(address_of(read))
+        keeps = read, arrays, self.keeps
+        found: list[Step] = []
+        for stays, group in groupby(zip(parts, self.steps, strict=True), lambda one: one[1] is None):
+            if stays:
+                found += [part for part, _ in group]
+                continue
+            phases = [tuple([table_piece(rows[a:b], keeps, label) for a, b in pieces or ()]) for _, pieces in group]
+            found.append(NativeStep(tuple(filter(None, phases))))
+        return found
+
+
+_known: dict[Hashable, _Native] = {}
+"""By form."""
+
+
+def _native(
+    parts: Sequence[Step], forms: Sequence[Hashable | None], addresses: Sequence[int], spans: Sequence[_Span]
+) -> _Native:
+    """What calls `parts` are, of these `forms`, whose arrays lie at these addresses."""
+    calls, found = _Calls(), list[npt.NDArray[np.int64]]()
+    steps: list[Sequence[tuple[int, int]] | None] = []
+    count = 0
+    for part, form in zip(parts, forms, strict=True):
+        try:
+            tables = None if form is None or not isinstance(part, partial) else _tables_of(calls, part)
+        except _Unsupported:
+            tables = None
+        steps.append(None)
+        if tables is not None:
+            ends = list(accumulate(map(len, tables), initial=count))
+            steps[-1], count = list(pairwise(ends)), ends[-1]
+            found += tables
+    read = np.concatenate([np.empty(0, np.int64), *calls.read])
+    arrays = np.full(len(read), len(addresses))
+    for place, (address, (low, high)) in enumerate(zip(addresses, spans, strict=True)):
+        arrays[(read >= address + low) & (read < address + high)] = place
+    offsets = read - np.array((*addresses, 0), np.int64)[arrays]
+    return _Native(native_rows(np.concatenate([_NO_CALLS, *found])), steps, arrays, offsets, calls.fields)
+
+
+def _tables_of(calls: _Calls, step: partial[object]) -> list[_Table]:
+    """Those of `_tables` that have calls. Raises _Unsupported."""
+    return [table for table in _tables(calls, step.func, step.args, step.keywords) if len(table)]
 
 
 def _tables(
@@ -106,7 +250,9 @@ def _tables(
     if isinstance(owner, np.ndarray) and name == "clip" and _is_about(args, 2, keywords, "out"):
         return _elements(calls, np._core.umath.clip, (owner, *args), **keywords)  # type: ignore[attr-defined]
     if isinstance(owner, np.ndarray) and name == "fill" and not keywords:
-        return _copies(calls, [(np.asarray(args[0], owner.dtype), owner)])
+        if isinstance(args[0], np.ndarray) and args[0].dtype != owner.dtype:
+            raise _Unsupported
+        return _copies(calls, [(calls.array(args[0], owner.dtype), owner)])
     if function is np.copyto and set(keywords) <= {"casting"}:
         return _conversion(calls, *args, **keywords)
     if function is np.concatenate and len(args) == 3:
@@ -122,10 +268,24 @@ def _is_about(args: Sequence[Any], count: int, keywords: dict[str, Any], first: 
 
 
 class _Calls:
-    """Calls of loops as rows of tables; it holds what they read."""
+    """Calls of loops as rows of tables.
+
+    Attributes:
+        read: the addresses of the arguments of each call, which it reads.
+        fields: the numbers that calls read beside them, and constants.
+    """
 
     def __init__(self) -> None:
-        self._kept: list[Array] = []
+        self.read: list[npt.NDArray[np.int64]] = []
+        self.fields: list[Array] = []
+        self._count = 0
+
+    def array(self, value: Any, dtype: Any = None) -> Array:
+        """`value` as an array: itself if it is one, else a constant."""
+        if isinstance(value, np.ndarray):
+            return value
+        self.fields.append(np.asarray(value, dtype))
+        return self.fields[-1]
 
     def rows(self, loop: Loop, views: Sequence[Array], order: Array) -> _Table:
         """The calls for all elements of `views`, the loop's arguments, of one shape; in the order of memory of `order`.
@@ -155,10 +315,12 @@ class _Calls:
         for size, step in zip(outer, steps, strict=False):
             starts = (starts[:, None] + np.arange(size)[:, None] * step).reshape(-1, len(views))
         fields = np.array([length, *steps[-1]], np.int64)
-        self._kept += [starts, fields, *views]
+        self.read.append(starts.reshape(-1))
+        self.fields.append(fields)
         table = np.empty((len(starts), 5), np.int64)
         table[:] = loop.function, 0, address_of(fields), address_of(fields) + fields.itemsize, loop.data
-        table[:, 1] = address_of(starts) + np.arange(len(starts)) * starts.strides[0]
+        table[:, 1] = np.arange(self._count, self._count + starts.size, len(views)) * starts.itemsize
+        self._count += starts.size
         return table
 
 
@@ -166,7 +328,7 @@ def _elements(
     calls: _Calls, ufunc: np.ufunc, args: Sequence[Any], *, out: Array, dtype: Any = None, casting: str = "same_kind"
 ) -> Iterator[_Table]:
     """A function of elements; `casting` says nothing where no element is converted."""
-    arrays = [_operand(one, [*args, out]) for one in args]
+    arrays = [_operand(calls, one, [*args, out]) for one in args]
     loop = loop_of(ufunc, [*(array.dtype for array in arrays), out.dtype])
     if loop is None or ufunc.nout != 1 or (dtype is not None and any(one.dtype != dtype for one in (*arrays, out))):
         raise _Unsupported
@@ -176,14 +338,14 @@ def _elements(
         yield calls.rows(loop, [*(view[index] for view in views), out[index]], out[index])
 
 
-def _operand(value: Any, others: Sequence[Any]) -> Array:
+def _operand(calls: _Calls, value: Any, others: Sequence[Any]) -> Array:
     """`value` as an array; a plain number has the type of the first array, where that can hold it."""
     if isinstance(value, np.ndarray | np.generic):
-        return np.asarray(value)
+        return calls.array(value)
     array = next(one for one in others if isinstance(one, np.ndarray))
     if not isinstance(value, int | float) or np.result_type(array, value) != array.dtype:
         raise _Unsupported
-    return np.asarray(value, array.dtype)
+    return calls.array(value, array.dtype)
 
 
 def _reduction(
@@ -198,7 +360,7 @@ def _reduction(
         raise _Unsupported
     _require_apart(out, [x])
     first = x[(*(slice(1) if one in axes else slice(None) for one in range(x.ndim)), ...)]
-    start = np.broadcast_to(np.asarray(ufunc.identity, x.dtype), out.shape) if ufunc in _SUMS else first
+    start = np.broadcast_to(calls.array(ufunc.identity, x.dtype), out.shape) if ufunc in _SUMS else first
     kept = [one for one in range(x.ndim) if one not in axes]
     for index in _parts(x.shape, kept, _seconds(ufunc, [x], out)):
         part, total = x[index], out[index]
@@ -237,17 +399,17 @@ def _accumulation(
 
 def _conversion(calls: _Calls, target: Array, source: Any, *, casting: str = "same_kind") -> Iterator[_Table]:
     """A copy, or whether numbers are not 0."""
-    source = np.asarray(source)
+    source = calls.array(source)
     if source.dtype == target.dtype:
         return _copies(calls, [(source, target)])
     if target.dtype != np.bool_ or casting != "unsafe":
         raise _Unsupported
-    return _elements(calls, np.not_equal, (source, np.zeros((), source.dtype)), out=target)
+    return _elements(calls, np.not_equal, (source, calls.array(0, source.dtype)), out=target)
 
 
 def _copies(calls: _Calls, pairs: Sequence[tuple[Array, Array]]) -> Iterator[_Table]:
     """The first array of each pair copied to the second; what is too little for pieces in one of them."""
-    small = [np.empty((0, 5), np.int64)]
+    small = [_NO_CALLS]
     for source, target in pairs:
         _require_apart(target, [source])
         source = np.broadcast_to(source, target.shape)
@@ -267,7 +429,7 @@ def _copied(calls: _Calls, source: Array, target: Array) -> _Table:
     if word is None or loop is None or source.dtype != target.dtype:
         raise _Unsupported
     if not target.size:
-        return np.empty((0, 5), np.int64)
+        return _NO_CALLS
     return calls.rows(loop, [source.view(word), target.view(word)], target)
 
 

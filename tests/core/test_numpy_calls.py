@@ -177,9 +177,43 @@ def test_neighbors_become_one_step() -> None:
     assert len(phases) == 2
 
 
+def test_steps_of_one_form_have_their_own_arrays_and_numbers() -> None:
+    for seed, number in enumerate((0.0, -0.0, 1.0, np.float32(-0.0), 2)):
+        x, row = numbers((6, 5, 40), "f", seed), numbers((40,), "f", seed + 9)
+        assert_same_bytes(lambda y, x=x, row=row: partial(np.subtract, x[::-1], row, out=y), np.zeros_like(x))  # type: ignore[misc]
+        assert_same_bytes(lambda y, n=number: partial(y.fill, n), np.ones((5, 40), np.float32))  # type: ignore[misc]
+        assert_same_bytes(lambda y, x=x, n=number: partial(np.copysign, x, n, out=y), np.ones_like(x))  # type: ignore[misc]
+        assert_same_bytes(
+            lambda y, x=x: partial(np.add.reduce, x.T, axis=(0, 2), keepdims=True, out=y),  # type: ignore[misc]
+            np.zeros((1, 5, 1), np.float32),
+        )
+        assert_same_bytes(lambda y, x=x: partial(np.concatenate, (x[:2], x[3:], x), 0, y), np.zeros((11, 5, 40), "f"))  # type: ignore[misc]
+
+
+def test_where_arrays_lie_in_common_memory_is_of_the_form() -> None:
+    for _ in range(2):
+        x = numbers((6, 40), "f")
+        assert native(partial(np.add, x[:3], x[3:], out=np.zeros((3, 40), np.float32))) is not None
+        assert native(partial(np.add, x[:3], x[:3], out=x[:3])) is not None
+        assert native(partial(np.add, x[:3], x[1:4], out=x[:3])) is None  # overwritten before it is read
+        assert_same_bytes(lambda y: partial(np.add, y[:3], y[3:], out=y[:3]), x)
+        assert_same_bytes(lambda y: partial(np.add, y[3:], y[:3], out=y[:3]), x)
+
+
+def test_what_a_step_reads_lives_as_long_as_the_step() -> None:
+    y = np.zeros((3, 1000), np.float32)
+    for value in (1, 2):
+        step = natively(Prepared(partial(np.add, np.full(y.shape, value, y.dtype), np.float32(value), out=y)), "a").step
+        others = [np.full(y.shape, 7, y.dtype) for _ in range(9)]
+        step()
+        assert (y == 2 * value).all()
+        assert len(others) == 9
+
+
 @pytest.mark.parametrize(
     "make",
     [
+        lambda x: partial(x.fill, np.ones((), np.float64)),  # converted
         lambda x: partial(np.add, x[:-1], x[1:], out=x[1:]),  # overwritten before it is read
         lambda x: partial(np.copyto, x, np.zeros(x.shape)),  # converted
         lambda x: partial(np.copyto, x, 0.0, where=np.ones(x.shape, np.bool_)),
