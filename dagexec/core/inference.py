@@ -19,7 +19,7 @@ import numpy.typing as npt
 from dagexec.core.body_types import Seen, Types, types_with_bodies
 from dagexec.core.dtypes import from_numpy
 from dagexec.core.graph import Graph
-from dagexec.core.inferred_types import answer_of, output_types, typing_form
+from dagexec.core.inferred_types import answer_of, content_form, output_types, typing_form
 from dagexec.core.node import Node, operator_label
 from dagexec.core.program import Program
 from dagexec.core.registry import schema_of
@@ -281,7 +281,13 @@ def body_types(definition: Node, inputs: Seen, nesting: int = 0) -> BodyTypes | 
 
 
 def _net_outputs(net: Program, given: Mapping[str, tuple[TensorType | None, Array | None]], nesting: int) -> Types:
-    """Types of what a body results in."""
+    """Types of what a body results in, found once for what is known of what it is given: each pass asks for them."""
+    find = partial(_found_outputs, net, given, nesting)
+    seen = [(name, kind, content_form(content)) for name, (kind, content) in given.items()]
+    return find() if any(form is None for *_, form in seen) else net.once((nesting, *seen), find)
+
+
+def _found_outputs(net: Program, given: Mapping[str, tuple[TensorType | None, Array | None]], nesting: int) -> Types:
     known = {name: Probed((kind,), (content,)) for name, (kind, content) in given.items()}
     unknown = Probed.of_types((None,))
     asked = asked_operators(net.op, [schema_of(definition.type) for definition in net.op])

@@ -17,6 +17,9 @@ _KEPT = 1 << 12  # results
 _MAX_ELEMENTS = 1 << 6
 """Of values that decide types: sizes, axes and pads are fewer."""
 
+MIN_WEIGHT_BYTES = 1 << 14
+"""Of so many bytes of floats only the type counts: no shape depends on weights, and nothing keeps them from going."""
+
 _known: dict[Hashable, Answer] = {}
 
 
@@ -37,6 +40,18 @@ def typing_form(node: Node, schema: OpSchema, values: Sequence[Array | None]) ->
         else:
             read.append((value.dtype.str, value.shape, value.tobytes()))
     return node.form, tuple(read)
+
+
+def content_form(value: Array | None) -> Hashable | None:
+    """Equal for values from which the same follows for a net that has them: of weights, only the type counts.
+
+    None for a large value that is none, and for texts.
+    """
+    if value is None:
+        return ()
+    if value.nbytes < MIN_WEIGHT_BYTES and not value.dtype.hasobject:
+        return value.dtype.str, value.shape, value.tobytes()
+    return (value.dtype.str, value.shape) if value.dtype.kind == "f" else None
 
 
 @dataclass(slots=True, eq=False)

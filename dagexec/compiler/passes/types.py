@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from dagexec.core.dtypes import FLOAT32, TypeMeta, from_numpy
 from dagexec.core.inference import Probed, probed_outputs
+from dagexec.core.inferred_types import MIN_WEIGHT_BYTES
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.node import Node
 from dagexec.core.registry import schema_of
@@ -38,9 +39,6 @@ _ODD_SIZES = ((3, 225), (5, 1031))
 """Of a first axis, and of others: no multiples of what others or windows are, below and above common limits."""
 
 _MAX_PROBED_ALONE = 16  # inputs
-
-_MIN_WEIGHT_BYTES = 1 << 14
-"""Of so many bytes of floats only the type counts: no shape depends on weights, and nothing keeps them from going."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +150,7 @@ class KnownTypes:
 
     def _parameter(self, name: str, array: Array) -> Probed:
         known = self._parameters.get(name)
-        if array.dtype.kind == "f" and array.nbytes >= _MIN_WEIGHT_BYTES:
+        if array.dtype.kind == "f" and array.nbytes >= MIN_WEIGHT_BYTES:
             kind = TensorType(tuple(array.shape), from_numpy(array.dtype))
             return known if known is not None and known.types[0] == kind else Probed.of_types((kind,) * self._probes)
         if known is not None and known.contents[0] is array:
