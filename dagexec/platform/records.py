@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
+from inspect import get_annotations
 from operator import attrgetter
 from reprlib import recursive_repr
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,8 @@ def _record(cls: Any, eq: bool, frozen: bool, slots: bool, kw_only: bool) -> Any
     """The class as a dataclass: the standard library finds its fields and adds slots."""
     of_records = any(map(dataclasses.is_dataclass, cls.__mro__[1:]))  # then it compares `frozen` with the bases'
     own = {"init": False, "repr": False, "eq": False, "frozen": frozen and of_records}
+    if not cls.__doc__:  # the standard library would ask `inspect` for the signature, which takes milliseconds
+        cls.__doc__ = f"{cls.__name__}({', '.join(get_annotations(cls))})"
     cls = dataclasses.dataclass(slots=slots, kw_only=kw_only, **own)(cls)
     fields = dataclasses.fields(cls)
     methods: dict[str, Any] = {"__init__": _Init(cls, frozen, slots), "__repr__": _repr}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -15,12 +15,14 @@ from dagexec.binding.io_binding import Array, Outputs, Signature, arrays_like
 from dagexec.core.dtypes import from_numpy
 from dagexec.core.feeds import Feeds
 from dagexec.core.model import Model
-from dagexec.core.row_axes import RowAxes
 from dagexec.core.schema import TensorType
 from dagexec.core.traits import Rows
 from dagexec.errors import DagexecError, FeedError, RowsError
-from dagexec.serving.batch_axes import BatchAxes
 from dagexec.serving.requests import Request
+
+if TYPE_CHECKING:
+    from dagexec.core.row_axes import RowAxes
+    from dagexec.serving.batch_axes import BatchAxes
 
 MAX_SHARED_BYTES = 4096
 """An input for all rows that is larger is not compared: its request runs alone."""

@@ -18,23 +18,23 @@ from dagexec.options import CompileOptions, with_keywords_of
 from dagexec.platform.deadline import check_stop
 from dagexec.platform.host_memory import give_back_free_memory
 from dagexec.platform.lazy import LazyModule
-from dagexec.serving.batch_axes import BatchAxes
 from dagexec.serving.executor import Executor
 from dagexec.serving.given_options import as_asked, kept_options, with_workers
 from dagexec.serving.given_types import GivenTypes
-from dagexec.serving.metrics import require_metrics
 from dagexec.serving.model_source import ModelSource, is_plan
 from dagexec.serving.origin import Origin, loaded
 from dagexec.serving.places import Place
-from dagexec.serving.telemetry import require_telemetry
 
 if not TYPE_CHECKING:
-    overriding = LazyModule("dagexec.serving.overriding")
+    batch_axes = LazyModule("dagexec.serving.batch_axes")
     compilation = LazyModule("dagexec.compiler.compilation")
+    metrics = LazyModule("dagexec.serving.metrics")
     opening = LazyModule("dagexec.serving.opening")
+    overriding = LazyModule("dagexec.serving.overriding")
+    telemetry = LazyModule("dagexec.serving.telemetry")
 else:
     from dagexec.compiler import compilation
-    from dagexec.serving import opening, overriding
+    from dagexec.serving import batch_axes, metrics, opening, overriding, telemetry
 
 
 @with_keywords_of(CompileOptions)
@@ -103,9 +103,9 @@ def build(model: ModelSource, path: str | os.PathLike[str], options: CompileOpti
 def _require(options: CompileOptions) -> None:
     """Raise DagexecError for telemetry or metrics that are asked for and not installed, before anything is done."""
     if options.telemetry is not False:
-        require_telemetry()
+        telemetry.require_telemetry()
     if options.metrics is not False:
-        require_metrics()
+        metrics.require_metrics()
 
 
 def _compiled(model: ModelSource, options: CompileOptions) -> Executor:
@@ -140,7 +140,7 @@ def _executor(
     _check_kept(model, options.keep)
     _check_shaped(model, options.shapes or ())
     found = GivenTypes.of(model) if options.optimize else None  # before parameters go
-    axes = BatchAxes(model, options) if options.max_batch > 1 else None
+    axes = batch_axes.BatchAxes(model, options) if options.max_batch > 1 else None
     given = model if keeps_parameters else model.changed(parameters={})  # frees parameters that passes replaced
     takes = not keeps_parameters and model.overridable is None
     compiled = compilation.compile_model(model, options, takes_parameters=takes)

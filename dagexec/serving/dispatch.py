@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from threading import get_ident
+from typing import TYPE_CHECKING
 
 from dagexec.binding.io_binding import IOBinding, Outputs
 from dagexec.binding.replicas import Replica
@@ -30,11 +31,13 @@ from dagexec.scheduler.run.run import Run
 from dagexec.serving.batching import Batch
 from dagexec.serving.dispatch_places import members_of
 from dagexec.serving.dispatch_state import Cancelled, DispatchState
-from dagexec.serving.metrics import Metrics
 from dagexec.serving.requests import Request, outcome_name
 from dagexec.serving.statistics import OUTCOMES, ExecutorStatistics, Latencies
-from dagexec.serving.telemetry import Telemetry
 from dagexec.serving.waiting import EventLoop
+
+if TYPE_CHECKING:
+    from dagexec.serving.metrics import Metrics
+    from dagexec.serving.telemetry import Telemetry
 
 
 class Dispatcher:

@@ -44,31 +44,33 @@ from dagexec.scheduler.nets.net import BaseNet
 from dagexec.scheduler.observe.observers import Observer
 from dagexec.scheduler.observe.trace_lines import line_observer
 from dagexec.scheduler.run.run import waiting_time
-from dagexec.serving.batch_axes import BatchAxes
-from dagexec.serving.batching import Batching
 from dagexec.serving.dispatch import Dispatcher
 from dagexec.serving.given_types import GivenTypes
 from dagexec.serving.growth import Growth, may_grow
 from dagexec.serving.inline import InlineRuns
 from dagexec.serving.interface import Interface
-from dagexec.serving.metrics import Metrics
 from dagexec.serving.origin import Origin
 from dagexec.serving.places import Place, new_place
 from dagexec.serving.pooled import PooledRuns
 from dagexec.serving.requests import Request, timed_out
 from dagexec.serving.row_blocks import RowBlocks
 from dagexec.serving.statistics import ExecutorStatistics
-from dagexec.serving.telemetry import Telemetry
 from dagexec.serving.turns import Turns
 from dagexec.serving.waiting import TaskWait, event_loop, on_a_thread
-from dagexec.serving.warm_up import zero_feeds
 
 if not TYPE_CHECKING:
+    batching = LazyModule("dagexec.serving.batching")
+    metrics = LazyModule("dagexec.serving.metrics")
     pictures = LazyModule("dagexec.core.drawing.pictures")
     plan = LazyModule("dagexec.plans.plan")
+    telemetry = LazyModule("dagexec.serving.telemetry")
+    warm_up = LazyModule("dagexec.serving.warm_up")
 else:
     from dagexec.core.drawing import pictures
     from dagexec.plans import plan
+    from dagexec.serving import batching, metrics, telemetry, warm_up
+    from dagexec.serving.batch_axes import BatchAxes
+    from dagexec.serving.batching import Batching
 
 
 class Executor(Closing):
@@ -107,10 +109,12 @@ class Executor(Closing):
         self._telemetry = None
         if options.telemetry is not False:
             tracer = None if options.telemetry is True else options.telemetry
-            self._telemetry = Telemetry(model.name, options.net_type, tracer)
+            self._telemetry = telemetry.Telemetry(model.name, options.net_type, tracer)
         self._metrics = None
         if options.metrics is not False:
-            self._metrics = Metrics(model.name, options.net_type, None if options.metrics is True else options.metrics)
+            self._metrics = metrics.Metrics(
+                model.name, options.net_type, None if options.metrics is True else options.metrics
+            )
         self._source = given or model
         self._interface = Interface(model, self._source, options)
         self._given_types = given_types
@@ -143,7 +147,7 @@ class Executor(Closing):
         self.model = model.changed(parameters=self._parameters)
         self._batching: Batching | None = None
         if self._batch_axes is not None:
-            self._batching = Batching(model, self._batch_axes, options.max_batch, place.later)
+            self._batching = batching.Batching(model, self._batch_axes, options.max_batch, place.later)
         self._dispatcher = Dispatcher(
             model.name, self._replicas.members, self._pool, options, self._telemetry, self._metrics, place.share
         )
@@ -518,7 +522,7 @@ class Executor(Closing):
         return error if found is None else found
 
     def _warm_up_with_zeros(self, shapes: Shapes | None) -> None:
-        feeds = zero_feeds(self._source, shapes)
+        feeds = warm_up.zero_feeds(self._source, shapes)
         try:
             self._warm_up(feeds)
         except DagexecError as error:

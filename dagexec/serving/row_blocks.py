@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,14 +18,20 @@ from dagexec.binding.parameters import Parameters
 from dagexec.binding.replicas import Replica
 from dagexec.core.dtypes import from_numpy
 from dagexec.core.model import Model
-from dagexec.core.row_axes import RowAxes
 from dagexec.core.schema import TensorType
 from dagexec.core.traits import Rows
 from dagexec.errors import DagexecError, RowsError, SettingError
 from dagexec.options import CompileOptions
+from dagexec.platform.lazy import LazyModule
 from dagexec.platform.records import dataclass
-from dagexec.serving.batch_axes import BatchAxes
 from dagexec.serving.requests import Request
+
+if not TYPE_CHECKING:
+    batch_axes = LazyModule("dagexec.serving.batch_axes")
+else:
+    from dagexec.core.row_axes import RowAxes
+    from dagexec.serving import batch_axes
+    from dagexec.serving.batch_axes import BatchAxes
 
 _MAX_SHOWN = 1024
 """Kinds of inputs of which is remembered whether their rows are apart."""
@@ -139,7 +146,7 @@ class _Later:
             with suppress(RowsError, SettingError):
                 known = model.parameters
                 outlines = known.outlines() if isinstance(known, Parameters) else known
-                self._made = BatchAxes(model.changed(parameters=outlines), self._options)
+                self._made = batch_axes.BatchAxes(model.changed(parameters=outlines), self._options)
         return self._made
 
 

@@ -10,9 +10,8 @@ import functools
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from google.protobuf import text_format
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
@@ -23,6 +22,12 @@ from dagexec.core.proto import NetDef, missing_fields
 from dagexec.errors import ModelFormatError
 from dagexec.platform.disk import reading
 from dagexec.platform.files import reason, write_atomically
+from dagexec.platform.lazy import LazyModule
+
+if not TYPE_CHECKING:
+    text_format = LazyModule("google.protobuf.text_format")
+else:
+    from google.protobuf import text_format
 
 M = TypeVar("M", bound=Message)
 

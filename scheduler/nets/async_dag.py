@@ -7,12 +7,18 @@ stream has come to its end.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
+from dagexec.platform.lazy import LazyModule
 from dagexec.scheduler.nets.dag import DAGNet
 from dagexec.scheduler.plan.plan import Plan
-from dagexec.scheduler.plan.synchronization import Synchronization, synchronize
 from dagexec.scheduler.run.launching import stream_group
+
+if not TYPE_CHECKING:
+    synchronizations = LazyModule("dagexec.scheduler.plan.synchronization")
+else:
+    from dagexec.scheduler.plan import synchronization as synchronizations
+    from dagexec.scheduler.plan.synchronization import Synchronization
 
 
 class AsyncDAGNet(DAGNet):
@@ -23,7 +29,7 @@ class AsyncDAGNet(DAGNet):
 
     def synchronization(self, plan: Plan) -> Synchronization:
         """An event at the tail of every chain on a device that a chain elsewhere may have to wait for."""
-        return synchronize(plan, self.guards(), self.streams_of_a_device())
+        return synchronizations.synchronize(plan, self.guards(), self.streams_of_a_device())
 
     def streams_of_a_device(self) -> int | None:
         """How many streams of each device there are in all; None where groups of operators have more of their own."""

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
 from weakref import WeakKeyDictionary
 
 from dagexec.core.blob import Blob
@@ -32,11 +32,11 @@ from dagexec.platform.deadline import Deadline
 from dagexec.platform.forking import reset_after_fork
 from dagexec.platform.garbage_collection import garbage_collection_paused
 from dagexec.platform.host_memory import give_back_free_memory
+from dagexec.platform.lazy import LazyModule
 from dagexec.platform.shutdown import hold_daemon, stop_at_exit
 from dagexec.platform.threads import acquire, threads
 from dagexec.scheduler.memory import ArenaMemory
 from dagexec.scheduler.nets.options import DEFAULT_RUN_OPTIONS, RunOptions
-from dagexec.scheduler.observe.observed_run import ObservedRun
 from dagexec.scheduler.observe.observers import Observer, together
 from dagexec.scheduler.observe.trace_lines import line_observer
 from dagexec.scheduler.plan.copies import insert_copies
@@ -45,12 +45,9 @@ from dagexec.scheduler.plan.dynamic import dependence
 from dagexec.scheduler.plan.plan import Plan
 from dagexec.scheduler.plan.preparation import Preparation
 from dagexec.scheduler.plan.preparation_cache import PreparationCache, PreparationStatistics
-from dagexec.scheduler.plan.synchronization import Synchronization, finished_chains
 from dagexec.scheduler.run.blas_thread import OneBlasThread
-from dagexec.scheduler.run.drain import Drain
 from dagexec.scheduler.run.engine import NativeRun
 from dagexec.scheduler.run.launching import LaunchedChains, NetStreams, guards_of, kernels_of
-from dagexec.scheduler.run.prediction import OperatorTasks, TimedTasks, tasks_of_chains
 from dagexec.scheduler.run.run import Run, waiting_time
 from dagexec.scheduler.run.work import (
     SHORT_PHASE_SECONDS,
@@ -61,6 +58,19 @@ from dagexec.scheduler.run.work import (
     pieces_of_chains,
 )
 from dagexec.scheduling.policy import Policy
+
+if not TYPE_CHECKING:
+    drain = LazyModule("dagexec.scheduler.run.drain")
+    observed_run = LazyModule("dagexec.scheduler.observe.observed_run")
+    prediction = LazyModule("dagexec.scheduler.run.prediction")
+    synchronizations = LazyModule("dagexec.scheduler.plan.synchronization")
+else:
+    from dagexec.scheduler.observe import observed_run
+    from dagexec.scheduler.observe.observed_run import ObservedRun
+    from dagexec.scheduler.plan import synchronization as synchronizations
+    from dagexec.scheduler.plan.synchronization import Synchronization
+    from dagexec.scheduler.run import drain, prediction
+    from dagexec.scheduler.run.prediction import OperatorTasks, TimedTasks
 
 
 class NetRun(NamedTuple):
@@ -281,7 +291,9 @@ class BaseNet(ABC, Closing):
         everybody = together(observer, self._lines)
         assert everybody is not None
         current = self._current
-        return ObservedRun(everybody, self.graph, self.operators, plan, () if current is None else current.prepared)
+        return observed_run.ObservedRun(
+            everybody, self.graph, self.operators, plan, () if current is None else current.prepared
+        )
 
     def new_run(self, finished: Callable[[], object], trace: Observer | None = None) -> Run:
         """A run of the steps for the shapes the blobs have now, for a pool to execute; `finished` is called at its end.
@@ -308,7 +320,7 @@ class BaseNet(ABC, Closing):
         if observed is not None:
             observed.follow(run)
         if not self.on_host:
-            Drain(run, self.streams, self.operators, partial(self._call_end, run), checked=self.checked)
+            drain.Drain(run, self.streams, self.operators, partial(self._call_end, run), checked=self.checked)
         return run
 
     def _plan_of_run(self, preparation: Preparation) -> Plan:
@@ -338,13 +350,13 @@ class BaseNet(ABC, Closing):
         """What runs hand out to workers, for the shapes the blobs have now."""
         preparation = self.prepared()
         if not self.on_host:
-            return tasks_of_chains(preparation.plan)
+            return prediction.tasks_of_chains(preparation.plan)
         work = self._host_work(preparation, None)
         shares = [
             [(operator, part * whole) for step, part in row for operator, whole in [preparation.operator_of(step)]]
             for row in work.shares
         ]
-        return OperatorTasks(preparation.plan, work, shares)
+        return prediction.OperatorTasks(preparation.plan, work, shares)
 
     def measured_tasks(self) -> TimedTasks | None:
         """Its tasks with the seconds of each in the latest run, estimates where Python calls the steps.
@@ -356,7 +368,7 @@ class BaseNet(ABC, Closing):
             return None
         estimates = self.tasks().timed(latest[0].seconds).seconds
         seconds = [took or estimate for took, estimate in zip(latest[1].task_seconds(), estimates, strict=True)]
-        return TimedTasks(latest[1].tasks.graph, seconds)
+        return prediction.TimedTasks(latest[1].tasks.graph, seconds)
 
     def _pieces_of(self, preparation: Preparation) -> Work:
         """The work of a preparation, in machine code where that runs."""
@@ -377,7 +389,7 @@ class BaseNet(ABC, Closing):
 
     def synchronization(self, plan: Plan) -> Synchronization:
         """What orders the chains of `plan` on their devices: nothing, where each is done when its call returns."""
-        return finished_chains(plan, self.guards())
+        return synchronizations.finished_chains(plan, self.guards())
 
     def _launched_chains(self, preparation: Preparation, plan: Plan, observed: ObservedRun | None) -> LaunchedChains:
         """The chains as calls that launch them; kept for the next run unless somebody observes this one."""

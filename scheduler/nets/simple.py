@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from dagexec.core.operator import Step
 from dagexec.errors import RunCancelledError, RunTimeoutError
@@ -11,13 +11,15 @@ from dagexec.platform.arithmetic import operator_arithmetic
 from dagexec.platform.blocking import calling_when_stopped, working_for
 from dagexec.platform.threads import ThreadWait, threads
 from dagexec.scheduler.nets.net import BaseNet
-from dagexec.scheduler.observe.observed_run import ObservedRun
 from dagexec.scheduler.observe.observers import Observer
 from dagexec.scheduler.plan.plan import Plan, build_sequence
 from dagexec.scheduler.plan.preparation import Preparation
 from dagexec.scheduler.run.inline import run_inline
 from dagexec.scheduler.run.run import Run
 from dagexec.scheduler.run.work import SingleChain, Work, chain_work, pieces_of_chains
+
+if TYPE_CHECKING:
+    from dagexec.scheduler.observe.observed_run import ObservedRun
 
 
 class SimpleNet(BaseNet):

@@ -17,11 +17,15 @@ from typing import TYPE_CHECKING
 from dagexec.core.operator import Operator
 from dagexec.core.schema import Cost, TensorType
 from dagexec.core.tensor import Tensor
-from dagexec.scheduler.observe.observed_run import ObservedRun, RunsUnderWay
+from dagexec.platform.lazy import LazyModule
 from dagexec.scheduler.observe.observers import Observer
 
-if TYPE_CHECKING:
+if not TYPE_CHECKING:
+    observed_run = LazyModule("dagexec.scheduler.observe.observed_run")
+else:
     from dagexec.core.stream import Kernel, Stream
+    from dagexec.scheduler.observe import observed_run
+    from dagexec.scheduler.observe.observed_run import ObservedRun
 
 VARIABLE = "DAGEXEC_TRACE"
 
@@ -35,7 +39,7 @@ class LineObserver(Observer):
     """Prints a line for each operator, to what is `sys.stderr` then."""
 
     def __init__(self) -> None:
-        self._under_way = RunsUnderWay()
+        self._under_way = observed_run.RunsUnderWay()
 
     def run_started(self, run: ObservedRun) -> None:
         """Kernels may be of this run from now on."""

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
+from typing import TYPE_CHECKING
 
 from dagexec.core.device import CPU, Device
 from dagexec.core.operator import Operator, Prepared, Step
@@ -22,11 +23,13 @@ from dagexec.core.stream import Event, Kernel, Priority, Stream, StreamFailure, 
 from dagexec.core.tensor import Tensor
 from dagexec.errors import DagexecError, RunCancelledError, RunTimeoutError
 from dagexec.platform.threads import ThreadsEndedError, threads
-from dagexec.scheduler.observe.observed_run import ObservedRun
 from dagexec.scheduler.plan.culprit import operator_failure
 from dagexec.scheduler.plan.preparation import Preparation
-from dagexec.scheduler.plan.synchronization import Synchronization
 from dagexec.scheduler.run.work import ChainSteps
+
+if TYPE_CHECKING:
+    from dagexec.scheduler.observe.observed_run import ObservedRun
+    from dagexec.scheduler.plan.synchronization import Synchronization
 
 Launch = Callable[[Stream], object]
 

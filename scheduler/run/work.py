@@ -9,17 +9,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 from dagexec.core.native import Piece, grouped, may_merge, phases_of, piece_step
 from dagexec.core.native_tables import AlikeStep, JoinedCalls, NativePart, calls_in
 from dagexec.core.operator import Step, parts_of
 from dagexec.platform.records import dataclass
-from dagexec.scheduler.observe.observed_run import Pieces
 from dagexec.scheduler.plan.preparation import LONGEST_SECONDS
 from dagexec.scheduler.run import engine
 from dagexec.scheduler.run.engine_layout import Kind
 from dagexec.scheduler.run.machine import Dependencies, TaskGraph, chain_tasks
 from dagexec.scheduling.planned import PlannedPolicy
+
+if TYPE_CHECKING:
+    from dagexec.scheduler.observe.observed_run import Pieces
 
 ChainSteps = Sequence[tuple[Step, ...]]
 

@@ -208,6 +208,18 @@ def test_the_method_that_makes_a_record_is_written_when_one_is_made() -> None:
     assert Late(4).x == 4
 
 
+def test_a_class_without_a_docstring_gets_the_names_of_its_fields_and_no_signature_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(inspect, "signature", None)
+
+    class Pair:
+        left: int
+        right: int
+
+    assert records.dataclass(Pair).__doc__ == "Pair(left, right)"
+
+
 def test_a_record_that_holds_itself_can_be_shown() -> None:
     point = OURS["Point"](1)
     point.y = point
