@@ -365,13 +365,28 @@ class OneDNNOperator(Operator):
         form = form_of(source, target, address_of(array) - address_of(self.x(index)))
         packed = packed_form(constant, form, self.reordered(source, target, array))
         if source.nbytes == array.nbytes:
-            library, label = self.onednn, self.label
-
-            def unpack(plain: Array) -> None:
-                reorder(library, label, target, source, packed, plain, aligned_empty).run_once()
-
-            offer_unpacking(self.input(index), array, unpack, label)
+            self._offer_reordering(index, array, target, source, packed)
         return packed, nothing_to_do
+
+    def _offer_reordering(
+        self, index: int, array: Array, source: Descriptor, target: Descriptor, packed: Array
+    ) -> None:
+        """Let input `index` be made anew from what is `packed` in layout `source`, if the library can copy it back.
+
+        Layouts of blocks of one type hold every number; whether others do is tried.
+        """
+        library, label = self.onednn, self.label
+
+        def unpack(plain: Array) -> None:
+            reorder(library, label, source, target, packed, plain, aligned_empty).run_once()
+
+        try:
+            copy_between(library, label, source, target)
+        except UnsupportedFeatureError:
+            return
+        ends = source.form, target.form
+        surely = all(isinstance(one, str) for one in ends) and len({str(one).split()[0] for one in ends}) == 1
+        offer_unpacking(self.input(index), array, unpack, label, surely=surely)
 
     def reordered(self, source: Descriptor, target: Descriptor, array: Array) -> Making:
         """`array`, of layout `source`, in layout `target`."""
@@ -397,14 +412,16 @@ def reorder(
 
     Raises UnsupportedFeatureError when oneDNN has no such copy.
     """
-    engine, attributes = library.engine, Attributes(library)
-    layouts = (source.handle, engine, target.handle, engine)
-    key = None if source.key is None or target.key is None else (source.key, target.key)
-    found = describe(library, label, "reorder", *layouts, attributes.handle, key=key)
+    found = copy_between(library, label, source, target)
     arguments = {SRC: (source, x), DST: (target, y)}
     if found.scratchpad_bytes:
         arguments[SCRATCHPAD] = (found.descriptor(SCRATCHPAD_MD), memory(found.scratchpad_bytes))
     return found.create().bind(arguments, label)
+
+
+def copy_between(library: Library, label: str, source: Descriptor, target: Descriptor) -> PrimitiveDescriptor:
+    """What copies `source` to `target`. Raises UnsupportedFeatureError when oneDNN has no such copy."""
+    return describe(library, label, "reorder", source, library.engine, target, library.engine, Attributes(library))
 
 
 def _offered(rebinds: Mapping[int, TableRebind | None]) -> dict[int, Rebind]:
