@@ -188,7 +188,9 @@ class Model:
 
     def changed(self, **fields: Any) -> Model:
         """As `dataclasses.replace`, which would turn records into messages; `net` and `init_net` may be either."""
-        return replace(self, **{**{name: self.__dict__[name] for name in _NETS}, **fields})
+        made = object.__new__(type(self))
+        made.__dict__.update(self.__dict__, **fields)
+        return made
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the net, what goes in and what comes out."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from dagexec.core.node import Node
 from dagexec.core.registry import operator_module, schema_of, sub_nets_of
+from dagexec.core.schema import OpSchema
 
 _OWN = "dagexec.ops."
 _FOR_ORDER_ONLY = "NoOp"
@@ -14,10 +15,17 @@ _FOR_ORDER_ONLY = "NoOp"
 def only_computes(definition: Node) -> bool:
     """True when it is of this package and has no effects, nor have operators of nets that it runs."""
     schema = schema_of(definition.type)
-    if not operator_module(definition.type).startswith(_OWN) or schema.calls_application:
-        return False
-    inner = (one for net in sub_nets_of(definition, schema).values() for one in net.op)
-    return not schema.effects and not schema.mutates and all(map(only_computes, inner))
+    return schema.once(_only_computes_itself) and (not schema.sub_nets or all(map(only_computes, _inner(definition))))
+
+
+def _only_computes_itself(schema: OpSchema) -> bool:
+    is_own = operator_module(schema.type).startswith(_OWN) and not schema.calls_application
+    return is_own and not schema.effects and not schema.mutates
+
+
+def _inner(definition: Node) -> Iterator[Node]:
+    """The operators of the nets that an operator runs."""
+    return (one for net in sub_nets_of(definition, schema_of(definition.type)).values() for one in net.op)
 
 
 def all_only_compute(definitions: Iterable[Node]) -> bool:
@@ -48,5 +56,4 @@ def is_pure(definition: Node) -> bool:
 
 def _is_reproducible(definition: Node) -> bool:
     schema = schema_of(definition.type)
-    inner = (one for net in sub_nets_of(definition, schema).values() for one in net.op)
-    return schema.reproducible and all(map(_is_reproducible, inner))
+    return schema.reproducible and (not schema.sub_nets or all(map(_is_reproducible, _inner(definition))))

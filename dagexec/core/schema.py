@@ -376,6 +376,14 @@ class OpSchema:
     foreign: bool = False
     calls_application: bool = False
     crossing: Crossing | None = None
+    _found: dict[object, object] = field(init=False, default_factory=dict, compare=False, repr=False)
+
+    def once(self, find: Callable[[OpSchema], Found]) -> Found:
+        """What `find` finds out about the operator type, called for the first who asks."""
+        found = self._found
+        if find not in found:
+            found[find] = find(self)
+        return cast(Found, found[find])
 
     def __post_init__(self) -> None:
         for counts, names in (("inputs", self.input_names), ("outputs", self.output_names)):

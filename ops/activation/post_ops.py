@@ -183,7 +183,8 @@ def parse_post_op(text: str, label: str) -> PostOp:
 def as_post_ops(definition: Node, meta: TypeMeta = FLOAT32) -> tuple[PostOp, ...] | None:
     """What an operator on `meta` is as post-ops, by its schema; () for one that gives its input back.
 
-    None for one that is none, or whose arguments make no sense, which it will say itself.
+    None for one that is none, or whose arguments make no sense, which it will say itself. Passes ask often, so it is
+    read once for operators of equal arguments.
     """
     rule, count = schema_of(definition.type).post_ops, len(definition.input)
     if rule is None:

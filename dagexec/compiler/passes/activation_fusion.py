@@ -7,15 +7,17 @@ layer's own result must have no other reader.
 from __future__ import annotations
 
 from dagexec.compiler.passes.draft import Draft
-from dagexec.compiler.passes.fusion import described, fused, has_room, layer_meta
+from dagexec.compiler.passes.fusion import described, fused, has_room, layer_meta, takes_post_ops
+from dagexec.compiler.passes.operator_traits import may_be_post_ops
 from dagexec.compiler.passes.post_operations import unary_links
 from dagexec.compiler.passes.rewriting import Pass
 
 
 def edit(draft: Draft) -> None:
     """Fuse into each layer all activations behind it."""
-    for number, _ in draft.operators():
-        fuse_activations(draft, number)
+    for number in draft.having(takes_post_ops):
+        if number in draft:
+            fuse_activations(draft, number)
 
 
 def fuse_activations(draft: Draft, number: int) -> int:
@@ -34,4 +36,9 @@ def fuse_activations(draft: Draft, number: int) -> int:
     return number
 
 
-PASS = Pass("activation-fusion", "Layers apply the activations that follow them.", edit)
+PASS = Pass(
+    "activation-fusion",
+    "Layers apply the activations that follow them.",
+    edit,
+    needs=(takes_post_ops, may_be_post_ops),
+)

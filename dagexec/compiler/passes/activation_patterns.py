@@ -18,11 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.compiler.passes.draft import Draft
+from dagexec.compiler.passes.operator_traits import is_product_or_quotient
 from dagexec.compiler.passes.post_operations import FUSED_TYPES, Types
 from dagexec.compiler.passes.rewriting import Pass
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.node import Node, new_node
 from dagexec.core.registry import schema_of
+from dagexec.core.schema import OpSchema
 from dagexec.ops.activation.post_ops import as_post_ops
 
 Samples = npt.NDArray[np.float64]
@@ -87,6 +89,10 @@ def _function(definition: Node) -> Function | None:
     return schema_of(definition.type).function(definition.arguments())
 
 
+def _may_tell(schema: OpSchema) -> bool:
+    return schema.post_ops is not None or schema.type == "Erf"
+
+
 def _is_telling(definition: Node) -> bool:
     """True for a function without which no activation is spelled out."""
     post_ops = as_post_ops(definition) or ()
@@ -95,10 +101,10 @@ def _is_telling(definition: Node) -> bool:
 
 def edit(draft: Draft) -> None:
     """Look behind each product and quotient, the last ones first, as they have the largest part of a pattern."""
-    if not any(map(_is_telling, draft.nodes())):
+    if not any(_is_telling(draft[number]) for number in draft.having(_may_tell)):
         return
     types, operators = draft.types(), _Operators()
-    for number in reversed(draft.numbers()):
+    for number in reversed(draft.having(is_product_or_quotient)):
         if number in draft and draft[number].type in ("Mul", "Div") and draft.is_free(number):
             _rewrite(draft, number, types, operators)
 
@@ -197,4 +203,9 @@ class _Expression:
         return self._known[name]
 
 
-PASS = Pass("activation-patterns", "Activations that a model spells out become one operator.", edit)
+PASS = Pass(
+    "activation-patterns",
+    "Activations that a model spells out become one operator.",
+    edit,
+    needs=(is_product_or_quotient, _may_tell),
+)

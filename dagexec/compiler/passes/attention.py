@@ -14,6 +14,7 @@ from dataclasses import field
 
 from dagexec.compiler.passes.axes import Axis, rearranged, rearranges, source_axes, without_repeats
 from dagexec.compiler.passes.draft import Draft
+from dagexec.compiler.passes.operator_traits import of_type
 from dagexec.compiler.passes.post_operations import Types
 from dagexec.compiler.passes.rewriting import Pass
 from dagexec.core.arguments import ArgumentValue
@@ -64,11 +65,8 @@ class _Operand:
 
 def edit(draft: Draft) -> None:
     """Look around each softmax."""
-    softmaxes = [number for number, definition in draft.operators() if definition.type == _SOFTMAX]
-    if not softmaxes or all(definition.type != _PRODUCT for definition in draft.nodes()):
-        return
     types, sums = draft.types(), dict[tuple[str, str], str]()
-    for number in softmaxes:
+    for number in draft.having(_is_softmax):
         if draft.is_free(number):
             _Candidate(draft, types, number, sums).rewrite()
 
@@ -394,4 +392,10 @@ def _remove_unread(draft: Draft, names: list[str]) -> None:
         draft.remove(writer)
 
 
-PASS = Pass("attention", "Products, masks and softmax that spell attention become one operator.", edit)
+_is_softmax = of_type(_SOFTMAX)
+PASS = Pass(
+    "attention",
+    "Products, masks and softmax that spell attention become one operator.",
+    edit,
+    needs=(_is_softmax, of_type(_PRODUCT)),
+)

@@ -17,17 +17,19 @@ import numpy as np
 from dagexec.compiler.passes.affine import Affine, Channels, affine_of, identity, normalization
 from dagexec.compiler.passes.draft import Draft
 from dagexec.compiler.passes.linear_layer import LinearLayer, read_layer, write_layer
+from dagexec.compiler.passes.operator_traits import is_layer
 from dagexec.compiler.passes.rewriting import Pass
+from dagexec.core.schema import OpSchema
 
 
 def edit(draft: Draft) -> None:
     """Fold chains of affine maps after and before each layer; then those after each batch normalization left."""
-    for number, _ in draft.operators():
-        layer = read_layer(draft, number)
+    for number in draft.having(is_layer):
+        layer = read_layer(draft, number) if number in draft else None
         if layer is not None:
             with np.errstate(over="ignore", invalid="ignore"):  # what is not finite then is not folded
                 _fold(draft, layer)
-    left = [number for number, definition in draft.operators() if definition.type == "SpatialBN"]
+    left = draft.having(_is_normalization)
     types = draft.types() if left else {}
     for number in left:
         if number in draft and draft.is_free(number):
@@ -124,4 +126,14 @@ def _extend(draft: Draft, number: int, rank: int) -> None:
         draft.remove(reader)
 
 
-PASS = Pass("batch-norm-folding", "Affine maps of channels become part of weights and biases.", edit)
+def _is_normalization(schema: OpSchema) -> bool:
+    return schema.type == "SpatialBN"
+
+
+def _may_take_maps(schema: OpSchema) -> bool:
+    return is_layer(schema) or _is_normalization(schema)
+
+
+PASS = Pass(
+    "batch-norm-folding", "Affine maps of channels become part of weights and biases.", edit, needs=(_may_take_maps,)
+)

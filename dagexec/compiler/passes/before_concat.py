@@ -22,6 +22,7 @@ from dagexec.compiler.passes.rewriting import Pass
 from dagexec.core.arguments import Arguments
 from dagexec.core.node import Node
 from dagexec.core.registry import schema_of
+from dagexec.core.schema import OpSchema
 from dagexec.core.traits import ImageRole
 from dagexec.ops.activation.post_ops import as_post_ops
 
@@ -30,9 +31,18 @@ _FUSED = frozenset({FUSED_CONVOLUTION, FUSED_PRODUCT, FUSED_CHAIN})
 
 def edit(draft: Draft) -> None:
     """Move what follows a Concat or a max pooling alone, from the front of the list on."""
-    if any(definition.type == "Concat" or _is_max_pooling(definition) for definition in draft.nodes()):
-        for number, _ in draft.operators():
+    for number in draft.having(_may_move):
+        if number in draft:
             _move(draft, number)
+
+
+def _may_move(schema: OpSchema) -> bool:
+    """An activation or a batch normalization."""
+    return schema.post_ops is not None or schema.type == "SpatialBN"
+
+
+def _is_concat_or_max_pooling(schema: OpSchema) -> bool:
+    return schema.type == "Concat" or _is_max_pooling(schema)
 
 
 def _move(draft: Draft, number: int) -> None:
@@ -53,7 +63,7 @@ def _move(draft: Draft, number: int) -> None:
 def _helps(draft: Draft, number: int, source: int) -> bool:
     """True when activation `number`, which alone reads what `source` writes, is better done on what that reads."""
     names = list(dict.fromkeys(draft[source].input))
-    if _is_max_pooling(draft[source]):
+    if _is_max_pooling(schema_of(draft[source].type)):
         plain = draft[number].type == "Relu" and _windows_meet_pixels(draft.arguments(source))
         return plain and _is_taken_in(draft, number, source, names[0])
     if draft[source].type != "Concat":
@@ -82,8 +92,7 @@ def _takes_activations(definition: Node) -> bool:
     return bool(known or as_post_ops(definition))
 
 
-def _is_max_pooling(definition: Node) -> bool:
-    schema = schema_of(definition.type)
+def _is_max_pooling(schema: OpSchema) -> bool:
     return schema.image_role is ImageRole.POOLING and schema.moves_elements
 
 
@@ -101,7 +110,7 @@ def _is_not_negative(draft: Draft, name: str) -> bool:
         return post_ops[-1].is_positive
     schema = schema_of(definition.type)
     keeps_sign = schema.moves_elements or schema.image_role is ImageRole.POOLING
-    if _is_max_pooling(definition):
+    if _is_max_pooling(schema):
         keeps_sign = _windows_meet_pixels(draft.arguments(writer))
     return keeps_sign and all(_is_not_negative(draft, one) for one in definition.input)
 
@@ -203,4 +212,9 @@ def _joins_channels(draft: Draft, number: int, source: int, layers: Sequence[Lin
     return joined == normalized == result.axis and not arguments.int("add_axis", 0)
 
 
-PASS = Pass("before-concat", "What follows a Concat goes to the layers before it.", edit)
+PASS = Pass(
+    "before-concat",
+    "What follows a Concat goes to the layers before it.",
+    edit,
+    needs=(_is_concat_or_max_pooling, _may_move),
+)

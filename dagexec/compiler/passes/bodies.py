@@ -21,16 +21,22 @@ from dagexec.core.model import InputInfo, Model
 from dagexec.core.node import Node
 from dagexec.core.program import Program
 from dagexec.core.registry import schema_of, sub_nets_of
-from dagexec.core.schema import TensorType
+from dagexec.core.schema import OpSchema, TensorType
 from dagexec.platform.records import dataclass
 
 
 def edit(draft: Draft) -> None:
     """Rewrite the bodies of all operators, those of operators in bodies included."""
-    running = [number for number, one in draft.operators() if sub_nets_of(one, schema_of(one.type))]
+    running = [
+        number for number in draft.having(_runs_nets) if sub_nets_of(draft[number], schema_of(draft[number].type))
+    ]
     types = draft.types() if running else {}
     for number in running:
         _rewrite(draft, number, draft[number], types)
+
+
+def _runs_nets(schema: OpSchema) -> bool:
+    return bool(schema.sub_nets)
 
 
 @dataclass
@@ -123,4 +129,6 @@ def _add_parameter(draft: Draft, hint: str, array: Array, taken: set[str]) -> st
     return name
 
 
-PASS = Pass("bodies", "Nets inside of operators are simplified, and their operators name the engine.", edit)
+PASS = Pass(
+    "bodies", "Nets inside of operators are simplified, and their operators name the engine.", edit, needs=(_runs_nets,)
+)

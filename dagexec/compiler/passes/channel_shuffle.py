@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dagexec.compiler.passes.draft import Draft
+from dagexec.compiler.passes.operator_traits import is_reshape, of_type
 from dagexec.compiler.passes.rewriting import Pass
 from dagexec.compiler.passes.types import BlobType
 from dagexec.core.arguments import ArgumentValue
@@ -16,11 +17,9 @@ from dagexec.core.node import new_node
 
 def edit(draft: Draft) -> None:
     """Recognize the three operators by the shapes of what is between them, in NCHW and in NHWC."""
-    if all(definition.type != "Transpose" for definition in draft.nodes()):
-        return
     types = draft.types()
-    for number, definition in draft.operators():
-        if definition.type == "Transpose" and draft.is_free(number):
+    for number in draft.having(_is_transpose):
+        if number in draft and draft.is_free(number):
             _rewrite(draft, number, types)
 
 
@@ -64,4 +63,10 @@ def _groups(whole: BlobType, split: BlobType, axes: list[int]) -> dict[str, Argu
     return {"group": group, "order": "NHWC"} if channels_last else {"group": group}
 
 
-PASS = Pass("channel-shuffle", "Reshape, Transpose, Reshape become a ChannelShuffle.", edit)
+_is_transpose = of_type("Transpose")
+PASS = Pass(
+    "channel-shuffle",
+    "Reshape, Transpose, Reshape become a ChannelShuffle.",
+    edit,
+    needs=(_is_transpose, is_reshape),
+)

@@ -18,21 +18,23 @@ Key = tuple[str, Hashable, bytes, int]
 
 def edit(draft: Draft) -> None:
     """Merge equal operators, also those that are equal once their inputs have been merged."""
-    alike: dict[
-        tuple[str, tuple[str, ...]], dict[Key, int] | int
-    ] = {}  # of a type on the same inputs: the first, or all
+    if len({(definition.type, definition.input) for definition in draft.nodes()}) == len(draft):
+        return
+    alike: dict[tuple[str, tuple[str, ...]], dict[Key, int] | int] = {}
+    """Of a type on the same inputs: the first, or all that may be merged."""
     merged: dict[str, str] = {}  # by blob that nothing writes any more, the one that is the same
     for number, definition in draft.operators():
         if not merged.keys().isdisjoint(definition.input):
             definition = definition.changed(inputs=[merged.get(name, name) for name in definition.input])
             draft.replace(number, definition)
-        if not (draft.is_free(number) and is_pure(definition) and definition.output):
-            continue
         kind = definition.type, definition.input
         known = alike.setdefault(kind, number)
-        if known == number:
+        if known == number or not _may_be_merged(draft, number):
             continue
         if isinstance(known, int):
+            if not _may_be_merged(draft, known):
+                alike[kind] = number
+                continue
             known = alike[kind] = {_key(draft[known]): known}
         kept = known.setdefault(_key(definition), number)
         if kept == number or draft.outputs.intersection(definition.output):
@@ -40,6 +42,10 @@ def edit(draft: Draft) -> None:
         draft.changed(f"{draft.label(number)} is the same as {draft.label(kept)}")
         draft.remove(number)
         merged.update(zip(definition.output, draft[kept].output, strict=True))
+
+
+def _may_be_merged(draft: Draft, number: int) -> bool:
+    return draft.is_free(number) and is_pure(draft[number]) and bool(draft[number].output)
 
 
 def _key(definition: Node) -> Key:

@@ -19,7 +19,7 @@ from dagexec.core.dtypes import from_numpy
 from dagexec.core.evaluation import evaluated
 from dagexec.core.purity import is_pure
 from dagexec.core.registry import schema_of
-from dagexec.core.schema import OperatorCall, TensorType
+from dagexec.core.schema import OperatorCall, OpSchema, TensorType
 from dagexec.errors import DagexecError
 
 GROWTH_BYTES = 1 << 20
@@ -33,12 +33,11 @@ MAX_SECONDS = 0.3
 
 def edit(draft: Draft) -> None:
     """Compute what depends on parameters alone, in list order, and give `Reshape` its shape as an argument."""
-    asks_for_shapes = any(definition.type in ("Shape", "Size") for definition in draft.nodes())
-    types = draft.types() if asks_for_shapes else {}
+    types = draft.types() if draft.has(_asks_for_shapes) else {}
     seconds = 0.0
     for number, definition in draft.operators():
         kind = definition.type
-        constant = all(draft.constant(name) is not None for name in definition.input)
+        constant = draft.reads_constants(definition)
         if not (constant or kind in _SHAPED) or not draft.is_free(number):
             continue
         if kind == "Reshape" and len(definition.input) == 2:
@@ -52,6 +51,10 @@ def edit(draft: Draft) -> None:
             if seconds + needed <= MAX_SECONDS:
                 seconds += needed
                 _fold(draft, number)
+
+
+def _asks_for_shapes(schema: OpSchema) -> bool:
+    return schema.type in ("Shape", "Size")
 
 
 def _fold(draft: Draft, number: int) -> None:

@@ -13,7 +13,7 @@ from dagexec.core.purity import has_no_effects
 
 def edit(draft: Draft) -> None:
     """Remove, from the end of the list to its front, what has become unread."""
-    for number in reversed(draft.numbers()):
+    for number in reversed(draft.numbers()) if draft.unread() else ():
         definition = draft[number]
         unread = [name for name in definition.output if not draft.is_read(name) and name not in draft.outputs]
         if not unread or not draft.is_free(number):
@@ -41,15 +41,7 @@ def _drop_outputs(draft: Draft, number: int, unread: list[str]) -> None:
 
 
 def _drop_parameters(draft: Draft) -> None:
-    for_init = {name for definition in draft.model.init_program.op for name in definition.input}
-    unread = [
-        name
-        for name in draft.parameters
-        if not (draft.is_read(name) or draft.writers(name) or draft.is_controlled(name))
-        and name not in draft.outputs
-        and name not in for_init
-        and name not in draft.model.inputs
-    ]
+    unread = draft.unused_parameters()
     for name in unread:
         del draft.parameters[name]
     if unread:

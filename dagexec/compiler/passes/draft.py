@@ -7,7 +7,7 @@ or drop operators that are *free*: on the host, without control inputs, and on s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -21,9 +21,15 @@ from dagexec.core.device import CPU
 from dagexec.core.model import Model
 from dagexec.core.node import Node, operator_label
 from dagexec.core.packed_copy import packed_copy
+from dagexec.core.program import Program
+from dagexec.core.registry import schema_of
+from dagexec.core.schema import OpSchema
 from dagexec.platform.records import dataclass
 
 Array = npt.NDArray[Any]
+
+Trait = Callable[[OpSchema], bool]
+"""What an operator type is, or can: a function with a name, whose answers are kept."""
 
 _MANY = 16  # operators, that are not forgotten one by one
 
@@ -57,21 +63,24 @@ class Draft:
         self.model = model
         self.parameters: dict[str, Array] = dict(model.parameters)
         self.outputs = frozenset(model.outputs)
-        self._index = found = _index(model)
         self._program = model.program
         self._operators = dict(enumerate(self._program.op))
         self._count = len(self._operators)  # numbers that were given, those of operators that are gone included
+        self._types = {definition.type for definition in self._program.op}  # of operators, some of which may be gone
         self._places: dict[int, tuple[int, ...]] = {}  # in the list, of the operators put in behind others
-        self._writers = _Users(found.writers)
-        self._readers = _Users(found.readers)
+        found = _index(self._program)
+        self._readers, self._writers = found.readers, found.writers
+        self._controls, self._read_early = found.controls, found.read_early
+        self._given = {*model.inputs, *(name for made in model.init_program.op for name in made.output)}
+        several = [name for name, row in self._writers.items() if len(row) > 1]
+        before = self._given | self.parameters.keys() | self._read_early
+        self._irregular = {*self._controls, *several, *(before & self._writers.keys())}
+        """Blobs that are not single."""
+        self._touched: set[str] = set()  # blobs whose readers have changed since, or who writes or gives them
         self._changes: list[str] = []
-        self._given = found.given
-        self._controls = found.controls
-        self._read_early = found.read_early
         self._left: set[str] = set()  # blobs that an operator no longer reads
         self._taken: set[str] = set()  # every name there is, once a new one has been requested
         self._host_net = self._program.device in (None, CPU)
-        self._irregular = found.irregular
         self._free: dict[int, bool] = {}  # the answers of `is_free` that no edit has changed
         self._edited = False
         self._made: Model | None = None  # what the pass made of it, if that was no edit
@@ -80,7 +89,27 @@ class Draft:
 
     def nodes(self) -> Iterable[Node]:
         """The operators, in list order."""
-        return [self._operators[number] for number in self.numbers()]
+        return (
+            [self._operators[number] for number in self.numbers()] if self._places else list(self._operators.values())
+        )
+
+    def __len__(self) -> int:
+        return len(self._operators)
+
+    def has(self, trait: Trait) -> bool:
+        """False when no operator has a type of that `trait`; looks at types, however many operators there are."""
+        for kind in self._types:  # noqa: SIM110 - in half the time, and this is asked for each pass
+            if schema_of(kind).once(trait):
+                return True
+        return False
+
+    def having(self, trait: Trait) -> list[int]:
+        """The numbers of the operators whose types have the `trait`, in list order."""
+        kinds = {kind for kind in self._types if schema_of(kind).once(trait)}
+        if not kinds:
+            return []
+        operators = self._operators
+        return [number for number in self.numbers() if operators[number].type in kinds]
 
     def types(self) -> Mapping[str, BlobType]:
         """Types of the blobs as they were when the pass began."""
@@ -122,23 +151,34 @@ class Draft:
 
     def is_read(self, name: str) -> bool:
         """True when an operator reads blob `name`."""
-        return bool(self._readers[name])
+        return name in self._readers
+
+    def unread(self) -> set[str]:
+        """Blobs that operators write and that neither an operator reads nor somebody outside."""
+        return self._writers.keys() - self._readers.keys() - self.outputs
+
+    def unused_parameters(self) -> list[str]:
+        """Parameters that nothing reads or writes, feeds or gets."""
+        init = self.model.init_program.op
+        used = {*self.outputs, *self._controls, *self.model.inputs, *(name for one in init for name in one.input)}
+        unread = self.parameters.keys() - self._readers.keys() - self._writers.keys() - used
+        return [name for name in self.parameters if name in unread] if unread else []
 
     def last_named_reader(self, name: str) -> int | None:
         """The reader of blob `name` that came to it last: the last one in list order where nothing was edited."""
-        return next(reversed(self._readers[name]), None)
+        return next(reversed(self._readers.get(name, _NOBODY)), None)
 
     def written_often(self) -> list[str]:
         """The blobs that several operators write, in the order of their first writers."""
-        return [name for name in self._writers.names() if len(self._writers[name]) > 1]
+        return [name for name, row in self._writers.items() if len(row) > 1]
 
     def readers(self, name: str) -> Sequence[int]:
         """The operators that read blob `name`, each once."""
-        return list(self._readers[name])
+        return list(self._readers.get(name, _NOBODY))
 
     def writers(self, name: str) -> Sequence[int]:
         """The operators that write blob `name`."""
-        return list(self._writers[name])
+        return list(self._writers.get(name, _NOBODY))
 
     def is_given(self, name: str) -> bool:
         """True when a blob of that name is there before the net runs."""
@@ -146,12 +186,17 @@ class Draft:
 
     def is_single(self, name: str) -> bool:
         """True when the blob has one value in a run, and no control input goes by its name."""
-        if not self._writers.is_edited(name):
+        if name not in self._touched:
             return name not in self._irregular
         if name in self._controls:
             return False
-        writers = self._writers[name]
+        writers = self._writers.get(name, _NOBODY)
         return not writers or (len(writers) == 1 and not self.is_given(name) and name not in self._read_early)
+
+    def _are_single(self, names: Sequence[str]) -> bool:
+        if self._touched.isdisjoint(names):
+            return self._irregular.isdisjoint(names)
+        return all(map(self.is_single, names))
 
     def is_controlled(self, name: str) -> bool:
         """True when some operator has `name` as a control input."""
@@ -179,35 +224,43 @@ class Draft:
             not definition.control_input
             and self.is_on_host(number)
             and definition.engine in _PLAIN_ENGINES
-            and all(map(self.is_single, definition.input))
-            and all(map(self.is_single, definition.output))
+            and self._are_single(definition.input)
+            and self._are_single(definition.output)
         )
 
     def is_inner(self, name: str) -> bool:
         """True when `name` is a single blob that an operator writes and nobody outside the net sees."""
-        return len(self._writers[name]) == 1 and name not in self.outputs and self.is_single(name)
+        return name in self._writers and name not in self.outputs and self.is_single(name)
 
     def only_reader(self, name: str) -> int | None:
         """The free operator that alone reads inner blob `name`, once; None when there is none such."""
-        readers = self._readers[name]
-        if len(readers) != 1 or name in self.outputs or not self.is_inner(name):
+        readers = self._readers.get(name, _NOBODY)
+        if len(readers) != 1 or not self.is_inner(name):
             return None
         [(reader, times)] = readers.items()
         return reader if times == 1 and self.is_free(reader) else None
 
     def producer(self, name: str) -> int | None:
         """The free operator that writes single blob `name`; None when there is none such."""
-        writers = self._writers[name]
-        if len(writers) != 1 or not self.is_single(name):
+        writers = self._writers.get(name)
+        if writers is None or not self.is_single(name):
             return None
         [writer] = writers
         return writer if self.is_free(writer) else None
 
     def constant(self, name: str) -> Array | None:
         """The value of `name` when it is a parameter that is never fed nor written; else None."""
-        if name in self.model.inputs or self._writers[name] or name in self._controls:
+        array = self.parameters.get(name)
+        if array is None or name in self.model.inputs or name in self._writers or name in self._controls:
             return None
-        return self.parameters.get(name)
+        return array
+
+    def reads_constants(self, definition: Node) -> bool:
+        """True for an operator that reads nothing but constants."""
+        for name in definition.input:  # noqa: SIM110 - asked of every operator
+            if self.constant(name) is None:
+                return False
+        return True
 
     def constants(self) -> Mapping[str, Array]:
         """All parameters that are never fed nor written."""
@@ -249,9 +302,9 @@ class Draft:
     def fresh(self, hint: str) -> str:
         """A blob name that nobody has, like `hint`; it is taken from then on."""
         if not self._taken:
-            known = self._index
-            self._taken = {*known.given, *known.writers, *known.readers, *known.controls}
-            self._taken.update(self._program.external_input)
+            self._taken = {*self._given, *self.model.parameters, *self._controls, *self._program.external_input}
+            for definition in self._program.op:
+                self._taken.update(definition.input, definition.output)
         name, count = hint, 1
         while name in self._taken:
             name, count = f"{hint}/{count}", count + 1
@@ -273,7 +326,7 @@ class Draft:
         packed = np.asarray(array).view() if array.flags.c_contiguous else _packed(array, name)
         packed.flags.writeable = False
         self.parameters[name] = packed
-        self._writers.edit(name)  # that it is given from now on may matter
+        self._touched.add(name)  # that it is given from now on may matter
 
     def changed(self, sentence: str) -> None:
         """Note a change."""
@@ -282,7 +335,9 @@ class Draft:
     def exchange(self, number: int, definition: Node) -> None:
         """Put `definition` in the place of an operator that reads and writes the same blobs."""
         self._operators[number] = definition
-        self._forget(number, ())
+        self._types.add(definition.type)
+        self._edited = True
+        self._free.pop(number, None)
 
     def become(self, model: Model, changes: Iterable[str]) -> None:
         """Go on as another model, which somebody made of this draft's."""
@@ -296,24 +351,41 @@ class Draft:
         """
         changes = tuple(self._changes)
         if changes:
-            self._begin(self._made or self._edited_model())
+            self._go_on()
             if self.known is not None and not same_types:
-                self.known.edited(() if retyped else self._index.writers.keys())
-        elif self._edited or self._taken:
+                self.known.edited(() if retyped else self._writers.keys())
+        elif self._edited or self._taken or self._made is not None:
             self._begin(self.model)
         return changes
+
+    def _go_on(self) -> None:
+        """Begin another pass with what the last one has made."""
+        model = self._made or self._edited_model()
+        for name in self._touched:
+            if not self.is_single(name):
+                self._irregular.add(name)
+        if self._made is not None or self._places or self._irregular:
+            self._begin(model)
+            return
+        self.model, self._program = model, model.program
+        for name in self._touched:  # readers are in list order again
+            row = self._readers.get(name, _NOBODY)
+            if len(row) > 1:
+                self._readers[name] = dict(sorted(row.items()))
+        self._touched, self._left, self._taken, self._changes = set(), set(), set(), []
+        self._edited = False
 
     def _edited_model(self) -> Model:
         self._let_go_of_unread()
         program = self._program.with_operators(self._operators[number] for number in self.numbers())
         if program.external_input:
             seen = {*program.external_input, *self.model.inputs}
-            added = [name for name in self.parameters if name not in seen and self._readers[name]]
+            added = [name for name in self.parameters if name not in seen and name in self._readers]
             gone = {name for name in program.external_input if name not in self.model.inputs} - self._in_use()
             external = [name for name in program.external_input if name not in gone]
             if added or gone:
                 program = program.with_external_input([*external, *added])
-        parameters = successors(self.model.parameters, self.parameters)
+        parameters = successors(self.model.parameters, dict(self.parameters))
         return self.model.changed(net=program, parameters=parameters)
 
     def _let_go_of_unread(self) -> None:
@@ -324,64 +396,84 @@ class Draft:
         init = self.model.init_program.op
         needed = {*self.outputs, *self._controls, *(name for definition in init for name in definition.input)}
         for name in self._left - needed:
-            if name in self.parameters and not (self._readers[name] or self._writers[name]):
+            if name in self.parameters and not (name in self._readers or name in self._writers):
                 before.let_go(name)
                 del self.parameters[name]
         self._left.clear()
 
     def _in_use(self) -> set[str]:
-        return set(self._readers.names()) | self.outputs | self._controls
+        return self._readers.keys() | self.outputs | self._controls
 
     def _enter(self, number: int, definition: Node) -> None:
-        self._readers.enter(number, definition.input)
-        self._writers.enter(number, definition.output)
-        self._forget(number, definition.output)
+        self._types.add(definition.type)
+        _enter(self._readers, number, definition.input)
+        _enter(self._writers, number, definition.output)
+        self._forget(number, definition)
 
     def _leave(self, number: int) -> None:
         definition = self._operators[number]
-        self._readers.leave(number, definition.input)
+        _leave(self._readers, number, definition.input)
+        _leave(self._writers, number, definition.output)
         self._left.update(definition.input)
-        self._writers.leave(number, definition.output)
-        self._forget(number, definition.output)
+        self._forget(number, definition)
 
-    def _forget(self, number: int, written: Iterable[str]) -> None:
-        """Operator `number` has changed, and so has who writes these blobs: ask anew what is free."""
+    def _forget(self, number: int, definition: Node) -> None:
+        """Operator `number` has changed, and so has who writes its outputs: ask anew what is free."""
         self._edited = True
+        self._touched.update(definition.input, definition.output)
         self._free.pop(number, None)
-        for name in written:
-            readers, writers = self._readers[name], self._writers[name]
+        for name in definition.output if self._free else ():
+            readers, writers = self._readers.get(name, _NOBODY), self._writers.get(name, _NOBODY)
             if len(readers) + len(writers) > _MANY:
                 self._free = {}
-            for other in (*readers, *writers) if self._free else ():
+            for other in (*readers, *writers):
                 self._free.pop(other, None)
 
 
-@dataclass(frozen=True)
+Users = dict[str, dict[int, int]]
+"""By blob that somebody uses, the operators that do, in the order they came, and how often each names it."""
+
+
+def _enter(users: Users, number: int, names: Sequence[str]) -> None:
+    for name in names:
+        row = users.get(name)
+        if row is None:
+            users[name] = {number: 1}
+        else:
+            row[number] = row.get(number, 0) + 1
+
+
+def _leave(users: Users, number: int, names: Sequence[str]) -> None:
+    for name in names:
+        row = users.get(name)
+        if row is not None:
+            row.pop(number, None)
+            if not row:
+                del users[name]
+
+
+@dataclass(frozen=True, slots=True)
 class _Index:
-    """What a draft begins with: who touches which blob; never changed.
+    """What a draft begins with: who touches which blob.
 
     Attributes:
-        given: blobs that are there before the run.
+        readers, writers: of each blob that has some.
         controls: control inputs.
         read_early: blobs that an operator reads before any writes them.
-        readers, writers: by blob, the operators, and how often each names it.
-        irregular: blobs that are not single.
     """
 
-    given: frozenset[str]
-    controls: frozenset[str]
-    read_early: frozenset[str]
-    readers: Mapping[str, dict[int, int]]
-    writers: Mapping[str, dict[int, int]]
-    irregular: frozenset[str]
+    readers: Users
+    writers: Users
+    controls: set[str]
+    read_early: set[str]
 
 
-def _index(model: Model) -> _Index:
-    readers: dict[str, dict[int, int]] = {}
-    writers: dict[str, dict[int, int]] = {}
+def _index(program: Program) -> _Index:
+    readers: Users = {}
+    writers: Users = {}
     controls: set[str] = set()
     read_early: set[str] = set()
-    for number, definition in enumerate(model.program.op):
+    for number, definition in enumerate(program.op):
         for name in definition.input:
             if name not in writers:
                 read_early.add(name)
@@ -390,61 +482,15 @@ def _index(model: Model) -> _Index:
                 readers[name] = {number: 1}
             else:
                 row[number] = row.get(number, 0) + 1
-        controls.update(definition.control_input)
+        if definition.control_input:
+            controls.update(definition.control_input)
         for name in definition.output:
             row = writers.get(name)
             if row is None:
                 writers[name] = {number: 1}
             else:
                 row[number] = row.get(number, 0) + 1
-    made = (name for definition in model.init_program.op for name in definition.output)
-    given = frozenset(model.inputs) | frozenset(model.parameters) | frozenset(made)
-    several = {name for name, row in writers.items() if len(row) > 1}
-    both = (given | read_early) & writers.keys()
-    return _Index(
-        given, frozenset(controls), frozenset(read_early), readers, writers, frozenset(controls | several | both)
-    )
-
-
-class _Users:
-    """By blob, the operators that read it, or write it, in the order they came, and how often each names it."""
-
-    def __init__(self, first: Mapping[str, dict[int, int]]) -> None:
-        self._first = first
-        self._edited: dict[str, dict[int, int]] = {}
-
-    def __getitem__(self, name: str) -> Mapping[int, int]:
-        edited = self._edited.get(name)
-        return self._first.get(name, _NOBODY) if edited is None else edited
-
-    def is_edited(self, name: str) -> bool:
-        """True when it may have changed who uses blob `name`."""
-        return name in self._edited
-
-    def edit(self, name: str) -> None:
-        """Let blob `name` count as edited."""
-        self._row(name)
-
-    def names(self) -> list[str]:
-        """The blobs that somebody uses."""
-        return [name for name in {**self._first, **self._edited} if self[name]]
-
-    def enter(self, number: int, names: Iterable[str]) -> None:
-        """Operator `number` names these blobs."""
-        for name in names:
-            row = self._row(name)
-            row[number] = row.get(number, 0) + 1
-
-    def leave(self, number: int, names: Iterable[str]) -> None:
-        """Operator `number` no longer names these blobs."""
-        for name in names:
-            self._row(name).pop(number, None)
-
-    def _row(self, name: str) -> dict[int, int]:
-        row = self._edited.get(name)
-        if row is None:
-            row = self._edited[name] = dict(self._first.get(name, _NOBODY))
-        return row
+    return _Index(readers, writers, controls, read_early)
 
 
 _NOBODY: Mapping[int, int] = MappingProxyType({})

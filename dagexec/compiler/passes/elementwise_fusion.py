@@ -18,6 +18,7 @@ from dagexec.compiler.passes.fusion import FUSED_CHAIN, described, fused, has_ro
 from dagexec.compiler.passes.post_operations import FUSED_TYPES, MAX_POST_OPS, Link, Types, operand_links, unary_links
 from dagexec.compiler.passes.rewriting import Pass
 from dagexec.core.node import new_node
+from dagexec.core.schema import OpSchema
 from dagexec.ops.activation.post_ops import SUM, PostOp
 
 Links = tuple[Link, ...]
@@ -26,9 +27,13 @@ Links = tuple[Link, ...]
 def edit(draft: Draft) -> None:
     """Make chains of two and more operators, from the front of the list on."""
     fusion = _Fusion(draft, draft.types())
-    for number, _ in draft.operators():
+    for number in draft.having(_may_be_link):
         if number in draft and number not in fusion.members:
             fusion.fuse_from(number)
+
+
+def _may_be_link(schema: OpSchema) -> bool:
+    return schema.post_ops is not None or schema.type in (FUSED_CHAIN, "SpatialBN")
 
 
 class _Fusion:
@@ -137,4 +142,4 @@ class _Fusion:
         return tuple(links)
 
 
-PASS = Pass("elementwise-fusion", "Element-wise operators in a row become one.", edit)
+PASS = Pass("elementwise-fusion", "Element-wise operators in a row become one.", edit, needs=(_may_be_link,))

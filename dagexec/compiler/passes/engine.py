@@ -14,6 +14,7 @@ from dagexec.compiler.passes.draft import Draft
 from dagexec.compiler.passes.rewriting import Pass
 from dagexec.core.dtypes import FLOAT64
 from dagexec.core.registry import has_engine, schema_of
+from dagexec.core.schema import OpSchema
 from dagexec.ops.onednn.binding import library
 from dagexec.platform.processor import last_level_cache
 
@@ -31,7 +32,8 @@ def assign_engine(draft: Draft) -> None:
         return
     stays_in_cache = sum(array.nbytes for array in model.parameters.values()) <= last_level_cache() // 2
     changed: Counter[str] = Counter()
-    for number, definition in draft.operators():
+    for number in draft.having(_has_onednn):
+        definition = draft[number]
         if definition.engine or not _suits(draft, number):
             continue
         cached = stays_in_cache and schema_of(definition.type).has_weights
@@ -44,9 +46,15 @@ def assign_engine(draft: Draft) -> None:
 
 def _suits(draft: Draft, number: int) -> bool:
     definition, parameters = draft[number], draft.parameters
-    if not draft.is_on_host(number) or not has_engine(definition.type, ONEDNN):
-        return False
-    return all(parameters[name].dtype != np.float64 for name in definition.input if name in parameters)
+    return draft.is_on_host(number) and all(
+        parameters[name].dtype != np.float64 for name in definition.input if name in parameters
+    )
 
 
-ENGINE = Pass("engine", "operators that oneDNN can compute name its engine", assign_engine, keeps_types=True)
+def _has_onednn(schema: OpSchema) -> bool:
+    return has_engine(schema.type, ONEDNN)
+
+
+ENGINE = Pass(
+    "engine", "operators that oneDNN can compute name its engine", assign_engine, needs=(_has_onednn,), keeps_types=True
+)

@@ -13,6 +13,7 @@ from dagexec.core.arguments import ArgumentValue
 from dagexec.core.dtypes import TypeMeta, from_numpy
 from dagexec.core.node import Node
 from dagexec.core.registry import schema_of
+from dagexec.core.schema import OpSchema
 from dagexec.ops.activation.post_ops import PostOp, parse_post_op
 
 FUSED_CONVOLUTION = "FusedConv"
@@ -25,12 +26,15 @@ def post_ops_of(definition: Node) -> list[PostOp]:
     return [parse_post_op(text, definition.type) for text in definition.arguments().strings("post_ops")]
 
 
+def takes_post_ops(schema: OpSchema) -> bool:
+    """A layer that applies post-ops to its result, or that one takes the place of which does."""
+    return bool(schema.fused) or schema.type in (FUSED_CONVOLUTION, FUSED_PRODUCT)
+
+
 def layer_meta(draft: Draft, number: int) -> TypeMeta | None:
     """The element type of a layer that takes post-ops: a convolution or FC on the host, of float32 or float64."""
     definition = draft[number]
-    if not schema_of(definition.type).fused and definition.type not in (FUSED_CONVOLUTION, FUSED_PRODUCT):
-        return None
-    if not draft.is_free(number):
+    if not (schema_of(definition.type).once(takes_post_ops) and draft.is_free(number)):
         return None
     weights = draft.constant(definition.input[1])
     meta = None if weights is None else from_numpy(np.dtype(weights.dtype))

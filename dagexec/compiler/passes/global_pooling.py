@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dagexec.compiler.passes.draft import Draft
+from dagexec.compiler.passes.operator_traits import of_type
 from dagexec.compiler.passes.rewriting import Pass
 from dagexec.compiler.passes.types import BlobType
 from dagexec.core.arguments import ArgumentValue
@@ -17,11 +18,9 @@ def edit(draft: Draft) -> None:
 
     Without `keepdims` a `Squeeze` follows.
     """
-    if all(definition.type != "ReduceMean" for definition in draft.nodes()):
-        return
     types = draft.types()
-    for number, definition in draft.operators():
-        if definition.type == "ReduceMean" and draft.is_free(number):
+    for number in draft.having(_is_mean):
+        if draft.is_free(number):
             _rewrite(draft, number, types)
 
 
@@ -46,4 +45,5 @@ def _rewrite(draft: Draft, number: int, types: Mapping[str, BlobType]) -> None:
     draft.replace(number, pooling, *([] if keeps else [new_node("Squeeze", [pooled], [target], dims=axes)]))
 
 
-PASS = Pass("global-pooling", "Means over all pixels become global average pooling.", edit)
+_is_mean = of_type("ReduceMean")
+PASS = Pass("global-pooling", "Means over all pixels become global average pooling.", edit, needs=(_is_mean,))

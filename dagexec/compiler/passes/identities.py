@@ -14,6 +14,7 @@ from dagexec.compiler.passes.types import BlobType
 from dagexec.core.arguments import Arguments
 from dagexec.core.node import Node
 from dagexec.core.registry import schema_of
+from dagexec.core.schema import OpSchema
 from dagexec.ops.activation.post_ops import as_post_ops
 
 Types = Mapping[str, BlobType]
@@ -21,22 +22,29 @@ Types = Mapping[str, BlobType]
 
 def edit(draft: Draft) -> None:
     """Remove what gives its input back, unless both its input and its output must keep their names."""
-    types = draft.types() if any(map(_keeps_elements, draft.nodes())) else {}
-    for number, _ in draft.operators():
-        if _is_identity(draft, number, types):
+    candidates = {number: as_post_ops(draft[number]) == () for number in draft.having(_may_give_back)}
+    keeping = {number for number, always in candidates.items() if not always and _keeps_elements(draft[number])}
+    types = draft.types() if keeping else {}
+    for number, always in candidates.items():
+        if (always or number in keeping) and _is_identity(draft, number, always, types):
             _bypass(draft, number)
 
 
-def _is_identity(draft: Draft, number: int, types: Types) -> bool:
+def _may_give_back(schema: OpSchema) -> bool:
+    return schema.post_ops is not None or schema.view or schema.type == "Cast" or schema.type == "Transpose"
+
+
+def _is_identity(draft: Draft, number: int, always: bool, types: Types) -> bool:
+    """True for an operator that `always` gives its input back, and for one that keeps elements, and types here."""
     definition = draft[number]
     if not (draft.is_free(number) and definition.input and definition.output):
         return False
     if any(draft.is_read(name) or name in draft.outputs for name in definition.output[1:]):
         return False
-    if as_post_ops(definition) == ():
+    if always:
         return True
     source, target = types.get(definition.input[0]), types.get(definition.output[0])
-    if not _keeps_elements(definition) or source is None or target is None or source != target:
+    if source is None or target is None or source != target:
         return False
     return definition.type != "Transpose" or _moves_nothing(draft.arguments(number), source)
 
@@ -69,4 +77,4 @@ def _bypass(draft: Draft, number: int) -> None:
         draft.redirect(target, source)
 
 
-PASS = Pass("identities", "Operators that give their input back are removed.", edit)
+PASS = Pass("identities", "Operators that give their input back are removed.", edit, needs=(_may_give_back,))

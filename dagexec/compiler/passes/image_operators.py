@@ -20,7 +20,7 @@ from dagexec.core.arguments import Arguments, ArgumentValue
 from dagexec.core.dtypes import FLOAT32, INT64
 from dagexec.core.node import Node
 from dagexec.core.registry import schema_of
-from dagexec.core.schema import OperatorCall, TensorType
+from dagexec.core.schema import OperatorCall, OpSchema, TensorType
 from dagexec.core.traits import ImageRole
 from dagexec.errors import DagexecError
 from dagexec.ops.activation.post_ops import parse_post_op
@@ -488,6 +488,6 @@ _RULES: Mapping[ImageRole, Rule] = {
 _CONVOLVING = (ImageRole.CONVOLUTION, ImageRole.TRANSPOSED_CONVOLUTION, ImageRole.QUANTIZED_CONVOLUTION)
 
 
-def may_seek_order(definition: Node) -> bool:
+def may_seek_order(schema: OpSchema) -> bool:
     """True for operators that may be much faster in an order other than NCHW."""
-    return schema_of(definition.type).image_role in _CONVOLVING
+    return schema.image_role in _CONVOLVING

@@ -16,17 +16,16 @@ from dagexec.compiler.passes.post_operations import Types
 from dagexec.compiler.passes.rewriting import Pass
 from dagexec.core.node import Node
 from dagexec.core.registry import schema_of
+from dagexec.core.schema import OpSchema
 from dagexec.core.shape_values import asked_operators
 from dagexec.core.traits import ImageRole
 from dagexec.ops.activation.post_ops import PostOp, as_post_ops
 from dagexec.ops.onednn.post_ops import drops_nan
 
-_ELEMENTWISE = (ImageRole.ELEMENTWISE, ImageRole.PER_CHANNEL)
-
 
 def edit(draft: Draft) -> None:
     """Decide for all operators while each blob has one value, then rename."""
-    candidates = [number for number, _ in draft.operators() if _may_write_over_an_input(draft, number)]
+    candidates = [number for number in draft.having(_is_elementwise) if _may_write_over_an_input(draft, number)]
     if not candidates:
         return
     types = draft.types()
@@ -58,11 +57,13 @@ def _shape_values(draft: Draft) -> frozenset[str]:
     return frozenset(name for index in asked for name in definitions[index].output)
 
 
+def _is_elementwise(schema: OpSchema) -> bool:
+    return schema.image_role in (ImageRole.ELEMENTWISE, ImageRole.PER_CHANNEL) and not schema.view
+
+
 def _may_write_over_an_input(draft: Draft, number: int) -> bool:
     definition = draft[number]
     schema = schema_of(definition.type)
-    if schema.image_role not in _ELEMENTWISE or schema.view:
-        return False
     if len(definition.output) != 1 or not draft.is_free(number):
         return False
     if "ONEDNN" in definition.engine.split(",") and drops_nan(_functions(definition)):
@@ -90,4 +91,6 @@ def _dying_input(draft: Draft, number: int, types: Types, ordering: Ordering, ke
     return None
 
 
-PASS = Pass("in-place", "Element-wise operators write over inputs that die there.", edit, retypes=True)
+PASS = Pass(
+    "in-place", "Element-wise operators write over inputs that die there.", edit, needs=(_is_elementwise,), retypes=True
+)

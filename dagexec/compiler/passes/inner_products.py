@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from dagexec.compiler.passes.draft import Array, Draft
+from dagexec.compiler.passes.operator_traits import of_type
 from dagexec.compiler.passes.rewriting import Pass
 from dagexec.compiler.passes.types import BlobType
 from dagexec.core.node import new_node
@@ -19,8 +20,9 @@ from dagexec.core.node import new_node
 LAST = -1
 """The axis that is summed over where the number of axes is not known: the leading ones are joined in a run."""
 
-_PRODUCTS = frozenset({"Gemm", "MatMul", "BatchMatMul", "FCTransposed"})
-_LAYERS = _PRODUCTS | {"FC"}
+_PRODUCTS = ("Gemm", "MatMul", "BatchMatMul", "FCTransposed")
+_LAYERS = (*_PRODUCTS, "FC")
+_is_product, _is_batched = of_type(*_PRODUCTS), of_type("BatchMatMul")
 
 _SHARED_BYTES = 1 << 20
 """Weights of fewer bytes may be in memory twice."""
@@ -28,9 +30,9 @@ _SHARED_BYTES = 1 << 20
 
 def edit(draft: Draft) -> None:
     """Rewrite each product whose second operand is a constant matrix of floats."""
-    types = draft.types() if any(definition.type == "BatchMatMul" for definition in draft.nodes()) else {}
-    for number, definition in draft.operators():
-        if definition.type in _PRODUCTS and draft.is_free(number):
+    types = draft.types() if draft.has(_is_batched) else {}
+    for number in draft.having(_is_product):
+        if draft.is_free(number):
             _rewrite(draft, number, types)
 
 
@@ -102,4 +104,6 @@ def _scaled(array: Array, factor: float) -> Array:
     return array if factor == 1 else array * array.dtype.type(factor)
 
 
-PASS = Pass("inner-products", "Products with constant matrices become fully connected layers.", edit)
+PASS = Pass(
+    "inner-products", "Products with constant matrices become fully connected layers.", edit, needs=(_is_product,)
+)

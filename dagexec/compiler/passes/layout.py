@@ -35,6 +35,7 @@ from dagexec.core.dtypes import FLOAT32, from_numpy
 from dagexec.core.maximum_flow import UNLIMITED, MaximumFlow
 from dagexec.core.model import Model
 from dagexec.core.node import Node, new_node
+from dagexec.core.registry import schema_of
 from dagexec.core.schema import TensorType
 from dagexec.ops.base.layout import BLOCKS, LAYOUTS, NCHW, NHWC, PADDED, image_shape
 from dagexec.ops.onednn.availability import widest_blocks
@@ -424,16 +425,16 @@ def layout_pass(name: str) -> Pass:
     """The pass for one of `ops.base.layout.LAYOUTS`; see `layouts` for what to try."""
 
     def edit(draft: Draft) -> None:
-        if name != NCHW and any(map(may_seek_order, draft.nodes())):
+        if name != NCHW:
             found = laid_out(draft.model, name, draft.types())
             draft.become(found.model, found.changes)
 
-    return Pass("layout", _DOC, edit, retypes=True)
+    return Pass("layout", _DOC, edit, needs=(may_seek_order,), retypes=True)
 
 
 def laid_out(model: Model, name: str, types: Types | None = None) -> Rewritten:
     """`model`, of whose blobs `types` are known, in the layout called `name`, one of LAYOUTS; as it is in NCHW."""
-    if name == NCHW or not any(map(may_seek_order, model.program.op)):
+    if name == NCHW or not any(may_seek_order(schema_of(one.type)) for one in model.program.op):
         return Rewritten(model)
     order = PADDED.get(name, name)
     source = pad_channels(model, BLOCKS[order]) if name in PADDED else model

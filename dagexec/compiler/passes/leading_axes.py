@@ -7,18 +7,16 @@ an activation or a sum, becomes a part of it.
 from __future__ import annotations
 
 from dagexec.compiler.passes.draft import Draft
+from dagexec.compiler.passes.operator_traits import is_fully_connected, is_reshape
 from dagexec.compiler.passes.post_operations import Types
 from dagexec.compiler.passes.rewriting import Pass
 from dagexec.core.node import Node
-from dagexec.core.registry import schema_of
-from dagexec.core.traits import LayerKind
 
 
 def edit(draft: Draft) -> None:
     """Look behind each fully connected layer of a matrix."""
-    layers = [number for number, one in draft.operators() if schema_of(one.type).layer is LayerKind.FULLY_CONNECTED]
-    types = draft.types() if layers else {}
-    for number in layers:
+    types = draft.types()
+    for number in draft.having(is_fully_connected):
         if draft.is_free(number):
             _rewrite(draft, number, types)
 
@@ -61,4 +59,9 @@ def _unshaped(draft: Draft, name: str, shapes: tuple[tuple[int, ...], ...], type
     return source if source in types and types[source].shapes == shapes else None
 
 
-PASS = Pass("leading-axes", "Layers between two reshapes take the axes as they are.", edit)
+PASS = Pass(
+    "leading-axes",
+    "Layers between two reshapes take the axes as they are.",
+    edit,
+    needs=(is_fully_connected, is_reshape),
+)

@@ -2,9 +2,45 @@
 
 from __future__ import annotations
 
+from dagexec.compiler.passes.draft import Trait
 from dagexec.core.node import Node
 from dagexec.core.registry import schema_of
-from dagexec.core.schema import UNBOUNDED
+from dagexec.core.schema import UNBOUNDED, OpSchema
+from dagexec.core.traits import LayerKind
+
+
+def of_type(*types: str) -> Trait:
+    """The trait of being one of these operator types."""
+    return lambda schema: schema.type in types
+
+
+def is_layer(schema: OpSchema) -> bool:
+    """A convolution or fully connected layer."""
+    return schema.layer is not None
+
+
+def is_fully_connected(schema: OpSchema) -> bool:
+    """A fully connected layer."""
+    return schema.layer is LayerKind.FULLY_CONNECTED
+
+
+def may_be_post_ops(schema: OpSchema) -> bool:
+    """What post-ops may compute."""
+    return schema.post_ops is not None
+
+
+def may_add(schema: OpSchema) -> bool:
+    """What may be a sum of its inputs."""
+    return schema.post_ops is not None and schema.inputs[1] > 1
+
+
+def joins_or_cuts(schema: OpSchema) -> bool:
+    """What joins tensors to one, or cuts one."""
+    return schema.joined is not None or schema.cut is not None
+
+
+is_reshape = of_type("Reshape")
+is_product_or_quotient = of_type("Mul", "Div")
 
 
 def is_in_training(definition: Node) -> bool:

@@ -28,7 +28,7 @@ from dagexec.compiler.passes.linear_quantization import (
     dequantized_weights,
     linear_of,
 )
-from dagexec.compiler.passes.operator_traits import moved_inputs
+from dagexec.compiler.passes.operator_traits import moved_inputs, of_type
 from dagexec.compiler.passes.post_operations import is_sum, unary_links
 from dagexec.compiler.passes.rewriting import Pass
 from dagexec.compiler.passes.types import BlobType
@@ -48,8 +48,6 @@ Types = Mapping[str, BlobType]
 
 def edit(draft: Draft) -> None:
     """Bring integers as far as they reach, then fuse."""
-    if all(definition.type not in (QUANTIZE, DEQUANTIZE) for definition in draft.nodes()):
-        return
     types = draft.types()
     for number, definition in draft.operators():
         if not draft.is_free(number):
@@ -438,6 +436,7 @@ PASS = Pass(
     "quantized-operators",
     "operators between DequantizeLinear and QuantizeLinear compute on 8-bit integers",
     edit,
+    needs=(of_type(QUANTIZE, DEQUANTIZE),),
     retypes=True,
 )
 """For models that say themselves what is quantized, and after `precision`."""

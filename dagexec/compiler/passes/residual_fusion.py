@@ -15,7 +15,16 @@ from dataclasses import replace
 
 from dagexec.compiler.passes.activation_fusion import fuse_activations
 from dagexec.compiler.passes.draft import Draft
-from dagexec.compiler.passes.fusion import FUSED_PRODUCT, described, fused, has_room, layer_meta, post_ops_of
+from dagexec.compiler.passes.fusion import (
+    FUSED_PRODUCT,
+    described,
+    fused,
+    has_room,
+    layer_meta,
+    post_ops_of,
+    takes_post_ops,
+)
+from dagexec.compiler.passes.operator_traits import may_add
 from dagexec.compiler.passes.ordering import Ordering
 from dagexec.compiler.passes.post_operations import Types, is_sum, operand_links
 from dagexec.compiler.passes.rewriting import Pass
@@ -31,12 +40,10 @@ _SLACK = 1e-9  # seconds by which sums of floats may differ
 
 def edit(draft: Draft) -> None:
     """Fuse sums as operands, then let layers work in place where they may."""
-    if not any(map(is_sum, draft.nodes())):
-        return
     fused_layers: list[int] = []
     ordering: Ordering | None = None
-    for number, definition in draft.operators():
-        if number not in draft or not is_sum(definition) or not draft.is_free(number):
+    for number in draft.having(may_add):
+        if number not in draft or not is_sum(draft[number]) or not draft.is_free(number):
             continue
         layers = _layers_for(draft, number)
         if not layers:
@@ -179,4 +186,9 @@ def _summing(definition: Node, index: int) -> Node:
     return definition.changed(arguments={"post_ops": texts})
 
 
-PASS = Pass("residual-fusion", "Layers add the other branch's tensor to their result, in place where they may.", edit)
+PASS = Pass(
+    "residual-fusion",
+    "Layers add the other branch's tensor to their result, in place where they may.",
+    edit,
+    needs=(may_add, takes_post_ops),
+)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import NamedTuple
 
-from dagexec.compiler.passes.draft import Draft, Rewritten
+from dagexec.compiler.passes.draft import Draft, Rewritten, Trait
 from dagexec.compiler.passes.types import KnownTypes
 from dagexec.core.graph import check_net
 from dagexec.core.model import Model
@@ -25,6 +26,8 @@ class Pass:
 
     Attributes:
         edit: does it, to the graph that all passes share.
+        needs: what the types of some operators must be for it to find anything: one of each trait. It is not entered
+            where a net has none such.
         retypes: a blob may have another type or shape afterwards, or several: layouts and precisions do that.
         keeps_types: all blobs have their types, as only engines and the like change.
     """
@@ -32,6 +35,7 @@ class Pass:
     name: str
     doc: str
     edit: Callable[[Draft], None]
+    needs: tuple[Trait, ...] = ()
     retypes: bool = False
     keeps_types: bool = False
 
@@ -43,8 +47,7 @@ class Pass:
         return Rewritten(draft.model, changes)
 
 
-@dataclass(frozen=True)
-class PassOutcome:
+class PassOutcome(NamedTuple):
     """What one pass did: its changes, the number of operators before and after, and the seconds it took."""
 
     name: str
@@ -85,7 +88,8 @@ def run_passes(model: Model | PassReport, passes: Sequence[Pass], without: Colle
     Parameters must be arrays already: what an init net computes is unknown to every pass. Raises ArgumentError for a
     name in `without` that no pass has, and what `check_net` raises for a net that is none.
     """
-    check_pass_names(without, passes)
+    if without:
+        check_pass_names(without, passes)
     if isinstance(model, PassReport):
         draft = Draft(model.model, None if model.known is None else model.known.copy())
     else:
@@ -95,12 +99,15 @@ def run_passes(model: Model | PassReport, passes: Sequence[Pass], without: Colle
     for step in passes:
         if step.name in without:
             continue
+        before = len(draft)
+        if step.needs and not all(map(draft.has, step.needs)):
+            outcomes.append(PassOutcome(step.name, (), before, before, 0.0))
+            continue
         check_stop()
-        before, start = len(draft.model.program.op), time.perf_counter()
+        start = time.perf_counter()
         step.edit(draft)
         changes = draft.settle(retyped=step.retypes, same_types=step.keeps_types)
-        seconds = time.perf_counter() - start
-        outcomes.append(PassOutcome(step.name, changes, before, len(draft.model.program.op), seconds))
+        outcomes.append(PassOutcome(step.name, changes, before, len(draft), time.perf_counter() - start))
     return PassReport(draft.model, tuple(outcomes), draft.known)
 
 

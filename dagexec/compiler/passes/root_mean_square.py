@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dagexec.compiler.passes.draft import Draft
+from dagexec.compiler.passes.operator_traits import is_product_or_quotient, of_type
 from dagexec.compiler.passes.post_operations import Types
 from dagexec.compiler.passes.rewriting import Pass
 from dagexec.core.dtypes import FLOAT32, FLOAT64
@@ -37,10 +38,8 @@ class _Normalization:
 
 def edit(draft: Draft) -> None:
     """Look before each product and quotient for the mean of squares by which it normalizes."""
-    if all(definition.type != _MEAN for definition in draft.nodes()):
-        return
     types = draft.types()
-    for number in draft.numbers():
+    for number in draft.having(is_product_or_quotient):
         if number in draft and draft[number].type in ("Mul", "Div") and draft.is_free(number):
             found = _normalization(draft, number, types)
             if found is not None:
@@ -168,4 +167,9 @@ def _number(draft: Draft, name: str) -> float | None:
     return float(array.reshape(-1)[0]) if array is not None and array.size == 1 else None
 
 
-PASS = Pass("root-mean-square", "Squares, means and roots that spell a normalization become one operator.", edit)
+PASS = Pass(
+    "root-mean-square",
+    "Squares, means and roots that spell a normalization become one operator.",
+    edit,
+    needs=(is_product_or_quotient, of_type(_MEAN)),
+)

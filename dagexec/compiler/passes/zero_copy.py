@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dagexec.compiler.passes.draft import Draft
+from dagexec.compiler.passes.operator_traits import joins_or_cuts
 from dagexec.compiler.passes.post_operations import Types
 from dagexec.compiler.passes.rewriting import Pass
 from dagexec.core.registry import schema_of
@@ -19,9 +20,7 @@ from dagexec.core.schema import OperatorCall, TensorType
 
 def edit(draft: Draft) -> None:
     """Mark the operators; order and names stay."""
-    kinds = {definition.type for definition in draft.nodes()}
-    sharing = {kind for kind in kinds if schema_of(kind).joined is not None or schema_of(kind).cut is not None}
-    candidates = [number for number, one in draft.operators() if one.type in sharing and _may_share(draft, number)]
+    candidates = [number for number in draft.having(joins_or_cuts) if _may_share(draft, number)]
     if not candidates:
         return
     types = draft.types()
@@ -72,4 +71,6 @@ def _calls(draft: Draft, number: int, types: Types) -> Iterator[tuple[OperatorCa
         yield OperatorCall(definition, definition.arguments(label), tuple(inputs), values, label), outputs
 
 
-PASS = Pass("zero-copy", "What is joined or cut in one piece is written where it is read.", edit)
+PASS = Pass(
+    "zero-copy", "What is joined or cut in one piece is written where it is read.", edit, needs=(joins_or_cuts,)
+)

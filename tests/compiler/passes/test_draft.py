@@ -65,3 +65,32 @@ def test_edits_of_a_pass_that_changes_nothing_are_taken_back() -> None:
     assert draft.settle() == ()
     assert draft.model is model
     assert [node.output[0] for node in draft.nodes()] == ["a", "y"]
+
+
+def test_a_model_that_a_pass_made_without_a_change_is_forgotten() -> None:
+    model = model_of([op("Mul", ["x", "p"], ["a"]), op("Relu", ["a"], ["y"])], p=normal(6))
+    draft = Draft(model)
+    draft.become(model, ())
+    assert draft.settle() == ()
+    draft.rename("a", "b")
+    draft.changed("another name")
+    draft.settle()
+    assert listed(draft.model) == ["Mul x p -> b", "Relu b -> y"]
+
+
+def test_the_next_pass_sees_what_the_last_one_left() -> None:
+    model = model_of([op("Mul", ["x", "p"], ["a"]), op("Relu", ["a"], ["b"]), op("Abs", ["a"], ["y"])], p=normal(6))
+    draft = Draft(model)
+    draft.replace(1, draft[1].changed(inputs=["x"]))
+    draft.redirect("a", "b")
+    draft.remove(0)
+    draft.add_parameter_named("a", np.ones(6, np.float32))
+    draft.changed("all of it")
+    draft.settle()
+    again = Draft(draft.model)
+    for name in "xabpy":
+        assert draft.is_single(name) == again.is_single(name)
+        assert draft.is_given(name) == again.is_given(name)
+    assert [draft[number].type for number in draft.readers("b")] == ["Abs"]
+    assert draft.only_reader("b") == 2
+    assert draft.unused_parameters() == ["p", "a"]

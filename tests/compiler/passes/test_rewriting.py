@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from dagexec.compiler.passes import Draft, Pass, run_passes
+from dagexec.compiler.passes.operator_traits import of_type
 from dagexec.core.model import Model
 from dagexec.core.node import Node
 from dagexec.core.proto import NetDef
 from dagexec.errors import ArgumentError
+from tests.compiler.passes.models import op
 
 
 def _appending(name: str) -> Pass:
@@ -43,3 +45,16 @@ def test_a_pass_is_switched_off_by_name_wherever_it_stands() -> None:
 def test_an_unknown_name_is_refused_with_the_list_of_passes() -> None:
     with pytest.raises(ArgumentError, match=r"no pass 'tow'; the passes are one, two; did you mean 'two'\?$"):
         run_passes(MODEL, PASSES, without=["tow"])
+
+
+def test_a_pass_is_not_entered_where_no_operator_is_of_a_type_that_it_needs() -> None:
+    entered: list[list[int]] = []
+    net = NetDef(name="m", op=[op("Abs", ["x"], ["a"]), op("Relu", ["a"], ["b"]), op("Abs", ["b"], ["y"])])
+
+    def looking_for(*types: str) -> Pass:
+        traits = tuple(map(of_type, types))
+        return Pass("look", "Looks.", lambda draft: entered.append(draft.having(traits[0])), needs=traits)
+
+    report = run_passes(Model("m", net), [looking_for("Abs"), looking_for("Tanh"), looking_for("Relu", "Tanh")])
+    assert entered == [[0, 2]]
+    assert [(one.name, one.changes, one.operators_after) for one in report.outcomes] == 3 * [("look", (), 3)]
