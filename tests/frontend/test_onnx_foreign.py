@@ -175,7 +175,7 @@ def test_many_nodes_are_merged_in_bounded_time(monkeypatch: pytest.MonkeyPatch) 
 
 def test_operators_of_dagexec_alone_stay_as_they_are() -> None:
     operators = [dagexec.op("Relu", ["x"], ["a"]), dagexec.op("Relu", ["a"], ["y"])]
-    assert merged(operators, ["y"], KnownTypes({})) == operators
+    assert merged(operators, ["y"], KnownTypes({}, {})) == operators
 
 
 def test_what_onnxruntime_has_no_kernel_for_takes_nothing_else_to_the_reference() -> None:

@@ -157,7 +157,7 @@ def _has_kernel(operator: Node, types: KnownTypes) -> bool:
     opsets = {entry.domain: entry.version for entry in message.opset_import}
     for node in message.graph.node:
         domain = "" if node.domain in DEFAULT_DOMAINS else node.domain
-        metas = {name: kinds[0].meta for name in node.input if name and (kinds := types.of([name])) is not None}
+        metas = {name: meta for name in node.input if name and (meta := types.meta_of(name)) is not None}
         if not sessions.has_kernel(node, opsets.get(domain, 1), metas):
             return False
     return True
@@ -256,21 +256,20 @@ def _joined(operators: Sequence[Node], needed: Collection[str]) -> Node:
 
 
 def settle(
-    operators: Sequence[Node], parameters: Mapping[str, Array], inputs: Mapping[str, InputInfo]
-) -> Sequence[Node]:
+    operators: Sequence[Node], parameters: Mapping[str, Array], inputs: Mapping[str, InputInfo], types: KnownTypes
+) -> tuple[Sequence[Node], KnownTypes]:
     """The operators, of a model, with what can be known of foreign ones before anything runs noted at them.
 
-    Where the types of inputs are known, each is opened once, and types of outputs are inferred. Raises
-    UnsupportedOperatorError for all that no runtime can compute.
+    Where the types of inputs are known, each is opened once, and types of outputs are inferred: `types` are those
+    before, and what is returned those with them. Raises UnsupportedOperatorError for all that no runtime can compute.
     """
     if all(operator.type != FOREIGN for operator in operators):
-        return operators
-    types = KnownTypes(parameters)
-    types.add_inputs(inputs)
+        return operators, types
+    types = KnownTypes(parameters, inputs)
     settled, refused = [], []
     for operator in operators:
         if operator.type == FOREIGN and (given := types.of(operator.input)) is not None:
-            if inferred := types.outputs(operator) is not None:
+            if inferred := all(found[0] is not None for found in types.outputs(operator)):
                 operator = operator.changed(arguments={"inferred": 1})
             try:
                 _open(operator, given, sized=inferred)
@@ -280,7 +279,7 @@ def settle(
         settled.append(operator)
     if refused:
         raise UnsupportedOperatorError(f"{len(refused)} operator(s) cannot be run:\n  " + "\n  ".join(refused))
-    return settled
+    return settled, types
 
 
 def _open(operator: Node, inputs: Sequence[TensorType], *, sized: bool) -> None:

@@ -11,6 +11,7 @@ import onnx
 import onnx.checker
 import onnx.defs
 
+from dagexec.core.model import InputInfo
 from dagexec.core.node import Node
 from dagexec.core.program import Program
 from dagexec.core.proto import NetDef
@@ -60,9 +61,16 @@ class GraphConversion:
     """
 
     def __init__(
-        self, ir_version: int, opsets: Mapping[str, int], functions: Functions, scope: Scope, *, foreign: bool
+        self,
+        ir_version: int,
+        opsets: Mapping[str, int],
+        functions: Functions,
+        scope: Scope,
+        inputs: Mapping[str, InputInfo],
+        *,
+        foreign: bool,
     ) -> None:
-        """`opsets`: versions of operator sets by domain, the default one as ''.
+        """`opsets`: versions of operator sets by domain, the default one as ''; `inputs`: those of the model.
 
         With `foreign`, nodes that dagexec has no operators for are left to another runtime.
         """
@@ -70,7 +78,7 @@ class GraphConversion:
         self.once: list[Node] = []
         self.refusals = Refusals()
         self._ir_version = ir_version
-        self.types = KnownTypes(scope.values)
+        self.types = KnownTypes(scope.values, inputs)
         self.strings = StringTensors(self.types)
         self._foreign = foreign
         self._opsets = opsets

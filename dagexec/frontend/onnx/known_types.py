@@ -1,22 +1,35 @@
-"""Types of tensors while nodes are converted, as far as they follow from the model, an open size taken as 1.
+"""Types of tensors while nodes are converted, as far as they follow from the model, for several sizes of open axes.
 
 An operator that does not compute with the elements it would get is found here, when its node can still become another.
+What the model declares is compared with the same types (`declared_types`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 
-from dagexec.core.dtypes import FLOAT32, STRING, from_numpy
+from dagexec.core.dtypes import FLOAT32, STRING, TypeMeta, from_numpy
+from dagexec.core.inference import Probed, probed_outputs
 from dagexec.core.inferred_types import output_types, typing_form
 from dagexec.core.model import InputInfo
 from dagexec.core.node import Node
 from dagexec.core.registry import schema_of
-from dagexec.core.schema import ElementTypeError, OperatorCall, TensorType
+from dagexec.core.schema import ElementTypeError, OperatorCall, OpSchema, TensorType
+from dagexec.core.shape_values import MAX_ELEMENTS, results_of
 from dagexec.errors import DagexecError
 from dagexec.frontend.onnx.initializers import Array
 
-_OPEN = 1
+_FIRST, _OTHERS = ((1, 1), (2, 256)), ((1, 1), (1, 224), (2, 256))
+"""Probes of models with open first axes alone, and of those with others: sizes of an open first axis, and of others.
+
+Of ones nearly everything can be computed, of images as large as that the rest.
+"""
+
+Types = tuple[TensorType | None, ...]
+"""Of one tensor, in each probe; None where it is not known."""
+
+Contents = tuple[Array | None, ...]
 
 
 class KnownTypes:
@@ -27,79 +40,182 @@ class KnownTypes:
         untyped: tensors whose types were not known when they came into being.
     """
 
-    def __init__(self, values: Mapping[str, Array]) -> None:
-        """`values` are constants, to which more may come."""
+    def __init__(self, values: Mapping[str, Array], inputs: Mapping[str, InputInfo]) -> None:
+        """`values` are constants, to which more may come, and `inputs` what the model says of its own."""
+        probes = _probes(inputs.values())
         self._values = values
-        self._types: dict[str, TensorType | None] = {}
-        self._one_of_each: dict[TensorType, TensorType] = {}
-        self._made: dict[Hashable, Sequence[TensorType] | None] = {}  # by operator, and identity of types
+        self._probes = len(probes)
+        self._unknown: Types = (None,) * len(probes)
+        self._types: dict[str, Types] = {}
+        self._one_of_each: dict[Types, Types] = {self._unknown: self._unknown}
+        self._made: dict[Hashable, Sequence[Types]] = {}  # by operator, and identity of types
+        self._writers: dict[str, tuple[int, Node]] = {}  # with their number
+        self._contents: dict[str, Contents] = {}  # of what operators compute
         self.texts: set[str] = set()
         self.untyped: set[str] = set()
         self.add_constants(values)
+        for name, info in inputs.items():
+            types: Types = self._unknown
+            if info.shape is not None and not (info.is_sequence or info.is_optional):
+                types = tuple([TensorType(_filled(info.shape, *sizes), info.dtype or FLOAT32) for sizes in probes])
+            self._note(name, self._one_of_each.setdefault(types, types))
 
     def add_constants(self, values: Mapping[str, Array]) -> None:
         """Note which of these constants hold strings."""
-        self.texts.update(name for name, array in values.items() if array.dtype.hasobject)
-
-    def add_inputs(self, inputs: Mapping[str, InputInfo]) -> None:
-        """Note what the model says of its inputs."""
-        for name, info in inputs.items():
-            kind = None
-            if info.shape is not None and not (info.is_sequence or info.is_optional):
-                sizes = tuple(_OPEN if size is None else size for size in info.shape)
-                kind = TensorType(sizes, info.dtype or FLOAT32)
-            self._note(name, kind)
+        self.texts.update([name for name, array in values.items() if array.dtype.hasobject])
 
     def of(self, names: Iterable[str]) -> list[TensorType] | None:
-        """The types of tensors, None unless all are known."""
-        found = [self.of_one(name) for name in names]
+        """The types of tensors where open sizes are 1, None unless all are known."""
+        found = [self.in_probes(name)[0] for name in names]
         return [kind for kind in found if kind is not None] if None not in found else None
 
-    def of_one(self, name: str) -> TensorType | None:
-        """The type of a tensor, None unless it is known."""
-        kind = self._types.get(name)
-        if kind is None and (array := self._values.get(name)) is not None:
-            kind = TensorType(tuple(array.shape), from_numpy(array.dtype))
-            self._note(name, kind)
-            return self._types[name]
-        return kind
+    def meta_of(self, name: str) -> TypeMeta | None:
+        """The element type of a tensor, None unless it is known."""
+        kind = _first(self.in_probes(name))
+        return None if kind is None else kind.meta
+
+    def in_probes(self, name: str) -> Types:
+        """The types of a tensor: for open sizes of 1, and at the end for two sizes that differ, if there are any."""
+        found = self._types.get(name, self._unknown)
+        if found is self._unknown and (array := self._values.get(name)) is not None:
+            found = (TensorType(tuple(array.shape), from_numpy(array.dtype)),) * self._probes
+            found = self._one_of_each.setdefault(found, found)
+            self._note(name, found)
+        return found
 
     def follow(self, operators: Sequence[Node]) -> None:
         """Note what operators compute. Raises ElementTypeError for one that refuses the elements it would get."""
         for operator in operators:
-            types = self.outputs(operator)
-            for index, name in enumerate(operator.output):
-                self._note(name, None if types is None or index >= len(types) else types[index])
+            place = len(self._writers), operator
+            for name, types in zip(operator.output, self.outputs(operator), strict=True):
+                self._writers[name] = place
+                self._note(name, types)
 
-    def outputs(self, operator: Node) -> Sequence[TensorType] | None:
-        """The types of its outputs, None where they do not follow from those of its inputs. Raises as `follow`."""
-        inputs = self.of(operator.input)
-        if inputs is None:
-            return None
+    def outputs(self, operator: Node) -> Sequence[Types]:
+        """The types of its outputs, as far as they follow from those of its inputs. Raises as `follow`."""
         schema = schema_of(operator.type)
-        if schema.infer is None:
-            return None
-        values = tuple([self._values.get(name) for name in operator.input])
-        form = typing_form(operator, schema, values)
-        if form is not None:
-            form = form, *map(id, inputs)
-            if form in self._made:
-                return self._made[form]
-        try:
-            found: Sequence[TensorType] | None = output_types(
-                OperatorCall(operator, operator.arguments(), tuple(inputs), values, operator.type), schema
-            )
-        except ElementTypeError:
-            raise
-        except DagexecError:
-            found = None
-        if form is not None:
-            self._made[form] = found
+        given = [self.in_probes(name) for name in operator.input]
+        read = {index: self._contents_of(operator.input[index]) for index in schema.values_read(operator)}
+        is_even = not read or all(one is contents[0] for contents in read.values() for one in contents)
+        values = [read[index][0] if index in read else None for index in range(len(given))] if read else ()
+        form = typing_form(operator, schema, values) if is_even else None
+        if form is None:
+            return self._inferred(operator, schema, given, read)
+        key = form, *map(id, given)
+        found = self._made.get(key)
+        if found is None:
+            found = self._made[key] = self._inferred(operator, schema, given, read)
         return found
 
-    def _note(self, name: str, kind: TensorType | None) -> None:
-        self._types[name] = None if kind is None else self._one_of_each.setdefault(kind, kind)
+    def _note(self, name: str, types: Types) -> None:
+        self._types[name] = types
+        kind = _first(types)
         if kind is None:
             self.untyped.add(name)
         elif kind.meta is STRING:
             self.texts.add(name)
+
+    def _inferred(
+        self, operator: Node, schema: OpSchema, given: Sequence[Types], read: Mapping[int, Contents]
+    ) -> Sequence[Types]:
+        nothing: Contents = (None,) * self._probes
+        contents = [read.get(index) or self._constant(name) or nothing for index, name in enumerate(operator.input)]
+        if schema.infer_bodies is not None:
+            inputs = list(map(Probed, given, contents))
+            made = probed_outputs(operator, inputs, self._probes, self._probes, is_asked=False)
+            columns = [blob.types for blob in made]
+        elif schema.infer is not None:
+            columns = list(zip(*self._rows(operator, schema, given, contents), strict=True))
+        else:
+            columns = [self._unknown] * len(operator.output)
+        return [self._one_of_each.setdefault(types, types) for types in columns]
+
+    def _rows(
+        self, operator: Node, schema: OpSchema, given: Sequence[Types], contents: Sequence[Contents]
+    ) -> Iterable[Types]:
+        """The types of outputs, probe by probe; all unknown where the operator refuses its inputs."""
+        missing: Types = (None,) * len(operator.output)
+        before = row = None
+        for probe in range(self._probes):
+            kinds = [types[probe] for types in given]
+            values = [content[probe] for content in contents]
+            seen = kinds, list(map(id, values))
+            if row is None or seen != before:
+                row = missing
+                try:
+                    if None not in kinds:
+                        call = _call(operator, kinds, values)
+                        row = (*output_types(call, schema), *missing)[: len(missing)]
+                except ElementTypeError:
+                    raise
+                except DagexecError:
+                    pass
+            before = seen
+            yield row
+
+    def _constant(self, name: str) -> Contents | None:
+        value = self._values.get(name)
+        return None if value is None else (value,) * self._probes
+
+    def _contents_of(self, name: str) -> Contents:
+        """What a tensor holds in each probe, as far as that follows from shapes and constants, and is small."""
+        found = self._constant(name) or self._contents.get(name)
+        if found is None:
+            for operator in self._sources(name):
+                self._compute(operator)
+            found = self._contents.setdefault(name, (None,) * self._probes)
+        return found
+
+    def _sources(self, name: str) -> Iterable[Node]:
+        """The operators that a tensor's content follows from, in order, but for those of known contents."""
+        found: dict[int, Node] = {}
+        waiting = [name]
+        while waiting:
+            name = waiting.pop()
+            if name in self._contents or name in self._values or name not in self._writers:
+                continue
+            number, operator = self._writers[name]
+            types = [kind for one in operator.output for kind in self._types[one]]
+            if number not in found and any(kind is not None and kind.elements <= MAX_ELEMENTS for kind in types):
+                found[number] = operator
+                if schema_of(operator.type).from_types is None:
+                    waiting.extend(operator.input)
+        return [found[number] for number in sorted(found)]
+
+    def _compute(self, operator: Node) -> None:
+        """Note what an operator's outputs hold; its inputs' contents are known, if they can be."""
+        nothing: Contents = (None,) * self._probes
+        given = [self.in_probes(name) for name in operator.input]
+        read = [self._constant(name) or self._contents.get(name, nothing) for name in operator.input]
+        rows: list[Sequence[Array | None]] = []
+        for probe in range(self._probes):
+            row: Sequence[Array | None] = (None,) * len(operator.output)
+            kinds = [types[probe] for types in given]
+            types = [self._types[name][probe] for name in operator.output]
+            if None not in (*kinds, *types):
+                with suppress(DagexecError):
+                    call = _call(operator, kinds, [contents[probe] for contents in read])
+                    known = [kind for kind in types if kind is not None]
+                    row = results_of(call, schema_of(operator.type), known) or row
+            rows.append(row)
+        self._contents.update(zip(operator.output, zip(*rows, strict=True), strict=False))
+
+
+def _call(operator: Node, kinds: Sequence[TensorType | None], values: Sequence[Array | None]) -> OperatorCall:
+    known = tuple([kind for kind in kinds if kind is not None])
+    return OperatorCall(operator, operator.arguments(), known, tuple(values), operator.type)
+
+
+def _first(types: Types) -> TensorType | None:
+    return types[0] if types[0] is not None else next(filter(None, types), None)
+
+
+def _probes(inputs: Iterable[InputInfo]) -> Sequence[tuple[int, int]]:
+    shapes = [info.shape for info in inputs if info.shape is not None]
+    if any(None in shape[1:] for shape in shapes):
+        return _OTHERS
+    return _FIRST if any(None in shape for shape in shapes) else _FIRST[:1]
+
+
+def _filled(shape: Sequence[int | None], first: int, other: int) -> tuple[int, ...]:
+    return tuple([(other if axis else first) if size is None else size for axis, size in enumerate(shape)])

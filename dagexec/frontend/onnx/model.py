@@ -195,8 +195,9 @@ class _Conversion:
         self.scope = Scope(values, dict(self.stated.shapes), read, read.union(own), self.stated.variants)
         self.scope.infer_shapes = lambda: inferred_shapes(graph, proto.opset_import, self.inputs)
         functions = Functions(proto.functions, standard_domain)
-        self.conversion = GraphConversion(proto.ir_version, _opsets(proto), functions, self.scope, foreign=foreign)
-        self.conversion.types.add_inputs(self.inputs)
+        self.conversion = GraphConversion(
+            proto.ir_version, _opsets(proto), functions, self.scope, self.inputs, foreign=foreign
+        )
         self.conversion.strings.add_inputs(self.graph)
 
     def model(self) -> Model:
@@ -225,10 +226,10 @@ class _Conversion:
         init_operators = _needed(self.conversion.once, wanted)
         read_once = _read(init_operators)
         parameters = {key: value for key, value in self.scope.values.items() if key in wanted or key in read_once}
-        settled = settle([*init_operators, *operators], parameters, self.inputs)
+        settled, types = settle([*init_operators, *operators], parameters, self.inputs, self.conversion.types)
         init_operators, operators = settled[: len(init_operators)], settled[len(init_operators) :]
         if not self._reshaped:
-            check_declared(self.stated, settled, parameters, self.inputs)
+            check_declared(self.stated, settled, parameters, self.inputs, types)
         filled = [blob for operator in init_operators for blob in operator.output if blob in wanted]
         external = [*self.inputs, *(key for key in parameters if key in wanted), *filled]
         header = NetDef(name=name, external_input=external, external_output=self.outputs)

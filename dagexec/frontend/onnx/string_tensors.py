@@ -48,7 +48,7 @@ class StringTensors:
     def kept_on_host(self, node: Listed, opset: int | None, operators: list[Node]) -> list[Node]:
         """The `operators`, which compute a node of set `opset`: on the host if it reads or writes strings."""
         for name in node.outputs:
-            self._known.of_one(name)  # it may be a constant now
+            self._known.in_probes(name)  # it may be a constant now
         texts = self._known.texts
         has_read = not texts.isdisjoint(node.needs)
         if not self._known.untyped.isdisjoint(node.outputs):
@@ -59,7 +59,7 @@ class StringTensors:
 
     def _ask(self, node: Listed, opset: int | None, *, is_likely: bool) -> None:
         """Find the types of outputs that are not known; where ONNX cannot tell, they are strings if `is_likely`."""
-        unknown = [name for name in node.outputs if name and self._known.of_one(name) is None]
+        unknown = [name for name in node.outputs if name and self._known.meta_of(name) is None]
         if not unknown:
             return
         told = self._told(node, opset)
@@ -86,8 +86,8 @@ class StringTensors:
         return self._told_before[form]
 
     def _type(self, name: str) -> onnx.TypeProto | None:
-        known = self._known.of_one(name)
-        return _tensor_of(known.meta.onnx) if known else self._asked.get(name)
+        known = self._known.meta_of(name)
+        return _tensor_of(known.onnx) if known else self._asked.get(name)
 
 
 @functools.cache
