@@ -44,7 +44,6 @@ PUT_OFF = (
     "dagexec.serving.batch_axes",
     "dagexec.serving.metrics",
     "dagexec.serving.telemetry",
-    "google.protobuf.text_format",
     "hashlib",
     "importlib.metadata",
     "lmdb",

@@ -10,8 +10,9 @@ import functools
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
+from google.protobuf import text_format
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
@@ -22,12 +23,6 @@ from dagexec.core.proto import NetDef, missing_fields
 from dagexec.errors import ModelFormatError
 from dagexec.platform.disk import reading
 from dagexec.platform.files import reason, write_atomically
-from dagexec.platform.lazy import LazyModule
-
-if not TYPE_CHECKING:
-    text_format = LazyModule("google.protobuf.text_format")
-else:
-    from google.protobuf import text_format
 
 M = TypeVar("M", bound=Message)
 
@@ -59,7 +54,7 @@ def load_message(path: str | os.PathLike[str], kind: type[M]) -> M:
             content = file.read()
     except (OSError, ValueError) as error:  # ValueError: a null character in the path
         raise ModelFormatError(f"{path}: cannot be read: {reason(error)}") from None
-    return parse_message(content, kind, str(path), text=os.fspath(path).endswith(TEXT_SUFFIXES))
+    return parse_message(content, kind, str(path), text=Path(path).suffix in TEXT_SUFFIXES)
 
 
 def parse_message(content: bytes, kind: type[M], source: str, *, text: bool = False) -> M:
