@@ -79,8 +79,6 @@ class IOBinding:
         fed: names of the inputs.
         copied: the results for which all that comes in or goes out is copied; None when something is moved for them.
         signature: name, dtype and shape of each input; None when one of them is text.
-        steps: all steps in list order, some of them joined. Whoever wants a run in the caller's thread to stop, and
-            none after it, clears the list.
         name_step: how errors name the operator of one of them.
         is_shared: several threads may find something to do in a run, and it is worth that.
         estimated_seconds: what a run takes by the work of its operators.
@@ -91,8 +89,8 @@ class IOBinding:
 
     __slots__ = (
         "_bound_results", "_copies", "_epoch", "_inputs", "_large", "_last", "_names", "_net", "_outputs",
-        "_overwritten", "_preparation", "_targets", "_trials", "copied", "estimated_seconds", "fed", "is_shared",
-        "name_step", "seconds", "seconds_at_best", "shortest", "signature", "steps",
+        "_overwritten", "_preparation", "_steps", "_targets", "_trials", "copied", "estimated_seconds", "fed",
+        "is_shared", "name_step", "seconds", "seconds_at_best", "shortest", "signature",
     )  # fmt: skip
 
     def __init__(self, net: BaseNet, preparation: Preparation, fed: Sequence[str], outputs: Sequence[str]) -> None:
@@ -103,7 +101,7 @@ class IOBinding:
         self.seconds = self.seconds_at_best = self.shortest = self._last = math.inf
         self.fed = tuple(fed)
         self._names = frozenset(fed)
-        self.steps = InlineSteps(preparation.in_order)
+        self._steps: InlineSteps | None = None
         self.name_step = preparation.name_step
         self.is_shared = net.shares_work(preparation)
         self._trials = 0 if net.policy is not None and len(preparation.plan.chains) > 1 else _TRIALS
@@ -128,6 +126,18 @@ class IOBinding:
             plain = (None if array is None or array.dtype == np.object_ else array for array in known)
             self._copies = list(zip(outputs, plain, strict=True))
         self._large = sum(array.nbytes for _, array in self._copies if array is not None) >= MIN_BYTES_CHECKED
+
+    @property
+    def steps(self) -> InlineSteps:
+        """All steps in list order, some of them joined; only while the preparation lives.
+
+        Whoever wants a run in the caller's thread to stop, and none after it, clears the list.
+        """
+        if self._steps is None:
+            preparation = self._preparation()
+            assert preparation is not None
+            self._steps = InlineSteps(preparation.in_order)
+        return self._steps
 
     def in_place(self) -> bool:
         """True while the net is prepared, and its inputs are where they were, as when these were made."""

@@ -290,19 +290,23 @@ def decommit(owner: Array, nbytes: int) -> None:
         _committed_memory.remove(owner)
 
 
-def give_back_free_memory() -> bool:
+def give_back_free_memory(about: int) -> bool:
     """Have the C library give memory that is free back to the system, which it keeps between what is in use.
 
     Libraries' pages that were only needed to prepare (`library_pages`) go as well.
 
-    It takes under a millisecond for every 10 MB that it gives back, and 20 us where there is nothing. False where the
-    library has no such function.
+    It takes under a millisecond for every 10 MB that it gives back, and some 0.1 ms to look for them: so `about` as
+    many bytes as were taken for a while must be worth it. False where it is not, or the library has no such function.
     """
     give_back_library_pages()
-    if _malloc_trim is None:
+    if _malloc_trim is None or about < _WORTH_GIVING_BACK:
         return False
     _malloc_trim(0)
     return True
+
+
+_WORTH_GIVING_BACK = 1 << 20
+"""Bytes."""
 
 
 def _of_c_library(name: str, *arguments: Any) -> Any:

@@ -23,6 +23,16 @@ _WORTH = 6 << 20
 _mappings: set[tuple[int, int]] = set()  # address and length of the code of libraries to be given back
 _left = [0]  # pages of files that stayed the last time
 
+_ENOUGH = 8
+"""Primitives; to ask the system for the pages takes 30 to 150 us."""
+
+_made = [_ENOUGH]  # primitives since the system was asked
+
+
+def note_made() -> None:
+    """A primitive was made, for which a library may have read its code."""
+    _made[0] += 1
+
 
 def give_back_when_prepared(path: str) -> None:
     """From now on `give_back_library_pages` gives the code of the loaded library at `path` back.
@@ -39,7 +49,10 @@ def give_back_library_pages() -> None:
     It takes some 0.3 ms, and as long once more to take back what is used after all: so what was read since the last
     time must be worth it.
     """
-    if not _mappings or _pages_of_files() - _left[0] < _WORTH // mmap.PAGESIZE:
+    if not _mappings or _made[0] < _ENOUGH:
+        return
+    _made[0] = 0
+    if _pages_of_files() - _left[0] < _WORTH // mmap.PAGESIZE:
         return
     for address, length in _mappings:
         ctypes.CDLL(None).madvise(ctypes.c_void_p(address), ctypes.c_size_t(length), mmap.MADV_DONTNEED)

@@ -142,14 +142,18 @@ def _executor(
     found = GivenTypes.of(model) if options.optimize else None  # before parameters go
     axes = batch_axes.BatchAxes(model, options) if options.max_batch > 1 else None
     given = model if keeps_parameters else model.changed(parameters={})  # frees parameters that passes replaced
-    takes = not keeps_parameters and model.overridable is None
+    takes, parameter_bytes = not keeps_parameters and model.overridable is None, _parameter_bytes(model)
     compiled = compilation.compile_model(model, options, takes_parameters=takes)
-    give_back_free_memory()
+    give_back_free_memory(parameter_bytes + _parameter_bytes(compiled.model))
     kept = kept_options(compiled.model, compiled.options)
     types = None if found is None else lambda: found
     if overridable is None:
         return Executor(compiled.model, kept, given, place, types, axes, origin)
     return overriding.OverridableExecutor(compiled.model, kept, given, types, overridable, _executor, axes)
+
+
+def _parameter_bytes(model: Model) -> int:
+    return sum(array.nbytes for array in model.parameters.values())
 
 
 def _check_shaped(model: Model, names: Iterable[str]) -> None:

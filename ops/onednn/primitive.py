@@ -25,6 +25,7 @@ from dagexec.ops.onednn.descriptors import (
 )
 from dagexec.platform.addresses import address_of
 from dagexec.platform.host_memory import check_room
+from dagexec.platform.library_pages import note_made
 
 _QUERY_IMPLEMENTATION = 8
 SRC_MD, DIFF_SRC_MD, WEIGHTS_MD, DIFF_WEIGHTS_MD, DST_MD, DIFF_DST_MD, WORKSPACE_MD, SCRATCHPAD_MD = range(129, 137)
@@ -221,6 +222,7 @@ class Primitive:
             library.check_generated(status, f"primitive {descriptor.name}")
         self.handle = library.ffi.gc(handle[0], library.lib.dnnl_primitive_destroy)
         _made[0] += 1
+        note_made()
 
     def bind(self, arguments: Mapping[int, tuple[Descriptor, Array]], label: str) -> BoundPrimitive:
         """The primitive on memory: by argument number, the descriptor and an array whose memory it describes."""

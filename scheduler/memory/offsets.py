@@ -78,6 +78,9 @@ def place(
     `hint` will do in an arena of `there` bytes. `crowds` gives the bytes of those to be kept apart from each.
     """
     room = np.array([aligned(size) for size in sizes], np.int64)
+    whole = int(room.sum())
+    if whole <= bound:  # all are in use at once
+        return BufferOffsets(np.cumsum(room) - room, whole)
     known = None if hint is None else hint.place(room, conflicting, there)
     if known is not None:
         return known

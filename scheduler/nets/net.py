@@ -467,11 +467,13 @@ class BaseNet(ABC, Closing):
         """
         replaced, is_first = self.arena_memory.replaced, self._current is None
         preparation = self._attempted_preparation()
+        constant_bytes = 0
         for blob in self._inputs:
-            if isinstance(blob.value, Tensor):
+            if isinstance(blob.value, Tensor) and blob.value.constant is not None:
+                constant_bytes += blob.value.nbytes
                 blob.value.let_go()
         if is_first:
-            give_back_free_memory()
+            give_back_free_memory(constant_bytes)
         if self.arena_memory.replaced != replaced:
             self._forget_preparations()
         return preparation

@@ -10,7 +10,7 @@ shapes depend on a value computed by the run, and every operator after it, gets 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -50,7 +50,6 @@ class Preparation:
         steps: their steps.
         seconds: the time each operator is estimated to take.
         may_wait: an operator may wait for something, or its shapes are not known, so that it may take longer.
-        in_order: all steps in list order, those with nothing to do left out, short native calls made one step.
         name_step: how errors name the operator of a step.
         nbytes: an estimate of what the preparation has to itself, beside arenas: steps, what they keep, and the outputs
             that no plan places, if they got memory for it.
@@ -120,7 +119,6 @@ class Preparation:
         plan = _planned(running, self.settled, self.seconds)
         self.plan: Plan = plan if ordered is None else ordered(plan)
         self._operator_of: dict[int, tuple[int, float]] | None = None
-        self.in_order = tuple(merged(*_columns(self.timed(range(len(self.steps)))), LONGEST_SECONDS))
         in_parts = [one for one in self.prepared if one.parts]
         self.name_step: NameStep = partial(_label, self.plan, self.steps, in_parts)
         own = _static_outputs(operators, dynamic)
@@ -197,6 +195,12 @@ class Preparation:
             + sum(storage.capacity for storage in new if storage is not None)
         )
 
+    @cached_property
+    def in_order(self) -> tuple[Step, ...]:
+        """All steps in list order, those with nothing to do left out, short native calls made one step."""
+        timed = self.timed(range(len(self.steps)))
+        return tuple(merged([step for step, _ in timed], [seconds for _, seconds in timed], LONGEST_SECONDS))
+
     def timed(self, operators: Iterable[int]) -> list[tuple[Step, float]]:
         """The steps of these operators, those with nothing to do left out, and the seconds that each may take.
 
@@ -224,10 +228,6 @@ def _label(plan: Plan, steps: Sequence[Step], in_parts: Sequence[Prepared], chai
         if part is not None and one.name_part is not None:
             return one.name_part(part)
     return label_of(plan, steps, chain, failed)
-
-
-def _columns(timed: Sequence[tuple[Step, float]]) -> tuple[list[Step], list[float]]:
-    return [step for step, _ in timed], [seconds for _, seconds in timed]
 
 
 def _parts(prepared: Prepared) -> tuple[Step, ...]:

@@ -222,7 +222,7 @@ def test_memory_that_is_free_between_blocks_in_use_is_given_back() -> None:
     last = blocks[-1]
     full = host_memory.resident_bytes()
     del blocks
-    given = host_memory.give_back_free_memory()
+    given = host_memory.give_back_free_memory(64 << 20)
     left = host_memory.resident_bytes()
     assert last
     if not given or full is None or left is None:
