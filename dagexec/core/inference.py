@@ -172,18 +172,16 @@ def probed_outputs(
     told_by_first: int,
     *,
     is_asked: bool,
-    nesting: int = 0,
 ) -> list[Probed]:
     """What is known of the outputs of an operator, from what is known of its inputs in so many `probes`.
 
     Where an operator refuses its inputs, its outputs are unknown; from probe `told_by_first` on they are then what they
-    are in the first. Contents of outputs are found where shapes depend on them (`is_asked`). `nesting` is how many
-    operators run one another's bodies around this one.
+    are in the first. Contents of outputs are found where shapes depend on them (`is_asked`).
     """
     schema = schema_of(definition.type)
     unknown: _Row = (None,) * len(definition.output), (None,) * len(definition.output)
-    if schema.infer_bodies is not None and nesting < _MAX_NESTING:
-        return _outputs_with_bodies(definition, inputs, probes, told_by_first, nesting)
+    if schema.infer_bodies is not None:
+        return _outputs_with_bodies(definition, inputs, probes, told_by_first)
     if not schema.can_infer(definition):
         return [Probed.of_types((None,) * probes) for _ in definition.output]
     arguments = definition.arguments()
@@ -255,17 +253,14 @@ def _rows(blobs: Sequence[Probed], probes: int) -> Sequence[_Row]:
     return list(zip(types, contents, strict=True))
 
 
-def _outputs_with_bodies(
-    definition: Node, inputs: Sequence[Probed], probes: int, told_by_first: int, nesting: int
-) -> list[Probed]:
+def _outputs_with_bodies(definition: Node, inputs: Sequence[Probed], probes: int, told_by_first: int) -> list[Probed]:
     columns: list[Types] = []
     rows = _rows(inputs, probes)
     for probe, row in enumerate(rows):
         if columns and _are_same(row, rows[0]):
             columns.append(columns[0])
             continue
-        found = body_types(definition, Seen(*row), nesting)
-        types = [None] * len(definition.output) if found is None else found.outputs
+        types: Types = _row_with_bodies(definition, row, 0)[0]
         if probe >= told_by_first:
             types = [kind or first for kind, first in zip(types, columns[0], strict=True)]
         columns.append(types)
@@ -288,14 +283,35 @@ def _net_outputs(net: Program, given: Mapping[str, tuple[TensorType | None, Arra
 
 
 def _found_outputs(net: Program, given: Mapping[str, tuple[TensorType | None, Array | None]], nesting: int) -> Types:
-    known = {name: Probed((kind,), (content,)) for name, (kind, content) in given.items()}
-    unknown = Probed.of_types((None,))
-    asked = asked_operators(net.op, [schema_of(definition.type) for definition in net.op])
-    for index, definition in enumerate(net.op):
-        inputs = [known.get(name, unknown) for name in definition.input]
-        made = probed_outputs(definition, inputs, 1, 1, is_asked=index in asked, nesting=nesting)
-        known.update(zip(definition.output, made, strict=True))
-    return [known.get(name, unknown).types[0] for name in net.external_output]
+    types = {name: kind for name, (kind, _) in given.items()}
+    contents = {name: content for name, (_, content) in given.items()}
+    schemas = net.once("schemas of operators", lambda: [schema_of(definition.type) for definition in net.op])
+    asked = net.once("asked operators", lambda: asked_operators(net.op, schemas))
+    for index, (definition, schema) in enumerate(zip(net.op, schemas, strict=True)):
+        names = definition.input
+        seen = tuple([types.get(name) for name in names]), tuple([contents.get(name) for name in names])
+        made = _row_of(definition, schema, seen, is_asked=index in asked, nesting=nesting)
+        types.update(zip(definition.output, made[0], strict=True))
+        contents.update(zip(definition.output, made[1], strict=True))
+    return [types.get(name) for name in net.external_output]
+
+
+def _row_of(definition: Node, schema: OpSchema, seen: _Row, *, is_asked: bool, nesting: int) -> _Row:
+    """What is known of the outputs of an operator of a body; `nesting` is how many operators run one another's."""
+    if schema.infer_bodies is not None and nesting < _MAX_NESTING:
+        return _row_with_bodies(definition, seen, nesting)
+    types, contents = seen
+    if _all_known(types) and schema.can_infer(definition):
+        with suppress(DagexecError):
+            call = OperatorCall(definition, definition.arguments(), types, contents, definition.type)
+            return _probed_row(call, schema, is_asked)
+    return (None,) * len(definition.output), (None,) * len(definition.output)
+
+
+def _row_with_bodies(definition: Node, seen: _Row, nesting: int) -> _Row:
+    found = body_types(definition, Seen(*seen), nesting)
+    unknown = (None,) * len(definition.output)
+    return unknown if found is None else tuple(found.outputs), unknown
 
 
 def _are_same(one: _Row, other: _Row) -> bool:

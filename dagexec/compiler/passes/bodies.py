@@ -58,10 +58,12 @@ def _rewrite(draft: Draft, number: int, definition: Node, types: Mapping[str, Bl
     outside = dict(zip(names, definition.input[len(own) :], strict=True))
     constants = {inside: array for inside, name in outside.items() if (array := draft.constant(name)) is not None}
     captures = _Captures(outside, constants, {inside: _info(types.get(name)) for inside, name in outside.items()})
-    given = _given(draft, definition, types)
+    nets = sub_nets_of(definition, schema_of(definition.type))
+    takes_values = any(name not in outside for net in nets.values() for name in net.external_input)
+    given = _given(draft, definition, types) if takes_values else {}
     changes = 0
     arguments: dict[str, ArgumentValue | None] = {}
-    for argument, net in sub_nets_of(definition, schema_of(definition.type)).items():
+    for argument, net in nets.items():
         rewritten, count = _rewritten(draft, net, captures, given.get(argument, ()))
         arguments[argument] = rewritten.message()
         changes += count
