@@ -531,12 +531,11 @@ class Assembler:
         index_is_high = index is not None and index > RDI
         self._encode(what, vector, left, base > RDI, index_is_high, mask=mask, is_zeroed=is_zeroed, is_short=is_short)
         unit = 1 if self.lanes == 8 else unit or 4 * self.lanes
-        is_near = -128 <= offset / unit < 128 and offset % unit == 0
-        place = (_NO_INDEX if index is None else index & 7) << 3 | base & 7
-        self._bytes += bytes(
-            [(0x40 if is_near else 0x80) | (vector & 7) << 3 | _SIB, (scale.bit_length() - 1) << 6 | place]
-        )
-        self._bytes += struct.pack("<b", offset // unit) if is_near else struct.pack("<i", offset)
+        units, rest = divmod(offset, unit)
+        is_near = not rest and -128 <= units < 128
+        mode = (0x40 if is_near else 0x80) | (vector & 7) << 3 | _SIB
+        place = (scale.bit_length() - 1) << 6 | (_NO_INDEX if index is None else index & 7) << 3 | base & 7
+        self._bytes += bytes((mode, place, units & 0xFF)) if is_near else struct.pack("<BBi", mode, place, offset)
 
     def _with_constant(self, what: Instruction, vector: int, left: int, value: float) -> None:
         bits = struct.pack("<f", value)

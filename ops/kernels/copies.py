@@ -23,6 +23,7 @@ from dagexec.ops.kernels.copy_kernels import (
     HEIGHT,
     ROWS,
     SIDE,
+    outline,
     row_kernel,
     transposing_kernel,
 )
@@ -185,13 +186,15 @@ def _turned(axes: list[Axis]) -> _Plan | None:
     *outer, down = axes
     across = next((axis for axis in outer if axis.source == BYTES), Axis(1, BYTES, BYTES))
     is_down_first = down.size < across.size
-    kernel = transposing_kernel(down.size % HEIGHT, across.size % SIDE, is_down_first)
+    rows, columns = outline(down.size, HEIGHT), outline(across.size, SIDE)
     if is_down_first:
         counted, blocks = ACROSS_BLOCKS, Axis(across.size // SIDE, SIDE * BYTES, SIDE * across.target)
-        whole = transposing_kernel(down.size % HEIGHT, 0, is_down_first)
+        in_the_middle = rows, SIDE
     else:
         counted, blocks = DOWN_BLOCKS, Axis(down.size // HEIGHT, HEIGHT * down.source, HEIGHT * BYTES)
-        whole = transposing_kernel(0, across.size % SIDE, is_down_first)
+        in_the_middle = HEIGHT, columns
+    kernel = transposing_kernel(rows, columns, is_down_first)
+    whole = transposing_kernel(*in_the_middle, is_down_first) if blocks.size > 1 else kernel
     if kernel is None or whole is None:
         return None
     fields = down.source, across.target, down.size // HEIGHT, across.size // SIDE

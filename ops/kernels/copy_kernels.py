@@ -67,43 +67,51 @@ def _copy_row(
             build.store(value, target, mask=mask)
 
 
-@lru_cache(maxsize=2 * HEIGHT * SIDE)
-def transposing_kernel(down_rest: int, across_rest: int, is_down_first: bool) -> int | None:
-    """The address of a function of source, target and fields that transposes a matrix of so many blocks and the rest.
+@lru_cache(maxsize=8 * HEIGHT * SIDE)
+def transposing_kernel(rows: int, columns: int, is_down_first: bool) -> int | None:
+    """The address of a function of source, target and fields that transposes a matrix of whole blocks and the rest.
 
-    Rows are read, and written as columns. `down_rest` and `across_rest` are the rows and the columns that fill no
-    block; `is_down_first` says that blocks follow one another down the columns that are read. None where it cannot run.
+    Rows are read, and written as columns. `rows` and `columns` say by `outline` whether there are whole blocks and what
+    the rest is; `is_down_first` says that blocks follow one another down the columns that are read. None where it
+    cannot run.
     """
-    return _transposing(down_rest, across_rest, is_down_first).function()
+    return _transposing(rows, columns, is_down_first).function()
 
 
-def _transposing(down_rest: int, across_rest: int, is_down_first: bool) -> Builder:
+def outline(size: int, block: int) -> int:
+    """The same number for all sizes with whole blocks, of `block`, and the same rest: below 2 * `block`."""
+    return size if size < block else block + size % block
+
+
+def _transposing(rows: int, columns: int, is_down_first: bool) -> Builder:
     build = Builder(SIDE)
     source, target, fields = build.arguments(3)
     read, write = build.numbers(fields, 2)
 
     def down(source: Scalar, target: Scalar, each: _EachBlock) -> None:
-        with build.repeat(build.number(fields, 8 * DOWN_BLOCKS)):
-            each(source, target, HEIGHT)
-            source.set(source + (read << 4))
-            target.set(target + HEIGHT * BYTES)
-        if down_rest:
-            each(source, target, down_rest)
+        if rows >= HEIGHT:
+            with build.repeat(build.number(fields, 8 * DOWN_BLOCKS)):
+                each(source, target, HEIGHT)
+                source.set(source + (read << 4))
+                target.set(target + HEIGHT * BYTES)
+        if rows % HEIGHT:
+            each(source, target, rows % HEIGHT)
 
     def across(source: Scalar, target: Scalar, each: _EachBlock) -> None:
-        with build.repeat(build.number(fields, 8 * ACROSS_BLOCKS)):
-            each(source, target, SIDE)
-            source.set(source + SIDE * BYTES)
-            target.set(target + (write << 3))
-        if across_rest:
-            each(source, target, across_rest)
+        if columns >= SIDE:
+            with build.repeat(build.number(fields, 8 * ACROSS_BLOCKS)):
+                each(source, target, SIDE)
+                source.set(source + SIDE * BYTES)
+                target.set(target + (write << 3))
+        if columns % SIDE:
+            each(source, target, columns % SIDE)
 
     outer, inner = (across, down) if is_down_first else (down, across)
 
     def line(source: Scalar, target: Scalar, size: int) -> None:
         def block(source: Scalar, target: Scalar, other: int) -> None:
-            rows, columns = (other, size) if is_down_first else (size, other)
-            _block(build, source, target, read, write, rows, columns)
+            sizes = (other, size) if is_down_first else (size, other)
+            _block(build, source, target, read, write, *sizes)
 
         inner(build.copied(source), build.copied(target), block)
 

@@ -240,7 +240,7 @@ class Expressions:
 
     def assign(self, target: Value, source: Value, move: Callable[[Assembler, int, int], None]) -> None:
         """`target` is `source` from here on."""
-        self.program.instructions.append(Written(move, target, (source,), (source,), is_move=True))
+        self.program.instructions.append(Written(move, target, (source,), is_move=True))
 
     # What appends instructions
 
@@ -249,8 +249,7 @@ class Expressions:
         self.program.instructions.append(Written(emit, None, read))
 
     def _made(self, value: _Made, emit: Callable[..., None], read: tuple[Value, ...]) -> _Made:
-        preferred = [one for one in read if one.kind == value.kind]
-        self.program.instructions.append(Written(emit, value, read, preferred))
+        self.program.instructions.append(Written(emit, value, read))
         return value
 
     def new_vector(self, emit: Callable[..., None], *read: Value) -> Vector:

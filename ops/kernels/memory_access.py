@@ -113,5 +113,4 @@ def _given(value: Value | None) -> tuple[Value, ...]:
 
 def _place(registers: tuple[int, ...]) -> tuple[int, int | None]:
     """A base and an index, or none."""
-    base, *index = registers
-    return base, index[0] if index else None
+    return registers[0], registers[1] if len(registers) > 1 else None

@@ -54,7 +54,7 @@ class OutOfRegistersError(DagexecError):
     """A kernel has more values at once than the processor has registers."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Value:
     """Something in a register.
 
@@ -67,15 +67,14 @@ class Value:
     fixed: int | None = None
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Instruction:
     """What is written for one operation.
 
     Attributes:
         emit: writes it, given the assembler and the registers of `written`, if there is one, and of `read`.
         written: the value that it makes or changes.
-        read: the values that it reads.
-        preferred: those of `read` whose register suits `written`, if they are not used later.
+        read: the values that it reads; the register of one that is not used later suits `written`.
         is_apart: no register of `read` may be that of `written`.
         is_move: `written` becomes what the only one of `read` is.
     """
@@ -83,7 +82,6 @@ class Instruction:
     emit: Callable[..., None]
     written: Value | None = None
     read: Sequence[Value] = ()
-    preferred: Sequence[Value] = ()
     is_apart: bool = False
     is_move: bool = False
 
@@ -178,7 +176,8 @@ def allocate(program: Program, free: Mapping[str, list[int]]) -> dict[Value, int
         if dying and not one.is_apart:
             _release(dying, found, free)
         if written is not None and written not in found:
-            wish = next((found[value] for value in one.preferred if value in dying and not one.is_apart), None)
+            suited = () if one.is_apart else dying
+            wish = next((found[value] for value in suited if value.kind == written.kind), None)
             found[written] = _take(free[written.kind], wish, written.kind, place)
         if dying and one.is_apart:
             _release(dying, found, free)

@@ -14,13 +14,16 @@ if TYPE_CHECKING:
 class _Of(Value):
     """A value of a kernel."""
 
+    __slots__ = ("build",)
+
     def __init__(self, build: Expressions, kind: str, fixed: int | None = None) -> None:
-        super().__init__(kind, fixed)
-        self.build = build
+        self.build, self.kind, self.fixed = build, kind, fixed
 
 
 class Vector(_Of):
     """Float32 numbers, or 32-bit integers where a method says so."""
+
+    __slots__ = ()
 
     def __add__(self, other: Vector | float) -> Vector:
         return self.build.compute(ADD, self, other)
@@ -54,9 +57,13 @@ class Vector(_Of):
 class Mask(_Of):
     """Elements of a vector that are selected."""
 
+    __slots__ = ()
+
 
 class Scalar(_Of):
     """A number or an address of 64 bits."""
+
+    __slots__ = ()
 
     def __add__(self, other: Scalar | int) -> Scalar:
         if isinstance(other, int):
