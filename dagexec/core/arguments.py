@@ -11,7 +11,7 @@ import marshal
 import math
 import weakref
 from array import array
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, TypeVar, cast
@@ -34,41 +34,30 @@ the field of the message.
 _WITHOUT_REFERENCES = 2  # marshal's version in which equal values are the same bytes, whoever else holds them
 
 
-class Values(Mapping[str, Value]):
+class Values(dict[str, Value]):
     """The arguments of an operator by name; never changed. Operators of equal arguments share one object.
+
+    A dictionary, since nothing else of a net is read as often.
 
     Attributes:
         key: equal for equal arguments.
     """
 
-    __slots__ = ("__weakref__", "_by_name", "_read", "key")
+    __slots__ = ("__weakref__", "_read", "key")
 
     def __init__(self, by_name: Mapping[str, Value], key: Hashable) -> None:
-        self._by_name = by_name
+        super().__init__(by_name)
         self._read: dict[Hashable, Any] = {}
         self.key = key
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Values) and self.key == other.key
 
-    def __hash__(self) -> int:
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:  # type: ignore[override]  # that of a dictionary is None
         return hash(self.key)
-
-    def __getitem__(self, name: str) -> Value:
-        return self._by_name[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._by_name)
-
-    def __len__(self) -> int:
-        return len(self._by_name)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._by_name
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """The value of argument `name`, or `default`."""
-        return self._by_name.get(name, default)
 
     def once(self, key: Hashable, read: Callable[[], T]) -> T:
         """What `read` makes of the arguments alone, under this `key`; it is called for the first who asks."""
@@ -79,15 +68,15 @@ class Values(Mapping[str, Value]):
 
     def changed(self, added: Mapping[str, Value | None]) -> Values:
         """These arguments with others; one that is None is taken away. Values are as `value_of` makes them."""
-        by_name = {**self._by_name, **added}
+        by_name = {**self, **added}
         return shared({name: value for name, value in by_name.items() if value is not None})
 
     def messages(self) -> list[Argument]:
         """The arguments as they are stored: by name, as operators of equal arguments may have had them in any order."""
-        return [_message(name, value) for name, value in sorted(self._by_name.items(), key=itemgetter(0))]
+        return [_message(name, value) for name, value in sorted(self.items(), key=itemgetter(0))]
 
 
-NOTHING = Values(MappingProxyType({}), ())
+NOTHING = Values({}, ())
 """No arguments."""
 
 _shared: weakref.WeakValueDictionary[Hashable, Values] = weakref.WeakValueDictionary()
@@ -228,7 +217,7 @@ class Arguments:
 
     def string(self, name: str, default: str) -> str:
         """A string (bytes in the message, UTF-8)."""
-        return default if name not in self.values else self._decode(name, self._scalar(name, "s"))
+        return self._decode(name, self._scalar(name, "s")) if name in self.values else default
 
     def net(self, name: str) -> NetDef | None:
         """A nested net, or None."""
@@ -240,7 +229,7 @@ class Arguments:
 
     def floats(self, name: str, default: list[builtins.float] | None = None) -> list[builtins.float]:
         """A list of floats, which may be given as integers; NaN stays, for fillers."""
-        value = self.values.get(name)
+        value: Any = self.values.get(name)
         if value is None:
             return list(default or [])
         return list(map(float, value if _kind(value) == "ints" else self._list(name, "floats")))

@@ -53,7 +53,7 @@ class TensorType:
 
     def __post_init__(self) -> None:
         """Raises ResourceError for a size that is negative, or sizes so large that no machine counts the bytes."""
-        if element_count(self.shape) > _MAX_BYTES // self.meta.itemsize:
+        if element_count(self.shape) > _MAX_BYTES // self.meta.numpy.itemsize:
             raise ResourceError(f"shape {self.shape} of {self.meta} overflows: it has more than 2^63 - 1 bytes")
 
     def __eq__(self, other: object) -> bool:  # in half the time: nothing else is compared as often
@@ -70,7 +70,7 @@ class TensorType:
     @property
     def nbytes(self) -> int:
         """Bytes of the elements."""
-        return self.elements * self.meta.itemsize
+        return element_count(self.shape) * self.meta.numpy.itemsize
 
     def __str__(self) -> str:
         return f"{self.meta}{list(self.shape)}"

@@ -64,6 +64,9 @@ def insert_copies(
     Raises SchemaError when the net has a blob of a name that a copy needs.
     """
     net = program_of(net)
+    blobs = {name for one in net.op for name in (*one.input, *one.output)}
+    if not names_devices(net) and all(home(name) in (None, CPU) for name in blobs):
+        return PlacedNet(net, Program((), NetDef(name=net.name)))
     asked = [net.device_of(definition) for definition in net.op]
     devices = [_possible(definition, device) for definition, device in zip(net.op, asked, strict=True)]
     moved = _moved(net, asked, devices)
