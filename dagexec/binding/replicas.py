@@ -198,10 +198,12 @@ class Replicas:
         return Replica(len(self.members), workspace, net, self.outputs)
 
     def fitting(self, feeds: Mapping[str, npt.ArrayLike]) -> dict[str, Array] | None:
-        """`feeds`, if they are arrays like those that the first replica was fed with last; these had been checked."""
-        bound = self.members[0].io_binding
-        arrays = None if bound is None else arrays_like(bound.signature, feeds)
-        return None if bound is None or arrays is None else dict(zip(bound.fed, arrays, strict=True))
+        """`feeds`, if they are arrays like those that a replica was fed with last; these had been checked."""
+        for replica in self.members:
+            bound = replica.io_binding
+            if bound is not None and (arrays := arrays_like(bound.signature, feeds)) is not None:
+                return dict(zip(bound.fed, arrays, strict=True))
+        return None
 
     def close(self) -> None:
         """Close every net. Idempotent."""

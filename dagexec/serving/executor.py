@@ -244,12 +244,11 @@ class Executor(Closing):
                 results = self._inline.run(given, names, out, priority)
                 if results is not None:
                     return results
-                if (fitting := self._inline.fitting(given)) is not None:
-                    wait = ThreadWait()
-                    request = Request(fitting, names, out, priority=priority, notify=wait.notify)
-                    return self._inline.run_when_free(request, wait, partial(self._grow, of_thread=True))
             wait = self._new_wait()
-            return self._served(self._request(given, names, out, timeout, priority, trace, wait), wait)
+            request = self._request(given, names, out, timeout, priority, trace, wait)
+            if self._inline is not None and self._inline.takes(request):
+                return self._inline.run_when_free(request, wait, partial(self._grow, of_thread=True))
+            return self._served(request, wait)
         except ShapeError as error:
             raise self._as_given(error, given) from None
 

@@ -20,6 +20,7 @@ from functools import cached_property
 from dagexec.binding.io_binding import Array, Outputs, arrays_like
 from dagexec.core.feeds import Feeds
 from dagexec.core.purity import is_known
+from dagexec.core.variant import Variant
 from dagexec.errors import RunCancelledError
 from dagexec.platform.blocking import working_for
 from dagexec.platform.shutdown import hold_daemon
@@ -90,18 +91,15 @@ class InlineRuns:
             self._leave(request, error)
             raise
 
-    def fitting(self, feeds: Feeds) -> dict[str, Array] | None:
-        """`feeds`, where this thread may wait for a replica and compute with it, whichever it is given; else None.
+    def takes(self, request: Request) -> bool:
+        """True when the thread that made `request` may wait for a replica and compute with it, prepared or not.
 
-        They are arrays like those that one of the replicas was fed with last, which had been checked.
+        A run that may be stopped in time, is watched or is joined with others is for workers, as is what an operator
+        on one of them asks for. A net that is fed sequences has no steps to be called here.
         """
-        if self._batching is not None or feeds.__class__ is not dict or self._pooled.is_worker():
-            return None
-        for replica in self._dispatcher.state.replicas:
-            binding = replica.io_binding
-            if binding is not None and (arrays := arrays_like(binding.signature, feeds)) is not None:
-                return dict(zip(binding.fed, arrays, strict=True))
-        return None
+        plain = request.deadline == math.inf and request.trace is None and self._batching is None
+        variants = any(isinstance(value, Variant) for value in request.feeds.values())
+        return plain and not variants and not self._pooled.is_worker()
 
     def run_when_free(self, request: Request, wait: ThreadWait, when_queued: Callable[[], object]) -> Outputs:
         """The outputs of `request`, which has been checked: in this thread, as soon as it is given a replica.
@@ -132,22 +130,26 @@ class InlineRuns:
         assert replica is not None
         names, out = request.names, request.out
         known = replica.io_binding
-        if arrays is None or known is None or not known.take_in(arrays, names, out):
-            replica.feed(request.feeds, names, out)
-            known = replica.io_binding
-            assert known is not None
-        if known.is_shared:
-            self._pooled.run_with_help(request, replica)
-        else:
-            request.steps = known.steps
-            if request.cancelled is None:
-                run = _run_stoppable if replica.net.has_bodies else run_inline
-                replica.arithmetic.run(run, replica.net.name, known.steps, known.name_step)
-        if request.cancelled is not None:
-            raise request.cancelled
+        while True:
+            if arrays is None or known is None or not known.take_in(arrays, names, out):
+                self._pooled.feed(request)
+                known, arrays = replica.io_binding, None
+                assert known is not None
+            if known.is_shared:
+                self._pooled.run_with_help(request, replica)
+            else:
+                request.steps = known.steps
+                if request.cancelled is None:
+                    run = _run_stoppable if replica.net.has_bodies else run_inline
+                    replica.arithmetic.run(run, replica.net.name, known.steps, known.name_step)
+            if request.cancelled is not None:
+                raise request.cancelled
+            if request.blocks is None or not request.end_block():
+                break
+            request.block += 1
         if request.timeout != math.inf and self._now() >= request.deadline:
             raise timed_out(self._dispatcher.name, request)
-        outputs = known.fetch(names, out)
+        outputs = known.fetch(names, out) if request.blocks is None else request.fetch()
         if known.copied != names:
             known.unbind()
         dispatcher = self._dispatcher

@@ -66,8 +66,7 @@ class Place:
 
         Garbage is collected at any point of any thread, so nothing is waited for here.
         """
-        with suppress(ClosedError):
-            self.workers.submit(task("closing the nets of an executor", close))
+        self.workers.submit_from_finalizer(task("closing the nets of an executor", close))
         self.drop()
 
 
@@ -99,7 +98,7 @@ class SharedWorkers:
         self._asked: dict[int, int] = {}  # by executor, workers
 
     def enter(self, model: str, num_workers: int) -> Place:
-        """A place for an executor whose runs have up to `num_workers`. Raises ResourceError."""
+        """A place for an executor whose runs have up to `num_workers`."""
         number = next(self._numbers)
         cores = processor.available_cores()
         with self._lock.own:
@@ -108,7 +107,7 @@ class SharedWorkers:
                 self._asked.clear()
             count = min(cores, sum(self._asked.values()) + num_workers)
             if self._workers is None:
-                self._workers = WorkerPool(count, name="dagexec-shared", most=cores)
+                self._workers = WorkerPool(count, name="dagexec-shared", most=cores, at_once=False)
             else:
                 self._workers.grow(count)
             self._asked[number] = num_workers
@@ -133,8 +132,7 @@ class SharedWorkers:
             if unused is not None:
                 unused.shut()
 
-        with suppress(ClosedError):
-            workers.submit(task("leaving the shared workers", leave))
+        workers.submit_from_finalizer(task("leaving the shared workers", leave))
 
     def _without(self, number: int) -> WorkerPool | None:
         """The workers, if nobody is left to use them."""

@@ -254,21 +254,28 @@ class PooledRuns:
         assert replica is not None
         if request.waits_on is not None or self._joins:
             self._drop_abandoned(request)
-        if request.block == 0 and request.run_net:
-            request.blocks = self._row_blocks.of(request)
-        request.feed_replica()
+        self.feed(request)
         if not request.run_net:
             replica.net.prepared()
             return False
         self._pool.submit(self._begun(request, replica, partial(self._over, request, request.block)))
         return True
 
+    def feed(self, request: Request) -> None:
+        """Put its inputs, or those of its next block, where its replica reads them, which is prepared for them.
+
+        Raises what `Replica.feed` does.
+        """
+        if request.block == 0 and request.run_net:
+            request.blocks = self._row_blocks.of(request)
+        request.feed_replica()
+
     def _begun(self, request: Request, replica: Replica, finished: Callable[[], object]) -> Run:
         """The run of `request`, whose replica is fed. Raises why it was cancelled, if it was."""
         run = replica.net.new_run(finished, request.trace)
         run.priority = request.priority
         run.share = self._dispatcher.share
-        run.width = self._width
+        run.width = self._width if run.work.is_shared else 1
         cancelled = self._dispatcher.started(request, run)
         if cancelled is not None:
             raise cancelled

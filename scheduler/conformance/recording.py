@@ -24,14 +24,13 @@ from dagexec.scheduler.conformance.pools import PoolStory
 from dagexec.scheduler.conformance.story import NOTHING, REFUSED, Deviation, Event, Kind, RunStory
 from dagexec.scheduler.plan.culprit import Failed
 from dagexec.scheduler.run import pool
-from dagexec.scheduler.run.affinity import CoreWakeUp
 from dagexec.scheduler.run.engine import NativeRun
 from dagexec.scheduler.run.engine_layout import Logged
 from dagexec.scheduler.run.engine_log import LoggedRun
 from dagexec.scheduler.run.machine import Machine
 from dagexec.scheduler.run.roster import Roster
 from dagexec.scheduler.run.run import Run
-from dagexec.scheduler.run.worker import Worker
+from dagexec.scheduler.run.worker import WakeUp, Worker
 
 _KEPT = 64
 """Runs that are over and not yet checked."""
@@ -166,7 +165,7 @@ class RecordedRoster(Roster):
         self._story.happens(f"{worker.name} goes to sleep", self._unattended())
         wake_up = worker.wake_up
         if wake_up is not None and not isinstance(wake_up, _RecordedWakeUp):
-            worker.wake_up = cast(CoreWakeUp, _RecordedWakeUp(worker.name, wake_up, self._story))
+            worker.wake_up = _RecordedWakeUp(worker.name, wake_up, self._story)
         return super().sleep(worker)
 
     def take_idle(self) -> Worker | None:
@@ -197,7 +196,7 @@ class RecordedRoster(Roster):
 class _RecordedWakeUp:
     """How a worker is woken, for whoever records that."""
 
-    def __init__(self, name: str, plain: CoreWakeUp, story: PoolStory) -> None:
+    def __init__(self, name: str, plain: WakeUp, story: PoolStory) -> None:
         self._name = name
         self._plain = plain
         self._story = story

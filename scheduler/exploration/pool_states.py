@@ -147,7 +147,13 @@ def _key(pool: Pool, workers: int) -> Hashable:
     idle = [worker.number for worker in roster.idle]
     wakes = [thread.wakes for thread in pool.threads]
     alike = [
-        (thread._replace(wakes=-1), woken, idle.index(number) if number in idle else -1, wakes.count(number))
+        (
+            thread._replace(wakes=-1),
+            woken,
+            idle.index(number) if number in idle else -1,
+            wakes.count(number),
+            pool.workers[number].has_thread,
+        )
         for number, (thread, woken) in enumerate(zip(pool.threads[:workers], pool.woken, strict=False))
     ]
     order = sorted(range(workers), key=lambda number: (alike[number], wakes[number]))
@@ -156,7 +162,7 @@ def _key(pool: Pool, workers: int) -> Hashable:
     return (
         tuple((thread.at, thread.run, thread.task, thread.piece, thread.advance) for thread in threads),
         tuple(names.get(thread.wakes, -1) for thread in threads),
-        tuple(pool.woken[number] for number in order),
+        tuple((pool.woken[number], pool.workers[number].has_thread) for number in order),
         tuple(names[number] for number in idle),
         tuple(map(_run_key, pool.runs)),
         tuple(row[2] for row in roster.runs),
@@ -197,17 +203,22 @@ class PoolStates:
         failures: int = 0,
         deaths: int = 0,
         shuts: bool = False,
+        at_once: bool = True,
         roster: Callable[[int], Roster] = Roster,
     ) -> None:
-        """Up to so many pieces fail and workers die, and the pool is closed at any time if it `shuts`."""
+        """Up to so many pieces fail and workers die, and the pool is closed at any time if it `shuts`.
+
+        Workers have threads `at_once`, or when they are first woken.
+        """
         self._jobs = jobs
         self._workers = workers
         self._failures, self._deaths = failures, deaths
         self._shuts = shuts
+        self._at_once = at_once
         self._roster = roster
 
     def begin(self) -> Iterator[PoolState]:
-        """Nobody has begun, and workers are about to look for something."""
+        """Nobody has begun, and workers are about to look for something, or have no threads yet."""
         users = sorted({job.user for job in self._jobs if job.user is not None})
         shares = [Share(f"user {user}") for user in users]
         runs = []
@@ -221,7 +232,11 @@ class PoolStates:
         workers = [Worker(f"worker {number}", number) for number in range(self._workers)]
         workers += [Worker(f"caller of {run.name}") for run in runs]
         roster.workers += workers[: self._workers]
-        threads = [Thread("look")] * self._workers
+        threads = [Thread("look" if self._at_once else "asleep")] * self._workers
+        for worker in roster.workers:
+            worker.has_thread = self._at_once
+            if not self._at_once:
+                roster.sleep(worker)
         threads += [Thread("call" if job.here else "submit", number) for number, job in enumerate(self._jobs)]
         woken, told = [False] * self._workers, [0] * len(runs)
         pool = Pool(roster, runs, shares, workers, threads, woken, told, False, self._failures, self._deaths)
@@ -262,7 +277,7 @@ class PoolStates:
                     yield f"{name} goes on", self._done, number
             elif thread.at not in ("gone", "done", "refused"):
                 yield f"{name}: {thread.at}{run}", getattr(self, f"_{thread.at.replace(' ', '_')}"), number
-            if pool.deaths and number < self._workers and thread.at in _MORTAL:
+            if pool.deaths and pool.workers[number].has_thread and thread.at in _MORTAL:
                 yield f"{name} dies", self._die, number
         for number, job in enumerate(self._jobs):
             run_ = pool.runs[number]
@@ -301,7 +316,7 @@ class PoolStates:
         pool.threads[number] = thread._replace(wakes=-1)
 
     def _wake_up(self, pool: Pool, number: int) -> None:
-        pool.woken[number] = False
+        pool.woken[number], pool.workers[number].has_thread = False, True
         pool.threads[number] = Thread("awake")
 
     def _awake(self, pool: Pool, number: int) -> None:
@@ -440,6 +455,7 @@ class PoolStates:
     def _be_replaced(self, pool: Pool, number: int) -> None:
         pool.roster.died(pool.workers[number])
         pool.workers[number] = Worker(f"worker {number}", number)
+        pool.workers[number].has_thread = True
         pool.roster.workers.append(pool.workers[number])
         pool.threads[number] = Thread("look")
 
@@ -488,11 +504,13 @@ class PoolStates:
 
 
 def _wake_all(pool: Pool) -> None:
-    pool.roster.idle.clear()
-    pool.roster.tell()
-    for worker in pool.roster.workers:
+    for worker in pool.roster.wake_all(closed=pool.closed):
         if worker.is_of_pool:
             pool.woken[worker.number] = True
+    if pool.closed:  # those without threads are no more
+        for number, woken in enumerate(pool.woken):
+            if pool.threads[number].at == "asleep" and not (woken or pool.workers[number].has_thread):
+                pool.threads[number] = Thread("gone")
 
 
 def _is_waiting(pool: Pool, run: Run) -> bool:

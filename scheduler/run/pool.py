@@ -5,7 +5,8 @@ what `executing` says. One lock guards all that. A worker with nothing to do wai
 something behind wakes one.
 
 A caller's thread may work for its own run (`run_here`). Workers help there as far as all together are no more than the
-pool has workers.
+pool has workers. A worker may sleep from the first on, and is given its thread when it is woken: most nets of a process
+are so small that no run of theirs has anything for one.
 
 A worker that dies, by something raised in it outside any operator, is replaced by a new thread. The run it was in ends
 with WorkerLostError, the others do not notice. In a child made by `os.fork` a pool has no threads and is closed.
@@ -13,7 +14,7 @@ with WorkerLostError, the others do not notice. In a child made by `os.fork` a p
 
 from __future__ import annotations
 
-import itertools
+import _thread
 import logging
 import os
 import threading
@@ -27,8 +28,9 @@ from dagexec.platform.deadline import Deadline
 from dagexec.platform.forking import reset_after_fork
 from dagexec.platform.processor import available_cores
 from dagexec.platform.shutdown import stop_at_exit
-from dagexec.platform.threads import Mutex, Thread, ThreadsEndedError, ThreadWait, threads
+from dagexec.platform.threads import Mutex, ThreadsEndedError, ThreadWait, threads
 from dagexec.scheduler.run.affinity import CoreWakeUp
+from dagexec.scheduler.run.crew import Crew
 from dagexec.scheduler.run.engine import Bell
 from dagexec.scheduler.run.executing import Executing, NotedExecuting
 from dagexec.scheduler.run.fair_share import Share
@@ -53,27 +55,30 @@ class WorkerPool:
         workers: the identifiers of its threads.
     """
 
-    def __init__(self, num_workers: int, name: str = "dagexec", *, most: int | None = None) -> None:
-        """It may `grow` to `most` workers, by default to no more than it starts with.
+    def __init__(
+        self, num_workers: int, name: str = "dagexec", *, most: int | None = None, at_once: bool = True
+    ) -> None:
+        """It may `grow` to `most` workers, by default to no more than it starts with. They have threads `at_once`, or
+        when there is something to do for them.
 
-        Raises SettingError for a number out of range, ResourceError when the system starts no more threads.
+        Raises SettingError for a number out of range, ResourceError when the system starts no more threads. Of a pool
+        whose threads come later a run ends with that, where it would be the first to have one.
         """
         if not 1 <= num_workers <= MAX_WORKERS:
             raise SettingError(f"pool {name!r}: expected 1 to {MAX_WORKERS} workers, found {num_workers}")
         self.num_workers = num_workers
         self._most = most or num_workers
+        self._at_once = at_once
         self.name = name
         self._source = threads()
         self.lock = self._source.owned_lock()
         self.workers: set[int] = set()
         self._begin()
-        self._numbers = itertools.count()
         self._replaced = 0
         self._closed = ""  # why no run is taken any more
-        self._threads: list[Thread] = []
         self._process = os.getpid()
         try:
-            self._start_workers(num_workers)
+            self._crew.add(num_workers)
         except ResourceError:
             self.close()
             raise
@@ -105,6 +110,23 @@ class WorkerPool:
         except BaseException:  # KeyboardInterrupt
             self._wake_all()
             raise
+
+    def submit_from_finalizer(self, run: Run) -> None:
+        """As `submit`, at any point of any thread. A closed pool does nothing.
+
+        `threading` starts threads with a lock that the calling thread may hold. So another one does that, if need be.
+        """
+
+        def submit() -> None:
+            with suppress(ClosedError):
+                self.submit(run)
+
+        if self._source.concurrent and any(
+            worker.is_of_pool and not worker.has_thread for worker in list(self._roster.workers)
+        ):
+            _thread.start_new_thread(submit, ())
+        else:
+            submit()
 
     def run_here(self, run: Run) -> None:
         """Execute a run on the calling thread, no worker's, with the help of workers that are idle, until it is over.
@@ -169,17 +191,8 @@ class WorkerPool:
 
     def grow(self, num_workers: int) -> None:
         """Have at least `num_workers`. One caller at a time. Raises ResourceError; those that were started stay."""
-        self._start_workers(num_workers - self.num_workers)
+        self._crew.add(num_workers - self.num_workers)
         self.num_workers = self._roster.num_workers = max(num_workers, self.num_workers)
-
-    def _start_workers(self, count: int) -> None:
-        for started in range(count):
-            try:
-                self._start_worker()
-            except RuntimeError as error:
-                raise ResourceError(
-                    f"{self.name}: {count} workers requested; the system could only start {started}: {error}"
-                ) from None
 
     def run_within(self, run: Run, outer: Run) -> None:
         """Execute `run` for an operator of `outer`, on whose worker this is called; other workers join in.
@@ -243,21 +256,12 @@ class WorkerPool:
     def close(self) -> None:
         """`shut`, and join the threads. Idempotent."""
         self.shut()
-        joined: list[Thread] = []
-        while True:  # a worker that dies now starts another
-            with self.lock:
-                left = [thread for thread in self._threads if thread not in joined]
-            if not left:
-                return
-            for thread in left:
-                if thread is not threading.current_thread():
-                    thread.join()
-            joined += left
+        self._crew.join()
 
     def _end(self, deadline: Deadline) -> None:
         """At the end of the process, when its runs are over: `close`, until `deadline`."""
         self.shut()
-        for thread in list(self._threads):
+        for thread in list(self._crew.threads):
             thread.join(max(0.0, deadline.left()))
 
     def is_worker(self) -> bool:
@@ -323,22 +327,7 @@ class WorkerPool:
                 replaced=self._replaced,
             )
 
-    def _start_worker(self) -> None:
-        """Start one more thread. Raises RuntimeError when the system starts no more."""
-        number = next(self._numbers)
-        worker = Worker(f"{self.name}-{number}", number)
-        with self.lock:
-            self._roster.workers.append(worker)
-        try:
-            thread = self._source.start(lambda: self._serve(worker), worker.name)
-        except BaseException:
-            with self.lock:
-                self._roster.workers.remove(worker)
-            raise
-        with self.lock:
-            self._threads = [*(old for old in self._threads if old.is_alive()), thread]
-
-    def _serve(self, worker: Worker) -> None:
+    def serve(self, worker: Worker) -> None:
         """A worker's life: take a run that has ready chains, work on it until it has none, wait."""
         ident = worker.ident = threading.get_ident()
         self.workers.add(ident)
@@ -393,9 +382,7 @@ class WorkerPool:
     def _wake_all(self) -> None:
         """Have every worker look for work: a thread that was ended may have taken one as idle and not woken it."""
         with self.lock:
-            self._roster.idle.clear()
-            self._roster.tell()
-            workers = list(self._roster.workers)
+            workers = self._roster.wake_all(closed=bool(self._closed))
         for worker in workers:
             worker.wake()
 
@@ -414,13 +401,13 @@ class WorkerPool:
         with self.lock:
             self._roster.died(worker)
         try:
-            self._start_worker()
+            self._crew.start_one()
         except RuntimeError:
             logger.exception("pool %s: no thread can be started, so %s lives on", self.name, worker.name)
             with self.lock:
                 self._roster.workers.append(worker)
             worker.run = worker.telling = None
-            self._serve(worker)
+            self.serve(worker)
 
     def _lose(self, worker: Worker, error: BaseException) -> None:
         """End the run that `worker` died in of `error`, and tell its owner, perhaps once more. The lock is not held."""
@@ -447,10 +434,11 @@ class WorkerPool:
             "threads do not survive a fork, so make a new one after it"
         )
         self._begin()
-        self._threads, self.workers = [], set()
+        self.workers = set()
 
     def _begin(self) -> None:
         """There are no workers yet."""
         self._roster = rosters[-1](self.num_workers, self.lock)
         executing = Executing if self._source.concurrent else NotedExecuting
         self._executing = executing(self.lock, self._roster, concurrent=self._source.concurrent)
+        self._crew = Crew(self.name, self.lock, self._roster, self, at_once=self._at_once)

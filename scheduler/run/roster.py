@@ -146,8 +146,11 @@ class Roster:
         worker.depth = 0
 
     def sleep(self, worker: Worker) -> bool:
-        """A worker has found nothing to do; False if there is something now, and it shall look again."""
-        self.idle.append(worker)
+        """A worker has found nothing to do; False if there is something now, and it shall look again.
+
+        One that has no thread yet is woken after all others.
+        """
+        self.idle.insert(len(self.idle) if worker.has_thread else 0, worker)
         self.tell()
         return self.next_run() is None
 
@@ -156,6 +159,21 @@ class Roster:
         if worker in self.idle:  # nobody took it from there: there was something, or a worker died
             self.idle.remove(worker)
             self.tell()
+
+    def wake_all(self, *, closed: bool) -> list[Worker]:
+        """Those that are to be woken, as who was to do that may be gone: all that have threads.
+
+        Of the others it is one, if there is a run for it; in a `closed` pool the rest is no more.
+        """
+        self.idle = [worker for worker in self.idle if not worker.has_thread]
+        if self.idle:
+            self.helper()
+        left = [worker for worker in self.workers if worker not in self.idle]
+        if closed:
+            self.workers = left[:]
+            self.idle = []
+        self.tell()
+        return left
 
     def take_idle(self) -> Worker | None:
         """A worker that sleeps, to be woken with the lock let go, if there is one."""

@@ -174,6 +174,7 @@ def task(name: str, function: Step, priority: int = 0, share: Share | None = Non
     work = chain_work(SingleChain(), [(function,)])
     run = Run(name, work, lambda _chain, _step: name, lambda: None, priority)
     run.share = share
+    run.width = 1
     return run
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from dagexec.platform.records import dataclass
-from dagexec.scheduler.run.affinity import CoreWakeUp
 from dagexec.scheduler.run.run import Run
 
 _YIELDS = 100
@@ -34,28 +34,56 @@ class PoolStatistics:
     replaced: int = 0
 
 
+class WakeUp(Protocol):
+    """How a worker is woken."""
+
+    def wake(self, *, as_helper: bool = False) -> None:
+        """Have it look for work, beside the calling thread if it is a helper of that."""
+
+    def leave(self) -> None:
+        """It is about to wait, or to end."""
+
+
+class FirstWakeUp:
+    """How a worker is woken that has no thread yet: it gets one."""
+
+    __slots__ = ("_start",)
+
+    def __init__(self, start: Callable[[], object]) -> None:
+        """`start` has its thread started, unless that was done."""
+        self._start = start
+
+    def wake(self, *, as_helper: bool = False) -> None:
+        self._start()
+
+    def leave(self) -> None:
+        """It is on no core."""
+
+
 class Worker:
     """One thread of a pool.
 
     Attributes:
         name: the thread's.
         number: of the pool's workers; -1 for a caller.
-        wake_up: how it is woken; None until the thread runs.
+        wake_up: how it is woken; None until the thread runs that was started for it.
         run: the run it is inside, and counted in; with a run of a body in an operator, the inner one.
         depth: how many runs it is in, one within an operator of the other.
         ident: of its thread, 0 until that runs.
+        has_thread: that was started.
         telling: the run whose owner it is telling that it is over.
         waiting: runs in whose operators it waits, while it helps others.
     """
 
-    __slots__ = ("depth", "ident", "name", "number", "run", "telling", "waiting", "wake_up")
+    __slots__ = ("depth", "has_thread", "ident", "name", "number", "run", "telling", "waiting", "wake_up")
 
     def __init__(self, name: str, number: int = -1) -> None:
         self.name = name
         self.number = number
         self.depth = 0
         self.ident = 0
-        self.wake_up: CoreWakeUp | None = None
+        self.has_thread = False
+        self.wake_up: WakeUp | None = None
         self.run: Run | None = None
         self.telling: Run | None = None
         self.waiting: list[Run] = []

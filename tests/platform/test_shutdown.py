@@ -143,7 +143,7 @@ def test_at_the_end_runs_are_stopped_workers_end_and_daemons_are_held(device: st
         with pytest.raises(ClosedError):
             executor.run({"x": rows(1)})
         held = all(caller.is_alive() for caller in callers)
-        workers = sum(thread.is_alive() for thread in executor._pool._threads)
+        workers = sum(thread.is_alive() for thread in executor._pool._crew.threads)
         return len(failed), held, executor.statistics().running == 0, workers
 
     with temporary_operator("Step", steps):

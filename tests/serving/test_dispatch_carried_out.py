@@ -177,8 +177,8 @@ MISTAKES = {
     ),
     "is next": Edit(
         PooledRuns._start,
-        "        request.feed_replica()\n",
-        "        request.feed_replica()\n        self._begun(request, replica, lambda: None)\n",
+        "        self.feed(request)\n",
+        "        self.feed(request)\n        self._begun(request, replica, lambda: None)\n",
     ),
 }
 

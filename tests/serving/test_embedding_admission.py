@@ -199,7 +199,7 @@ def test_statistics_tell_what_goes_on_and_how_requests_ended(held: Held, callers
         at_rest = executor.statistics()
         assert (at_rest.median_latency, at_rest.queue_wait.median, at_rest.run_time.p99) == (None, None, None)
         assert (at_rest.busy_workers, at_rest.streams) == (0, None)
-        first = callers.submit(executor.run, {"x": rows(5)})
+        first = callers.submit(executor.run, {"x": rows(5)}, timeout=PATIENCE)
         held.wait_inside()
         [second] = in_order(executor, callers, [0])
         with pytest.raises(RunTimeoutError):

@@ -147,7 +147,7 @@ def ending(found: Counter[str], end: Callable[[Executor], object], place: dict[s
             thread.join()
         nothing_is_left(executor)
         assert ends.counts.total() == 3
-        assert not any(thread.is_alive() for thread in executor._pool._threads)
+        assert not any(thread.is_alive() for thread in executor._pool._crew.threads)
         found.update(ends.counts)
 
     return with_streams(scenario)

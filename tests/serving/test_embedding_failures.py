@@ -169,7 +169,7 @@ def test_a_worker_that_dies_before_it_could_tell_the_caller_is_replaced_and_the_
             notify(request)  # type: ignore[arg-type]
 
         monkeypatch.setattr(executor._dispatcher, "notify", die_once)
-        first = threads.submit(executor.run, {"x": rows(1)})
+        first = threads.submit(executor.run, {"x": rows(1)}, timeout=PATIENCE)
         held.wait_inside()
         second = threads.submit(executor.run, {"x": rows(1)})
         while not executor.statistics().queued:

@@ -436,7 +436,7 @@ def test_an_interrupted_caller_leaves_nothing_running(monkeypatch: pytest.Monkey
 
         monkeypatch.setattr("dagexec.platform.threads.new_gate", InterruptedGate)
         with pytest.raises(KeyboardInterrupt):
-            executor.run({"x": rows(0)})
+            executor.run({"x": rows(0)}, timeout=PATIENCE)
         monkeypatch.undo()
         assert isinstance(reasons[0], RunCancelledError)
         assert executor.statistics().running == 0

@@ -108,7 +108,7 @@ def crowd_that_is_closed(*, calls_first: bool) -> None:
     statistics = executor.statistics()
     assert len(ends) == 3 + calls_first
     assert ends.count("completed") == statistics.completed == sum(statistics.runs_per_replica)
-    assert not any(thread.is_alive() for thread in executor._pool._threads)
+    assert not any(thread.is_alive() for thread in executor._pool._crew.threads)
     assert statistics.running == statistics.queued == 0
     made.append(statistics.replicas)
 

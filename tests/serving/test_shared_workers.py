@@ -7,13 +7,17 @@ import os
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import NoReturn
 
 import numpy as np
 import pytest
 
 import dagexec
+from dagexec.errors import ResourceError
+from dagexec.platform.threads import SystemThreads
 from dagexec.serving.executor import Executor
 from dagexec.serving.places import SharedWorkers
+from dagexec.tracing import Trace
 from tests.held import PATIENCE, Held, doubled_model, rows
 
 CORES = 4
@@ -29,22 +33,37 @@ def compiled(**options: object) -> Executor:
     return dagexec.compile(doubled_model(), optimize=False, **options)  # type: ignore[arg-type]
 
 
-def test_threads_grow_with_the_executors_up_to_the_cores_and_end_with_the_last() -> None:
+def test_threads_come_with_work_up_to_the_cores_and_end_with_the_last() -> None:
     before = threading.active_count()
     executors, counts = [], []
     for number in range(2 * CORES):
         executors.append(compiled(net_type="simple"))
-        counts.append(threading.active_count() - before)
-        executors[-1].run({"x": rows(number)}, timeout=PATIENCE)
+        counts.append(executors[-1]._pool.num_workers)
+        executors[-1].run({"x": rows(number)})
     assert counts == [1, 2, 3, 4, 4, 4, 4, 4]
     assert {executor.num_workers for executor in executors} == {1}
+    assert threading.active_count() == before
     for number, executor in enumerate(executors):
         np.testing.assert_array_equal(executor.run({"x": rows(number)}, timeout=PATIENCE)["y"], rows(2 * number))
+        assert before < threading.active_count() <= before + CORES
         executor.close()
     assert threading.active_count() == before
     with compiled(net_type="simple") as again:
-        assert threading.active_count() == before + 1
         np.testing.assert_array_equal(again.run({"x": rows(3)}, timeout=PATIENCE)["y"], rows(6))
+        assert threading.active_count() == before + 1
+
+
+def test_a_run_ends_with_an_error_where_the_system_starts_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> NoReturn:
+        raise RuntimeError("can't start new thread")
+
+    with compiled() as executor:
+        with monkeypatch.context() as patched:
+            patched.setattr(SystemThreads, "start", refused)
+            np.testing.assert_array_equal(executor.run({"x": rows(1)})["y"], rows(2))  # in the caller's thread
+            with pytest.raises(ResourceError, match="dagexec-shared: no thread for a run: can't start new thread"):
+                executor.run({"x": rows(1)}, trace=Trace())
+        np.testing.assert_array_equal(executor.run({"x": rows(2)}, trace=Trace())["y"], rows(4))
 
 
 def test_executors_that_were_dropped_leave_no_thread() -> None:

@@ -16,6 +16,7 @@ from dagexec.errors import ClosedError, OperatorError, QueueFullError
 from dagexec.platform.threads import threads
 from dagexec.scheduler.exploration import explore_seeds
 from dagexec.serving import keeping
+from dagexec.serving.requests import Request
 from tests.held import PATIENCE, Held, rows
 from tests.interrupts import InterruptedAtPoints
 from tests.nets import net_of, temporary_operator
@@ -136,7 +137,7 @@ def test_ctrl_c_at_any_point_of_a_wait_leaves_the_replica_to_others(held: Held) 
         interrupted = InterruptedAtPoints("dagexec/")
         interrupted(run)
         assert executor._inline is not None
-        assert executor._inline.fitting({"x": rows(1)}) is not None  # it still knows that threads may wait
+        assert executor._inline.takes(Request({"x": rows(1)}))  # it still knows that threads may wait
 
 
 def test_a_thread_that_calls_again_at_once_keeps_its_replica_and_gives_it_up_when_it_does_not(
@@ -235,12 +236,12 @@ def test_threads_that_wait_and_come_again_are_all_served_or_told_in_any_order(
 
 def test_an_operator_on_a_worker_does_not_wait_in_its_thread() -> None:
     """It would hold what the run that it waits for needs."""
-    found: list[object] = []
+    found: list[bool] = []
 
     def ask(operator: Operator) -> None:
         operator.y(0)[...] = 1
         assert other._inline is not None
-        found.append(other._inline.fitting({"x": rows(1)}))
+        found.append(other._inline.takes(Request({"x": rows(1)})))
 
     with (
         temporary_operator("Asking", ask),
@@ -250,6 +251,6 @@ def test_an_operator_on_a_worker_does_not_wait_in_its_thread() -> None:
     ):
         other.run({"x": rows(1)})
         assert other._inline is not None
-        assert other._inline.fitting({"x": rows(1)}) is not None
+        assert other._inline.takes(Request({"x": rows(1)})) is not None
         executor.run({"x": rows(1)}, timeout=PATIENCE)
-    assert found[-1] is None
+    assert found[-1] is False

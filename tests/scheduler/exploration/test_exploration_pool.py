@@ -35,6 +35,13 @@ FORK = [[], [0], [0]]
 TWO_LAYERS = [[], [], [0, 1], [0, 1], [2, 3]]
 
 
+class LatePool(WorkerPool):
+    """One whose threads are started when there is something for them."""
+
+    def __init__(self, num_workers: int) -> None:
+        super().__init__(num_workers, at_once=False)
+
+
 class EarlyPool(WorkerPool):
     """Planted: the last chain is released one parent too early."""
 
@@ -159,6 +166,15 @@ def test_the_pool_is_right_under_every_schedule_with_few_preemptions(
     search.raise_failure()
     assert search.exhausted
     assert search.tried > 10
+
+
+@pytest.mark.parametrize(("parents", "workers"), [([[]], 2), (FORK, 2)])
+def test_workers_are_given_threads_when_they_are_woken_under_every_schedule(
+    parents: list[list[int]], workers: int
+) -> None:
+    search = systematic(held(pool_scenario(parents, workers, LatePool)), preemptions=1)
+    search.raise_failure()
+    assert search.exhausted
 
 
 @pytest.mark.slow

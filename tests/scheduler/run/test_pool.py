@@ -149,6 +149,19 @@ def test_a_closed_pool_has_no_threads_and_takes_no_runs() -> None:
         pool.submit(task("work", lambda: None))
 
 
+def test_threads_that_come_later_are_as_many_as_have_something_to_do() -> None:
+    before = threading.active_count()
+    meeting = threading.Barrier(2)
+    with WorkerPool(4, at_once=False) as pool:
+        assert (threading.active_count(), pool.statistics().idle) == (before, 4)
+        pool.submit(task("work", lambda: meeting.wait(PATIENCE)))
+        meeting.wait(PATIENCE)
+        assert threading.active_count() == before + 1
+    assert threading.active_count() == before
+    with pytest.raises(ClosedError):
+        pool.submit(task("work", lambda: None))
+
+
 def test_closing_lets_submitted_runs_finish() -> None:
     ran: list[int] = []
     done = [threading.Event() for _ in range(20)]

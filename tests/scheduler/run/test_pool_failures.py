@@ -90,7 +90,7 @@ def test_a_dead_worker_is_replaced_and_its_run_ends_with_an_error(when: str, wor
             assert run.active == 0
             assert runs_well(pool)
             assert pool.statistics().replaced == count
-        assert len([thread for thread in pool._threads if thread.is_alive()]) <= workers + 1
+        assert len([thread for thread in pool._crew.threads if thread.is_alive()]) <= workers + 1
     assert threading.active_count() == before
 
 
@@ -170,7 +170,7 @@ def test_an_exception_sent_to_a_waiting_worker_costs_no_run() -> None:
     with WorkerPool(1, name="sent") as pool:
         pool.submit(run_of([[]], {0: lambda: names.append(threading.current_thread().name)}, done[0]))
         assert done[0].wait(PATIENCE)
-        (thread,) = pool._threads
+        (thread,) = pool._crew.threads
         assert isinstance(thread, threading.Thread)
         while pool.statistics().idle != 1:
             os.sched_yield()
@@ -449,10 +449,10 @@ def test_workers_that_died_are_forgotten() -> None:
             assert done.wait(PATIENCE)
             assert runs_well(pool)
             [living] = pool._roster.workers
-            for thread in list(pool._threads):
+            for thread in list(pool._crew.threads):
                 if thread.name != living.name:
                     thread.join(PATIENCE)
-        assert len(pool._threads) <= 2
+        assert len(pool._crew.threads) <= 2
 
 
 def test_a_worker_that_is_woken_for_nothing_waits_once() -> None:
