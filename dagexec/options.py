@@ -35,6 +35,11 @@ Precision = Literal["float32", "bfloat16", "float16", "int8"]
 Nan = Literal["kept", "any"]
 WhenFull = Literal["wait", "reject"]
 Islands = Literal["none", "auto", "onnxruntime", "openvino"]
+
+_ONE_OF = {
+    name: get_args(kind)
+    for name, kind in (("dtype", Precision), ("nan", Nan), ("islands", Islands), ("when_full", WhenFull))
+}
 Shapes = Mapping[str, Sequence[int]]
 
 
@@ -157,12 +162,9 @@ class CompileOptions(RunOptions):
         object.__setattr__(self, "keep", frozenset(self.keep))
         object.__setattr__(self, "calibration", _runs(self.calibration))
         device = self.default_device
-        if self.dtype not in get_args(Precision):
-            raise SettingError(f"dtype is one of {', '.join(get_args(Precision))}, not {self.dtype!r}")
-        if self.nan not in get_args(Nan):
-            raise SettingError(f"nan is one of {', '.join(get_args(Nan))}, not {self.nan!r}")
-        if self.islands not in get_args(Islands):
-            raise SettingError(f"islands is one of {', '.join(get_args(Islands))}, not {self.islands!r}")
+        for name, allowed in _ONE_OF.items():
+            if (found := getattr(self, name)) not in allowed:
+                raise SettingError(f"{name} is one of {', '.join(allowed)}, not {found!r}")
         if self.dtype == "float16" and device == CPU:
             raise SettingError("dtype 'float16' is for cuda:N: processors compute in it no faster; try 'bfloat16'")
         layouts = LAYOUTS if device == CPU else (NHWC, NCHW)
@@ -183,13 +185,17 @@ class CompileOptions(RunOptions):
                 raise SettingError(f"batch_axes must be 0 or more, not {axis!r:.80} for {name!r:.80}")
         if self.batch_padding is not None and self.max_batch == 1:
             raise SettingError("batch_padding is for requests that are joined: give max_batch, too")
-        if self.when_full not in get_args(WhenFull):
-            raise SettingError(f'when_full must be "wait" or "reject", not {self.when_full!r}')
 
     @property
     def calibration_runs(self) -> tuple[Feeds, ...]:
         """Inputs, each for one run, that ranges for int8 are taken from."""
         return cast(tuple[Feeds, ...], self.calibration)
+
+    def kept(self) -> CompileOptions:
+        """The same without what is the caller's: inputs to calibrate with, and a function to report to."""
+        if not self.calibration and self.progress is None:
+            return self
+        return replace(self, calibration=None, progress=None)
 
     def report(self, stage: str) -> None:
         """Report the next stage to the log and to `progress`."""

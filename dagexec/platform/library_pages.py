@@ -61,7 +61,8 @@ def give_back_library_pages() -> None:
 
 def _pages_of_files() -> int:
     """Pages of files that this process has in memory."""
-    return int(Path("/proc/self/statm").read_text().split()[2])
+    with open("/proc/self/statm", "rb") as file:
+        return int(file.read().split()[2])
 
 
 def _unchanged_code(path: str) -> list[tuple[int, int]]:

@@ -158,6 +158,7 @@ class Batching:
             self._shown[types] = None
             found = {name: TensorType(array.shape, from_numpy(array.dtype)) for name, array in feeds.items()}
             self._later(lambda: self._show(found, types))
+            return None
         return self._shown.get(types)
 
     def _show(self, found: Mapping[str, TensorType], types: Hashable) -> None:

@@ -34,7 +34,7 @@ def as_asked(model: Model, options: CompileOptions) -> Model:
 
 def kept_options(model: Model, options: CompileOptions) -> CompileOptions:
     """The options of the executor of a compiled model, which keeps nothing of its caller."""
-    kept = replace(options, calibration=None, progress=None)
+    kept = options.kept()
     if kept.pool is None and not _may_share_workers(model, kept):
         kept = replace(kept, pool="own")
     return kept

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 
 from dagexec.binding.kept import Kept
 from dagexec.core.model import MakesModel, Model
@@ -33,8 +32,7 @@ class Origin:
     def of(cls, source: ModelSource, options: CompileOptions) -> Origin:
         """What an executor may keep of its caller's."""
         kept = isinstance(source, str | os.PathLike | Model | MakesModel)
-        plain = replace(options, calibration=None, progress=None)
-        return cls(source if kept else None, plain, bool(options.calibration_runs))
+        return cls(source if kept else None, options.kept(), bool(options.calibration_runs))
 
     def model(self, running: Model) -> Model:
         """The model as it was given, with its parameters; `running` is what the executor has of it.

@@ -98,6 +98,8 @@ class PooledRuns:
 
     def give_up_turns(self) -> None:
         """Have workers serve everybody who waits for a turn of an event loop."""
+        if not self._dispatcher.state.queue.waiting:
+            return
         if is_interruptible():  # a worker takes requests of others out of the queue
             name = f"starting requests of {self._dispatcher.name}"
             with suppress(ClosedError):

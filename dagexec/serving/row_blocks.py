@@ -136,7 +136,7 @@ class _Later:
 
     def __init__(self, model: Model, options: CompileOptions) -> None:
         self._model: Model | None = model
-        self._options = replace(options, batch_padding=None)
+        self._options = options
         self._made: BatchAxes | None = None
 
     def made(self) -> BatchAxes | None:
@@ -146,7 +146,8 @@ class _Later:
             with suppress(RowsError, SettingError):
                 known = model.parameters
                 outlines = known.outlines() if isinstance(known, Parameters) else known
-                self._made = batch_axes.BatchAxes(model.changed(parameters=outlines), self._options)
+                options = replace(self._options, batch_padding=None)
+                self._made = batch_axes.BatchAxes(model.changed(parameters=outlines), options)
         return self._made
 
 
