@@ -5,8 +5,7 @@ what `executing` says. One lock guards all that. A worker with nothing to do wai
 something behind wakes one.
 
 A caller's thread may work for its own run (`run_here`). Workers help there as far as all together are no more than the
-pool has workers. A worker may sleep from the first on, and is given its thread when it is woken: most nets of a process
-are so small that no run of theirs has anything for one.
+pool has workers. Who has a thread is the crew's (`crew`).
 
 A worker that dies, by something raised in it outside any operator, is replaced by a new thread. The run it was in ends
 with WorkerLostError, the others do not notice. In a child made by `os.fork` a pool has no threads and is closed.
