@@ -92,7 +92,7 @@ class ForwardConvolution(ConvolutionFamily):
             attributes, inner, result = self.attributes(), part.axes(window), part.result(y)
             source = part.source(image, window)
             given = {number: part.operand(operand, y) for number, operand in operands.items()}
-            further = append_post_ops(attributes, self.onednn, post_ops, given, (y.ndim, order), self.label)
+            appended = append_post_ops(attributes, self.onednn, post_ops, given, (y.ndim, order), self.label)
 
             def request(windows: Sequence[Axis], algorithm: str, layouts: Mapping[int, Descriptor]) -> Sequence[object]:
                 tensors = (layouts[SRC], layouts[WEIGHTS], layouts.get(BIAS, none), layouts[DST])
@@ -106,7 +106,7 @@ class ForwardConvolution(ConvolutionFamily):
                 {number: part.parameter(array) for number, array in parameters.items()},
                 inputs,
                 DST,
-                operands=further,
+                operands=appended,
                 key="post-ops " + " ".join(f"{one.kind}{list(given[one.input].shape)}" if one.input in given
                                            else one.kind for one in post_ops),
                 attributes=post_ops,
@@ -136,9 +136,16 @@ class ForwardConvolution(ConvolutionFamily):
             offered = partial(edges.strips, edged_problem, whole.images[SRC][0].shape, axes[0])
             return replace(whole, composed=all_of(whole.composed, offered))
 
-        assembled = self.convolution(with_strips)
         places = enumerate(post_ops)
-        inputs |= {POST_OP * (place + 1) | SRC_1: one.input for place, one in places if one.input in operands}
+        further = {POST_OP * (place + 1) | SRC_1: one.input for place, one in places if one.input in operands}
+
+        def arrays_of(part: Part) -> dict[int, Array]:
+            found = {SRC: part.source(x, axes), DST: part.result(y)}
+            found |= {number: part.parameter(array) for number, array in parameters.items()}
+            return found | {number: part.operand(operands[index], y) for number, index in further.items()}
+
+        assembled = self.convolution(with_strips, arrays_of)
+        inputs |= further
         operands_later = {one.input: self.x(one.input) for one in later if one.input >= 0}
         step = in_sequence([*before, *assembled.steps, finishing_step(self, later, y, operands_later)])
         return self.offered(step, assembled, inputs, {} if later else {DST: 0})

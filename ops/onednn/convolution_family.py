@@ -6,6 +6,7 @@ of the implementation in every run.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from functools import partial
@@ -13,6 +14,7 @@ from itertools import chain
 
 import numpy as np
 
+from dagexec.core.choices import seconds_left
 from dagexec.core.dtypes import FLOAT16, FLOAT32, from_numpy
 from dagexec.core.operator import Prepared, Step, in_sequence, nothing_to_do
 from dagexec.errors import UnsupportedFeatureError
@@ -37,7 +39,6 @@ from dagexec.ops.onednn.pieces import (
     MOST_OF_BATCH,
     ONE,
     Part,
-    Piece,
     computed_in_pieces,
     parts_of_batch,
     parts_of_filters,
@@ -45,6 +46,7 @@ from dagexec.ops.onednn.pieces import (
 )
 from dagexec.ops.onednn.primitive import PrimitiveDescriptor, describe
 from dagexec.ops.onednn.problem import DIRECT, WINOGRAD, Asked, Assembled, Candidate, Problem, assemble
+from dagexec.ops.onednn.recipe import recipe_key, tensors_of
 from dagexec.platform.addresses import address_of
 from dagexec.platform.records import dataclass
 
@@ -186,6 +188,34 @@ class Computation:
 ComputationOf = Callable[[Part], Computation]
 """Gives the computation of a part of a convolution."""
 
+ArraysOf = Callable[[Part], Mapping[int, Array]]
+"""Gives the arrays of that computation."""
+
+_WHOLE = Part()
+
+
+@dataclass(frozen=True)
+class _Way:
+    """How convolutions of one form are computed whose tensors have the same layouts: layers of a net repeat.
+
+    Attributes:
+        parts: of the result, with the place of the problem that each is, and what computes it.
+        problems: these problems.
+        pieces: how many the parts are computed in; 0 where a single one is computed as it is.
+        inputs: the input number of each argument that is an input.
+        names: `names_for_all` of the operator once it was prepared.
+    """
+
+    parts: tuple[tuple[Part, int, Candidate], ...]
+    problems: tuple[Problem, ...]
+    pieces: int
+    inputs: Mapping[int, int]
+    names: Mapping[str, str]
+
+
+_ways: weakref.WeakValueDictionary[Hashable, _Way] = weakref.WeakValueDictionary()
+"""As long as one of the operators lives that were prepared so last."""
+
 
 SumsOf = Callable[[Part, Mapping[int, Array]], Computation]
 """Gives the computation of sums over a part of a batch into arrays, by argument number."""
@@ -193,6 +223,8 @@ SumsOf = Callable[[Part, Mapping[int, Array]], Computation]
 
 class ConvolutionFamily(OneDNNOperator):
     """What all convolutions by oneDNN share: the choice of an implementation and the steps around it."""
+
+    _followed_way: _Way | None = None  # which it keeps for others
 
     def require_wide_sums(self) -> None:
         """Raise UnsupportedFeatureError when float16 is to be rounded at every operation, which oneDNN does not do."""
@@ -239,57 +271,83 @@ class ConvolutionFamily(OneDNNOperator):
         form = form_of(source, target, address_of(array) - address_of(self.x(index)))
         return packed_form(constant, form, self.reordered(self.packed(plain), target, plain)), nothing_to_do
 
-    def convolution(self, computation: ComputationOf) -> Assembled:
+    def convolution(self, computation: ComputationOf, arrays_of: ArraysOf | None = None) -> Assembled:
         """The steps that compute the whole.
 
         The bytes of an image do not depend on other images: it is computed by what gives the same in any batch, or in
-        pieces of its own. Of an operator that is not batch-invariant, parts of the batch are computed.
+        pieces of its own. Of an operator that is not batch-invariant, parts of the batch are computed. What is found
+        out for the first operator of a form is so for others, whose arrays `arrays_of` gives.
         """
-        whole = computation(Part())
-        problem = self.asked_of_library(whole)
-        self.answer(lambda: any(not one.is_reference for one in problem.candidates()))
-        parts = [] if self.is_batch_invariant else parts_of_batch(whole.batch, problem.weights_nbytes)
-        if len(parts) > 1:
-            return self.batch_in_parts([computation(part) for part in parts], whole)
+        repeats = arrays_of is not None and not self.asks and seconds_left() == 0
+        key = recipe_key(self, tensors_of(self)) if repeats else None
+        way = None if key is None else _ways.get(key)
+        if way is None:
+            whole = computation(Part())
+            problem = self.asked_of_library(whole)
+            self.answer(lambda: any(not one.is_reference for one in problem.candidates()))
+            parts = [] if self.is_batch_invariant else parts_of_batch(whole.batch, problem.weights_nbytes)
+            if len(parts) > 1:
+                return self.batch_in_parts([computation(part) for part in parts], whole)
+            way = self._way(problem, computation, whole)
+            if key is not None:
+                _ways[key] = way
+        self._followed_way = way
+        self.names_for_all.update(way.names)
+        return self._by(way, arrays_of or (lambda part: computation(part).arrays))
+
+    def _by(self, way: _Way, arrays_of: ArraysOf) -> Assembled:
+        """The steps that compute the whole."""
+        pack, whole = partial(self._packed, way.inputs), arrays_of(Part())
+        problems = [one.answered(self.label) for one in way.problems]
+        pieces = [(problems[place], by, whole if part is _WHOLE else arrays_of(part)) for part, place, by in way.parts]
+        if way.pieces:
+            found = computed_in_pieces(self.label, pieces, way.pieces, self.working_memory, pack, whole)
+        else:
+            [(problem, by, arrays)] = pieces
+            found = assemble(problem, by, arrays, self.working_memory, pack)
+        self.keeps(found.nbytes)
+        return found
+
+    def _way(self, problem: Problem, computation: ComputationOf, whole: Computation) -> _Way:
+        """How the `whole`, which is `problem`, is computed."""
         alone = problem if whole.batch == 1 else self.asked_of_library(computation(Part(ONE)))
         chosen = self._chosen_for_all(alone)
+        names = {alone.geometry: chosen.name}
         if chosen.is_in_pieces:
             found = chosen if whole.batch == 1 else problem.named(chosen.name)
             if found is not None:
-                return self._assembled(problem, found, whole)
-        return self._in_pieces(chosen, alone, computation, whole)
+                return _Way(((_WHOLE, 0, found),), (problem.answered(""),), 0, whole.inputs, names)
+        parts, pieces = self._in_pieces(chosen, alone, computation, whole)
+        problems = {id(one): one for _, one, _ in parts}
+        places = {number: place for place, number in enumerate(problems)}
+        answered = tuple(one.answered("") for one in problems.values())
+        return _Way(
+            tuple((part, places[id(one)], by) for part, one, by in parts), answered, pieces, whole.inputs, names
+        )
 
     def _chosen_for_all(self, alone: Problem) -> Candidate:
         """What computes one image: that which has computed images of this geometry before."""
         name = self.names_for_all.get(alone.geometry)
-        chosen = (alone.named(name) if name else None) or self.implementation(alone)
-        self.names_for_all[alone.geometry] = chosen.name
-        return chosen
-
-    def _assembled(self, problem: Problem, chosen: Candidate, whole: Computation) -> Assembled:
-        pack = partial(self._packed, whole.inputs)
-        assembled = assemble(problem, chosen, whole.arrays, self.working_memory, pack)
-        self.keeps(assembled.nbytes)
-        return assembled
+        return (alone.named(name) if name else None) or self.implementation(alone)
 
     def _in_pieces(
         self, chosen: Candidate, alone: Problem, computation: ComputationOf, whole: Computation
-    ) -> Assembled:
-        """The steps of pieces, each by the implementation `chosen` for one image, `alone`."""
-
+    ) -> tuple[list[tuple[Part, Problem, Candidate]], int]:
+        """The parts that are computed, by the implementation `chosen` for one image, `alone`, and the pieces of all."""
         known: dict[Hashable, tuple[Problem, Candidate | None]] = {}
 
-        def computed_by(parts: Sequence[Part]) -> list[Piece]:
+        def computed_by(parts: Sequence[Part]) -> list[tuple[Part, Problem, Candidate]]:
             """What computes the parts; nothing where one of them is not computed so."""
-            found: list[Piece] = []
-            for asked in map(computation, parts):
+            found: list[tuple[Part, Problem, Candidate]] = []
+            for part in parts:
+                asked = computation(part)
                 if asked.geometry not in known:
                     problem = self.asked_of_library(asked)
                     known[asked.geometry] = problem, problem.named(chosen.name)
                 problem, one = known[asked.geometry]
                 if one is None:
                     return []
-                found.append((problem, one, asked.arrays))
+                found.append((part, problem, one))
             return found
 
         cut, seconds = [Part(ONE)], shared_seconds(alone, chosen)
@@ -302,17 +360,13 @@ class ConvolutionFamily(OneDNNOperator):
         pieces = pieces_of(whole.batch * seconds, MOST_OF_BATCH)
         found = of_image if whole.batch == 1 else []
         if len(cut) == whole.batch == 1:
-            found = [(alone, chosen, whole.arrays)]
+            found = [(_WHOLE, alone, chosen)]
         elif len(cut) == 1 and chosen.is_divisible:
             found = computed_by([Part((share.start, share.stop)) for share in shares(whole.batch, pieces)])
         if not found:
             images = [(image, image + 1) for image in range(whole.batch)]
             found = computed_by([replace(part, images=one) for one in images for part in cut])
-        assembled = computed_in_pieces(
-            self.label, found, pieces, self.working_memory, partial(self._packed, whole.inputs), whole.arrays
-        )
-        self.keeps(assembled.nbytes)
-        return assembled
+        return found, pieces
 
     def filter_sums(self, computation: SumsOf, batch: int, results: Mapping[int, Array]) -> list[Step]:
         """The steps that compute `results`, sums over a batch of images, by argument number.

@@ -57,7 +57,7 @@ def _candidate(wide: Problem, likely: Candidate, head: int, columns: int, pixel:
     one = _brgconv(wide)
     if one is None:
         return None
-    assembled = partial(_assemble, wide, one, head, columns, pixel)
+    assembled = partial(_assemble, wide.answered(wide.label), one, head, columns, pixel)
     return replace(one, name=likely.name + one.name, assemble=assembled, seconds=likely.seconds)
 
 
@@ -125,7 +125,8 @@ def _in_strips(problem: WithEdges, likely: Candidate, image: tuple[int, int], ax
     problems = {size: problem(outline, Part(ONE, 0, part)) for size, part in {len(part): part for part in rows}.items()}
     found = {size: _brgconv(one) for size, one in problems.items()}
     name = next((one.name for one in found.values() if one is not None), "")
-    parts = [(part, problems[len(part)], one) for part in rows if (one := found[len(part)]) and one.name == name]
+    answered = {size: one.answered(one.label) for size, one in problems.items()}
+    parts = [(part, answered[len(part)], one) for part in rows if (one := found[len(part)]) and one.name == name]
     if len(parts) < len(rows):
         return None
     assembled = partial(_assemble_strips, parts, axis, pieces_of(seconds, MOST_OF_ONE))

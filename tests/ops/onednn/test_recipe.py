@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import math
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from dagexec.core.choices import choices
 from dagexec.core.proto import OperatorDef
 from dagexec.core.tensor import Tensor
 from dagexec.ops.onednn import recipe
+from dagexec.ops.onednn.convolution_family import ConvolutionFamily
 from dagexec.ops.onednn.operator import OneDNNOperator
 from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.onednn.engine import needs_onednn, normal
@@ -203,3 +206,63 @@ def test_steps_that_are_more_than_primitives_have_no_recipe(
     with net(operators, {"x": normal(1, 8, 8)}) as both:
         both.run()
     assert asked["Mul"] == 2
+
+
+SIZES = {"pieces": (56, 64, 1), "edges": (40, 16, 7), "rows": (40, 64, 5), "tiles": (20, 32, 3), "groups": (12, 32, 3)}
+"""Pixels a side, channels, and taps a side of convolutions that are computed in different ways."""
+
+
+def convolutions(size: int, channels: int, taps: int, group: int, batch: int) -> SimpleNet:
+    """Three of a form, one after another."""
+    given = {"x0": normal(9, batch, size, size, channels)}
+    given |= {f"w{number}": 0.1 * normal(number, channels, taps, taps, channels // group) for number in range(3)}
+    given |= {f"b{number}": normal(number, channels) for number in range(3)}
+    arguments: dict[str, Any] = {"order": "NHWC", "kernel": taps, "pad": taps // 2, "group": group}
+    layers = [
+        operator_def("Conv", [f"x{number}", f"w{number}", f"b{number}"], [f"x{number + 1}"], **arguments)
+        for number in range(3)
+    ]
+    return net(layers, given, [name for name in given if name != "x0"])
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("what", SIZES)
+def test_what_is_found_out_for_a_convolution_is_so_for_all_of_its_form(
+    what: str, batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    way = ConvolutionFamily._way
+    monkeypatch.setattr(ConvolutionFamily, "_way", lambda self, *given: asked.append(self.label) or way(self, *given))
+    group = 2 if what == "groups" else 1
+
+    def run() -> bytes:
+        with convolutions(*SIZES[what], group, batch) as running:
+            running.run()
+            running.run()
+            names = {frozenset(one.names_for_all.items()) for one in running.operators}
+            assert len(names) == 1
+            return running.workspace.fetch_blob("x3").tobytes()
+
+    shared = run()
+    assert len(asked) == 1
+    with monkeypatch.context() as patch:
+        patch.setattr("dagexec.ops.onednn.convolution_family.recipe_key", lambda *_: None)
+        assert run() == shared
+    assert len(asked) == 4
+
+
+def memory_of(array: Array) -> Array:
+    """The array whose memory it is."""
+    return memory_of(array.base) if isinstance(array.base, np.ndarray) else array
+
+
+def test_what_was_found_out_for_a_convolution_keeps_no_tensor() -> None:
+    with convolutions(*SIZES["edges"], 1, 1) as running:
+        running.run()
+        tensors = [running.workspace.get_blob(name).get(Tensor) for name in ("x0", "x1", "w0")]
+        held = [weakref.ref(memory_of(tensor.array)) for tensor in tensors]
+        way = running.operators[0]._followed_way
+    assert way is not None
+    del running, tensors
+    gc.collect()
+    assert all(one() is None for one in held)
