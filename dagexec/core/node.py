@@ -123,6 +123,12 @@ class Node:
             made.values = made.values.changed(added)
         return made
 
+    def on(self, inputs: Iterable[str], outputs: Iterable[str], name: str) -> Node:
+        """The same on other blobs, of which no others are the same, under another name."""
+        made = self.changed(inputs=inputs, outputs=outputs, name=name)
+        made._form = self._form
+        return made
+
     def renamed(self, names: Mapping[str, str]) -> Node:
         """The same with blobs renamed."""
         return self.changed(

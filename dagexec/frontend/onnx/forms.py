@@ -149,9 +149,7 @@ class Converted:
             tensors.append(scope.new_name(f"{tensors[place]}/{suffix}"))
         scope.variants.update([tensors[place] for place in self.variant_outputs])
         return [
-            operator.changed(
-                inputs=[tensors[place] for place in inputs], outputs=[tensors[place] for place in outputs], name=label
-            )
+            operator.on([tensors[place] for place in inputs], [tensors[place] for place in outputs], label)
             for operator, inputs, outputs in self.operators
         ]
 

@@ -17,9 +17,24 @@ _MAX_BYTES = 1 << 12
 """Of constants whose values inference sees: what describes shapes is smaller."""
 
 
+class InferredShapes:
+    """Sizes by name; what the onnx package found is read where somebody asks."""
+
+    def __init__(self, known: dict[str, Dims], found: Iterable[onnx.ValueInfoProto] = ()) -> None:
+        self._known: dict[str, Dims | None] = dict(known)
+        self._found = {value.name: value for value in found}
+
+    def get(self, name: str) -> Dims | None:
+        """The sizes of a tensor as far as they are known, None where not even their number is."""
+        if name not in self._known:
+            value = self._found.get(name)
+            self._known[name] = None if value is None else _dims(value)
+        return self._known[name]
+
+
 def inferred_shapes(
     graph: onnx.GraphProto, imports: Iterable[onnx.OperatorSetIdProto], inputs: Mapping[str, InputInfo]
-) -> dict[str, Dims]:
+) -> InferredShapes:
     """The sizes of tensors of the model's own graph as far as they follow from those of `inputs`, by name.
 
     Functions of the model and what onnx refuses to infer are left out.
@@ -43,8 +58,8 @@ def inferred_shapes(
     try:
         found = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
     except (onnx.shape_inference.InferenceError, RuntimeError, ValueError, TypeError):
-        return known
-    return {value.name: dims for value in (*found.value_info, *found.output) if (dims := _dims(value))} | known
+        return InferredShapes(known)
+    return InferredShapes(known, (*found.value_info, *found.output))
 
 
 def _add_constant(graph: onnx.GraphProto, name: str, tensor: onnx.TensorProto) -> None:
@@ -70,4 +85,5 @@ def _dims(value: onnx.ValueInfoProto) -> Dims | None:
     if value.type.WhichOneof("value") != "tensor_type" or not value.type.tensor_type.HasField("shape"):
         return None
     dims = value.type.tensor_type.shape.dim
-    return tuple(dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else None for dim in dims)
+    sizes = [dim.dim_value if dim.HasField("dim_value") else -1 for dim in dims]
+    return tuple([size if size >= 0 else None for size in sizes])

@@ -63,7 +63,7 @@ def tensor_array(tensor: onnx.TensorProto, external: ExternalData, owner: str) -
     """
     meta = element_type(tensor.data_type, owner)
     shape = tuple(tensor.dims)
-    if any(size < 0 for size in shape):
+    if min(shape, default=0) < 0:
         raise ModelFormatError(f"{owner}: a size is negative: {list(shape)}")
     if tensor.HasField("segment"):
         raise ModelFormatError(f"{owner}: it is a segment of a tensor, which is not supported")
@@ -146,9 +146,9 @@ def _native(data: npt.NDArray[np.uint8], meta: TypeMeta, count: int) -> Array:
         return _unpacked(data, meta, count)
     if meta is dtypes.BOOL:
         return np.not_equal(data, 0)
-    if data.ctypes.data % meta.itemsize:
-        data = data.copy()
     array = data.view(meta.numpy)
+    if not array.flags.aligned:
+        array = array.copy()
     return array.byteswap() if sys.byteorder == "big" else array
 
 

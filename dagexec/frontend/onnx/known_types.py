@@ -76,12 +76,12 @@ class KnownTypes:
 
     def in_probes(self, name: str) -> Types:
         """The types of a tensor: for open sizes of 1, and at the end for two sizes that differ, if there are any."""
-        found = self._types.get(name, self._unknown)
-        if found is self._unknown and (array := self._values.get(name)) is not None:
+        found = self._types.get(name)
+        if found is None and (array := self._values.get(name)) is not None:
             found = (TensorType(tuple(array.shape), from_numpy(array.dtype)),) * self._probes
             found = self._one_of_each.setdefault(found, found)
             self._note(name, found)
-        return found
+        return found or self._unknown
 
     def follow(self, operators: Sequence[Node]) -> None:
         """Note what operators compute. Raises ElementTypeError for one that refuses the elements it would get."""
@@ -93,11 +93,14 @@ class KnownTypes:
 
     def outputs(self, operator: Node) -> Sequence[Types]:
         """The types of its outputs, as far as they follow from those of its inputs. Raises as `follow`."""
-        schema = schema_of(operator.type)
-        given = [self.in_probes(name) for name in operator.input]
-        read = {index: self._contents_of(operator.input[index]) for index in schema.values_read(operator)}
+        schema, types = schema_of(operator.type), self._types
+        given = [types.get(name) or self.in_probes(name) for name in operator.input]
+        read: dict[int, Contents] = {}
+        values: Sequence[Array | None] = ()
+        if schema.value_inputs:
+            read = {index: self._contents_of(operator.input[index]) for index in schema.values_read(operator)}
+            values = [read[index][0] if index in read else None for index in range(len(given))]
         is_even = not read or all(one is contents[0] for contents in read.values() for one in contents)
-        values = [read[index][0] if index in read else None for index in range(len(given))] if read else ()
         form = typing_form(operator, schema, values) if is_even else None
         if form is None:
             return self._inferred(operator, schema, given, read)
@@ -108,11 +111,12 @@ class KnownTypes:
         return found
 
     def _note(self, name: str, types: Types) -> None:
-        self._types[name] = types
-        kind = _first(types)
+        kind = types[0] or _first(types)
         if kind is None:
             self.untyped.add(name)
-        elif kind.meta is STRING:
+            return
+        self._types[name] = types
+        if kind.meta is STRING:
             self.texts.add(name)
 
     def _inferred(
@@ -175,7 +179,7 @@ class KnownTypes:
             if name in self._contents or name in self._values or name not in self._writers:
                 continue
             number, operator = self._writers[name]
-            types = [kind for one in operator.output for kind in self._types[one]]
+            types = [kind for one in operator.output for kind in self.in_probes(one)]
             if number not in found and any(kind is not None and kind.elements <= MAX_ELEMENTS for kind in types):
                 found[number] = operator
                 if schema_of(operator.type).from_types is None:
@@ -191,7 +195,7 @@ class KnownTypes:
         for probe in range(self._probes):
             row: Sequence[Array | None] = (None,) * len(operator.output)
             kinds = [types[probe] for types in given]
-            types = [self._types[name][probe] for name in operator.output]
+            types = [self.in_probes(name)[probe] for name in operator.output]
             if None not in (*kinds, *types):
                 with suppress(DagexecError):
                     call = _call(operator, kinds, [contents[probe] for contents in read])
@@ -207,7 +211,7 @@ def _call(operator: Node, kinds: Sequence[TensorType | None], values: Sequence[A
 
 
 def _first(types: Types) -> TensorType | None:
-    return types[0] if types[0] is not None else next(filter(None, types), None)
+    return next(filter(None, types), None)
 
 
 def _probes(inputs: Iterable[InputInfo]) -> Sequence[tuple[int, int]]:

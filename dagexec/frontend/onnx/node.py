@@ -12,7 +12,7 @@ import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy.typing as npt
 import onnx
@@ -43,6 +43,13 @@ class UnknownSizeError(CannotConvertError):
     """The node would become an operator if more was known of sizes, which may follow from those of inputs."""
 
 
+class KnownShapes(Protocol):
+    """Sizes of tensors by name."""
+
+    def get(self, name: str, /) -> Dims | None:
+        """The sizes of a tensor as far as known, None when even their number is not."""
+
+
 @dataclass
 class Scope:
     """What is known of the model's tensors while its nodes are converted, in order.
@@ -61,8 +68,8 @@ class Scope:
     read: set[str]
     names: set[str] = field(default_factory=set)
     variants: set[str] = field(default_factory=set)
-    infer_shapes: Callable[[], Mapping[str, Dims]] = dict
-    _inferred: Mapping[str, Dims] | None = None
+    infer_shapes: Callable[[], KnownShapes] = dict
+    _inferred: KnownShapes | None = None
     _numbers: dict[str, int] = field(default_factory=dict, repr=False)
 
     def new_name(self, stem: str) -> str:
@@ -75,7 +82,7 @@ class Scope:
         self.names.add(name)
         return name
 
-    def inferred(self) -> Mapping[str, Dims]:
+    def inferred(self) -> KnownShapes:
         """Sizes that follow from those of the model's inputs, found out when they are asked for."""
         if self._inferred is None:
             self._inferred = self.infer_shapes()
