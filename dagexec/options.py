@@ -195,7 +195,7 @@ class CompileOptions(RunOptions):
         """The same without what is the caller's: inputs to calibrate with, and a function to report to."""
         if not self.calibration and self.progress is None:
             return self
-        return replace(self, calibration=None, progress=None)
+        return self.with_chosen(calibration=(), progress=None)
 
     def report(self, stage: str) -> None:
         """Report the next stage to the log and to `progress`."""

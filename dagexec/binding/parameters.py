@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.device import CPU
+from dagexec.core.dtypes import STRING, from_numpy
 from dagexec.core.model import Model
 from dagexec.core.program import Program, program_of
 from dagexec.core.proto import NetDef
@@ -26,10 +27,18 @@ def initialized(model: Model) -> Model:
     Without this, every executor runs the init net for itself.
     """
     check_operators(model)
+    given = model.parameters
+    if not model.has_init_net and all(map(_is_held_as_given, given.values())):
+        return model.changed(parameters=dict(given))
     workspace = parameter_workspace(model)
     blobs = [workspace.get_blob(name) for name in workspace.blobs()]
     parameters = {blob.name: blob.get(Tensor).array for blob in blobs if not isinstance(blob.value, SharedBuffer)}
     return model.changed(init_net=None, parameters=parameters)
+
+
+def _is_held_as_given(array: Array) -> bool:
+    """True for an array that a tensor takes as it is. Raises ShapeError for a dtype that tensors do not hold."""
+    return from_numpy(array.dtype) is not STRING and array.flags.c_contiguous
 
 
 def check_operators(model: Model) -> None:

@@ -12,8 +12,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -107,7 +106,7 @@ def _on_own_kernels(model: Model, options: CompileOptions, *, takes_parameters: 
 def _as_given(model: Model, options: CompileOptions, report: CompilationReport | None = None) -> Compiled:
     net_type = options.net_type or ("async_dag" if options.capture else "dag")
     workers = options.num_workers or options.most_workers(net_type)
-    return Compiled(model, replace(options, net_type=net_type, num_workers=workers), report)
+    return Compiled(model, options.with_chosen(net_type=net_type, num_workers=workers), report)
 
 
 def _for_device(model: Model, options: CompileOptions) -> Compiled:
@@ -146,8 +145,9 @@ class _Compilation:
         self._outputs = model.outputs
         self._options = options
         self._seconds: dict[str, float] = {}
-        with self._stage("init net"):
-            self._model = _with_kept(initialized(model), options)
+        self._stage: tuple[str, float] | None = None
+        self._begin_stage("init net")
+        self._model = _with_kept(initialized(model), options)
         self._tuning = _tuning_seconds(options)
         plain = options.dtype == "float32" and not options.calibration_runs
         if takes_parameters and plain and not self._tuning:  # models are neither run nor compared
@@ -171,14 +171,15 @@ class _Compilation:
             return report
 
         passed = _by_stage(self._model, self._options, rewrite)
-        with self._stage("schedule"):
-            choice = self._schedule(passed.model)
+        self._begin_stage("schedule")
+        choice = self._schedule(passed.model)
+        self._end_stage()
         report = CompilationReport(
             passed.outcomes, ", ".join(layouts), choice, self._origin or choice.origin, self._seconds
         )
         for line in report.lines() if logger.isEnabledFor(logging.DEBUG) else ():
             logger.debug("net %r: %s", self._model.name, line)
-        options = replace(self._options, net_type=choice.net_type, num_workers=choice.workers)
+        options = self._options.with_chosen(net_type=choice.net_type, num_workers=choice.workers)
         return Compiled(passed.model.changed(outputs=self._outputs), options, report)
 
     def rewritten(self) -> tuple[str, PassReport]:
@@ -190,12 +191,36 @@ class _Compilation:
             before = (*before, ANY_NAN)
         if not self._options.batch_invariant:
             before = (*before, BATCH_VARIANCE)
-        with self._stage("passes"):
-            early = _run(self._model, before, self._options)
-        with self._stage("layout"):
-            layout = self._layout(early, after)
-            late = self._late(early, after, layout)
+        self._begin_stage("passes")
+        if not self._tuning:
+            return self._in_one_run(before, after)
+        early = _run(self._model, before, self._options)
+        self._begin_stage("layout")
+        layout = self._layout(early, after)
+        late = self._late(early, after, layout)
         return layout, PassReport(late.model, (*early.outcomes, *late.outcomes))
+
+    def _in_one_run(self, before: Sequence[Pass], after: Sequence[Pass]) -> tuple[str, PassReport]:
+        """All passes, where layouts are not compared: the model as it is then tells which one it should have."""
+        chosen = [NCHW if LAYOUT.name in self._options.without_passes else self._options.layout or NCHW]
+
+        def layout(model: Model) -> str:
+            self._begin_stage("layout")
+            chosen[0] = self._layout_unmeasured(model)
+            return chosen[0]
+
+        report = _run(self._model, (*before, layout_pass(layout), *after), self._options)
+        if self._origin == "estimated" and not _has_changed_layout(report):
+            self._origin, chosen[0] = "", NCHW
+        return chosen[0], report
+
+    def _layout_unmeasured(self, model: Model) -> str:
+        """The layout that is requested, or known from earlier measurements, or by rule."""
+        if self._options.layout is not None:
+            return self._options.layout
+        known = self._known("layout", model)
+        self._origin = "known" if known in LAYOUTS else "estimated"
+        return known if known in LAYOUTS else self._layout_by_rule(model)
 
     def _of_stage(self, model: Model) -> _Compilation:
         """That of a stage, with its share of the seconds for tuning."""
@@ -205,13 +230,17 @@ class _Compilation:
         options = replace(self._options, shapes=shapes or None, tuning_seconds=seconds)
         return _Compilation(model, options, takes_parameters=False)
 
-    @contextmanager
-    def _stage(self, name: str) -> Iterator[None]:
+    def _begin_stage(self, name: str) -> None:
+        self._end_stage()
         check_stop()
         self._options.report(name)
-        start = time.perf_counter()
-        yield
-        self._seconds[name] = time.perf_counter() - start
+        self._stage = name, time.perf_counter()
+
+    def _end_stage(self) -> None:
+        if self._stage is not None:
+            name, start = self._stage
+            self._seconds[name] = time.perf_counter() - start
+            self._stage = None
 
     def _late(self, early: PassReport, after: Sequence[Pass], layout: str) -> PassReport:
         """The passes from `layout` on, for one of the layouts; run once for each."""
@@ -233,7 +262,7 @@ class _Compilation:
         bench = self._measures()
         first = self._layout_by_rule(model) if bench is None else LAYOUTS[0]
         report = self._late(early, after, first)
-        if not any(one.changes for one in report.outcomes if one.name == LAYOUT.name):
+        if not _has_changed_layout(report):
             self._laid_out[NCHW] = report
             return NCHW
         self._origin = "estimated" if bench is None else "measured"
@@ -322,6 +351,10 @@ class _Compilation:
         cores = processor.available_cores()
         net = f"{model.name} {digest.hexdigest()[:32]}"
         return f"{what} | {processor.processor_key()} | {cores} cores | onednn {kernels} | {net}"
+
+
+def _has_changed_layout(report: PassReport) -> bool:
+    return any(one.changes for one in report.outcomes if one.name == LAYOUT.name)
 
 
 def _seconds(text: str | None) -> float | None:

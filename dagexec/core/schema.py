@@ -265,7 +265,7 @@ def any_to_first(_input: int, output_index: int) -> bool:
     return output_index == 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class OpSchema:
     """The contract of an operator type.
 

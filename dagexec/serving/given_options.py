@@ -36,7 +36,7 @@ def kept_options(model: Model, options: CompileOptions) -> CompileOptions:
     """The options of the executor of a compiled model, which keeps nothing of its caller."""
     kept = options.kept()
     if kept.pool is None and not _may_share_workers(model, kept):
-        kept = replace(kept, pool="own")
+        kept = kept.with_chosen(pool="own")
     return kept
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from numbers import Integral
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from dagexec.core.device import CPU, Device
 from dagexec.errors import DeviceError, SchemaError, SettingError
@@ -90,6 +90,12 @@ class RunOptions:
                 raise SettingError("a policy is for net types 'dag' and 'async_dag', not 'simple'")
             if self.capture:
                 raise SettingError("a policy decides in every run: it cannot be combined with capture")
+
+    def with_chosen(self, **fields: object) -> Self:
+        """These with fields that were chosen here: only what is given has to be checked."""
+        made = object.__new__(type(self))
+        made.__dict__.update(self.__dict__, **fields)
+        return made
 
     @property
     def default_device(self) -> Device:

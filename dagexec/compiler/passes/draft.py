@@ -8,6 +8,7 @@ or drop operators that are *free*: on the host, without control inputs, and on s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
@@ -32,6 +33,8 @@ Trait = Callable[[OpSchema], bool]
 """What an operator type is, or can: a function with a name, whose answers are kept."""
 
 _MANY = 16  # operators, that are not forgotten one by one
+
+_KEPT = 1 << 8  # sets of operator types
 
 _PLAIN_ENGINES = frozenset({"", "DEFAULT", "ONEDNN", "CUDNN"})
 
@@ -66,7 +69,8 @@ class Draft:
         self._program = model.program
         self._operators = dict(enumerate(self._program.op))
         self._count = len(self._operators)  # numbers that were given, those of operators that are gone included
-        self._types = {definition.type for definition in self._program.op}  # of operators, some of which may be gone
+        self._kinds = {definition.type for definition in self._program.op}  # of operators, some of which may be gone
+        self._traits = _traits(frozenset(map(schema_of, self._kinds)))
         self._places: dict[int, tuple[int, ...]] = {}  # in the list, of the operators put in behind others
         found = _index(self._program)
         self._readers, self._writers = found.readers, found.writers
@@ -98,16 +102,16 @@ class Draft:
 
     def has(self, trait: Trait) -> bool:
         """False when no operator has a type of that `trait`; looks at types, however many operators there are."""
-        for kind in self._types:  # noqa: SIM110 - in half the time, and this is asked for each pass
-            if schema_of(kind).once(trait):
-                return True
-        return False
+        found = self._traits.get(trait)
+        if found is None:
+            found = self._traits[trait] = any(schema_of(kind).once(trait) for kind in self._kinds)
+        return found
 
     def having(self, trait: Trait) -> list[int]:
         """The numbers of the operators whose types have the `trait`, in list order."""
-        kinds = {kind for kind in self._types if schema_of(kind).once(trait)}
-        if not kinds:
+        if not self.has(trait):
             return []
+        kinds = {kind for kind in self._kinds if schema_of(kind).once(trait)}
         operators = self._operators
         return [number for number in self.numbers() if operators[number].type in kinds]
 
@@ -335,7 +339,7 @@ class Draft:
     def exchange(self, number: int, definition: Node) -> None:
         """Put `definition` in the place of an operator that reads and writes the same blobs."""
         self._operators[number] = definition
-        self._types.add(definition.type)
+        self._add_kind(definition.type)
         self._edited = True
         self._free.pop(number, None)
 
@@ -405,10 +409,15 @@ class Draft:
         return self._readers.keys() | self.outputs | self._controls
 
     def _enter(self, number: int, definition: Node) -> None:
-        self._types.add(definition.type)
+        self._add_kind(definition.type)
         _enter(self._readers, number, definition.input)
         _enter(self._writers, number, definition.output)
         self._forget(number, definition)
+
+    def _add_kind(self, kind: str) -> None:
+        if kind not in self._kinds:
+            self._kinds.add(kind)
+            self._traits = _traits(frozenset(map(schema_of, self._kinds)))
 
     def _leave(self, number: int) -> None:
         definition = self._operators[number]
@@ -428,6 +437,12 @@ class Draft:
                 self._free = {}
             for other in (*readers, *writers):
                 self._free.pop(other, None)
+
+
+@lru_cache(_KEPT)
+def _traits(_schemas: frozenset[OpSchema]) -> dict[Trait, bool]:
+    """Whether one of these has a trait, as far as somebody has asked: many nets are made of the same operator types."""
+    return {}
 
 
 Users = dict[str, dict[int, int]]

@@ -421,10 +421,14 @@ def orders_of(definitions: Iterable[Node]) -> frozenset[str]:
     return frozenset(found & {NHWC, *BLOCKS})
 
 
-def layout_pass(name: str) -> Pass:
-    """The pass for one of `ops.base.layout.LAYOUTS`; see `layouts` for what to try."""
+def layout_pass(layout: str | Callable[[Model], str]) -> Pass:
+    """The pass for one of `ops.base.layout.LAYOUTS`, or for that which a function chooses for the model as it is then.
+
+    See `layouts` for what to try.
+    """
 
     def edit(draft: Draft) -> None:
+        name = layout if isinstance(layout, str) else layout(draft.model)
         if name != NCHW:
             found = laid_out(draft.model, name, draft.types())
             draft.become(found.model, found.changes)

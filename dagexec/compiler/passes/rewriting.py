@@ -20,7 +20,7 @@ from dagexec.platform.deadline import check_stop
 from dagexec.platform.records import dataclass
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Pass:
     """A transformation of models, with the name by which it is switched off and one sentence on what it does.
 
@@ -96,18 +96,19 @@ def run_passes(model: Model | PassReport, passes: Sequence[Pass], without: Colle
         check_net(model.program, _given(model).__contains__)
         draft = Draft(model)
     outcomes = []
+    count = len(draft)
     for step in passes:
         if step.name in without:
             continue
-        before = len(draft)
         if step.needs and not all(map(draft.has, step.needs)):
-            outcomes.append(PassOutcome(step.name, (), before, before, 0.0))
+            outcomes.append(PassOutcome(step.name, (), count, count, 0.0))
             continue
         check_stop()
-        start = time.perf_counter()
+        before, start = count, time.perf_counter()
         step.edit(draft)
         changes = draft.settle(retyped=step.retypes, same_types=step.keeps_types)
-        outcomes.append(PassOutcome(step.name, changes, before, len(draft), time.perf_counter() - start))
+        count = len(draft)
+        outcomes.append(PassOutcome(step.name, changes, before, count, time.perf_counter() - start))
     return PassReport(draft.model, tuple(outcomes), draft.known)
 
 
