@@ -203,21 +203,25 @@ class Arguments:
 
     def bool(self, name: str, default: builtins.bool = False) -> builtins.bool:
         """An integer read as a truth value."""
-        return bool(self.int(name, int(default)))
+        value = self.values.get(name)
+        return value != 0 if type(value) is int else default if value is None else bool(self._scalar(name, "i"))
 
     def float(self, name: str, default: builtins.float) -> builtins.float:
         """A float; an integer is converted. NaN is refused."""
         value = self.values.get(name)
         if value is None:
             return default
-        found = float(value) if type(value) is int else cast(float, self._scalar(name, "f"))
+        found = float(value) if type(value) is int or type(value) is float else cast(float, self._scalar(name, "f"))
         if math.isnan(found):
             raise ArgumentError(f"{self._owner}: argument {name!r} is not a number")
         return found
 
     def string(self, name: str, default: str) -> str:
         """A string (bytes in the message, UTF-8)."""
-        return self._decode(name, self._scalar(name, "s")) if name in self.values else default
+        value = self.values.get(name)
+        if value is None:
+            return default
+        return self._decode(name, value if type(value) is bytes else self._scalar(name, "s"))
 
     def net(self, name: str) -> NetDef | None:
         """A nested net, or None."""

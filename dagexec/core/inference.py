@@ -201,7 +201,7 @@ def probed_outputs(
                 )
         rows.append(found)
     return [
-        Probed(tuple(types[place] for types, _ in rows), tuple(contents[place] for _, contents in rows))
+        Probed(tuple([types[place] for types, _ in rows]), tuple([contents[place] for _, contents in rows]))
         for place in range(len(definition.output))
     ]
 
@@ -247,8 +247,8 @@ def _rows(blobs: Sequence[Probed], probes: int) -> Sequence[_Row]:
     if not blobs:
         return [((), ())] * probes
     types, contents = (
-        zip(*(blob.types for blob in blobs), strict=True),
-        zip(*(blob.contents for blob in blobs), strict=True),
+        zip(*[blob.types for blob in blobs], strict=True),
+        zip(*[blob.contents for blob in blobs], strict=True),
     )
     return list(zip(types, contents, strict=True))
 

@@ -135,10 +135,13 @@ class Workspace:
 
     def get_blob_or_none(self, name: str) -> Blob | None:
         """The blob `name` here or in a parent, or None."""
-        blob = self._blobs.get(name)
-        if blob is None and self.parent is not None:
-            return self.parent.get_blob_or_none(name)
-        return blob
+        workspace: Workspace | None = self
+        while workspace is not None:
+            blob = workspace._blobs.get(name)
+            if blob is not None:
+                return blob
+            workspace = workspace.parent
+        return None
 
     def get_blob(self, name: str) -> Blob:
         """The blob `name` here or in a parent. Raises MissingBlobError."""

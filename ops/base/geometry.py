@@ -187,8 +187,8 @@ class Window:
     def over(self, sizes: Sequence[int]) -> tuple[Axis, ...]:
         """The window over an image of `sizes` pixels. Raises ArgumentError when it does not fit."""
         if self.global_pooling:
-            return tuple(Axis(size, size, 1, 1, 0, 0, 1) for size in sizes)
-        return tuple(self._axis(number, size) for number, size in enumerate(sizes))
+            return tuple([Axis(size, size, 1, 1, 0, 0, 1) for size in sizes])
+        return tuple([self._axis(number, size) for number, size in enumerate(sizes)])
 
     def spatial(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The spatial sizes of an image tensor's shape."""
@@ -351,7 +351,7 @@ def tap_count(axes: Sequence[Axis]) -> int:
 
 def output_sizes(axes: Sequence[Axis]) -> tuple[int, ...]:
     """Number of windows along each axis."""
-    return tuple(axis.out for axis in axes)
+    return tuple([axis.out for axis in axes])
 
 
 _SPELLINGS = {name: (f"{name}s", f"{name}_h", f"{name}_w") for name in ("kernel", "stride", "dilation", "adj")}

@@ -37,15 +37,20 @@ PADDED: Mapping[str, str] = {f"{order} padded": order for order in BLOCKS}
 LAYOUTS = (NHWC, *BLOCKS, *PADDED, NCHW)
 """Of the images inside a net. In NHWC every engine computes."""
 
+_ORDERS_AS_STORED: Mapping[bytes, str] = {order.encode(): order for order in ORDERS}
+
 KNOWN_ORDERS = f"{', '.join(ORDERS[:-1])} or {ORDERS[-1]}"
 """For messages."""
 
 
 def image_order(call: OperatorCall, argument: str = "order", default: str = NCHW) -> str:
     """The order that `argument` names, in either case of letters, as ORDERS spells it. Raises ArgumentError."""
+    value = call.arguments.values.get(argument)
+    if value is None:
+        return default
+    if type(value) is bytes and value in _ORDERS_AS_STORED:
+        return _ORDERS_AS_STORED[value]
     given = call.arguments.string(argument, default)
-    if given in ORDERS:
-        return given
     for order in ORDERS:
         if given.upper() == order.upper():
             return order
@@ -74,10 +79,13 @@ def require_image(call: OperatorCall, index: int, spatial_axes: Sequence[int] = 
 
     Raises ShapeError for another rank, and ArgumentError when the blocks are not those of the order.
     """
-    if image_order(call) not in BLOCKS:
-        return call.require_rank(index, *(rank + 2 for rank in spatial_axes))
-    shape = call.require_rank(index, *(rank + 3 for rank in spatial_axes))
-    check_blocks(call, index)
+    is_blocked = image_order(call) in BLOCKS
+    others = 3 if is_blocked else 2
+    shape = call.inputs[index].shape
+    if len(shape) - others not in spatial_axes:
+        call.require_rank(index, *(rank + others for rank in spatial_axes))
+    if is_blocked:
+        check_blocks(call, index)
     return shape
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -103,6 +104,10 @@ class ConvOperator(ImageOperator):
 
 def check_compute_args(call: OperatorCall) -> None:
     """Raises ArgumentError for invalid values of COMPUTE_ARGS."""
+    call.arguments.once(check_compute_args, partial(_check_compute_args, call))
+
+
+def _check_compute_args(call: OperatorCall) -> None:
     args = call.arguments
     flags = ("shared_buffer", "float16_compute", "exhaustive_search", "deterministic", "allow_tf32", "cudnn_inline")
     for name in flags:
