@@ -11,7 +11,10 @@ import logging
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+import numpy as np
 
 from dagexec.core.choices import choices, seconds_left
 from dagexec.core.dtypes import BFLOAT16, FLOAT16, FLOAT32, TypeMeta, from_numpy
@@ -35,6 +38,7 @@ from dagexec.ops.onednn.packing import Making, form_of, offer_unpacking, packed_
 from dagexec.ops.onednn.post_ops import drops_nan
 from dagexec.ops.onednn.primitive import SCRATCHPAD_MD, Primitive, PrimitiveDescriptor, describe, primitives_made
 from dagexec.ops.onednn.recipe import (
+    Packing,
     Tensors,
     find_recipe,
     follow_recipe,
@@ -112,6 +116,7 @@ class OneDNNOperator(Operator):
         self.onednn: Library = library
         self.names_for_all: dict[str, str] = {}
         self._for_all: tuple[Array, ...] = ()  # during prepare
+        self._packings: dict[int, Packing] = {}  # during prepare, by address
         self._is_unseen = False  # during prepare: compiled code, not generated; its comparisons may leave no trace
         self._keeps_nan = self.definition.values.once("keeps NaN", self._reads_nan)
 
@@ -139,6 +144,7 @@ class OneDNNOperator(Operator):
 
     def _prepare(self) -> Step:
         followed = self._followed()
+        self._packings = {}
         if isinstance(followed, Prepared):
             return followed
         if self.prefers_default():
@@ -162,6 +168,7 @@ class OneDNNOperator(Operator):
         finally:
             self._is_unseen = False
             self._for_all = ()
+            self._packings = {}
 
     def _noted(self, prepared: Prepared, wanted: _Wanted | None, keeps_nan: bool) -> Prepared:
         """`prepared`, with what keeps NaN if need be; how it was made is noted for others, if that is `wanted`."""
@@ -221,6 +228,15 @@ class OneDNNOperator(Operator):
     def is_for_all(self, array: Array) -> bool:
         """True for what `for_all` was told of."""
         return any(array is one for one in self._for_all)
+
+    def packed_by(self, packed: Array, packing: Packing) -> Array:
+        """Say in `prepare_primitive` how other operators of its form pack this constant; the array is given back."""
+        self._packings[address_of(packed)] = packing
+        return packed
+
+    def packing_at(self, address: int) -> Packing | None:
+        """What `packed_by` was told of the array that begins there."""
+        return self._packings.get(address)
 
     def kept(self, prepared: Prepared) -> Prepared:
         """`prepared` with what keeps NaN."""
@@ -362,8 +378,9 @@ class OneDNNOperator(Operator):
         if constant is None:
             packed = self.working_memory(target.nbytes)
             return packed, self.reorder(source, target, array, packed).step
-        form = form_of(source, target, address_of(array) - address_of(self.x(index)))
-        packed = packed_form(constant, form, self.reordered(source, target, array))
+        start = address_of(array) - address_of(self.x(index))
+        packed = packed_form(constant, form_of(source, target, start), self.reordered(source, target, array))
+        self.packed_by(packed, partial(_packed_view, index, (array.shape, start, array.strides), source, target))
         if source.nbytes == array.nbytes:
             self._offer_reordering(index, array, target, source, packed)
         return packed, nothing_to_do
@@ -422,6 +439,19 @@ def reorder(
 def copy_between(library: Library, label: str, source: Descriptor, target: Descriptor) -> PrimitiveDescriptor:
     """What copies `source` to `target`. Raises UnsupportedFeatureError when oneDNN has no such copy."""
     return describe(library, label, "reorder", source, library.engine, target, library.engine, Attributes(library))
+
+
+def _packed_view(
+    index: int,
+    view: tuple[tuple[int, ...], int, tuple[int, ...]],
+    source: Descriptor,
+    target: Descriptor,
+    operator: OneDNNOperator,
+) -> Array:
+    """Input `index` of an operator, seen with a shape, from a byte on, with strides, in layout `target`."""
+    x, (shape, start, strides) = operator.x(index), view
+    seen = np.ndarray(shape, x.dtype, x.reshape(-1).view(np.uint8), start, strides)
+    return operator.parameter(index, seen, source, target)[0]
 
 
 def _offered(rebinds: Mapping[int, TableRebind | None]) -> dict[int, Rebind]:

@@ -11,13 +11,15 @@ or some blocks of rows; an element's bytes depend on neither.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import prod
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from dagexec.core.native import declare_remade
 from dagexec.core.operator import Step
 from dagexec.core.tensor import Tensor
 from dagexec.ops.kernels.panel_kernels import FETCHED_LINES, LINE, MAX_ROWS, STEP, VECTORS, panel_kernel
@@ -130,7 +132,22 @@ def product_step(
     tables = [product.calls(panels, blocks) for panels, blocks in product.parts()]
     if not all(table[:, 0].all() for table in tables):
         return None
-    return in_pieces(tables, product, label)
+    step = in_pieces(tables, product, label)
+    arrays = [x, panels, bias, y, *([] if addend is None else [addend])]
+    if all(array.flags.c_contiguous for array in arrays):
+        declare_remade(step, partial(_again, [array.shape for array in arrays], lanes, post_ops), arrays)
+    return step
+
+
+def _again(shapes: Sequence[tuple[int, ...]], lanes: int, post_ops: tuple[PostOp, ...], *arrays_and_label: Any) -> Step:
+    """The step of `product_step` for other arrays, which have the elements of these shapes."""
+    *arrays, label = arrays_and_label
+    x, panels, bias, y, *others = (
+        array.view(np.float32).reshape(shape) for array, shape in zip(arrays, shapes, strict=True)
+    )
+    step = product_step(x, panels, bias, y, others[0] if others else None, label, lanes, post_ops)
+    assert step is not None, "the kernels are there"
+    return step
 
 
 class _Product:

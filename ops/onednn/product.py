@@ -25,6 +25,7 @@ from dagexec.ops.onednn.descriptors import BIAS, DST, FORWARD_INFERENCE, SRC, WE
 from dagexec.ops.onednn.dot_product import can_multiply, dot_step
 from dagexec.ops.onednn.finishing import finishing_step
 from dagexec.ops.onednn.measured_product import INNER_PRODUCT, MeasuredProduct, WeightedProduct
+from dagexec.ops.onednn.operator import OneDNNOperator
 from dagexec.ops.onednn.panel_product import is_for_panels, panels_of, product_step
 from dagexec.ops.onednn.post_ops import BINARY, append_post_ops, drops_nan
 from dagexec.ops.onednn.primitive import WEIGHTS_MD
@@ -135,9 +136,8 @@ class FullyConnected(MeasuredProduct, product.FullyConnected):
         self.answer(lambda: True)
         lanes = self.onednn.isa.lanes
         own = tuple((one.kind, one.a, one.b) for one in later)
-        panels = panels_of(
-            self.input(1), outline.shape, self.transposed, partial(self._weights, w_matrix), lanes, self.label
-        )
+        packing = partial(_in_panels, outline.shape, self.transposed, lanes)
+        panels = self.packed_by(packing(self), packing)
         return product_step(x, panels, bias, y, addend, self.label, lanes, own)
 
     def _weights(self, w_matrix: tuple[int, int]) -> Array:
@@ -230,8 +230,8 @@ class Product(MeasuredProduct):
             return None
         self.answer(lambda: True)
         lanes = self.onednn.isa.lanes
-        is_turned = not weights.flags.c_contiguous
-        panels = panels_of(self.input(1), weights.shape, is_turned, lambda: weights, lanes, self.label)
+        packing = partial(_in_panels, weights.shape, not weights.flags.c_contiguous, lanes)
+        panels = self.packed_by(packing(self), packing)
         bias = self.for_all(np.zeros(len(weights), np.float32))
         return product_step(a, panels, bias, y, None, self.label, lanes)
 
@@ -282,6 +282,16 @@ class Gemm(Product, product.Gemm):
             return self.multiply(a, b, self.y(0), _scaled(alpha))
         links = [*_scaled(alpha / beta), PostOp("add", input=2), *_scaled(beta)]
         return self.multiply(a, b, self.y(0), links, self.x(2))
+
+
+def _in_panels(shape: tuple[int, int], is_turned: bool, lanes: int, operator: OneDNNOperator) -> Array:
+    """Input 1 of an operator, weights [units, inner] of that shape, in panels; if it `is_turned`, [inner, units]."""
+
+    def weights() -> Array:
+        w: Array = operator.x(1).reshape(shape[::-1] if is_turned else shape)
+        return w.T if is_turned else w
+
+    return panels_of(operator.input(1), shape, is_turned, weights, lanes, operator.label)
 
 
 def _key(post_ops: Sequence[PostOp], operands: Mapping[int, tuple[Descriptor, Array]]) -> str:

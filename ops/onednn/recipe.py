@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import operator as operators
 import weakref
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -32,12 +32,25 @@ if TYPE_CHECKING:
     from dagexec.ops.onednn.operator import OneDNNOperator
 
 
+Packing = Callable[["OneDNNOperator"], Array]
+"""Packs a constant of an operator, for one that has not been packed so."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Packed:
-    """Constant input `index` in a packed form."""
+    """Constant input `index` in a packed form of so many bytes; `pack` makes it, None where that is not known."""
 
     index: int
     form: Hashable
+    nbytes: int
+    pack: Packing | None
+
+    def of(self, operator: OneDNNOperator) -> Array | None:
+        """That of an operator; None where it has to be packed first, and cannot be here."""
+        constant = operator.input(self.index).constant
+        assert constant is not None
+        found = constant.find(self.form, self.nbytes)
+        return found if found is not None or self.pack is None else self.pack(operator)
 
 
 _Place = int | _Packed | Memory
@@ -66,7 +79,7 @@ class _Remaking:
     """A step that is made anew: what makes it, and the places of the arrays that it is made for."""
 
     make: Remake
-    places: tuple[int, ...]
+    places: tuple[int | _Packed, ...]
 
 
 @dataclass(frozen=True)
@@ -87,13 +100,10 @@ class Recipe:
     keeps_nan: bool
     names_for_all: Mapping[str, str]
 
-    def places(self) -> Iterator[int]:
-        """The numbers of the tensors, and pieces of working memory, that the steps have as they are."""
+    def places(self) -> Iterator[_Place]:
+        """Where the arguments of the steps are."""
         for call in self.calls:
-            if isinstance(call, _Remaking):
-                yield from call.places
-            else:
-                yield from (place for _, place in call.arguments if isinstance(place, int))
+            yield from call.places if isinstance(call, _Remaking) else [place for _, place in call.arguments]
 
 
 _recipes: weakref.WeakValueDictionary[Hashable, Recipe] = weakref.WeakValueDictionary()
@@ -196,7 +206,8 @@ def read_recipe(
         constant = operator.input(index).constant
         if constant is not None:
             for form, array in constant.forms().items():
-                places.setdefault(address_of(array), _Packed(index, form))
+                address = address_of(array)
+                places.setdefault(address, _Packed(index, form, array.nbytes, operator.packing_at(address)))
     calls: list[Call | _Remaking] = []
     for step in parts_of(prepared.step):
         bound = bound_primitive_of(step)
@@ -227,28 +238,31 @@ def _read_remaking(step: Step, places: Mapping[int, _Place], tensors: Tensors) -
     if known is None:
         return None
     make, arrays = known
-    found = tuple(places.get(address_of(array)) for array in arrays)
-    whole = len(tensors.arrays)
-    if all(
-        isinstance(place, int) and place < whole and tensors.arrays[place].nbytes == array.nbytes
-        for place, array in zip(found, arrays, strict=True)
-    ):
-        return _Remaking(make, tuple(place for place in found if isinstance(place, int)))
-    return None
+    found: list[int | _Packed] = []
+    for array in arrays:
+        place = places.get(address_of(array))
+        if isinstance(place, int) and place < len(tensors.arrays):
+            nbytes = tensors.arrays[place].nbytes
+        elif isinstance(place, _Packed):
+            nbytes = place.nbytes
+        else:
+            return None
+        if nbytes != array.nbytes:
+            return None
+        found.append(place)
+    return _Remaking(make, tuple(found))
 
 
 def follow_recipe(recipe: Recipe, operator: OneDNNOperator, tensors: Tensors) -> Prepared | None:
     """`operator` prepared as the recipe says; None where constants have to be packed first."""
-    packed = {
-        (id(place), id(descriptor)): _packed(operator, place, descriptor)
-        for call in recipe.calls
-        if type(call) is Call
-        for descriptor, place in call.arguments
-        if type(place) is _Packed
-    }
-    if None in packed.values():
-        return None
-    if not tensors.absent.isdisjoint(recipe.places()):
+    packed: dict[int, Array] = {}
+    for place in recipe.places():
+        if isinstance(place, _Packed):
+            array = place.of(operator)
+            if array is None:
+                return None
+            packed[id(place)] = array
+    if tensors.absent and not tensors.absent.isdisjoint([place for place in recipe.places() if isinstance(place, int)]):
         tensors = tensors_of(operator, present=True)
     working = [operator.working_memory(nbytes) for nbytes in recipe.working]
     arrays = (*tensors.arrays, *working)
@@ -259,12 +273,15 @@ def follow_recipe(recipe: Recipe, operator: OneDNNOperator, tensors: Tensors) ->
     outputs: dict[int, Rebind] = {}
     for call in recipe.calls:
         if isinstance(call, _Remaking):
-            steps.append(call.make(*[tensors.arrays[place] for place in call.places], label))
+            given = [arrays[place] if type(place) is int else packed[id(place)] for place in call.places]
+            steps.append(call.make(*given, label))
             continue
         memories: list[Any] = [
             memory_at(library, descriptor, arrays[place], addresses[place], label)
             if type(place) is int
-            else packed.get((id(place), id(descriptor)), place)
+            else memory_at(library, descriptor, packed[id(place)], address_of(packed[id(place)]), label)
+            if type(place) is _Packed
+            else place
             for descriptor, place in call.arguments
         ]
         bound = BoundPrimitive(call.primitive, call.numbers, memories, label)
@@ -272,14 +289,6 @@ def follow_recipe(recipe: Recipe, operator: OneDNNOperator, tensors: Tensors) ->
         inputs.update({index: ArgumentRebind(bound, number) for index, number in call.inputs})
         outputs.update({index: ArgumentRebind(bound, number) for index, number in call.outputs})
     return Prepared(in_sequence(steps), inputs, outputs, keeps=recipe)
-
-
-def _packed(operator: OneDNNOperator, place: _Packed, descriptor: Descriptor) -> Memory | None:
-    """The packed constant; None where it has to be packed first."""
-    constant = operator.input(place.index).constant
-    assert constant is not None
-    array = constant.find(place.form, descriptor.nbytes)
-    return None if array is None else memory_at(operator.onednn, descriptor, array, address_of(array), operator.label)
 
 
 def _moved(rebinds: Mapping[int, Rebind], step: object) -> tuple[tuple[int, int], ...]:
