@@ -91,13 +91,13 @@ def _caffe2_range(call: OperatorCall, axis: int, bounds: tuple[int, int, int]) -
 
 def _sliced(call: OperatorCall) -> list[int]:
     """The axes of which not all is kept, or not in its order."""
-    kept = slice_ranges(call)
+    kept = call.once(slice_ranges)
     return [axis for axis, size in enumerate(call.inputs[0].shape) if kept[axis] != range(size)]
 
 
 def cut_piece(call: OperatorCall, _types: Sequence[TensorType]) -> dict[int, int]:
     """The byte of X at which the slice begins, if it is one piece of it."""
-    offset = piece_offset(call.inputs[0].shape, slice_ranges(call))
+    offset = piece_offset(call.inputs[0].shape, call.once(slice_ranges))
     return {} if offset is None else {0: offset * call.inputs[0].meta.itemsize}
 
 
@@ -113,7 +113,7 @@ SLICE_ARGS = {
 @new_operator(
     "Slice",
     inputs=(1, 5),
-    infer=lambda call: [TensorType(tuple(len(kept) for kept in slice_ranges(call)), call.inputs[0].meta)],
+    infer=lambda call: [TensorType(tuple(len(kept) for kept in call.once(slice_ranges)), call.inputs[0].meta)],
     doc=(
         "The part of X from `starts` up to and without `ends`, on the first axes or on `axes`. A negative bound "
         "counts as size + 1 + bound (an end of -1 keeps all), unless `onnx_style` is set."
@@ -134,7 +134,7 @@ class Slice(Operator):
 
     def prepare(self) -> Step:
         """One strided copy, or nothing where Y is that part of X already."""
-        part = self.x(0)[as_slices(slice_ranges(self.call()))]
+        part = self.x(0)[as_slices(self.call().once(slice_ranges))]
         if is_same_memory(self.y(0), part):
             return Prepared(nothing_to_do, outputs_in_place=(0,))
         return partial(np.copyto, self.y(0), part)

@@ -42,15 +42,15 @@ def _pieces(draft: Draft, number: int, types: Types) -> set[str]:
     """The blobs that are one piece of the result, or of what is cut, for some input of the model."""
     definition = draft[number]
     schema = schema_of(definition.type)
+    names, pieces = (definition.input, schema.joined) if schema.joined is not None else (definition.output, schema.cut)
+    wanted = {name for name in names if draft.is_inner(name)}
+    if pieces is None or not (schema.joined is not None or draft.is_inner(definition.input[0])):
+        return set()
     found: set[str] = set()
     for call, outputs in _calls(draft, number, types):
-        if schema.joined is not None:
-            names = [definition.input[index] for index in schema.joined(call, outputs)]
-        elif schema.cut is not None and draft.is_inner(definition.input[0]):
-            names = [definition.output[index] for index in schema.cut(call, outputs)]
-        else:
-            names = []
-        found.update(name for name in names if draft.is_inner(name))
+        found |= wanted.intersection([names[index] for index in pieces(call, outputs)])
+        if found == wanted:
+            break
     return found
 
 
@@ -65,8 +65,8 @@ def _calls(draft: Draft, number: int, types: Types) -> Iterator[tuple[OperatorCa
     if any(values[index] is None for index in schema_of(definition.type).values_read(definition)):
         return
     label = draft.label(number)
-    for probe in range(len(known[0].shapes)):
-        shapes = [TensorType(kind.shapes[probe], kind.meta) for kind in known]
+    for probe in dict.fromkeys(zip(*(kind.shapes for kind in known), strict=True)):
+        shapes = [TensorType(shape, kind.meta) for shape, kind in zip(probe, known, strict=True)]
         inputs, outputs = shapes[: len(definition.input)], shapes[len(definition.input) :]
         yield OperatorCall(definition, definition.arguments(label), tuple(inputs), values, label), outputs
 
