@@ -130,7 +130,7 @@ class Axis:
         """The windows from `start` to before `stop`, as an axis over the same pixels."""
         head = self.head - start * self.stride
         tail = (stop - start - 1) * self.stride + self.extent - head - self.size
-        return replace(self, head=head, tail=tail, out=stop - start)
+        return Axis(self.size, self.kernel, self.stride, self.dilation, head, tail, stop - start)
 
     def tap(self, tap: int) -> tuple[slice, slice]:
         """The windows whose tap `tap` lies inside the input, and the pixels it reads there."""

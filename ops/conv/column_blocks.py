@@ -177,13 +177,20 @@ def _nbytes(problem: ConvProblem, ranges: Ranges, unrolled: bool) -> int:
 
 def _largest_tile(problem: ConvProblem, ranges: Ranges) -> int:
     """The most elements of a tile of a block."""
-    parts = [[axis.part(one.start, one.stop) for one in of] for axis, of in zip(problem.axes, ranges[1:], strict=True)]
-    longest = [max(axis.covered for axis in of) for of in parts]
     channels = _longest(ranges[0]) * problem.channels
+    longest = [axis.part(0, _longest(of)).covered for axis, of in zip(problem.axes, ranges[1:], strict=True)]
     if problem.work != problem.x.dtype:
         return channels * math.prod(longest)
-    leaving = [max((axis.covered for axis in of if axis.leaves_input), default=0) for of in parts]
+    edges = [_leaving(axis, of) for axis, of in zip(problem.axes, ranges[1:], strict=True)]
+    leaving = [axis.part(0, _longest(of)).covered if of else 0 for axis, of in zip(problem.axes, edges, strict=True)]
     return channels * max(math.prod((*longest[:i], size, *longest[i + 1 :])) for i, size in enumerate(leaving))
+
+
+def _leaving(axis: Axis, ranges: Sequence[slice]) -> list[slice]:
+    """The ranges of windows of which one has a tap outside the input."""
+    first = -(-axis.head // axis.stride)
+    last = (axis.size + axis.head - axis.extent) // axis.stride
+    return [part for part in ranges if part.start < first or part.stop - 1 > last]
 
 
 def _tile_shape(problem: ConvProblem, block: Block) -> tuple[int, ...]:
