@@ -32,6 +32,34 @@ Types = tuple[TensorType | None, ...]
 Contents = tuple[Array | None, ...]
 
 
+_KEPT = 1 << 12  # answers, and types
+
+
+class _Answers:
+    """Types of outputs by operator and types of inputs, in so many probes; models have layers in common.
+
+    Attributes:
+        unknown: types of a tensor of which nothing is known.
+        one_of_each: types, so that equal ones are one object.
+        made: answers, by form of the operator and identity of the types.
+    """
+
+    def __init__(self, probes: int) -> None:
+        self.unknown: Types = (None,) * probes
+        self.one_of_each: dict[Types, Types] = {self.unknown: self.unknown}
+        self.made: dict[Hashable, Sequence[Types]] = {}
+
+
+_answers: dict[int, _Answers] = {}
+
+
+def _answers_in(probes: int) -> _Answers:
+    found = _answers.get(probes)
+    if found is None or max(len(found.made), len(found.one_of_each)) > _KEPT:
+        found = _answers[probes] = _Answers(probes)
+    return found
+
+
 class KnownTypes:
     """Types by name, of inputs, constants, and what operators compute.
 
@@ -45,10 +73,9 @@ class KnownTypes:
         probes = _probes(inputs.values())
         self._values = values
         self._probes = len(probes)
-        self._unknown: Types = (None,) * len(probes)
+        answers = _answers_in(len(probes))
+        self._unknown, self._one_of_each, self._made = answers.unknown, answers.one_of_each, answers.made
         self._types: dict[str, Types] = {}
-        self._one_of_each: dict[Types, Types] = {self._unknown: self._unknown}
-        self._made: dict[Hashable, Sequence[Types]] = {}  # by operator, and identity of types
         self._writers: dict[str, tuple[int, Node]] = {}  # with their number
         self._contents: dict[str, Contents] = {}  # of what operators compute
         self.texts: set[str] = set()
@@ -104,7 +131,7 @@ class KnownTypes:
         form = typing_form(operator, schema, values) if is_even else None
         if form is None:
             return self._inferred(operator, schema, given, read)
-        key = form, *map(id, given)
+        key = form, schema.infer, *map(id, given)
         found = self._made.get(key)
         if found is None:
             found = self._made[key] = self._inferred(operator, schema, given, read)
