@@ -53,7 +53,7 @@ ROW_BYTES = 48
 _STRETCHES = 4
 """Of a table, in controlled schedules."""
 
-_ALL_BITS = 0xFFFFFFFF
+ALL_BITS = 0xFFFFFFFF
 """Of a result, those that count: all for a status, none for a function that returns nothing."""
 
 
@@ -221,7 +221,7 @@ def rows_of(calls: Sequence[NativeCall]) -> tuple[Array, list[NativeCall]]:
             rows.append((*call.before, 0, 0, 0, 0))
             called.append(call)
             before = call.before
-        rows.append((call.function, *call.arguments, _ALL_BITS))
+        rows.append((call.function, *call.arguments, ALL_BITS))
         called.append(call)
     return np.array(rows, np.uint64).reshape(-1, 6), called
 

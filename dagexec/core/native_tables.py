@@ -13,6 +13,7 @@ from itertools import accumulate
 from typing import overload
 
 import numpy as np
+import numpy.typing as npt
 
 from dagexec.core.native import (
     Array,
@@ -94,6 +95,14 @@ class AlikeStep:
     def calls(self) -> list[NativeCall]:
         """The call that each row of the table is of."""
         return rows_of([call for phase in self.phases for piece in phase for call in piece])[1]
+
+
+def lie_apart(addresses: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Of each row of addresses, of memory of these sizes, whether nothing in it overlaps."""
+    order = np.argsort(addresses, axis=1)
+    lying = np.take_along_axis(addresses, order, axis=1)
+    apart: npt.NDArray[np.bool_] = np.all(lying[:, :-1] + sizes[order][:, :-1] <= lying[:, 1:], axis=1)
+    return apart
 
 
 NativePart = Piece | NativeStep | AlikeStep

@@ -6,7 +6,7 @@ are: functions that allocate, conversions, operands that overlap, objects, and a
 table of calls would be long.
 
 What calls there are depends on the form of the steps: their functions, the numbers they are given, and the layouts of
-their arrays. It is found once a form (`_Native`); others of the form have the same tables with their own addresses.
+their arrays. It is found once a form (`NativeCalls`); others of the form have the same tables with their own addresses.
 """
 
 from __future__ import annotations
@@ -93,8 +93,11 @@ def natively(prepared: Prepared, label: str) -> Prepared:
     if not any(native.steps):
         return prepared
     steps = native.made(parts, arrays, addresses, label)
-    whole = steps[0] if len(steps) == 1 else in_sequence(merged(steps))
-    return replace(prepared, step=whole, nbytes=prepared.nbytes + 2 * native.rows.nbytes)
+    nbytes = prepared.nbytes + 2 * native.rows.nbytes
+    if len(steps) > 1:
+        return replace(prepared, step=in_sequence(merged(steps)), nbytes=nbytes)
+    keeps = NumpyCalls(native, arrays) if prepared.keeps is None else prepared.keeps
+    return replace(prepared, step=steps[0], nbytes=nbytes, keeps=keeps)
 
 
 _MOST_KNOWN, _MOST_ROWS_KNOWN = 1 << 10, 1 << 8
@@ -168,7 +171,7 @@ def _common_memory(addresses: Sequence[int], spans: Sequence[_Span]) -> Hashable
     return tuple([(leader, address - addresses[leader]) for leader, address in zip(first, addresses, strict=True)])
 
 
-class _Native(NamedTuple):
+class NativeCalls(NamedTuple):
     """The calls that steps of a form are.
 
     Attributes:
@@ -176,6 +179,7 @@ class _Native(NamedTuple):
         steps: of each step, the rows of each piece, from the first to behind the last; None for one that stays.
         arrays: of each of the addresses that calls read, the array that it lies in, or behind them all for a constant.
         offsets: where it lies there.
+        written: the arrays that calls write.
         keeps: whatever has to live as long as the rows.
     """
 
@@ -183,6 +187,7 @@ class _Native(NamedTuple):
     steps: Sequence[Sequence[tuple[int, int]] | None]
     arrays: npt.NDArray[np.intp]
     offsets: npt.NDArray[np.int64]
+    written: frozenset[int]
     keeps: object
 
     def made(self, parts: Sequence[Step], arrays: object, addresses: Sequence[int], label: str) -> list[Step]:
@@ -201,13 +206,20 @@ class _Native(NamedTuple):
         return found
 
 
-_known: dict[Hashable, _Native] = {}
+class NumpyCalls(NamedTuple):
+    """All that a prepared operator does: calls of a form, and the arrays that they are about."""
+
+    calls: NativeCalls
+    arrays: Sequence[Array]
+
+
+_known: dict[Hashable, NativeCalls] = {}
 """By form."""
 
 
 def _native(
     parts: Sequence[Step], forms: Sequence[Hashable | None], addresses: Sequence[int], spans: Sequence[_Span]
-) -> _Native:
+) -> NativeCalls:
     """What calls `parts` are, of these `forms`, whose arrays lie at these addresses."""
     calls, found = _Calls(), list[npt.NDArray[np.int64]]()
     steps: list[Sequence[tuple[int, int]] | None] = []
@@ -227,7 +239,8 @@ def _native(
     for place, (address, (low, high)) in enumerate(zip(addresses, spans, strict=True)):
         arrays[(read >= address + low) & (read < address + high)] = place
     offsets = read - np.array((*addresses, 0), np.int64)[arrays]
-    return _Native(native_rows(np.concatenate([_NO_CALLS, *found])), steps, arrays, offsets, calls.fields)
+    written = frozenset(arrays[calls.written].tolist())
+    return NativeCalls(native_rows(np.concatenate([_NO_CALLS, *found])), steps, arrays, offsets, written, calls.fields)
 
 
 def _tables_of(calls: _Calls, step: partial[object]) -> list[_Table]:
@@ -272,11 +285,13 @@ class _Calls:
 
     Attributes:
         read: the addresses of the arguments of each call, which it reads.
+        written: the places among these of what they write.
         fields: the numbers that calls read beside them, and constants.
     """
 
     def __init__(self) -> None:
         self.read: list[npt.NDArray[np.int64]] = []
+        self.written: list[int] = []
         self.fields: list[Array] = []
         self._count = 0
 
@@ -321,6 +336,7 @@ class _Calls:
         table[:] = loop.function, 0, address_of(fields), address_of(fields) + fields.itemsize, loop.data
         table[:, 1] = np.arange(self._count, self._count + starts.size, len(views)) * starts.itemsize
         self._count += starts.size
+        self.written.append(self._count - 1)
         return table
 
 

@@ -461,7 +461,7 @@ class Operator(ABC):
             memory, self.old_shape, None if self._is_in_place else call, is_inferred=types is not None
         )
         try:
-            resized = [] if types is None else self._size_outputs(types, as_view, placed)
+            resized = [] if types is None else self.size_outputs(types, as_view, placed)
             before = [] if self.reads_strided else self._pack_inputs(preparing)
             after = [] if self.writes_strided else self._pack_outputs(preparing)
             made = self.prepare()
@@ -484,7 +484,9 @@ class Operator(ABC):
     def _is_in_place(self) -> bool:
         return not set(map(id, self.input_blobs)).isdisjoint(map(id, self.output_blobs))
 
-    def _size_outputs(self, types: Sequence[TensorType], as_view: bool, placed: Collection[int]) -> list[Conversion]:
+    def size_outputs(
+        self, types: Sequence[TensorType], as_view: bool = False, placed: Collection[int] = ()
+    ) -> list[Conversion]:
         """Size the outputs but those in `placed`, and have them convert what that moves in a run."""
         moved: list[Conversion] = []
         first = 0

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.native import NativeCall, Phases, can_run, rows_of
-from dagexec.core.native_tables import AlikeStep, AlikeSteps
+from dagexec.core.native_tables import AlikeStep, AlikeSteps, lie_apart
 from dagexec.core.operator import Operator, Repeat
 from dagexec.errors import DagexecError
 from dagexec.ops.kernels.invalid_operations import Watch
@@ -55,10 +55,7 @@ def _repeated(
 
     `own` are the places of tensors of different names, of so many bytes.
     """
-    starts = addresses[:, own]
-    order = np.argsort(starts, axis=1)
-    lying = np.take_along_axis(starts, order, axis=1)
-    apart = (lying[:, :-1] + sizes[order][:, :-1] <= lying[:, 1:]).all(axis=1)
+    apart = lie_apart(addresses[:, own], sizes)
     members = cast("Sequence[OneDNNOperator]", operators)
     chosen = [number for number in np.flatnonzero(apart).tolist() if _may_follow(members[number], recipe)]
     found: list[AlikeStep | None] = [None] * len(operators)

@@ -9,11 +9,10 @@ shapes depend on a value computed by the run, and every operator after it, gets 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from functools import cached_property, partial
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.blob import Blob
@@ -21,14 +20,14 @@ from dagexec.core.device import CPU
 from dagexec.core.graph import Graph
 from dagexec.core.native_tables import AlikeStep, merged
 from dagexec.core.numpy_calls import natively
-from dagexec.core.operator import MemorySource, Operator, Prepared, Repeat, Step, nothing_to_do
+from dagexec.core.operator import MemorySource, Operator, Prepared, Step, nothing_to_do
 from dagexec.core.purity import is_known
 from dagexec.core.tensor import Tensor
 from dagexec.errors import DeadlineExceededError, ResourceError
 from dagexec.platform.addresses import address_of
 from dagexec.platform.deadline import check_deadline
 from dagexec.scheduler.memory import ArenaMemory, BufferPatterns, Inferred, MemoryPlan, graph_order, list_order
-from dagexec.scheduler.plan import bindings
+from dagexec.scheduler.plan.alike import Alike, AlikeUnplanned, outputs_of, small_inputs, written_once
 from dagexec.scheduler.plan.bindings import Bindings
 from dagexec.scheduler.plan.chains import compute_chains
 from dagexec.scheduler.plan.culprit import Failed, NameStep, UnderWay, is_part_of, label_of, naming_failures
@@ -85,7 +84,7 @@ class Preparation:
         """
         for operator in operators:
             operator.check_output_layouts()
-        before = {id(blob.value.storage()) for blob in _outputs(operators) if isinstance(blob.value, Tensor)}
+        before = {id(blob.value.storage()) for blob in outputs_of(operators) if isinstance(blob.value, Tensor)}
         _own_what_is_written(operators, inputs)
         dynamic: frozenset[int] = frozenset(range(len(graph)))
         inferred: list[Inferred | None] = [None] * len(graph)
@@ -141,7 +140,11 @@ class Preparation:
         made: dict[int, Prepared] = {}
         moving = frozenset(id(blob) for blob in inputs if not _is_constant(blob))
         read_last = _read_last(operators, inputs)
-        alike = _Alike({}, {}) if memory is None else _Alike(_small(operators, inputs), memory.passing())
+        alike = (
+            Alike(inferred, small_inputs(operators, inputs), memory.passing())
+            if memory is not None
+            else AlikeUnplanned(inferred, small_inputs(operators, inputs), written_once(operators, inputs))
+        )
         for index, (operator, found) in enumerate(zip(operators, inferred, strict=True)):
             check_deadline()
             if found is None:
@@ -161,7 +164,7 @@ class Preparation:
                 self._conditions[index] = _conditions(operator, keep)
             known = None if previous is None else previous._prepared_for(index, self._conditions[index])
             made[index] = _bound(index, operator, found, as_view, placed, memory, known)
-            alike.note(found, made[index])
+            alike.note(operator, found, made[index])
             for blob in read_last.get(index, ()):
                 blob.tensor().let_go()
         for index, step in alike.steps(under_way):
@@ -180,7 +183,7 @@ class Preparation:
 
     def _own_bytes(self, operators: Sequence[Operator], before: Collection[int]) -> int:
         """See `nbytes`; `before` are the ids of the storages that outputs had."""
-        own = set(map(id, _outputs(operators)))
+        own = set(map(id, outputs_of(operators)))
         planned = set() if self.memory is None else self.memory.storage_ids
         storages = {
             id(binding.storage): binding.storage
@@ -265,61 +268,6 @@ class _TakenMemory:
         for blob, value, array in self._before:
             if isinstance(blob.value, Tensor) and (blob.value is not value or blob.value.current_array() is not array):
                 blob.value.clear()
-
-
-class _Alike:
-    """Operators like one that was prepared, which nobody sees the inputs and outputs of: they are prepared together."""
-
-    def __init__(self, fed: dict[int, int], passing: dict[int, int]) -> None:
-        """Addresses by the ids of blobs: of packed tensors, `fed` or `passing`, whose place no other memory takes."""
-        self._readable = {**fed, **passing}
-        self._writable = passing
-        self._repeats: dict[int, tuple[Repeat, list[int], list[Operator], list[list[int]]]] = {}  # by `Inferred`
-
-    def note(self, found: Inferred, made: Prepared) -> None:
-        """An operator has been prepared."""
-        if made.repeat is not None:
-            self._repeats.setdefault(id(found), (made.repeat, [], [], []))
-
-    def takes(self, index: int, operator: Operator, found: Inferred) -> bool:
-        """True for an operator that is left for the end."""
-        known = self._repeats.get(id(found))
-        if known is None or operator.runtime.device != CPU:
-            return False
-        readable, writable = self._readable, self._writable
-        try:
-            row = [readable[id(blob)] for blob in operator.input_blobs]
-            row += [writable[id(blob)] for blob in operator.output_blobs]
-        except KeyError:
-            return False
-        _, indices, operators, rows = known
-        indices.append(index)
-        operators.append(operator)
-        rows.append(row)
-        return True
-
-    def steps(self, under_way: UnderWay) -> Iterator[tuple[int, Step | None]]:
-        """Their steps, by number; None for one that has to be prepared alone."""
-        for repeat, indices, operators, rows in self._repeats.values():
-            if indices:
-                under_way.operator = operators[0]
-                yield from zip(indices, repeat(operators, np.array(rows, np.int64)), strict=True)
-
-
-def _small(operators: Sequence[Operator], inputs: Iterable[Blob]) -> dict[int, int]:
-    """The addresses of those inputs that are only read, and too small to be read from a caller's arrays."""
-    written = set(map(id, _outputs(operators)))
-    return {
-        id(blob): tensor.address
-        for blob in inputs
-        if id(blob) not in written
-        and isinstance(tensor := blob.value, Tensor)
-        and tensor.constant is None
-        and not tensor.is_empty
-        and tensor.is_packed
-        and tensor.device == CPU
-        and tensor.nbytes < bindings.MIN_BYTES_BOUND
-    }
 
 
 def _array_of(blob: Blob) -> Array | None:
@@ -427,10 +375,6 @@ def _own_what_is_written(operators: Sequence[Operator], inputs: Iterable[Blob]) 
         tensor = blob.value
         if id(blob) in written and isinstance(tensor, Tensor) and not tensor.is_empty:
             tensor.resize(tensor.shape, tensor.meta)
-
-
-def _outputs(operators: Sequence[Operator]) -> Iterator[Blob]:
-    return (blob for operator in operators for blob in operator.output_blobs)
 
 
 LONGEST_SECONDS = 0.5e-3
