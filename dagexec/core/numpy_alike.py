@@ -36,7 +36,7 @@ def repeat_of(operator: Operator, prepared: Prepared) -> Repeat | None:
     Operators that draw random numbers, and those with constants, may have read more than the form tells.
     """
     found = prepared.keeps
-    if not isinstance(found, NumpyCalls) or not operator.schema.reproducible or prepared.working_memory:
+    if not isinstance(found, NumpyCalls) or not operator.schema.reproducible:
         return None
     if prepared.inputs_in_place or prepared.outputs_in_place or prepared.shared_buffer is not None:
         return None
@@ -52,10 +52,8 @@ def repeat_of(operator: Operator, prepared: Prepared) -> Repeat | None:
     own = [(tensor.address, tensor.nbytes) for tensor in tensors]
     own += [(address_of(one), one.nbytes) for one in prepared.scratch]
     places = [_place(address_of(array), own) for array in found.arrays]
-    if any(number < len(places) and places[number] is None for number in calls.written):
-        return None
-    if len(found.arrays) in calls.written:  # what belongs to none of the arrays
-        return None
+    if any(number == len(places) or places[number] is None for number in calls.written):
+        return None  # working memory in an arena, or what an operator keeps for itself
     names = (*operator.definition.input, *operator.definition.output)
     distinct = [place for place, name in enumerate(names) if names.index(name) == place]
     sizes = tuple(tensors[one].nbytes for one in distinct)
