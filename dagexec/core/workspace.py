@@ -69,6 +69,9 @@ def net_types() -> list[str]:
     return sorted(_net_types)
 
 
+_HERE = Path()
+
+
 class Workspace:
     """Holds named blobs and nets, as in Caffe2.
 
@@ -102,7 +105,7 @@ class Workspace:
         processes are refused.
         """
         self.parent = parent
-        inherited = Path() if parent is None else parent.root_folder
+        inherited = _HERE if parent is None else parent.root_folder
         self.root_folder: Path = inherited if root_folder is None else Path(root_folder)
         if allow_io is None and root_folder is not None:
             allow_io = IO.WRITE_FOLDER

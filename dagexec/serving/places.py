@@ -121,6 +121,9 @@ class SharedWorkers:
             if self._workers is workers:
                 workers.grow(min(count, processor.available_cores()))
 
+    def _have_threads(self) -> bool:
+        return self._workers is not None and self._workers.has_threads
+
     def _leave(self, number: int) -> None:
         unused = self._without(number)
         if unused is not None:
@@ -135,9 +138,9 @@ class SharedWorkers:
         workers.submit_from_finalizer(task("leaving the shared workers", leave))
 
     def _without(self, number: int) -> WorkerPool | None:
-        """The workers, if nobody is left to use them."""
+        """The workers, if nobody is left to use them. As long as none has a thread they may wait for others."""
         with self._lock.own:
-            if self._asked.pop(number, None) is None or self._asked:
+            if self._asked.pop(number, None) is None or self._asked or not self._have_threads():
                 return None
             unused, self._workers = self._workers, None
             return unused

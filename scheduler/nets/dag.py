@@ -51,8 +51,10 @@ class DAGNet(BaseNet):
     ) -> None:
         """`num_workers` defaults to the def's own, else to the cores."""
         super().__init__(definition, workspace, graph=graph, constants=constants, keep=keep, options=options)
-        chosen = num_workers or header_of(definition).num_workers or processor.available_cores()
-        self.num_workers = chosen if pool is None else pool.num_workers
+        if pool is not None:
+            self.num_workers = pool.num_workers
+        else:
+            self.num_workers = num_workers or header_of(definition).num_workers or processor.available_cores()
         self._width = min(self.num_workers, options.num_workers or self.num_workers)
         self.policy = None if options.policy is None else catalog.find_policy(options.policy)
         self._pool = pool

@@ -263,6 +263,11 @@ class WorkerPool:
         for thread in list(self._crew.threads):
             thread.join(max(0.0, deadline.left()))
 
+    @property
+    def has_threads(self) -> bool:
+        """True once a worker had something to do, where threads are not started at once."""
+        return bool(self._crew.threads)
+
     def is_worker(self) -> bool:
         """True when the calling thread is one of this pool's."""
         return threading.get_ident() in self.workers
