@@ -107,9 +107,10 @@ class IOBinding:
         self._trials = 0 if net.policy is not None and len(preparation.plan.chains) > 1 else _TRIALS
         self.estimated_seconds = sum(preparation.seconds)
         self._overwritten: set[str] = set()
-        self._inputs = self._find_inputs(preparation, fed)
+        uses = _uses(net, [net.workspace.get_blob(name) for name in (*fed, *outputs)])
+        self._inputs = self._find_inputs(preparation, fed, uses)
         self._outputs: dict[str, BoundTensor | None] = {}
-        self._find_outputs(outputs)
+        self._find_outputs(outputs, uses)
         self._bound_results: Outputs = {}
         arrays = [place.array for place in self._inputs]
         self.signature: Signature | None = None
@@ -278,10 +279,9 @@ class IOBinding:
         value = self._net.workspace.get_blob(place.name).value
         return isinstance(value, Tensor) and value.current_array() is place.array
 
-    def _find_inputs(self, preparation: Preparation, names: Sequence[str]) -> list[BoundTensor]:
+    def _find_inputs(self, preparation: Preparation, names: Sequence[str], uses: _Uses) -> list[BoundTensor]:
         """The places of the inputs."""
         blobs = [self._net.workspace.get_blob(name) for name in names]
-        uses = _uses(self._net, blobs)
         views = {id(binding.blob) for binding in preparation.bindings.outputs if binding.is_view}
         found = []
         for name, blob in zip(names, blobs, strict=True):
@@ -294,8 +294,8 @@ class IOBinding:
             found.append(BoundTensor(name, tensor.array, rebinds))
         return found
 
-    def _find_outputs(self, names: Sequence[str]) -> None:
-        """Look for the places of those blobs that none was looked for yet.
+    def _find_outputs(self, names: Sequence[str], uses: _Uses | None = None) -> None:
+        """Look for the places of those blobs that none was looked for yet, whose `uses` may be known.
 
         There is None where the array may be another after each run.
         """
@@ -304,7 +304,7 @@ class IOBinding:
             return
         preparation = self._preparation()
         blobs = [self._net.workspace.get_blob(name) for name in missing]
-        uses = _uses(self._net, blobs)
+        uses = uses or _uses(self._net, blobs)
         bound = set() if preparation is None else {id(binding.blob) for binding in preparation.bindings.outputs}
         for name, blob in zip(missing, blobs, strict=True):
             if preparation is None or id(blob) not in bound:
@@ -381,10 +381,13 @@ def _is_plain(array: Array) -> bool:
 _Use = tuple[int, int, bool]
 """An operator that touches a blob, the index of it among its inputs or outputs, and whether it is an output."""
 
+_Uses = dict[int, list[_Use]]
+"""By the id of a blob, who touches it, in list order."""
 
-def _uses(net: BaseNet, blobs: Sequence[Blob]) -> dict[int, list[_Use]]:
-    """By the id of each of `blobs`, who touches it, in list order."""
-    found: dict[int, list[_Use]] = {id(blob): [] for blob in blobs}
+
+def _uses(net: BaseNet, blobs: Sequence[Blob]) -> _Uses:
+    """Those of `blobs`."""
+    found: _Uses = {id(blob): [] for blob in blobs}
     for index, operator in enumerate(net.operators):
         for written, touched in ((False, operator.input_blobs), (True, operator.output_blobs)):
             for place, blob in enumerate(touched):

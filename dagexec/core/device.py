@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dagexec.core.proto import DeviceOption
 from dagexec.errors import DeviceError
@@ -53,12 +53,11 @@ def kind_of(device: Device) -> DeviceKind:
     return kind
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
+class Device(NamedTuple):
     """A device by kind and index, written `cpu` or `cuda:1`."""
 
     kind: str = "cpu"
-    index: int = 0
+    index: int = 0  # type: ignore[assignment]  # tuples have a method of that name
 
     def __str__(self) -> str:
         return self.kind if self.kind == "cpu" else f"{self.kind}:{self.index}"

@@ -20,7 +20,7 @@ from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
 
-from dagexec.core.device import Device
+from dagexec.core.device import CPU, Device
 from dagexec.core.node import Node, operator_label
 from dagexec.core.program import Program, program_of
 from dagexec.core.proto import NetDef
@@ -87,7 +87,7 @@ class Graph:
     @cached_property
     def devices(self) -> frozenset[Device]:
         """The devices that operators run on."""
-        return frozenset(map(self.device, range(len(self))))
+        return frozenset([CPU if one.device_option is None else one.device for one in self.operators])
 
     @cached_property
     def hazards(self) -> Mapping[tuple[int, int], Hazard]:

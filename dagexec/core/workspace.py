@@ -124,8 +124,7 @@ class Workspace:
 
     def create_local_blob(self, name: str) -> Blob:
         """The blob `name` of this workspace itself, created if necessary; it hides a parent's blob of that name."""
-        with self._lock.own:
-            return self._blobs.setdefault(name, Blob(name))
+        return self._blobs.setdefault(name, Blob(name))
 
     def link_blob(self, name: str, blob: Blob) -> None:
         """Let `name` mean here a blob of another workspace, which may have another name there.

@@ -13,8 +13,7 @@ import itertools
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
@@ -73,18 +72,19 @@ _barring_fork: list[int] = []  # threads, once for each block they are in
 _changed = threading.Condition()
 
 
-@contextmanager
-def without_fork() -> Iterator[None]:
+class without_fork:  # noqa: N801 - it reads as what holds within it
     """A fork that another thread asks for waits until the block is over: for loading libraries and modules.
 
     The block takes no time that the user decides on, and waits for no thread that could fork.
     """
-    me = threading.get_ident()
-    _barring_fork.append(me)
-    try:
-        yield
-    finally:
-        _barring_fork.remove(me)
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        _barring_fork.append(threading.get_ident())
+
+    def __exit__(self, *_: object) -> None:
+        _barring_fork.remove(threading.get_ident())
         with _changed:
             _changed.notify_all()
 

@@ -12,8 +12,6 @@ from __future__ import annotations
 import gc
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 MAX_MADE_OLD = 100_000
 """New objects after which no more are made old until everything was collected: Python does that for what grew old."""
@@ -27,23 +25,23 @@ _made_old = {"collections": 0, "objects": 0}  # of everything so far; since the 
 _freezes = [False]  # whether the application was seen to freeze objects
 
 
-@contextmanager
-def garbage_collection_paused() -> Iterator[None]:
+class garbage_collection_paused:  # noqa: N801 - it reads as what holds within it
     """Within it no cycles are collected, in any thread; not for what may run long or throws large arrays away.
 
     Where the collector is switched off anyway nothing changes.
     """
-    with _lock:
-        if not _resting[0] and not gc.isenabled():
-            mine = False
-        else:
-            mine = True
-            _resting[0] += 1
-            gc.disable()
-    try:
-        yield
-    finally:
-        if mine:
+
+    __slots__ = ("_mine",)
+
+    def __enter__(self) -> None:
+        with _lock:
+            self._mine = bool(_resting[0]) or gc.isenabled()
+            if self._mine:
+                _resting[0] += 1
+                gc.disable()
+
+    def __exit__(self, *_: object) -> None:
+        if self._mine:
             with _lock:
                 _resting[0] = max(0, _resting[0] - 1)
                 if not _resting[0]:
