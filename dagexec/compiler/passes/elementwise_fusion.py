@@ -9,15 +9,25 @@ it: products and sums with numbers, which activation-fusion does not take for ac
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 
 from dagexec.compiler.passes.affine import normalization
 from dagexec.compiler.passes.draft import Array, Draft
-from dagexec.compiler.passes.fusion import FUSED_CHAIN, described, fused, has_room, layer_meta, post_ops_of
+from dagexec.compiler.passes.fusion import (
+    FUSED_CHAIN,
+    described,
+    fused,
+    has_room,
+    layer_meta,
+    post_ops_of,
+    takes_post_ops,
+)
 from dagexec.compiler.passes.post_operations import FUSED_TYPES, MAX_POST_OPS, Link, Types, operand_links, unary_links
 from dagexec.compiler.passes.rewriting import Pass
 from dagexec.core.node import new_node
+from dagexec.core.registry import schema_of
 from dagexec.core.schema import OpSchema
 from dagexec.ops.activation.post_ops import SUM, PostOp
 
@@ -26,7 +36,7 @@ Links = tuple[Link, ...]
 
 def edit(draft: Draft) -> None:
     """Make chains of two and more operators, from the front of the list on."""
-    fusion = _Fusion(draft, draft.types())
+    fusion = _Fusion(draft)
     for number in draft.having(_may_be_link):
         if number in draft and number not in fusion.members:
             fusion.fuse_from(number)
@@ -39,16 +49,16 @@ def _may_be_link(schema: OpSchema) -> bool:
 class _Fusion:
     """The fusions of one net. `members` are the operators that are in a chain, even if it is of one."""
 
-    def __init__(self, draft: Draft, types: Types) -> None:
+    def __init__(self, draft: Draft) -> None:
         self.members: set[int] = set()
         self._draft = draft
-        self._types = types
+        self._has_layers = draft.has(takes_post_ops)
         self._computed: dict[str, Array] = {}
 
     def fuse_from(self, number: int) -> None:
         """Fuse the longest chain that begins with operator `number`."""
         draft = self._draft
-        source, links = self._start(number)
+        source, links = self._start(number) if self._has_neighbor(number) else ("", ())
         if not links:
             return
         chain = [number]
@@ -66,6 +76,21 @@ class _Fusion:
             self._give_to_layer(layer, chain, links)
         elif len(chain) > 1:
             self._write(chain, source, links)
+
+    @cached_property
+    def _types(self) -> Types:
+        """Those before the first fusion, asked for where there may be one."""
+        return self._draft.types()
+
+    def _has_neighbor(self, number: int) -> bool:
+        """True when operator `number` may be fused with the one that reads its result, or a layer before it."""
+        draft = self._draft
+        definition = draft[number]
+        reader = draft.only_reader(definition.output[0]) if definition.output else None
+        if reader is not None and reader not in self.members and schema_of(draft[reader].type).once(_may_be_link):
+            return True
+        writers = map(draft.producer, definition.input) if self._has_layers else ()
+        return any(one is not None and schema_of(draft[one].type).once(takes_post_ops) for one in writers)
 
     def _layer_before(self, number: int, source: str, links: Links) -> int | None:
         """The layer whose result only operator `number` reads, if it can apply `links`: those with numbers alone."""

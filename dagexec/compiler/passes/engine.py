@@ -31,10 +31,11 @@ def assign_engine(draft: Draft) -> None:
     if library() is None or any(info.dtype is FLOAT64 for info in model.inputs.values()):
         return
     stays_in_cache = sum(array.nbytes for array in model.parameters.values()) <= last_level_cache() // 2
+    doubles = {name for name, array in draft.parameters.items() if array.dtype == np.float64}
     changed: Counter[str] = Counter()
     for number in draft.having(_has_onednn):
         definition = draft[number]
-        if definition.engine or not _suits(draft, number):
+        if definition.engine or not draft.is_on_host(number) or not doubles.isdisjoint(definition.input):
             continue
         cached = stays_in_cache and schema_of(definition.type).has_weights
         arguments = {"cold_weights": 0} if cached and "cold_weights" not in definition.values else None
@@ -42,13 +43,6 @@ def assign_engine(draft: Draft) -> None:
         changed[definition.type] += 1
     for kind, count in sorted(changed.items()):
         draft.changed(f"{count} {kind} by oneDNN")
-
-
-def _suits(draft: Draft, number: int) -> bool:
-    definition, parameters = draft[number], draft.parameters
-    return draft.is_on_host(number) and all(
-        parameters[name].dtype != np.float64 for name in definition.input if name in parameters
-    )
 
 
 def _has_onednn(schema: OpSchema) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -21,9 +22,13 @@ FUSED_PRODUCT = "FusedFC"
 FUSED_CHAIN = "FusedElementwise"
 
 
-def post_ops_of(definition: Node) -> list[PostOp]:
+def post_ops_of(definition: Node) -> tuple[PostOp, ...]:
     """The post-ops that an operator has already."""
-    return [parse_post_op(text, definition.type) for text in definition.arguments().strings("post_ops")]
+    return definition.values.once("post_ops", partial(_read, definition)) if "post_ops" in definition.values else ()
+
+
+def _read(definition: Node) -> tuple[PostOp, ...]:
+    return tuple([parse_post_op(text, definition.type) for text in definition.arguments().strings("post_ops")])
 
 
 def takes_post_ops(schema: OpSchema) -> bool:
@@ -49,7 +54,7 @@ def has_room(definition: Node, links: Sequence[Link]) -> bool:
 def fused(definition: Node, links: Sequence[Link], output: str) -> Node:
     """`definition` with `links` on its result, which becomes blob `output`; their operands become further inputs."""
     fused_type = schema_of(definition.type).fused
-    inputs, post_ops = list(definition.input), post_ops_of(definition)
+    inputs, post_ops = list(definition.input), list(post_ops_of(definition))
     for link in links:
         if not link.operand:
             post_ops.append(link.post_op)

@@ -7,12 +7,12 @@ What oneDNN computes with maxima keeps its input, to compute it again where ther
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
+from functools import cache
 
 from dagexec.compiler.passes.draft import Draft
 from dagexec.compiler.passes.fusion import FUSED_CHAIN, post_ops_of
-from dagexec.compiler.passes.ordering import Ordering
-from dagexec.compiler.passes.post_operations import Types
+from dagexec.compiler.passes.ordering import Ordering, other_readers
 from dagexec.compiler.passes.rewriting import Pass
 from dagexec.core.node import Node
 from dagexec.core.registry import schema_of
@@ -28,12 +28,11 @@ def edit(draft: Draft) -> None:
     candidates = [number for number in draft.having(_is_elementwise) if _may_write_over_an_input(draft, number)]
     if not candidates:
         return
-    types = draft.types()
-    ordering = Ordering(draft, types)
+    ordering = cache(lambda: Ordering(draft, draft.types()))  # asked for where a blob has several readers
     names: dict[str, str] = {}
-    kept = set(_shape_values(draft))
+    kept = set(_shape_values(draft)) if draft.has(_reads_values) else set()
     for number in candidates:
-        source = _dying_input(draft, number, types, ordering, kept)
+        source = _dying_input(draft, number, ordering, kept)
         if source is not None:
             names[source] = draft[number].output[0]
             kept.add(source)  # for who reads it too
@@ -61,6 +60,10 @@ def _is_elementwise(schema: OpSchema) -> bool:
     return schema.image_role in (ImageRole.ELEMENTWISE, ImageRole.PER_CHANNEL) and not schema.view
 
 
+def _reads_values(schema: OpSchema) -> bool:
+    return bool(schema.value_inputs)
+
+
 def _may_write_over_an_input(draft: Draft, number: int) -> bool:
     definition = draft[number]
     schema = schema_of(definition.type)
@@ -76,17 +79,21 @@ def _functions(definition: Node) -> Sequence[PostOp]:
     return post_ops_of(definition) or as_post_ops(definition) or ()
 
 
-def _dying_input(draft: Draft, number: int, types: Types, ordering: Ordering, kept: Set[str]) -> str | None:
+def _dying_input(draft: Draft, number: int, ordering: Callable[[], Ordering], kept: Set[str]) -> str | None:
     """An input, but none of `kept`, that `number` may write over: of the result's type, and not read from then on."""
     definition = draft[number]
     result = definition.output[0]
     inplace = schema_of(definition.type).inplace
     for index, name in enumerate(definition.input):
-        if not inplace(index, 0) or list(definition.input).count(name) != 1 or name in kept:
+        if not inplace(index, 0) or definition.input.count(name) != 1 or name in kept:
             continue
         if definition.type == FUSED_CHAIN and index > 0:
             continue
-        if name in types and types[name] == types.get(result) and ordering.may_be_overwritten(name, number):
+        others = other_readers(draft, name, number)
+        types = {} if others is None else draft.types()
+        if others is None or name not in types or types[name] != types.get(result):
+            continue
+        if not others or ordering().are_before(others, number):
             return name
     return None
 

@@ -44,7 +44,7 @@ class Ordering:
 
     def is_before(self, earlier: int, later: int) -> bool:
         """True when operator `earlier` has ended whenever operator `later` begins."""
-        return self._are_before({earlier}, later)
+        return self.are_before({earlier}, later)
 
     @property
     def critical_path(self) -> float:
@@ -60,7 +60,7 @@ class Ordering:
         """Seconds after which operator `number` can have ended, with workers enough."""
         return self._times().finish[number]
 
-    def _are_before(self, wanted: set[int], later: int) -> bool:
+    def are_before(self, wanted: set[int], later: int) -> bool:
         """True when a path leads from each of `wanted` to `later`: backwards, no further than to the first of them."""
         place, parents = self._place, self._parents
         left = set(wanted)
@@ -90,17 +90,25 @@ class Ordering:
         The blob is an operator's result and nobody else's, all its other readers come before `number` in any case, so
         that nothing waits that would not wait anyway, and no other blob may share its memory or the result's.
         """
-        draft = self._draft
-        named_last = draft.last_named_reader(name)
-        if named_last is not None and self._place.get(named_last, -1) > self._place[number]:
-            return False  # said first, as there may be many readers
-        writer = draft.producer(name)
-        if writer is None or not draft.is_inner(name) or shares_memory(draft[writer]):
-            return False
-        if any(shares_memory(draft[reader]) for result in draft[number].output for reader in draft.readers(result)):
-            return False
-        others = {reader for reader in draft.readers(name) if reader != number}
-        return not any(shares_memory(draft[reader]) for reader in others) and self._are_before(others, number)
+        others = other_readers(self._draft, name, number)
+        return others is not None and self.are_before(others, number)
+
+
+def other_readers(draft: Draft, name: str, number: int) -> set[int] | None:
+    """Who must have read blob `name` before operator `number`, a reader, may write its result there; None for never.
+
+    See `Ordering.may_be_overwritten`.
+    """
+    named_last = draft.last_named_reader(name)
+    if named_last is not None and draft.is_listed_before(number, named_last):
+        return None  # said first, as there may be many readers
+    writer = draft.producer(name)
+    if writer is None or not draft.is_inner(name) or shares_memory(draft[writer]):
+        return None
+    if any(shares_memory(draft[reader]) for result in draft[number].output for reader in draft.readers(result)):
+        return None
+    others = {reader for reader in draft.readers(name) if reader != number}
+    return None if any(shares_memory(draft[reader]) for reader in others) else others
 
 
 class _Times:

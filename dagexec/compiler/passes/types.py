@@ -60,7 +60,9 @@ class BlobType:
 
     def broadcasts_to(self, other: BlobType) -> bool:
         """True when a tensor of this shape stretches to `other`'s by NumPy's rule, and `other`'s stays as it is."""
-        return all(_stretches(own, wide) for own, wide in zip(self.shapes, other.shapes, strict=True))
+        return self.shapes == other.shapes or all(
+            _stretches(own, wide) for own, wide in zip(self.shapes, other.shapes, strict=True)
+        )
 
 
 def _stretches(shape: tuple[int, ...], wide: tuple[int, ...]) -> bool:
