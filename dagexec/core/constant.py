@@ -111,6 +111,10 @@ class Constant:
         """
         self._keeper = keeper
 
+    def may_go(self, nbytes: int) -> bool:
+        """False for values of so few bytes that they stay, and for those beside a keeper, whose memory they are in."""
+        return nbytes >= MIN_BYTES and self._keeper is None and self._make is None
+
     def can_be_made_by(self, make: Callable[[], Array], *, surely: bool = False) -> None:
         """`make` may give the values in new memory, from what is derived; it is tried unless it `surely` does."""
         if self._make is None:

@@ -381,7 +381,7 @@ class OneDNNOperator(Operator):
         start = address_of(array) - address_of(self.x(index))
         packed = packed_form(constant, form_of(source, target, start), self.reordered(source, target, array))
         self.packed_by(packed, partial(_packed_view, index, (array.shape, start, array.strides), source, target))
-        if source.nbytes == array.nbytes:
+        if constant.may_go(array.nbytes) and source.nbytes == array.nbytes:
             self._offer_reordering(index, array, target, source, packed)
         return packed, nothing_to_do
 

@@ -103,7 +103,9 @@ def offer_unpacking(
     That is done only where `view` is all of the tensor, on the host. Unless it `surely` does that, it is tried once.
     """
     constant = tensor.constant
-    if constant is None or tensor.device != CPU or not _is_all_of(view, tensor.array):
+    if constant is None or not constant.may_go(view.nbytes) or tensor.device != CPU:
+        return
+    if not _is_all_of(view, tensor.array):
         return
     layout, whole, nbytes = (view.shape, view.dtype, view.strides), tensor.shape, tensor.nbytes
 

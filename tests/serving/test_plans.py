@@ -143,6 +143,7 @@ def test_packed_weights_and_implementations_come_from_the_file(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[object] = []
+    offered: list[object] = []
     packed = Constant.packed
 
     def counted(self: Constant, form: Hashable, nbytes: int, compute: Callable[[], Array]) -> Array:
@@ -161,6 +162,7 @@ def test_packed_weights_and_implementations_come_from_the_file(
 
     for module in ("convolution_family", "measured_product"):
         monkeypatch.setattr(f"dagexec.ops.onednn.{module}.choose_implementation", refuse)
+    monkeypatch.setattr(Constant, "can_be_made_by", lambda self, *_, **__: offered.append(self))
     with dagexec.open(path, replicas=2) as opened:
         found = opened.run(feeds)
         forms = [array for forms in packed_forms(opened._replicas.parameters).values() for array in forms.values()]
@@ -169,6 +171,7 @@ def test_packed_weights_and_implementations_come_from_the_file(
     assert (made, {k: v.tobytes() for k, v in found.items()}) == ([], {k: v.tobytes() for k, v in wanted.items()})
     assert any(chosen)
     assert forms
+    assert not offered, "plain values are in the file, too, and take no memory"
     assert all(is_in_file(array, path) for array in forms)
 
 
