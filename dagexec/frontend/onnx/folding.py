@@ -11,20 +11,16 @@ from collections.abc import Sequence
 
 from dagexec.core.dtypes import FLOAT32, from_numpy
 from dagexec.core.evaluation import evaluated
+from dagexec.core.inferred_types import output_types
 from dagexec.core.node import Node
 from dagexec.core.purity import is_pure
 from dagexec.core.registry import schema_of
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
+from dagexec.core.shape_values import MAX_ELEMENTS, results_of
 from dagexec.frontend.onnx.node import Array, Scope
-
-MAX_ELEMENTS = 1 << 12
-"""Of each input and output: what describes tensors is smaller."""
 
 MAX_FLOATS = 1 << 6
 """Of an output: scales and bounds are fewer, and biases and weights are left to the init net."""
-
-MAX_SECONDS = 1e-3
-"""Nominal time (`Cost.seconds`) of one operator."""
 
 
 def fold(operators: Sequence[Node], scope: Scope) -> bool:
@@ -49,12 +45,13 @@ def _computed(operator: Node, scope: Scope, found: dict[str, Array]) -> list[Arr
         call = _call(operator, schema, values, scope)
         if call is None or not schema.can_infer(operator):
             return None
-        kinds = schema.infer(call)
-        if not all(map(_is_small, kinds)) or schema.cost(call, kinds).seconds > MAX_SECONDS:
+        kinds = output_types(call, schema)
+        if not all(map(_is_small, kinds)):
             return None
-        if schema.from_types is not None:
-            return [_constant(array) for array in schema.from_types(call)]
-        return [_constant(array) for array in evaluated(operator, ChainMap(found, scope.values))]
+        if schema.from_types is None and any(value.dtype.kind not in "biuf" for value in values if value is not None):
+            return [_constant(array) for array in evaluated(operator, ChainMap(found, scope.values))]
+        results = results_of(call, schema, kinds)
+        return None if results is None else [_constant(array.copy()) for array in results]  # others have these
     except Exception:  # whatever a step raises: a run says whose it is
         return None
 
