@@ -8,7 +8,7 @@ other one: outputs of integers are at most one step from the default engine's.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import ClassVar
@@ -205,7 +205,8 @@ class QuantConv(QuantizedProduct, convolution.QuantConv):
         logical = grouped(weights, group, window.channels_last)
         wanted = Descriptor.any_layout(self.onednn, logical.shape, INT8)
         layout = self.packed(logical)
-        packing: list[Step] = []
+        known: dict[Hashable, PrimitiveDescriptor] = {}
+        packed: list[tuple[Descriptor, Array, Step]] = []
 
         def described(part: Part) -> tuple[PrimitiveDescriptor, Arguments]:
             own, inner = attributes.part({}), part.axes(axes)
@@ -213,20 +214,22 @@ class QuantConv(QuantizedProduct, convolution.QuantConv):
             added = {index: part.operand(operand, y) for index, operand in operands.items()}
             further = append_post_ops(own, self.onednn, scaling.post_ops, added, (y.ndim, NHWC), self.label)
             images = self.image(source, NHWC), self.image(target, NHWC)
-            asked = images[0], wanted, arguments[BIAS][0], images[1], *geometry(inner), own
-            kind = FORWARD_INFERENCE, _CONVOLUTION_DIRECT
-            found = self.fast(
-                self.describe("convolution_forward", self.onednn.engine, *kind, *asked),
-                padding_of("convolution_forward", inner[-1]),
-                adds_in_groups=group > 1 and bool(operands),
-            )
-            packed, pack = self.parameter(1, logical, layout, found.descriptor(WEIGHTS_MD))
-            packing.append(pack)
-            given = {
-                SRC: (images[0], source),
-                WEIGHTS: (found.descriptor(WEIGHTS_MD), packed),
-                DST: (images[1], target),
-            }
+            form = tuple(inner), images[0].key, images[1].key
+            if form not in known:
+                asked = images[0], wanted, arguments[BIAS][0], images[1], *geometry(inner), own
+                kind = FORWARD_INFERENCE, _CONVOLUTION_DIRECT
+                known[form] = self.fast(
+                    self.describe("convolution_forward", self.onednn.engine, *kind, *asked),
+                    padding_of("convolution_forward", inner[-1]),
+                    adds_in_groups=group > 1 and bool(operands),
+                )
+            found = known[form]
+            wished = found.descriptor(WEIGHTS_MD)
+            filters = next((one for one in packed if one[0] == wished), None)
+            if filters is None:
+                filters = wished, *self.parameter(1, logical, layout, wished)
+                packed.append(filters)
+            given = {SRC: (images[0], source), WEIGHTS: filters[:2], DST: (images[1], target)}
             return found, {**arguments, **further, **given}
 
         products = y.size * weights[0].size // len(x)
@@ -236,9 +239,9 @@ class QuantConv(QuantizedProduct, convolution.QuantConv):
             rows = rows_of_image(axes, count)
             parts = [replace(part, images=(image, image + 1)) for image in range(len(x)) for part in rows]
         bound = self.in_given_parts([described(part) for part in parts], {SRC: x, DST: y})
-        result, pack = self.image(y, NHWC), packing[0]
+        result, packing = self.image(y, NHWC), [step for _, _, step in packed]
         store = [] if y is self.y(0) else [self.reorder(result, self.image(self.y(0), NCHW), y, self.y(0)).step]
-        step = in_sequence([*before, *load, pack, bound.step, *store])
+        step = in_sequence([*before, *load, *packing, bound.step, *store])
         return self.rebindable(step, bound, {0: SRC}, {0: DST}) if x is self.x(0) and y is self.y(0) else step
 
 
