@@ -307,34 +307,35 @@ class _Calls:
 
         A call goes along the axis that is last in memory. Raises _Unsupported for too many calls.
         """
-        strides = np.array([view.strides for view in views], np.int64).T  # an axis a row
-        by_size = sorted(range(order.ndim), key=lambda axis: -abs(order.strides[axis]))
+        strides = list(zip(*(view.strides for view in views), strict=True))  # an axis a row
         sizes: list[int] = [1]
-        steps: list[npt.NDArray[np.int64]] = [np.array([view.itemsize for view in views], np.int64)]
-        for axis in by_size:
-            size = order.shape[axis]
+        steps: list[tuple[int, ...]] = [tuple([view.itemsize for view in views])]
+        for axis in sorted(range(order.ndim), key=lambda axis: -abs(order.strides[axis])):
+            size, own = order.shape[axis], strides[axis]
             if size == 1:
                 continue
             if sizes[-1] == 1:
-                sizes[-1], steps[-1] = size, strides[axis]
-            elif (steps[-1] == size * strides[axis]).all():
-                sizes[-1], steps[-1] = sizes[-1] * size, strides[axis]
+                sizes[-1], steps[-1] = size, own
+            elif steps[-1] == tuple([size * step for step in own]):
+                sizes[-1], steps[-1] = sizes[-1] * size, own
             else:
                 sizes.append(size)
-                steps.append(strides[axis])
+                steps.append(own)
         *outer, length = sizes
         count = math.prod(outer)
         if count > _MOST_CALLS or (count > _FEW_CALLS and count * _CALL_BYTES > order.nbytes):
             raise _Unsupported
         starts = np.array([[address_of(view) for view in views]], np.int64)
         for size, step in zip(outer, steps, strict=False):
-            starts = (starts[:, None] + np.arange(size)[:, None] * step).reshape(-1, len(views))
+            starts = (starts[:, None] + np.arange(size)[:, None] * np.array(step)).reshape(-1, len(views))
         fields = np.array([length, *steps[-1]], np.int64)
         self.read.append(starts.reshape(-1))
         self.fields.append(fields)
-        table = np.empty((len(starts), 5), np.int64)
-        table[:] = loop.function, 0, address_of(fields), address_of(fields) + fields.itemsize, loop.data
-        table[:, 1] = np.arange(self._count, self._count + starts.size, len(views)) * starts.itemsize
+        first = address_of(fields)
+        call = loop.function, self._count * starts.itemsize, first, first + fields.itemsize, loop.data
+        table = np.array([call] * count, np.int64)
+        if count > 1:
+            table[:, 1] += np.arange(count) * starts.strides[0]
         self._count += starts.size
         self.written.append(self._count - 1)
         return table
@@ -349,9 +350,13 @@ def _elements(
     if loop is None or ufunc.nout != 1 or (dtype is not None and any(one.dtype != dtype for one in (*arrays, out))):
         raise _Unsupported
     _require_apart(out, arrays)
-    views = [np.broadcast_to(array, out.shape) for array in arrays]
+    views = [_stretched(array, out.shape) for array in arrays]
     for index in _parts(out.shape, range(out.ndim), _seconds(ufunc, views, out)):
         yield calls.rows(loop, [*(view[index] for view in views), out[index]], out[index])
+
+
+def _stretched(array: Array, shape: tuple[int, ...]) -> Array:
+    return array if array.shape == shape else np.broadcast_to(array, shape)
 
 
 def _operand(calls: _Calls, value: Any, others: Sequence[Any]) -> Array:
@@ -380,7 +385,7 @@ def _reduction(
     kept = [one for one in range(x.ndim) if one not in axes]
     for index in _parts(x.shape, kept, _seconds(ufunc, [x], out)):
         part, total = x[index], out[index]
-        totals = np.broadcast_to(total, part.shape)
+        totals = _stretched(total, part.shape)
         yield np.concatenate([_copied(calls, start[index], total), calls.rows(loop, [totals, part, totals], part)])
 
 
@@ -428,7 +433,7 @@ def _copies(calls: _Calls, pairs: Sequence[tuple[Array, Array]]) -> Iterator[_Ta
     small = [_NO_CALLS]
     for source, target in pairs:
         _require_apart(target, [source])
-        source = np.broadcast_to(source, target.shape)
+        source = _stretched(source, target.shape)
         parts = _parts(target.shape, range(target.ndim), _seconds(np.positive, [source], target))
         tables = [_copied(calls, source[index], target[index]) for index in parts]
         if len(tables) == 1:

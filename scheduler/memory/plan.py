@@ -17,7 +17,7 @@ from dagexec.core.schema import TensorType
 from dagexec.core.tensor import Storage, array_on
 from dagexec.errors import ResourceError
 from dagexec.platform.addresses import address_of
-from dagexec.platform.host_memory import check_fits
+from dagexec.platform.host_memory import check_fits, fits
 from dagexec.platform.lazy import LazyModule
 from dagexec.scheduler.memory.arena import Arena, StripArena
 from dagexec.scheduler.memory.arena_memory import ArenaMemory, Placement, WorkingMemory
@@ -91,8 +91,9 @@ class MemoryPlan:
                 offsets = placed[device].offsets
                 runtime = self.buffers[members[0]].runtime
                 if runtime.in_host_memory:
-                    missing = self._memory.missing(device, placed[device].extent)
-                    check_fits(missing + self.own_bytes, f"net {name!r}: {self._needs()}")
+                    needed = self._memory.missing(device, placed[device].extent) + self.own_bytes
+                    if not fits(needed):
+                        check_fits(needed, f"net {name!r}: {self._needs()}")
                 sizes = self._room[device]
                 self._arenas[device] = self._new_arena(runtime, offsets, sizes, members)
         except ResourceError as error:
