@@ -116,18 +116,34 @@ class KnownTypes:
         self._parameters = parameters = {name: self._parameter(name, array) for name, array in model.parameters.items()}
         fed = {name: Probed.of_types(parameters[name].types) for name in model.inputs if name in parameters}
         blobs = {**parameters, **fed, **self._inputs}
-        outputs: dict[str, Probed] = {}
         operators = model.program.op
         schemas = [schema_of(definition.type) for definition in operators]
-        asked = asked_operators(operators, schemas)
+        asked = asked_operators(operators, schemas) if any(one.value_inputs for one in set(schemas)) else ()
+        names = [name for definition in operators for name in definition.output]
+        written = set(names)
+        before = self._outputs
+        outputs: dict[str, Probed] = {}
+        known_before: set[str] = set()
+        if len(written) == len(names) and written.isdisjoint(blobs):  # a name is a blob of one type
+            outputs = {name: before[name] for name in names if name in before}
+            known_before = {name for name, known in outputs.items() if None not in known.types}
+            blobs |= outputs
         for index, (definition, schema) in enumerate(zip(operators, schemas, strict=True)):
-            inputs = [blobs.get(name, self._unknown) for name in definition.input]
             is_asked = index in asked
+            if not is_asked and known_before.issuperset(definition.output):
+                continue
+            inputs = [blobs.get(name, self._unknown) for name in definition.input]
             made = self._outputs_of(definition, schema, inputs, is_asked)
             for name, known in zip(definition.output, made, strict=True):
                 blobs[name] = outputs[name] = known
         self._outputs = outputs
-        return {name: kind for name, known in blobs.items() if (kind := self._type(known)) is not None}
+        found: dict[str, BlobType] = {}
+        types = self._types
+        for name, known in blobs.items():
+            kind = types[known] if known in types else self._type(known)
+            if kind is not None:
+                found[name] = kind
+        return found
 
     def _outputs_of(
         self, definition: Node, schema: OpSchema, inputs: Sequence[Probed], is_asked: bool
@@ -152,18 +168,22 @@ class KnownTypes:
 
     def _parameter(self, name: str, array: Array) -> Probed:
         known = self._parameters.get(name)
-        if array.dtype.kind == "f" and array.nbytes >= MIN_WEIGHT_BYTES:
-            kind = TensorType(tuple(array.shape), from_numpy(array.dtype))
-            return known if known is not None and known.types[0] == kind else Probed.of_types((kind,) * self._probes)
         if known is not None and known.contents[0] is array:
             return known
+        if array.dtype.kind == "f" and array.nbytes >= MIN_WEIGHT_BYTES:
+            meta, shape = from_numpy(array.dtype), array.shape
+            kind = None if known is None else known.types[0]
+            if known is not None and kind is not None and kind.meta is meta and kind.shape == shape:
+                return known
+            return Probed.of_types((TensorType(tuple(shape), meta),) * self._probes)
         return Probed.of_constant(array, self._probes)
 
     def _type(self, known: Probed) -> BlobType | None:
         first = self._kinds.get(known) or self._kind(known)
         if first not in self._types:
             self._types[first] = blob_type(first.types)
-        return self._types[first]
+        kind = self._types[known] = self._types[first]
+        return kind
 
     def _kind(self, known: Probed) -> Probed:
         first = self._kinds[known] = self._firsts.setdefault(known.types, known)
