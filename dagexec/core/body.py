@@ -18,7 +18,8 @@ from typing import Protocol, cast
 from dagexec.core.blob import Blob
 from dagexec.core.node import Node
 from dagexec.core.operator import Operator, Step
-from dagexec.core.proto import NetDef
+from dagexec.core.program import Program, program_of
+from dagexec.core.registry import sub_nets_of
 from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.core.workspace import Workspace
 from dagexec.errors import DagexecError, OperatorError, RunCancelledError, RunTimeoutError, SchemaError
@@ -99,9 +100,10 @@ class OperatorWithBodies(Operator):
         self.bodies = {name: self._build(name, workspace, outside) for name in self.schema.sub_nets}
 
     def _build(self, argument: str, workspace: Workspace, outside: Mapping[str, Blob]) -> Body:
-        definition = self.arguments.net(argument)
-        if definition is None:
+        net = self.arguments.net(argument)
+        if net is None:
             raise SchemaError(f"{self.label}: argument {argument!r}, the net it runs, is missing")
+        definition = sub_nets_of(self.definition, self.schema).get(argument) or program_of(net)
         self._check_writes(argument, definition, outside)
         inside = Workspace(root_folder=workspace.root_folder, allow_io=workspace.allow_io)
         for name, blob in outside.items():
@@ -112,7 +114,7 @@ class OperatorWithBodies(Operator):
         self.results[argument] = tuple(inside.get_blob(name) for name in definition.external_output)
         return body
 
-    def _check_writes(self, argument: str, definition: NetDef, outside: Mapping[str, Blob]) -> None:
+    def _check_writes(self, argument: str, definition: Program, outside: Mapping[str, Blob]) -> None:
         """Raise SchemaError for a body that writes what it is given."""
         fixed = {*outside, *definition.external_input}
         for operator in definition.op:
