@@ -242,7 +242,7 @@ def dynamic_quantize_lstm(node: OnnxNode) -> list[Node]:
     integers = [_turned_integers(node, index, first + 1) for index, first in ((1, 8), (2, 10))]
     scales = [node.constant(first, "scales") for first in (8, 10)]
     if is_plain_lstm(node) and all(_in_int8(array) for array in integers):
-        weights = [compose.constant(array.astype(np.int8)) for array in integers]
+        weights = [compose.constant(np.ascontiguousarray(array, np.int8)) for array in integers]
         middle = [node.inputs[index] if node.has_input(index) else "" for index in range(3, 7)]
         return quantized_lstm(node, [node.inputs[0], *weights, *middle, "", *(node.inputs[first] for first in (8, 10))])
     real = [_real_weights(node, array, factors) for array, factors in zip(integers, scales, strict=True)]
@@ -250,11 +250,14 @@ def dynamic_quantize_lstm(node: OnnxNode) -> list[Node]:
 
 
 def _in_int8(differences: Array) -> bool:
-    return bool(differences.min(initial=0) >= -128 and differences.max(initial=0) <= 127)
+    limits = np.iinfo(np.int8)
+    return differences.dtype == np.int8 or bool(
+        differences.min(initial=0) >= limits.min and differences.max(initial=0) <= limits.max
+    )
 
 
 def _turned_integers(node: OnnxNode, index: int, zero_point: int) -> Array:
-    """Weights less their zero points, int16, as LSTM has them: directions x 4 hidden x inputs.
+    """Weights less their zero points, int16 or int8, as LSTM has them: directions x 4 hidden x inputs, strided.
 
     They are given as directions x inputs x 4 hidden, zero points as directions or directions x 4 hidden.
     """
@@ -264,14 +267,16 @@ def _turned_integers(node: OnnxNode, index: int, zero_point: int) -> Array:
             f"{node.label}: weights must have 3 axes and 8 bits, found {integers.dtype}{list(integers.shape)}"
         )
     try:
-        differences = integers.astype(np.int16) - zeros.astype(np.int16).reshape(len(integers), 1, -1)
+        offsets = zeros.reshape(len(integers), 1, -1)
+        is_less = integers.dtype != np.int8 or offsets.shape[-1] > integers.shape[-1] or zeros.any()
+        differences = np.subtract(integers, offsets, dtype=np.int16) if is_less else integers
     except ValueError:
         raise CannotConvertError(f"zero points of shape {zeros.shape} do not fit weights of {integers.shape}") from None
-    return np.ascontiguousarray(differences.transpose(0, 2, 1))
+    return differences.transpose(0, 2, 1)
 
 
 def _real_weights(node: OnnxNode, integers: Array, scales: Array) -> Array:
     try:
-        return np.multiply(integers, scales.reshape(len(integers), -1, 1), dtype=np.float32)
+        return np.multiply(integers, scales.reshape(len(integers), -1, 1), dtype=np.float32, order="C")
     except ValueError:
         raise CannotConvertError(f"scales of shape {scales.shape} do not fit weights of {integers.shape}") from None
