@@ -64,7 +64,6 @@ from dagexec.ops.onednn.problem import (
     Pack,
     Problem,
     in_one,
-    in_plain_order,
 )
 from dagexec.ops.onednn.winograd_tables import Tables
 from dagexec.ops.onednn.winograd_tiling import OUTPUTS, TAPS, Layer, Tiling
@@ -225,7 +224,7 @@ def _transform(tiling: Tiling, problem: Problem, array: Array, wanted: Descripto
     """
     library, label = problem.library, problem.label
     matrix = _filter_matrix(tiling.outputs)
-    filters = np.ascontiguousarray(in_plain_order(problem, array).reshape(-1, TAPS * TAPS).T)
+    filters = np.ascontiguousarray(np.moveaxis(array, (-2, -1), (0, 1))).reshape(TAPS * TAPS, -1)
     parts, layout = _layouts(tiling, wanted)
     parts *= tiling.cut
     rows = len(matrix) // parts
