@@ -112,7 +112,6 @@ class Prepared:
         parts: steps that do what `step` does when they are called one after another; empty where it has none.
         name_part: how errors name one of them.
         blobs: those of nets inside that have to hold what they hold now when the step is called.
-        repeat: gives the steps of other operators of its form, with packed tensors of the same types.
     """
 
     step: Step
@@ -129,7 +128,6 @@ class Prepared:
     parts: tuple[Step, ...] = ()
     name_part: Callable[[Step], str] | None = None
     blobs: tuple[Blob, ...] = ()
-    repeat: Repeat | None = None
 
     def __call__(self) -> None:
         """Run the step."""
@@ -276,6 +274,13 @@ class Operator(ABC):
     @property
     def circumstances(self) -> Hashable | None:
         """What decides how it is prepared beside where its tensors are, and of which types; None where more does."""
+        return None
+
+    def repeat(self, prepared: Prepared) -> Repeat | None:
+        """What prepares others of its form with packed tensors of the same types, as it was just `prepared`.
+
+        None where they differ in more than where their tensors are, or where that is not known.
+        """
         return None
 
     @property
@@ -472,7 +477,7 @@ class Operator(ABC):
             before = []
         if resized or before or after:
             step = ConvertedStep((*resized, *before), prepared.step, tuple(after))
-            prepared = replace(prepared, step=step, parts=(), repeat=None)
+            prepared = replace(prepared, step=step, parts=())
         elif not preparing.given and not preparing.kept_bytes:
             return prepared
         return replace(

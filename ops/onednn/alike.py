@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 _Numbers = npt.NDArray[np.int64]
 
 
-def repeat_of(recipe: Recipe | None, operator: OneDNNOperator, tensors: Tensors) -> Repeat | None:
-    """What prepares others of the form of `operator`, which is being prepared by `recipe`; None where more differs.
+def repeat_of(recipe: Recipe, operator: OneDNNOperator, tensors: Tensors) -> Repeat | None:
+    """What prepares others of the form of `operator`, which was prepared by `recipe`; None where more differs.
 
     Constants differ, which each has packed for itself, and so do kernels that are made for one operator.
     """
-    if recipe is None or recipe.working or any(tensors.constant) or tensors.absent or not can_run():
+    if recipe.working or any(tensors.constant) or tensors.absent or not can_run():
         return None
     if not all(isinstance(call, Call) and not call.has_packed for call in recipe.calls):
         return None

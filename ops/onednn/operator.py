@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 import numpy as np
 
 from dagexec.core.choices import choices, seconds_left
+from dagexec.core.conversion import ConvertedStep
 from dagexec.core.dtypes import BFLOAT16, FLOAT16, FLOAT32, TypeMeta, from_numpy
 from dagexec.core.node import Node
-from dagexec.core.operator import Operator, Prepared, Rebind, Step, nothing_to_do
+from dagexec.core.operator import Operator, Prepared, Rebind, Repeat, Step, nothing_to_do
 from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.activation.post_ops import SUM, PostOp
@@ -39,6 +40,7 @@ from dagexec.ops.onednn.post_ops import drops_nan
 from dagexec.ops.onednn.primitive import SCRATCHPAD_MD, Primitive, PrimitiveDescriptor, describe, primitives_made
 from dagexec.ops.onednn.recipe import (
     Packing,
+    Recipe,
     Tensors,
     find_recipe,
     follow_recipe,
@@ -182,7 +184,14 @@ class OneDNNOperator(Operator):
         whole = self.kept(prepared) if keeps_nan else prepared
         if recipe is None or wanted is None:
             return whole
-        return replace(whole, keeps=recipe, repeat=repeat_of(recipe, self, wanted.tensors))
+        return replace(whole, keeps=recipe)
+
+    def repeat(self, prepared: Prepared) -> Repeat | None:
+        """By the recipe, where nothing but primitives on packed tensors is in it."""
+        recipe = prepared.keeps
+        if not isinstance(recipe, Recipe) or isinstance(prepared.step, ConvertedStep):
+            return None
+        return repeat_of(recipe, self, tensors_of(self))
 
     @property
     def circumstances(self) -> Hashable | None:
@@ -209,8 +218,7 @@ class OneDNNOperator(Operator):
         self._is_unseen = recipe.is_unseen
         self.names_for_all.update(recipe.names_for_all)
         try:
-            whole = replace(self.kept(prepared), keeps=recipe) if recipe.keeps_nan else prepared
-            return replace(whole, repeat=repeat_of(recipe, self, tensors))
+            return replace(self.kept(prepared), keeps=recipe) if recipe.keeps_nan else prepared
         finally:
             self._is_unseen = False
 

@@ -35,7 +35,7 @@ class Alike:
     def note(self, operator: Operator, found: Inferred, made: Prepared) -> None:
         """An operator has been prepared."""
         if self._counts[id(found)] > 1 and id(found) not in self._repeats:
-            repeat = made.repeat or repeat_of(operator, made)
+            repeat = operator.repeat(made) or repeat_of(operator, made)
             if repeat is not None:
                 self._repeats[id(found)] = repeat, [], [], []
 
