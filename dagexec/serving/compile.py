@@ -44,10 +44,10 @@ def compile(model: ModelSource, options: CompileOptions) -> Executor:
         with dagexec.compile("model.onnx", net_type="dag", num_workers=2, replicas=4) as executor:
             outputs = executor.run({"data": array})  # {name: array}
 
-    `model` is a file, a folder, a protobuf message, a `Model`, a `Pipeline`, or "zoo:NAME": what `dagexec.load_model`
-    accepts. Give options as keywords, or as one `CompileOptions`; additional keywords replace its fields. Of a plan
-    (`dagexec.open`) options that are left at their defaults are the plan's; it is compiled anew for others than those
-    it was made with.
+    `model` is a file, a folder, a protobuf message or its bytes, a `Model`, a `Pipeline`, or "zoo:NAME": what
+    `dagexec.load_model` accepts. Give options as keywords, or as one `CompileOptions`; additional keywords replace its
+    fields. Of a plan (`dagexec.open`) options that are left at their defaults are the plan's; it is compiled anew for
+    others than those it was made with.
 
     Raises ModelFormatError, SchemaError, UnsupportedOperatorError, CycleError, ShapeError, DeviceError, AccessError for
     an operator that accesses more than is allowed, ArgumentError for an argument that no operator has, FeedError for a

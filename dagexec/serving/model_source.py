@@ -14,7 +14,7 @@ from dagexec.core.proto import NetDef
 from dagexec.errors import FeedError, ModelFormatError
 from dagexec.platform.garbage_collection import garbage_collection_paused
 from dagexec.platform.lazy import LazyModule
-from dagexec.storage.net_file import TEXT_SUFFIXES, load_net
+from dagexec.storage.net_file import TEXT_SUFFIXES, load_net, parse_message
 
 if not TYPE_CHECKING:
     predictor = LazyModule("dagexec.frontend.predictor")
@@ -31,7 +31,7 @@ else:
     from dagexec.frontend import onnx as onnx_frontend
     from dagexec.plans import plan
 
-ModelSource = Union[str, os.PathLike[str], "onnx.ModelProto", NetDef, tuple[NetDef, NetDef], Model, MakesModel]
+ModelSource = Union[str, os.PathLike[str], bytes, "onnx.ModelProto", NetDef, tuple[NetDef, NetDef], Model, MakesModel]
 
 ZOO_PREFIX = "zoo:"
 PLAN_SUFFIX = ".dagexec"
@@ -55,9 +55,9 @@ def load_model(
     Args:
         source: the path of an .onnx file; the path of a folder with init_net.pb and predict_net.pb; the path of a
             single NetDef (.pb, .pbtxt) that needs no init net; that of a minidb of Caffe2's predictor exporter (.mdl,
-            .minidb); that of a plan (.dagexec), for the model that it was made of; "zoo:NAME"; an onnx.ModelProto, with
-            all its data inside; a NetDef; an (init net, predict net) pair; a Model, which is returned as it is; or a
-            `dagexec.Pipeline`.
+            .minidb); that of a plan (.dagexec), for the model that it was made of; "zoo:NAME"; an onnx.ModelProto, or
+            the bytes of an .onnx file, with all its data inside; a NetDef; an (init net, predict net) pair; a Model,
+            which is returned as it is; or a `dagexec.Pipeline`.
         allow_io: its operators may read and write files and talk to other processes. Otherwise they may only read
             databases in the folder of the model's own files.
         foreign: nodes of an ONNX model that dagexec has no operators for are computed by onnxruntime, where it is
@@ -87,6 +87,8 @@ def _load_onnx(
 ) -> Model:
     if isinstance(source, str | os.PathLike) and Path(source).suffix == ".onnx":
         return onnx_frontend.load_onnx(source, shapes, foreign=foreign, overridable=overridable)
+    if isinstance(source, bytes):
+        source = _message(source)
     if isinstance(source, onnx.ModelProto):
         return onnx_frontend.from_model_proto(source, shapes=shapes, foreign=foreign, overridable=overridable)
     raise FeedError(f"{'shapes' if shapes else 'overridable'}: given, and the source is no ONNX model")
@@ -105,15 +107,21 @@ def _load(source: ModelSource, foreign: bool) -> Model:
         return caffe2.from_nets(*source, name="net")
     if isinstance(source, MakesModel):
         return source.as_model()
+    if isinstance(source, bytes):
+        source = _message(source)
     if isinstance(source, onnx.ModelProto):
         return onnx_frontend.from_model_proto(source, foreign=foreign)
     raise ModelFormatError(f"a {type(source).__name__} is no model; expected {_EXPECTED}")
 
 
+def _message(content: bytes) -> onnx.ModelProto:
+    return parse_message(content, onnx.ModelProto, "bytes of a model")
+
+
 _EXPECTED = (
     "the path of an .onnx file, of a plan (.dagexec), of a .mdl of Caffe2's predictor exporter or of a folder with "
-    "init_net.pb and predict_net.pb, an onnx.ModelProto, a NetDef, an (init, predict) pair of NetDefs, a Model, a "
-    'Pipeline, or "zoo:NAME"'
+    "init_net.pb and predict_net.pb, an onnx.ModelProto or its bytes, a NetDef, an (init, predict) pair of NetDefs, "
+    'a Model, a Pipeline, or "zoo:NAME"'
 )
 
 

@@ -28,7 +28,7 @@ def test_every_kind_of_source_gives_a_model(tmp_path: Path) -> None:
     save_net(NET, tmp_path / "relu.pb")
     save_net(NET, tmp_path / "relu.pbtxt")
     files = [tmp_path / f"relu.{kind}" for kind in ("onnx", "pb", "pbtxt")]
-    sources = [proto, NET, str(files[0]), *files]
+    sources = [proto, files[0].read_bytes(), NET, str(files[0]), *files]
     for source in sources:
         model = load_model(source)  # type: ignore[arg-type]
         assert (model.name, list(model.inputs), model.outputs) == ("relu", ["x"], ("y",))
@@ -74,7 +74,19 @@ def test_an_unknown_kind_of_file_is_refused_with_what_is_expected(tmp_path: Path
         load_model(path)
 
 
-@pytest.mark.parametrize("source", [3, None, np.zeros(2), (NET,), (NET, "x"), b"model.onnx"])
+@pytest.mark.parametrize("source", [3, None, np.zeros(2), (NET,), (NET, "x"), bytearray()])
 def test_any_other_object_is_refused_by_its_type(source: object) -> None:
     with pytest.raises(ModelFormatError, match=f"a {type(source).__name__} is no model"):
         load_model(source)  # type: ignore[arg-type]
+
+
+def test_bytes_that_are_no_model_are_refused() -> None:
+    with pytest.raises(ModelFormatError, match=r"bytes of a model: not a ModelProto \(10 bytes\)"):
+        load_model(b"model.onnx")
+    with pytest.raises(ModelFormatError, match="there is no graph in it"):
+        load_model(b"")
+
+
+def test_bytes_of_an_onnx_file_take_other_sizes_of_inputs() -> None:
+    content = onnx_model().SerializeToString()  # type: ignore[attr-defined]
+    assert load_model(content, shapes={"x": (5,)}).inputs["x"].shape == (5,)
