@@ -166,10 +166,13 @@ def _circle(parents: Sequence[Collection[int]], waiting: Sequence[int]) -> list[
 
 
 def renamed(graph: onnx.GraphProto, rename: Callable[[str], str]) -> onnx.GraphProto:
-    """A copy of a graph in which every tensor of its own has the name that `rename` gives for it."""
+    """A graph in which every tensor of its own has the name that `rename` gives for it; the same if it had before."""
+    names = {name: new for name in dict.fromkeys(own_names(graph)) if (new := rename(name)) != name}
+    if not names:
+        return graph
     copy = onnx.GraphProto()
     copy.CopyFrom(graph)
-    _rename(copy, {name: rename(name) for name in dict.fromkeys(own_names(graph))})
+    _rename(copy, names)
     return copy
 
 
