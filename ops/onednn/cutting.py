@@ -6,7 +6,7 @@ elements, normalizations of rows, poolings of channels. The implementation is th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from math import prod
 
 import numpy as np
@@ -90,6 +90,7 @@ def cut_primitive(
     shape = arguments[DIFF_SRC if DIFF_SRC in arguments else DST][0].shape
     cuts = list(_cuts(shape, [axis for axis in axes if axis < len(shape) and shape[axis] > 1], unit, pieces))
     made: list[tuple[PrimitiveDescriptor, Arguments]] = []
+    known: dict[Hashable, PrimitiveDescriptor | None] = {}
     for cut in cuts if len(cuts) > 1 and can_run() else ():
         ranges = {axis: (shape[axis], indices) for axis, indices in cut.items()}
         given = dict(arguments)
@@ -100,7 +101,10 @@ def cut_primitive(
                     given[number] = own, behind(array, before)
         except UnsupportedFeatureError:
             return None
-        part = next((one for one in found.asked_for(ranges) if one.name == found.name), None)
+        size = tuple((axis, len(indices)) for axis, indices in cut.items())
+        if size not in known:
+            known[size] = next((one for one in found.asked_for(ranges) if one.name == found.name), None)
+        part = known[size]
         if part is None:
             return None
         made.append((part, given))

@@ -337,12 +337,12 @@ def key_of(arguments: Sequence[object]) -> Hashable | None:
     """
     found: list[Hashable] = []
     for argument in arguments:
-        if isinstance(argument, float):
-            found.append(argument.hex())  # -0.0 is another than 0.0
-        elif isinstance(argument, int | tuple):
-            found.append(argument)
-        elif isinstance(argument, Described | Attributes) and (key := argument.key) is not None:
+        if isinstance(argument, (Described, Attributes)) and (key := argument.key) is not None:
             found.append(key)
+        elif isinstance(argument, (int, tuple)):
+            found.append(argument)
+        elif isinstance(argument, float):
+            found.append(argument.hex())  # -0.0 is another than 0.0
         else:
             return None
     return tuple(found)
@@ -350,7 +350,7 @@ def key_of(arguments: Sequence[object]) -> Hashable | None:
 
 def handle_of(argument: Any) -> Any:
     """What the library takes for an argument."""
-    return argument.handle if isinstance(argument, Described | Attributes) else argument
+    return argument.handle if isinstance(argument, (Described, Attributes)) else argument
 
 
 def _dtype(meta: TypeMeta) -> int:

@@ -176,8 +176,8 @@ def describe(
     raises.
     """
     if key is None:
-        fixed = library.engine, library.ffi.NULL
-        key = key_of([0 if any(argument is one for one in fixed) else argument for argument in arguments])
+        engine, null = library.engine, library.ffi.NULL
+        key = key_of([0 if argument is engine or argument is null else argument for argument in arguments])
     whole = None if key is None else (id(library), function, key)
     known = None if whole is None else _described.get(whole)
     if known is not None:
