@@ -289,8 +289,9 @@ def computed_in_pieces(
     steps, nbytes = [*packed.steps, *side_by_side(pieces)], sum(one.nbytes for one in made)
     if whole is None:
         return Assembled(steps, StillArguments(), frozenset(), nbytes)
+    starts = {number: address_of(array) for number, array in whole.items()}
     offsets = [
-        {number: (address_of(array) - address_of(whole[number])) // array.itemsize for number, array in arrays.items()}
+        {number: (address_of(array) - starts[number]) // array.itemsize for number, array in arrays.items()}
         for _, _, arrays in parts
     ]
     bound = _Bound(made, offsets, {number: array.nbytes for number, array in whole.items()})
