@@ -117,10 +117,12 @@ class Node:
         made.name = self.name if name is None else name
         made.device_option = self.device_option if device_option is None else device_option
         made.control_input = self.control_input if control_input is None else tuple(control_input)
-        made.is_gradient_op, made.unread, made._form = self.is_gradient_op, self.unread, None
+        made.is_gradient_op, made.unread = self.is_gradient_op, self.unread
         if arguments:
             added = {key: None if one is None else value_of(key, one) for key, one in arguments.items()}
             made.values = made.values.changed(added)
+        is_alike = op_type is None and inputs is None and outputs is None and made.values is self.values
+        made._form = self._form if is_alike else None
         return made
 
     def on(self, inputs: Iterable[str], outputs: Iterable[str], name: str) -> Node:

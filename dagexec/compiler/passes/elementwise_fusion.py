@@ -26,7 +26,7 @@ from dagexec.compiler.passes.fusion import (
 )
 from dagexec.compiler.passes.post_operations import FUSED_TYPES, MAX_POST_OPS, Link, Types, operand_links, unary_links
 from dagexec.compiler.passes.rewriting import Pass
-from dagexec.core.node import new_node
+from dagexec.core.node import Node, new_node
 from dagexec.core.registry import schema_of
 from dagexec.core.schema import OpSchema
 from dagexec.ops.activation.post_ops import SUM, PostOp
@@ -87,10 +87,14 @@ class _Fusion:
         draft = self._draft
         definition = draft[number]
         reader = draft.only_reader(definition.output[0]) if definition.output else None
-        if reader is not None and reader not in self.members and schema_of(draft[reader].type).once(_may_be_link):
+        if reader is not None and reader not in self.members and self._may_follow(draft[reader]):
             return True
         writers = map(draft.producer, definition.input) if self._has_layers else ()
         return any(one is not None and schema_of(draft[one].type).once(takes_post_ops) for one in writers)
+
+    @staticmethod
+    def _may_follow(definition: Node) -> bool:
+        return len(definition.input) <= MAX_POST_OPS + 1 and schema_of(definition.type).once(_may_be_link)
 
     def _layer_before(self, number: int, source: str, links: Links) -> int | None:
         """The layer whose result only operator `number` reads, if it can apply `links`: those with numbers alone."""

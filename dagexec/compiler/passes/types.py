@@ -150,7 +150,7 @@ class KnownTypes:
     ) -> Sequence[Probed]:
         exact = is_asked or schema.value_inputs or schema.sub_nets
         seen = tuple(inputs) if exact else tuple([self._kinds.get(one) or self._kind(one) for one in inputs])
-        form = definition.type, definition.values, len(definition.output), is_asked, seen
+        form = definition.form, is_asked, seen
         made = self._made.get(form)
         if made is None:
             told = self._told(definition.output, is_asked)
