@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,11 @@ from dagexec.compiler.passes.draft import Draft
 from dagexec.compiler.passes.engine import ENGINE
 from dagexec.compiler.passes.layout import layout_pass
 from dagexec.compiler.passes.low_precision import with_precision
-from dagexec.compiler.passes.types import infer_types
+from dagexec.compiler.passes.types import KnownTypes, infer_types
 from dagexec.core.dtypes import FLOAT32
 from dagexec.core.inference import Probed, probed_outputs
 from dagexec.core.model import InputInfo, Model
-from dagexec.core.node import Node
+from dagexec.core.node import Node, new_node
 from dagexec.ops.base.layout import NHWC
 from tests.compiler.passes.models import model_of, normal, op
 
@@ -135,3 +136,23 @@ def test_an_operator_is_asked_once_for_all_that_are_alike(monkeypatch: pytest.Mo
     draft = Draft(model_of(layers, inputs={"x": (None, 6)}, w=normal(6, 6), b=normal(6)))
     assert draft.types()["x20"].shape == (None, 6)
     assert asked == ["FC"]
+
+
+def test_after_an_edit_only_operators_with_new_outputs_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of([op("Abs", ["x"], ["a"]), op("Flatten", ["a"], ["b"]), op("Relu", ["b"], ["y"])])
+    draft = Draft(model)
+    draft.types()
+    asked: list[str] = []
+
+    def noted(known: KnownTypes, definition: Node, *given: Any) -> Sequence[Probed]:
+        asked.append(definition.type)
+        return outputs_of(known, definition, *given)
+
+    outputs_of = KnownTypes._outputs_of
+    monkeypatch.setattr(KnownTypes, "_outputs_of", noted)
+    draft.replace(1, draft[1].changed(outputs=["c"]), new_node("Abs", ["c"], ["b"]))
+    draft.changed("one more")
+    draft.settle()
+    assert draft.types() == infer_types(draft.model)
+    assert asked[:1] == ["Flatten"]
+    assert len(asked) == 1 + len(draft)
