@@ -9,7 +9,8 @@ session) and the first run, less a later run, over the operators of the ONNX fil
 named, the other rows of the JSON file stay as they are.
 
 A fresh process is all of one that does nothing but load such a file and run it once, from its start to its end: what
-the system counts of it, imports and NumPy's included; beside OpenVINO as well, and one that imports NumPy.
+the system counts of it, imports and NumPy's included; beside OpenVINO as well, and one that imports NumPy. One of each
+kind goes first, uncounted, so that bytecode is written and files are in the cache of the disk.
 """
 
 from __future__ import annotations
@@ -166,15 +167,17 @@ def measure(name: str, folder: Path, repeat: int) -> dict[str, Any]:
 def fresh_processes(file: Path, repeat: int) -> dict[str, dict[str, float]]:
     """Seconds that each program of FRESH takes, by the clock and of the processor: medians of processes in turns."""
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in FRESH}
-    for _ in range(repeat):
+    environment = os.environ | {"DAGEXEC_CHOICES": "off"}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    for counted in [False] + [True] * repeat:
         for name, program in FRESH.items():
             begin = time.perf_counter()
-            environment = os.environ | {"DAGEXEC_CHOICES": "off"}
             child = os.posix_spawn(sys.executable, [sys.executable, "-c", program, os.fspath(file)], environment)
             _, status, used = os.wait4(child, 0)
             if status != 0:
                 raise RuntimeError(f"{name}: a fresh process ended with status {os.waitstatus_to_exitcode(status)}")
-            taken[name].append((time.perf_counter() - begin, used.ru_utime + used.ru_stime))
+            if counted:
+                taken[name].append((time.perf_counter() - begin, used.ru_utime + used.ru_stime))
     kinds = ("seconds", "processor")
     return {
         name: {kind: round(statistics.median(row), 4) for kind, row in zip(kinds, zip(*rows, strict=True), strict=True)}
