@@ -34,6 +34,15 @@ FIXTURES = Path(__file__).parents[1] / "fixtures" / "caffe2"
 GIVEN = ("--no-optimize",)
 
 
+def test_a_command_ends_without_passes_over_all_objects() -> None:
+    told = "atexit.register(lambda: print(gc.get_freeze_count() > 10_000))"
+    program = (
+        f"import atexit, gc, sys\n{told}\nsys.argv = ['dagexec', '--version']\nfrom dagexec.cli import main\nmain()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "True"
+
+
 @pytest.mark.slow
 def test_export_writes_a_model_that_gives_the_same(cli: Cli, tmp_path: Path) -> None:
     status, out, _ = cli("export", "zoo:lenet", str(tmp_path / "lenet.onnx"))
