@@ -81,6 +81,7 @@ FORMS: list[tuple[str, dict[str, object], list[tuple[int, ...]], Callable[..., A
         [(9, 32), (48, 32), (48,)],
         lambda x, w, b: gelu(x @ w.T + b),
     ),
+    ("FC", {}, [(9, 128), (192, 128), (192,)], lambda x, w, b: x @ w.T + b),  # in panels
     ("FusedElementwise", {"post_ops": ["gelu_erf", "linear:2.0:0.5"]}, [(9, 32)], lambda x: 2 * gelu(x) + 0.5),
     ("MatMul", {}, [(9, 32), (32, 48)], lambda a, b: a @ b),
     ("BatchMatMul", {}, [(3, 9, 32), (3, 32, 7)], lambda a, b: a @ b),
