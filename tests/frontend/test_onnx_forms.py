@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 import numpy as np
 import onnx
@@ -14,8 +15,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from dagexec.core.model import Model
 from dagexec.core.node import Node
-from dagexec.frontend.onnx import forms, from_model_proto
+from dagexec.frontend.onnx import forms, from_model_proto, known_types
 from dagexec.frontend.onnx import graph as graph_module
+from dagexec.frontend.onnx.known_types import KnownTypes
 from dagexec.frontend.onnx.node import OnnxNode
 
 
@@ -91,6 +93,23 @@ def test_a_further_model_of_known_forms_calls_no_converter(converted: Counter[st
     of_more = from_model_proto(model_of(layers(3), slope=slope))
     assert converted == {"Softmax": 1, "PRelu": 1}
     assert [operator.output[0] for operator in of_more.net.op if operator.type == "Softmax"] == ["s0", "s1", "s2"]
+
+
+def test_operators_of_a_further_model_are_not_asked_for_their_types_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    infer = KnownTypes._inferred
+
+    def noted(types: KnownTypes, operator: Node, *seen: Any) -> Any:
+        asked.append(operator.type)
+        return infer(types, operator, *seen)
+
+    monkeypatch.setattr(KnownTypes, "_inferred", noted)
+    monkeypatch.setattr(known_types, "_answers", {})
+    slope = np.float32([0.1, 0.2, 0.3, 0.4])
+    from_model_proto(model_of(layers(2), slope=slope))
+    first = len(asked)
+    from_model_proto(model_of(layers(3), slope=slope))
+    assert first == len(set(asked)) == len(asked)
 
 
 def test_a_form_is_of_one_operator_set(converted: Counter[str]) -> None:

@@ -195,6 +195,22 @@ def test_a_declared_type_that_is_not_the_computed_one_is_refused(declared: dict[
         from_model_proto(model_of(*RELU, shape=("n", 4, 4, 4), **declared))
 
 
+def test_a_declared_type_behind_a_computed_shape_is_compared() -> None:
+    """The rows that Reshape keeps are known for each size of the open axis alone."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["sizes"]),
+        helper.make_node("Constant", [], ["kept"], value_ints=[0, 1]),
+        helper.make_node("Gather", ["sizes", "kept"], ["some"]),
+        helper.make_node("Constant", [], ["rest"], value_ints=[16]),
+        helper.make_node("Concat", ["some", "rest"], ["shape"], axis=0),
+        helper.make_node("Reshape", ["x", "shape"], ["r"]),
+        helper.make_node("Neg", ["r"], ["y"]),
+    ]
+    from_model_proto(model_of(*nodes, shape=("n", 4, 4, 4), r=(TensorProto.FLOAT, ["n", 4, 16])))
+    with pytest.raises(ModelFormatError, match=r"'r' is declared with shape \[\?, 8, 8\], computed \[\?, 4, 16\]"):
+        from_model_proto(model_of(*nodes, shape=("n", 4, 4, 4), r=(TensorProto.FLOAT, ["n", 8, 8])))
+
+
 @pytest.mark.parametrize("shape", [(1, 4, 4, 4), ("n", 4, 4, 4), ("n", 4, "h", "w")])
 def test_declared_types_that_leave_sizes_open_or_are_right_are_taken(shape: tuple[int | str, ...]) -> None:
     for sizes in (None, shape, ["a", "b", "c", "d"], []):
