@@ -72,9 +72,8 @@ class Draft:
         self._kinds = {definition.type for definition in self._program.op}  # of operators, some of which may be gone
         self._traits = _traits(frozenset(map(schema_of, self._kinds)))
         self._places: dict[int, tuple[int, ...]] = {}  # in the list, of the operators put in behind others
-        found = _index(self._program)
-        self._readers, self._writers = found.readers, found.writers
-        self._controls, self._read_early = found.controls, found.read_early
+        self._readers, self._writers, self._read_early = _users(self._program)
+        self._controls = {name for definition in self._program.op for name in definition.control_input}
         self._given = {*model.inputs, *(name for made in model.init_program.op for name in made.output)}
         several = [name for name, row in self._writers.items() if len(row) > 1]
         before = self._given | self.parameters.keys() | self._read_early
@@ -467,26 +466,10 @@ def _leave(users: Users, number: int, names: Sequence[str]) -> None:
                 del users[name]
 
 
-@dataclass(frozen=True, slots=True)
-class _Index:
-    """What a draft begins with: who touches which blob.
-
-    Attributes:
-        readers, writers: of each blob that has some.
-        controls: control inputs.
-        read_early: blobs that an operator reads before any writes them.
-    """
-
-    readers: Users
-    writers: Users
-    controls: set[str]
-    read_early: set[str]
-
-
-def _index(program: Program) -> _Index:
+def _users(program: Program) -> tuple[Users, Users, set[str]]:
+    """Who reads and who writes each blob, and the blobs that an operator reads before any writes them."""
     readers: Users = {}
     writers: Users = {}
-    controls: set[str] = set()
     read_early: set[str] = set()
     for number, definition in enumerate(program.op):
         for name in definition.input:
@@ -497,15 +480,8 @@ def _index(program: Program) -> _Index:
                 readers[name] = {number: 1}
             else:
                 row[number] = row.get(number, 0) + 1
-        if definition.control_input:
-            controls.update(definition.control_input)
-        for name in definition.output:
-            row = writers.get(name)
-            if row is None:
-                writers[name] = {number: 1}
-            else:
-                row[number] = row.get(number, 0) + 1
-    return _Index(readers, writers, controls, read_early)
+        _enter(writers, number, definition.output)
+    return readers, writers, read_early
 
 
 _NOBODY: Mapping[int, int] = MappingProxyType({})
