@@ -141,7 +141,11 @@ class InlineRuns:
                 request.steps = known.steps
                 if request.cancelled is None:
                     run = _run_stoppable if replica.net.has_bodies else run_inline
-                    replica.arithmetic.run(run, replica.net.name, known.steps, known.name_step)
+                    try:
+                        replica.arithmetic.run(run, replica.net.name, known.steps, known.name_step)
+                    except RunCancelledError:  # a loop saw that it was; the request knows by whom
+                        if request.cancelled is None:
+                            raise
             if request.cancelled is not None:
                 raise request.cancelled
             if request.blocks is None or not request.end_block():

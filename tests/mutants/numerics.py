@@ -125,8 +125,8 @@ MUTANTS = (
     Mutant(
         "a result is written over an input of another type",
         "dagexec/compiler/passes/in_place.py",
-        "if name in types and types[name] == types.get(result) and ordering",
-        "if name in types and ordering",
+        "if others is None or name not in types or types[name] != types.get(result):",
+        "if others is None or name not in types:",
         ("tests/compiler/passes/test_in_place.py",),
     ),
     Mutant(
