@@ -64,6 +64,7 @@ from dagexec.ops.onednn.problem import (
     Pack,
     Problem,
     in_one,
+    in_plain_order,
 )
 from dagexec.ops.onednn.winograd_tables import Tables
 from dagexec.ops.onednn.winograd_tiling import OUTPUTS, TAPS, Layer, Tiling
@@ -224,7 +225,9 @@ def _transform(tiling: Tiling, problem: Problem, array: Array, wanted: Descripto
     """
     library, label = problem.library, problem.label
     matrix = _filter_matrix(tiling.outputs)
-    filters = np.ascontiguousarray(np.moveaxis(array, (-2, -1), (0, 1))).reshape(TAPS * TAPS, -1)
+    is_in_a_row = array.ndim == 1  # bytes of the filter's layout, while implementations are measured
+    windows = in_plain_order(problem, array).reshape(-1, TAPS, TAPS) if is_in_a_row else array
+    filters = np.ascontiguousarray(np.moveaxis(windows, (-2, -1), (0, 1))).reshape(TAPS * TAPS, -1)
     parts, layout = _layouts(tiling, wanted)
     parts *= tiling.cut
     rows = len(matrix) // parts
