@@ -221,9 +221,8 @@ def summary(runs: list[Mapping[str, Mapping[str, float]]], operators: int) -> di
 
 def export(name: str, file: Path) -> tuple[int, int]:
     """Write a model as an ONNX file; the number of its operators and the bytes of its weights."""
-    from onnx_export import to_onnx
-
     from dagexec import zoo
+    from dagexec.export import to_onnx
 
     proto = to_onnx(zoo.build(name, batch_size=1) if name in ZOO else MADE[name]())
     file.write_bytes(proto.SerializeToString())
