@@ -250,7 +250,8 @@ def read_window(call: OperatorCall, rank: int, *, blocked: bool = False) -> Wind
 
     Raises ArgumentError for forms that contradict each other, wrong numbers of entries and values out of range.
     """
-    return call.arguments.once(("window", rank, blocked), lambda: _read_window(call, rank, blocked))
+    window = call.arguments.once(("window", rank, blocked), lambda: _read_window(call, rank, blocked))
+    return window if window.label == call.label else replace(window, label=call.label)  # it is in its errors
 
 
 def _read_window(call: OperatorCall, rank: int, blocked: bool) -> Window:

@@ -78,6 +78,20 @@ def test_a_model_that_a_pass_made_without_a_change_is_forgotten() -> None:
     assert listed(draft.model) == ["Mul x p -> b", "Relu b -> y"]
 
 
+def test_the_next_pass_has_readers_in_list_order_and_knows_what_is_written_twice() -> None:
+    model = model_of([op("Mul", ["x", "p"], ["a"]), op("Relu", ["x"], ["b"]), op("Abs", ["b"], ["y"])], p=normal(6))
+    draft = Draft(model)
+    draft.replace(0, draft[0].changed(inputs=["p", "x"]))
+    draft.changed("the first reader is entered last")
+    draft.settle()
+    assert list(draft.readers("x")) == [0, 1]
+    assert draft.is_single("b")
+    draft.replace(2, draft[2].changed(outputs=["b"]))
+    draft.changed("in place")
+    draft.settle()
+    assert not draft.is_single("b")
+
+
 def test_the_next_pass_sees_what_the_last_one_left() -> None:
     model = model_of([op("Mul", ["x", "p"], ["a"]), op("Relu", ["a"], ["b"]), op("Abs", ["a"], ["y"])], p=normal(6))
     draft = Draft(model)

@@ -163,6 +163,17 @@ def test_an_empty_list_is_an_argument_that_is_not_given() -> None:
     assert window_of(2, global_pooling=1, kernels=[], **empty) == window_of(2, global_pooling=1)
 
 
+def test_a_window_that_does_not_fit_names_its_own_operator() -> None:
+    """Not the first one of these arguments, which operators share what is read from."""
+    calls = []
+    for output in ("first", "second"):
+        definition, label = operator_def("MaxPool", ["x"], [output], kernel=5, stride=4), f"MaxPool {output!r}"
+        image = TensorType((1, 1, 2, 2), FLOAT32)
+        calls.append(OperatorCall(definition, arguments_of(definition, label), (image,), (None,), label))
+        with pytest.raises(ArgumentError, match=f"^{label}"):
+            read_window(calls[-1], 2).over((2, 2))
+
+
 REFUSED: list[tuple[int, dict[str, Any], str]] = [
     (2, {"kernels": [3, 3], "kernel_h": 3, "kernel_w": 3}, "'kernels', 'kernel_h', 'kernel_w'.* mean the same"),
     (2, {"kernel": 3, "dilation": 1, "dilations": [1, 1]}, "'dilations', 'dilation'.* mean the same"),
