@@ -90,7 +90,7 @@ def run_dagexec(source: str) -> tuple[Clock, dict[str, float], list[Array]]:
     import dagexec
     from dagexec.compiler.compilation import compile_model
     from dagexec.compiler.compiled import CompilationReport
-    from dagexec.ops.onednn.binding import library
+    from dagexec.ops.engines.onednn.binding import library
     from dagexec.serving.model_source import load_model
 
     library()  # loaded once a process, whatever it runs

@@ -32,8 +32,8 @@ from dagexec.core.choices import choices
 from dagexec.core.operator import Step
 from dagexec.core.registry import create_operator
 from dagexec.core.tensor import Tensor
-from dagexec.ops.conv.choice import ENGINES, algorithm_of, default_algorithm
-from dagexec.ops.conv.convolution import Convolution, conv_window
+from dagexec.ops.families.conv.choice import ENGINES, algorithm_of, default_algorithm
+from dagexec.ops.families.conv.convolution import Convolution, conv_window
 from dagexec.platform.arithmetic import operator_arithmetic
 from dagexec.scheduler.run.blas_thread import OneBlasThread
 

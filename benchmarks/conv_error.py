@@ -20,11 +20,11 @@ import numpy.typing as npt
 from environment import write_report
 
 from dagexec.ops.base.geometry import Axis
-from dagexec.ops.conv.direct import DIRECT
-from dagexec.ops.conv.fft import FFT
-from dagexec.ops.conv.im2col import IM2COL
-from dagexec.ops.conv.problem import Algorithm, ConvProblem
-from dagexec.ops.conv.winograd import winograd
+from dagexec.ops.families.conv.direct import DIRECT
+from dagexec.ops.families.conv.fft import FFT
+from dagexec.ops.families.conv.im2col import IM2COL
+from dagexec.ops.families.conv.problem import Algorithm, ConvProblem
+from dagexec.ops.families.conv.winograd import winograd
 
 Array = npt.NDArray[Any]
 

@@ -63,9 +63,9 @@ from dagexec.ops.base.array_function import array_function
 from dagexec.ops.base.blocks import Array, Scratch
 from dagexec.ops.base.pointwise import Pointwise, clip_pass, pointwise, scalar_pass
 from dagexec.ops.base.pointwise_gradient import PointwiseGradient, pointwise_gradient
-from dagexec.ops.onednn.operator import OneDNNOperator
-from dagexec.ops.optimize.sparse import SparseUpdate
-from dagexec.ops.optimize.update import DenseUpdate, Parts, Piece, Rule, update_operator
+from dagexec.ops.engines.onednn.operator import OneDNNOperator
+from dagexec.ops.families.optimize.sparse import SparseUpdate
+from dagexec.ops.families.optimize.update import DenseUpdate, Parts, Piece, Rule, update_operator
 
 __all__ = [
     "ALL_TYPES",

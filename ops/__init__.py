@@ -1,4 +1,5 @@
-"""What operators compute: a package a family, and packages of the engines `onednn` and `cuda`.
+"""What operators compute: `families`, a package a family, and `engines`, other ways of
+computing them; `kernels` is machine code of our own, `base` what families share.
 
 A module registers its operators when it is imported, which is when one of them is first asked for
 (`dagexec.core.operator_index`); those of CUDA all at once. What needs a package that may be missing is imported where
@@ -7,4 +8,4 @@ it is used.
 
 from dagexec.core.registry import register_when_asked
 
-register_when_asked("cuda", "dagexec.ops.cuda")
+register_when_asked("cuda", "dagexec.ops.engines.cuda")

@@ -35,8 +35,9 @@ class Engines:
     """What computed a result.
 
     Attributes:
-        libraries: the packages of engines that are not NumPy's: `dagexec.ops.onednn` and `dagexec.ops.cuda`.
-        classes: operator types, the class that computed each, and whether it did so row by row.
+        libraries: the packages of engines that are not NumPy's: `dagexec.ops.engines.onednn` and
+        `dagexec.ops.engines.cuda`. classes: operator types, the class that computed each, and whether it did so row by
+        row.
     """
 
     libraries: frozenset[str]
@@ -134,8 +135,8 @@ def engines_of(net: BaseNet) -> Engines:
         for operator in _operators(net)
         if _computes(operator.schema)
     }
-    packages = {".".join(base.__module__.split(".")[:3]) for _, cls, _ in classes for base in cls.__mro__}
-    return Engines(frozenset(packages & {"dagexec.ops.onednn", "dagexec.ops.cuda"}), frozenset(classes))
+    packages = {".".join(base.__module__.split(".")[:4]) for _, cls, _ in classes for base in cls.__mro__}
+    return Engines(frozenset(packages & {"dagexec.ops.engines.onednn", "dagexec.ops.engines.cuda"}), frozenset(classes))
 
 
 def _operators(net: BaseNet) -> Iterator[Operator]:

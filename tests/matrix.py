@@ -70,7 +70,7 @@ ROWS = (
 )
 
 _EFFECTIVE = """
-from dagexec.ops.onednn.binding import library
+from dagexec.ops.engines.onednn.binding import library
 found = library()
 print(found.isa.name if found else "off")
 """

@@ -22,7 +22,7 @@ from dagexec.compiler.compilation import compile_model
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.operator_def import op
 from dagexec.core.proto import NetDef
-from dagexec.ops.onednn.binding import library
+from dagexec.ops.engines.onednn.binding import library
 from dagexec.options import CompileOptions
 from dagexec.platform.processor import available_cores
 from dagexec.serving.executor import Executor

@@ -12,7 +12,7 @@ from onnx import helper
 
 import dagexec
 from dagexec.core import gradient, registry
-from dagexec.ops.onednn.elementwise import register_declared
+from dagexec.ops.engines.onednn.elementwise import register_declared
 from tests.ops.elementwise import test_formulas
 from tests.test_examples import blocks
 
@@ -34,16 +34,16 @@ def celu_of_the_page(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setattr(module, name, {key: known[key] for key in kept} if isinstance(known, dict) else set(kept))
     assert not registry.is_registered("Celu")
     exec(compile(MODULE, "celu.py", "exec"), {"__name__": "celu"})
-    exec(f"from dagexec.ops.cuda.base.pointwise import register_function\n{CUDA}", {})
+    exec(f"from dagexec.ops.engines.cuda.base.pointwise import register_function\n{CUDA}", {})
     register_declared("Celu")
     yield
     assert registry.operator_module("Celu") == "celu"
 
 
 def test_the_page_shows_what_the_package_has() -> None:
-    [own] = (ROOT / "ops/activation/celu.py").read_text().split("\n\n\n", 1)[1:]
+    [own] = (ROOT / "ops/families/activation/celu.py").read_text().split("\n\n\n", 1)[1:]
     assert MODULE.split("\n\n\n", 1)[1] == own
-    assert CUDA in (ROOT / "ops/cuda/elementwise/functions.py").read_text()
+    assert CUDA in (ROOT / "ops/engines/cuda/elementwise/functions.py").read_text()
     assert CASE.strip() in (ROOT / "tests/frontend/test_onnx_operators.py").read_text()
 
 

@@ -17,7 +17,7 @@ from dagexec import InputInfo, Model, NetDef
 from dagexec.core import dtypes, registry
 from dagexec.core.operator import Operator, Prepared, Step
 from dagexec.core.schema import OpSchema
-from dagexec.ops.onednn.packing import packed_memory
+from dagexec.ops.engines.onednn.packing import packed_memory
 from dagexec.scheduler.plan.bindings import MIN_BYTES_BOUND
 from tests.forked import end_of
 from tests.fuzz.case import Cases

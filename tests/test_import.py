@@ -26,9 +26,9 @@ PUT_OFF = (
     "dagexec.core.row_axes",
     "dagexec.devices.cuda.runtime",
     "dagexec.frontend.onnx",
-    "dagexec.ops.conv",
-    "dagexec.ops.cuda",
-    "dagexec.ops.onednn.operator",
+    "dagexec.ops.families.conv",
+    "dagexec.ops.engines.cuda",
+    "dagexec.ops.engines.onednn.operator",
     "dagexec.compiler.passes",
     "dagexec.analysis.precision_report",
     "dagexec.storage.minidb",
@@ -103,7 +103,10 @@ def test_importing_dagexec_leaves_out_what_most_callers_do_not_use() -> None:
     [
         ("dagexec.compile('zoo:lenet', optimize=False).close()", "dagexec.zoo"),
         ("dagexec.precision_report", "dagexec.analysis.precision_report"),
-        ("from dagexec.core.registry import registered_engines as f; assert f('Relu', 'cuda')", "dagexec.ops.cuda"),
+        (
+            "from dagexec.core.registry import registered_engines as f; assert f('Relu', 'cuda')",
+            "dagexec.ops.engines.cuda",
+        ),
     ],
 )
 def test_what_was_left_out_is_there_when_it_is_asked_for(statements: str, module: str) -> None:
@@ -151,7 +154,7 @@ def test_operators_of_cuda_are_made_from_dagexecs_own_whatever_a_caller_has_made
 import dagexec
 from dagexec.core.registry import operator, registered_engines, schema_of
 from dagexec.core.schema import OpSchema
-from dagexec.ops.reduction.axes import ReduceSum
+from dagexec.ops.families.reduction.axes import ReduceSum
 
 
 @operator(OpSchema("CallersSum", inputs=(1, 1), outputs=(1, 1), infer=schema_of("ReduceSum").infer, doc="A sum."))
@@ -162,7 +165,7 @@ assert registered_engines("ReduceSum", "cuda")
 assert registered_engines("CallersSum") == ["DEFAULT"]
 assert registered_engines("CallersSum", "cuda") == []
 """
-    assert "dagexec.ops.cuda" in imported_by(code)
+    assert "dagexec.ops.engines.cuda" in imported_by(code)
 
 
 def test_on_asyncio_nothing_imports_anyio_which_would_hold_the_loop_up() -> None:

@@ -17,7 +17,7 @@ import platform
 import sys
 import numpy as np
 import dagexec
-import dagexec.ops.activation.functions, dagexec.scheduler.nets.dag
+import dagexec.ops.families.activation.functions, dagexec.scheduler.nets.dag
 
 assert "site-packages" in dagexec.__file__ and "site-packages" in dagexec.ops.__file__, dagexec.ops.__file__
 for taken in ("ops", "scheduler", "tests"):
@@ -108,7 +108,7 @@ def test_the_source_distribution_has_the_tests_and_documents(distributions: Path
 def test_mypy_finds_the_types_through_the_installed_package(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
-        "import dagexec\nfrom dagexec.ops.activation.functions import Relu\n"
+        "import dagexec\nfrom dagexec.ops.families.activation.functions import Relu\n"
         "from dagexec.scheduler.run.pool import WorkerPool\n"
         "reveal_type(dagexec.Workspace().blobs())\nreveal_type(WorkerPool)\nreveal_type(Relu)\n"
     )
@@ -116,5 +116,9 @@ def test_mypy_finds_the_types_through_the_installed_package(tmp_path: Path) -> N
         [sys.executable, "-m", "mypy", "--strict", program], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert result.returncode == 0, result.stdout
-    for revealed in ("list[", "-> dagexec.scheduler.run.pool.WorkerPool", "-> dagexec.ops.activation.functions.Relu"):
+    for revealed in (
+        "list[",
+        "-> dagexec.scheduler.run.pool.WorkerPool",
+        "-> dagexec.ops.families.activation.functions.Relu",
+    ):
         assert revealed in result.stdout

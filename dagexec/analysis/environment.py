@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from dagexec.ops.onednn.binding import library
+from dagexec.ops.engines.onednn.binding import library
 from dagexec.platform.processor import available_cores, processor_name
 
 LIMITS = ("ONEDNN_MAX_CPU_ISA", "OPENBLAS_CORETYPE")

@@ -18,9 +18,9 @@ from dagexec.platform.records import dataclass
 from dagexec.scheduler.nets.net import BaseNet
 
 if not TYPE_CHECKING:
-    onednn = LazyModule("dagexec.ops.onednn.operator")
+    onednn = LazyModule("dagexec.ops.engines.onednn.operator")
 else:
-    from dagexec.ops.onednn import operator as onednn
+    from dagexec.ops.engines.onednn import operator as onednn
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from dagexec.cli.json_output import print_json
 from dagexec.cli.learning_curve import Curve
 from dagexec.cli.reports import ReportOption, write_report
 from dagexec.errors import ModelFormatError, SettingError
-from dagexec.ops.communication import CommonWorld
+from dagexec.ops.families.communication import CommonWorld
 from dagexec.report.document import Report, check_report
 from dagexec.training.task import TrainingTask
 from dagexec.training.trainer import StepReport, Trainer
@@ -214,8 +214,8 @@ def _ranks(timeout: float) -> Iterator[CommonWorld | None]:
     if not any(_processes(name) > 1 for name in _LAUNCHERS):
         yield None
         return
-    from dagexec.ops.communication import join_mpi
-    from dagexec.ops.communication.mpi import require_mpi
+    from dagexec.ops.families.communication import join_mpi
+    from dagexec.ops.families.communication.mpi import require_mpi
 
     world = join_mpi("train", -1, -1, timeout)
     try:

@@ -38,7 +38,7 @@ from dagexec.core.model import Model
 from dagexec.core.purity import is_known
 from dagexec.errors import DeadlineExceededError, ResourceError, RunTimeoutError, SettingError
 from dagexec.ops.base.layout import LAYOUTS, NCHW
-from dagexec.ops.onednn.binding import library
+from dagexec.ops.engines.onednn.binding import library
 from dagexec.options import CompileOptions
 from dagexec.platform import processor
 from dagexec.platform.deadline import Deadline, check_stop

@@ -26,7 +26,7 @@ else:
 PACKAGE = "dagexec.ops"
 """The package that has them."""
 
-_NOT_FOR_THE_HOST = (f"{PACKAGE}.cuda", f"{PACKAGE}.onednn.declared")
+_NOT_FOR_THE_HOST = (f"{PACKAGE}.engines.cuda", f"{PACKAGE}.engines.onednn.declared")
 
 _loaded: set[str] = set()  # types whose modules have all been imported
 _differentiable: set[str] = set()  # those that the modules of the gradient have been imported of as well

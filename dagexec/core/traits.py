@@ -14,7 +14,7 @@ from dagexec.core.dtypes import TypeMeta
 from dagexec.platform.records import dataclass
 
 PostOpsRule = Callable[[Arguments, TypeMeta, int], Sequence[str] | None]
-"""What an operator does to its input 0, as entries of argument `post_ops` (`dagexec.ops.activation.post_ops`).
+"""What an operator does to its input 0, as entries of argument `post_ops` (`dagexec.ops.families.activation.post_ops`).
 
 From the arguments, the element type, and the number of inputs, by which number entries name operands. An empty list
 says that the operator gives its input back; None, that post-ops cannot say what it does.

@@ -13,7 +13,7 @@ from dagexec.core.model import MakesModel, Model
 from dagexec.core.runtime import runtime_of
 from dagexec.core.spelling import did_you_mean
 from dagexec.errors import FeedError
-from dagexec.ops.onednn.binding import library
+from dagexec.ops.engines.onednn.binding import library
 from dagexec.options import CompileOptions, with_keywords_of
 from dagexec.platform.deadline import check_stop
 from dagexec.platform.host_memory import give_back_free_memory

@@ -2,7 +2,7 @@
 
 `message` checks messages and completes them with types, `opening` chooses the runtime of nodes that dagexec has no
 operator for and shares sessions. `island` and the modules of its runtimes are for parts of nets that dagexec could
-compute itself. What a session is to a net is an operator, in `dagexec.ops.foreign`.
+compute itself. What a session is to a net is an operator, in `dagexec.ops.families.foreign`.
 """
 
 from typing import TYPE_CHECKING

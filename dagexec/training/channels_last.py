@@ -19,7 +19,7 @@ from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.tensor import Tensor
 from dagexec.core.workspace import Workspace
 from dagexec.ops.base.layout import NCHW, NHWC
-from dagexec.ops.conv.gradient_outputs import BIAS, FILTER, INPUT
+from dagexec.ops.families.conv.gradient_outputs import BIAS, FILTER, INPUT
 from dagexec.platform.records import dataclass
 
 _FIRST = (0,)

@@ -15,7 +15,7 @@ import numpy as np
 from dagexec.core.proto import NetDef
 from dagexec.core.workspace import Workspace
 from dagexec.errors import CommunicationError, GradientError
-from dagexec.ops.communication import CommonWorld, all_gather, broadcast
+from dagexec.ops.families.communication import CommonWorld, all_gather, broadcast
 from dagexec.platform.threads import ThreadWait, threads
 from dagexec.training.model_helper import ModelHelper
 

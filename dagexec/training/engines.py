@@ -7,7 +7,7 @@ from dagexec.core.device import CPU, Device
 from dagexec.core.proto import NetDef
 from dagexec.core.registry import registered_engines
 from dagexec.core.workspace import FORM, Workspace, register_form
-from dagexec.ops.onednn.binding import library
+from dagexec.ops.engines.onednn.binding import library
 from dagexec.training.channels_last import with_channels_last
 from dagexec.training.split_gradients import split_gradients
 

@@ -19,7 +19,7 @@ from typing import ClassVar
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.gradient import SparseGradient
 from dagexec.errors import GradientError, SchemaError
-from dagexec.ops.optimize.policies import Fixed, Policy
+from dagexec.ops.families.optimize.policies import Fixed, Policy
 from dagexec.platform.records import dataclass
 from dagexec.training.model_helper import ModelHelper
 from dagexec.training.update_net import UpdatedParameter, UpdateNet

@@ -10,9 +10,9 @@ from __future__ import annotations
 from dagexec.core.arguments import make_argument
 from dagexec.core.node import arguments_of, operator_label
 from dagexec.core.proto import NetDef, OperatorDef
-from dagexec.ops.conv.convolution import SPATIAL_AXES
-from dagexec.ops.conv.gradient_outputs import BIAS, FILTER, INPUT
-from dagexec.ops.product.gradient import WEIGHTS
+from dagexec.ops.families.conv.convolution import SPATIAL_AXES
+from dagexec.ops.families.conv.gradient_outputs import BIAS, FILTER, INPUT
+from dagexec.ops.families.product.gradient import WEIGHTS
 
 _WANTED = "wanted"
 

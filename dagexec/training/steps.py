@@ -12,7 +12,7 @@ from dagexec.core.device import CPU, Device
 from dagexec.core.gradient import fill_like
 from dagexec.core.workspace import Workspace
 from dagexec.errors import SchemaError
-from dagexec.ops.communication import CommonWorld, all_reduce
+from dagexec.ops.families.communication import CommonWorld, all_reduce
 from dagexec.scheduler.nets.options import RunOptions
 from dagexec.training.channels_last import with_channels_last
 from dagexec.training.distributed import WORLD, add_all_reduce, check_equal, draw_for_rank, share_of

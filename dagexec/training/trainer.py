@@ -21,7 +21,7 @@ import numpy as np
 
 from dagexec.core.device import Device
 from dagexec.errors import ArgumentError, NonFiniteError, OutputError, SchemaError, StorageError
-from dagexec.ops.communication import CommonWorld
+from dagexec.ops.families.communication import CommonWorld
 from dagexec.platform.closing import Closing
 from dagexec.platform.disk import make_folders
 from dagexec.platform.processor import available_cores

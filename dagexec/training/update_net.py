@@ -18,7 +18,7 @@ from dagexec.core.operator_def import op
 from dagexec.core.proto import NetDef
 from dagexec.core.schema import TensorType
 from dagexec.errors import GradientError, SchemaError
-from dagexec.ops.optimize.policies import Policy
+from dagexec.ops.families.optimize.policies import Policy
 from dagexec.platform.records import dataclass
 from dagexec.training.fillers import constant
 from dagexec.training.model_builder import BIAS, WEIGHT

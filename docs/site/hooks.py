@@ -113,9 +113,9 @@ def operator_pages() -> dict[str, str]:
 
 
 def family_of(op_type: str) -> str:
-    """The package of `dagexec.ops` that implements it."""
+    """The package of `dagexec.ops.families` that implements it."""
     parts = operator_module(op_type).split(".")
-    family = parts[2] if parts[:2] == ["dagexec", "ops"] and len(parts) > 3 else "other"
+    family = parts[3] if parts[:3] == ["dagexec", "ops", "families"] and len(parts) > 4 else "other"
     return "indexing" if family == "index" else family  # index.md is the page of all
 
 

@@ -1,8 +1,8 @@
 """Chains of element-wise operators as one kernel: functions of one tensor, and operands that broadcast to it.
 
-A chain is a sequence of links, as post-ops are (`ops/activation/post_ops.py`). All of them are computed in registers: a
-tensor is read once and written once, however long the chain is. Operands are read as they lie: of the shape of the
-result, one number for each row, or one row for all.
+A chain is a sequence of links, as post-ops are (`ops/families/activation/post_ops.py`). All of them are computed in
+registers: a tensor is read once and written once, however long the chain is. Operands are read as they lie: of the
+shape of the result, one number for each row, or one row for all.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A node is a row of one array: threshold, column, and the places of its children 
 where it is true, or one is NaN. A walk takes one node in some seven instructions; those of eight trees for one row
 overlap, or of a tree for four rows, so that they wait for memory together. Leaves lie before the array's address, with
 NaN as threshold and themselves as child, so that walks which end early stay where they are until all have ended. Leaf
-i is -1 - i, as in `dagexec.ops.tabular.forest`.
+i is -1 - i, as in `dagexec.ops.families.tabular.forest`.
 
 Rows are taken in blocks, all trees for one block, eight trees after the other, so that these stay in the first cache.
 A row's weights are added in the order of the trees, whatever the rows beside it.

@@ -1,9 +1,9 @@
 """The transforms of Winograd's algorithm along one axis, as machine code for AVX2 with FMA.
 
 A kernel reads up to six lines of vectors, and writes as many lines, each a sum of those read with the coefficients of a
-matrix: B^T or A^T of `ops/conv/toom_cook.py`. It is called with the address of `Lines`, which say where they are: as
-often as `outer`, it goes along `inner_bytes` of all lines, and then moves the lines read and written by their steps.
-The last one of a convolution also adds the bias and does the post-ops (`Epilogue`).
+matrix: B^T or A^T of `ops/families/conv/toom_cook.py`. It is called with the address of `Lines`, which say where they
+are: as often as `outer`, it goes along `inner_bytes` of all lines, and then moves the lines read and written by their
+steps. The last one of a convolution also adds the bias and does the post-ops (`Epilogue`).
 
 No code knows a geometry: padding, strides and tiles are in the addresses that `winograd` writes.
 """

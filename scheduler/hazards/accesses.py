@@ -439,7 +439,7 @@ def _argued_turns(graph: Graph, index: int) -> list[str]:
 
 
 def _uses_library(engine: str, device: Device, arguments: Mapping[str, int]) -> bool:
-    """On CUDA an operator may use the library on its own stream, which is the default (`ops.cuda.cudnn.operator`)."""
+    """On CUDA an operator may use the library on its own stream, which is the default (`cudnn.operator`)."""
     if device.kind == "cuda" and arguments.get("cudnn_inline", "cudnn_state" not in arguments):
         return False
     return "CUDNN" in engine.split(",") and device != CPU

@@ -98,7 +98,7 @@ def test_without_onednn_numpy_computes_the_same_model(dtype: Any, monkeypatch: p
     for absent in (False, True):
         if absent:
             for module in (
-                "dagexec.ops.onednn.binding",
+                "dagexec.ops.engines.onednn.binding",
                 "dagexec.compiler.passes.engine",
                 "dagexec.compiler.compilation",
             ):

@@ -24,7 +24,7 @@ from dagexec.cli.arguments import parse_arguments
 from dagexec.cli.compare import compare_table
 from dagexec.core.choices import choices
 from dagexec.core.operator import Operator, Step
-from dagexec.ops.conv import search
+from dagexec.ops.families.conv import search
 from dagexec.storage.net_file import save_net
 from tests.command_line import Cli
 from tests.nets import temporary_operator

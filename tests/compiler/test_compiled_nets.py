@@ -18,7 +18,7 @@ from dagexec.binding.parameters import initialized
 from dagexec.compiler.passes.layout import LAYOUTS, layouts
 from dagexec.core.dtypes import FLOAT32
 from dagexec.core.model import InputInfo, Model
-from dagexec.ops.onednn.binding import library
+from dagexec.ops.engines.onednn.binding import library
 from tests.compiler.passes.models import Array, feeds_for, outputs_of
 
 SIZES = {"lenet": 28, "resnet20": 32, "squeezenet": 75, "mobilenet_v2": 64, "densenet121": 64, "googlenet": 75}

@@ -7,7 +7,7 @@ from dagexec import OperatorDef, Workspace
 from dagexec.core.operator import Operator, Prepared, Step, nothing_to_do
 from dagexec.core.registry import create_operator
 from dagexec.core.schema import OpSchema, same_as_input
-from dagexec.ops.onednn.binding import library
+from dagexec.ops.engines.onednn.binding import library
 from tests.ops.running import Array, operator_def
 
 needs_onednn = pytest.mark.skipif(library() is None, reason="oneDNN is not installed")

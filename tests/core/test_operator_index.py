@@ -28,8 +28,8 @@ def test_what_a_net_does_not_use_is_not_imported() -> None:
         import dagexec
         before = {name for name in sys.modules if name.startswith("dagexec.ops.")}
         assert dagexec.core.registry.schema_of("CumSum").type == "CumSum"
-        assert "dagexec.ops.conv.convolution" not in sys.modules
-        assert "dagexec.ops.recurrent" not in sys.modules
+        assert "dagexec.ops.families.conv.convolution" not in sys.modules
+        assert "dagexec.ops.families.recurrent" not in sys.modules
         print(len(before))
     """
     assert int(fresh(program)) < 60  # of 350

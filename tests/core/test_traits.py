@@ -13,7 +13,7 @@ from dagexec.core.dtypes import FLOAT32, FLOAT64
 from dagexec.core.node import new_node
 from dagexec.core.registry import is_registered, registered_operators, schema_of
 from dagexec.core.schema import UNBOUNDED
-from dagexec.ops.activation.post_ops import BINARY, FUNCTIONS, PostOp, as_post_ops
+from dagexec.ops.families.activation.post_ops import BINARY, FUNCTIONS, PostOp, as_post_ops
 from tests.ops.running import Array, computed
 
 ARGUMENTS: Mapping[str, tuple[dict[str, Any], ...]] = {

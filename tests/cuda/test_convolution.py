@@ -19,7 +19,7 @@ from dagexec.core.runtime import runtime_of
 from dagexec.core.shared_buffer import Allocate, SharedBuffer, shared_step
 from dagexec.core.stream import Kernel, Stream
 from dagexec.devices.cuda.cublas import LARGE_WORKSPACE, WORKSPACE
-from dagexec.ops.cuda.base.copy import copy_step
+from dagexec.ops.engines.cuda.base.copy import copy_step
 from dagexec.scheduler.nets.async_dag import AsyncDAGNet
 from dagexec.scheduler.nets.captured import CapturedNet
 from dagexec.scheduler.nets.simple import SimpleNet

@@ -30,9 +30,9 @@ from dagexec.devices.cuda.cudnn_graph import DATA_GRADIENT, FILTER_GRADIENT, FOR
 from dagexec.devices.cuda.cudnn_plans import PlanOptions
 from dagexec.ops.base.blocks import compute_dtype
 from dagexec.ops.base.geometry import Axis
-from dagexec.ops.conv.convolution import conv_window
-from dagexec.ops.conv.problem import DEFAULT_LIMIT, ConvProblem
-from dagexec.ops.cuda.cudnn.operator import CudnnConvOperator
+from dagexec.ops.engines.cuda.cudnn.operator import CudnnConvOperator
+from dagexec.ops.families.conv.convolution import conv_window
+from dagexec.ops.families.conv.problem import DEFAULT_LIMIT, ConvProblem
 from dagexec.zoo import build
 from tests.cuda.deviceless import DEVICES, ask, interpreter
 

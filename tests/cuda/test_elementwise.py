@@ -17,7 +17,7 @@ from dagexec.core.arguments import ArgumentValue
 from dagexec.core.device import CPU, Device
 from dagexec.devices.cuda import kernels
 from dagexec.errors import NonFiniteError, OperatorError
-from dagexec.ops.cuda.base import broadcast_reduction, expression
+from dagexec.ops.engines.cuda.base import broadcast_reduction, expression
 from dagexec.scheduler.nets.simple import SimpleNet
 from tests.cuda.emulated import cuda_devices
 from tests.ops.running import assert_rounds_to, on_device, operator_def

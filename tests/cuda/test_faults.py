@@ -18,7 +18,7 @@ from dagexec.core.dtypes import INT64
 from dagexec.core.model import InputInfo, Model
 from dagexec.devices.cuda.pinned_flags import PAGE_WORDS, PinnedFlags
 from dagexec.errors import OperatorError
-from dagexec.ops.cuda.base.faults import CheckedOperator
+from dagexec.ops.engines.cuda.base.faults import CheckedOperator
 from dagexec.scheduler.nets.async_dag import AsyncDAGNet
 from dagexec.scheduler.nets.captured import CapturedNet
 from dagexec.scheduler.nets.dag import DAGNet

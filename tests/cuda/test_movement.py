@@ -18,11 +18,11 @@ from dagexec.core.device import Device
 from dagexec.devices.cuda.runtime import cuda_runtime
 from dagexec.errors import OperatorError, ShapeError
 from dagexec.ops.base.layout import BLOCKS
-from dagexec.ops.cuda.base import indices as indices_module
-from dagexec.ops.cuda.base.indices import divider, index_type
-from dagexec.ops.cuda.base.operator import CudaOperator
-from dagexec.ops.cuda.base.pieces import in_place
-from dagexec.ops.cuda.index import sorted_indices as sorting_module
+from dagexec.ops.engines.cuda.base import indices as indices_module
+from dagexec.ops.engines.cuda.base.indices import divider, index_type
+from dagexec.ops.engines.cuda.base.operator import CudaOperator
+from dagexec.ops.engines.cuda.base.pieces import in_place
+from dagexec.ops.engines.cuda.index import sorted_indices as sorting_module
 from dagexec.scheduler.nets.simple import SimpleNet
 from tests.cuda.emulated import cuda_devices
 from tests.ops.running import on_device, operator_def, run_operator

@@ -222,7 +222,7 @@ def test_sums_of_few_long_channels_are_shared_by_many_blocks(
             if function.name.startswith("sums"):
                 grids.append(int(np.prod(self.blocks)))
 
-    monkeypatch.setattr("dagexec.ops.cuda.base.operator.Launch", Recorded)
+    monkeypatch.setattr("dagexec.ops.engines.cuda.base.operator.Launch", Recorded)
     dy, (outer, channels, inner) = (normal(shape) * 0.1 + 0.5).astype(dtype), shape
     x, w = np.ones((outer, 1, 1, inner), dtype), np.ones((channels, 1, 1, 1), dtype)
     arrays = {"x": x, "w": w, "dy": dy.reshape(outer, channels, 1, inner)}

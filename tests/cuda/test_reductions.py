@@ -13,8 +13,8 @@ from dagexec.core.device import Device
 from dagexec.core.registry import operator_module, registered_engines, registered_operators
 from dagexec.devices.cuda import kernels
 from dagexec.errors import OperatorError
-from dagexec.ops.cuda.base import row_reduction
-from dagexec.ops.cuda.index import top_k
+from dagexec.ops.engines.cuda.base import row_reduction
+from dagexec.ops.engines.cuda.index import top_k
 from tests.cuda.emulated import cuda_devices
 from tests.ops.running import Array, assert_rounds_to, on_device, operator_def
 
@@ -266,13 +266,17 @@ def test_labels_that_are_no_distribution_fail_the_run() -> None:
 
 
 FAMILIES = tuple(
-    f"dagexec.ops.{name}."
+    f"dagexec.ops.families.{name}."
     for name in ("reduction.arg_extreme", "reduction.axes", "reduction.gradient", "normalization", "loss")
 )
 
 
 def test_every_type_that_is_built_on_reductions_is_there() -> None:
     places = {name: f"{operator_module(name)}." for name in registered_operators()}
-    types = [name for name, place in places.items() if place.startswith((*FAMILIES, "dagexec.ops.activation.softmax"))]
+    types = [
+        name
+        for name, place in places.items()
+        if place.startswith((*FAMILIES, "dagexec.ops.families.activation.softmax"))
+    ]
     assert len(types) > 70
     assert [name for name in types if not registered_engines(name, "cuda")] == []

@@ -125,7 +125,7 @@ def test_cuda_calls_nothing_of_pythons() -> None:
     # that may wait for CUDA's: CuPy keeps Python's lock in streamQuery, eventQuery, memGetInfo and setDevice.
     sources = [
         path
-        for folder in ("devices/cuda", "ops/cuda")
+        for folder in ("devices/cuda", "ops/engines/cuda")
         for path in Path(dagexec.__file__).parent.glob(f"{folder}/**/*.py")
     ]
     assert len(sources) > 40

@@ -15,7 +15,7 @@ import pytest
 
 import dagexec
 from dagexec.errors import ResourceError
-from dagexec.ops.onednn.binding import library
+from dagexec.ops.engines.onednn.binding import library
 from dagexec.platform import host_memory, machine_code
 from dagexec.platform.host_memory import check_room
 

@@ -11,7 +11,7 @@ import pytest
 import dagexec
 from dagexec.core.schema import OperatorCall
 from dagexec.errors import DagexecError
-from dagexec.ops.image import regions
+from dagexec.ops.families.image import regions
 from tests.frontend.one_node import Array, assert_same, by_onnxruntime, by_reference, computed, feeds_of, one_node
 from tests.ops.running import run_operator
 

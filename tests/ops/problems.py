@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from dagexec.core.constant import Constant
 from dagexec.core.operator import Step
 from dagexec.ops.base.geometry import Axis
-from dagexec.ops.conv.problem import Algorithm, ConvProblem
+from dagexec.ops.families.conv.problem import Algorithm, ConvProblem
 from tests.ops.windows import Array, Geometry, convolve, geometries, to_channels_first, to_channels_last
 
 DTYPES = ["float32", "float32", "float64", "float16", "bfloat16"]

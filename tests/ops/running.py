@@ -19,7 +19,7 @@ from dagexec.core.device import Device
 from dagexec.core.node import arguments_of
 from dagexec.core.registry import create_operator, registered_engines
 from dagexec.ops.base.layout import blocked_orders
-from dagexec.ops.onednn.binding import Library, library
+from dagexec.ops.engines.onednn.binding import Library, library
 from dagexec.platform.arithmetic import operator_arithmetic
 from dagexec.scheduler.nets.simple import SimpleNet
 from tests.cuda.emulated import cuda_devices, has_compiler, has_gpu

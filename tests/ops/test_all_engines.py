@@ -20,7 +20,7 @@ from dagexec.core.arguments import ArgumentValue
 from dagexec.core.dtypes import FLOAT32
 from dagexec.core.model import InputInfo, Model
 from dagexec.ops.base.layout import BLOCKS, ORDERS
-from dagexec.ops.onednn.binding import library
+from dagexec.ops.engines.onednn.binding import library
 from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.drawing import drawn
 from tests.ops.onednn.engine import AVX512, has_vectors_of

@@ -8,7 +8,7 @@ from dagexec.core.arguments import ArgumentValue
 from dagexec.core.node import arguments_of
 from dagexec.core.schema import OperatorCall
 from dagexec.errors import ArgumentError
-from dagexec.ops.conv.gradient_outputs import wanted_gradients
+from dagexec.ops.families.conv.gradient_outputs import wanted_gradients
 from tests.ops.running import operator_def
 
 

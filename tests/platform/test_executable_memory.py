@@ -21,7 +21,7 @@ PROGRAM = """
 import json
 import numpy as np
 import dagexec
-from dagexec.ops.onednn.binding import library
+from dagexec.ops.engines.onednn.binding import library
 
 with dagexec.compile("zoo:lenet") as executor:
     x = np.random.default_rng(0).standard_normal((2, 1, 28, 28)).astype(np.float32)

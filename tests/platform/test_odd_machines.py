@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dagexec.ops.onednn.binding import library
+from dagexec.ops.engines.onednn.binding import library
 from dagexec.platform.processor import available_cores
 from tests.odd_machine import WAYS
 
@@ -362,7 +362,7 @@ class TestMemoryThatMustNotBeExecutable:
 
     @needs_onednn
     def test_forbidden_after_onednn_was_loaded_numpy_computes_what_is_new(self, usual: dict[str, Any]) -> None:
-        found = report(FEW, after="from dagexec.ops.onednn.binding import library; library()\n" + FORBID)
+        found = report(FEW, after="from dagexec.ops.engines.onednn.binding import library; library()\n" + FORBID)
         assert_computed_by_numpy(found, usual)
         assert len([line for line in found["log"] if "oneDNN cannot generate code" in line]) == 1
 

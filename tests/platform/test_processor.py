@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dagexec.ops.onednn.binding import library
+from dagexec.ops.engines.onednn.binding import library
 from dagexec.platform import cgroups, processor
 from dagexec.platform.processor import available_cores, cpu_quota, instruction_set, processor_name
 
@@ -94,7 +94,7 @@ def test_numbers_of_the_library_are_instruction_sets(
 @pytest.mark.skipif(library() is None, reason="needs oneDNN")
 @pytest.mark.parametrize(("limit", "lanes"), [("SSE41", 4), ("AVX2", 8)])
 def test_the_instruction_set_in_effect_is_the_one_the_library_is_limited_to(limit: str, lanes: int) -> None:
-    program = "from dagexec.ops.onednn.binding import library; isa = library().isa; print(isa.name, isa.lanes)"
+    program = "from dagexec.ops.engines.onednn.binding import library; isa = library().isa; print(isa.name, isa.lanes)"
     environment = os.environ | {"ONEDNN_MAX_CPU_ISA": limit}
     told = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     assert told.stdout.split() == [limit, str(lanes)]

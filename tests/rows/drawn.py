@@ -22,7 +22,7 @@ from dagexec.core.row_axes import find_row_axes
 from dagexec.core.tensor import Tensor
 from dagexec.errors import DagexecError
 from dagexec.ops.base.layout import BLOCKS, image_shape
-from dagexec.ops.onednn.availability import widest_blocks
+from dagexec.ops.engines.onednn.availability import widest_blocks
 from tests.rows.case import Case, Given, batch, case, constant, examples_at, of_examples, positive, shared
 
 SIZES, THREADS = range(1, 10), (1, 2, 3)

@@ -15,8 +15,8 @@ import dagexec
 from dagexec.binding.io_binding import Array
 from dagexec.core.constant import MIN_BYTES
 from dagexec.core.tensor import Tensor
-from dagexec.ops.onednn import panel_product
-from dagexec.ops.onednn.panel_product import pack_panels
+from dagexec.ops.engines.onednn import panel_product
+from dagexec.ops.engines.onednn.panel_product import pack_panels
 from dagexec.serving.executor import Executor
 from tests.ops.onednn.engine import needs_onednn
 

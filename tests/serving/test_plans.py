@@ -161,7 +161,7 @@ def test_packed_weights_and_implementations_come_from_the_file(
         raise AssertionError("chosen again")
 
     for module in ("convolution_family", "measured_product"):
-        monkeypatch.setattr(f"dagexec.ops.onednn.{module}.choose_implementation", refuse)
+        monkeypatch.setattr(f"dagexec.ops.engines.onednn.{module}.choose_implementation", refuse)
     monkeypatch.setattr(Constant, "can_be_made_by", lambda self, *_, **__: offered.append(self))
     with dagexec.open(path, replicas=2) as opened:
         found = opened.run(feeds)

@@ -15,7 +15,7 @@ import pytest
 
 from dagexec import NetDef, OperatorDef, Workspace
 from dagexec.core.dtypes import INT32
-from dagexec.ops.optimize.policies import Step
+from dagexec.ops.families.optimize.policies import Step
 from dagexec.training.model_helper import ModelHelper
 from dagexec.training.optimizer import SGD, Adam, Optimizer
 from tests.ops.running import operator_def

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from dagexec.errors import CommunicationError, StorageError
-from dagexec.ops.communication import CommonWorld, barrier
+from dagexec.ops.families.communication import CommonWorld, barrier
 from dagexec.training.distributed import on_first_rank
 from dagexec.training.steps import LocalSteps
 from dagexec.training.trainer import Trainer

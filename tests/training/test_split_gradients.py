@@ -11,7 +11,7 @@ from dagexec import NetDef, OperatorDef, Workspace
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.dtypes import INT32
 from dagexec.core.workspace import Net
-from dagexec.ops.onednn.binding import library
+from dagexec.ops.engines.onednn.binding import library
 from dagexec.scheduler.nets.net import BaseNet
 from dagexec.scheduler.nets.simple import SimpleNet
 from dagexec.training.model_helper import ModelHelper

@@ -25,7 +25,7 @@ from dagexec.core.arguments import ArgumentValue
 from dagexec.core.node import Node, new_node
 from dagexec.core.registry import schema_of
 from dagexec.core.schema import OpSchema
-from dagexec.ops.activation.post_ops import as_post_ops
+from dagexec.ops.families.activation.post_ops import as_post_ops
 
 Samples = npt.NDArray[np.float64]
 Function = Callable[..., Samples]

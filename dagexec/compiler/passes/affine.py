@@ -13,8 +13,8 @@ from dagexec.core.node import Node
 from dagexec.core.registry import schema_of
 from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.errors import DagexecError
-from dagexec.ops.activation.post_ops import as_post_ops
 from dagexec.ops.base.broadcasting import operand_views
+from dagexec.ops.families.activation.post_ops import as_post_ops
 from dagexec.platform.records import dataclass
 
 Vector = npt.NDArray[np.float64]

@@ -23,8 +23,8 @@ from dagexec.core.node import Node, new_node
 from dagexec.core.registry import schema_of
 from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.errors import DagexecError
-from dagexec.ops.activation.post_ops import as_post_ops
-from dagexec.ops.attention.fused import FUSED_ATTENTION
+from dagexec.ops.families.activation.post_ops import as_post_ops
+from dagexec.ops.families.attention.fused import FUSED_ATTENTION
 from dagexec.platform.records import dataclass
 
 _PRODUCT, _SOFTMAX = "BatchMatMul", "Softmax"

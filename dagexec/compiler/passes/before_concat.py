@@ -24,7 +24,7 @@ from dagexec.core.node import Node
 from dagexec.core.registry import schema_of
 from dagexec.core.schema import OpSchema
 from dagexec.core.traits import ImageRole
-from dagexec.ops.activation.post_ops import as_post_ops
+from dagexec.ops.families.activation.post_ops import as_post_ops
 
 _FUSED = frozenset({FUSED_CONVOLUTION, FUSED_PRODUCT, FUSED_CHAIN})
 

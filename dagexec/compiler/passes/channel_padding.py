@@ -19,8 +19,8 @@ from dagexec.core.model import Model
 from dagexec.core.node import Node
 from dagexec.core.registry import schema_of
 from dagexec.core.traits import ImageRole
-from dagexec.ops.activation.post_ops import PostOp, as_post_ops
 from dagexec.ops.base.layout import NCHW
+from dagexec.ops.families.activation.post_ops import PostOp, as_post_ops
 from dagexec.platform.records import dataclass
 
 

@@ -29,7 +29,7 @@ from dagexec.compiler.passes.rewriting import Pass
 from dagexec.core.node import Node, new_node
 from dagexec.core.registry import schema_of
 from dagexec.core.schema import OpSchema
-from dagexec.ops.activation.post_ops import SUM, PostOp
+from dagexec.ops.families.activation.post_ops import SUM, PostOp
 
 Links = tuple[Link, ...]
 

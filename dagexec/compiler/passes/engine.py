@@ -15,7 +15,7 @@ from dagexec.compiler.passes.rewriting import Pass
 from dagexec.core.dtypes import FLOAT64
 from dagexec.core.registry import has_engine, schema_of
 from dagexec.core.schema import OpSchema
-from dagexec.ops.onednn.binding import library
+from dagexec.ops.engines.onednn.binding import library
 from dagexec.platform.processor import last_level_cache
 
 ONEDNN = "ONEDNN"

@@ -15,7 +15,7 @@ from dagexec.core.dtypes import TypeMeta, from_numpy
 from dagexec.core.node import Node
 from dagexec.core.registry import schema_of
 from dagexec.core.schema import OpSchema
-from dagexec.ops.activation.post_ops import PostOp, parse_post_op
+from dagexec.ops.families.activation.post_ops import PostOp, parse_post_op
 
 FUSED_CONVOLUTION = "FusedConv"
 FUSED_PRODUCT = "FusedFC"

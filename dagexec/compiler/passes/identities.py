@@ -15,7 +15,7 @@ from dagexec.core.arguments import Arguments
 from dagexec.core.node import Node
 from dagexec.core.registry import schema_of
 from dagexec.core.schema import OpSchema
-from dagexec.ops.activation.post_ops import as_post_ops
+from dagexec.ops.families.activation.post_ops import as_post_ops
 
 Types = Mapping[str, BlobType]
 

@@ -23,9 +23,9 @@ from dagexec.core.registry import schema_of
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
 from dagexec.core.traits import ImageRole
 from dagexec.errors import DagexecError
-from dagexec.ops.activation.post_ops import parse_post_op
 from dagexec.ops.base.layout import BLOCKS, NCHW, NHWC
-from dagexec.ops.shape.slicing import slice_ranges
+from dagexec.ops.families.activation.post_ops import parse_post_op
+from dagexec.ops.families.shape.slicing import slice_ranges
 from dagexec.platform.records import dataclass
 
 Array = npt.NDArray[Any]

@@ -19,8 +19,8 @@ from dagexec.core.registry import schema_of
 from dagexec.core.schema import OpSchema
 from dagexec.core.shape_values import asked_operators
 from dagexec.core.traits import ImageRole
-from dagexec.ops.activation.post_ops import PostOp, as_post_ops
-from dagexec.ops.onednn.post_ops import drops_nan
+from dagexec.ops.engines.onednn.post_ops import drops_nan
+from dagexec.ops.families.activation.post_ops import PostOp, as_post_ops
 
 
 def edit(draft: Draft) -> None:

@@ -15,7 +15,7 @@ from dagexec.core.schema import TensorType
 from dagexec.core.workspace import Workspace
 from dagexec.errors import DagexecError
 from dagexec.ops.base.layout import blocked_orders
-from dagexec.ops.onednn.operator import OneDNNOperator
+from dagexec.ops.engines.onednn.operator import OneDNNOperator
 
 Operand = tuple[TensorType, bool]
 """The type of an input, and whether it is constant."""

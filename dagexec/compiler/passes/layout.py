@@ -38,7 +38,7 @@ from dagexec.core.node import Node, new_node
 from dagexec.core.registry import schema_of
 from dagexec.core.schema import TensorType
 from dagexec.ops.base.layout import BLOCKS, LAYOUTS, NCHW, NHWC, PADDED, image_shape
-from dagexec.ops.onednn.availability import widest_blocks
+from dagexec.ops.engines.onednn.availability import widest_blocks
 from dagexec.platform.records import dataclass
 
 logger = logging.getLogger("dagexec")

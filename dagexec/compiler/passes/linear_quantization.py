@@ -7,8 +7,8 @@ import numpy as np
 from dagexec.compiler.passes.draft import Array, Draft
 from dagexec.core.dtypes import INT8, UINT8, TypeMeta, from_numpy
 from dagexec.core.node import Node, new_node
-from dagexec.ops.quantized.linear import QUANTIZED
-from dagexec.ops.quantized.scales import check_scales
+from dagexec.ops.families.quantized.linear import QUANTIZED
+from dagexec.ops.families.quantized.scales import check_scales
 from dagexec.platform.records import dataclass
 
 QUANTIZE = "QuantizeLinear"

@@ -1,7 +1,7 @@
 """Which operators are post-ops of another operator's result, for the fusions.
 
 A link is what one element-wise operator does to one of its inputs, as entries of argument `post_ops` (see
-`dagexec.ops.activation.post_ops`), whose operands are still blob names here.
+`dagexec.ops.families.activation.post_ops`), whose operands are still blob names here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dagexec.compiler.passes.types import BlobType
 from dagexec.core.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, TypeMeta
 from dagexec.core.node import Node
 from dagexec.core.registry import schema_of
-from dagexec.ops.activation.post_ops import COMMUTATIVE, PostOp, as_post_ops
+from dagexec.ops.families.activation.post_ops import COMMUTATIVE, PostOp, as_post_ops
 from dagexec.platform.records import dataclass
 
 MAX_POST_OPS = 32

@@ -37,8 +37,8 @@ from dagexec.core.dtypes import FLOAT32
 from dagexec.core.node import Node, new_node
 from dagexec.core.registry import schema_of
 from dagexec.core.traits import LayerKind
-from dagexec.ops.activation.post_ops import as_post_ops
-from dagexec.ops.conv.convolution import COMPUTE_ARGS
+from dagexec.ops.families.activation.post_ops import as_post_ops
+from dagexec.ops.families.conv.convolution import COMPUTE_ARGS
 from dagexec.platform.records import dataclass
 
 _ON_INTEGERS = ("relu", "leaky_relu", "clip")  # post-ops

@@ -31,8 +31,8 @@ from dagexec.compiler.passes.rewriting import Pass
 from dagexec.compiler.passes.types import BlobType
 from dagexec.core.arguments import Arguments
 from dagexec.core.node import Node
-from dagexec.ops.activation.post_ops import SUM
-from dagexec.ops.onednn.post_ops import drops_nan
+from dagexec.ops.engines.onednn.post_ops import drops_nan
+from dagexec.ops.families.activation.post_ops import SUM
 
 _LARGE = 1 << 20  # bytes of a tensor: those that do not stay in the cache of a core
 _SLACK = 1e-9  # seconds by which sums of floats may differ
@@ -170,8 +170,8 @@ def _is_kept(draft: Draft, layer: int, addend: BlobType | None) -> bool:
     """True when `layer` reads what it adds as an operand although it might write over it.
 
     Behind Relu or the like oneDNN has to compute it again where there is a NaN. In place the addend is looked at before
-    (`ops.onednn.keeping_nan`), which costs more than another buffer while tensors are small. Winograd's algorithms
-    know no operand.
+    (`ops.engines.onednn.keeping_nan`), which costs more than another buffer while tensors are small. Winograd's
+    algorithms know no operand.
     """
     if not drops_nan(post_ops_of(draft[layer])) or _is_for_winograd(draft, layer):
         return False

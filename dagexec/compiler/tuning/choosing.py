@@ -18,8 +18,8 @@ from dagexec.core.inference import costs_of
 from dagexec.core.model import Model
 from dagexec.core.schema import Cost, TensorType
 from dagexec.errors import DagexecError
+from dagexec.ops.engines.onednn.binding import library
 from dagexec.ops.kernels.sharing import MOST_OF_ONE, pieces_of, work_seconds
-from dagexec.ops.onednn.binding import library
 from dagexec.platform import processor
 from dagexec.platform.records import dataclass
 from dagexec.platform.speed import arithmetic_speed

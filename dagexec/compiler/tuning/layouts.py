@@ -23,9 +23,9 @@ from dagexec.core.schema import TensorType
 from dagexec.core.traits import ImageRole
 from dagexec.errors import DagexecError
 from dagexec.ops.base.layout import NCHW8C, NCHW16C, NHWC
-from dagexec.ops.onednn.availability import widest_blocks
-from dagexec.ops.onednn.binding import library
-from dagexec.ops.onednn.winograd import is_available
+from dagexec.ops.engines.onednn.availability import widest_blocks
+from dagexec.ops.engines.onednn.binding import library
+from dagexec.ops.engines.onednn.winograd import is_available
 from dagexec.platform.deadline import Deadline
 
 logger = logging.getLogger("dagexec")
@@ -42,7 +42,8 @@ _BESIDE_OWN_KERNELS = {
     NCHW16C: {SQUARE: 1.07, DEPTHWISE: 1.60, GROUPED: 1.60},
     NCHW8C: {SQUARE: 1.60, DEPTHWISE: 1.60, GROUPED: 1.60},
 }
-"""The same where machine code of our own computes in NHWC (`ops/onednn/winograd.py`, `ops/onednn/direct.py`)."""
+"""The same where machine code of our own computes in NHWC (`ops/engines/onednn/winograd.py`,
+`ops/engines/onednn/direct.py`)."""
 
 _MIN_FILTERS = 64  # with fewer, Winograd's transforms of the image cost what they save
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.ops.communication import CommonWorld, all_gather, all_reduce_ring
-from dagexec.ops.communication.collectives import divide
+from dagexec.ops.families.communication import CommonWorld, all_gather, all_reduce_ring
+from dagexec.ops.families.communication.collectives import divide
 from dagexec.training.data_parallel.flat_buffer import FlatBuffer
 from dagexec.training.data_parallel.pairing import NO_PARENT, DevicePair
 

@@ -17,8 +17,8 @@ from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.tensor import Tensor
 from dagexec.core.workspace import Net, Workspace
 from dagexec.errors import ClosedError, CommunicationError, RunCancelledError
-from dagexec.ops.communication import CommonWorld, ThreadGroup
-from dagexec.ops.communication.collectives import divide
+from dagexec.ops.families.communication import CommonWorld, ThreadGroup
+from dagexec.ops.families.communication.collectives import divide
 from dagexec.platform.blocking import working_for
 from dagexec.platform.threads import ThreadWait, threads
 from dagexec.scheduler.nets.net import BaseNet

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from dagexec import zoo
 from dagexec.core.dtypes import INT32
-from dagexec.ops.optimize.policies import Poly
+from dagexec.ops.families.optimize.policies import Poly
 from dagexec.training.datasets import digits
 from dagexec.training.model_helper import ModelHelper
 from dagexec.training.optimizer import SGD, Optimizer

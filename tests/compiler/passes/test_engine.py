@@ -7,7 +7,7 @@ from dagexec.compiler.passes.engine import ENGINE
 from dagexec.core.dtypes import FLOAT32, FLOAT64
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.proto import NetDef, OperatorDef
-from dagexec.ops.onednn import binding
+from dagexec.ops.engines.onednn import binding
 
 needs_onednn = pytest.mark.skipif(binding.library() is None, reason="oneDNN is not installed")
 

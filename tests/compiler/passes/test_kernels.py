@@ -18,8 +18,8 @@ from dagexec.core.dtypes import FLOAT32
 from dagexec.core.node import new_node
 from dagexec.core.schema import TensorType
 from dagexec.ops.base.layout import BLOCKS
-from dagexec.ops.onednn.availability import widest_blocks
-from dagexec.ops.onednn.binding import library
+from dagexec.ops.engines.onednn.availability import widest_blocks
+from dagexec.ops.engines.onednn.binding import library
 
 pytestmark = pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
 

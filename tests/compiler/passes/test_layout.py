@@ -18,7 +18,7 @@ from dagexec.core.model import InputInfo, Model
 from dagexec.core.operator_def import op as operator_def
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.ops.base.layout import BLOCKS
-from dagexec.ops.onednn.binding import library
+from dagexec.ops.engines.onednn.binding import library
 from tests.compiler.passes.models import model_of, normal, op
 
 needs_onednn = pytest.mark.skipif(library() is None, reason="oneDNN is not installed")

@@ -13,13 +13,13 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 
-import dagexec.ops.onednn.measuring as measuring
+import dagexec.ops.engines.onednn.measuring as measuring
 import dagexec.platform.processor as processor
 from dagexec.cli import main
 from dagexec.compiler.compilation import compile_model
 from dagexec.core.model import Model
 from dagexec.core.operator import Operator, Prepared
-from dagexec.ops.onednn.problem import Assembled
+from dagexec.ops.engines.onednn.problem import Assembled
 from dagexec.options import CompileOptions
 from dagexec.training.model_helper import ModelHelper
 

@@ -21,7 +21,7 @@ from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.registry import new_operator
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.layout import BLOCKS
-from dagexec.ops.onednn.binding import library
+from dagexec.ops.engines.onednn.binding import library
 from dagexec.options import CompileOptions
 from dagexec.platform.deadline import Deadline
 from dagexec.scheduler.plan.plan import build_plan

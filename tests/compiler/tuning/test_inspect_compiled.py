@@ -5,7 +5,7 @@ import json
 import pytest
 
 from dagexec.core.choices import choices
-from dagexec.ops.onednn.binding import library
+from dagexec.ops.engines.onednn.binding import library
 from tests.command_line import Cli
 
 needs_onednn = pytest.mark.skipif(library() is None, reason="oneDNN is not installed")

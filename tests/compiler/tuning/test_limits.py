@@ -20,7 +20,7 @@ from dagexec.compiler.tuning.runner import Trial
 from dagexec.core.model import Model
 from dagexec.core.workspace import Workspace
 from dagexec.errors import DeadlineExceededError, RunTimeoutError
-from dagexec.ops.onednn.binding import library
+from dagexec.ops.engines.onednn.binding import library
 from dagexec.platform.deadline import Deadline, within_deadline
 from dagexec.scheduler.nets.simple import SimpleNet
 from tests.compiler.tuning.nets import CHAIN, model_of

@@ -15,7 +15,7 @@ from dagexec.compiler.compilation import compile_model
 from dagexec.compiler.tuning import layouts
 from dagexec.compiler.tuning.bench import random_inputs
 from dagexec.core.model import Model
-from dagexec.ops.onednn.binding import library
+from dagexec.ops.engines.onednn.binding import library
 from dagexec.options import CompileOptions
 from tests.command_line import Cli
 from tests.compiler.passes.models import model_of, normal, op

@@ -16,8 +16,8 @@ from dagexec.core.node import arguments_of
 from dagexec.core.registry import create_operator
 from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.errors import ArgumentError, DagexecError, SchemaError, ShapeError
-from dagexec.ops.activation.post_ops import BINARY, FUNCTIONS, PostOp, infer_post_ops, parse_post_op
 from dagexec.ops.base.layout import channel_count, spatial_sizes
+from dagexec.ops.families.activation.post_ops import BINARY, FUNCTIONS, PostOp, infer_post_ops, parse_post_op
 from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.running import operator_def, run_operator
 

@@ -87,7 +87,7 @@ NUMPY_ONLY = ["Conv", "ConvTranspose", "ConvGradient", "MaxPool", "AveragePool",
 def test_numpy_refuses_blocks_when_the_operator_is_made(
     op_type: str, order: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dagexec.ops.onednn.binding._found", [None])
+    monkeypatch.setattr("dagexec.ops.engines.onednn.binding._found", [None])
     schema = schema_of(op_type)
     workspace = Workspace()
     names = [f"x{index}" for index in range(schema.inputs[0])]

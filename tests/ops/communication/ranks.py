@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
-from dagexec.ops.communication import CommonWorld, ThreadGroup
+from dagexec.ops.families.communication import CommonWorld, ThreadGroup
 from dagexec.platform.threads import threads
 
 Result = TypeVar("Result")

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagexec.errors import ArgumentError, ClosedError, CommunicationError, DagexecError, ShapeError
-from dagexec.ops.communication import (
+from dagexec.ops.families.communication import (
     CommonWorld,
     ThreadGroup,
     all_gather,

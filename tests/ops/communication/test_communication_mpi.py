@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from dagexec.errors import CommunicationError, ShapeError
-from dagexec.ops.communication.collectives import all_gather, all_reduce, broadcast
-from dagexec.ops.communication.common_world import CommonWorld, Tag, connect
+from dagexec.ops.families.communication.collectives import all_gather, all_reduce, broadcast
+from dagexec.ops.families.communication.common_world import CommonWorld, Tag, connect
 from tests.mpi import run
 
 SIZES = (0, 1, 7, 1000, 300_001)

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from dagexec.ops.communication.mpi_startup import limited_start
+from dagexec.ops.families.communication.mpi_startup import limited_start
 from tests import mpi
 
 SCRIPT = """
 import os, signal
-from dagexec.ops.communication import mpi_startup
+from dagexec.ops.families.communication import mpi_startup
 mpi_startup.MAX_START = 2.0
-from dagexec.ops.communication.mpi import join_mpi, require_mpi
+from dagexec.ops.families.communication.mpi import join_mpi, require_mpi
 if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
     if {late}:
         require_mpi()

@@ -13,7 +13,7 @@ import pytest
 from dagexec import NetDef, Workspace
 from dagexec.core.graph import build_graph
 from dagexec.errors import CommunicationError, DagexecError, OperatorError
-from dagexec.ops.communication import CommonWorld, all_reduce
+from dagexec.ops.families.communication import CommonWorld, all_reduce
 from dagexec.platform.threads import threads
 from tests.ops.running import operator_def
 

@@ -21,7 +21,7 @@ from dagexec.core.node import arguments_of
 from dagexec.core.registry import schema_of
 from dagexec.core.schema import Cost, OperatorCall, TensorType
 from dagexec.errors import ArgumentError, DagexecError, ResourceError, ShapeError
-from dagexec.ops.conv import im2col
+from dagexec.ops.families.conv import im2col
 from dagexec.scheduler.nets.simple import SimpleNet
 from tests.memory_limits import peak_memory
 from tests.ops.drawing import drawn

@@ -14,8 +14,8 @@ import pytest
 
 from dagexec import NetDef, Workspace
 from dagexec.core.constant import Constant
-from dagexec.ops.conv import direct, fft, winograd
-from dagexec.ops.conv.choice import ENGINES, algorithm_of
+from dagexec.ops.families.conv import direct, fft, winograd
+from dagexec.ops.families.conv.choice import ENGINES, algorithm_of
 from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.conv.test_conv import Named
 from tests.ops.problems import Case, Memory, run_algorithm, run_steps

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from dagexec.ops.conv.choice import default_algorithm
-from dagexec.ops.conv.depthwise import DEPTHWISE
-from dagexec.ops.conv.im2col import IM2COL
-from dagexec.ops.conv.problem import ConvProblem
+from dagexec.ops.families.conv.choice import default_algorithm
+from dagexec.ops.families.conv.depthwise import DEPTHWISE
+from dagexec.ops.families.conv.im2col import IM2COL
+from dagexec.ops.families.conv.problem import ConvProblem
 from tests.ops.drawing import drawn
 from tests.ops.problems import Case, Memory, cases, run_algorithm, run_steps
 from tests.ops.windows import Geometry

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from dagexec.ops.conv import direct
-from dagexec.ops.conv.direct import DIRECT
+from dagexec.ops.families.conv import direct
+from dagexec.ops.families.conv.direct import DIRECT
 from tests.memory_limits import peak_memory
 from tests.ops.drawing import drawn
 from tests.ops.problems import Case, Memory, cases, epsilon, norm_bound, run_algorithm

@@ -17,11 +17,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagexec.ops.conv import fft
-from dagexec.ops.conv.direct import DIRECT
-from dagexec.ops.conv.fft import FFT
-from dagexec.ops.conv.overlap_add import OverlapAddPlan, Sizes, axis_cuts, choose_plan, fast_size, plan_with
-from dagexec.ops.conv.problem import ConvProblem
+from dagexec.ops.families.conv import fft
+from dagexec.ops.families.conv.direct import DIRECT
+from dagexec.ops.families.conv.fft import FFT
+from dagexec.ops.families.conv.overlap_add import OverlapAddPlan, Sizes, axis_cuts, choose_plan, fast_size, plan_with
+from dagexec.ops.families.conv.problem import ConvProblem
 from tests.memory_limits import peak_memory
 from tests.ops.drawing import drawn
 from tests.ops.problems import Case, Memory, cases, epsilon, norm_bound, run_algorithm, run_steps

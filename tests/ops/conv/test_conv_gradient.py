@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagexec.errors import ArgumentError, DagexecError, ShapeError
-from dagexec.ops.conv.choice import ENGINES
+from dagexec.ops.families.conv.choice import ENGINES
 from tests.ops.conv.test_conv import CUBE, DILATED, LINE, SPARSE, SQUARE, STRIDED, Case, Named, cases, cost_of
 from tests.ops.conv.test_conv_transposed import TransposedCase, transposed_cases
 from tests.ops.drawing import drawn

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagexec.core.operator import Step
-from dagexec.ops.conv import im2col
-from dagexec.ops.conv.column_blocks import ColumnBlocks, column_bytes
-from dagexec.ops.conv.problem import Allocate, ConvProblem
+from dagexec.ops.families.conv import im2col
+from dagexec.ops.families.conv.column_blocks import ColumnBlocks, column_bytes
+from dagexec.ops.families.conv.problem import Allocate, ConvProblem
 from tests.ops.drawing import drawn
 from tests.ops.problems import Case, Memory, cases, run_steps
 from tests.ops.windows import Array, Geometry

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagexec.core.operator import Step
-from dagexec.ops.conv import im2col, one_by_one
-from dagexec.ops.conv.choice import default_algorithm
-from dagexec.ops.conv.problem import ConvProblem
+from dagexec.ops.families.conv import im2col, one_by_one
+from dagexec.ops.families.conv.choice import default_algorithm
+from dagexec.ops.families.conv.problem import ConvProblem
 from tests.ops.drawing import drawn
 from tests.ops.problems import Case, Memory, cases, run_algorithm, run_steps
 from tests.ops.windows import Array, Geometry

@@ -17,9 +17,9 @@ from dagexec.core.arguments import ArgumentValue
 from dagexec.core.choices import choices
 from dagexec.core.operator import Step
 from dagexec.errors import ModelFormatError, ResourceError
-from dagexec.ops.conv import search
-from dagexec.ops.conv.choice import ENGINES
-from dagexec.ops.conv.problem import ConvProblem
+from dagexec.ops.families.conv import search
+from dagexec.ops.families.conv.choice import ENGINES
+from dagexec.ops.families.conv.problem import ConvProblem
 from tests.ops.running import Array, operator_def, run_operator
 
 RNG = np.random.default_rng(4)

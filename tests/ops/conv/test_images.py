@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from dagexec.core.arguments import ArgumentValue
-from dagexec.ops.conv.im2col import IM2COL
-from dagexec.ops.conv.images import image_by_image
+from dagexec.ops.families.conv.im2col import IM2COL
+from dagexec.ops.families.conv.images import image_by_image
 from tests.ops.problems import Case, Memory
 from tests.ops.running import Array, run_operator
 from tests.ops.windows import Geometry

@@ -15,7 +15,7 @@ from dagexec import NetDef, Workspace
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.dtypes import NUMBER_TYPES
 from dagexec.errors import ArgumentError, DagexecError, ResourceError, ShapeError
-from dagexec.ops.conv import unrolled
+from dagexec.ops.families.conv import unrolled
 from dagexec.scheduler.nets.simple import SimpleNet
 from tests.memory_limits import peak_memory
 from tests.ops.drawing import drawn

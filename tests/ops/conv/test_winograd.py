@@ -21,11 +21,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagexec.core.constant import Constant
-from dagexec.ops.conv.im2col import IM2COL
-from dagexec.ops.conv.problem import Algorithm, ConvProblem
-from dagexec.ops.conv.tiles import Tiling, needs_staging
-from dagexec.ops.conv.toom_cook import kronecker, minimal_filter
-from dagexec.ops.conv.winograd import WINOGRAD, _part, _tiling, winograd
+from dagexec.ops.families.conv.im2col import IM2COL
+from dagexec.ops.families.conv.problem import Algorithm, ConvProblem
+from dagexec.ops.families.conv.tiles import Tiling, needs_staging
+from dagexec.ops.families.conv.toom_cook import kronecker, minimal_filter
+from dagexec.ops.families.conv.winograd import WINOGRAD, _part, _tiling, winograd
 from tests.memory_limits import peak_memory
 from tests.ops.drawing import drawn
 from tests.ops.problems import DTYPES, Case, Memory, epsilon, run_algorithm, run_steps

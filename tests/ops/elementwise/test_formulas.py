@@ -45,7 +45,8 @@ ONEDNN = [name for name in FLOAT if has_engine(name, "ONEDNN") and name != "Pow"
 UNARY = [name for name in FLOAT if arity(name) == 1]
 DIFFERENTIABLE = differentiable()
 LIBRARY_IS_INEXACT = {"Gelu", "Log"}
-"""What the default engine computes in place of oneDNN, see `dagexec.ops.onednn.accuracy`; Gelu by tanh is oneDNN's."""
+"""What the default engine computes in place of oneDNN, see `dagexec.ops.engines.onednn.accuracy`; Gelu by tanh is
+oneDNN's."""
 KERNEL_ALONE = {"Scale"}
 """What a kernel of our own computes in float32 from AVX2 on, and the default engine elsewhere."""
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dagexec import NetDef, Workspace
 from dagexec.core.arguments import ArgumentValue
 from dagexec.errors import ArgumentError, DagexecError, ResourceError, ShapeError
-from dagexec.ops.pool import window
+from dagexec.ops.families.pool import window
 from dagexec.scheduler.nets.simple import SimpleNet
 from tests.memory_limits import peak_memory
 from tests.ops.drawing import drawn

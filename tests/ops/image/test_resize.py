@@ -13,8 +13,8 @@ from onnx.reference import ReferenceEvaluator
 import dagexec
 from dagexec import NetDef, Workspace
 from dagexec.errors import DagexecError
-from dagexec.ops.image.resize import COORDINATES, ROUNDINGS
-from dagexec.ops.onednn.binding import library
+from dagexec.ops.engines.onednn.binding import library
+from dagexec.ops.families.image.resize import COORDINATES, ROUNDINGS
 from dagexec.scheduler.nets.simple import SimpleNet
 from tests.memory_limits import peak_memory
 from tests.ops.running import operator_def, run_operator

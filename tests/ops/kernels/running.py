@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from dagexec.ops.engines.onednn.binding import library
 from dagexec.ops.kernels.builder import Builder, Mask, Scalar, Vector, fitting
-from dagexec.ops.onednn.binding import library
 
 Array = npt.NDArray[np.float32]
 

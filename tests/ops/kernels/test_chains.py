@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from dagexec.ops.activation.post_ops import BINARY as UFUNCS
+from dagexec.ops.families.activation.post_ops import BINARY as UFUNCS
 from dagexec.ops.kernels.chains import BINARY, FUNCTIONS, PRELU, Link, chain_step, is_known
 from dagexec.ops.kernels.machine import Machine
 from tests.ops.kernels.running import Array, each_size, needs_kernels

@@ -7,10 +7,10 @@ import ctypes
 import numpy as np
 import pytest
 
+from dagexec.ops.engines.onednn.binding import library
 from dagexec.ops.kernels.gate_kernels import OUTPUT, RNN, SUMS, GateKernel
 from dagexec.ops.kernels.gate_product import GateProduct, Slot
 from dagexec.ops.kernels.tables import in_pieces
-from dagexec.ops.onednn.binding import library
 from tests.ops.running import Array
 
 _found = library()

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from dagexec.core.arguments import ArgumentValue
+from dagexec.ops.engines.onednn import resampling
+from dagexec.ops.engines.onednn.binding import library
 from dagexec.ops.kernels.weighted_rows import MOST_TERMS, weighted_rows_step
-from dagexec.ops.onednn import resampling
-from dagexec.ops.onednn.binding import library
 from tests.ops.pieces import cut_into
 from tests.ops.running import run_operator
 

@@ -1,4 +1,4 @@
-"""Writes `ops/onednn/declared.py`, what cffi makes of `declarations.h`: run as a program (`make cffi`)."""
+"""Writes `ops/engines/onednn/declared.py`, what cffi makes of `declarations.h`: run as a program (`make cffi`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MODULE = "declared.py"
 
 def write(folder: Path) -> None:
     ffi = FFI()
-    ffi.set_source("dagexec.ops.onednn.declared", None)
+    ffi.set_source("dagexec.ops.engines.onednn.declared", None)
     ffi.cdef((FOLDER / "declarations.h").read_text())
     ffi.emit_python_code(str(folder / MODULE))
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from dagexec.core.arguments import ArgumentValue
-from dagexec.ops.onednn.binding import library
+from dagexec.ops.engines.onednn.binding import library
 from tests.ops.running import Array, run_operator
 
 AVX512 = 16

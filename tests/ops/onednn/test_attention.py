@@ -12,8 +12,8 @@ import pytest
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.operator import Operator
 from dagexec.errors import DagexecError
+from dagexec.ops.engines.onednn.binding import library
 from dagexec.ops.kernels import attention_kernels as kernels
-from dagexec.ops.onednn.binding import library
 from dagexec.testing import run_operator
 from tests.ops.onednn.engine import normal
 from tests.ops.pieces import cut_into
@@ -52,7 +52,7 @@ def _kernels_compute(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: Operator) -> None:
         raise AssertionError("the default engine computes it")
 
-    monkeypatch.setattr("dagexec.ops.attention.fused.FusedAttention.prepare", refuse)
+    monkeypatch.setattr("dagexec.ops.families.attention.fused.FusedAttention.prepare", refuse)
 
 
 def expected(q: Array, k: Array, v: Array, scores: Any = lambda s: s) -> Array:

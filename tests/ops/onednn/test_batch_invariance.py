@@ -16,9 +16,9 @@ from dagexec.core.operator import Operator
 from dagexec.core.registry import create_operator
 from dagexec.core.tensor import Tensor
 from dagexec.ops.base.layout import BLOCKS
-from dagexec.ops.onednn.availability import widest_blocks
-from dagexec.ops.onednn.convolution_family import ConvolutionFamily
-from dagexec.ops.onednn.problem import Candidate, Problem
+from dagexec.ops.engines.onednn.availability import widest_blocks
+from dagexec.ops.engines.onednn.convolution_family import ConvolutionFamily
+from dagexec.ops.engines.onednn.problem import Candidate, Problem
 from tests.ops.onednn.engine import needs_onednn, normal
 from tests.ops.pieces import cut_into
 from tests.ops.running import operator_def

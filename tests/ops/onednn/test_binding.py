@@ -18,9 +18,9 @@ from dagexec.core.operator_def import op
 from dagexec.core.registry import create_operator
 from dagexec.core.workspace import Workspace
 from dagexec.errors import DagexecError, DeviceError, ResourceError, UnsupportedFeatureError
-from dagexec.ops.onednn import binding
-from dagexec.ops.onednn.binding import Library, library, load
-from dagexec.ops.onednn.convolution_family import ConvolutionFamily
+from dagexec.ops.engines.onednn import binding
+from dagexec.ops.engines.onednn.binding import Library, library, load
+from dagexec.ops.engines.onednn.convolution_family import ConvolutionFamily
 from tests.ops.onednn import declarations
 from tests.ops.onednn.test_conv import SQUARE, Layer
 from tests.ops.running import run_operator

@@ -15,14 +15,14 @@ import pytest
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.choices import choices, measuring
 from dagexec.errors import ResourceError
-from dagexec.ops.onednn import measuring as measurement
-from dagexec.ops.onednn.availability import widest_blocks
-from dagexec.ops.onednn.binding import library
-from dagexec.ops.onednn.convolution_family import ConvolutionFamily
-from dagexec.ops.onednn.descriptors import WEIGHTS
-from dagexec.ops.onednn.implementation import _worthy, rule
-from dagexec.ops.onednn.measuring import fastest
-from dagexec.ops.onednn.problem import Candidate, Problem, assemble
+from dagexec.ops.engines.onednn import measuring as measurement
+from dagexec.ops.engines.onednn.availability import widest_blocks
+from dagexec.ops.engines.onednn.binding import library
+from dagexec.ops.engines.onednn.convolution_family import ConvolutionFamily
+from dagexec.ops.engines.onednn.descriptors import WEIGHTS
+from dagexec.ops.engines.onednn.implementation import _worthy, rule
+from dagexec.ops.engines.onednn.measuring import fastest
+from dagexec.ops.engines.onednn.problem import Candidate, Problem, assemble
 from dagexec.platform.deadline import Deadline
 from dagexec.platform.processor import last_level_cache
 from dagexec.scheduler.nets.simple import SimpleNet
@@ -37,7 +37,7 @@ LAYER = Layer(Geometry((14, 14), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)), channels
 @pytest.fixture(autouse=True)
 def no_choices(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(
-        "dagexec.ops.onednn.convolution_family.recipe_key", lambda *_: None
+        "dagexec.ops.engines.onednn.convolution_family.recipe_key", lambda *_: None
     )  # each finds out for itself
     choices.forget()
     yield
@@ -119,7 +119,7 @@ def winograd() -> None:
 
 
 def test_without_a_budget_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dagexec.ops.onednn.implementation.fastest", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr("dagexec.ops.engines.onednn.implementation.fastest", lambda *_: pytest.fail("measured"))
     first = computed_by(monkeypatch)
     assert computed_by(monkeypatch) == first
     assert choices.all() == {}

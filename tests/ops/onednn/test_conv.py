@@ -13,11 +13,11 @@ from dagexec.core.arguments import ArgumentValue
 from dagexec.core.operator import Prepared
 from dagexec.core.registry import create_operator
 from dagexec.errors import UnsupportedFeatureError, UnsupportedOperatorError
-from dagexec.ops.activation.post_ops import parse_post_op
 from dagexec.ops.base.layout import BLOCKS, ORDERS
-from dagexec.ops.onednn.accuracy import require_accurate
-from dagexec.ops.onednn.availability import widest_blocks
-from dagexec.ops.onednn.binding import library
+from dagexec.ops.engines.onednn.accuracy import require_accurate
+from dagexec.ops.engines.onednn.availability import widest_blocks
+from dagexec.ops.engines.onednn.binding import library
+from dagexec.ops.families.activation.post_ops import parse_post_op
 from dagexec.scheduler.nets.simple import SimpleNet
 from tests.memory_limits import peak_memory
 from tests.ops.activation.test_post_ops import FORMULAS, POSITIVE
@@ -386,7 +386,7 @@ def test_another_batch_is_prepared_anew(by_onednn: pytest.LogCaptureFixture) -> 
 
 
 def test_without_the_library_numpy_computes(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr("dagexec.ops.onednn.binding._found", [None])
+    monkeypatch.setattr("dagexec.ops.engines.onednn.binding._found", [None])
     layer = Layer(SQUARE)
     with caplog.at_level(logging.INFO, "dagexec"):
         (y,) = run_operator("Conv", list(layer.fed("NHWC")), engine="ONEDNN", **layer.arguments("NHWC"))

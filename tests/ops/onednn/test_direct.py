@@ -12,12 +12,12 @@ import pytest
 from dagexec.core.arguments import ArgumentValue
 from dagexec.errors import OperatorError
 from dagexec.ops.base.geometry import Axis
+from dagexec.ops.engines.onednn import convolution_family, direct
+from dagexec.ops.engines.onednn.binding import library
+from dagexec.ops.engines.onednn.implementation import rule
+from dagexec.ops.engines.onednn.problem import COMPOSED, Candidate, Problem
 from dagexec.ops.kernels.machine import AVX2, AVX512
 from dagexec.ops.kernels.post_ops import FUNCTIONS
-from dagexec.ops.onednn import convolution_family, direct
-from dagexec.ops.onednn.binding import library
-from dagexec.ops.onednn.implementation import rule
-from dagexec.ops.onednn.problem import COMPOSED, Candidate, Problem
 from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.activation.test_post_ops import FORMULAS
 from tests.ops.onednn.test_conv import Layer, from_order, net_of, to_order

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from dagexec.core.dtypes import FLOAT32
-from dagexec.ops.onednn.binding import Library
-from dagexec.ops.onednn.descriptors import (
+from dagexec.ops.engines.onednn.binding import Library
+from dagexec.ops.engines.onednn.descriptors import (
     DST,
     FORWARD_INFERENCE,
     SCRATCHPAD,
@@ -18,10 +18,10 @@ from dagexec.ops.onednn.descriptors import (
     Descriptor,
     aligned_empty,
 )
-from dagexec.ops.onednn.division import adds_up_alike
-from dagexec.ops.onednn.operator import reorder
-from dagexec.ops.onednn.primitive import SCRATCHPAD_MD, WEIGHTS_MD, PrimitiveDescriptor, describe
-from dagexec.ops.onednn.problem import Candidate
+from dagexec.ops.engines.onednn.division import adds_up_alike
+from dagexec.ops.engines.onednn.operator import reorder
+from dagexec.ops.engines.onednn.primitive import SCRATCHPAD_MD, WEIGHTS_MD, PrimitiveDescriptor, describe
+from dagexec.ops.engines.onednn.problem import Candidate
 from tests.ops.onednn.engine import needs_onednn, normal
 from tests.ops.running import the_library
 

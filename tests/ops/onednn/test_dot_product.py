@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dagexec.ops.onednn.binding import library
-from dagexec.ops.onednn.dot_product import can_multiply, dot_step
+from dagexec.ops.engines.onednn.binding import library
+from dagexec.ops.engines.onednn.dot_product import can_multiply, dot_step
 from dagexec.testing import run_operator
 from tests.ops.kernels.running import needs_kernels
 from tests.ops.onednn.engine import normal

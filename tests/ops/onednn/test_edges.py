@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagexec.core.arguments import ArgumentValue
-from dagexec.ops.onednn.primitive import primitives_made
+from dagexec.ops.engines.onednn.primitive import primitives_made
 from tests.ops.onednn.engine import needs_onednn, normal
 from tests.ops.running import Array, computed, run_operator
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dagexec.core.arguments import ArgumentValue
-from dagexec.ops.onednn.binding import library
+from dagexec.ops.engines.onednn.binding import library
 from tests.ops.onednn.test_conv import (
     ASYMMETRIC,
     CUBE,

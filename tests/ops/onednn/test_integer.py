@@ -10,7 +10,7 @@ import pytest
 
 from dagexec import Workspace
 from dagexec.core.registry import create_operator
-from dagexec.ops.onednn.binding import library
+from dagexec.ops.engines.onednn.binding import library
 from tests.ops.integers import convolution_sums
 from tests.ops.onednn.engine import fallbacks
 from tests.ops.quantized.test_quantized_products import full_range

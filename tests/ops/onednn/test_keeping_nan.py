@@ -18,11 +18,11 @@ from dagexec.core.choices import choices
 from dagexec.core.operator import Step
 from dagexec.core.registry import has_engine, schema_of
 from dagexec.errors import SettingError
-from dagexec.ops.activation.post_ops import BINARY, FUNCTIONS
 from dagexec.ops.base.layout import NCHW, NHWC
-from dagexec.ops.onednn import convolution_family, keeping_nan
-from dagexec.ops.onednn import operator as operator_module
-from dagexec.ops.onednn.operator import OneDNNOperator
+from dagexec.ops.engines.onednn import convolution_family, keeping_nan
+from dagexec.ops.engines.onednn import operator as operator_module
+from dagexec.ops.engines.onednn.operator import OneDNNOperator
+from dagexec.ops.families.activation.post_ops import BINARY, FUNCTIONS
 from tests.ops.formulas import with_formulas
 from tests.ops.onednn.engine import in_order, needs_onednn
 from tests.ops.running import computed, run_operator

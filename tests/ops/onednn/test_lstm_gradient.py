@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from dagexec.ops.onednn import lstm_gradient
+from dagexec.ops.engines.onednn import lstm_gradient
 from tests.ops.gradient_checks import analytic_gradients
 from tests.ops.kernels.running import needs_kernels
 from tests.ops.recurrent_layers import DIRECTIONS, Layer

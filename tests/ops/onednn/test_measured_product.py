@@ -10,11 +10,11 @@ import pytest
 from dagexec import NetDef, Workspace
 from dagexec.core.choices import choices, measuring
 from dagexec.core.tensor import Tensor
-from dagexec.ops.onednn import measured_product
-from dagexec.ops.onednn import measuring as measurement
-from dagexec.ops.onednn.implementation import rule
-from dagexec.ops.onednn.measured_product import MeasuredProduct, WeightedProduct
-from dagexec.ops.onednn.problem import Problem
+from dagexec.ops.engines.onednn import measured_product
+from dagexec.ops.engines.onednn import measuring as measurement
+from dagexec.ops.engines.onednn.implementation import rule
+from dagexec.ops.engines.onednn.measured_product import MeasuredProduct, WeightedProduct
+from dagexec.ops.engines.onednn.problem import Problem
 from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.onednn.engine import needs_onednn, normal
 from tests.ops.onednn.test_product import layer
@@ -122,7 +122,7 @@ def test_of_large_weights_a_part_is_measured(
     measured: list[int] = []
     fastest = measurement.fastest
     monkeypatch.setattr(
-        "dagexec.ops.onednn.implementation.fastest",
+        "dagexec.ops.engines.onednn.implementation.fastest",
         lambda problem, *others: (measured.append(problem.weights_nbytes), fastest(problem, *others))[1],
     )
     monkeypatch.setattr(measured_product, "MAX_MEASURED", arrays[1].nbytes // 2)

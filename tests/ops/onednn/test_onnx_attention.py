@@ -12,7 +12,7 @@ import dagexec
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.operator import Operator
 from dagexec.errors import DagexecError
-from dagexec.ops.onednn.binding import library
+from dagexec.ops.engines.onednn.binding import library
 from dagexec.testing import run_operator
 from tests.frontend.one_node import assert_same, by_onnxruntime, by_reference, feeds_of, one_node
 from tests.ops.onednn.engine import normal
@@ -35,7 +35,7 @@ def _kernels_compute(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: Operator) -> None:
         raise AssertionError("the default engine computes it")
 
-    monkeypatch.setattr("dagexec.ops.attention.attention.Attention.prepare", refuse)
+    monkeypatch.setattr("dagexec.ops.families.attention.attention.Attention.prepare", refuse)
 
 
 def expected(

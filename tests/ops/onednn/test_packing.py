@@ -11,11 +11,11 @@ import pytest
 from dagexec import NetDef, Workspace
 from dagexec.core.constant import Keeper
 from dagexec.core.dtypes import FLOAT32
-from dagexec.ops.onednn import packing
-from dagexec.ops.onednn.binding import library
-from dagexec.ops.onednn.descriptors import Descriptor, aligned_empty
-from dagexec.ops.onednn.operator import reorder
-from dagexec.ops.onednn.packing import Making, Pieces
+from dagexec.ops.engines.onednn import packing
+from dagexec.ops.engines.onednn.binding import library
+from dagexec.ops.engines.onednn.descriptors import Descriptor, aligned_empty
+from dagexec.ops.engines.onednn.operator import reorder
+from dagexec.ops.engines.onednn.packing import Making, Pieces
 from dagexec.platform.garbage_collection import garbage_collection_paused
 from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.onednn.engine import needs_onednn, normal

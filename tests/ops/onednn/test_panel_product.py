@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dagexec.ops.onednn.binding import library
-from dagexec.ops.onednn.panel_product import is_for_panels, pack_panels, product_step
+from dagexec.ops.engines.onednn.binding import library
+from dagexec.ops.engines.onednn.panel_product import is_for_panels, pack_panels, product_step
 from tests.ops.onednn.engine import normal
 from tests.ops.pieces import cut_into
 from tests.ops.running import Array, the_library
@@ -70,7 +70,7 @@ def test_a_row_has_the_same_bytes_in_every_batch(pieces: int) -> None:
 
 
 def test_rows_are_summed_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dagexec.ops.onednn.panel_product.core_cache", lambda: 1)
+    monkeypatch.setattr("dagexec.ops.engines.onednn.panel_product.core_cache", lambda: 1)
     x, weights, bias = normal(1, 31, 384), normal(2, 48, 384), normal(3, 48)
     chunked = computed(x, weights, bias)
     monkeypatch.undo()
@@ -81,7 +81,7 @@ def test_rows_are_summed_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_blocks_of_rows_that_contend_for_a_cache_change_no_bytes(monkeypatch: pytest.MonkeyPatch, ways: int) -> None:
     x, weights, bias = normal(1, 31, 1024), normal(2, 48, 1024), normal(3, 48)
     alone = [computed(row[None], weights, bias).tobytes() for row in x]
-    monkeypatch.setattr("dagexec.ops.onednn.panel_product.nearest_cache_ways", lambda: ways)
+    monkeypatch.setattr("dagexec.ops.engines.onednn.panel_product.nearest_cache_ways", lambda: ways)
     assert [row.tobytes() for row in computed(x, weights, bias)] == alone
 
 

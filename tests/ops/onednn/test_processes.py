@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from dagexec.ops.onednn.binding import library
+from dagexec.ops.engines.onednn.binding import library
 
 pytestmark = pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagexec import NetDef, Workspace
-from dagexec.ops.onednn.binding import library
+from dagexec.ops.engines.onednn.binding import library
 from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.onednn.engine import fallbacks, run_fallback, run_onednn
 from tests.ops.quantized.test_quantized_products import full_range
@@ -167,6 +167,6 @@ def test_sums_that_might_overflow_are_computed_by_the_default_engine() -> None:
 def test_a_processor_without_exact_sums_is_left_to_the_default_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found_library is not None
     plain = replace(found_library, isa=replace(found_library.isa, int8=False))
-    monkeypatch.setattr("dagexec.ops.onednn.operator.known_library", lambda: plain)
+    monkeypatch.setattr("dagexec.ops.engines.onednn.operator.known_library", lambda: plain)
     _, why = run_fallback("QuantFC", [np.ones((1, 4), np.uint8), np.ones((1, 4), np.int8), F32(1)])
     assert "the processor has no exact 8-bit products (VNNI)" in why

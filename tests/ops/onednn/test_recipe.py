@@ -16,9 +16,9 @@ from dagexec import NetDef, Workspace
 from dagexec.core.choices import choices
 from dagexec.core.proto import OperatorDef
 from dagexec.core.tensor import Tensor
-from dagexec.ops.onednn import recipe
-from dagexec.ops.onednn.convolution_family import ConvolutionFamily
-from dagexec.ops.onednn.operator import OneDNNOperator
+from dagexec.ops.engines.onednn import recipe
+from dagexec.ops.engines.onednn.convolution_family import ConvolutionFamily
+from dagexec.ops.engines.onednn.operator import OneDNNOperator
 from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.onednn.engine import needs_onednn, normal
 from tests.ops.running import Array, operator_def
@@ -38,7 +38,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
         found[operator.definition.type] += 1
         return read(operator, *given, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("dagexec.ops.onednn.operator.read_recipe", counted)
+    monkeypatch.setattr("dagexec.ops.engines.onednn.operator.read_recipe", counted)
     recipe._recipes.clear()
     yield found
     recipe._recipes.clear()
@@ -247,7 +247,7 @@ def test_what_is_found_out_for_a_convolution_is_so_for_all_of_its_form(
     shared = run()
     assert len(asked) == 1
     with monkeypatch.context() as patch:
-        patch.setattr("dagexec.ops.onednn.convolution_family.recipe_key", lambda *_: None)
+        patch.setattr("dagexec.ops.engines.onednn.convolution_family.recipe_key", lambda *_: None)
         assert run() == shared
     assert len(asked) == 4
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from dagexec.core.arguments import ArgumentValue
-from dagexec.ops.onednn.binding import library
-from dagexec.ops.onednn.recurrent_tables import along
+from dagexec.ops.engines.onednn.binding import library
+from dagexec.ops.engines.onednn.recurrent_tables import along
 from tests.ops.onednn.engine import run_onednn
 from tests.ops.recurrent_layers import Layer
 from tests.ops.running import Array, run_operator

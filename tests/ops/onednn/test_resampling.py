@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from dagexec import NetDef, Workspace
-from dagexec.ops.onednn.binding import library
-from dagexec.ops.onednn.resampling import ResizeNearest
+from dagexec.ops.engines.onednn.binding import library
+from dagexec.ops.engines.onednn.resampling import ResizeNearest
 from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.running import operator_def
 

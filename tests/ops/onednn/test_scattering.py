@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from dagexec.ops.engines.onednn.binding import library
 from dagexec.ops.kernels import scatter_kernels
-from dagexec.ops.onednn.binding import library
 from tests.ops.pieces import cut_into
 from tests.ops.running import run_operator
 

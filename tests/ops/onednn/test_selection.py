@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from dagexec.core.operator import Operator
-from dagexec.ops.onednn.binding import library
+from dagexec.ops.engines.onednn.binding import library
 from tests.ops.pieces import cut_into
 from tests.ops.running import run_operator
 
@@ -29,7 +29,7 @@ def _kernels_compute(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: Operator) -> None:
         raise AssertionError("the default engine computes it")
 
-    monkeypatch.setattr("dagexec.ops.elementwise.arithmetic.Where.prepare", refuse)
+    monkeypatch.setattr("dagexec.ops.families.elementwise.arithmetic.Where.prepare", refuse)
 
 
 @pytest.mark.usefixtures("_kernels_compute")

@@ -14,10 +14,10 @@ import pytest
 from dagexec import NetDef, Workspace
 from dagexec.core.arguments import ArgumentValue
 from dagexec.errors import OperatorError
-from dagexec.ops.onednn import convolution_family
-from dagexec.ops.onednn.binding import library
-from dagexec.ops.onednn.implementation import rule
-from dagexec.ops.onednn.problem import COMPOSED, Candidate, Problem
+from dagexec.ops.engines.onednn import convolution_family
+from dagexec.ops.engines.onednn.binding import library
+from dagexec.ops.engines.onednn.implementation import rule
+from dagexec.ops.engines.onednn.problem import COMPOSED, Candidate, Problem
 from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.conv.test_conv_transposed import TransposedCase, scatter
 from tests.ops.pieces import cut_into

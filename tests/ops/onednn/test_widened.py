@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from dagexec.core.arguments import ArgumentValue
-from dagexec.ops.onednn import convolution_family
-from dagexec.ops.onednn.implementation import rule
-from dagexec.ops.onednn.problem import Candidate, Problem
+from dagexec.ops.engines.onednn import convolution_family
+from dagexec.ops.engines.onednn.implementation import rule
+from dagexec.ops.engines.onednn.problem import Candidate, Problem
 from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.onednn.engine import AVX2, has_vectors_of
 from tests.ops.onednn.test_conv import ONE_BY_ONE, SQUARE, Layer, from_order, net_of

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from dagexec.core.arguments import ArgumentValue
-from dagexec.ops.onednn import convolution_family, winograd, winograd_tiling
-from dagexec.ops.onednn.binding import library
-from dagexec.ops.onednn.implementation import rule
-from dagexec.ops.onednn.problem import COMPOSED, Candidate, Problem
+from dagexec.ops.engines.onednn import convolution_family, winograd, winograd_tiling
+from dagexec.ops.engines.onednn.binding import library
+from dagexec.ops.engines.onednn.implementation import rule
+from dagexec.ops.engines.onednn.problem import COMPOSED, Candidate, Problem
 from dagexec.scheduler.nets.options import RunOptions
 from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.activation.test_post_ops import FORMULAS

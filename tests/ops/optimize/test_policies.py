@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.node import arguments_of
 from dagexec.errors import ArgumentError, SchemaError
-from dagexec.ops.optimize.policies import (
+from dagexec.ops.families.optimize.policies import (
     Alter,
     Composite,
     CompositeCosine,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dagexec.core.arguments import ArgumentValue
 from dagexec.errors import ArgumentError, DagexecError, SchemaError, ShapeError
-from dagexec.ops.optimize.sparse import occurrences
+from dagexec.ops.families.optimize.sparse import occurrences
 from tests.ops.optimize import formulas
 from tests.ops.optimize.updating import DEVICES, Array, Formula, counter, each_element, run_steps, scalar
 

@@ -22,7 +22,7 @@ from dagexec.core.node import arguments_of
 from dagexec.core.registry import schema_of
 from dagexec.core.schema import Cost, OperatorCall, TensorType
 from dagexec.errors import ArgumentError, DagexecError, ShapeError
-from dagexec.ops.pool import window as pool_module
+from dagexec.ops.families.pool import window as pool_module
 from dagexec.scheduler.nets.simple import SimpleNet
 from tests.memory_limits import peak_memory
 from tests.ops.drawing import drawn

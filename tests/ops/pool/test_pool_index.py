@@ -14,7 +14,7 @@ from dagexec.core.node import arguments_of
 from dagexec.core.registry import schema_of
 from dagexec.core.schema import Cost, OperatorCall, TensorType
 from dagexec.errors import ArgumentError, ShapeError
-from dagexec.ops.pool import window as blocks_module
+from dagexec.ops.families.pool import window as blocks_module
 from tests.ops.drawing import drawn
 from tests.ops.pooling import FLOATS, PoolCase, first_maxima, onnx_pools, pool_cases
 from tests.ops.running import operator_def, run_operator

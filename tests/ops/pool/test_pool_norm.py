@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from dagexec.errors import ArgumentError, ShapeError
-from dagexec.ops.pool import window as blocks_module
+from dagexec.ops.families.pool import window as blocks_module
 from tests.ops.drawing import drawn
 from tests.ops.pooling import FLOATS, PoolCase, norms, onnx_pools, pool_cases
 from tests.ops.running import run_operator

@@ -16,7 +16,7 @@ from onnx.reference import ReferenceEvaluator
 
 from dagexec.core.dtypes import TypeMeta
 from dagexec.errors import ArgumentError, OperatorError, ShapeError
-from dagexec.ops.quantized.linear import QUANTIZED, QUANTIZED_FLOATS
+from dagexec.ops.families.quantized.linear import QUANTIZED, QUANTIZED_FLOATS
 from tests.ops.integers import requantized
 from tests.ops.running import computed, run_operator
 

@@ -14,7 +14,7 @@ from dagexec import NetDef, OperatorDef, Workspace
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.gradient import gradient
 from dagexec.errors import ArgumentError, GradientError, OperatorError, ShapeError
-from dagexec.ops.recurrent import layer_gradient
+from dagexec.ops.families.recurrent import layer_gradient
 from dagexec.scheduler.nets.simple import SimpleNet
 from tests.memory_limits import peak_memory
 from tests.ops.drawing import drawn

@@ -13,7 +13,7 @@ from onnx.reference import ReferenceEvaluator
 import dagexec
 from dagexec.devices.sim import simulated
 from dagexec.errors import DagexecError, ModelFormatError, ShapeError
-from dagexec.ops.tabular.forest import Branches, Leaves, grown
+from dagexec.ops.families.tabular.forest import Branches, Leaves, grown
 from tests.ops.tabular.drawn import MODES, Attributes, random_rows, random_trees, weights
 from tests.ops.tabular.models import agrees, model_of, same
 

@@ -16,8 +16,8 @@ from dagexec.core.blob import Blob
 from dagexec.core.device import Device
 from dagexec.core.graph import build_graph
 from dagexec.devices.sim import simulated
-from dagexec.ops.communication import ThreadGroup
-from dagexec.ops.onednn.binding import library
+from dagexec.ops.engines.onednn.binding import library
+from dagexec.ops.families.communication import ThreadGroup
 from dagexec.scheduler.hazards import Accesses, check_net, check_plan, named_accesses, prepared_accesses
 from dagexec.scheduler.hazards.accesses import region_of
 from dagexec.scheduler.nets.async_dag import AsyncDAGNet

@@ -1,0 +1,92 @@
+"""Reductions by oneDNN: sums, means and extremes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import ml_dtypes
+import numpy as np
+
+from dagexec.core.operator import Operator, Step, in_sequence
+from dagexec.core.registry import operator
+from dagexec.errors import UnsupportedFeatureError
+from dagexec.ops.base.blocks import Array
+from dagexec.ops.engines.onednn.descriptors import DST, SRC
+from dagexec.ops.engines.onednn.operator import OneDNNOperator
+from dagexec.ops.families.reduction import axes as reduction
+
+_MAX, _MIN, _SUM, _, _MEAN = range(0x2FFF2, 0x2FFF7)
+
+ALGORITHMS: Mapping[type[Operator], int] = {
+    reduction.ReduceSum: _SUM,
+    reduction.ReduceMean: _MEAN,
+    reduction.ReduceMax: _MAX,
+    reduction.ReduceMin: _MIN,
+    reduction.ReduceFrontSum: _SUM,
+    reduction.ReduceFrontMean: _MEAN,
+    reduction.ReduceFrontMax: _MAX,
+    reduction.ReduceBackSum: _SUM,
+    reduction.ReduceBackMean: _MEAN,
+    reduction.ReduceBackMax: _MAX,
+}
+"""oneDNN's algorithm of each operator; NumPy computes the others."""
+
+
+class Reducing(OneDNNOperator):
+    """Base of the reductions."""
+
+    def drops_nan(self) -> bool:
+        return self._algorithm() in (_MAX, _MIN)
+
+    def _algorithm(self) -> int:
+        return next(ALGORITHMS[cls] for cls in type(self).__mro__ if cls in ALGORITHMS)
+
+    def prepare_primitive(self) -> Step:
+        """One reduction, of neighboring axes as one. oneDNN has fast code where the last axes are reduced."""
+        x = self.x(0)
+        if isinstance(self, reduction.PrefixReduction) and len(self.input_blobs) > 1:
+            raise UnsupportedFeatureError(f"{self.label}: oneDNN does not reduce parts of an axis")
+        if x.size == 0:
+            raise UnsupportedFeatureError(f"{self.label}: there is nothing to reduce")
+        assert isinstance(self, reduction.Reduction)
+        axes, _ = type(self).axes(self.call())
+        shape, kept = merged(x.shape, axes)
+        source, target = self.packed(x.reshape(shape)), self.packed(self.y(0).reshape(kept))
+        attributes = self.attributes()
+        tensors = (source, target, 0.0, 0.0, attributes)
+        found = self.describe_fast("reduction", self.onednn.engine, self._algorithm(), *tensors)
+        bound = self.in_parts(found, {SRC: (source, x), DST: (target, self.y(0))}, range(len(shape)))
+        if self._algorithm() in (_MAX, _MIN) and self.output(0).meta.is_float:
+            kept_shape = reduction.output_shape(x.shape, axes, True)
+            return in_sequence([bound.step, self._beyond_limits(x, axes, self.y(0).reshape(kept_shape))])
+        return self.rebindable(bound.step, bound, {0: SRC}, {0: DST})
+
+    def _beyond_limits(self, x: Array, axes: reduction.Axes, y: Array) -> Step:
+        """Has NumPy compute the extremes where one is the limit of the type: oneDNN gives it for infinities alone."""
+        largest = self._algorithm() == _MAX
+        limits = ml_dtypes.finfo(y.dtype)  # type: ignore[no-untyped-call]
+        limit = y.dtype.type(limits.min if largest else limits.max)
+        reduce = np.maximum.reduce if largest else np.minimum.reduce
+        at_limit = self.scratch(y.shape, np.bool_)
+
+        def look() -> None:
+            if np.equal(y, limit, out=at_limit).any():
+                reduce(x, axis=axes, keepdims=True, out=y)
+
+        return look
+
+
+def merged(shape: tuple[int, ...], axes: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """`shape` with neighboring axes as one that are all reduced or all kept; and that with the reduced ones as 1."""
+    sizes, reduced = [1], [False]
+    for axis, size in enumerate(shape):
+        if (axis in axes) != reduced[-1]:
+            sizes.append(1)
+            reduced.append(axis in axes)
+        sizes[-1] *= size
+    return tuple(sizes), tuple(1 if gone else size for size, gone in zip(sizes, reduced, strict=True))
+
+
+for _default in ALGORITHMS:
+    _members = {"__doc__": _default.__doc__, "__module__": __name__}
+    operator(_default.schema, engine="ONEDNN")(type(_default.__name__, (Reducing, _default), _members))
