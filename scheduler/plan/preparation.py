@@ -9,7 +9,8 @@ shapes depend on a value computed by the run, and every operator after it, gets 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import Any
 
@@ -86,13 +87,8 @@ class Preparation:
             operator.check_output_layouts()
         before = {id(blob.value.storage()) for blob in outputs_of(operators) if isinstance(blob.value, Tensor)}
         _own_what_is_written(operators, inputs)
-        dynamic: frozenset[int] = frozenset(range(len(graph)))
-        inferred: list[Inferred | None] = [None] * len(graph)
-        if not for_any_shapes:
-            dynamic, inferred = inferred_and_settled(operators, graph, constants, in_one_plan=keep is not None)
-        self.settled = frozenset(
-            index for index, found in enumerate(inferred) if found is not None and found.is_settled
-        )
+        dynamic, inferred = _inferred(operators, graph, constants, for_any_shapes, keep is not None)
+        self.settled = frozenset(index for index, found in enumerate(inferred) if found and found.is_settled)
         running = graph.without_edges_of(self.settled) if self.settled else graph
         self.memory: MemoryPlan | None = None
         if keep is not None:
@@ -102,24 +98,15 @@ class Preparation:
             self.memory = MemoryPlan(graph.name, buffers, order, arena_memory)
         self._conditions: list[Hashable] = [None] * len(operators)
         self.seconds: list[float] = [0.0] * len(operators)
-        taken = _TakenMemory(operators, inputs)
-        try:
-            with naming_failures(graph.name) as under_way:
-                self.prepared = self._prepared(operators, graph, inputs, inferred, keep or (), previous, under_way)
-        except (ResourceError, DeadlineExceededError):
-            self.memory = None
-            taken.give_back()
-            raise
-        kinds = {one.definition.type: one.definition for one in operators}
-        waits = {kind: 0.0 if is_known(definition) else _WAIT_SECONDS for kind, definition in kinds.items()}
-        self._waits = [waits[one.definition.type] for one in operators]
-        self.may_wait = any(self._waits) or bool(dynamic)
+        with _emptied_on_failure(operators, inputs), naming_failures(graph.name) as under_way:
+            self.prepared = self._prepared(operators, graph, inputs, inferred, keep or (), previous, under_way)
         self.steps: list[Step] = [one.step for one in self.prepared]
+        self._waits = _wait_seconds(operators)
+        self.may_wait = any(self._waits) or bool(dynamic)
         plan = _planned(running, self.settled, self.seconds)
         self.plan: Plan = plan if ordered is None else ordered(plan)
         self._operator_of: dict[int, tuple[int, float]] | None = None
-        in_parts = [one for one in self.prepared if one.parts]
-        self.name_step: NameStep = partial(_label, self.plan, self.steps, in_parts)
+        self.name_step: NameStep = partial(_label, self.plan, self.steps, [one for one in self.prepared if one.parts])
         own = _static_outputs(operators, dynamic)
         self.written = (*own, *(blob for one in self.prepared for blob in one.blobs))
         self.bindings = Bindings(inputs, self.written)
@@ -135,7 +122,7 @@ class Preparation:
         previous: Preparation | None,
         under_way: UnderWay,
     ) -> tuple[Prepared, ...]:
-        """Prepare the operators in list order; those that are alike are left for the end, to be prepared together."""
+        """The operators in list order; those that are alike are left for the end, to be prepared together."""
         memory, views = self.memory, graph.views
         made: dict[int, Prepared] = {}
         moving = frozenset(id(blob) for blob in inputs if not _is_constant(blob))
@@ -238,6 +225,22 @@ def _parts(prepared: Prepared) -> tuple[Step, ...]:
     return prepared.parts or (() if prepared.step is nothing_to_do else (prepared.step,))
 
 
+def _inferred(
+    operators: Sequence[Operator], graph: Graph, constants: frozenset[str], for_any_shapes: bool, in_one_plan: bool
+) -> tuple[frozenset[int], list[Inferred | None]]:
+    """See `inferred_and_settled`; `for_any_shapes` all operators are dynamic."""
+    if for_any_shapes:
+        return frozenset(range(len(graph))), [None] * len(graph)
+    return inferred_and_settled(operators, graph, constants, in_one_plan=in_one_plan)
+
+
+def _wait_seconds(operators: Iterable[Operator]) -> list[float]:
+    """How long each may wait for something, as far as its type tells."""
+    kinds = {one.definition.type: one.definition for one in operators}
+    waits = {kind: 0.0 if is_known(definition) else _WAIT_SECONDS for kind, definition in kinds.items()}
+    return [waits[one.definition.type] for one in operators]
+
+
 def _read_last(operators: Sequence[Operator], inputs: Iterable[Blob]) -> dict[int, list[Blob]]:
     """The constants among `inputs` that no operator behind the one of that number reads."""
     constants = {id(blob) for blob in inputs if _is_constant(blob)}
@@ -250,24 +253,21 @@ def _read_last(operators: Sequence[Operator], inputs: Iterable[Blob]) -> dict[in
     return found
 
 
-class _TakenMemory:
-    """The outputs that a preparation gives other memory, to be emptied when there is not enough for all of them."""
+@contextmanager
+def _emptied_on_failure(operators: Sequence[Operator], inputs: Iterable[Blob]) -> Iterator[None]:
+    """Within it, outputs that were given other memory are emptied when there is not enough for all, or time is over.
 
-    def __init__(self, operators: Sequence[Operator], inputs: Iterable[Blob]) -> None:
-        """The values of `inputs` are kept in any case."""
-        kept = {id(blob) for blob in inputs}
-        self._before = [
-            (blob, blob.value, _array_of(blob))
-            for operator in operators
-            for blob in operator.output_blobs
-            if id(blob) not in kept
-        ]
-
-    def give_back(self) -> None:
-        """Empty them."""
-        for blob, value, array in self._before:
+    The values of `inputs` are kept in any case.
+    """
+    kept = {id(blob) for blob in inputs}
+    before = [(blob, blob.value, _array_of(blob)) for blob in outputs_of(operators) if id(blob) not in kept]
+    try:
+        yield
+    except (ResourceError, DeadlineExceededError):
+        for blob, value, array in before:
             if isinstance(blob.value, Tensor) and (blob.value is not value or blob.value.current_array() is not array):
                 blob.value.clear()
+        raise
 
 
 def _array_of(blob: Blob) -> Array | None:
