@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache, partial
 
 import numpy as np
 
@@ -43,6 +43,7 @@ from dagexec.platform.assembler import (
     Instruction,
 )
 from dagexec.platform.machine_code import executable
+from dagexec.platform.records import dataclass
 
 GROUP = 8
 """Keys that are transposed together, and elements of each."""
@@ -246,27 +247,60 @@ def softmax_kernel(
     A mask has all bits set where a score stays.
     """
     code = Assembler()
+    softmax = _Softmax(code, has_passes, rest, has_tail)
     code.push(*_SAVED)
     fields = ((R8, MAIN), (R9, SCORE_ROW), (R10, BIAS_ROW), (R11, MASK_ROW), (R12, NUMBERS), (R13, ROWS))
     for register, field in fields:
         code.load_field(register, 8 * field, RCX)
+    code.clear(RBX)
+    code.load_constant(_LOW, -127.0)
+    row = code.here()
+    code.load_constant(_MOST, -math.inf)
+    softmax.over_row(partial(softmax.scale, has_bias, has_mask))
+    _across(code, MAX, _MOST)
+    code.clear_vector(_TOTAL)
+    softmax.over_row(softmax.exponentiate)
+    _across(code, ADD, _TOTAL)
+    code.load_constant(11, 1.0)
+    code.compute(_DIVIDE, _TOTAL, 11, _TOTAL)
+    code.clear_vector(15)
+    softmax.over_row(partial(softmax.divide, nan_to_zero))
+    for register, other in ((RDI, R9), (RSI, R10), (RDX, R11)):
+        code.add(register, other)
+    code.add_number(R13, -1)
+    code.jump_if_not_zero(row)
+    code.leave(*_SAVED)
+    return executable(code.code())
 
-    def over_row(body: Callable[[Sequence[int], bool], None]) -> None:
+
+@dataclass(frozen=True)
+class _Softmax:
+    """The loop over a row, and what is done with its vectors in each of three: see `softmax_kernel`."""
+
+    code: Assembler
+    has_passes: bool
+    rest: int
+    has_tail: bool
+
+    def over_row(self, body: Callable[[Sequence[int], bool], None]) -> None:
+        """Code of `body` for vectors behind one another, by their places, and for the tail alone."""
+        code = self.code
         code.clear(RAX)
-        if has_passes:
+        if self.has_passes:
             loop = code.here()
             body(range(_TOGETHER), False)
             code.add_number(RAX, _TOGETHER * _VECTOR)
             code.compare(RAX, R8)
             code.jump_if_below(loop)
-        if rest:
-            body(range(rest), False)
-            code.add_number(RAX, rest * _VECTOR)
-        if has_tail:
+        if self.rest:
+            body(range(self.rest), False)
+            code.add_number(RAX, self.rest * _VECTOR)
+        if self.has_tail:
             body(range(1), True)
 
-    def load(what: Instruction | None, target: int, left: int, base: int, place: int, is_tail: bool) -> None:
+    def load(self, what: Instruction | None, target: int, left: int, base: int, place: int, is_tail: bool) -> None:
         """target = memory, or left what memory; zeros behind the end of a row."""
+        code = self.code
         if not is_tail:
             code.compute_memory(what or (1, 0, 0x10), target, left, base, RAX, place * _VECTOR)
             return
@@ -277,36 +311,40 @@ def softmax_kernel(
         else:
             code.compute(what, target, left, 15)
 
-    def scale(places: Sequence[int], is_tail: bool) -> None:
+    def scale(self, has_bias: bool, has_mask: bool, places: Sequence[int], is_tail: bool) -> None:
+        """Scores times the scale, or what hidden ones become, plus the bias; and the largest of them."""
+        code = self.code
         for place in places:
-            load(None, place, 0, RDI, place, is_tail)
+            self.load(None, place, 0, RDI, place, is_tail)
             code.broadcast(11, R12, None, 1, 2 * _VECTOR)
             code.compute(MUL, place, place, 11)
             if has_mask:
                 code.broadcast(11, R12, None, 1, 2 * _VECTOR + 4)
-                load(None, 10, 0, RDX, place, is_tail)
+                self.load(None, 10, 0, RDX, place, is_tail)
                 code.compute(_AND, place, place, 10)
                 code.compute(_AND_NOT, 10, 10, 11)
                 code.compute(_OR, place, place, 10)
             if has_bias:
-                load(ADD, place, place, RSI, place, is_tail)
+                self.load(ADD, place, place, RSI, place, is_tail)
             if is_tail:
                 code.compute_memory(ADD, place, place, R12, RBX, _VECTOR)
             code.compute(MAX, _MOST, _MOST, place)
             code.store(place, RDI, RAX, place * _VECTOR)
 
-    def exponentiate(places: Sequence[int], _is_tail: bool) -> None:
+    def exponentiate(self, places: Sequence[int], _is_tail: bool) -> None:
+        """Powers of e of what scores have above the largest; and their sum."""
+        code, (first, *others) = self.code, _powers_of_two()
         chains = [(place, place + 4, place + 8) for place in places]
         for place, (x, _, p) in enumerate(chains):
             code.load(x, RDI, RAX, place * _VECTOR)
             code.compute(SUB, x, x, _MOST)
             code.compute_constant(MUL, x, x, 1 / math.log(2))
             code.compute(MAX, x, _LOW, x)  # on the right: what is no number stays none
-            code.load_constant(p, coefficients[0])
+            code.load_constant(p, first)
         for x, n, _ in chains:
             code.round(n, x)
             code.compute(SUB, x, x, n)
-        for value in coefficients[1:]:
+        for value in others:
             for x, _, p in chains:
                 code.compute_constant(HORNER, p, x, value)
         for place, (_, n, p) in enumerate(chains):
@@ -315,34 +353,15 @@ def softmax_kernel(
             code.compute(ADD, _TOTAL, _TOTAL, p)
             code.store(p, RDI, RAX, place * _VECTOR)
 
-    def divide(places: Sequence[int], _is_tail: bool) -> None:
+    def divide(self, nan_to_zero: bool, places: Sequence[int], _is_tail: bool) -> None:
+        """Powers over their sum, whose reciprocal _TOTAL has by now."""
+        code = self.code
         for place in places:
             code.load(place, RDI, RAX, place * _VECTOR)
             code.compute(MUL, place, place, _TOTAL)
             if nan_to_zero:
                 code.compute(MAX, place, place, 15)
             code.store(place, RDI, RAX, place * _VECTOR)
-
-    coefficients = _powers_of_two()
-    code.clear(RBX)
-    code.load_constant(_LOW, -127.0)
-    row = code.here()
-    code.load_constant(_MOST, -math.inf)
-    over_row(scale)
-    _across(code, MAX, _MOST)
-    code.clear_vector(_TOTAL)
-    over_row(exponentiate)
-    _across(code, ADD, _TOTAL)
-    code.load_constant(11, 1.0)
-    code.compute(_DIVIDE, _TOTAL, 11, _TOTAL)
-    code.clear_vector(15)
-    over_row(divide)
-    for register, other in ((RDI, R9), (RSI, R10), (RDX, R11)):
-        code.add(register, other)
-    code.add_number(R13, -1)
-    code.jump_if_not_zero(row)
-    code.leave(*_SAVED)
-    return executable(code.code())
 
 
 def _across(code: Assembler, what: Instruction, vector: int) -> None:
@@ -352,6 +371,7 @@ def _across(code: Assembler, what: Instruction, vector: int) -> None:
         code.compute(what, vector, vector, 11)
 
 
+@cache
 def _powers_of_two() -> list[float]:
     """Coefficients of 2^f for |f| <= 1/2, highest power first, the last one 1. Relative error 1e-8."""
     nodes = np.polynomial.chebyshev.chebpts1(_DEGREE) / 2
