@@ -196,8 +196,9 @@ class WorkerPool:
     def run_within(self, run: Run, outer: Run) -> None:
         """Execute `run` for an operator of `outer`, on whose worker this is called; other workers join in.
 
-        The worker runs ready chains until there are none, and then waits for those who have the others, who never wait
-        for it: they take what becomes ready themselves. So one worker is enough. `run` is stopped with `outer`.
+        The worker runs ready chains until none is left, and then waits for the workers that run the rest. They never
+        wait for it, as they take the chains that become ready themselves; so one worker is enough. `run` is stopped
+        with `outer`.
         """
         worker = self._here()
         end = ThreadWait()

@@ -77,7 +77,7 @@ class DenseLayers(ModelBuilder):
 
     @layer
     def concat(self, blobs_in: Sequence[str], blob_out: str) -> str:
-        """Channels of several blobs behind each other; their counts go to `_<out>_concat_dims`."""
+        """Concatenates blobs along their channels; the channel counts go to `_<out>_concat_dims`."""
         outputs = [blob_out, f"_{blob_out}_concat_dims"]
         return self.add_operator("Concat", blobs_in, outputs, order=self._order)
 

@@ -109,9 +109,10 @@ class GRUGradient(Operator):
     def _factors(
         self, arrays: BackwardArrays, number: int, low: int, high: int, earlier: Array, work: Array
     ) -> list[Step]:
-        """The passes that set sums of steps `low` to `high` to the factors of dH for z and n, and for r of n's.
+        """Array passes that write to `arrays.sums`, for steps `low` to `high`, each gate's factor of its gradient.
 
-        Without linear_before_reset that of r is of the gradient of the reset state.
+        Times dH, the factors of z and n are the gradients of these gates' pre-activations. The factor of r is to be
+        multiplied by that of n; without linear_before_reset, by the gradient of the reset state.
         """
         hidden, one = arrays.sizes.hidden, np.asarray(1, arrays.dtype)
         gates, sums = arrays.saved(0)[low:high, :, number], arrays.sums[low:high, :, number]

@@ -118,9 +118,10 @@ class LSTMGradient(Operator):
     def _factors(
         self, arrays: BackwardArrays, number: int, low: int, high: int, tanhs: Array, slopes: Array
     ) -> list[Step]:
-        """The passes that set sums of steps `low` to `high` to the factors of dC and, for o, of dH.
+        """Array passes that write to `arrays.sums`, for steps `low` to `high`, each gate's factor of its gradient.
 
-        `slopes` becomes that of dH in dC: o (1 - tanh(C)^2).
+        Times dC (dH for o), it is the gradient of the gate's pre-activation. `slopes` gets the factor from dH to dC,
+        o (1 - tanh(C)^2).
         """
         sizes, hidden = arrays.sizes, arrays.sizes.hidden
         gates, sums = arrays.saved(0)[low:high, :, number], arrays.sums[low:high, :, number]
@@ -139,7 +140,7 @@ class LSTMGradient(Operator):
         return [*passes, partial(np.multiply, rest, earlier, rest)]
 
     def _derivatives(self, gates: Array, sums: Array, cells: Array, tanhs: Array, slopes: Array) -> list[Step]:
-        """The passes that set `slopes`, and `sums` but for the cell of the step before, a factor of f's."""
+        """The same, except that f's factor still lacks the cell state of the step before."""
         hidden = slopes.shape[-1]
         one = np.asarray(1, gates.dtype)
         i, o, _, g = (gates[:, :, gate * hidden : (gate + 1) * hidden] for gate in range(4))
