@@ -8,10 +8,9 @@ independent of each other, and a phase begins when all pieces of the one before 
 Which pieces there are follows from the geometry of one example alone, never from how many threads there are. So bytes
 do not depend on who computes them.
 
-Fifty bytes of machine code, written at run time for the one calling convention that is known here (System V, x86-64),
-go through a table of functions and arguments and end at the first one that does not return 0. Where that cannot be had
-- another processor or system, one that forbids to run memory that was written to, or DAGEXEC_JOIN=off - steps are
-called one by one.
+A loop in machine code, written at run time for the calling convention of System V on x86-64, goes through a table of
+functions and arguments and ends at the first call that does not return 0. Where it cannot run - another processor or
+system, one that forbids running memory that was written to, or DAGEXEC_JOIN=off - steps are called one by one.
 """
 
 from __future__ import annotations
@@ -30,24 +29,13 @@ import numpy.typing as npt
 from dagexec.core.operator import Step, nothing_to_do
 from dagexec.errors import DagexecError
 from dagexec.platform.addresses import address_of
+from dagexec.platform.assembler import NOT_ZERO, RAX, RBP, RBX, RCX, RDI, RDX, RSI, RSP, ZERO, Assembler
 from dagexec.platform.machine_code import executable
 from dagexec.platform.records import dataclass
 from dagexec.platform.threads import threads
 
 Array = npt.NDArray[Any]
 Tables = Sequence[npt.NDArray[np.uint64]]
-
-_CODE = bytes.fromhex(
-    "f30f1efa"  # endbr64
-    "53 55 4883ec08"  # push rbx; push rbp; sub rsp, 8: the stack is aligned for calls
-    "4889fb 4889f5"  # rbx = table (first argument), rbp = rows (second argument)
-    "4885ed 7420"  # 0: test rbp, rbp; jz 1f
-    "488b7b08 488b7310 488b5318 488b4b20"  # the four arguments: rdi, rsi, rdx, rcx
-    "ff13"  # call [rbx]
-    "234328 7509"  # and eax, [rbx + 40]; jnz 1f
-    "4883c330 48ffcd ebdb"  # rbx += 48; --rbp; jmp 0b
-    "4889e8 4883c408 5d 5b c3"  # 1: return rbp, the rows left
-)
 
 ROW_BYTES = 48
 _STRETCHES = 4
@@ -299,4 +287,26 @@ def table_code() -> int | None:
 
     A row is six 64-bit numbers: a function, four arguments, and the bits of its result that must be 0.
     """
-    return executable(_CODE)
+    code = Assembler()
+    code.push(RBX, RBP)
+    code.add_number(RSP, -8)  # the stack is aligned for calls
+    code.move(RBX, RDI)  # rbx = the row
+    code.move(RBP, RSI)  # rbp = the rows left
+    code.mark("next row")
+    code.compare_number(RBP, 0)
+    code.jump("end", ZERO)
+    for place, register in enumerate((RDI, RSI, RDX, RCX), 1):
+        code.load_field(register, 8 * place, RBX)
+    code.call_field(RBX, 0)
+    code.load_field(RCX, 40, RBX)
+    code.intersect(RAX, RCX)
+    code.jump("end", NOT_ZERO)
+    code.add_number(RBX, ROW_BYTES)
+    code.add_number(RBP, -1)
+    code.jump("next row")
+    code.mark("end")
+    code.move(RAX, RBP)
+    code.add_number(RSP, 8)
+    code.pop(RBX, RBP)
+    code.end_call()
+    return executable(code.code())

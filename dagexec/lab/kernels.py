@@ -3,9 +3,9 @@
 Work is counted, not clocked: a rate that is measured once, with nobody else at work, says how many units are so many
 seconds. So a task takes longer where others take the processor or the memory away from it, as other work does.
 
-`compute` adds numbers in a register, one after another. `memory` reads a line of each 64 bytes of a buffer larger than
-most caches, which nobody writes. `sleep` leaves its core to others. Where there is no machine code, NumPy computes and
-reads, with the interpreter lock released.
+`compute` multiplies a number in a register, again and again. `memory` reads a number of each line of 64 bytes of a
+buffer larger than most caches, which nobody writes. `sleep` leaves its core to others. Where there is no machine code,
+NumPy computes and reads, with the interpreter lock released.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.native import can_run, table_code
+from dagexec.platform.assembler import LESS, NOT_ZERO, RAX, RCX, RDI, RDX, RSI, Assembler
 from dagexec.platform.machine_code import executable
 
 Row = tuple[int, int, int, int, int]
@@ -29,24 +30,6 @@ KINDS = ("compute", "memory", "sleep")
 
 BUFFER_BYTES = 64 << 20
 _LINE = 64
-
-_COMPUTE = bytes.fromhex(
-    "f30f1efa 4885ff 7428 0f57c0"  # endbr64; rdi = units, 0 is the end; xmm0 = 0
-    "f20f58c0 f20f58c0 f20f58c0 f20f58c0 f20f58c0 f20f58c0 f20f58c0 f20f58c0"  # 0: addsd xmm0, xmm0, eight times
-    "48ffcf 75db"  # dec rdi; jnz 0b
-    "31c0 c3"  # eax = 0; ret
-)
-_READ = bytes.fromhex(
-    "f30f1efa 4885f6 740c"  # endbr64; rdi = address, rsi = lines, 0 is the end
-    "488b07 4883c740 48ffce 75f4"  # 0: rax = [rdi]; rdi += 64; dec rsi; jnz 0b
-    "31c0 c3"  # eax = 0; ret
-)
-_MARK = bytes.fromhex(
-    "f30f1efa 488b06"  # endbr64; rdi = result, rsi = [own mark, addresses of marks], rdx = addresses; rax = own mark
-    "48ffca 7810"  # 0: dec rdx; js 1f
-    "486bc01f 4883c608 488b0e 480301 ebeb"  # rax *= 31; rsi += 8; rax += [[rsi]]; jmp 0b
-    "488907 31c0 c3"  # 1: [rdi] = rax; eax = 0; ret
-)
 
 _CALIBRATION_UNITS = {"compute": 100_000, "memory": BUFFER_BYTES // _LINE}
 _CALIBRATION_ROUNDS = 7
@@ -124,9 +107,46 @@ def _function(address: int) -> Callable[[int, int, int, int], int]:
 @cache
 def _code(name: str) -> int:
     assert table_code() is not None, "no machine code runs here"
-    address = executable({"compute": _COMPUTE, "memory": _READ, "mark": _MARK}[name])
+    code = Assembler()
+    {"compute": _write_compute, "memory": _write_memory, "mark": _write_mark}[name](code)
+    code.clear(RAX)
+    code.end_call()
+    address = executable(code.code())
     assert address is not None, "no machine code runs here"
     return address
+
+
+def _write_compute(code: Assembler) -> None:
+    """rdi = units; each is eight products, of which one waits for the other."""
+    code.mark("next")
+    for _ in range(8):
+        code.multiply(RAX, RAX)
+    code.add_number(RDI, -1)
+    code.jump("next", NOT_ZERO)
+
+
+def _write_memory(code: Assembler) -> None:
+    """rdi = address, rsi = lines."""
+    code.mark("next")
+    code.load_field(RAX, 0)
+    code.add_number(RDI, _LINE)
+    code.add_number(RSI, -1)
+    code.jump("next", NOT_ZERO)
+
+
+def _write_mark(code: Assembler) -> None:
+    """rdi = where the result goes, rsi = the task's mark and the addresses of its inputs' marks, rdx = inputs."""
+    code.load_field(RAX, 0, RSI)
+    code.mark("next")
+    code.add_number(RDX, -1)
+    code.jump("end", LESS)
+    code.multiply_number(RAX, RAX, 31)
+    code.add_number(RSI, 8)
+    code.load_field(RCX, 0, RSI)
+    code.add_field(RAX, 0, RCX)
+    code.jump("next")
+    code.mark("end")
+    code.store_number(RAX, RDI)
 
 
 @cache

@@ -194,6 +194,30 @@ class Assembler:
         """The 64 bits at base + scale * index + offset = register."""
         self._general(0x89, register, base, index, scale, offset)
 
+    def store_short_number(self, register: int, base: int) -> None:
+        """The 32 bits at base = the low half of register. Not for r8 to r15, nor for rsp and rbp as a base."""
+        self._bytes += bytes([0x89, register << 3 | base])
+
+    def copy_bytes(self) -> None:
+        """Copy rcx bytes from rsi to rdi, which then point behind them; rcx = 0."""
+        self._bytes += b"\xf3\xa4"  # rep movsb
+
+    def copy_number(self, size: int) -> None:
+        """Copy 4 or 8 bytes from rsi to rdi, which then point behind them."""
+        self._bytes += {4: b"\xa5", 8: b"\x48\xa5"}[size]  # movsd, movsq
+
+    def copy_line(self) -> None:
+        """Copy 16 bytes from rsi to rdi, which stay, through vector 0. Needs no AVX."""
+        self._bytes += bytes.fromhex("0f1006 0f1107")  # movups xmm0, [rsi]; movups [rdi], xmm0
+
+    def load_float_status(self) -> None:
+        """Set the processor's float status, its flags of exceptions among it, to the 32 bits at rsp - 8."""
+        self._bytes += bytes.fromhex("0fae5424f8")  # ldmxcsr [rsp - 8]
+
+    def store_float_status(self) -> None:
+        """The 32 bits at rsp - 8 = the processor's float status."""
+        self._bytes += bytes.fromhex("0fae5c24f8")  # stmxcsr [rsp - 8]
+
     def clear(self, register: int) -> None:
         """register = 0."""
         self._bytes += bytes([0x48 | (register > RDI) * 5, 0x31, 0xC0 | (register & 7) * 9])
@@ -255,7 +279,7 @@ class Assembler:
 
     def fetch_and_add(self, register: int, base: int, offset: int) -> None:
         """Add a register to the 64 bits at base + offset, and get what these were: nobody else comes between."""
-        self._bytes += b"\xf0"
+        self._bytes += b"\xf0"  # lock
         self._bytes += bytes([0x48 | (register > RDI) << 2 | (base > RDI), 0x0F])
         self._bytes += bytes([0xC1, 0x80 | (register & 7) << 3 | base & 7]) + struct.pack("<i", offset)
 
@@ -293,7 +317,7 @@ class Assembler:
 
     def pause(self) -> None:
         """Tell the processor that this is a loop that waits for another."""
-        self._bytes += b"\xf3\x90"
+        self._bytes += b"\xf3\x90"  # pause
 
     def read_clock(self, register: int) -> None:
         """register = the ticks of the processor's clock. Changes rax and rdx."""
@@ -303,7 +327,7 @@ class Assembler:
 
     def yield_core(self) -> None:
         """Let another thread have the core: Linux's sched_yield. Changes rax, rcx and r11."""
-        self._bytes += bytes.fromhex("b818000000 0f05")
+        self._bytes += bytes.fromhex("b818000000 0f05")  # mov eax, 24; syscall
 
     def compare(self, register: int, other: int) -> None:
         """Compare a register with another."""

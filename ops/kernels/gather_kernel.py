@@ -19,40 +19,32 @@ from dagexec.core.shapes import element_count
 from dagexec.ops.kernels.sharing import pieces_of_bytes
 from dagexec.ops.kernels.tables import even_shares, shares
 from dagexec.platform.addresses import address_of
+from dagexec.platform.assembler import (
+    BELOW,
+    LESS,
+    NOT_LESS,
+    NOT_ZERO,
+    R8,
+    R9,
+    R10,
+    R11,
+    R12,
+    R13,
+    RAX,
+    RBP,
+    RBX,
+    RCX,
+    RDI,
+    RDX,
+    RSI,
+    Assembler,
+)
 from dagexec.platform.machine_code import executable
 
 Array = npt.NDArray[Any]
 
-_CODE = (
-    "f30f1efa"  # endbr64
-    "53 55 4154 4155"  # push rbx; push rbp; push r12; push r13
-    "4889fb 4c8b03 4c8b4b08 4c8b5310 4c8b5b18"  # rbx = fields: r8 = indices, r9 = count, r10 = size, r11 = low
-    "31c9"  # ecx = 0
-    "{first}"  # 1: rax = indices[rcx]
-    "4c39d0 7d73 4c39d8 7c6e"  # cmp rax, size; jge 9f; cmp rax, low; jl 9f
-    "48ffc1 4c39c9 72ea"  # inc rcx; cmp rcx, count; jb 1b
-    "4c8b6320 488b7b28 4c8b6b30 488b6b38"  # r12 = table, rdi = where to write, r13 = tables, rbp = bytes of a row
-    "31d2"  # 2: edx = 0
-    "{second}"  # 3: rax = indices[rdx]
-    "4c39d0 7d4b 4c39d8 7c46"  # the same comparisons
-    "4889c6 48c1fe3f 4c21d6 4801c6"  # rsi = rax, plus size where it is negative
-    "480faff5 4c01e6 4889e9"  # rsi = table + rsi * bytes; rcx = bytes
-    "{copy}"  # rcx bytes from [rsi] to [rdi], which goes on behind them
-    "48ffc2 4c39ca 72bf"  # inc rdx; cmp rdx, count; jb 3b
-    "4c89d0 480fafc5 4901c4"  # r12 += size * bytes
-    "49ffcd 75ae"  # dec r13; jnz 2b
-    "31c0 eb05"  # return 0
-    "b801000000"  # 9: return 1
-    "415d 415c 5d 5b c3"
-)
-_INDEX = {4: ("49630488", "49630490"), 8: ("498b04c8", "498b04d0")}
-"""By the bytes of an index, how it is loaded with rcx and with rdx."""
-
-_COPY_BYTES = 20
-_SINGLE = {4: "a5", 8: "48a5"}  # movsd, movsq
-_ANY = "f3a4"  # rep movsb
-_LINES = "0f1006 0f1107 4883c610 4883c710 4883e910 75ec"  # 16 bytes at a time, by xmm0
-_LINE, _MOST_LINES = 16, 128  # rows of more lines are for `rep movsb`
+_LINE, _MOST_LINES = 16, 128
+"""Bytes that are copied at a time; rows of more lines are copied by one instruction."""
 
 
 def gather_step(
@@ -84,21 +76,72 @@ def gather_step(
     return NativeStep((tuple((call,) for call in calls),))
 
 
-def _code(index_bytes: int, row: int) -> int | None:
-    """The address of a function of the fields, which returns 1 for an index out of range."""
-    if row in _SINGLE:
-        return _made(index_bytes, _SINGLE[row])
-    by_lines = row % _LINE == 0 and row <= _LINE * _MOST_LINES
-    return _made(index_bytes, _LINES if by_lines else _ANY)
-
-
 @cache
-def _made(index_bytes: int, copy: str) -> int | None:
-    first, second = _INDEX[index_bytes]
-    return executable(bytes.fromhex(_CODE.format(first=first, second=second, copy=_filled(copy))))
+def _code(index_bytes: int, row: int) -> int | None:
+    """The address of a function of the fields, which returns 1 for an index out of range; None where none runs."""
+    fields, indices, count, size, lowest, table, tables = RBX, R8, R9, R10, R11, R12, R13
+    code = Assembler()
+    saved = fields, RBP, table, tables
+    code.push(*saved)
+    code.move(fields, RDI)
+    for place, register in enumerate((indices, count, size, lowest, table, RDI, tables, RBP)):
+        code.load_number(register, fields, None, offset=8 * place)
+    code.clear(RCX)
+    code.mark("check")
+    _load_index(code, index_bytes, RCX)
+    code.add_number(RCX, 1)
+    code.compare(RCX, count)
+    code.jump("check", BELOW)
+    code.mark("next table")
+    code.clear(RDX)
+    code.mark("pick")
+    _load_index(code, index_bytes, RDX)
+    code.move(RSI, RAX)
+    code.shift_right(RSI, 63)
+    code.intersect(RSI, size)
+    code.add(RSI, RAX)  # rsi = the index from the start of the axis
+    code.multiply(RSI, RBP)
+    code.add(RSI, table)
+    _copy_row(code, row)
+    code.add_number(RDX, 1)
+    code.compare(RDX, count)
+    code.jump("pick", BELOW)
+    code.move(RAX, size)
+    code.multiply(RAX, RBP)
+    code.add(table, RAX)
+    code.add_number(tables, -1)
+    code.jump("next table", NOT_ZERO)
+    code.clear(RAX)
+    code.jump("end")
+    code.mark("out of range")
+    code.set_number(RAX, 1)
+    code.mark("end")
+    code.pop(*saved)
+    code.end_call()
+    return executable(code.code())
 
 
-def _filled(copy: str) -> str:
-    """`copy` with a jump to the end of its place in the code."""
-    left = _COPY_BYTES - len(bytes.fromhex(copy))
-    return copy if not left else f"{copy} eb{left - 2:02x} {'90' * (left - 2)}"
+def _load_index(code: Assembler, index_bytes: int, number: int) -> None:
+    """rax = the index with the number in register `number`."""
+    load = code.load_short_number if index_bytes == 4 else code.load_number
+    load(RAX, R8, number, index_bytes)
+    for bound, condition in ((R10, NOT_LESS), (R11, LESS)):
+        code.compare(RAX, bound)
+        code.jump("out of range", condition)
+
+
+def _copy_row(code: Assembler, row: int) -> None:
+    """Copy a row of rbp bytes from rsi to rdi, which moves on behind it."""
+    if row in (4, 8):
+        code.copy_number(row)
+        return
+    code.move(RCX, RBP)
+    if row % _LINE or row > _LINE * _MOST_LINES:
+        code.copy_bytes()
+        return
+    line = code.here()
+    code.copy_line()
+    code.add_number(RSI, _LINE)
+    code.add_number(RDI, _LINE)
+    code.add_number(RCX, -_LINE)
+    code.jump_if_not_zero(line)

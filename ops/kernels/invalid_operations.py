@@ -20,27 +20,64 @@ from dagexec.core.native import NativeCall, NativeStep, Phases, Piece, can_run
 from dagexec.core.operator import Step
 from dagexec.errors import DagexecError
 from dagexec.platform.addresses import address_of
+from dagexec.platform.assembler import RAX, RCX, RDI, RSP, ZERO, Assembler
 from dagexec.platform.machine_code import executable
 
-_CLEAR = bytes.fromhex(
-    "f30f1efa"  # endbr64
-    "0fae5c24fc 806424fcfe 0fae5424fc"  # stmxcsr [rsp - 4]; and byte [rsp - 4], ~1; ldmxcsr [rsp - 4]
-    "31c0 c3"  # return 0
-)
-_NOTE = bytes.fromhex(
-    "f30f1efa"
-    "0fae5c24fc f64424fc01 7410"  # stmxcsr [rsp - 4]; test byte [rsp - 4], 1; jz 1f
-    "c70701000000 806424fcfe 0fae5424fc"  # dword [rdi] = 1; and byte [rsp - 4], ~1; ldmxcsr [rsp - 4]
-    "31c0 c3"  # 1: return 0
-)
-_READ = bytes.fromhex("f30f1efa 8b07 c3")  # return dword [rdi]
+_FLAG = 1
+"""Of an invalid operation, in the processor's float status."""
 
 
 @cache
 def _codes() -> tuple[int, int, int] | None:
-    """The addresses of the code that clears the flag, notes it, and reads a note; None without."""
-    found = executable(_CLEAR), executable(_NOTE), executable(_READ)
-    return None if None in found or not can_run() else found  # type: ignore[return-value]
+    """The addresses of the code that clears the flag, notes it, and reads a note; None where none runs."""
+    addresses = tuple(executable(code) for code in (_clearing(), _noting(), _reading()))
+    return None if None in addresses or not can_run() else addresses  # type: ignore[return-value]
+
+
+def _clearing() -> bytes:
+    """Clears the flag."""
+    code = Assembler()
+    _load_status(code)
+    _clear_flag(code)
+    code.clear(RAX)
+    code.end_call()
+    return code.code()
+
+
+def _noting() -> bytes:
+    """Where the flag is set, writes 1 to the 32 bits at rdi and clears it."""
+    code = Assembler()
+    _load_status(code)
+    code.move(RCX, RAX)
+    code.and_number(RCX, _FLAG)
+    code.jump("end", ZERO)
+    code.store_short_number(RCX, RDI)
+    _clear_flag(code)
+    code.mark("end")
+    code.clear(RAX)
+    code.end_call()
+    return code.code()
+
+
+def _reading() -> bytes:
+    """Returns the 32 bits at rdi."""
+    code = Assembler()
+    code.load_short_number(RAX, RDI, None)
+    code.end_call()
+    return code.code()
+
+
+def _load_status(code: Assembler) -> None:
+    """rax = the float status."""
+    code.store_float_status()
+    code.load_short_number(RAX, RSP, None, offset=-8)
+
+
+def _clear_flag(code: Assembler) -> None:
+    """The float status = rax without the flag."""
+    code.and_number(RAX, ~_FLAG)
+    code.store_number(RAX, RSP, -8)
+    code.load_float_status()
 
 
 def can_be_seen() -> bool:
