@@ -22,7 +22,7 @@ from dagexec.errors import UnsupportedOperatorError
 from dagexec.frontend.onnx import forms
 from dagexec.frontend.onnx import graph as graphs
 from dagexec.frontend.onnx import node as nodes
-from dagexec.frontend.onnx.foreign import FOREIGN
+from dagexec.frontend.onnx.foreign_nodes import FOREIGN
 from dagexec.scheduler.hazards import check_net
 from dagexec.testing import detecting
 from tests.cuda.emulated import emulated

@@ -16,7 +16,7 @@ from dagexec.core.node import Node, arguments_of
 from dagexec.errors import UnsupportedOperatorError
 from dagexec.frontend.onnx import forms, from_model_proto
 from dagexec.frontend.onnx import node as nodes
-from dagexec.frontend.onnx.foreign import FOREIGN, merged
+from dagexec.frontend.onnx.foreign_nodes import FOREIGN, merged
 from dagexec.frontend.onnx.known_types import KnownTypes
 
 pytestmark = pytest.mark.usefixtures("tables_are_foreign")
@@ -168,7 +168,7 @@ def test_many_nodes_are_merged_in_bounded_time(monkeypatch: pytest.MonkeyPatch) 
              for i in range(40)]  # fmt: skip
     model = model_of(*nodes, node("Relu", "t39", "y"), shape=[3, 4])
     assert [len(part) for part in parts(from_model_proto(model))] == [40]
-    monkeypatch.setattr("dagexec.frontend.onnx.foreign._MAX_STEPS", 10)
+    monkeypatch.setattr("dagexec.frontend.onnx.foreign_nodes._MAX_STEPS", 10)
     assert len(parts(from_model_proto(model))) > 1
     agrees(model, MATRICES[0, :3])
 

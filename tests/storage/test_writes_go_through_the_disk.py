@@ -27,7 +27,7 @@ EXEMPT = {
     "testing/exploring.py": "which schedule is tried, for whoever asks why the process died",
     "stress/simulation.py": "the folder of a simulated disk",
     "stress/watchdog.py: tempfile": "the stacks of a process that hangs",
-    "sessions/onnx_runtime_island.py: tempfile": "a profile that is read at once",
+    "foreign/onnx_runtime_island.py: tempfile": "a profile that is read at once",
     "cluster/ray_session.py": "the folder of a cluster that ends with this process",
     "training/safetensors_file.py: serialize_file": "into an Unpublished, which synchronizes it",
 }

@@ -30,9 +30,9 @@ from dagexec.core.choices import choices
 from dagexec.core.model import Model
 from dagexec.core.purity import is_known
 from dagexec.errors import DagexecError
+from dagexec.foreign import IslandRuntime, usable_runtimes
 from dagexec.options import CompileOptions
 from dagexec.platform.deadline import Deadline
-from dagexec.sessions import IslandRuntime, usable_runtimes
 
 logger = logging.getLogger("dagexec")
 

@@ -14,7 +14,7 @@ from dagexec.compiler.islands.plans import Plan, PlanPart
 from dagexec.compiler.islands.regions import IslandSource
 from dagexec.core.graph import build_graph
 from dagexec.core.model import Model
-from dagexec.sessions import IslandRuntime
+from dagexec.foreign import IslandRuntime
 
 _MOST_SEGMENTS = 12
 _MOST_CROSSING = 8  # blobs: each is an output of one island and an input of another

@@ -8,8 +8,8 @@ from typing import cast
 
 from dagexec.compiler.islands.regions import IslandSource, with_islands
 from dagexec.core.model import Model
+from dagexec.foreign import IslandRuntime
 from dagexec.platform.records import dataclass
-from dagexec.sessions import IslandRuntime
 
 _PART = re.compile(r"(\w+) (\d+)-(\d+)")
 

@@ -25,8 +25,8 @@ from dagexec.core.registry import schema_of
 from dagexec.core.schema import TensorType
 from dagexec.errors import UnsupportedOperatorError
 from dagexec.export import operators_without_counterpart, to_onnx
+from dagexec.foreign import IslandRuntime, seal_of
 from dagexec.platform.records import dataclass
-from dagexec.sessions import IslandRuntime, seal_of
 
 Array = npt.NDArray[Any]
 

@@ -21,7 +21,7 @@ from dagexec.core.schema import ElementTypeError
 from dagexec.errors import ModelFormatError, SchemaError, UnsupportedOperatorError
 from dagexec.frontend.onnx.external_data import ExternalData
 from dagexec.frontend.onnx.folding import fold
-from dagexec.frontend.onnx.foreign import FOREIGN, foreign_operator, is_deterministic, merged, variant_outputs
+from dagexec.frontend.onnx.foreign_nodes import FOREIGN, foreign_operator, is_deterministic, merged, variant_outputs
 from dagexec.frontend.onnx.forms import Conversions, conversions_of, form_of
 from dagexec.frontend.onnx.functions import Functions, body, standard_function
 from dagexec.frontend.onnx.initializers import NOWHERE, Array, dense_array, tensor_array

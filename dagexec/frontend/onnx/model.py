@@ -20,6 +20,7 @@ from dagexec.core.program import Program
 from dagexec.core.proto import NetDef
 from dagexec.core.spelling import did_you_mean
 from dagexec.errors import ArgumentError, FeedError, ModelFormatError, UnsupportedOperatorError
+from dagexec.foreign import check_for_inference
 from dagexec.frontend.onnx import (  # noqa: F401 - registers their converters
     attention,
     control,
@@ -45,7 +46,7 @@ from dagexec.frontend.onnx import (  # noqa: F401 - registers their converters
 from dagexec.frontend.onnx.declared_types import check_declared
 from dagexec.frontend.onnx.defaults import overridable_inputs, without_data
 from dagexec.frontend.onnx.external_data import ExternalData
-from dagexec.frontend.onnx.foreign import merged, settle
+from dagexec.frontend.onnx.foreign_nodes import merged, settle
 from dagexec.frontend.onnx.functions import Functions
 from dagexec.frontend.onnx.graph import (
     GraphConversion,
@@ -60,7 +61,6 @@ from dagexec.frontend.onnx.node import Scope
 from dagexec.frontend.onnx.scoping import check_origins, check_provided, given_names, listed
 from dagexec.frontend.onnx.stated import dims_of, stated_of
 from dagexec.platform.records import dataclass
-from dagexec.sessions import check_for_inference
 
 _NEWEST_IR_VERSION = 14
 

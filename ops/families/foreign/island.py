@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from dagexec import sessions
+from dagexec import foreign
 from dagexec.core.arguments import Arguments
 from dagexec.core.body import NET_TYPE, Body
 from dagexec.core.dtypes import from_numpy
@@ -56,7 +56,7 @@ def _content(arguments: Arguments) -> bytes:
 
 @lru_cache(maxsize=64)
 def _parsed(content: bytes, label: str) -> onnx.ModelProto:
-    return sessions.parse(content, label)
+    return foreign.parse(content, label)
 
 
 @lru_cache(maxsize=64)
@@ -69,7 +69,7 @@ def _small_constants(content: bytes, label: str) -> Mapping[str, Array]:
 def check_sealed(arguments: Arguments, label: str) -> None:
     """Raise ModelFormatError for an island that the compiler of this process has not made."""
     net = _net(arguments).SerializeToString(deterministic=True)
-    if not sessions.is_sealed(arguments.string("seal", ""), _content(arguments), net):
+    if not foreign.is_sealed(arguments.string("seal", ""), _content(arguments), net):
         raise ModelFormatError(f"{label}: islands are made by dagexec.compile, and not read from models")
 
 
@@ -127,7 +127,7 @@ class Island(Operator):
         """Raises ModelFormatError for one that the compiler did not make, and MissingBlobError."""
         super().__init__(definition, workspace, index=index, net=net)
         check_sealed(self.arguments, self.label)
-        self._session: sessions.IslandSession | None = None
+        self._session: foreign.IslandSession | None = None
         reset_after_fork(self, Island._forget_session)
 
     def _forget_session(self) -> None:
@@ -147,7 +147,7 @@ class Island(Operator):
             {index: partial(bound.set_output, index) for index in range(len(self.output_blobs))},
         )
 
-    def _open(self) -> sessions.IslandSession:
+    def _open(self) -> foreign.IslandSession:
         if self._session is None:
             count = self.arguments.int("constants", 0)
             first = len(self.input_blobs) - count
@@ -155,9 +155,9 @@ class Island(Operator):
             constants = {name: self.x(first + place) for place, name in enumerate(names)}
             message = _parsed(_content(self.arguments), self.label)
             specialized = self.arguments.int("specialized", 0) > 0
-            model = sessions.IslandModel(message, constants, 1, specialized)
-            runtime = cast(sessions.IslandRuntime, self.arguments.string("runtime", ""))
-            self._session = sessions.open_island(runtime, model, self.label, self.definition.output)
+            model = foreign.IslandModel(message, constants, 1, specialized)
+            runtime = cast(foreign.IslandRuntime, self.arguments.string("runtime", ""))
+            self._session = foreign.open_island(runtime, model, self.label, self.definition.output)
         return self._session
 
     def _fall_back(self, error: Exception) -> _OwnKernels:
@@ -203,7 +203,7 @@ class _BoundStep:
 
     def __init__(
         self,
-        open_session: Callable[[], sessions.IslandSession],
+        open_session: Callable[[], foreign.IslandSession],
         inputs: list[Array],
         outputs: list[Array],
         refused: Callable[[Exception], _OwnKernels] | None,
@@ -213,7 +213,7 @@ class _BoundStep:
         self._inputs, self._outputs = inputs, outputs
         self._refused = refused
         self._own: _OwnKernels | None = None
-        self._bound: sessions.BoundIsland | None = None
+        self._bound: foreign.BoundIsland | None = None
         with self._falling_back():
             self._bound = open_session().bound(inputs, outputs)
         reset_after_fork(self, _BoundStep._forget)

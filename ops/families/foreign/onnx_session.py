@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from dagexec import sessions
+from dagexec import foreign
 from dagexec.core.arguments import Arguments
 from dagexec.core.blob import Blob, set_content, tensor_in
 from dagexec.core.dtypes import STRING
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 @lru_cache(maxsize=64)
 def _parsed(content: bytes, label: str) -> onnx.ModelProto:
-    return sessions.parse(content, label)
+    return foreign.parse(content, label)
 
 
 @lru_cache(maxsize=256)
 def _inferred(content: bytes, inputs: tuple[TensorType, ...], label: str) -> tuple[TensorType, ...] | None:
-    found = sessions.infer_types(_parsed(content, label), inputs, label)
+    found = foreign.infer_types(_parsed(content, label), inputs, label)
     return None if found is None else tuple(found)
 
 
@@ -106,8 +106,8 @@ class OnnxSession(Operator):
         """A run of the session, with inputs and outputs bound to it where their shapes are known."""
         values = [self._value(index) for index in range(len(self.input_blobs))]
         sized = self.schema.can_infer(self.definition)
-        typed = sessions.complete(self._message, [sessions.type_of_value(value) for value in values], sized=sized)
-        session = sessions.open_session(typed, self.label, self.arguments.int("threads", 1))
+        typed = foreign.complete(self._message, [foreign.type_of_value(value) for value in values], sized=sized)
+        session = foreign.open_session(typed, self.label, self.arguments.int("threads", 1))
         if not sized:
             return partial(self._run, session, values)
         inputs = [value for value in values if isinstance(value, np.ndarray)]
@@ -120,7 +120,7 @@ class OnnxSession(Operator):
         value = self.input_blobs[index].value
         return value.content if isinstance(value, Variant) else self.x(index)
 
-    def _run(self, session: sessions.Session, arrays: Sequence[object]) -> None:
+    def _run(self, session: foreign.ForeignSession, arrays: Sequence[object]) -> None:
         """Run the session on these arrays, and on what variants hold now."""
         given = [
             blob.value.content if isinstance(blob.value, Variant) else array
@@ -138,7 +138,7 @@ def _take(blob: Blob, found: object) -> None:
         set_content(blob, cast(Content, found))
 
 
-def _copy_results(session: sessions.Session, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _copy_results(session: foreign.ForeignSession, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     """Run the session on copies, for strings, which it has in another form."""
     for target, found in zip(outputs, session.run(list(map(_to_session, inputs))), strict=True):
         np.copyto(target, np.asarray(_from_session(found)).reshape(target.shape), casting="unsafe")

@@ -22,9 +22,9 @@ from dagexec.core.choices import choices
 from dagexec.core.dtypes import FLOAT32
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.proto import NetDef
+from dagexec.foreign import island
 from dagexec.options import CompileOptions
 from dagexec.platform.deadline import Deadline
-from dagexec.sessions import island
 from tests.compiler.islands.nets import ANY, convolutions, fed
 from tests.ops.running import operator_def
 

@@ -16,7 +16,7 @@ import onnxruntime
 import pytest
 
 import dagexec
-from dagexec import sessions
+from dagexec import foreign
 from dagexec.compiler.compilation import compile_model
 from dagexec.compiler.islands.regions import island_source
 from dagexec.core.dtypes import FLOAT32
@@ -24,10 +24,10 @@ from dagexec.core.model import InputInfo, Model
 from dagexec.core.node import arguments_of
 from dagexec.core.proto import NetDef
 from dagexec.errors import ModelFormatError
+from dagexec.foreign import onnx_runtime_island, opening_islands, openvino, openvino_trial
 from dagexec.options import CompileOptions
 from dagexec.scheduler.hazards import check_net
 from dagexec.scheduler.observe.trace import Trace
-from dagexec.sessions import onnx_runtime_island, opening_islands, openvino, openvino_trial
 from tests.compiler.islands.nets import ANY, NETS, RUNTIMES, Array, attention, convolutions, fed, needs, reshaping
 from tests.forked import in_child
 from tests.held import Held
@@ -158,27 +158,27 @@ def test_constants_are_handed_over_where_they_lie_and_small_ones_in_the_message(
 
 def test_a_session_has_no_more_threads_than_its_operator() -> None:
     [island] = compile_model(dagexec.load_model(attention()), CompileOptions(islands="onnxruntime", **ANY)).model.net.op
-    message = sessions.parse(next(one.s for one in island.arg if one.name == "model"), "attention")
+    message = foreign.parse(next(one.s for one in island.arg if one.name == "model"), "attention")
     names, random = island.input[1:], np.random.default_rng(0)
     shapes = {value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in message.graph.input}
     constants = {name: random.standard_normal(shapes[name]).astype(np.float32) for name in names}
     kept = []
     for threads in (1, 3):
         before = len(os.listdir("/proc/self/task"))
-        kept.append(sessions.open_island("onnxruntime", sessions.IslandModel(message, constants, threads), "it", ["y"]))
+        kept.append(foreign.open_island("onnxruntime", foreign.IslandModel(message, constants, threads), "it", ["y"]))
         assert len(os.listdir("/proc/self/task")) - before <= threads - 1
 
 
 def test_openvino_is_given_the_threads_of_its_operator() -> None:
     needs("openvino")
     [island] = compile_model(dagexec.load_model(convolutions()), CompileOptions(islands="openvino", **ANY)).model.net.op
-    message = sessions.parse(next(one.s for one in island.arg if one.name == "model"), "convolutions")
+    message = foreign.parse(next(one.s for one in island.arg if one.name == "model"), "convolutions")
     random, values = np.random.default_rng(0), {value.name: value for value in message.graph.input}
     constants = {
         name: random.standard_normal([dim.dim_value for dim in values[name].type.tensor_type.shape.dim]).astype("f4")
         for name in island.input[1:]
     }
-    session = openvino.OpenVinoIsland(sessions.IslandModel(message, constants, 2))
+    session = openvino.OpenVinoIsland(foreign.IslandModel(message, constants, 2))
     compiled = session.compiled([(1, 3, 12, 12)])
     assert (compiled.get_property("INFERENCE_NUM_THREADS"), compiled.get_property("NUM_STREAMS")) == (2, 1)
 
@@ -395,13 +395,13 @@ def test_a_candidate_that_its_runtime_refuses_is_none(monkeypatch: pytest.Monkey
 # --- trials in a process of their own
 
 
-def given_model(threads: int = 1) -> sessions.IslandModel:
+def given_model(threads: int = 1) -> foreign.IslandModel:
     """The island of the net of convolutions, as a session gets it."""
     model = compile_model(dagexec.load_model(convolutions()), CompileOptions(islands="openvino", **ANY)).model
     [island] = model.net.op
-    message = sessions.parse(next(one.s for one in island.arg if one.name == "model"), "convolutions")
+    message = foreign.parse(next(one.s for one in island.arg if one.name == "model"), "convolutions")
     constants = {name: model.parameters[name] for name in island.input if name in model.parameters}
-    return sessions.IslandModel(message, constants, threads)
+    return foreign.IslandModel(message, constants, threads)
 
 
 @pytest.mark.slow

@@ -14,10 +14,10 @@ from onnx import TensorProto, helper
 import dagexec
 from dagexec import NetDef, Workspace, op
 from dagexec.errors import ModelFormatError, OperatorError, ResourceError, ShapeError, UnsupportedOperatorError
+from dagexec.foreign import onnx_runtime, opening
+from dagexec.foreign.unsafe_nodes import check_for_onnxruntime
 from dagexec.platform.lazy import LazyModule
 from dagexec.scheduler.nets.simple import SimpleNet
-from dagexec.sessions import onnx_runtime, opening
-from dagexec.sessions.unsafe_nodes import check_for_onnxruntime
 from tests.forked import in_child
 
 Array = npt.NDArray[Any]

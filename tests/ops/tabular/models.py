@@ -12,7 +12,7 @@ import onnxruntime
 from onnx import helper
 
 import dagexec
-from dagexec.frontend.onnx.foreign import FOREIGN
+from dagexec.frontend.onnx.foreign_nodes import FOREIGN
 
 Array = npt.NDArray[Any]
 

@@ -13,14 +13,14 @@ import subprocess
 import sys
 from base64 import b64encode
 
+from dagexec.foreign.island import IslandModel, Shapes
 from dagexec.platform.forking import without_fork
-from dagexec.sessions.island import IslandModel, Shapes
 
 _LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
 _NO_LIMITS = ("", "DEFAULT", "ALL")
 _IN_TRIAL = "DAGEXEC_IN_OPENVINO_TRIAL"
 _SECONDS = 300.0
-_COMMAND = ["-m", "dagexec.sessions.openvino_child"]
+_COMMAND = ["-m", "dagexec.foreign.openvino_child"]
 
 _survived: dict[tuple[bytes, Shapes, bool], str] = {}
 """Why a trial failed, "" for one that did not."""

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dagexec.core.profiled import Profiled, StepPart
+from dagexec.foreign.island import Array, BoundIsland, IslandModel, IslandSession, Shapes, leave_behind
+from dagexec.foreign.openvino_trial import may_crash, survive
 from dagexec.platform.forking import without_fork
 from dagexec.platform.lazy import LazyModule
-from dagexec.sessions.island import Array, BoundIsland, IslandModel, IslandSession, Shapes, leave_behind
-from dagexec.sessions.openvino_trial import may_crash, survive
 
 if not TYPE_CHECKING:
     openvino = LazyModule("openvino")

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from dagexec.core import dtypes
-from dagexec.sessions.island import IslandModel
-from dagexec.sessions.message import parse
-from dagexec.sessions.openvino import OpenVinoIsland
+from dagexec.foreign.island import IslandModel
+from dagexec.foreign.message import parse
+from dagexec.foreign.openvino import OpenVinoIsland
 
 _BY_ONNX = {meta.onnx: meta.numpy for meta in dtypes.HELD_TYPES}
 

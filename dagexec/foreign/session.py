@@ -1,4 +1,4 @@
-"""Session: what runs a part of a model, whichever runtime it is."""
+"""ForeignSession: what runs a part of a model, whichever runtime it is."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 
 
-class Session(ABC):
+class ForeignSession(ABC):
     """A message made ready to run, of any number of threads at once.
 
     Attributes:

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dagexec.core import dtypes
+from dagexec.foreign.session import Array, ForeignSession
+from dagexec.foreign.unsafe_nodes import check_for_onnxruntime
 from dagexec.platform.forking import without_fork
 from dagexec.platform.host_memory import limits
 from dagexec.platform.lazy import LazyModule
-from dagexec.sessions.session import Array, Session
-from dagexec.sessions.unsafe_nodes import check_for_onnxruntime
 
 if not TYPE_CHECKING:
     onnx = LazyModule("onnx")
@@ -33,7 +33,7 @@ _PACKED = tuple(meta for meta in dtypes.NARROW_TYPES if meta.bits < 8)  # in the
 _SHARE = 0.9  # of the memory that is left when the first session is opened
 
 
-class OnnxRuntimeSession(Session):
+class OnnxRuntimeSession(ForeignSession):
     """An InferenceSession."""
 
     runtime = "onnxruntime"

@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from weakref import WeakValueDictionary
 
 from dagexec.errors import UnsupportedOperatorError
+from dagexec.foreign.island import IslandModel, IslandRuntime, IslandSession
+from dagexec.foreign.onnx_runtime_island import OnnxRuntimeIsland
+from dagexec.foreign.openvino import OpenVinoIsland
 from dagexec.platform.extras import install_command
 from dagexec.platform.forking import ProcessLock
-from dagexec.sessions.island import IslandModel, IslandRuntime, IslandSession
-from dagexec.sessions.onnx_runtime_island import OnnxRuntimeIsland
-from dagexec.sessions.openvino import OpenVinoIsland
 
 _Key = tuple[bytes, tuple[int, ...], int, bool, int]
 

@@ -15,7 +15,7 @@ import onnx
 import onnx.defs
 import onnx.numpy_helper
 
-from dagexec import sessions
+from dagexec import foreign
 from dagexec.core.dtypes import STRING, from_numpy
 from dagexec.core.model import InputInfo
 from dagexec.core.node import Node, new_node
@@ -158,7 +158,7 @@ def _has_kernel(operator: Node, types: KnownTypes) -> bool:
     for node in message.graph.node:
         domain = "" if node.domain in DEFAULT_DOMAINS else node.domain
         metas = {name: meta for name in node.input if name and (meta := types.meta_of(name)) is not None}
-        if not sessions.has_kernel(node, opsets.get(domain, 1), metas):
+        if not foreign.has_kernel(node, opsets.get(domain, 1), metas):
             return False
     return True
 
@@ -283,5 +283,5 @@ def settle(
 
 
 def _open(operator: Node, inputs: Sequence[TensorType], *, sized: bool) -> None:
-    typed = sessions.complete(_model_of(operator), list(map(sessions.tensor_type, inputs)), sized=sized)
-    sessions.open_session(typed, ", ".join(operator.arguments().strings("reasons")))
+    typed = foreign.complete(_model_of(operator), list(map(foreign.tensor_type, inputs)), sized=sized)
+    foreign.open_session(typed, ", ".join(operator.arguments().strings("reasons")))

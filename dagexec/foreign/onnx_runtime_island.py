@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dagexec.core.profiled import Profiled, StepPart
+from dagexec.foreign.island import Array, BoundIsland, IslandModel, IslandSession, Shapes
+from dagexec.foreign.onnx_runtime import limit_memory, session_options, shared_value
+from dagexec.foreign.unsafe_nodes import check_for_onnxruntime
 from dagexec.platform.forking import ProcessLock, without_fork
 from dagexec.platform.lazy import LazyModule
-from dagexec.sessions.island import Array, BoundIsland, IslandModel, IslandSession, Shapes
-from dagexec.sessions.onnx_runtime import limit_memory, session_options, shared_value
-from dagexec.sessions.unsafe_nodes import check_for_onnxruntime
 
 if not TYPE_CHECKING:
     onnx = LazyModule("onnx")

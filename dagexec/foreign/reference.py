@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dagexec.foreign.message import known_type, type_of_value
+from dagexec.foreign.session import Array, ForeignSession
+from dagexec.foreign.unsafe_nodes import check_for_reference
 from dagexec.platform.forking import ProcessLock
 from dagexec.platform.host_memory import check_fits
 from dagexec.platform.lazy import LazyModule
-from dagexec.sessions.message import known_type, type_of_value
-from dagexec.sessions.session import Array, Session
-from dagexec.sessions.unsafe_nodes import check_for_reference
 
 if not TYPE_CHECKING:
     onnx = LazyModule("onnx")
@@ -26,7 +26,7 @@ else:
 _MAX_SHAPE = 1 << 10  # elements of an input that sizes may be read from
 
 
-class ReferenceSession(Session):
+class ReferenceSession(ForeignSession):
     """An evaluator, which runs for one thread at a time."""
 
     runtime = "onnx.reference"

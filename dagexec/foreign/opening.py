@@ -13,25 +13,25 @@ from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from dagexec.errors import UnsupportedOperatorError
+from dagexec.foreign.onnx_runtime import OnnxRuntimeSession
+from dagexec.foreign.reference import ReferenceSession
+from dagexec.foreign.session import ForeignSession
 from dagexec.platform.extras import install_command
 from dagexec.platform.forking import ProcessLock
-from dagexec.sessions.onnx_runtime import OnnxRuntimeSession
-from dagexec.sessions.reference import ReferenceSession
-from dagexec.sessions.session import Session
 
 if TYPE_CHECKING:
     import onnx
 
 _Key = tuple[bytes, int, int]
 
-_opened: WeakValueDictionary[_Key, Session] = WeakValueDictionary()
-_latest: deque[Session] = deque(maxlen=16)
+_opened: WeakValueDictionary[_Key, ForeignSession] = WeakValueDictionary()
+_latest: deque[ForeignSession] = deque(maxlen=16)
 """Those that loading a model opened live until its operators take them."""
 _turn = ProcessLock()
 _MAX_REASON = 300  # characters
 
 
-def open_session(model: onnx.ModelProto, owner: str, threads: int = 1) -> Session:
+def open_session(model: onnx.ModelProto, owner: str, threads: int = 1) -> ForeignSession:
     """A session for a complete message, on so many threads: one that is open, or a new one.
 
     Raises UnsupportedOperatorError, naming the `owner`, with the reasons of both runtimes when neither can run it.
@@ -45,9 +45,9 @@ def open_session(model: onnx.ModelProto, owner: str, threads: int = 1) -> Sessio
         return session
 
 
-def _new_session(model: onnx.ModelProto, owner: str, threads: int) -> Session:
+def _new_session(model: onnx.ModelProto, owner: str, threads: int) -> ForeignSession:
     reasons = []
-    ways: dict[str, Callable[[], Session]] = {
+    ways: dict[str, Callable[[], ForeignSession]] = {
         OnnxRuntimeSession.runtime: partial(OnnxRuntimeSession, model, threads),
         ReferenceSession.runtime: partial(ReferenceSession, model),
     }

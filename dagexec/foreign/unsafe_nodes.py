@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dagexec.errors import UnsupportedOperatorError
-from dagexec.sessions.message import nodes_of
+from dagexec.foreign.message import nodes_of
 
 if TYPE_CHECKING:
     import onnx
