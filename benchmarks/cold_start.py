@@ -231,23 +231,23 @@ def export(name: str, file: Path) -> tuple[int, int]:
 
 def _chain(count: int = 20_000) -> Any:
     """ReLU and adding a constant, one after another, on 64 numbers."""
-    from dagexec.training.model_helper import ModelHelper
+    from dagexec.building.model_builder import ModelBuilder
 
-    helper = ModelHelper("chain")
-    x = helper.add_input("data", (1, 64))
-    constant = helper.add_input("constant", (1, 64))
+    builder = ModelBuilder("chain")
+    x = builder.add_input("data", (1, 64))
+    constant = builder.add_input("constant", (1, 64))
     for index in range(count // 2):
-        x = helper.sum([helper.relu(x, f"r{index}"), constant], f"s{index}")
-    return helper.model([x])
+        x = builder.sum([builder.relu(x, f"r{index}"), constant], f"s{index}")
+    return builder.model([x])
 
 
 def _wide_sum(count: int = 2_000) -> Any:
     """A Sum of so many ReLUs."""
-    from dagexec.training.model_helper import ModelHelper
+    from dagexec.building.model_builder import ModelBuilder
 
-    helper = ModelHelper("sum")
-    x = helper.add_input("data", (1, 64))
-    return helper.model([helper.sum([helper.relu(x, f"r{index}") for index in range(count)], "total")])
+    builder = ModelBuilder("sum")
+    x = builder.add_input("data", (1, 64))
+    return builder.model([builder.sum([builder.relu(x, f"r{index}") for index in range(count)], "total")])
 
 
 MADE: dict[str, Callable[[], Any]] = {CHAIN: _chain, WIDE_SUM: _wide_sum}

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec import zoo
+from dagexec.building.fillers import gaussian
 from dagexec.operators import INT32
-from dagexec.training.fillers import gaussian
 from dagexec.training.model_helper import ModelHelper
 from dagexec.training.optimizer import SGD, Adam
 from dagexec.zoo.char_lstm import CharLSTM

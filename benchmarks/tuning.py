@@ -22,59 +22,59 @@ from environment import write_report
 
 import dagexec
 from dagexec.binding.parameters import initialized
+from dagexec.building.model_builder import ModelBuilder
 from dagexec.compiler.compilation import compile_model
 from dagexec.core.model import Model
 from dagexec.options import CompileOptions
 from dagexec.platform.processor import available_cores
 from dagexec.serving.model_source import load_model
-from dagexec.training.model_helper import ModelHelper
 
 TARGET = 1.03
 
 
 def wide() -> Model:
     """8 branches of 12 convolutions on images of 7 x 7, each too small to gain much from a second thread."""
-    helper = ModelHelper("wide")
-    x = helper.add_input("data", (1, 32, 7, 7))
-    return helper.model([helper.sum(_branches(helper, x, "branch", 8, 12), "total")])
+    builder = ModelBuilder("wide")
+    x = builder.add_input("data", (1, 32, 7, 7))
+    return builder.model([builder.sum(_branches(builder, x, "branch", 8, 12), "total")])
 
 
 def chain() -> Model:
     """6 convolutions of 128 channels on images of 56 x 56."""
-    helper = ModelHelper("chain")
-    x = helper.add_input("data", (1, 128, 56, 56))
-    return helper.model([_large(helper, x, "large", 6, 128)])
+    builder = ModelBuilder("chain")
+    x = builder.add_input("data", (1, 128, 56, 56))
+    return builder.model([_large(builder, x, "large", 6, 128)])
 
 
 def mix() -> Model:
     """Large convolutions, 8 branches of small ones, and large ones again."""
-    helper = ModelHelper("mix")
-    x = helper.add_input("data", (1, 64, 56, 56))
-    x = _large(helper, x, "first", 2, 64)
-    small = helper.conv(helper.max_pool(x, "pooled", kernel=8, stride=8), "small", 64, 32, kernel=1)
-    total = helper.sum(_branches(helper, small, "branch", 8, 24), "total")
-    total = helper.conv(total, "wide", 32, 64, kernel=1)
-    grown = helper.net.op.add(type="ResizeNearest", input=[total], output=["grown"])
+    builder = ModelBuilder("mix")
+    x = builder.add_input("data", (1, 64, 56, 56))
+    x = _large(builder, x, "first", 2, 64)
+    small = builder.conv(builder.max_pool(x, "pooled", kernel=8, stride=8), "small", 64, 32, kernel=1)
+    total = builder.sum(_branches(builder, small, "branch", 8, 24), "total")
+    total = builder.conv(total, "wide", 32, 64, kernel=1)
+    grown = builder.net.op.add(type="ResizeNearest", input=[total], output=["grown"])
     for name in ("height_scale", "width_scale"):
         grown.arg.add(name=name, f=8.0)
-    return helper.model([_large(helper, helper.sum(["grown", x], "both"), "last", 2, 64)])
+    return builder.model([_large(builder, builder.sum(["grown", x], "both"), "last", 2, 64)])
 
 
-def _branches(helper: ModelHelper, x: str, name: str, count: int, depth: int) -> list[str]:
+def _branches(builder: ModelBuilder, x: str, name: str, count: int, depth: int) -> list[str]:
     ends = []
     for branch in range(count):
         y = x
         for layer in range(depth):
-            y = helper.conv(y, f"{name}{branch}_{layer}", 32, 32, kernel=3, pad=1)
-            y = helper.relu(y, y)
+            y = builder.conv(y, f"{name}{branch}_{layer}", 32, 32, kernel=3, pad=1)
+            y = builder.relu(y, y)
         ends.append(y)
     return ends
 
 
-def _large(helper: ModelHelper, x: str, name: str, depth: int, channels: int) -> str:
+def _large(builder: ModelBuilder, x: str, name: str, depth: int, channels: int) -> str:
     for layer in range(depth):
-        x = helper.conv(x, f"{name}{layer}", channels, channels, kernel=3, pad=1)
-        x = helper.relu(x, x)
+        x = builder.conv(x, f"{name}{layer}", channels, channels, kernel=3, pad=1)
+        x = builder.relu(x, x)
     return x
 
 

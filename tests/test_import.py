@@ -22,6 +22,7 @@ PUT_OFF = (
     "cupy",
     "cudnn",
     "dagexec.analysis",
+    "dagexec.building",
     "dagexec.compiler.compilation",
     "dagexec.core.row_axes",
     "dagexec.devices.cuda.runtime",
@@ -114,15 +115,19 @@ def test_what_was_left_out_is_there_when_it_is_asked_for(statements: str, module
 
 
 @pytest.mark.slow
-def test_compiling_and_running_on_own_kernels_imports_no_other_runtime() -> None:
-    code = """import dagexec, numpy
+def test_compiling_and_running_on_own_kernels_imports_no_other_runtime_and_nothing_of_training() -> None:
+    code = """import dagexec, dagexec.zoo, numpy
 with dagexec.compile("zoo:lenet") as executor:
     executor.run({"data": numpy.zeros((1, 1, 28, 28), "float32")})
+for name in dagexec.zoo.names():
+    dagexec.zoo.architecture(name)
 """
     modules = imported_by(code)
     assert "dagexec.compiler.compilation" in modules
     assert [name for name in ("onnxruntime", "openvino", "dagexec.compiler.islands") if name in modules] == []
     assert [name for name in modules if name.startswith("dagexec.ops.") and name.endswith("gradient")] == []
+    assert "dagexec.building.layers.dense" in modules
+    assert [name for name in modules if name.startswith("dagexec.training")] == []
 
 
 def test_a_lazy_module_is_imported_by_the_first_attribute_that_is_asked_of_it() -> None:

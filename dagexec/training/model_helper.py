@@ -1,59 +1,35 @@
-"""ModelHelper: builds a net and the init net of its parameters layer by layer, with the names Caffe2's brew gives.
+"""ModelHelper: a model builder whose net is trained.
 
-A layer method adds operators to `net`, creates its parameters in `init_net` and returns the name of its output:
-
-    helper = ModelHelper("tiny", seed=1)
-    x = helper.add_input("data", (1, 3, 8, 8))
-    x = helper.conv(x, "conv1", 3, 16, kernel=3, pad=1)
-    x = helper.relu(x, x)
-    model = helper.model([helper.softmax(helper.fc(x, "pred", 16 * 8 * 8, 10), "softmax")])
-
-A parameter's random seed comes from the helper's seed and the parameter's name, so its values do not depend on which
-other parameters there are, or in what order they were made. How a model is trained is told in `docs/training.md`.
+It adds the gradients of what was built, makes the net of a step, and takes the model for inference out of it again.
+How a model is trained is told in `docs/training.md`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
 
+from dagexec.building.model_builder import ModelBuilder, Pair
+from dagexec.building.net_builder import ITERATION
 from dagexec.core.arguments import make_argument
 from dagexec.core.gradient import Gradient
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.proto import NetDef
 from dagexec.core.workspace import FORM, Net, Workspace
-from dagexec.errors import GradientError, SchemaError
-from dagexec.platform.lazy import LazyModule
+from dagexec.errors import GradientError
 from dagexec.platform.processor import available_cores
-from dagexec.training.layers.dense import DenseLayers
-from dagexec.training.layers.loss import LossLayers
-from dagexec.training.layers.normalization import NormalizationLayers
-from dagexec.training.layers.recurrent import RecurrentLayers
-from dagexec.training.layers.window import Pair, WindowLayers
-from dagexec.training.model_builder import ITERATION
-
-if not TYPE_CHECKING:
-    prediction = LazyModule("dagexec.training.prediction")
-    parameter_gradients = LazyModule("dagexec.training.parameter_gradients")
-    engines = LazyModule("dagexec.training.engines")
-    backward = LazyModule("dagexec.training.backward")
-else:
-    from dagexec.training import backward, engines, parameter_gradients, prediction
-
+from dagexec.training import backward, engines, parameter_gradients, prediction
 
 __all__ = ["ModelHelper", "Pair"]
 
 
-class ModelHelper(WindowLayers, DenseLayers, NormalizationLayers, RecurrentLayers, LossLayers):
-    """Builds a net from layers in Python: parameters, and for training gradients and updates.
+class ModelHelper(ModelBuilder):
+    """Builds a net from layers in Python, with gradients and updates:
 
-        helper = ModelHelper("digits", training=True)
-        x = helper.conv(helper.add_input("data", (64, 1, 8, 8)), "conv1", 1, 16, kernel=3, pad=1)
-        label = helper.add_input("label", (64,), INT32)
-        softmax, loss = helper.softmax_with_loss(helper.fc(helper.relu(x, "relu1"), "pred", 16 * 8 * 8, 10), label)
-        helper.add_gradient_operators([loss])
-
-    `ModelBuilder` documents the attributes.
+    helper = ModelHelper("digits", training=True)
+    x = helper.conv(helper.add_input("data", (64, 1, 8, 8)), "conv1", 1, 16, kernel=3, pad=1)
+    label = helper.add_input("label", (64,), INT32)
+    softmax, loss = helper.softmax_with_loss(helper.fc(helper.relu(x, "relu1"), "pred", 16 * 8 * 8, 10), label)
+    helper.add_gradient_operators([loss])
     """
 
     _gradients: dict[str, Gradient] | None = None
@@ -119,18 +95,6 @@ class ModelHelper(WindowLayers, DenseLayers, NormalizationLayers, RecurrentLayer
             engines.training_form(self.net, workspace), net_type, num_workers or available_cores()
         )
 
-    def model(self, outputs: Sequence[str]) -> Model:
-        """The model built so far, with these outputs. Later changes to the helper do not reach it.
-
-        Raises SchemaError for an output that no operator writes.
-        """
-        net, init_net = NetDef(), NetDef()
-        net.CopyFrom(self.net)
-        init_net.CopyFrom(self.init_net)
-        self._check_written(outputs)
-        net.external_output.extend(outputs)
-        return Model(self.name, net, init_net, inputs=dict(self.inputs), outputs=tuple(outputs))
-
     def predict_model(
         self,
         workspace: Workspace,
@@ -157,9 +121,3 @@ class ModelHelper(WindowLayers, DenseLayers, NormalizationLayers, RecurrentLayer
             if name in net.external_input
         }
         return Model(self.name, net, parameters=parameters, inputs=inputs, outputs=tuple(outputs))
-
-    def _check_written(self, outputs: Sequence[str]) -> None:
-        written = {blob for operator in self.net.op for blob in operator.output}
-        missing = [blob for blob in outputs if blob not in written]
-        if missing:
-            raise SchemaError(f"model {self.name!r}: no operator writes {missing}")

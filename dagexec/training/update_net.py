@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from dagexec.building.fillers import constant
+from dagexec.building.net_builder import BIAS, WEIGHT
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.device import CPU, Device
 from dagexec.core.gradient import Gradient, SparseGradient
@@ -20,8 +22,6 @@ from dagexec.core.schema import TensorType
 from dagexec.errors import GradientError, SchemaError
 from dagexec.ops.families.optimize.policies import Policy
 from dagexec.platform.records import dataclass
-from dagexec.training.fillers import constant
-from dagexec.training.model_builder import BIAS, WEIGHT
 from dagexec.training.model_helper import ModelHelper
 
 

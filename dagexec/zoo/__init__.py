@@ -13,13 +13,14 @@ from dagexec.core.model import Model
 from dagexec.errors import ModelFormatError
 from dagexec.ops.base.layout import NCHW
 from dagexec.platform.lazy import LazyModule
-from dagexec.training.model_helper import ModelHelper
 from dagexec.zoo.architecture import Architecture
 
 if not TYPE_CHECKING:
     difflib = LazyModule("difflib")
 else:
     import difflib
+
+    from dagexec.training.model_helper import ModelHelper
 
 
 _ARCHITECTURES = {

@@ -8,15 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
+from dagexec.building.fillers import Filler
+from dagexec.building.model_builder import ModelBuilder
 from dagexec.core.dtypes import INT32
 from dagexec.core.model import Model
 from dagexec.errors import ModelFormatError
 from dagexec.ops.base.layout import NCHW
+from dagexec.platform.lazy import LazyModule
 from dagexec.platform.records import dataclass
-from dagexec.training.fillers import Filler
-from dagexec.training.model_helper import ModelHelper
+
+if not TYPE_CHECKING:
+    model_helper = LazyModule("dagexec.training.model_helper")
+else:
+    from dagexec.training import model_helper
 
 Batch = TypeVar("Batch", int, int | None)
 
@@ -44,14 +50,14 @@ class Architecture:
     Attributes:
         name: in the zoo.
         images: those it was published for.
-        layers: adds the layers to a helper, from the blob of the images on, and returns that of the classes' scores.
+        layers: adds the layers to a builder, from the blob of the images on, and returns that of the classes' scores.
         least_size: the smallest images that every layer has a pixel of.
         probabilities: what `layers` returns is probabilities instead of scores.
     """
 
     name: str
     images: Images
-    layers: Callable[[ModelHelper, str, Images], str]
+    layers: Callable[[ModelBuilder, str, Images], str]
     least_size: int = 1
     probabilities: bool = False
 
@@ -60,9 +66,9 @@ class Architecture:
 
         A `batch_size` of None leaves it to each run.
         """
-        helper = ModelHelper(self.name, seed=seed)
-        scores = self.layers(helper, self._data(helper, batch_size, self.images), self.images)
-        return helper.model([scores if self.probabilities else helper.softmax(scores, "softmax")])
+        builder = ModelBuilder(self.name, seed=seed)
+        scores = self.layers(builder, self._data(builder, batch_size, self.images), self.images)
+        return builder.model([scores if self.probabilities else builder.softmax(scores, "softmax")])
 
     def training(
         self,
@@ -73,7 +79,7 @@ class Architecture:
         size: int | None = None,
         classes: int | None = None,
         order: str = NCHW,
-    ) -> ModelHelper:
+    ) -> model_helper.ModelHelper:
         """For training: from `data` and `label` (batch_size, int32) to `softmax`, `loss` and `accuracy`.
 
         With `order` NHWC images, activations and filters have their channels last. What is not given is as published.
@@ -84,19 +90,19 @@ class Architecture:
             self.images, order=order, **{name: value for name, value in given.items() if value is not None}
         )
         self._check(images)
-        helper = ModelHelper(self.name, seed=seed, order=order, training=True)
+        helper = model_helper.ModelHelper(self.name, seed=seed, order=order, training=True)
         data = self._data(helper, batch_size, images)
         self.add_training_layers(helper, data, helper.add_input("label", (batch_size,), INT32), images)
         return helper
 
-    def add_training_layers(self, helper: ModelHelper, data: str, label: str, images: Images) -> str:
-        """Add the layers with loss and accuracy to a helper; returns the loss."""
-        scores = self.layers(helper, data, images)
+    def add_training_layers(self, builder: ModelBuilder, data: str, label: str, images: Images) -> str:
+        """Add the layers with loss and accuracy to a builder; returns the loss."""
+        scores = self.layers(builder, data, images)
         if self.probabilities:
-            softmax, loss = scores, helper.averaged_loss(helper.label_cross_entropy(scores, label, "cross_entropy"))
+            softmax, loss = scores, builder.averaged_loss(builder.label_cross_entropy(scores, label, "cross_entropy"))
         else:
-            softmax, loss = helper.softmax_with_loss(scores, label)
-        helper.accuracy(softmax, label)
+            softmax, loss = builder.softmax_with_loss(scores, label)
+        builder.accuracy(softmax, label)
         return loss
 
     def _check(self, images: Images) -> None:
@@ -107,10 +113,10 @@ class Architecture:
                 f"zoo model {self.name!r}: images must be at least {self.least_size} pixels high, found {images.size}"
             )
 
-    def _data(self, helper: ModelHelper, batch_size: int | None, images: Images) -> str:
-        return helper.add_input("data", images.axes(batch_size, images.channels, images.size, images.size))
+    def _data(self, builder: ModelBuilder, batch_size: int | None, images: Images) -> str:
+        return builder.add_input("data", images.axes(batch_size, images.channels, images.size, images.size))
 
 
-def stand_in(helper: ModelHelper, filler: Filler, start: Filler | None = None) -> Filler | None:
-    """`filler` for a model with synthetic parameters; for training `start`, by default what the helper begins with."""
-    return start if helper.training else filler
+def stand_in(builder: ModelBuilder, filler: Filler, start: Filler | None = None) -> Filler | None:
+    """`filler` for a model with synthetic parameters; for training `start`, by default what the builder begins with."""
+    return start if builder.training else filler

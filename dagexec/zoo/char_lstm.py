@@ -8,10 +8,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from dagexec.building.model_builder import ModelBuilder
 from dagexec.core.dtypes import FLOAT32, INT32
 from dagexec.core.workspace import Workspace
 from dagexec.platform.records import dataclass
-from dagexec.training.model_helper import ModelHelper
 
 __all__ = ["CharLSTM"]
 
@@ -57,26 +57,26 @@ class CharLSTM:
         places = starts + np.arange(steps)
         return {"characters": codes[places], "next": codes[places + 1]}
 
-    def add_inputs(self, helper: ModelHelper, batch_size: int, steps: int) -> None:
+    def add_inputs(self, builder: ModelBuilder, batch_size: int, steps: int) -> None:
         """Declare `characters` and `next` (batch_size x steps)."""
         for name in ("characters", "next"):
-            helper.add_input(name, (batch_size, steps), INT32)
+            builder.add_input(name, (batch_size, steps), INT32)
 
-    def add_layers(self, helper: ModelHelper) -> tuple[str, str]:
+    def add_layers(self, builder: ModelBuilder) -> tuple[str, str]:
         """From the inputs to the probabilities of the characters, a row each, and the loss in nats a character."""
-        characters = helper.transpose("characters", "characters_by_step", [1, 0])
-        scores, _ = self._scores(helper, characters)
-        target = helper.reshape(helper.transpose("next", "next_by_step", [1, 0]), "target", [-1])
-        return helper.softmax_with_loss(scores, target)
+        characters = builder.transpose("characters", "characters_by_step", [1, 0])
+        scores, _ = self._scores(builder, characters)
+        target = builder.reshape(builder.transpose("next", "next_by_step", [1, 0]), "target", [-1])
+        return builder.softmax_with_loss(scores, target)
 
     def _scores(
-        self, helper: ModelHelper, characters: str, initial: tuple[str, str] | None = None
+        self, builder: ModelBuilder, characters: str, initial: tuple[str, str] | None = None
     ) -> tuple[str, tuple[str, str]]:
         """From characters, steps x batch, to a row of scores for each; and the last state."""
-        x = helper.embedding(characters, "embedded", len(self.characters), self.embedding)
-        x, hidden, cell = helper.lstm(x, "lstm", self.embedding, self.hidden, initial=initial)
-        rows = helper.reshape(x, "rows", [-1, self.hidden])
-        return helper.fc(rows, "scores", self.hidden, len(self.characters)), (hidden, cell)
+        x = builder.embedding(characters, "embedded", len(self.characters), self.embedding)
+        x, hidden, cell = builder.lstm(x, "lstm", self.embedding, self.hidden, initial=initial)
+        rows = builder.reshape(x, "rows", [-1, self.hidden])
+        return builder.fc(rows, "scores", self.hidden, len(self.characters)), (hidden, cell)
 
     def generate(
         self, parameters: Workspace, start: str, count: int, *, temperature: float = 1.0, seed: int = 0
@@ -88,12 +88,12 @@ class CharLSTM:
         """
         if not start or not temperature > 0:
             raise ValueError(f"expected a nonempty start and a temperature above 0, found {start!r} and {temperature}")
-        helper = ModelHelper("char_lstm_generator")
-        helper.add_input("characters", (None, 1), INT32)
+        builder = ModelBuilder("char_lstm_generator")
+        builder.add_input("characters", (None, 1), INT32)
         state = ("hidden_before", "cell_before")
         for name in state:
-            helper.add_input(name, (1, 1, self.hidden), FLOAT32)
-        scores, after = self._scores(helper, "characters", state)
+            builder.add_input(name, (1, 1, self.hidden), FLOAT32)
+        scores, after = self._scores(builder, "characters", state)
         workspace = Workspace(parameters)
         for name in state:
             workspace.feed_blob(name, np.zeros((1, 1, self.hidden), np.float32))
@@ -102,9 +102,9 @@ class CharLSTM:
         found = []
         for draw in draws:
             workspace.feed_blob("characters", codes.reshape(-1, 1))
-            if helper.net.name not in workspace.nets:
-                workspace.create_net(helper.net, "simple")
-            workspace.run_net(helper.net.name)
+            if builder.net.name not in workspace.nets:
+                workspace.create_net(builder.net, "simple")
+            workspace.run_net(builder.net.name)
             last_scores = workspace.fetch_blob(scores)[-1].astype(np.float64)
             heights = np.cumsum(np.exp((last_scores - last_scores.max()) / temperature))
             chosen = np.searchsorted(heights, draw * heights[-1], side="right")
@@ -112,6 +112,6 @@ class CharLSTM:
             found.append(self.characters[codes[0]])
             for before, last in zip(state, after, strict=True):
                 workspace.feed_blob(before, workspace.fetch_blob(last).copy())
-        if helper.net.name in workspace.nets:
-            workspace.delete_net(helper.net.name)
+        if builder.net.name in workspace.nets:
+            workspace.delete_net(builder.net.name)
         return "".join(found)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dagexec.building.fillers import gaussian
+from dagexec.building.model_builder import ModelBuilder
 from dagexec.platform.records import dataclass
-from dagexec.training.fillers import gaussian
-from dagexec.training.model_helper import ModelHelper
 from dagexec.zoo.architecture import Architecture, Images
 
 
@@ -39,44 +39,44 @@ _STAGES = (
 )
 
 
-def _layers(helper: ModelHelper, x: str, images: Images) -> str:
+def _layers(builder: ModelBuilder, x: str, images: Images) -> str:
     """Convolutions, nine inception blocks with pooling between them, global pooling, dropout and a classifier."""
-    x = _conv_relu(helper, x, "conv1", images.channels, 64, kernel=7, stride=2)
-    x = helper.max_pool(x, "pool1", kernel=3, stride=2, ceil_mode=True)
-    x = helper.lrn(x, "norm1")
-    x = _conv_relu(helper, x, "conv2_reduce", 64, 64, kernel=1)
-    x = _conv_relu(helper, x, "conv2", 64, 192, kernel=3)
-    x = helper.lrn(x, "norm2")
-    x = helper.max_pool(x, "pool2", kernel=3, stride=2, ceil_mode=True)
+    x = _conv_relu(builder, x, "conv1", images.channels, 64, kernel=7, stride=2)
+    x = builder.max_pool(x, "pool1", kernel=3, stride=2, ceil_mode=True)
+    x = builder.lrn(x, "norm1")
+    x = _conv_relu(builder, x, "conv2_reduce", 64, 64, kernel=1)
+    x = _conv_relu(builder, x, "conv2", 64, 192, kernel=3)
+    x = builder.lrn(x, "norm2")
+    x = builder.max_pool(x, "pool2", kernel=3, stride=2, ceil_mode=True)
     dim = 192
     for number, stage in enumerate(_STAGES, start=3):
         for block in stage:
-            x = _inception(helper, x, dim, block)
+            x = _inception(builder, x, dim, block)
             dim = block.dim_out
         if number < 5:
-            x = helper.max_pool(x, f"pool{number}", kernel=3, stride=2, ceil_mode=True)
-    x = helper.global_average_pool(x, "pool5")
-    x = helper.dropout(x, "drop", ratio=0.4)
-    return helper.fc(x, "pred", dim, images.classes, weight_init=gaussian(0.015))
+            x = builder.max_pool(x, f"pool{number}", kernel=3, stride=2, ceil_mode=True)
+    x = builder.global_average_pool(x, "pool5")
+    x = builder.dropout(x, "drop", ratio=0.4)
+    return builder.fc(x, "pred", dim, images.classes, weight_init=gaussian(0.015))
 
 
 def _conv_relu(
-    helper: ModelHelper, x: str, name: str, dim_in: int, dim_out: int, *, kernel: int, stride: int = 1
+    builder: ModelBuilder, x: str, name: str, dim_in: int, dim_out: int, *, kernel: int, stride: int = 1
 ) -> str:
-    x = helper.conv(x, name, dim_in, dim_out, kernel=kernel, stride=stride, pad=kernel // 2)
-    return helper.relu(x, x)
+    x = builder.conv(x, name, dim_in, dim_out, kernel=kernel, stride=stride, pad=kernel // 2)
+    return builder.relu(x, x)
 
 
-def _inception(helper: ModelHelper, x: str, dim_in: int, block: _Inception) -> str:
+def _inception(builder: ModelBuilder, x: str, dim_in: int, block: _Inception) -> str:
     name = f"inception_{block.name}"
-    one = _conv_relu(helper, x, f"{name}/1x1", dim_in, block.conv1, kernel=1)
-    three = _conv_relu(helper, x, f"{name}/3x3_reduce", dim_in, block.reduce3, kernel=1)
-    three = _conv_relu(helper, three, f"{name}/3x3", block.reduce3, block.conv3, kernel=3)
-    five = _conv_relu(helper, x, f"{name}/5x5_reduce", dim_in, block.reduce5, kernel=1)
-    five = _conv_relu(helper, five, f"{name}/5x5", block.reduce5, block.conv5, kernel=5)
-    pool = helper.max_pool(x, f"{name}/pool", kernel=3, pad=1)
-    pool = _conv_relu(helper, pool, f"{name}/pool_proj", dim_in, block.pool, kernel=1)
-    return helper.concat([one, three, five, pool], f"{name}/output")
+    one = _conv_relu(builder, x, f"{name}/1x1", dim_in, block.conv1, kernel=1)
+    three = _conv_relu(builder, x, f"{name}/3x3_reduce", dim_in, block.reduce3, kernel=1)
+    three = _conv_relu(builder, three, f"{name}/3x3", block.reduce3, block.conv3, kernel=3)
+    five = _conv_relu(builder, x, f"{name}/5x5_reduce", dim_in, block.reduce5, kernel=1)
+    five = _conv_relu(builder, five, f"{name}/5x5", block.reduce5, block.conv5, kernel=5)
+    pool = builder.max_pool(x, f"{name}/pool", kernel=3, pad=1)
+    pool = _conv_relu(builder, pool, f"{name}/pool_proj", dim_in, block.pool, kernel=1)
+    return builder.concat([one, three, five, pool], f"{name}/output")
 
 
 GOOGLENET = Architecture("googlenet", Images(3, 224, 1000), _layers, least_size=47)

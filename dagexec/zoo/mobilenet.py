@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dagexec.training.fillers import gaussian, lecun_normal
-from dagexec.training.model_helper import ModelHelper
+from dagexec.building.fillers import gaussian, lecun_normal
+from dagexec.building.model_builder import ModelBuilder
 from dagexec.zoo.architecture import Architecture, Images
 
 _ROWS = (  # expansion t, channels c, repeats n, stride s
@@ -18,41 +18,41 @@ _ROWS = (  # expansion t, channels c, repeats n, stride s
 _LAST = 1280
 
 
-def _layers(helper: ModelHelper, x: str, images: Images) -> str:
+def _layers(builder: ModelBuilder, x: str, images: Images) -> str:
     """A convolution, inverted residuals, a wide 1x1 convolution, global pooling, dropout and a classifier."""
-    x = _conv_bn_relu6(helper, x, "conv1", images.channels, 32, kernel=3, stride=2)
+    x = _conv_bn_relu6(builder, x, "conv1", images.channels, 32, kernel=3, stride=2)
     dim, number = 32, 0
     for expansion, channels, repeats, first_stride in _ROWS:
         for repeat in range(repeats):
             stride = first_stride if repeat == 0 else 1
-            x = _inverted_residual(helper, x, f"block{number}", dim, channels, expansion, stride)
+            x = _inverted_residual(builder, x, f"block{number}", dim, channels, expansion, stride)
             dim, number = channels, number + 1
-    x = _conv_bn_relu6(helper, x, "conv_last", dim, _LAST, kernel=1)
-    x = helper.global_average_pool(x, "pool")
-    x = helper.dropout(x, "drop", ratio=0.2)
-    return helper.fc(x, "pred", _LAST, images.classes, weight_init=gaussian(0.03))
+    x = _conv_bn_relu6(builder, x, "conv_last", dim, _LAST, kernel=1)
+    x = builder.global_average_pool(x, "pool")
+    x = builder.dropout(x, "drop", ratio=0.2)
+    return builder.fc(x, "pred", _LAST, images.classes, weight_init=gaussian(0.03))
 
 
 def _conv_bn_relu6(
-    helper: ModelHelper, x: str, name: str, dim_in: int, dim_out: int, *, kernel: int, stride: int = 1, group: int = 1
+    builder: ModelBuilder, x: str, name: str, dim_in: int, dim_out: int, *, kernel: int, stride: int = 1, group: int = 1
 ) -> str:
-    x = helper.conv(x, name, dim_in, dim_out, kernel=kernel, stride=stride, pad=kernel // 2, group=group, bias=False)
-    x = helper.spatial_bn(x, f"{name}_bn", dim_out)
-    return helper.clip(x, x, 0.0, 6.0)
+    x = builder.conv(x, name, dim_in, dim_out, kernel=kernel, stride=stride, pad=kernel // 2, group=group, bias=False)
+    x = builder.spatial_bn(x, f"{name}_bn", dim_out)
+    return builder.clip(x, x, 0.0, 6.0)
 
 
 def _inverted_residual(
-    helper: ModelHelper, x: str, name: str, dim_in: int, dim_out: int, expansion: int, stride: int
+    builder: ModelBuilder, x: str, name: str, dim_in: int, dim_out: int, expansion: int, stride: int
 ) -> str:
     """Expand by 1x1, filter depthwise by 3x3, project by a linear 1x1; added to the input where sizes agree."""
     hidden = dim_in * expansion
-    inner = _conv_bn_relu6(helper, x, f"{name}/expand", dim_in, hidden, kernel=1) if expansion != 1 else x
-    inner = _conv_bn_relu6(helper, inner, f"{name}/depthwise", hidden, hidden, kernel=3, stride=stride, group=hidden)
-    inner = helper.conv(
+    inner = _conv_bn_relu6(builder, x, f"{name}/expand", dim_in, hidden, kernel=1) if expansion != 1 else x
+    inner = _conv_bn_relu6(builder, inner, f"{name}/depthwise", hidden, hidden, kernel=3, stride=stride, group=hidden)
+    inner = builder.conv(
         inner, f"{name}/project", hidden, dim_out, kernel=1, bias=False, weight_init=lecun_normal(hidden)
     )
-    inner = helper.spatial_bn(inner, f"{name}/project_bn", dim_out)
-    return helper.sum([inner, x], inner) if stride == 1 and dim_in == dim_out else inner
+    inner = builder.spatial_bn(inner, f"{name}/project_bn", dim_out)
+    return builder.sum([inner, x], inner) if stride == 1 and dim_in == dim_out else inner
 
 
 MOBILENET_V2 = Architecture("mobilenet_v2", Images(3, 224, 1000), _layers, least_size=32)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from dagexec.building.fillers import gaussian, he_normal, lecun_normal, uniform
+from dagexec.building.model_builder import ModelBuilder
 from dagexec.ops.base.layout import NCHW
 from dagexec.platform.records import dataclass
-from dagexec.training.fillers import gaussian, he_normal, lecun_normal, uniform
-from dagexec.training.model_helper import ModelHelper
 from dagexec.zoo.architecture import Architecture, Images, stand_in
 
 _FILTERS = 44
@@ -29,11 +29,11 @@ class _Feature:
     size: int
 
 
-def _layers(helper: ModelHelper, x: str, images: Images) -> str:
+def _layers(builder: ModelBuilder, x: str, images: Images) -> str:
     """A convolution, two reduction cells, three stages of cells, global pooling, dropout and a classifier."""
-    cells = _Cells(helper, images)
-    x = helper.conv(x, "conv0", images.channels, _STEM, kernel=3, stride=2, bias=False)
-    stem = _Feature(helper.spatial_bn(x, "conv0_bn", _STEM, epsilon=1e-3), _STEM, (images.size - 3) // 2 + 1)
+    cells = _Cells(builder, images)
+    x = builder.conv(x, "conv0", images.channels, _STEM, kernel=3, stride=2, bias=False)
+    stem = _Feature(builder.spatial_bn(x, "conv0_bn", _STEM, epsilon=1e-3), _STEM, (images.size - 3) // 2 + 1)
     previous, current = stem, cells.first_stem(stem, "stem0", _FILTERS // 4)
     previous, current = current, cells.reduction(previous, current, "stem1", _FILTERS // 2)
     number = 0
@@ -45,17 +45,17 @@ def _layers(helper: ModelHelper, x: str, images: Images) -> str:
         for _ in range(_REPEATS):
             previous, current = current, cells.normal(previous, current, f"cell{number}", filters)
             number += 1
-    x = helper.relu(current.blob, "relu")
-    x = helper.global_average_pool(x, "pool")
-    x = helper.dropout(x, "drop", ratio=0.5)
-    return helper.fc(x, "pred", current.channels, images.classes, weight_init=gaussian(0.06))
+    x = builder.relu(current.blob, "relu")
+    x = builder.global_average_pool(x, "pool")
+    x = builder.dropout(x, "drop", ratio=0.5)
+    return builder.fc(x, "pred", current.channels, images.classes, weight_init=gaussian(0.06))
 
 
 class _Cells:
-    """The cells and their operations, added to a model helper."""
+    """The cells and their operations, added to a model builder."""
 
-    def __init__(self, helper: ModelHelper, images: Images) -> None:
-        self.helper = helper
+    def __init__(self, builder: ModelBuilder, images: Images) -> None:
+        self.builder = builder
         self._images = images
 
     def normal(self, previous: _Feature, current: _Feature, name: str, filters: int) -> _Feature:
@@ -101,26 +101,26 @@ class _Cells:
         return self._squeeze(x, name, filters) if x.size == size else self._halve(x, name, filters)
 
     def _squeeze(self, x: _Feature, name: str, filters: int) -> _Feature:
-        blob = self.helper.relu(x.blob, f"{name}_relu")
-        blob = self.helper.conv(blob, f"{name}_conv", x.channels, filters, kernel=1, bias=False)
+        blob = self.builder.relu(x.blob, f"{name}_relu")
+        blob = self.builder.conv(blob, f"{name}_conv", x.channels, filters, kernel=1, bias=False)
         return _Feature(self._bn(blob, name, filters), filters, x.size)
 
     def _halve(self, x: _Feature, name: str, filters: int) -> _Feature:
         """Half the size without losing pixels: 1x1 at even places, and, shifted by one, at odd places, joined."""
-        helper, blob = self.helper, self.helper.relu(x.blob, f"{name}_relu")
+        builder, blob = self.builder, self.builder.relu(x.blob, f"{name}_relu")
         half = filters // 2
-        even = helper.conv(blob, f"{name}_even", x.channels, half, kernel=1, stride=2, bias=False)
+        even = builder.conv(blob, f"{name}_even", x.channels, half, kernel=1, stride=2, bias=False)
         images = self._images
         first = list(images.axes(0, 0, 1, 1))
-        shifted = helper.add_operator("Slice", [blob], [f"{name}_shifted"], starts=first, ends=[-1, -1, -1, -1])
+        shifted = builder.add_operator("Slice", [blob], [f"{name}_shifted"], starts=first, ends=[-1, -1, -1, -1])
         filters_shape = images.axes(half, x.channels, 1, 1)
-        weight = helper.add_parameter(f"{name}_odd_w", filters_shape, he_normal(x.channels))
+        weight = builder.add_parameter(f"{name}_odd_w", filters_shape, he_normal(x.channels))
         arguments: dict[str, int | str] = {} if images.order == NCHW else {"order": images.order}
-        odd = helper.add_operator(
+        odd = builder.add_operator(
             "Conv", [shifted, weight], [f"{name}_odd"],
             kernel=1, stride=2, pad_t=0, pad_l=0, pad_b=1, pad_r=1, **arguments,
         )  # fmt: skip
-        joined = helper.concat([even, odd], f"{name}_joined")
+        joined = builder.concat([even, odd], f"{name}_joined")
         return _Feature(self._bn(joined, name, filters), filters, (x.size + 1) // 2)
 
     def _separable(
@@ -133,35 +133,35 @@ class _Cells:
         return _Feature(self._separable_once(blob, f"{name}_b", filters, filters, kernel, 1), filters, size)
 
     def _separable_once(self, x: str, name: str, dim_in: int, dim_out: int, kernel: int, stride: int) -> str:
-        x = self.helper.relu(x, f"{name}_relu")
-        x = self.helper.conv(
+        x = self.builder.relu(x, f"{name}_relu")
+        x = self.builder.conv(
             x, f"{name}_depthwise", dim_in, dim_in, kernel=kernel, stride=stride, pad=kernel // 2, group=dim_in,
             bias=False,
         )  # fmt: skip
-        x = self.helper.conv(
+        x = self.builder.conv(
             x, f"{name}_pointwise", dim_in, dim_out, kernel=1, bias=False, weight_init=lecun_normal(dim_in)
         )
         return self._bn(x, name, dim_out)
 
     def _average(self, x: _Feature, name: str, *, stride: int = 1) -> _Feature:
-        blob = self.helper.average_pool(x.blob, name, kernel=3, stride=stride, pad=1)
+        blob = self.builder.average_pool(x.blob, name, kernel=3, stride=stride, pad=1)
         return _Feature(blob, x.channels, (x.size - 1) // stride + 1)
 
     def _maximum(self, x: _Feature, name: str) -> _Feature:
         return _Feature(
-            self.helper.max_pool(x.blob, name, kernel=3, stride=2, pad=1), x.channels, (x.size - 1) // 2 + 1
+            self.builder.max_pool(x.blob, name, kernel=3, stride=2, pad=1), x.channels, (x.size - 1) // 2 + 1
         )
 
     def _bn(self, x: str, name: str, dim: int) -> str:
         """Batch normalization with small scales: every block is a sum of two, and their variances add."""
-        scale_init = stand_in(self.helper, uniform(0.4, 1.0))
-        return self.helper.spatial_bn(x, f"{name}_bn", dim, epsilon=1e-3, scale_init=scale_init)
+        scale_init = stand_in(self.builder, uniform(0.4, 1.0))
+        return self.builder.spatial_bn(x, f"{name}_bn", dim, epsilon=1e-3, scale_init=scale_init)
 
     def _sum(self, name: str, a: _Feature, b: _Feature) -> _Feature:
-        return _Feature(self.helper.sum([a.blob, b.blob], f"{name}_sum"), a.channels, a.size)
+        return _Feature(self.builder.sum([a.blob, b.blob], f"{name}_sum"), a.channels, a.size)
 
     def _join(self, name: str, parts: list[_Feature]) -> _Feature:
-        blob = self.helper.concat([part.blob for part in parts], f"{name}/output")
+        blob = self.builder.concat([part.blob for part in parts], f"{name}/output")
         return _Feature(blob, sum(part.channels for part in parts), parts[0].size)
 
 

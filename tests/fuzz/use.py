@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 import dagexec
 from dagexec.analysis.comparison import random_feeds
+from dagexec.building.model_builder import ModelBuilder
 from dagexec.cli.check import check_command
 from dagexec.cli.feeds import read_feeds
 from dagexec.cli.inspect import inspect_command
@@ -29,7 +30,6 @@ from dagexec.serving.model_source import load_model
 from dagexec.storage import open_database
 from dagexec.storage.blob_file import read_blob_file
 from dagexec.training.checkpoint import latest_checkpoint, load_checkpoint
-from dagexec.training.model_helper import ModelHelper
 from dagexec.training.safetensors_file import import_safetensors, read_safetensors
 from tests.fuzz.drawn import draw
 from tests.fuzz.near import WrongError, require_near, same
@@ -266,11 +266,11 @@ _USES: dict[str, Callable[[Path, Mapping[str, Array], random.Random, Phase], str
 
 def choices_model() -> Model:
     """A model with something to choose: two branches of convolutions."""
-    helper = ModelHelper("small", seed=3)
-    x = helper.add_input("x", (1, 8, 8, 8))
-    left = helper.relu(helper.conv(x, "left", 8, 8, kernel=3, pad=1), "left_relu")
-    right = helper.conv(x, "right", 8, 8, kernel=1)
-    return helper.model([helper.softmax(helper.flatten(helper.concat([left, right], "joined"), "flat"), "softmax")])
+    builder = ModelBuilder("small", seed=3)
+    x = builder.add_input("x", (1, 8, 8, 8))
+    left = builder.relu(builder.conv(x, "left", 8, 8, kernel=3, pad=1), "left_relu")
+    right = builder.conv(x, "right", 8, 8, kernel=1)
+    return builder.model([builder.softmax(builder.flatten(builder.concat([left, right], "joined"), "flat"), "softmax")])
 
 
 def plausible_choices() -> Iterable[tuple[str, str]]:

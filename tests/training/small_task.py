@@ -13,9 +13,9 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
+from dagexec.building.fillers import constant
 from dagexec.core.dtypes import INT32
 from dagexec.training.datasets import digits
-from dagexec.training.fillers import constant
 from dagexec.training.model_helper import ModelHelper
 from dagexec.training.optimizer import SGD, Optimizer
 from dagexec.training.task import Results, TrainingTask

@@ -1,4 +1,4 @@
-"""The model helper in training: gradients, scopes, sharing, tags, state, and the model for inference afterwards."""
+"""The model helper in training: gradients, sharing, state, and the model for inference afterwards."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ import pytest
 
 import dagexec
 from dagexec import Workspace
-from dagexec.core.device import Device
+from dagexec.building.fillers import constant
+from dagexec.building.net_builder import ITERATION
 from dagexec.core.dtypes import FLOAT64, INT32, INT64
 from dagexec.core.gradient import SparseGradient
 from dagexec.core.node import arguments_of
-from dagexec.errors import DeviceError, GradientError, MissingBlobError, SchemaError
-from dagexec.training.fillers import constant, gaussian
-from dagexec.training.model_builder import ITERATION
+from dagexec.errors import GradientError, MissingBlobError, SchemaError
 from dagexec.training.model_helper import ModelHelper
 
 
@@ -127,79 +126,6 @@ def test_dropout_draws_by_the_counter_of_steps_and_a_seed_of_its_own() -> None:
     assert not np.array_equal(workspace.fetch_blob("_a_mask"), first)
 
 
-def test_names_in_a_scope_begin_with_it_and_inputs_are_found_from_the_inside_out() -> None:
-    helper = ModelHelper("m")
-    outer = helper.add_input("x", (1, 2))
-    with helper.name_scope("left"):
-        inner = helper.add_input("x", (1, 2))
-        y = helper.fc("x", "y", 2, 2)
-        with helper.name_scope("deep"):
-            z = helper.relu("y", "z")
-            same = helper.relu(z, z)
-        w = helper.relu(outer, "w")
-    assert (outer, inner, y, z, same) == ("x", "left/x", "left/y", "left/deep/z", "left/deep/z")
-    assert list(helper.net.op[0].input) == ["left/x", "left/y_w", "left/y_b"]
-    assert list(helper.net.op[1].input) == ["left/y"]
-    assert list(helper.net.op[2].input) == list(helper.net.op[2].output) == ["left/deep/z"]
-    assert w == "left/w"
-    assert list(helper.net.op[3].input) == ["left/x"]
-    assert helper.relu("x", "last") == "last"
-    assert list(helper.net.op[4].input) == ["x"]
-    with pytest.raises(SchemaError, match="a name scope needs a name"), helper.name_scope("/"):
-        pass
-
-
-def test_the_innermost_scope_that_knows_a_name_has_it_and_what_is_in_place_keeps_its_name() -> None:
-    helper = ModelHelper("m")
-    helper.add_input("x", (1, 2))
-    with helper.name_scope("outer"):
-        helper.tanh("x", "y")
-        with helper.name_scope("inner"):
-            helper.tanh("x", "y")
-            assert helper.relu("y", "z") == "outer/inner/z"
-            assert list(helper.net.op[-1].input) == ["outer/inner/y"]
-        assert helper.blob("y") == "outer/y"
-        assert helper.relu("x", "x") == "x"
-    assert helper.blob("unknown") == "unknown"
-
-
-def test_operators_and_fillers_of_a_device_scope_run_on_its_device() -> None:
-    helper = ModelHelper("m", training=True)
-    x = helper.add_input("x", (1, 2))
-    with helper.device_scope("sim:1"):
-        helper.fc(x, "y", 2, 2)
-        with helper.device_scope(Device("cpu")):
-            helper.relu("y", "z")
-    helper.relu("y", "w")
-    devices = [str(Device.from_option(operator.device_option)) for operator in helper.net.op]
-    assert devices == ["sim:1", "cpu", "cpu"]
-    assert {str(Device.from_option(operator.device_option)) for operator in helper.init_net.op} == {"sim:1"}
-    assert helper.init_net.op[0].device_option.random_seed == helper.seed_of("y_w")
-    helper.iteration()
-    assert not helper.init_net.op[-1].HasField("device_option")
-    with pytest.raises(DeviceError, match="'tpu:0' is unknown"), helper.device_scope("tpu:0"):
-        pass
-
-
-def test_arguments_of_a_scope_hold_for_calls_that_leave_them_out() -> None:
-    helper = ModelHelper("m")
-    x = helper.add_input("x", (1, 2, 8, 8))
-    with helper.arg_scope("conv", "max_pool", stride=2), helper.arg_scope("conv", pad=1, bias=False):
-        helper.conv(x, "a", 2, 2, kernel=3)
-        helper.conv(x, "b", 2, 2, kernel=3, stride=1)
-        helper.max_pool(x, "p", 2)
-    helper.conv(x, "c", 2, 2, kernel=3)
-    found = [
-        (arguments_of(op, "").int("stride", 0), arguments_of(op, "").int("pad", 0), len(op.input))
-        for op in helper.net.op
-    ]
-    assert found == [(2, 1, 2), (1, 1, 2), (2, 0, 1), (1, 0, 3)]
-    with pytest.raises(SchemaError, match="unknown layer 'convolution'"), helper.arg_scope("convolution", pad=1):
-        pass
-    with pytest.raises(SchemaError, match=r"conv has no arguments \['padding'\]"), helper.arg_scope("conv", padding=1):
-        pass
-
-
 def test_shared_parameters_are_made_once_and_their_gradients_are_summed() -> None:
     helper = ModelHelper("m", training=True)
     x, y = helper.add_input("x", (4, 3)), helper.add_input("y", (4, 3))
@@ -224,52 +150,11 @@ def test_shared_parameters_are_made_once_and_their_gradients_are_summed() -> Non
     np.testing.assert_allclose(workspace.fetch_blob(str(found["left/fc_b"])), [0.5, 0.5], atol=1e-6)
 
 
-def test_sharing_goes_from_the_innermost_block_outwards_and_by_the_longest_name() -> None:
-    helper = ModelHelper("m", training=True)
-    x = helper.add_input("x", (4, 3))
-
-    def parameters_in(scope: str) -> list[str]:
-        with helper.name_scope(scope):
-            helper.fc(x, "fc", 3, 2)
-        return list(helper.net.op[-1].input[1:])
-
-    assert parameters_in("a") == ["a/fc_w", "a/fc_b"]
-    with helper.parameter_sharing({"b": "a", "d": "a"}):
-        assert parameters_in("b") == ["a/fc_w", "a/fc_b"]
-        with helper.parameter_sharing({"c": "b", "d": "e"}):
-            assert parameters_in("c") == ["a/fc_w", "a/fc_b"]
-            assert parameters_in("d") == ["e/fc_w", "e/fc_b"]
-    with helper.parameter_sharing({"f": "a", "f/fc_b": "e/fc_b"}):
-        assert parameters_in("f") == ["a/fc_w", "e/fc_b"]
-    with helper.parameter_sharing({"g": "h", "h": "a"}):
-        assert parameters_in("g") == ["a/fc_w", "a/fc_b"]
-        assert parameters_in("great") == ["great/fc_w", "great/fc_b"]
-    circle = "i/fc_w -> j/fc_w -> i/fc_w is a cycle"
-    with helper.parameter_sharing({"i": "j", "j": "i"}), pytest.raises(SchemaError, match=circle):
-        parameters_in("i")
-    with helper.parameter_sharing({"k": "k", "l": "l/inner"}):
-        assert parameters_in("k") == ["k/fc_w", "k/fc_b"]
-        assert parameters_in("l") == ["l/inner/fc_w", "l/inner/fc_b"]
-
-
 def test_running_statistics_are_in_checkpoints() -> None:
     helper = ModelHelper("m", training=True)
     helper.spatial_bn(helper.add_input("x", (1, 3, 4, 4)), "bn", 3)
     helper.iteration()
     assert helper.checkpoint_blobs() == ["bn_s", "bn_b", "bn_rm", "bn_riv", ITERATION]
-
-
-def test_parameters_have_tags() -> None:
-    helper = ModelHelper("m", training=True)
-    x = helper.add_input("x", (1, 3, 4, 4))
-    helper.spatial_bn(helper.conv(x, "conv", 3, 4, kernel=1), "bn", 4)
-    own = helper.add_parameter("own", [2], gaussian(1), tags=("mine", "weight"))
-    assert helper.weights == ["conv_w", own]
-    assert helper.biases == ["conv_b"]
-    assert helper.tagged("mine") == [own]
-    assert helper.tags_of("bn_s") == frozenset()
-    with pytest.raises(SchemaError, match="parameter 'nothing' does not exist"):
-        helper.tags_of("nothing")
 
 
 def test_state_and_counter_are_filled_saved_and_not_differentiated() -> None:

@@ -16,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagexec import Workspace
+from dagexec.building.fillers import Filler, constant, gaussian
 from dagexec.core.dtypes import FLOAT64, INT32
 from dagexec.core.gradient import SparseGradient
 from dagexec.errors import ArgumentError, GradientError, SchemaError
 from dagexec.ops.families.optimize.policies import Cyclical, Exp, LinearWarmup, Step
-from dagexec.training.fillers import Filler, constant, gaussian
 from dagexec.training.model_helper import ModelHelper
 from dagexec.training.optimizer import SGD, Adadelta, Adagrad, Adam, Ftrl, Optimizer, RmsProp, YellowFin
 from tests.training.as_written import as_written

@@ -9,10 +9,10 @@ import numpy.typing as npt
 import pytest
 
 from dagexec import Workspace
+from dagexec.building.fillers import constant
 from dagexec.core.device import Device
 from dagexec.core.dtypes import INT32
 from dagexec.core.gradient import SparseGradient
-from dagexec.training.fillers import constant
 from dagexec.training.model_helper import ModelHelper
 from dagexec.training.optimizer import SGD, Adam, Optimizer, RmsProp
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dagexec import NetDef, Workspace, zoo
-from dagexec.training.model_builder import ITERATION
+from dagexec.building.net_builder import ITERATION
 
 STEP = 1e-9  # small, as deep networks of ReLU have corners everywhere
 

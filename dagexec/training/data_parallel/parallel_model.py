@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dagexec.building.net_builder import ITERATION
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.schema import TensorType
 from dagexec.core.tensor import Tensor
@@ -17,7 +18,6 @@ from dagexec.errors import FeedError, MissingBlobError
 from dagexec.platform.closing import Closing
 from dagexec.training.data_parallel.replica import DRAW, Replica
 from dagexec.training.data_parallel.replica_devices import ReplicaDevice
-from dagexec.training.model_builder import ITERATION
 
 Array = npt.NDArray[Any]
 Feeds = Mapping[str, npt.ArrayLike]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import zip_longest
 
+from dagexec.building.net_builder import ITERATION
 from dagexec.core.arguments import make_argument
 from dagexec.core.gradient import Gradient
 from dagexec.core.node import arguments_of
@@ -14,7 +15,6 @@ from dagexec.errors import SchemaError
 from dagexec.platform.records import dataclass
 from dagexec.training.data_parallel.batch_statistics import share_backward_statistics, share_forward_statistics
 from dagexec.training.data_parallel.replica_devices import REPLICA, ReplicaDevice
-from dagexec.training.model_builder import ITERATION
 from dagexec.training.model_helper import ModelHelper
 from dagexec.training.optimizer import Optimizer
 

@@ -15,13 +15,13 @@ from dataclasses import replace
 
 import dagexec.ops.engines.onednn.measuring as measuring
 import dagexec.platform.processor as processor
+from dagexec.building.model_builder import ModelBuilder
 from dagexec.cli import main
 from dagexec.compiler.compilation import compile_model
 from dagexec.core.model import Model
 from dagexec.core.operator import Operator, Prepared
 from dagexec.ops.engines.onednn.problem import Assembled
 from dagexec.options import CompileOptions
-from dagexec.training.model_helper import ModelHelper
 
 _HALF_AN_HOUR = 2**31 - 1  # rounds of the hash; a second is about a million
 
@@ -35,11 +35,11 @@ def endless() -> None:
 
 def small_net() -> Model:
     """Two branches of convolutions on images of 48 x 48, joined: work enough for two threads."""
-    helper = ModelHelper("small", seed=3)
-    x = helper.add_input("data", (1, 16, 48, 48))
-    left = helper.relu(helper.conv(x, "left", 16, 64, kernel=3, pad=1), "left_relu")
-    right = helper.relu(helper.conv(x, "right", 16, 64, kernel=3, pad=1), "right_relu")
-    return helper.model([helper.softmax(helper.flatten(helper.concat([left, right], "joined"), "flat"), "softmax")])
+    builder = ModelBuilder("small", seed=3)
+    x = builder.add_input("data", (1, 16, 48, 48))
+    left = builder.relu(builder.conv(x, "left", 16, 64, kernel=3, pad=1), "left_relu")
+    right = builder.relu(builder.conv(x, "right", 16, 64, kernel=3, pad=1), "right_relu")
+    return builder.model([builder.softmax(builder.flatten(builder.concat([left, right], "joined"), "flat"), "softmax")])
 
 
 def plant_in_operators(hit: Callable[[Operator], bool]) -> None:

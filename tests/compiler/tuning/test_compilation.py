@@ -9,6 +9,7 @@ import pytest
 
 import dagexec
 from dagexec.binding.parameters import initialized
+from dagexec.building.model_builder import ModelBuilder
 from dagexec.compiler.compilation import compile_model
 from dagexec.compiler.passes.layout import layouts
 from dagexec.compiler.tuning.bench import Bench, random_inputs
@@ -27,7 +28,6 @@ from dagexec.platform.deadline import Deadline
 from dagexec.scheduler.plan.plan import build_plan
 from dagexec.scheduler.run.machine import TaskGraph
 from dagexec.scheduler.run.prediction import TimedTasks
-from dagexec.training.model_helper import ModelHelper
 
 needs_onednn = pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
 
@@ -51,14 +51,14 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def small_net(batch: int | None = 1) -> Model:
     """Two branches of convolutions on images of 12 x 12, joined, pooled and classified."""
-    helper = ModelHelper("small", seed=3)
-    x = helper.add_input("data", (batch, 3, 12, 12))
-    x = helper.relu(helper.conv(x, "first", 3, 16, kernel=3, pad=1), "first_relu")
-    left = helper.relu(helper.conv(x, "left", 16, 16, kernel=3, pad=1), "left_relu")
-    right = helper.relu(helper.conv(x, "right", 16, 24, kernel=1), "right_relu")
-    right = helper.relu(helper.conv(right, "right2", 24, 16, kernel=3, pad=1), "right2_relu")
-    x = helper.global_average_pool(helper.concat([left, right], "joined"), "pooled")
-    return helper.model([helper.softmax(helper.fc(x, "pred", 32, 10), "softmax")])
+    builder = ModelBuilder("small", seed=3)
+    x = builder.add_input("data", (batch, 3, 12, 12))
+    x = builder.relu(builder.conv(x, "first", 3, 16, kernel=3, pad=1), "first_relu")
+    left = builder.relu(builder.conv(x, "left", 16, 16, kernel=3, pad=1), "left_relu")
+    right = builder.relu(builder.conv(x, "right", 16, 24, kernel=1), "right_relu")
+    right = builder.relu(builder.conv(right, "right2", 24, 16, kernel=3, pad=1), "right2_relu")
+    x = builder.global_average_pool(builder.concat([left, right], "joined"), "pooled")
+    return builder.model([builder.softmax(builder.fc(x, "pred", 32, 10), "softmax")])
 
 
 def image(batch: int = 1) -> dict[str, np.ndarray]:
@@ -164,9 +164,9 @@ def test_without_time_for_tuning_nothing_is_measured(invented: type[Invented]) -
 
 
 def test_an_input_of_unknown_shape_is_not_measured_with(invented: type[Invented]) -> None:
-    helper = ModelHelper("unknown")
-    x = helper.add_input("data", (1, 4))
-    model = helper.model([helper.relu(x, "y")])
+    builder = ModelBuilder("unknown")
+    x = builder.add_input("data", (1, 4))
+    model = builder.model([builder.relu(x, "y")])
     unknown = Model(model.name, model.net, None, {}, {"data": InputInfo()}, ("y",))
     assert random_inputs(unknown, {}) is None
     compile_model(unknown, CompileOptions(tuning_seconds=1.0))
@@ -187,9 +187,9 @@ def test_operators_of_an_application_are_not_run_to_be_measured(invented: type[I
 
 @pytest.mark.slow
 def test_shapes_that_the_net_does_not_take_are_no_obstacle(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
-    helper = ModelHelper("free")
-    x = helper.conv(helper.add_input("data", (None, 3, None, None)), "conv", 3, 16, kernel=5)
-    model = helper.model([helper.relu(x, "y")])
+    builder = ModelBuilder("free")
+    x = builder.conv(builder.add_input("data", (None, 3, None, None)), "conv", 3, 16, kernel=5)
+    model = builder.model([builder.relu(x, "y")])
     with dagexec.compile(model, tuning_seconds=30) as executor:  # an image of 1 x 1 is smaller than the window
         assert executor.run({"data": np.ones((2, 3, 9, 9), np.float32)})["y"].shape == (2, 16, 5, 5)
     assert "net 'free': not measured, give compile() the shapes to tune for" in caplog.text
@@ -236,27 +236,28 @@ def test_what_a_run_is_measured_to_take_decides_now_and_later(
 
 def pyramid() -> Model:
     """A detector: a backbone, a pyramid of features from three of its levels, and two heads on each."""
-    helper = ModelHelper("pyramid", seed=3)
-    x = helper.add_input("data", (1, 3, 128, 128))
+    builder = ModelBuilder("pyramid", seed=3)
+    x = builder.add_input("data", (1, 3, 128, 128))
     levels = []
     for number, channels in enumerate((64, 128, 256)):
         before = 3 if not levels else channels // 2
-        x = helper.relu(helper.conv(x, f"down{number}", before, channels, kernel=3, stride=2, pad=1), f"level{number}")
+        x = builder.conv(x, f"down{number}", before, channels, kernel=3, stride=2, pad=1)
+        x = builder.relu(x, f"level{number}")
         for part in "abcd":  # what the branches save is little beside the backbone
-            x = helper.relu(helper.conv(x, f"{part}{number}", channels, channels, kernel=3, pad=1), f"{x}{part}")
+            x = builder.relu(builder.conv(x, f"{part}{number}", channels, channels, kernel=3, pad=1), f"{x}{part}")
         levels.append((x, channels))
     found, above = [], None
     for number, (level, channels) in reversed(list(enumerate(levels))):
-        lateral = helper.conv(level, f"lateral{number}", channels, 16, kernel=1)
+        lateral = builder.conv(level, f"lateral{number}", channels, 16, kernel=1)
         if above is not None:
-            helper.add_operator("ResizeNearest", [above], [f"larger{number}"], width_scale=2.0, height_scale=2.0)
-            helper.add_operator("Sum", [lateral, f"larger{number}"], [f"merged{number}"])
+            builder.add_operator("ResizeNearest", [above], [f"larger{number}"], width_scale=2.0, height_scale=2.0)
+            builder.add_operator("Sum", [lateral, f"larger{number}"], [f"merged{number}"])
             lateral = f"merged{number}"
         above = lateral
         for head, outputs in (("class", 12), ("box", 4)):
-            y = helper.relu(helper.conv(lateral, f"{head}{number}a", 16, 16, kernel=3, pad=1), f"{head}{number}b")
-            found.append(helper.conv(y, f"{head}{number}", 16, outputs, kernel=3, pad=1))
-    return helper.model(found)
+            y = builder.relu(builder.conv(lateral, f"{head}{number}a", 16, 16, kernel=3, pad=1), f"{head}{number}b")
+            found.append(builder.conv(y, f"{head}{number}", 16, outputs, kernel=3, pad=1))
+    return builder.model(found)
 
 
 def test_heads_that_do_not_need_each_other_stay_independent() -> None:

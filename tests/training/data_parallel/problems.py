@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dagexec.building.fillers import Filler, constant
 from dagexec.core.arguments import make_argument
 from dagexec.core.dtypes import FLOAT32, FLOAT64, INT32, INT64, TypeMeta
 from dagexec.core.proto import OperatorDef
 from dagexec.training.data_parallel import ParallelModel, parallelize
-from dagexec.training.fillers import Filler, constant
 from dagexec.training.model_helper import ModelHelper
 from dagexec.training.optimizer import SGD, Optimizer
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dagexec.building.fillers import constant
 from dagexec.core.blobs_queue import BlobsQueue
 from dagexec.core.operator import Operator
 from dagexec.core.workspace import Workspace
@@ -28,7 +29,6 @@ from dagexec.platform.threads import threads
 from dagexec.scheduler.exploration import explore
 from dagexec.training.data_parallel import ParallelModel, parallelize
 from dagexec.training.data_parallel.solver_thread import SolverThread
-from dagexec.training.fillers import constant
 from dagexec.training.model_helper import ModelHelper
 from dagexec.training.optimizer import SGD
 from tests.nets import temporary_operator

@@ -1,4 +1,4 @@
-"""Scopes of a model helper: what `with` blocks say about names, devices, arguments and parameters of the layers inside.
+"""Scopes of a model builder: what `with` blocks say of names, devices, arguments and parameters of the layers inside.
 
 All of them nest, and the innermost wins.
 """

@@ -1,4 +1,4 @@
-"""The model helper: names, arguments, reproducible parameters, and models that run."""
+"""The model builder: names, arguments, reproducible parameters, and models that run."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import pytest
 
 import dagexec
 from dagexec import Workspace
+from dagexec.building.fillers import CAFFE2, constant, gaussian
+from dagexec.building.model_builder import ModelBuilder
 from dagexec.core.model import Model
 from dagexec.errors import SchemaError
-from dagexec.training.fillers import CAFFE2, constant, gaussian
-from dagexec.training.model_helper import ModelHelper
 
 
 def parameters(model: Model) -> dict[str, np.ndarray]:
@@ -22,24 +22,24 @@ def parameters(model: Model) -> dict[str, np.ndarray]:
 
 
 def two_layers(seed: int = 0, *, first: str = "a", second: str = "b") -> Model:
-    helper = ModelHelper("two", seed=seed)
-    x = helper.add_input("data", (1, 3, 8, 8))
-    outputs = [helper.conv(x, name, 3, 4, kernel=3) for name in (first, second)]
-    return helper.model(outputs)
+    builder = ModelBuilder("two", seed=seed)
+    x = builder.add_input("data", (1, 3, 8, 8))
+    outputs = [builder.conv(x, name, 3, 4, kernel=3) for name in (first, second)]
+    return builder.model(outputs)
 
 
 def test_parameters_have_the_names_and_shapes_brew_gives() -> None:
-    helper = ModelHelper("names")
-    x = helper.add_input("data", (1, 4, 8, 8))
-    x = helper.conv(x, "conv", 4, 6, kernel=(3, 5), group=2)
-    x = helper.spatial_bn(x, "bn", 6)
-    x = helper.fc(x, "pred", 6 * 6 * 4, 10)
-    assert helper.parameters == {
+    builder = ModelBuilder("names")
+    x = builder.add_input("data", (1, 4, 8, 8))
+    x = builder.conv(x, "conv", 4, 6, kernel=(3, 5), group=2)
+    x = builder.spatial_bn(x, "bn", 6)
+    x = builder.fc(x, "pred", 6 * 6 * 4, 10)
+    assert builder.parameters == {
         "conv_w": (6, 2, 3, 5), "conv_b": (6,), "bn_s": (6,), "bn_b": (6,), "pred_w": (10, 144), "pred_b": (10,),
     }  # fmt: skip
-    assert helper.computed_parameters == {"bn_rm": (6,), "bn_riv": (6,)}
-    shapes = {name: value.shape for name, value in parameters(helper.model([x])).items()}
-    assert shapes == {**helper.parameters, **helper.computed_parameters}
+    assert builder.computed_parameters == {"bn_rm": (6,), "bn_riv": (6,)}
+    shapes = {name: value.shape for name, value in parameters(builder.model([x])).items()}
+    assert shapes == {**builder.parameters, **builder.computed_parameters}
 
 
 def test_parameters_depend_on_the_seed_and_their_name_and_not_on_the_order() -> None:
@@ -53,9 +53,9 @@ def test_parameters_depend_on_the_seed_and_their_name_and_not_on_the_order() -> 
 
 
 def test_weights_have_the_spread_of_he_over_the_fan_in() -> None:
-    helper = ModelHelper("he")
-    x = helper.add_input("data", (1, 64, 8, 8))
-    model = helper.model([helper.conv(x, "c", 64, 256, kernel=3), helper.conv(x, "g", 64, 512, kernel=5, group=64)])
+    builder = ModelBuilder("he")
+    x = builder.add_input("data", (1, 64, 8, 8))
+    model = builder.model([builder.conv(x, "c", 64, 256, kernel=3), builder.conv(x, "g", 64, 512, kernel=5, group=64)])
     filled = parameters(model)
     np.testing.assert_allclose(filled["c_w"].std(), np.sqrt(2 / (64 * 9)), rtol=0.02)
     np.testing.assert_allclose(filled["g_w"].std(), np.sqrt(2 / 25), rtol=0.02)
@@ -64,9 +64,9 @@ def test_weights_have_the_spread_of_he_over_the_fan_in() -> None:
 def test_batch_normalization_starts_away_from_the_identity_unless_asked_for_caffe2s_values() -> None:
     for initialization in (None, CAFFE2):
         chosen = {} if initialization is None else {"initialization": initialization}
-        helper = ModelHelper("bn", **chosen)  # type: ignore[arg-type]
-        x = helper.add_input("data", (1, 500, 2, 2))
-        filled = parameters(helper.model([helper.spatial_bn(x, "bn", 500)]))
+        builder = ModelBuilder("bn", **chosen)  # type: ignore[arg-type]
+        x = builder.add_input("data", (1, 500, 2, 2))
+        filled = parameters(builder.model([builder.spatial_bn(x, "bn", 500)]))
         if initialization is CAFFE2:
             for suffix, value in (("s", 1), ("b", 0), ("rm", 0), ("riv", 1)):
                 np.testing.assert_array_equal(filled[f"bn_{suffix}"], value)
@@ -78,24 +78,24 @@ def test_batch_normalization_starts_away_from_the_identity_unless_asked_for_caff
 
 
 def test_every_layer_runs_and_has_the_shape_it_should() -> None:
-    helper = ModelHelper("all", seed=3)
-    data = helper.add_input("data", (2, 3, 9, 9))
-    conv = helper.conv(data, "conv", 3, 4, kernel=3, stride=2, pad=1)
-    bn = helper.spatial_bn(conv, "bn", 4)
-    relu = helper.relu(bn, bn)
-    lrn = helper.lrn(relu, "lrn", size=3)
-    big = helper.max_pool(lrn, "max", kernel=2, stride=2)
-    ceil = helper.max_pool(lrn, "ceil", kernel=2, stride=2, ceil_mode=True)
-    mean = helper.average_pool(lrn, "mean", kernel=3, pad=1)
-    joined = helper.concat([lrn, mean], "joined")
-    total = helper.sum([lrn, mean], "total")
-    low = helper.clip(helper.dropout(total, "drop"), "low", 0.0, 0.1)
-    flat = helper.flatten(helper.global_average_pool(joined, "gap"), "flat")
-    softmax = helper.softmax(helper.fc(flat, "pred", 8, 5), "softmax")
-    wide = helper.conv(data, "wide", 3, 2, kernel=(1, 3), pad=(0, 1), dilation=1, bias=False)
+    builder = ModelBuilder("all", seed=3)
+    data = builder.add_input("data", (2, 3, 9, 9))
+    conv = builder.conv(data, "conv", 3, 4, kernel=3, stride=2, pad=1)
+    bn = builder.spatial_bn(conv, "bn", 4)
+    relu = builder.relu(bn, bn)
+    lrn = builder.lrn(relu, "lrn", size=3)
+    big = builder.max_pool(lrn, "max", kernel=2, stride=2)
+    ceil = builder.max_pool(lrn, "ceil", kernel=2, stride=2, ceil_mode=True)
+    mean = builder.average_pool(lrn, "mean", kernel=3, pad=1)
+    joined = builder.concat([lrn, mean], "joined")
+    total = builder.sum([lrn, mean], "total")
+    low = builder.clip(builder.dropout(total, "drop"), "low", 0.0, 0.1)
+    flat = builder.flatten(builder.global_average_pool(joined, "gap"), "flat")
+    softmax = builder.softmax(builder.fc(flat, "pred", 8, 5), "softmax")
+    wide = builder.conv(data, "wide", 3, 2, kernel=(1, 3), pad=(0, 1), dilation=1, bias=False)
     blobs = [conv, big, ceil, joined, total, low, softmax, wide]
     image = np.random.default_rng(0).standard_normal((2, 3, 9, 9)).astype(np.float32)
-    with dagexec.compile(helper.model(blobs)) as executor:
+    with dagexec.compile(builder.model(blobs)) as executor:
         found = executor.run({"data": image})
     assert [found[blob].shape for blob in blobs] == [
         (2, 4, 5, 5), (2, 4, 2, 2), (2, 4, 3, 3), (2, 8, 5, 5), (2, 4, 5, 5), (2, 4, 5, 5), (2, 5), (2, 2, 9, 9),
@@ -109,63 +109,63 @@ def test_order_nhwc_puts_channels_last_in_data_and_filter() -> None:
     image = np.random.default_rng(0).standard_normal((1, 6, 5, 3)).astype(np.float32)
     results = []
     for order, shown in (("NHWC", image), ("NCHW", image.transpose(0, 3, 1, 2))):
-        helper = ModelHelper("order", order=order)
-        x = helper.add_input("data", shown.shape)
+        builder = ModelBuilder("order", order=order)
+        x = builder.add_input("data", shown.shape)
         ones = {"weight_init": constant(0.5), "bias_init": constant(1)}
-        model = helper.model([helper.conv(x, "conv", 3, 2, kernel=3, **ones)])
+        model = builder.model([builder.conv(x, "conv", 3, 2, kernel=3, **ones)])
         with dagexec.compile(model) as executor:
             results.append(executor.run({"data": np.ascontiguousarray(shown)})["conv"])
     np.testing.assert_allclose(results[0], results[1].transpose(0, 2, 3, 1), rtol=1e-5)
 
 
 def test_training_mode_names_the_outputs_training_needs() -> None:
-    helper = ModelHelper("train")
-    x = helper.add_input("data", (2, 3, 4, 4))
-    helper.dropout(helper.spatial_bn(x, "bn", 3, is_test=False), "drop", is_test=False)
-    assert list(helper.net.op[0].output) == ["bn", "bn_rm", "bn_riv", "bn_sm", "bn_siv"]
-    assert list(helper.net.op[1].output) == ["drop", "_drop_mask"]
+    builder = ModelBuilder("train")
+    x = builder.add_input("data", (2, 3, 4, 4))
+    builder.dropout(builder.spatial_bn(x, "bn", 3, is_test=False), "drop", is_test=False)
+    assert list(builder.net.op[0].output) == ["bn", "bn_rm", "bn_riv", "bn_sm", "bn_siv"]
+    assert list(builder.net.op[1].output) == ["drop", "_drop_mask"]
 
 
-def test_a_model_does_not_change_with_its_helper() -> None:
-    helper = ModelHelper("snapshot")
-    x = helper.add_input("data", (1, 2))
-    model = helper.model([helper.relu(x, "y")])
-    helper.relu("y", "z")
+def test_a_model_does_not_change_with_its_builder() -> None:
+    builder = ModelBuilder("snapshot")
+    x = builder.add_input("data", (1, 2))
+    model = builder.model([builder.relu(x, "y")])
+    builder.relu("y", "z")
     assert [operator.output[0] for operator in model.net.op] == ["y"]
     assert list(model.net.external_output) == ["y"]
 
 
 def test_mistakes_are_refused_with_the_name_of_the_blob() -> None:
-    helper = ModelHelper("wrong")
-    x = helper.add_input("data", (1, 3, 8, 8))
-    helper.conv(x, "conv", 3, 4, kernel=1)
+    builder = ModelBuilder("wrong")
+    x = builder.add_input("data", (1, 3, 8, 8))
+    builder.conv(x, "conv", 3, 4, kernel=1)
     with pytest.raises(SchemaError, match="'conv_w' already exists"):
-        helper.conv(x, "conv", 3, 4, kernel=1)
+        builder.conv(x, "conv", 3, 4, kernel=1)
     with pytest.raises(SchemaError, match="'data' already exists"):
-        helper.add_parameter("data", [1], gaussian(1))
+        builder.add_parameter("data", [1], gaussian(1))
     with pytest.raises(SchemaError, match="conv 'bad': 2 groups do not divide 3 and 4"):
-        helper.conv(x, "bad", 3, 4, kernel=1, group=2)
+        builder.conv(x, "bad", 3, 4, kernel=1, group=2)
     with pytest.raises(SchemaError, match=r"no operator writes \['nothing'\]"):
-        helper.model(["nothing"])
+        builder.model(["nothing"])
     with pytest.raises(SchemaError, match="NCHW or NHWC, found 'HWCN'"):
-        ModelHelper("order", order="HWCN")
+        ModelBuilder("order", order="HWCN")
 
 
 def test_a_name_is_either_an_output_or_declared() -> None:
-    helper = ModelHelper("m")
-    x = helper.add_input("x", (4, 3))
-    helper.relu(x, "fc_w")
+    builder = ModelBuilder("m")
+    x = builder.add_input("x", (4, 3))
+    builder.relu(x, "fc_w")
     with pytest.raises(SchemaError, match="blob 'fc_w' already exists"):
-        helper.fc(x, "fc", 3, 2)
+        builder.fc(x, "fc", 3, 2)
     with pytest.raises(SchemaError, match="blob 'fc_w' already exists"):
-        helper.add_input("fc_w", (1,))
+        builder.add_input("fc_w", (1,))
 
 
 def test_an_operator_may_only_overwrite_a_parameter_that_it_reads() -> None:
-    helper = ModelHelper("m")
-    x = helper.add_input("x", (4, 3))
-    helper.fc(x, "fc", 3, 2)
+    builder = ModelBuilder("m")
+    x = builder.add_input("x", (4, 3))
+    builder.fc(x, "fc", 3, 2)
     with pytest.raises(SchemaError, match="Relu would overwrite 'fc_w', which is a parameter"):
-        helper.relu(x, "fc_w")
-    assert helper.clip("fc_w", "fc_w", -1, 1) == "fc_w"
-    assert helper.relu(x, x) == x
+        builder.relu(x, "fc_w")
+    assert builder.clip("fc_w", "fc_w", -1, 1) == "fc_w"
+    assert builder.relu(x, x) == x

@@ -1,4 +1,4 @@
-"""What parameters start from: filler operators, described so that a model helper can make them for any shape.
+"""What parameters start from: filler operators, described so that a model builder can make them for any shape.
 
 Sources: Glorot and Bengio 2010 (Xavier), He et al. 2015, "Delving deep into rectifiers" (He normal, over the fan-in).
 """
@@ -53,7 +53,7 @@ def xavier(_fan_in: int) -> Filler:
 
 @dataclass(frozen=True)
 class Initialization:
-    """The fillers a model helper uses where a layer names none of its own.
+    """The fillers a model builder uses where a layer names none of its own.
 
     Attributes:
         weight: filler of convolution and fully connected weights, from their fan-in.

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 
+from dagexec.building.fillers import Filler
+from dagexec.building.net_builder import NetBuilder
+from dagexec.building.scopes import layer
 from dagexec.core.arguments import ArgumentValue
 from dagexec.errors import SchemaError
-from dagexec.training.fillers import Filler
-from dagexec.training.model_builder import ModelBuilder
-from dagexec.training.scopes import layer
 
 Pair = int | tuple[int, int]
 """A height and a width, or one number for both."""
 
 
-class WindowLayers(ModelBuilder):
+class WindowLayers(NetBuilder):
     """Convolutions and pooling."""
 
     @layer

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dagexec.building.fillers import Filler, uniform
+from dagexec.building.net_builder import BIAS, WEIGHT, NetBuilder
+from dagexec.building.scopes import layer
 from dagexec.core.arguments import ArgumentValue
 from dagexec.errors import SchemaError
 from dagexec.platform.records import dataclass
-from dagexec.training.fillers import Filler, uniform
-from dagexec.training.model_builder import BIAS, WEIGHT, ModelBuilder
-from dagexec.training.scopes import layer
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ _GRU = _Kind("GRU", 3, ("hidden",), ("gates", "reset"))
 _FORGET = 2  # the place of the forget gate among LSTM's four: input, output, forget, cell
 
 
-class RecurrentLayers(ModelBuilder):
+class RecurrentLayers(NetBuilder):
     """LSTM and GRU."""
 
     @layer

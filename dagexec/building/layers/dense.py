@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dagexec.training.fillers import Filler, constant, gaussian
-from dagexec.training.model_builder import WEIGHT, ModelBuilder
-from dagexec.training.scopes import layer
+from dagexec.building.fillers import Filler, constant, gaussian
+from dagexec.building.net_builder import WEIGHT, NetBuilder
+from dagexec.building.scopes import layer
 
 
-class DenseLayers(ModelBuilder):
+class DenseLayers(NetBuilder):
     """Products, activations, and operators that join or reshape."""
 
     @layer

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from dagexec.building.fillers import Filler
+from dagexec.building.net_builder import NetBuilder
+from dagexec.building.scopes import layer
 from dagexec.core.arguments import ArgumentValue
-from dagexec.training.fillers import Filler
-from dagexec.training.model_builder import ModelBuilder
-from dagexec.training.scopes import layer
 
 
-class NormalizationLayers(ModelBuilder):
+class NormalizationLayers(NetBuilder):
     """Normalization and dropout."""
 
     @layer

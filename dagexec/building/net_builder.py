@@ -1,6 +1,6 @@
-"""ModelBuilder: the nets, blobs and parameters of a model under construction, without any layer.
+"""NetBuilder: the nets, blobs and parameters of a model under construction, without any layer.
 
-Layers are in `layers`; `model_helper` puts all of them together.
+Layers are in `layers`; `model_builder` puts all of them together.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+from dagexec.building.fillers import HE, SYNTHETIC, Filler, Initialization
+from dagexec.building.scopes import Scopes
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.device import Device
 from dagexec.core.dtypes import FLOAT32, INT64, TypeMeta
@@ -17,8 +19,6 @@ from dagexec.core.model import InputInfo
 from dagexec.core.operator_def import op
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.errors import SchemaError
-from dagexec.training.fillers import HE, SYNTHETIC, Filler, Initialization
-from dagexec.training.scopes import Scopes
 
 ITERATION = "optimizer_iteration"
 """The blob that counts training steps: int64, one element. Its name is Caffe2's."""
@@ -27,7 +27,7 @@ WEIGHT = "weight"
 BIAS = "bias"
 
 
-class ModelBuilder:
+class NetBuilder:
     """A net and the init net of its parameters.
 
     Names of new blobs are relative to the name scope. A name that is read is looked for in the innermost name scope

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from dagexec.building.net_builder import NetBuilder
+from dagexec.building.scopes import layer
 from dagexec.core.arguments import ArgumentValue
-from dagexec.training.model_builder import ModelBuilder
-from dagexec.training.scopes import layer
 
 
-class LossLayers(ModelBuilder):
+class LossLayers(NetBuilder):
     """Losses and metrics."""
 
     @layer
