@@ -1,6 +1,6 @@
-"""Conformance: what threads really did in runs is a path of the machine that decides in them.
+"""Conformance: checks that what the threads of real runs did is a path of the machine that decides in them.
 
-`recording` has pools tell what they do, `checking` replays that beside the machine, `pools` looks at whom a pool wakes.
+`recording` has pools record what they do, `checking` replays that beside the machine, `pools` checks whom a pool wakes.
 """
 
 from dagexec.scheduler.conformance.checking import check

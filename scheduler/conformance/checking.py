@@ -1,8 +1,8 @@
-"""Checking: a story of a run is replayed beside the machine, which must allow each event, with the same answer.
+"""Checking: replays the record of a run beside the machine, which must allow each event and give the same answer.
 
-The machine says who may take what, and when the run is over. Beyond that, its answers are carried out: a worker makes
-the steps of the piece that it was given, all of them and once, ends that piece, and leaves with none in its hands; of a
-run that is stopped, it begins no further step; and the owner is told once, when nothing is left to do.
+The machine says who may take what, and when the run is over. Its answers must also be carried out: a worker executes
+every step of its piece once, ends the piece, and leaves with none unended; it begins no further step of a stopped run;
+and the owner is told once, when nothing is left to do.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def check(story: RunStory) -> Deviation | None:
     """The first event that the machine does not allow; None where it allows all."""
     try:
         _Replay(story).run()
-    except _DeviationError as found:
-        return found.deviation
+    except _DeviationError as error:
+        return error.deviation
     return None
 
 
@@ -36,11 +36,11 @@ class _DeviationError(Exception):
 
 @dataclass
 class _Visit:
-    """A worker in the run, from where it entered.
+    """A worker's stay in the run, since it entered.
 
     Attributes:
-        held: pieces that it took and has not ended, and how many steps of each it came to.
-        after_stop: steps that it began in a run that was stopped.
+        held: the pieces that it took and has not ended, each with the number of its steps that were begun.
+        after_stop: steps that it began after the run was stopped.
     """
 
     held: dict[Piece, int] = field(default_factory=dict)
@@ -55,9 +55,9 @@ class _Replay:
         self._takers: dict[Piece, str] = {}
         self._ended: dict[Piece, str] = {}
         self._stopping = self._told = False
-        self._telling = ""  # who tells the owner; again, if it died meanwhile
+        self._telling = ""  # who tells the owner; another worker does so again if that one dies
         self._place = 0
-        self._unless_stopped: Callable[[], _DeviationError] | None = None  # of what is right in a run that is stopped
+        self._unless_stopped: Callable[[], _DeviationError] | None = None  # allowed only if the run is stopped
 
     def run(self) -> None:
         replays = {
@@ -76,7 +76,7 @@ class _Replay:
             self._check_rest()
 
     def _deviation(self, right: str, done: str = "", place: int | None = None) -> _DeviationError:
-        """Of the event that is replayed, or that at `place`."""
+        """The error for the event at `place`, by default the one that is replayed."""
         say, events = self._story.say, self._story.events
         place = self._place if place is None else place
         before = [f"{number} {say(event)}" for number, event in enumerate(events[:place], 1)]
@@ -108,7 +108,7 @@ class _Replay:
         if begun:
             raise self._deviation(f"it is to end {self._story.piece(*begun[0])} first")
         try:
-            found = self._machine.take(event.last, from_last=event.from_last)
+            answer = self._machine.take(event.last, from_last=event.from_last)
         except PolicyError as error:
             if event.task != REFUSED:
                 raise self._deviation(f"the policy fails: {error}") from error
@@ -116,40 +116,40 @@ class _Replay:
         if event.task == REFUSED:
             raise self._deviation("the policy decides" + self._why_not_so())
         if event.task == NOTHING:
-            if found is not None:
-                raise self._deviation(f"there is {self._story.piece(*found)}" + self._why_not_so())
+            if answer is not None:
+                raise self._deviation(f"there is {self._story.piece(*answer)}" + self._why_not_so())
             return
         piece = event.task, event.piece
-        if found != piece:
-            right = "there is nothing to take" if found is None else f"it is to take {self._story.piece(*found)}"
+        if answer != piece:
+            right = "there is nothing to take" if answer is None else f"it is to take {self._story.piece(*answer)}"
             raise self._deviation(f"{right}; {self._state_of(*piece)}" + self._why_not_so())
         self._takers[piece] = event.worker
         visit.held[piece] = 0
 
     def _why_not_so(self) -> str:
-        """A policy that decides by what is no part of the run cannot be replayed."""
+        """Says that a policy which looks beyond the run cannot be replayed."""
         policy = self._story.graph.policy
         return "" if policy is None else " (if the policy decides the same whenever it is asked the same)"
 
     def _state_of(self, task: int, piece: int) -> str:
-        """Why it cannot be taken."""
+        """Why a piece cannot be taken."""
         if self._machine.stopped:
             return "the run is stopped"
         graph = self._story.graph
         waits = [
             parent
             for parent, children in enumerate(graph.children)
-            if task in children and any((parent, one) not in self._ended for one in range(graph.pieces[parent]))
+            if task in children and any((parent, number) not in self._ended for number in range(graph.pieces[parent]))
         ]
         if waits:
-            return f"task {task} waits for {', '.join(f'{one} ({self._story.label(one)})' for one in waits)}"
+            return f"task {task} waits for {', '.join(f'{number} ({self._story.label(number)})' for number in waits)}"
         taker = self._takers.get((task, piece))
         return "that piece is free, and comes later" if taker is None else f"{taker} has taken that piece before"
 
     def _step(self, event: Event) -> None:
         visit, piece = self._visit(event), (event.task, event.piece)
         if piece not in visit.held:
-            held = ", ".join(self._story.piece(*one) for one in visit.held) or "none"
+            held = ", ".join(self._story.piece(*other) for other in visit.held) or "none"
             raise self._deviation(f"the piece that it was given is another: {held}")
         if visit.held[piece] != event.step:
             raise self._deviation(f"step {visit.held[piece]} of that piece is next")
@@ -165,9 +165,9 @@ class _Replay:
         if piece not in visit.held:
             taker = self._takers.get(piece)
             raise self._deviation("nobody has taken it" if taker is None else f"it is {taker} that has it")
-        steps, made = self._story.steps(*piece), visit.held.pop(piece)
-        if made <= steps:
-            self._remember(lambda: f"of its {steps} steps it came to {made}")
+        steps, begun = self._story.steps(*piece), visit.held.pop(piece)
+        if begun <= steps:
+            self._remember(lambda: f"of its {steps} steps it came to {begun}")
         self._ended[piece] = event.worker
         self._machine.end(*piece)
 
@@ -175,7 +175,7 @@ class _Replay:
         return f"it has {self._story.piece(*piece)}, which nobody else can end"
 
     def _remember(self, right: Callable[[], str]) -> None:
-        """The event is right in a run that was stopped, or will be before its end; else what `right` says would be."""
+        """Accept the event only if the run is stopped by its end; `right` says what should have happened instead."""
         if not self._stopping and self._unless_stopped is None:
             place = self._place
             self._unless_stopped = lambda: self._deviation(right(), place=place)
@@ -212,7 +212,7 @@ class _Replay:
             raise self._deviation("whoever enters leaves", f"{self._who_is_inside()} never left")
 
     def _check_rest(self) -> None:
-        """Nobody goes on: somebody would have to, unless those inside wait for something else."""
+        """No thread goes on: right only if those inside the run wait for something else."""
         if self._unless_stopped is not None:
             raise self._unless_stopped()
         if self._telling or self._who_is_inside():

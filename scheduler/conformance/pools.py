@@ -1,6 +1,6 @@
-"""PoolStory: what a pool does beside its runs: whom it wakes, whom it lets into which run, and that it holds its lock.
+"""PoolStory: what a pool does around its runs: whom it wakes, which run a worker enters, and whether it holds its lock.
 
-The roster is the machine here. It says who is to be woken and which run is next; the pool has to do just that.
+The roster is the machine here: it says which worker to wake and which run is next, and the pool has to obey.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ _KEPT = 40
 
 
 class PoolStory:
-    """Told of each thing that a pool does; `deviations` are those that the roster does not allow.
+    """Records each action of a pool; `deviations` are those that the roster does not allow.
 
     Attributes:
-        next_run: what the roster has just said is the next run.
+        next_run: the run that the roster has just named as the next.
     """
 
     def __init__(self, is_locked: Callable[[], bool]) -> None:
@@ -27,12 +27,12 @@ class PoolStory:
         self.next_run: Run | None = None
         self._is_locked = is_locked
         self._events: list[str] = []
-        self._to_wake: dict[str, str] = {}  # by who is to wake them
+        self._to_wake: dict[str, str] = {}  # by the thread that is to wake them
 
     def happens(self, what: str, unattended: str = "") -> None:
-        """The calling thread does something for which it needs the lock.
+        """The calling thread does something that needs the lock.
 
-        `unattended` is the net of a run that has something to do, and of which nobody knows.
+        `unattended` names the net of a run with work left that no worker would notice.
         """
         me = threading.current_thread().name
         self._events.append(f"{me}: {what}")
@@ -47,7 +47,7 @@ class PoolStory:
             )
 
     def begins(self, worker: str, run: Run) -> None:
-        """A worker goes into the run that is next."""
+        """A worker enters the run that is next."""
         expected = self.next_run
         if expected is not run:
             right = "none" if expected is None else f"net {expected.name!r}"
@@ -55,7 +55,7 @@ class PoolStory:
             self._deviates(f"the next run is {right}")
 
     def is_to_wake(self, worker: str) -> None:
-        """The calling thread takes a worker that sleeps, to wake it."""
+        """The calling thread picks a sleeping worker to wake."""
         me = threading.current_thread().name
         self.happens(f"{worker} is taken from those that sleep")
         self._to_wake[me] = worker

@@ -1,8 +1,7 @@
-"""Recording: pools that say what their threads do, each thing in the critical section in which it is done.
+"""Recording: pools record what their threads do, each action in the critical section in which it happens.
 
-A `RecordedRoster` takes the place of a pool's roster. It sees whom the pool lets in and wakes, and gives every run that
-comes a machine that records what it is asked and answers; a run in machine code keeps a log. The shell itself, with its
-locks, is the one that always runs.
+A `RecordedRoster` replaces a pool's roster. It sees whom the pool admits and wakes, and gives every new run a machine
+that records questions and answers; a run in machine code keeps a log. The pool's own code and locks stay the same.
 """
 
 from __future__ import annotations
@@ -33,18 +32,18 @@ from dagexec.scheduler.run.run import Run
 from dagexec.scheduler.run.worker import WakeUp, Worker
 
 _KEPT = 64
-"""Runs that are over and not yet checked."""
+"""Runs that are over and not checked yet."""
 
 
 class Conformance:
-    """What is recorded, and what was found.
+    """What was recorded, and the deviations in it.
 
     Attributes:
         runs: how many were checked.
-        events: of these.
+        events: in these runs.
         native: how many of the runs were in machine code.
-        cut: runs whose log was too short; what it has was checked.
-        deviations: that were found.
+        cut: runs whose log was too short; what it holds was checked.
+        deviations: from what the machine allows.
     """
 
     def __init__(self) -> None:
@@ -54,9 +53,9 @@ class Conformance:
         self._pools: list[PoolStory] = []
 
     def raise_found(self, *, at_rest: bool = False) -> None:
-        """Check what there is; `at_rest` says that no thread can go on.
+        """Check everything recorded so far; `at_rest` says that no thread can go on.
 
-        Raises ConformanceError, with all of them, if there was any deviation.
+        Raises ConformanceError with all deviations, if there are any.
         """
         self._check(self._recordings, at_rest)
         for story in self._pools:
@@ -69,17 +68,17 @@ class Conformance:
             raise ConformanceError(f"{self.deviations[0]}{more}", tuple(map(str, self.deviations)))
 
     def new_roster(self, num_workers: int, lock: Mutex) -> Roster:
-        """For a pool."""
+        """The roster of a pool."""
         story = PoolStory(lambda: threads().holds(lock))
         self._pools.append(story)
         return RecordedRoster(num_workers, self, story)
 
     def _add(self, recording: _Recording) -> None:
-        """Begin to record a run; many that are over are checked, and forgotten."""
+        """Begin to record a run; once many are over, check and forget them."""
         self._recordings.append(recording)
         if len(self._recordings) > _KEPT:
-            over = [one for one in self._recordings[:_KEPT] if one.is_over]
-            self._recordings = [one for one in self._recordings if one not in over]
+            over = [candidate for candidate in self._recordings[:_KEPT] if candidate.is_over]
+            self._recordings = [candidate for candidate in self._recordings if candidate not in over]
             self._check(over)
 
     def _check(self, recordings: Sequence[_Recording], at_rest: bool = False) -> None:
@@ -89,19 +88,19 @@ class Conformance:
             self.events += len(story.events)
             self.native += isinstance(recording, _LoggedRecording)
             self.cut += not story.whole and recording.is_over
-            found = check(story)
-            if found is not None:
-                self.deviations.append(found)
+            deviation = check(story)
+            if deviation is not None:
+                self.deviations.append(deviation)
 
 
 @contextmanager
 def conforming() -> Iterator[Conformance]:
-    """Pools that are made within it are recorded. At its end, what their threads did is replayed beside the machine.
+    """Records pools that are made inside the block; at its end, what their threads did is replayed beside the machine.
 
-    Pools that end within it have told the owners of all their runs; of others, what was done until then is looked at.
-    What a run computed with is kept until it is checked, which may be at the end of the block.
+    Pools that are closed inside the block must have told the owners of all their runs; of others, the events so far are
+    checked. What a run computed with is kept until the run is checked, which may be at the end of the block.
 
-    Raises ConformanceError where that does not allow it; where the block raises, the error has a note that says so.
+    Raises ConformanceError for deviations; where the block raises, the error gets a note about them.
     """
     conformance = Conformance()
     pool.rosters.append(conformance.new_roster)
@@ -128,7 +127,7 @@ class RecordedRoster(Roster):
         self._recordings: dict[Run, _Recording] = {}
 
     def admit(self, run: Run) -> None:
-        """Record it from here on."""
+        """Record the run from here on."""
         self._story.happens("a run comes")
         recording = _recorded(run, self._story, self._is_gone, self._forget)
         self._recordings[run] = recording
@@ -138,30 +137,30 @@ class RecordedRoster(Roster):
     def next_run(self) -> Run | None:
         """As the roster says."""
         self._story.happens("a worker looks for a run", self._unattended())
-        found = super().next_run()
-        self._story.next_run = found
-        return found
+        run = super().next_run()
+        self._story.next_run = run
+        return run
 
     def begin(self, worker: Worker, run: Run) -> float:
-        """It must be the run that is next."""
+        """Check that the run is the next."""
         self._story.begins(worker.name, run)
         return super().begin(worker, run)
 
     def enter(self, worker: Worker, run: Run) -> None:
-        """Somebody goes into a run."""
+        """A thread enters a run."""
         self._story.happens(f"{worker.name} enters net {run.name!r}")
         super().enter(worker, run)
         self._recordings[run].visitor(Kind.ENTER, worker)
 
     def leave(self, worker: Worker, run: Run) -> None:
-        """Somebody leaves it."""
+        """A thread leaves a run."""
         self._story.happens(f"{worker.name} leaves net {run.name!r}")
         super().leave(worker, run)
         self._recordings[run].visitor(Kind.LEAVE, worker)
         self._forget(run)
 
     def sleep(self, worker: Worker) -> bool:
-        """A worker goes to sleep; it says who wakes it."""
+        """A worker goes to sleep, and records who wakes it."""
         self._story.happens(f"{worker.name} goes to sleep", self._unattended())
         wake_up = worker.wake_up
         if wake_up is not None and not isinstance(wake_up, _RecordedWakeUp):
@@ -170,15 +169,15 @@ class RecordedRoster(Roster):
 
     def take_idle(self) -> Worker | None:
         """A worker to be woken."""
-        found = super().take_idle()
-        if found is not None:
-            self._story.is_to_wake(found.name)
-        return found
+        worker = super().take_idle()
+        if worker is not None:
+            self._story.is_to_wake(worker.name)
+        return worker
 
     def _forget(self, run: Run) -> None:
-        """What a run that is over computes with may be given back, though the pool lives on."""
-        known = self._recordings.get(run)
-        if known is not None and known.told and not run.active:
+        """Drop a run that is over, so that what it computed with can be freed while the pool lives."""
+        recording = self._recordings.get(run)
+        if recording is not None and recording.told and not run.active:
             self._recordings.pop(run, None)
 
     def _is_gone(self) -> bool:
@@ -186,7 +185,7 @@ class RecordedRoster(Roster):
         return not self.workers
 
     def _unattended(self) -> str:
-        """The net of a run that has something to do, that nobody is in and that nobody finds; else empty."""
+        """The net of a run with work left that no thread is in and none will notice; empty if there is none."""
         for run in list(self._recordings):
             if not run.listed and not run.active and run.has_place():
                 return run.name
@@ -194,7 +193,7 @@ class RecordedRoster(Roster):
 
 
 class _RecordedWakeUp:
-    """How a worker is woken, for whoever records that."""
+    """A worker's wake-up that is recorded."""
 
     def __init__(self, name: str, plain: WakeUp, story: PoolStory) -> None:
         self._name = name
@@ -210,14 +209,14 @@ class _RecordedWakeUp:
 
 
 class _Recording(ABC):
-    """What is recorded of a run. Knows its tasks as the plan has them.
+    """What is recorded of a run, whose tasks are those of the plan.
 
     Attributes:
-        told: its owner knows that it is over.
+        told: the owner knows that the run is over.
     """
 
     def __init__(self, run: Run, is_gone: Callable[[], bool]) -> None:
-        """`is_gone` says whether its pool has ended."""
+        """`is_gone` says whether the pool has ended."""
         self._run = run
         self._is_gone = is_gone
         self._graph, self._work = run.work.graph, run.work
@@ -226,7 +225,7 @@ class _Recording(ABC):
 
     @property
     def is_over(self) -> bool:
-        """Nothing is done in it any more; whoever stopped it may be about to tell, though its pool has ended."""
+        """Nothing more happens in the run, even if its pool ended before whoever stopped the run told the owner."""
         return (self.told and not self._run.active) or (self._is_gone() and not self._run.over)
 
     @abstractmethod
@@ -246,7 +245,7 @@ class _Recording(ABC):
         """How many steps a piece has."""
 
     def story(self) -> RunStory:
-        """All that is known."""
+        """Everything recorded so far."""
         return RunStory(
             self._run.name, self._graph, self._width, self.events(), self.steps, self.label, whole=self.is_over
         )
@@ -265,7 +264,7 @@ class _Recording(ABC):
         return " to ".join(names) or "no operator"
 
     def attach(self, over: Callable[[Run], object]) -> None:
-        """Have the run tell, at its steps and at its end; call `over` then."""
+        """Record the run's steps and its end, and call `over` then."""
         run = self._run
         rows = [
             [self._noted(task, piece, steps) for piece, steps in enumerate(row)]
@@ -291,7 +290,7 @@ class _Recording(ABC):
         over(self._run)
 
     def _noted(self, task: int, piece: int, steps: Sequence[Step]) -> tuple[Step, ...]:
-        """The steps of a piece, and before each, and behind the last, one that tells where the worker is."""
+        """The steps of a piece, with a note before each and after the last."""
         noted: list[Step] = []
         for number, step in enumerate(steps):
             noted += [StepNote(self, task, piece, number), step]
@@ -299,7 +298,7 @@ class _Recording(ABC):
 
 
 class StepNote:
-    """Called between steps: the worker has come to one, or is behind the last."""
+    """Called between steps: the worker has reached a step, or the end of the piece."""
 
     def __init__(self, recording: _Recording, task: int, piece: int, number: int) -> None:
         self._add = partial(recording.add, task=task, piece=piece, step=number)
@@ -324,7 +323,7 @@ def _recorded(run: Run, story: PoolStory, is_gone: Callable[[], bool], over: Cal
 
 
 class _MachineRecording(_Recording):
-    """Of a run in Python."""
+    """The record of a run in Python."""
 
     def __init__(self, run: Run, is_gone: Callable[[], bool], machine: Machine, story: PoolStory) -> None:
         super().__init__(run, is_gone)
@@ -345,7 +344,7 @@ class _MachineRecording(_Recording):
 
 
 class _RecordedMachine:
-    """A machine, and what it is asked."""
+    """A machine that records questions and answers."""
 
     def __init__(self, machine: Machine, events: list[Event], story: PoolStory, name: str) -> None:
         self._machine = machine
@@ -365,11 +364,11 @@ class _RecordedMachine:
         self._story.happens(f"the machine of net {self._name!r} is asked what is next")
         task, piece = REFUSED, -1
         try:
-            found = self._machine.take(last, from_last=from_last)
-            task, piece = (NOTHING, -1) if found is None else found
+            answer = self._machine.take(last, from_last=from_last)
+            task, piece = (NOTHING, -1) if answer is None else answer
         finally:
             self._events.append(Event(Kind.TAKE, _here(), task, piece, last, from_last))
-        return found
+        return answer
 
     def end(self, task: int, piece: int = -1) -> None:
         self._story.happens(f"the machine of net {self._name!r} is told of an end")
@@ -383,7 +382,7 @@ class _RecordedMachine:
 
 
 class _LoggedRecording(_Recording):
-    """Of a run in machine code."""
+    """The record of a run in machine code."""
 
     def __init__(self, run: Run, is_gone: Callable[[], bool], machine: NativeRun) -> None:
         super().__init__(run, is_gone)
@@ -396,12 +395,12 @@ class _LoggedRecording(_Recording):
                 self._tables.setdefault(address_of(table), []).append((task, piece))
 
     def _number(self, worker: str) -> int:
-        """Of a worker inside, or of another thread."""
-        known = self._numbers.get(worker)
-        if known is None:
-            known = self._numbers[worker] = min(self._names, default=0) - 2
-            self._names[known] = worker
-        return known
+        """The number of a worker in the run, or of another thread."""
+        number = self._numbers.get(worker)
+        if number is None:
+            number = self._numbers[worker] = min(self._names, default=0) - 2
+            self._names[number] = worker
+        return number
 
     def add(self, kind: Kind, worker: str, task: int = -1, piece: int = -1, step: int = 0) -> None:
         self._native.tell(kind, self._number(worker), task, piece, step)
@@ -415,11 +414,11 @@ class _LoggedRecording(_Recording):
         return len(self._work.steps[task][piece]) if self._work.steps[task] else 0
 
     def story(self) -> RunStory:
-        found = super().story()
-        return replace(found, whole=False) if self._native.is_cut else found
+        story = super().story()
+        return replace(story, whole=False) if self._native.is_cut else story
 
     def events(self) -> list[Event]:
-        found: list[Event] = []
+        events: list[Event] = []
         goes_on: dict[int, int] = {}  # of workers, with which task
         has: dict[int, Piece] = {}
         for line in self._native.lines():
@@ -428,24 +427,24 @@ class _LoggedRecording(_Recording):
             if kind == Logged.TAKE:
                 has[number] = task, piece
                 last = goes_on.pop(number, -1)
-                found.append(Event(Kind.TAKE, worker, task, piece, last, bool(from_last), locked=bool(lock)))
+                events.append(Event(Kind.TAKE, worker, task, piece, last, bool(from_last), locked=bool(lock)))
             elif kind == Logged.NOTHING:
-                found.append(Event(Kind.TAKE, worker, NOTHING, from_last=bool(from_last), locked=bool(lock)))
+                events.append(Event(Kind.TAKE, worker, NOTHING, from_last=bool(from_last), locked=bool(lock)))
             elif kind == Logged.GO_ON:
                 goes_on[number] = task
             elif kind == Logged.EXECUTE:
                 tables = self._tables.get(table, [])
                 task, piece = has[number] if has.get(number) in tables else (*tables, (-1, -1))[0]
-                found.append(Event(Kind.STEP, worker, task, piece))
+                events.append(Event(Kind.STEP, worker, task, piece))
             elif kind == Logged.END:
-                found.append(Event(Kind.END, worker, task, piece, locked=bool(lock)))
+                events.append(Event(Kind.END, worker, task, piece, locked=bool(lock)))
             else:
-                found.append(Event(Kind(kind), worker, task, piece, step=table))
-        return found
+                events.append(Event(Kind(kind), worker, task, piece, step=table))
+        return events
 
 
 class _RecordedNativeRun(LoggedRun):
-    """A run in machine code that tells when it is stopped."""
+    """A run in machine code that records when it is stopped."""
 
     __slots__ = ("_recording",)
 

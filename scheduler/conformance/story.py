@@ -1,4 +1,4 @@
-"""RunStory: what was done in one run, event after event, in the order in which the machine saw it."""
+"""RunStory: the events of one run, in the order in which the machine saw them."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ from dagexec.platform.records import dataclass
 from dagexec.scheduler.run.machine import TaskGraph
 
 NOTHING, REFUSED = -1, -2
-"""In place of a task that was taken: there was none; the machine raised, because of its policy."""
+"""In place of a task: there was nothing to take; the policy raised an error."""
 
 _EVENTS_TOLD = 12
 
 
 class Kind(IntEnum):
-    """What happens. All but STEP, TELL and TOLD happen with the lock that guards the machine."""
+    """The kinds of events. All but STEP, TELL and TOLD happen under the lock that guards the machine."""
 
     ENTER = 16  # a worker goes into the run
     LEAVE = 17
-    TAKE = 18  # it asks for something to do, and gets a piece of a task
-    STEP = 19  # it comes to a step of a piece, or behind the last one
-    END = 20  # it has done with a piece
-    STOPPING = 21  # from here on, whoever asks may get nothing
-    STOPPED = 22  # nobody gets anything any more
+    TAKE = 18  # it asks for work, and gets a piece of a task
+    STEP = 19  # it reaches a step of a piece, or the end of its last one
+    END = 20  # it has finished a piece
+    STOPPING = 21  # from here on, a worker that asks may get nothing
+    STOPPED = 22  # no worker gets anything any more
     TELL = 23  # it begins to tell the owner that the run is over
     TOLD = 24  # the owner knows
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that a worker did in a run.
+    """An action of a worker in a run.
 
     Attributes:
-        kind: what.
+        kind: what the worker does.
         worker: the name of its thread.
-        task, piece: of TAKE, what was given, or NOTHING or REFUSED; of STEP and END, what it is about.
-        last: of TAKE, the task whose next piece the worker would like best; -1 for none.
-        from_last: of TAKE, it would like the last piece.
+        task, piece: of TAKE, the answer (or NOTHING or REFUSED); of STEP and END, what is executed.
+        last: of TAKE, the task whose next piece the worker prefers; -1 for none.
+        from_last: of TAKE, the worker takes a task's pieces from the last one on.
         step: of STEP, its number.
-        locked: it happens with the lock that guards the machine, as all must but STEP, TELL and TOLD.
+        locked: the thread holds the lock that guards the machine, as it must except for STEP, TELL and TOLD.
     """
 
     kind: Kind
@@ -59,12 +59,12 @@ class RunStory:
     Attributes:
         name: of its net.
         graph: its tasks.
-        width: how many may be inside.
-        events: what was done.
-        steps: of a task and piece, how many steps it has.
-        label: of a task, its operators.
-        whole: the pool has done all that it will; else the run may be under way still.
-        at_rest: the run may be under way, but nothing happens any more: no thread can go on.
+        width: how many workers may be inside.
+        events: in order.
+        steps: the number of steps of a task's piece.
+        label: the operators of a task.
+        whole: the pool is done with the run; otherwise it may still be under way.
+        at_rest: the run may be under way, but no thread can go on.
     """
 
     name: str
@@ -77,7 +77,7 @@ class RunStory:
     at_rest: bool = False
 
     def piece(self, task: int, piece: int) -> str:
-        """A piece, in the net's words."""
+        """A piece, in words."""
         count = self.graph.pieces[task] if 0 <= task < len(self.graph.pieces) else 0
         if not 0 <= piece < count:
             return f"piece {piece} of task {task}, which there is not"
@@ -108,13 +108,13 @@ class RunStory:
 
 @dataclass(frozen=True)
 class Deviation:
-    """What was done is not what the machine allows.
+    """An event that the machine does not allow.
 
     Attributes:
         where: the net, or the pool.
         done: what happened.
-        right: what the machine says.
-        before: what had happened until then.
+        right: what the machine says instead.
+        before: the events until then.
     """
 
     where: str
@@ -123,8 +123,8 @@ class Deviation:
     before: Sequence[str] = ()
 
     def __str__(self) -> str:
-        told = "".join(f"\n    {line}" for line in self.before[-_EVENTS_TOLD:])
+        earlier = "".join(f"\n    {line}" for line in self.before[-_EVENTS_TOLD:])
         return (
             f"{self.where}: threads did what the machine does not allow\n  done:    {self.done}"
-            f"\n  machine: {self.right}" + (f"\n  before that:{told}" if told else "")
+            f"\n  machine: {self.right}" + (f"\n  before that:{earlier}" if earlier else "")
         )

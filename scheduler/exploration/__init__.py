@@ -2,13 +2,13 @@
 
     explore(scenario, seed)          one schedule
     explore_seeds(scenario, seeds)   many
-    reduction(scenario)              all, one for those that differ in the order of independent steps
+    reduction(scenario)              all, but one of those that differ only in the order of independent steps
     systematic(scenario)             all with at most two preemptions
     schedule.replay(scenario)        one of them again
 
 `controlled` has the threads and locks, `strategies` what decides, `device` the simulated device's part, `event_loop`
-that of asyncio. Of what fails, `shrink` makes the net smaller, `fewest` the schedule, `inevitable` finds from when it
-could only fail, `nondeterminism` what no schedule controls; `dagexec.analysis.story` tells it.
+asyncio's. For a failure, `shrink` makes the net smaller, `fewest` reduces preemptions, `inevitable` finds the moment
+from which it could only fail, `nondeterminism` what no schedule controls; `dagexec.analysis.story` tells the story.
 """
 
 from dagexec.scheduler.exploration.controlled import ControlledThreads

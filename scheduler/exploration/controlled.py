@@ -1,11 +1,11 @@
-"""ControlledThreads: locks, threads and time under which one strategy decides who continues, and can do so again.
+"""ControlledThreads: locks, threads and time under which a strategy decides who continues, and can decide so again.
 
 The threads are real, but one baton passes between them and only its holder runs. Where a thread takes or releases a
-lock, starts, joins or ends, it comes to a *decision point*: the strategy chooses among all that can go on, and the
-choice is noted. What happens between two decision points is one step of the schedule.
+lock, starts, joins or ends, it reaches a *decision point*: the strategy chooses among all threads that can go on, and
+the choice is noted. What happens between two decision points is one step of the schedule.
 
-Time is virtual: each thread has its own (that of `dagexec.devices.sim.clock`), a lock carries the time of whoever let
-it go to whoever takes it, and a deadline passes when the strategy lets it pass.
+Time is virtual. Each thread has its own clock (that of `dagexec.devices.sim.clock`), a lock hands the time of the
+thread that releases it to the next that takes it, and a deadline passes when the strategy says so.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Ready = Callable[[], bool]
 
 MAX_STEPS = 1_000_000
 MACHINERY = {__file__, threading.__file__, sys.modules[Threads.__module__].__file__}
-"""Files whose frames are no places of the scenario."""
+"""Files whose frames are not part of the scenario's code."""
 
 _here = threading.local()
 
@@ -44,14 +44,14 @@ class ControlledThread(threading.Thread):
     """A thread that runs only while it holds the baton.
 
     Attributes:
-        number: in the order of their starts.
+        number: in the order of starts.
         event: what it is about to do.
-        ready: when it can go on; None when it can at once.
+        ready: whether it can go on; None when it can at once.
         deadline: the virtual time at which it gives up waiting; None for never.
         timed_out: it has given up.
-        time: its virtual time when it last came to a decision point.
-        ended: it has nothing to do any more.
-        place: where it last came to a decision point, if notes are taken; empty before it did.
+        time: its virtual time at its last decision point.
+        ended: it has nothing left to do.
+        place: the code of its last decision point, if notes are taken; empty before the first.
         start_of_next: for a thread that does a stream's work, when the next command can start.
     """
 
@@ -77,7 +77,7 @@ class ControlledThread(threading.Thread):
         return self.time if self.start_of_next is None else self.start_of_next()
 
     def run(self) -> None:
-        """Do what it was made for, when it is first chosen."""
+        """Execute the target, once the thread is first chosen."""
         world = _here.world = self._world
         self.baton.acquire()
         self.ready = None
@@ -117,7 +117,7 @@ class ControlledThread(threading.Thread):
 
 
 class _Timer:
-    """A call that a thread of its own will make."""
+    """A call that a thread of its own will make at `deadline`."""
 
     def __init__(self, world: ControlledThreads, deadline: float, function: Callable[[], object], number: int) -> None:
         self.name = f"timer {number}"
@@ -136,7 +136,7 @@ class _Timer:
 
 
 class _Timeout:
-    """A waiting thread, as one that can give up waiting."""
+    """A waiting thread as a candidate that gives up waiting."""
 
     def __init__(self, thread: ControlledThread, deadline: float) -> None:
         self.name = f"{thread.name} (timeout)"
@@ -145,7 +145,7 @@ class _Timeout:
         self.deadline = deadline
 
     def when(self) -> float:
-        """When it does."""
+        """When it gives up."""
         return self.deadline
 
 
@@ -183,7 +183,7 @@ class ControlledLock:
         return True
 
     def release(self) -> None:
-        """Let it go. RuntimeError when nobody holds it, or another thread does and it is an owned lock."""
+        """Let it go. Raises RuntimeError when nobody holds it, or it is an owned lock that another thread holds."""
         world = self._world
         me = world.calling_thread()
         if me is None:
@@ -215,22 +215,22 @@ class ControlledLock:
         return self.holder is None
 
     def _is_owned(self) -> bool:
-        """What `threading.Condition` asks; without it, it tries to acquire the lock, which is a decision point."""
+        """Asked by `threading.Condition`, which would otherwise try to acquire the lock, a decision point."""
         me = self._world.calling_thread()
         return me is None or self.holder is me
 
 
 class ControlledThreads(Threads):
-    """One schedule: its threads, and the decisions that were made. It is used once.
+    """One schedule: its threads and the decisions that were made. It is used once.
 
     Attributes:
         decisions: the candidate chosen wherever there were several.
-        choices: how many there were.
+        choices: how many candidates there were.
         trace: the steps that were made.
         failure: what ended the schedule early: an exception that a thread did not catch, or a DeadlockError.
-        ended: nobody continues any more; who still waits is unwound.
-        cleanup: is closed when all threads are unwound.
-        watch: notes what steps read and write; None where nobody asks.
+        ended: no thread continues any more; those that still wait are unwound.
+        cleanup: closed when all threads are unwound.
+        watch: notes what steps read and write; None without one.
     """
 
     concurrent = False
@@ -312,7 +312,7 @@ class ControlledThreads(Threads):
             self.watch.writes(field)
 
     def begin(self, scenario: Callable[[], object]) -> None:
-        """Start the first thread, with which the schedule ends. `over` is released then."""
+        """Start the first thread; the schedule ends with it. `over` is released then."""
         self._main = self._running = self._new_thread(scenario, "main")
         self._main.time = 0.0
         self._main.baton.release()
@@ -326,7 +326,7 @@ class ControlledThreads(Threads):
             actor.start_of_next = when
 
     def finish(self, patience: float) -> None:
-        """Unwind the threads that are left, one after another. Call it from outside, when the schedule has ended."""
+        """Unwind the remaining threads, one after another. Called from outside, when the schedule has ended."""
         self.ended = True
         last = self._running
         if last is not None:
@@ -338,18 +338,18 @@ class ControlledThreads(Threads):
         self.cleanup.close()
 
     def let_go(self) -> None:
-        """Forget what the schedule had to do with; pools and locks that outlive it still refer to it."""
+        """Drop all references; pools and locks that outlive the schedule still refer to it."""
         self._threads.clear()
         self._timers.clear()
         self._main = self._running = self.failure = None
 
     def stuck(self) -> str:
-        """Which thread has the baton, and where it is: for one that comes to no decision point."""
+        """Which thread holds the baton without reaching a decision point, and where it is."""
         thread = self._running
         return "no thread" if thread is None else f"{thread.name}, at {_place_of(thread)}"
 
     def calling_thread(self) -> ControlledThread | None:
-        """The thread that calls, None when the schedule has ended. DagexecError for one from outside the schedule."""
+        """The calling thread; None when the schedule has ended. DagexecError for a thread from outside the schedule."""
         if self.ended:
             return None
         running = self._running
@@ -361,11 +361,11 @@ class ControlledThreads(Threads):
         return running
 
     def point(self, doing: str) -> None:
-        """A decision point that is none of a lock or thread."""
+        """A decision point that belongs to no lock or thread."""
         self.come_to("point", doing)
 
     def note(self, what: object) -> None:
-        """Written down if anything is."""
+        """Write it down, if notes are taken."""
         if self._notes is not None and not self.ended:
             self._notes.acts.append((len(self.trace) - 1, threading.current_thread().name, what))
 
@@ -465,7 +465,7 @@ class ControlledThreads(Threads):
             host_waited_until(me.deadline)
 
     def _choose(self, me: ControlledThread, gone: bool = False) -> ControlledThread:
-        """Who continues at this point. Raises ThreadsEndedError when nobody can, which ends the schedule."""
+        """The thread that continues. Raises ThreadsEndedError when none can, which ends the schedule."""
         self._end_step()
         current = not gone and (me.ready is None or me.ready())
         candidates: list[Candidate] = [me] if current else []
@@ -501,7 +501,7 @@ class ControlledThreads(Threads):
         return thread
 
     def _thread_of(self, chosen: Candidate) -> ControlledThread:
-        """The thread that makes the step."""
+        """The thread that makes the chosen step."""
         if isinstance(chosen, _Timeout):
             chosen.thread.timed_out = True
             return chosen.thread
@@ -524,7 +524,7 @@ class ControlledThreads(Threads):
             self.trace[-1:] = [done] if self.trace else []
 
     def _others(self, me: ControlledThread) -> list[ControlledThread]:
-        """Threads beside `me` that can go on, round from it."""
+        """Threads other than `me` that can go on, in turn after it."""
         after: list[ControlledThread] = []
         before: list[ControlledThread] = []
         for thread in self._threads:
@@ -543,12 +543,12 @@ class ControlledThreads(Threads):
         return [min(deadlines, key=lambda candidate: candidate.when())] if deadlines else []
 
     def _waiting(self) -> tuple[Waiting, ...]:
-        found = []
+        waiting = []
         for thread in self._threads:
             lock = thread.waits_for if isinstance(thread.waits_for, ControlledLock) else None
             holder = "" if lock is None or lock.holder is None else lock.holder.name
-            found.append(Waiting(thread.name, thread.event, holder, _place_of(thread)))
-        return tuple(found)
+            waiting.append(Waiting(thread.name, thread.event, holder, _place_of(thread)))
+        return tuple(waiting)
 
     def _who_waits(self) -> str:
         return "deadlock: " + ("; ".join(map(str, self._waiting())) or "no thread is left")

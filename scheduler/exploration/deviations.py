@@ -1,8 +1,8 @@
-"""Deviations: a schedule said by where it leaves the one without preemptions, with the names of threads.
+"""Deviations: a schedule described by where it departs from the one without preemptions, with the names of threads.
 
-The decision of a number means something else as soon as an earlier one is left out. "When dagexec-0 has made 12 steps,
-main continues" stays what it was, as far as it can be done: where the thread does not come that far, or the other
-cannot go on, nothing happens. So deviations can be left out one by one, and hold where a schedule differs a little.
+The number of a decision changes its meaning as soon as an earlier decision is left out. "When dagexec-0 has made 12
+steps, main continues" keeps its meaning; where the thread does not get that far, or the other cannot go on, it has no
+effect. So deviations can be left out one by one, and hold where a schedule differs a little.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from dagexec.scheduler.exploration.strategies import Candidate, Strategy
 
 
 class Deviation(NamedTuple):
-    """Who continues when a thread comes to a decision point, in place of the first candidate.
+    """Which thread continues at a decision point, in place of the first candidate.
 
     Attributes:
-        thread: who comes there, or ended there.
-        steps: how many steps it has made.
-        to: who continues: a thread, a stream, a timer, or "NAME (timeout)" where a wait is given up.
+        thread: the thread that reaches the point, or ends there.
+        steps: the number of steps that it has made.
+        to: the candidate that continues: a thread, a stream, a timer, or "NAME (timeout)" where a wait is given up.
     """
 
     thread: str
@@ -34,12 +34,12 @@ class Point(NamedTuple):
     """A decision point with several candidates.
 
     Attributes:
-        step: how many steps all threads have made.
-        thread: who has come there, or ended there.
-        steps: how many steps it has made.
+        step: the number of steps that all threads have made.
+        thread: the thread that has reached it, or ended there.
+        steps: the number of steps that this thread has made.
         candidates: their names.
-        current: `thread` could go on, so that another choice than 0 is a preemption.
-        choice: the number of the candidate who continues.
+        current: `thread` could go on, so that any choice but 0 is a preemption.
+        choice: the number of the candidate that continues.
     """
 
     step: int
@@ -61,7 +61,7 @@ class Point(NamedTuple):
 
 
 class _Arrivals:
-    """Who comes to decision points, read off a trace that grows."""
+    """The threads that reach decision points, read from a growing trace."""
 
     def __init__(self) -> None:
         self._made: Counter[str] = Counter()
@@ -72,7 +72,7 @@ class _Arrivals:
         return self._made
 
     def latest(self, trace: Sequence[Event]) -> tuple[str, int]:
-        """The thread that has come to one now, and the steps it has made."""
+        """The thread that reached a decision point last, and the steps it has made."""
         thread = trace[-1].thread if trace else "main"
         return thread, self.made(trace)[thread]
 
@@ -98,7 +98,7 @@ class Noting(Strategy):
 
     @property
     def deviations(self) -> tuple[Deviation, ...]:
-        """Those of the schedule so far."""
+        """The deviations of the schedule so far."""
         return tuple(point.deviation for point in self.points if point.choice)
 
 
@@ -111,18 +111,18 @@ class ByName(Strategy):
         self._arrivals = _Arrivals()
 
     def choose(self, candidates: Sequence[Candidate], current: bool) -> int:
-        """The candidate that is named for this point, if it is there; else the first."""
+        """The candidate that a deviation names for this point, if it is there; otherwise the first."""
         to = self._to.get(self._arrivals.latest(self.trace))
-        return next((number for number, one in enumerate(candidates) if one.name == to), 0)
+        return next((number for number, candidate in enumerate(candidates) if candidate.name == to), 0)
 
 
 class Stretch(NamedTuple):
-    """Steps of one thread one after another.
+    """Consecutive steps of one thread.
 
     Attributes:
-        name: the candidate's who goes on.
-        thread: whose steps they are.
-        until: how many it has made in the end, those before included.
+        name: the name of the candidate that goes on.
+        thread: the thread whose steps they are.
+        until: the number of steps it has made at the end, including those before.
     """
 
     name: str
@@ -139,7 +139,7 @@ class ByStretches(Strategy):
         self._arrivals = _Arrivals()
 
     def choose(self, candidates: Sequence[Candidate], current: bool) -> int:
-        """The candidate of the first stretch that is not over; one whose thread cannot go on is given up."""
+        """The candidate of the first stretch that is not over; a stretch whose thread cannot go on is given up."""
         names = [candidate.name for candidate in candidates]
         made = self._arrivals.made(self.trace)
         while self._left:
@@ -150,14 +150,14 @@ class ByStretches(Strategy):
 
 
 def stretches(trace: Sequence[Event], points: Iterable[Point]) -> list[Stretch]:
-    """Those of a schedule."""
+    """The stretches of a schedule."""
     chosen = {point.step: point.candidates[point.choice] for point in points}
-    found: list[Stretch] = []
-    made: Counter[str] = Counter()
+    result: list[Stretch] = []
+    counts: Counter[str] = Counter()
     for step, event in enumerate(trace):
-        made[event.thread] += 1
+        counts[event.thread] += 1
         name = chosen.get(step, event.thread)
-        if found and found[-1].name == name:
-            found.pop()
-        found.append(Stretch(name, event.thread, made[event.thread]))
-    return found
+        if result and result[-1].name == name:
+            result.pop()
+        result.append(Stretch(name, event.thread, counts[event.thread]))
+    return result

@@ -1,7 +1,7 @@
 """ControlledDriver: simulated streams as part of a controlled schedule.
 
-Each stream is a thread of the schedule that does one command of the stream whenever it is chosen, and that can be
-chosen while the first command can be done. So a strategy decides between host threads and streams alike:
+Each stream is a thread of the schedule that executes one command of the stream whenever it is chosen, and that is a
+candidate while its first command can be executed. So a strategy decides between host threads and streams alike:
 
     with simulated("sim:0", driver=ControlledDriver(), launch_seconds=5e-6):
         ...
@@ -40,7 +40,7 @@ class ControlledDriver(Driver):
         self._detached: set[SimStream] = set()
 
     def attach(self, stream: SimStream) -> None:
-        """A thread more. This is no decision point, as the device holds its lock."""
+        """Add a thread. This is no decision point, as the device holds its lock."""
         self._world.add_actor(
             lambda: self._serve(stream), stream.name, lambda: self._may_go_on(stream), lambda: stream.next_start()
         )

@@ -28,7 +28,7 @@ _RESOLUTION = 1e-9
 
 
 class _NumberedTask(asyncio.Task[Any]):
-    """A task whose hash is a number of its own loop, so that sets of tasks have the same order in every replay."""
+    """A task whose hash is its number in the loop, so that sets of tasks have the same order in every replay."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, Any], *, number: int, **options: Any) -> None:
         self._number = number
@@ -39,7 +39,7 @@ class _NumberedTask(asyncio.Task[Any]):
 
 
 class Wakes:
-    """In place of a selector: a decision point, where another thread's callback or a deadline lets the loop go on."""
+    """Replaces the selector by a decision point, which a callback from another thread or a deadline ends."""
 
     def __init__(self, world: ControlledThreads) -> None:
         self.woken = False
@@ -47,7 +47,7 @@ class Wakes:
         self._world = world
 
     def wake(self) -> None:
-        """Let the loop go on, no earlier than it is for the calling thread."""
+        """Let the loop go on, no earlier than the calling thread's time."""
         self.woken = True
         self._time = max(self._time, host_time())
         self._world.come_to("wake", "the event loop")

@@ -43,17 +43,17 @@ _COLLECT_EVERY = 200
 
 @dataclass(frozen=True)
 class ExploredSchedule(Generic[Result]):
-    """What became of a scenario under one schedule.
+    """The outcome of a scenario under one schedule.
 
     Attributes:
-        decisions: the candidate that was chosen wherever there were several; the schedule is repeated with them.
+        decisions: the candidate chosen wherever there were several; they repeat the schedule.
         choices: how many candidates there were.
-        trace: the steps, by who went on and what it did.
-        result: what the scenario returned, None when it did not.
+        trace: the steps, by thread and action.
+        result: what the scenario returned; None when it did not.
         failure: what it or another thread raised, or DeadlockError; None when all went well.
         left: threads that had not ended when the scenario had; they were unwound.
-        strategy: the name of what decided.
-        seed: what that followed from, None for strategies without.
+        strategy: the name of the strategy.
+        seed: of the strategy; None for those without.
         timeouts: whether deadlines could pass although something else could go on.
         seconds: virtual time at the end of the scenario.
     """
@@ -86,27 +86,27 @@ class ExploredSchedule(Generic[Result]):
             raise self.failure
 
     def how_to_repeat(self) -> str:
-        """The seed if there is one, and the decisions, those that are not 0 by their number."""
+        """The seed if there is one, and the decisions other than 0 by their number."""
         seed = "" if self.seed is None else f"seed {self.seed} of {self.strategy}, "
         return f"schedule: {seed}decisions {compact(self.decisions) or 'all 0'}"
 
 
 @dataclass(frozen=True)
 class Exploration(Generic[Result]):
-    """What became of a scenario under many schedules.
+    """The outcome of a scenario under many schedules.
 
     Attributes:
         tried: how many.
         exhausted: it was a search, and no schedule within its bounds is left.
-        failed: the first schedule that failed, None when none did.
-        steps: steps of all schedules together.
+        failed: the first schedule that failed; None when none did.
+        steps: in all schedules together.
         seconds: of real time.
-        different: how many of the schedules were not the same as one before.
-        handovers: how many different ones had been met after each schedule: a step of one thread and the next of
-            another. Where they grow no more, further schedules show little that is new.
-        by_strategy: for the name of each strategy how many schedules it had.
-        cut: further ones that a search gave up, as what was left of them had been tried.
-        new_by_strategy: for the name of each strategy how many handovers it was the first to meet.
+        different: how many schedules differed from all before.
+        handovers: after each schedule, how many distinct handovers, pairs of a step of one thread and the next step of
+            another, had occurred. Where this number stops growing, further schedules show little that is new.
+        by_strategy: the number of schedules of each strategy.
+        cut: further schedules that a search gave up, as the rest of them had been tried.
+        new_by_strategy: for each strategy, how many handovers occurred first under it.
     """
 
     tried: int
@@ -134,11 +134,10 @@ def explore(
 ) -> ExploredSchedule[Result]:
     """Run `scenario` once, in a world of its own; an integer is a seed of the portfolio.
 
-    Some strategies estimate from the trace of a `first` schedule; where it is not given, that is run before.
+    Some strategies estimate from the trace of a `first` schedule; without one, it is run before. `notes`, if there are
+    any, take down what happens.
 
-    What happens is written down in `notes`, if they are given.
-
-    Raises DeadlockError (rather than return it) when a thread comes to no decision point for `PATIENCE` seconds of real
+    Raises DeadlockError (rather than return it) when a thread reaches no decision point for `PATIENCE` seconds of real
     time: it waits for something that is not under control.
     """
     if isinstance(strategy, int):
@@ -182,7 +181,7 @@ def explore(
 
 
 def first_trace(scenario: Scenario[Result], strategy: Strategy) -> Sequence[Event]:
-    """What some schedule does, for strategies that estimate."""
+    """The trace of some schedule, for strategies that estimate."""
     return explore(scenario, RandomStrategy(0, timeouts=strategy.timeouts)).trace
 
 
@@ -208,27 +207,27 @@ def systematic(
             if not search.advance():
                 return
 
-    found = explore_all(scenario, strategies())
-    return replace(found, exhausted=search.exhausted and found.failed is None)
+    exploration = explore_all(scenario, strategies())
+    return replace(exploration, exhausted=search.exhausted and exploration.failed is None)
 
 
 def reduction(
     scenario: Scenario[Result], limit: int = 10_000, *, race_free: bool = False, timeouts: bool = False
 ) -> Exploration[Result]:
-    """Run `scenario` under every schedule, but of those that differ only in the order of independent steps under one.
+    """Run `scenario` under every schedule, but only one of those that differ in the order of independent steps.
 
-    Whatever is not watched (see `watching`) is one thing that two steps can only both use. With `race_free` it is taken
-    to be guarded: two steps conflict there if they hold a lock in common. No more than `limit` schedules are begun.
-    Stops at the first failure.
+    All that is not watched (see `watching`) counts as one thing, over which any two steps that use it conflict. With
+    `race_free` locks are taken to guard it: two steps conflict over it only if they hold a lock in common. At most
+    `limit` schedules are begun. Stops at the first failure.
     """
     tree = Reduction(race_free=race_free, timeouts=timeouts)
     with watching():
-        found = explore_all(scenario, islice(tree.strategies(), limit))
-    return replace(found, exhausted=tree.exhausted and found.failed is None)
+        exploration = explore_all(scenario, islice(tree.strategies(), limit))
+    return replace(exploration, exhausted=tree.exhausted and exploration.failed is None)
 
 
 def search_begins() -> None:
-    """What a scenario does before is done in one order by `reduction`: threads start and come to rest, say.
+    """Marks where the search of `reduction` begins; what a scenario does before, as starting threads, has one order.
 
     Elsewhere it does nothing.
     """
@@ -256,7 +255,7 @@ def explore_all(scenario: Scenario[Result], strategies: Iterable[Strategy]) -> E
             cut += 1
             continue
         different.add(hash(schedule.decisions))
-        met.update((one[:3], next_[:3]) for one, next_ in pairwise(schedule.trace) if one.thread != next_.thread)
+        met.update((step[:3], next_[:3]) for step, next_ in pairwise(schedule.trace) if step.thread != next_.thread)
         tried[strategy.name] += 1
         new[strategy.name] += len(met) - (handovers[-1] if handovers else 0)
         handovers.append(len(met))
@@ -275,7 +274,7 @@ def compact(decisions: Iterable[int]) -> str:
 
 
 def expand(text: str) -> list[int]:
-    """The decisions of a text made by `compact`. Raises ValueError when it is none."""
+    """The decisions of a text made by `compact`. Raises ValueError for any other text."""
     decisions: list[int] = []
     for part in filter(None, text.split(",")):
         number, _, choice = part.partition(":")

@@ -1,10 +1,10 @@
 """From a schedule that fails to one with fewer preemptions that fails too.
 
-Delta debugging over the places where a schedule leaves the one without preemptions ("Simplifying and Isolating
-Failure-Inducing Input", Zeller and Hildebrandt, IEEE TSE 2002): they go in chunks, one by one, and in pairs, and
-one goes while another is moved by a few steps of its thread; stretches of a thread are joined. Where none of that makes
-it smaller, several such changes at once are drawn at random. What is left then is held against all schedules of fewer
-preemptions, as far as time allows.
+Delta debugging over the points where a schedule departs from the one without preemptions ("Simplifying and Isolating
+Failure-Inducing Input", Zeller and Hildebrandt, IEEE TSE 2002): deviations are left out in chunks, one by one, in
+pairs, and one while another is moved by a few steps of its thread; stretches of a thread are joined. Where none of that
+helps, several such changes at once are drawn at random. The rest is compared with all schedules of fewer preemptions,
+as far as time allows.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Shrunk(Generic[Result]):
 
     Attributes:
         schedule: replays exactly.
-        points: where it was decided, of which some deviate.
+        points: its decision points, of which some deviate.
         tried: how many schedules were run for it.
         fewest: no schedule with fewer preemptions fails like this; all of them were tried.
     """
@@ -52,17 +52,17 @@ class Shrunk(Generic[Result]):
 
     @property
     def deviations(self) -> tuple[Deviation, ...]:
-        """Where it leaves the schedule without preemptions."""
+        """Where it departs from the schedule without preemptions."""
         return tuple(point.deviation for point in self.points if point.choice)
 
     @property
     def preemptions(self) -> int:
-        """How often somebody else continued although a thread could."""
+        """How often another thread continued although the current one could."""
         return sum(point.preempts for point in self.points)
 
 
 def noted(scenario: Scenario[Result], strategy: Strategy) -> tuple[ExploredSchedule[Result], tuple[Point, ...]]:
-    """`scenario` under one schedule, and where that was decided."""
+    """`scenario` under one schedule, and its decision points."""
     notes = Noting(strategy)
     schedule = explore(scenario, notes)
     return schedule, tuple(notes.points)
@@ -76,11 +76,11 @@ def fewest_preemptions(
     most: int = 2000,
     most_with_fewer: int = 2000,
 ) -> Shrunk[Result]:
-    """The schedule with the fewest preemptions that fails with the same kind of error, of those that are tried.
+    """The schedule with the fewest preemptions, among those tried, that fails with the same kind of error.
 
-    `seconds` of real time and `most` schedules are the budget; of the schedules with fewer preemptions than what was
-    found, which may be very many, no more than `most_with_fewer` are tried. Raises DagexecError when `failed` does not
-    fail any more under the same decisions: the scenario depends on something other than its schedule.
+    `seconds` of real time and `most` schedules are the budget; of the schedules with fewer preemptions than the result,
+    which may be very many, at most `most_with_fewer` are tried. Raises DagexecError when `failed` does not fail again
+    under the same decisions: the scenario depends on something other than its schedule.
     """
     return _Shrinking(scenario, failed, time.monotonic() + seconds, most).run(most_with_fewer)
 
@@ -120,7 +120,7 @@ class _Shrinking(Generic[Result]):
         return self._tried >= self._most or time.monotonic() >= self._deadline
 
     def _in_chunks(self) -> None:
-        """Leave out chunks of deviations, from the last ones on, so that those before keep their meaning."""
+        """Leave out chunks of deviations, the last first, so that the earlier ones keep their meaning."""
         chunk = (len(self._best.deviations) + 1) // 2
         while chunk and not self._is_spent:
             before = self._best
@@ -137,7 +137,7 @@ class _Shrinking(Generic[Result]):
             pass
 
     def _at_random(self) -> None:
-        """Draw changes until a number of them in a row made nothing smaller."""
+        """Draw changes until a number of them in a row brought no improvement."""
         drawn = random.Random(0)
         since = 0
         while since < _PATIENCE and self._best.preemptions > 1 and not self._is_spent:
@@ -147,37 +147,38 @@ class _Shrinking(Generic[Result]):
                 self._one_by_one()
 
     def _any_joined(self) -> bool:
-        """Let a thread make the steps of two stretches in one, at the earlier or the later; True once one is better."""
-        found = stretches(self._best.schedule.trace, self._best.points)
-        for first, (name, thread, _) in enumerate(found):
-            again = next((one for one in range(first + 1, len(found)) if found[one][:2] == (name, thread)), None)
+        """Join two stretches of a thread, at the earlier or the later; True once that is an improvement."""
+        pieces = stretches(self._best.schedule.trace, self._best.points)
+        for first, (name, thread, _) in enumerate(pieces):
+            rest = range(first + 1, len(pieces))
+            again = next((second for second in rest if pieces[second][:2] == (name, thread)), None)
             if again is None:
                 continue
-            later = found[:first] + found[first + 1 :]
-            earlier = [*found[:first], found[again], *found[first + 1 : again], *found[again + 1 :]]
+            later = pieces[:first] + pieces[first + 1 :]
+            earlier = [*pieces[:first], pieces[again], *pieces[first + 1 : again], *pieces[again + 1 :]]
             for joined in (later, earlier):
                 if not self._is_spent and self._try(ByStretches(joined, timeouts=self._timeouts)):
                     return True
         return False
 
     def _is_better(self, deviations: Iterable[Deviation]) -> bool:
-        wanted = frozenset(deviations)
-        if self._is_spent or wanted in self._known:
+        candidate = frozenset(deviations)
+        if self._is_spent or candidate in self._known:
             return False
-        self._known.add(wanted)
-        return self._try(ByName(wanted, timeouts=self._timeouts))
+        self._known.add(candidate)
+        return self._try(ByName(candidate, timeouts=self._timeouts))
 
     def _try(self, strategy: Strategy) -> bool:
         self._tried += 1
         schedule, points = noted(self._scenario, strategy)
-        found = Shrunk(schedule, points, self._tried, False)
-        if type(schedule.failure) is not self._kind or _size(found) >= _size(self._best):
+        shrunk = Shrunk(schedule, points, self._tried, False)
+        if type(schedule.failure) is not self._kind or _size(shrunk) >= _size(self._best):
             return False
-        self._best = found
+        self._best = shrunk
         return True
 
     def _has_fewest(self, most: int) -> bool:
-        """Look for failures of fewer preemptions; True when all such schedules were tried."""
+        """Look for failures with fewer preemptions; True when all such schedules were tried."""
         if not self._best.preemptions:
             return True
         search = BoundedSearch(self._best.preemptions - 1, timeouts=self._timeouts)
@@ -190,12 +191,13 @@ class _Shrinking(Generic[Result]):
 
 
 class _Changed(ByName):
-    """Some deviations are left out, some moved, and where nobody is preempted others may continue."""
+    """Leaves some deviations out, moves others, and lets other threads continue where nobody is preempted."""
 
     def __init__(self, deviations: Iterable[Deviation], drawn: random.Random, *, timeouts: bool) -> None:
-        kept = [one for one in deviations if drawn.random() > _LEFT_OUT]
+        kept = [deviation for deviation in deviations if drawn.random() > _LEFT_OUT]
         moved = [
-            one._replace(steps=one.steps + drawn.choice(_MOVES)) if drawn.random() < _MOVED else one for one in kept
+            deviation._replace(steps=deviation.steps + drawn.choice(_MOVES)) if drawn.random() < _MOVED else deviation
+            for deviation in kept
         ]
         super().__init__(moved, timeouts=timeouts)
         self._drawn = drawn
@@ -208,14 +210,14 @@ class _Changed(ByName):
         return choice
 
 
-def _size(found: Shrunk[Any]) -> tuple[int, int, int]:
-    return found.preemptions, len(found.deviations), len(found.schedule.trace)
+def _size(shrunk: Shrunk[Any]) -> tuple[int, int, int]:
+    return shrunk.preemptions, len(shrunk.deviations), len(shrunk.schedule.trace)
 
 
 def _smaller(deviations: tuple[Deviation, ...]) -> Iterator[list[Deviation]]:
     """Without one of `deviations`; of few, also without two, and without one where another one is moved a little."""
-    for one in reversed(deviations):
-        yield [other for other in deviations if other is not one]
+    for removed in reversed(deviations):
+        yield [other for other in deviations if other is not removed]
     for pair in combinations(deviations, 2) if len(deviations) <= _FEW else ():
         yield [other for other in deviations if other not in pair]
     for gone, moved in permutations(deviations, 2) if len(deviations) <= _FEWEST else ():

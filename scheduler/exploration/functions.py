@@ -1,4 +1,4 @@
-"""Functions of an application as scenarios: what they use of the standard library and of trio is the schedule's."""
+"""Functions of an application as scenarios, with the standard library and trio under the schedule's control."""
 
 from __future__ import annotations
 

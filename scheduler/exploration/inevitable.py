@@ -1,7 +1,7 @@
-"""The moment from which a schedule could not but fail, by trial.
+"""The moment from which a schedule could not but fail, found by trial.
 
-The first decisions of the schedule are made again, and then others go on: nobody is preempted, or seeds decide. The
-fewest decisions after which all of these fail are found by bisection.
+The first decisions of the schedule are repeated, and then other strategies take over: nobody is preempted, or seeds
+decide. Bisection finds the fewest decisions after which all of these fail.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ class Moment(Generic[Result]):
     """When failure became inevitable.
 
     Attributes:
-        step: number of the step with which it did; -1 when nothing that was tried did not fail, whatever the decisions.
-        possible_until: number of the last step before which some continuation is known not to fail: `step`, or less
-            where the budget was spent.
+        step: number of the step that made it so; -1 when everything that was tried failed, whatever the decisions.
+        possible_until: number of the last step before which some continuation does not fail: `step`, or less where the
+            budget was spent.
         continuations: how many were tried after `step`; all failed.
         tried: schedules in all.
-        rescue: one that agrees up to `possible_until` and does not fail; None where there is none.
+        rescue: a schedule that agrees up to `possible_until` and does not fail; None where there is none.
     """
 
     step: int
@@ -61,7 +61,7 @@ def inevitable(
     continuations: int = 12,
     seconds: float = 10.0,
 ) -> Moment[Result] | None:
-    """The moment of `failed`, whose decisions were made at `points`; None when the budget does not suffice for any.
+    """The moment of `failed`, whose decisions were made at `points`; None when the budget suffices for no result.
 
     After a number of decisions, up to `continuations` schedules go on: the first without preemptions, others by seeds.
     `seconds` of real time are the budget.
@@ -88,9 +88,9 @@ def inevitable(
     while certain - possible > 1:
         middle = (possible + certain) // 2
         before = tried
-        found = survivor(middle)
-        if found is not None:
-            possible, rescue = middle, found
+        alternative = survivor(middle)
+        if alternative is not None:
+            possible, rescue = middle, alternative
         elif tried - before == continuations:
             certain = middle
         else:

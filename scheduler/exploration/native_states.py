@@ -1,8 +1,8 @@
-"""Every state of a pool whose runs are in machine code: who takes and ends pieces holds no lock of the pool.
+"""Every state of a pool whose runs are in machine code, where workers take and end pieces without the pool's lock.
 
-What `engine_code` does with the lock of a run is one event, decided by a `Machine`; what it reads afterwards of the
-words that the roster tells (who sleeps) is another, and what Python does with the pool's lock a third, although threads
-in machine code may go on within it. Every piece is taken to be worth waking a worker for.
+What `engine_code` does under the lock of a run is one event, decided by a `Machine`; that it then reads the roster's
+words (which workers sleep) is another; and what Python does under the pool's lock a third, although threads in machine
+code may go on meanwhile. Every piece is taken to be worth waking a worker for.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ class ModeledRun(NativeRun):
     """A run in machine code, whose state is a `Machine` and the words of its header that others write.
 
     Attributes:
-        machine: what is left of it.
-        word: 1 when it is stopped, 2 when all are to leave for a while.
-        inside: how many threads are in it, as the roster told.
+        machine: decides; the rest of the run.
+        word: 1 when it is stopped, 2 when all threads are to leave for a while.
+        inside: how many threads are in it, by the roster's account.
         width: how many may be.
     """
 
@@ -74,20 +74,20 @@ class NativeStates(PoolStates):
         self._pick(pool, number)
 
     def _pick(self, pool: Pool, number: int) -> None:
-        """With the lock of the run: a piece, or out of the machine code, or to look for a while."""
+        """Under the run's lock: take a piece, leave the machine code, or look for work for a while."""
         thread, run = pool.threads[number], _modeled(pool, number)
         gives_way = number < self._workers and run.inside > 1 and _word(pool, PoolWords.WAITING)
         if run.word:
             self._go_to(pool, number, "out")
         elif gives_way or not run.remaining:
             self._go_to(pool, number, "leave")
-        elif (found := run.machine.take()) is None:
+        elif (piece := run.machine.take()) is None:
             self._go_to(pool, number, "spin")
         else:
-            pool.threads[number] = thread._replace(at="taken", task=found[0], piece=found[1])
+            pool.threads[number] = thread._replace(at="taken", task=piece[0], piece=piece[1])
 
     def _taken(self, pool: Pool, number: int) -> None:
-        """Without a lock: look who sleeps."""
+        """Without a lock: look which workers sleep."""
         run = _modeled(pool, number)
         helps = _word(pool, PoolWords.IDLE) and run.inside < run.width
         pool.threads[number] = pool.threads[number]._replace(at="help" if helps else "piece")
@@ -98,25 +98,25 @@ class NativeStates(PoolStates):
         self._go(pool, number, thread._replace(at="piece"), helper)
 
     def _end(self, pool: Pool, number: int) -> None:
-        """With the lock of the run: go on with the task, or pick another."""
+        """Under the run's lock: go on with the task, or pick another."""
         thread, run = pool.threads[number], _modeled(pool, number)
-        left = run.machine.remaining
+        before = run.machine.remaining
         run.machine.end(thread.task, thread.piece)
         if not run.machine.remaining:
             self._go_to(pool, number, "leave")
-        elif run.machine.remaining < left or not _has_more(run.machine, thread.task):
+        elif run.machine.remaining < before or not _has_more(run.machine, thread.task):
             self._pick(pool, number)
         elif run.word:
             self._go_to(pool, number, "out")
         elif _word(pool, PoolWords.WAITING):
             self._pick(pool, number)
         else:
-            found = run.machine.take(thread.task)
-            assert found is not None
-            pool.threads[number] = thread._replace(at="taken", piece=found[1])
+            piece = run.machine.take(thread.task)
+            assert piece is not None
+            pool.threads[number] = thread._replace(at="taken", piece=piece[1])
 
     def _spin(self, pool: Pool, number: int) -> None:
-        """Without a lock: there is something, or it is over, or it was long enough."""
+        """Without a lock: there is work, or the run is over, or the time is up."""
         run = _modeled(pool, number)
         if run.machine.available:
             self._go_to(pool, number, "pick")
@@ -124,7 +124,7 @@ class NativeStates(PoolStates):
             self._go_to(pool, number, "out" if run.remaining and run.word else "leave")
 
     def _out(self, pool: Pool, number: int) -> None:
-        """With the pool's lock, after it was stopped or interrupted."""
+        """Under the pool's lock, after the run was stopped or interrupted."""
         run = pool.runs[pool.threads[number].run]
         if run.stopped or pool.roster.gives_way(run):
             self._go_on(pool, number, None)

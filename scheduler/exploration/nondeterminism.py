@@ -1,9 +1,9 @@
-"""What a schedule does not control: a schedule is run twice, and where the two runs part is named.
+"""What a schedule does not control: a schedule is run twice, and the point where the two runs part is reported.
 
-Decisions decide a run only if nothing else does: real time, randomness without a seed, addresses (the order of a set of
-objects), threads that the schedule did not start, garbage collection. Two runs under the same decisions that differ
-have such a cause. They are then run again under Python's profiler, which sees calls of functions that tell the time
-and the like; the place where they part, and what stands there, is the evidence.
+Decisions determine a run only if nothing else does: real time, randomness without a seed, addresses (the order of a set
+of objects), threads that the schedule did not start, garbage collection. Two runs that differ under the same decisions
+have such a cause. They are run again under Python's profiler, which sees calls of functions that tell the time and the
+like; the place where they part, and the code there, is the evidence.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ _BY_ADDRESS = "addresses of objects"
 
 
 def _telling_calls() -> dict[object, str]:
-    """Functions whose results no schedule decides, with the cause that they stand for."""
+    """Functions whose results no schedule decides, each with the cause that it stands for."""
     clocks = ("time", "monotonic", "perf_counter", "process_time", "thread_time", "sleep")
     names = (*clocks, *(f"{name}_ns" for name in clocks[:-1]))
-    found: dict[object, str] = {getattr(time, name): "real time" for name in names}
-    found |= {getattr(random, name): "randomness without a seed" for name in ("random", "getrandbits")}
-    found |= {os.urandom: "randomness without a seed", gc.collect: "garbage collection"}
-    found |= {builtins.id: _BY_ADDRESS}
+    causes: dict[object, str] = {getattr(time, name): "real time" for name in names}
+    causes |= {getattr(random, name): "randomness without a seed" for name in ("random", "getrandbits")}
+    causes |= {os.urandom: "randomness without a seed", gc.collect: "garbage collection"}
+    causes |= {builtins.id: _BY_ADDRESS}
     starts = ("start_new_thread", "start_joinable_thread")  # the second since Python 3.13
-    return found | {getattr(threading, f"_{name}"): _UNCONTROLLED for name in starts if hasattr(threading, f"_{name}")}
+    return causes | {getattr(threading, f"_{name}"): _UNCONTROLLED for name in starts if hasattr(threading, f"_{name}")}
 
 
 _TELLING = _telling_calls()
@@ -63,8 +63,8 @@ class Parting:
 
     Attributes:
         step: how many decision points they have in common.
-        first, second: who comes to which one then in each, and where in the code.
-        causes: what may be the reason, the likeliest first; empty when nothing was found.
+        first, second: the next thread of each run with its decision point and place in the code.
+        causes: possible reasons, the likeliest first; may be empty.
     """
 
     step: int
@@ -81,7 +81,7 @@ class Parting:
 
 
 def parting(scenario: Scenario[Result], schedule: ExploredSchedule[Result], runs: int = 1) -> Parting | None:
-    """Where runs of `scenario` under the decisions of `schedule` part; None when so many more are as the first was."""
+    """Where runs of `scenario` under the decisions of `schedule` part; None when `runs` more repeat the first one."""
     others = (_again(scenario, schedule) for _ in range(runs))
     again = next((one for one in others if not _same(schedule, one)), None)
     if again is None:
@@ -114,11 +114,11 @@ def parting_from(scenario: Scenario[Result], saved: SavedSchedule) -> Parting | 
             expected.setdefault(step.thread, []).append(step)
     made: Counter[str] = Counter()
 
-    def differs(_: int, found: _Arrival) -> bool:
-        made[found.thread] += 1
-        before = expected.get(found.thread, ())[made[found.thread] - 1 : made[found.thread]]
+    def differs(_: int, arrival: _Arrival) -> bool:
+        made[arrival.thread] += 1
+        before = expected.get(arrival.thread, ())[made[arrival.thread] - 1 : made[arrival.thread]]
         return any(
-            one.resource != unplaced(found.resource) or one.kind not in (found.kind, "timeout") for one in before
+            one.resource != unplaced(arrival.resource) or one.kind not in (arrival.kind, "timeout") for one in before
         )
 
     watch = _Watch(differs, across_processes=True)
@@ -132,8 +132,8 @@ def parting_from(scenario: Scenario[Result], saved: SavedSchedule) -> Parting | 
 
 
 def _made_then(arrivals: Sequence[_Arrival], number: int) -> int:
-    """How many of the arrivals up to `number` are of its thread."""
-    return sum(one.thread == arrivals[number].thread for one in arrivals[: number + 1])
+    """How many of the arrivals up to `number` are of the same thread as that one."""
+    return sum(arrival.thread == arrivals[number].thread for arrival in arrivals[: number + 1])
 
 
 def _again(scenario: Scenario[Result], schedule: ExploredSchedule[Result]) -> ExploredSchedule[Result]:
@@ -165,7 +165,7 @@ class _Arrival:
 
 @dataclass(frozen=True)
 class _Call:
-    """A call of a function whose result no schedule decides; `is_ours` in dagexec's own code."""
+    """A call of a function whose result no schedule decides; `is_ours` in the code of dagexec."""
 
     cause: str
     name: str
@@ -177,12 +177,12 @@ class _Call:
 
 
 class _Watch:
-    """Notes on a run: who came to which decision point, and who asked for what no schedule decides.
+    """Notes on a run: which thread reached which decision point, and which calls had results that no schedule decides.
 
     Attributes:
         parted: number of the first arrival that `differs` from what is expected.
         around: where the runs part, innermost first.
-        unordered: what stands there whose order addresses decide.
+        unordered: values there whose order depends on addresses.
     """
 
     def __init__(
@@ -217,15 +217,15 @@ class _Watch:
                 self.calls.append(_Call(cause, name, _text(caller), caller.f_code.co_filename.startswith(_PACKAGE)))
 
     def _arrive(self, frame: FrameType) -> None:
-        given, places = frame.f_locals, list(_places(frame))
+        variables, places = frame.f_locals, list(_places(frame))
         place = _text(places[0]) if places else "its start"
-        arrival = _Arrival(threading.current_thread().name, given["kind"], given["resource"], place)
+        arrival = _Arrival(threading.current_thread().name, variables["kind"], variables["resource"], place)
         number = len(self.arrivals)
         self.arrivals.append(arrival)
         if self._differs is not None and self.parted is None and self._differs(number, arrival):
             self.parted = number
             self.around = list(map(_text, places))
-            self.unordered = [text for one in places for text in _unordered(one, self._across_processes)]
+            self.unordered = [text for caller in places for text in _unordered(caller, self._across_processes)]
 
 
 def _cause(function: object) -> str | None:
@@ -241,7 +241,7 @@ def _is_standard(frame: FrameType) -> bool:
 
 
 def _places(frame: FrameType | None) -> Iterator[FrameType]:
-    """The frames that are neither of the machinery nor of Python's library, innermost first."""
+    """The frames outside the machinery and Python's library, innermost first."""
     while frame is not None:
         if not _is_standard(frame) and not frame.f_code.co_filename.startswith(_MACHINERY):
             yield frame
@@ -249,7 +249,7 @@ def _places(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _caller(frame: FrameType | None) -> FrameType | None:
-    """The innermost frame that is not of Python's library; None where the machinery itself calls."""
+    """The innermost frame outside Python's library; None where the machinery itself calls."""
     while frame is not None and _is_standard(frame):
         frame = frame.f_back
     return None if frame is None or frame.f_code.co_filename.startswith(_MACHINERY) else frame
@@ -260,9 +260,9 @@ def _text(frame: FrameType) -> str:
 
 
 def _unordered(frame: FrameType, across_processes: bool) -> Iterator[str]:
-    """Sets whose order is by chance, among what the code of `frame` names, and uses of `id`.
+    """Sets that the code of `frame` names whose order is by chance, and uses of `id`.
 
-    It is that of addresses, or of the hashes of strings, which each process draws.
+    The order is that of addresses, or of the hashes of strings, which each process draws.
     """
     code, local = frame.f_code, frame.f_locals
     of_self = getattr(local.get("self"), "__dict__", {})
@@ -270,7 +270,7 @@ def _unordered(frame: FrameType, across_processes: bool) -> Iterator[str]:
     named |= {f"self.{name}": of_self[name] for name in code.co_names if name in of_self}
     named |= {name: frame.f_globals[name] for name in code.co_names if name in frame.f_globals}
     for name, value in named.items():
-        kinds = {type(one) for one in value} if isinstance(value, set | frozenset) and len(value) > 1 else set()
+        kinds = {type(element) for element in value} if isinstance(value, set | frozenset) and len(value) > 1 else set()
         if hashed := sorted(kind.__name__ for kind in kinds if getattr(kind, "__hash__", None) is object.__hash__):
             yield f"the order of the set {name!r} of {', '.join(hashed)}, which hash by address, at {_text(frame)}"
         if across_processes and kinds & {str, bytes}:
@@ -290,9 +290,9 @@ def _makes_set(code: CodeType) -> bool:
 
 
 def _told(first: str, other: _Watch, number: int, before: Sequence[_Call]) -> Parting:
-    """What is known of two runs that part at arrival `number`; what stands there is likelier than what came before.
+    """The report on two runs that part at arrival `number`; causes at that place are likelier than earlier ones.
 
-    `first` is what was done there in the first of them, which made the calls `before`.
+    `first` is the action of the first run there; it made the calls `before`.
     """
     calls = {str(call): call for call in (*before, *other.calls)}
     if any(not call.is_ours for call in calls.values()):

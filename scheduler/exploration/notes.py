@@ -10,12 +10,12 @@ from dagexec.scheduler.exploration.events import Event
 
 
 class Waiting(NamedTuple):
-    """A thread that could not go on when nobody could.
+    """A thread that could not go on in a deadlock.
 
     Attributes:
-        thread: who.
-        event: what it would have done.
-        holder: who holds the lock that it waits for, empty for nobody; of a gate, who closed it.
+        thread: its name.
+        event: what it would have done next.
+        holder: the holder of the lock that it waits for, empty for none; of a gate, the thread that closed it.
         place: where it waits in the code.
     """
 
@@ -33,12 +33,12 @@ class Waiting(NamedTuple):
 
 @dataclass
 class Notes:
-    """Beside the steps of a schedule.
+    """What is noted beside the steps of a schedule.
 
     Attributes:
-        places: for each step, where in the code its thread came to the decision point before it; empty for a start.
-        acts: what threads said that they do (`Threads.note`): number of the step, name of the thread, and what.
-        waiting: in a deadlock, who waits.
+        places: for each step, where its thread came to the decision point before it; empty for a start.
+        acts: what threads say that they do (`Threads.note`): number of the step, name of the thread, and what.
+        waiting: in a deadlock, the threads that wait.
     """
 
     places: list[str] = field(default_factory=list)

@@ -1,11 +1,11 @@
 """Every state of a pool: threads that submit runs, call or cancel them, and workers that enter, leave, sleep and wake.
 
-The real `Roster`, `Run` and `Machine` say which run a worker enters, who is woken and what is taken. What threads do
-between is written here as `pool` and `executing` have it for runs in Python, a section with the pool's lock as one
-event; a wake-up is an event of its own, so it may come late. Pieces take as long as they like.
+The real `Roster`, `Run` and `Machine` say which run a worker enters, which worker is woken and what it takes. What
+threads do between is written here after `pool` and `executing`, for runs in Python: a section under the pool's lock is
+one event; a wake-up is an event of its own, so it may come late. Pieces take any time.
 
-What must not happen: a worker that sleeps, something that it could do, and nobody on the way; a run that is told of its
-end twice, or while somebody is in it; a run that nothing leads to the end of.
+Faults are: a worker sleeps although there is work for it and no other worker is on the way; a run is told of its end
+twice, or while a worker is in it; no event can lead to the end of a run.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from dagexec.scheduler.run.worker import Worker
 
 @dataclass(frozen=True)
 class Job:
-    """A run that somebody wants.
+    """A run that a thread asks for.
 
     Attributes:
         graph: its tasks.
-        priority: of several the highest is served first.
-        here: the thread that wants it works for it, too.
+        priority: the highest is served first.
+        here: the thread that asks for it works for it, too.
         user: whose share of the pool it is charged to; None for nobody's.
         stops: it may be cancelled at any time.
     """
@@ -51,10 +51,10 @@ class Thread(NamedTuple):
 
     Attributes:
         at: what it does next.
-        run: the number of the run that it is in or wants; -1 for none.
-        task, piece: that it executes.
+        run: the number of the run that it is in or asks for; -1 for none.
+        task, piece: what it executes.
         wakes: the number of the worker that it wakes before it goes on; -1 for none.
-        advance: what its share was charged before.
+        advance: what its share was charged in advance.
     """
 
     at: str
@@ -67,7 +67,7 @@ class Thread(NamedTuple):
 
 @dataclass
 class Pool:
-    """All that changes. Threads are first the workers, then those that want runs."""
+    """All that changes. The first threads are the workers, the others ask for runs."""
 
     roster: Roster
     runs: list[Run]
@@ -81,7 +81,7 @@ class Pool:
     deaths: int = 0
 
     def copy(self) -> Pool:
-        """Another one in the same state."""
+        """A copy of the state."""
         other = copy.copy(self)
         other.roster = copy.copy(self.roster)
         other.shares = [copy.copy(share) for share in self.shares]
@@ -107,30 +107,30 @@ class Pool:
 Slotted = TypeVar("Slotted", Run, Worker, PoolMemory)
 
 
-def _twin(one: Slotted) -> Slotted:
-    other = object.__new__(type(one))
-    for name in one.__slots__:
-        setattr(other, name, getattr(one, name))
+def _twin(original: Slotted) -> Slotted:
+    other = object.__new__(type(original))
+    for name in original.__slots__:
+        setattr(other, name, getattr(original, name))
     return other
 
 
 class Decider(Protocol):
-    """What says what is taken in a run."""
+    """Decides what is taken in a run."""
 
     def copy(self) -> Machine | NativeRun:
-        """Another one in the same state."""
+        """A copy of the state."""
 
     def state(self) -> Hashable:
-        """All that what comes next depends on."""
+        """Everything that its future depends on."""
 
 
 class PoolState:
-    """A state of a pool; equal ones differ in nothing but which of its workers is which."""
+    """A state of a pool; equal states differ only in which worker is which."""
 
     __slots__ = ("_hash", "_key", "pool")
 
     def __init__(self, pool: Pool, workers: int) -> None:
-        """Of `pool`, the first threads are `workers`."""
+        """The first threads of `pool` are its `workers`."""
         self.pool: Pool | None = pool
         self._key = _key(pool, workers)
         self._hash = hash(self._key)
@@ -181,14 +181,14 @@ def _run_key(run: Run) -> Hashable:
 Event = Callable[[Pool, int], None]
 
 _MORTAL = ("look", "asleep", "awake", "enter", "piece")
-"""Where workers may die; in the call that tells an owner it may be told twice."""
+"""Where workers may die. One that dies in the call that tells an owner may have it told twice."""
 
 
 class PoolStates:
     """The states of a pool whose threads want some runs.
 
     Attributes:
-        on_the_way: where threads are that will soon look for something, and wake others if there is more.
+        on_the_way: where threads are that will soon look for work, and wake others if there is more.
     """
 
     on_the_way: tuple[str, ...] = (
@@ -206,9 +206,9 @@ class PoolStates:
         at_once: bool = True,
         roster: Callable[[int], Roster] = Roster,
     ) -> None:
-        """Up to so many pieces fail and workers die, and the pool is closed at any time if it `shuts`.
+        """Up to `failures` pieces fail and `deaths` workers die, and the pool is closed at any time if it `shuts`.
 
-        Workers have threads `at_once`, or when they are first woken.
+        Workers have threads `at_once`, or only when they are first woken.
         """
         self._jobs = jobs
         self._workers = workers
@@ -218,7 +218,7 @@ class PoolStates:
         self._roster = roster
 
     def begin(self) -> Iterator[PoolState]:
-        """Nobody has begun, and workers are about to look for something, or have no threads yet."""
+        """No thread has begun, and workers are about to look for work, or have no threads yet."""
         users = sorted({job.user for job in self._jobs if job.user is not None})
         shares = [Share(f"user {user}") for user in users]
         runs = []
@@ -238,15 +238,15 @@ class PoolStates:
             if not self._at_once:
                 roster.sleep(worker)
         threads += [Thread("call" if job.here else "submit", number) for number, job in enumerate(self._jobs)]
-        woken, told = [False] * self._workers, [0] * len(runs)
-        pool = Pool(roster, runs, shares, workers, threads, woken, told, False, self._failures, self._deaths)
+        woken, tellings = [False] * self._workers, [0] * len(runs)
+        pool = Pool(roster, runs, shares, workers, threads, woken, tellings, False, self._failures, self._deaths)
         yield PoolState(pool, self._workers)
 
     def _new_run(self, graph: TaskGraph) -> Machine | NativeRun:
         return Machine(graph)
 
     def steps(self, state: PoolState) -> Iterator[tuple[str, PoolState]]:
-        """What any thread may do next. Raises ModelFault for what must not happen."""
+        """What any thread may do next. Raises ModelFault for a fault."""
         pool = state.pool
         assert pool is not None, "each state is looked at once"
         for label, event, number in self._events(pool):
@@ -286,7 +286,7 @@ class PoolStates:
         if self._shuts and not pool.closed:
             yield "the pool is closed", self._shut, 0
 
-    # What follows is, a section with the lock each, what `WorkerPool` and `Executing` do.
+    # What `WorkerPool` and `Executing` do, a method for each section under the lock.
 
     def _look(self, pool: Pool, number: int) -> None:
         roster, worker = pool.roster, pool.workers[number]
@@ -305,7 +305,7 @@ class PoolStates:
         self._go(pool, number, Thread("enter", pool.runs.index(run), advance=advance), roster.helper())
 
     def _check_first(self, pool: Pool, run: Run) -> None:
-        """That `run` is the one that is next of all that could be entered."""
+        """Raises a fault unless `run` is the next of all that could be entered."""
         first = min((other for other in pool.runs if _is_waiting(pool, other)), key=_turn, default=run)
         if _turn(first) != _turn(run):
             raise _WrongError(f"{run.name} is entered, but {first.name} is next")
@@ -340,15 +340,15 @@ class PoolStates:
                 if other.priority > run.priority and _is_waiting(pool, other):
                     raise _WrongError(f"{run.name} is gone on with, but {other.name} has a higher priority")
 
-    def _go_on(self, pool: Pool, number: int, found: tuple[int, int] | None) -> None:
-        """With the piece that was `found`, or out of the run."""
+    def _go_on(self, pool: Pool, number: int, piece: tuple[int, int] | None) -> None:
+        """With the `piece` that was taken, or out of the run."""
         thread, worker, roster = pool.threads[number], pool.workers[number], pool.roster
         run = pool.runs[thread.run]
-        if found is not None:
+        if piece is not None:
             helper = None
             if (roster.idle or not run.listed) and run.machine.available:
                 helper = roster.helper_for(run)
-            self._go(pool, number, thread._replace(at="piece", task=found[0], piece=found[1]), helper)
+            self._go(pool, number, thread._replace(at="piece", task=piece[0], piece=piece[1]), helper)
             return
         roster.leave(worker, run)
         if not run.listed and run.has_place():
@@ -358,7 +358,7 @@ class PoolStates:
         pool.threads[number] = thread._replace(at="tell" if ends else self._after(number, run), task=-1, piece=-1)
 
     def _after(self, number: int, run: Run) -> str:
-        """What a thread does that has left `run`."""
+        """What a thread does after it has left `run`."""
         if number >= self._workers:
             return "uncount"
         return "look" if run.share is None else "charge"
@@ -407,7 +407,7 @@ class PoolStates:
         self._go(pool, number, pool.threads[number]._replace(at="wait"), pool.roster.helper())
 
     def _go(self, pool: Pool, number: int, thread: Thread, helper: Worker | None) -> None:
-        """To the next thing, once a helper was woken; one that is dead wakes nobody."""
+        """To the next action, once a helper was woken; a dead worker wakes nobody."""
         pool.threads[number] = thread._replace(wakes=helper.number if helper in pool.workers else -1)
 
     def _done(self, pool: Pool, number: int) -> None:
@@ -436,7 +436,7 @@ class PoolStates:
         pool.threads[number] = Thread("wake all", pool.threads[number].run)
 
     def _wake_all(self, pool: Pool, number: int) -> None:
-        """It may have taken one from those that sleep and not woken it."""
+        """Wake all workers: the one that died may have picked a sleeping worker and not woken it."""
         _wake_all(pool)
         pool.threads[number] = pool.threads[number]._replace(at="lose the run")
 
@@ -460,7 +460,7 @@ class PoolStates:
         pool.threads[number] = Thread("look")
 
     def fault(self, state: PoolState) -> str | None:
-        """Somebody sleeps who should not, or the roster counts what is not so."""
+        """A worker sleeps that should not, or the roster's counts are wrong."""
         pool = state.pool
         if pool is None:
             return None
@@ -469,11 +469,12 @@ class PoolStates:
         if roster.inside != len(inside):
             return f"{len(inside)} threads are in runs, but the roster counts {roster.inside}"
         for number, run in enumerate(pool.runs):
-            if run.active != sum(one is run for one in inside):
-                return f"run {number} counts {run.active} threads in it, and {sum(one is run for one in inside)} are"
+            count = sum(entered is run for entered in inside)
+            if run.active != count:
+                return f"run {number} counts {run.active} threads in it, and {count} are"
         asleep = [number for number, thread in enumerate(threads) if thread.at == "asleep"]
-        known = {worker.number for worker in roster.idle} | {thread.wakes for thread in threads}
-        lost = [number for number in asleep if number not in known and not pool.woken[number]]
+        expected = {worker.number for worker in roster.idle} | {thread.wakes for thread in threads}
+        lost = [number for number in asleep if number not in expected and not pool.woken[number]]
         if lost and not any(thread.at == "wake all" for thread in threads):
             return f"worker {lost[0]} sleeps, and nobody knows"
         if any(thread.at in self.on_the_way or thread.wakes >= 0 for thread in threads):
@@ -484,7 +485,7 @@ class PoolStates:
         return None if waiting is None else f"{waiting.name} waits, worker {asleep[0]} sleeps, and nobody wakes it"
 
     def is_end(self, state: PoolState) -> bool:
-        """All owners know, nobody is anywhere, and all that live sleep, each once."""
+        """All owners are told, no thread is in a run, and all living workers sleep, each listed once."""
         pool = state.pool
         assert pool is not None
         roster, workers = pool.roster, pool.threads[: self._workers]
@@ -499,7 +500,7 @@ class PoolStates:
         )
 
     def canonical(self, state: PoolState) -> PoolState:
-        """The same: equal states have the same workers by other names."""
+        """The state itself: equal states differ only in the names of workers."""
         return state
 
 
@@ -532,4 +533,4 @@ def _turn(run: Run) -> tuple[int, bool, float, int]:
 
 
 class _WrongError(Exception):
-    """What happened must not."""
+    """A fault: what happened must not."""

@@ -1,8 +1,8 @@
 """Races of a schedule that was run: which of its steps could have been made in the other order, and how.
 
 Two steps of two threads race if they conflict and nothing else makes one wait for the other. A race is reversible if
-the second step can be made without the first: not if it takes a lock that the first lets go. Then the step that took
-the lock is looked at in its place.
+the second step is possible without the first. It is not if it takes a lock that the first releases; then the step that
+took the lock is looked at instead.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Step(NamedTuple):
     """A step that was made.
 
     Attributes:
-        who: the candidate that was chosen: a thread, or "NAME (timeout)".
+        who: the chosen candidate: a thread, or "NAME (timeout)".
         event: what it did.
         enabled: all candidates.
     """
@@ -29,30 +29,30 @@ class Step(NamedTuple):
 
 
 class Reversal(NamedTuple):
-    """What could be tried at a node to reverse a race.
+    """What to try to reverse a race.
 
     Attributes:
         position: of the step before which something else could be made.
-        initials: the candidates one of which has to be tried there.
+        initials: the candidates of which one has to be tried there.
     """
 
     position: int
     initials: frozenset[str]
 
 
-def conflict(one: Event, other: Event) -> bool:
-    """False if the steps can be swapped wherever both can be made."""
-    if one.thread == other.thread or "timeout" in (one.kind, other.kind):
+def conflict(first: Event, second: Event) -> bool:
+    """False if the steps can be swapped wherever both are possible."""
+    if first.thread == second.thread or "timeout" in (first.kind, second.kind):
         return True
     return (
-        not one.writes.isdisjoint(other.writes | other.merges | other.reads)
-        or not one.merges.isdisjoint(other.writes | other.reads)
-        or not one.reads.isdisjoint(other.writes | other.merges)
+        not first.writes.isdisjoint(second.writes | second.merges | second.reads)
+        or not first.merges.isdisjoint(second.writes | second.reads)
+        or not first.reads.isdisjoint(second.writes | second.merges)
     )
 
 
 def reversals(steps: Sequence[Step], pending: Sequence[Event]) -> Iterator[Reversal]:
-    """Of all races among `steps`, and of theirs with steps that threads had yet to make, as far as those are known."""
+    """The reversals of all races among `steps`, and of theirs with `pending` steps, as far as these are known."""
     trail = _Trail()
     for step in steps:
         yield from trail.races(step.event)
@@ -63,7 +63,7 @@ def reversals(steps: Sequence[Step], pending: Sequence[Event]) -> Iterator[Rever
 
 
 class _Trail:
-    """Steps, with what happens before each of them: sets of positions, as bits of a number."""
+    """Steps, each with the set of steps that happen before it: positions, as bits of a number."""
 
     def __init__(self) -> None:
         self._steps: list[Step] = []
@@ -86,20 +86,20 @@ class _Trail:
                 self._accesses[field].append((position, how))
 
     def races(self, event: Event) -> Iterator[Reversal]:
-        """Of `event`, that comes next or could, with the steps so far."""
+        """The races of `event`, which comes next or could, with the steps so far."""
         if event.kind == "timeout":
             return  # where a deadline may pass before other steps, all is tried
-        known = self._known(event.thread)
+        earlier = self._known(event.thread)
         for other in sorted(self._conflicts(event), reverse=True):
-            if known >> other & 1:
+            if earlier >> other & 1:
                 continue
-            reversal = self._reversal(other, event, known)
+            reversal = self._reversal(other, event, earlier)
             if reversal is not None:
-                known |= self._before[other]  # what happens before it is no race
+                earlier |= self._before[other]  # what happens before it is no race
                 yield reversal
 
     def _known(self, thread: str) -> int:
-        """What happens before all that a thread does next."""
+        """The steps that happen before whatever a thread does next."""
         last = self._last.get(thread)
         if last is None:  # the step that started it
             last = next(
@@ -108,17 +108,17 @@ class _Trail:
         return 0 if last is None else self._before[last] | 1 << last
 
     def _conflicts(self, event: Event) -> set[int]:
-        """Steps that cannot be swapped with it, but for those of its thread."""
-        found = {position for position, step in enumerate(self._steps) if step.event.kind == "timeout"}
+        """The steps of other threads that cannot be swapped with it."""
+        positions = {position for position, step in enumerate(self._steps) if step.event.kind == "timeout"}
         for how, fields in _accesses(event):
             for field in fields:
                 for position, how_before in self._accesses.get(field, ()):
                     if how == "write" or how != how_before:
-                        found.add(position)
-        return found
+                        positions.add(position)
+        return positions
 
-    def _reversal(self, position: int, event: Event, known: int) -> Reversal | None:
-        """How `event` comes before the step at `position`; None if it cannot."""
+    def _reversal(self, position: int, event: Event, earlier: int) -> Reversal | None:
+        """How `event` can precede the step at `position`; None if it cannot."""
         first = self._steps[position]
         if first.event.kind == "timeout":
             return None
@@ -127,19 +127,19 @@ class _Trail:
             return None
         within = sum(1 << other for other in rest)
         initials = {self._steps[other].who for other in rest if not self._before[other] & within}
-        needs = known | sum(1 << other for other in self._conflicts(event))
+        needs = earlier | sum(1 << other for other in self._conflicts(event))
         if not needs & within and event.thread in first.enabled:
             initials.add(event.thread)
         return Reversal(position, frozenset(initials)) if initials else None
 
     def _can_be_made(self, event: Event, position: int, rest: Sequence[int]) -> bool:
-        """False if it waits for something that has not come after the steps before `position` and those of `rest`."""
-        made = [self._steps[other].event for other in (*range(position), *rest)]
+        """False if it waits for something that the steps before `position` and those of `rest` do not bring about."""
+        events = [self._steps[other].event for other in (*range(position), *rest)]
         if event.kind == "acquire":
-            last = next((step for step in reversed(made) if event.resource in step.writes), None)
+            last = next((step for step in reversed(events) if event.resource in step.writes), None)
             return last is None or event.resource not in last.keeps
         if event.kind == "join":
-            return any(step.thread == event.resource and f"thread {event.resource}" in step.writes for step in made)
+            return any(step.thread == event.resource and f"thread {event.resource}" in step.writes for step in events)
         return True
 
 

@@ -1,13 +1,13 @@
-"""Every state of a run: whatever piece ends first, whoever comes when, and wherever the run is stopped.
+"""Every state of a run: whatever piece ends first, whichever worker comes when, and wherever the run is stopped.
 
-The events are what a pool does with its lock held: a piece ends and its worker takes what the machine gives it, or a
-worker that was elsewhere comes and takes. The machine is the real one. Beside it an account is kept of what it has
-handed out, by what it said alone. States are compared by that; and each piece that the machine gives is compared with
-what it should give by its documentation, and with accesses that have to be in order.
+The events are what a pool does under its lock: a piece ends and its worker takes what the machine gives it, or a worker
+from elsewhere comes and takes. The machine is the real one. Beside it an account is kept of the pieces that it handed
+out, by which states are compared. Each piece that the machine gives is checked against the machine's documentation, and
+against accesses that must be in order.
 
-A run that is stopped (cancelled, too late, or failed in an operator) hands out nothing, so there is only to see that
-the pieces under way end. That is looked at within each state; as states of their own they would be 2 to the number of
-pieces under way for each of the others.
+A run that is stopped (cancelled, too late, or failed in an operator) hands out nothing, so only the pieces under way
+are left to end. That is checked within each state; as states of their own they would be 2 to the number of pieces under
+way for each of the others.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from dagexec.scheduler.run.machine import Machine, TaskGraph
 from dagexec.scheduler.run.policy_machine import machine_of
 
 Place = tuple[int, int, int]
-"""Where a worker is: 1 if it takes pieces from the last, its task, and the piece; -1 and -1 outside the run."""
+"""Where a worker is: 1 if it takes pieces from the last one on, its task, and the piece; -1 and -1 outside the run."""
 
 Begun = tuple[tuple[int, int], ...]
 """Tasks that have begun and not ended, ascending, with a bit for each piece that was handed out."""
 
 
 class RunState:
-    """A state of a run; equal ones have the same future, by whichever of the workers of one side.
+    """A state of a run; equal states have the same future, whichever workers of one side are where.
 
-    Which of the pieces under way a worker of a side executes is no difference, since it is none to `Machine.end`.
+    Which worker of a side executes which piece makes no difference, since it makes none to `Machine.end`.
 
     Attributes:
         ended: a bit for each task that has.
@@ -44,7 +44,7 @@ class RunState:
     def __init__(
         self, ended: int, ready: int, begun: Begun, workers: tuple[Place, ...], machine: Machine, own: Hashable
     ) -> None:
-        """`own` is what else the future depends on."""
+        """`own` is what else the future depends on, from the machine's own order."""
         self.ended = ended
         self.ready = ready
         self.begun = begun
@@ -75,9 +75,9 @@ class RunStates:
         before: Sequence[Mapping[int, str]] = (),
         machine: Callable[[TaskGraph], Machine] | None = None,
     ) -> None:
-        """`names` are those of the tasks; `before` says of each which ones must have ended when it begins, and why.
+        """`names` are those of the tasks; `before` says which tasks must have ended when each begins, and why.
 
-        `machine` makes one for a run, by default that of the graph for so many workers.
+        `machine` makes the machine of a run, by default that of the graph for so many workers.
         """
         self._graph = graph
         self._workers = workers
@@ -96,8 +96,8 @@ class RunStates:
         self.stops = 0
 
     def begin(self) -> Iterator[RunState]:
-        """Nothing was done. Workers of a pool take turns at the sides of a task; beside a caller they have one."""
-        with suppress(Exception):  # what goes wrong in it is found later
+        """Nothing was done. Workers of a pool alternate between the sides of a task; beside a caller they have one."""
+        with suppress(Exception):  # errors in it are found later
             self._run_alone(self._machine(self._graph))
         if list(self._graph.parent_counts) != self._parent_counts:
             raise ModelFault("it changed the graph, which other runs have, too", "a run before")
@@ -110,9 +110,9 @@ class RunStates:
     def _run_alone(self, machine: Machine) -> None:
         last = -1
         for _ in range(sum(self._graph.pieces)):
-            if (found := machine.take(last)) is not None:
-                last = found[0]
-                machine.end(*found)
+            if (piece := machine.take(last)) is not None:
+                last = piece[0]
+                machine.end(*piece)
 
     def steps(self, state: RunState) -> Iterator[tuple[str, RunState]]:
         """A piece ends, or a worker comes. Raises ModelFault for what the machine must not do."""
@@ -127,13 +127,13 @@ class RunStates:
             try:
                 if task >= 0:
                     after.end(task, piece)
-                found = after.take(task, from_last=from_last == 1)
+                answer = after.take(task, from_last=from_last == 1)
             except Exception as error:
                 raise ModelFault(f"{type(error).__name__}: {error}", event) from error
-            if found is not None:
-                event += f" and takes {self._piece(*found)}"
+            if answer is not None:
+                event += f" and takes {self._piece(*answer)}"
             try:
-                yield event, self._after(state, after, number, found)
+                yield event, self._after(state, after, number, answer)
             except _WrongError as error:
                 raise ModelFault(str(error), event) from None
         try:
@@ -141,8 +141,8 @@ class RunStates:
         except _WrongError as error:
             raise ModelFault(str(error), "the run is stopped, and pieces under way end") from None
 
-    def _after(self, state: RunState, machine: Machine, number: int, found: tuple[int, int] | None) -> RunState:
-        """The state when worker `number` has ended its piece, if it has one, and was given what was `found`."""
+    def _after(self, state: RunState, machine: Machine, number: int, answer: tuple[int, int] | None) -> RunState:
+        """The state when worker `number` has ended its piece, if it has one, and was given `answer`."""
         from_last, task, _ = state.workers[number]
         ended, ready, begun = state.ended, state.ready, dict(state.begun)
         others = state.workers[:number] + state.workers[number + 1 :]
@@ -155,26 +155,26 @@ class RunStates:
         if machine.remaining != len(self._full) - ended.bit_count():
             raise _WrongError(f"{len(self._full) - ended.bit_count()} tasks are left, but it says {machine.remaining}")
         first = self._first(ready, begun, task, from_last)
-        if found is None:
+        if answer is None:
             if first is not None and self._in_order:
                 raise _WrongError(f"it gives nothing, but {self._piece(*first)} is left")
             if task < 0 and machine.available:
                 raise _WrongError("it gives nothing, but says that there is something")
         else:
-            self._check(found, ended, ready, begun)
-            if self._in_order and found != first:
+            self._check(answer, ended, ready, begun)
+            if self._in_order and answer != first:
                 raise _WrongError(f"{self._piece(*first) if first else 'nothing'} comes before that")
-            begun[found[0]] = begun.get(found[0], 0) | 1 << found[1]
-            ready &= ~(1 << found[0])
+            begun[answer[0]] = begun.get(answer[0], 0) | 1 << answer[1]
+            ready &= ~(1 << answer[0])
         there = ready.bit_count() + sum(pieces != self._full[task] for task, pieces in begun.items())
         if self._in_order and machine.available != there:
             raise _WrongError(f"{there} tasks have a piece to take, but it says {machine.available}")
-        place = (from_last, -1, -1) if found is None else (from_last, *found)
+        place = (from_last, -1, -1) if answer is None else (from_last, *answer)
         workers = (*state.workers[:number], place, *state.workers[number + 1 :])
         return RunState(ended, ready, tuple(sorted(begun.items())), workers, machine, self._own(machine, workers))
 
     def _first(self, ready: int, begun: Mapping[int, int], last: int, from_last: int) -> tuple[int, int] | None:
-        """What a worker is to take that did a piece of `last`, where no policy decides."""
+        """The piece that a worker is to take after a piece of `last`, where no policy decides."""
         if last in begun and begun[last] != self._full[last]:
             task = last
         elif ready:
@@ -186,9 +186,9 @@ class RunStates:
         left = self._full[task] & ~begun.get(task, 0)
         return task, (left if from_last else left & -left).bit_length() - 1
 
-    def _check(self, found: tuple[int, int], ended: int, ready: int, begun: Mapping[int, int]) -> None:
-        """That nothing speaks against it that a worker is given a piece."""
-        task, piece = found
+    def _check(self, answer: tuple[int, int], ended: int, ready: int, begun: Mapping[int, int]) -> None:
+        """Raises a fault if a worker must not be given this piece."""
+        task, piece = answer
         if not self._full[task] >> piece & 1:
             raise _WrongError(f"there is no piece {piece}")
         if ended >> task & 1 or begun.get(task, 0) >> piece & 1:
@@ -202,35 +202,35 @@ class RunStates:
             raise _WrongError(f"{self._names[task]} begins before {self._names[other]} ended: {why}")
 
     def _stop(self, state: RunState, machine: Machine) -> None:
-        """See what follows if the run is stopped here: `machine` is of no use after that."""
+        """Check what follows if the run is stopped here; `machine` is of no use after that."""
         machine.stop()
         self.stops += 1
         for from_last, task, piece in state.workers:
             if task >= 0:
                 self.stops += 1  # as if an operator of this one had failed
                 machine.end(task, piece)
-            found = machine.take(task, from_last=from_last == 1)
-            if found is not None or machine.available or not machine.stopped:
-                what = "has something to do" if found is None else f"hands out {self._piece(*found)}"
+            answer = machine.take(task, from_last=from_last == 1)
+            if answer is not None or machine.available or not machine.stopped:
+                what = "has something to do" if answer is None else f"hands out {self._piece(*answer)}"
                 raise _WrongError(f"a stopped run {what}")
 
     def fault(self, state: RunState) -> str | None:
-        """Tasks that nobody will begin or end any more."""
+        """Tasks that will never begin or end."""
         if state.machine is None or state.machine.available or any(task >= 0 for _, task, _ in state.workers):
             return None
         left = ((1 << len(self._full)) - 1) & ~state.ended
         return f"nothing is left to take, but {self._named(left)} has not ended" if left else None
 
     def is_end(self, state: RunState) -> bool:
-        """Whether all tasks have ended and nobody is in the run."""
+        """Whether all tasks have ended and no worker is in the run."""
         return state.ended == (1 << len(self._full)) - 1 and all(task < 0 for _, task, _ in state.workers)
 
     def canonical(self, state: RunState) -> RunState:
-        """The same: symmetric states are equal. Of a policy, workers have other numbers than threads."""
+        """The same: symmetric states are equal. For a policy, workers have other numbers than threads."""
         return state
 
     def _own(self, machine: Machine, workers: tuple[Place, ...]) -> Hashable:
-        """What the future may depend on beside the account: the order of tasks that can be joined should be theirs."""
+        """What the future may depend on beside the account, which should only be the order of tasks to be joined."""
         return tuple(machine._open) if self._in_order else (machine.state(), tuple(sorted(workers)))
 
     def _piece(self, task: int, piece: int) -> str:

@@ -1,4 +1,4 @@
-"""A schedule as a file: where it leaves the one without preemptions, by the names of threads, as JSON.
+"""A schedule as a JSON file: where it departs from the one without preemptions, by the names of threads.
 
     {
       "format": "dagexec schedule",
@@ -11,9 +11,9 @@
     }
 
 When `thread` has made `steps` steps, `to` continues; elsewhere nobody is preempted. With `timeouts`, deadlines may pass
-although something else could go on. `steps` are those that were made: a replay that does not fail likewise is held
-against them (`nondeterminism.parting_from`). No number of a decision and no line of code is in the file, so it holds in
-another process and on another version of Python, as long as threads come to the same points.
+although something else could go on. `steps` are the steps of the schedule, which are compared with those of a replay
+that does not fail likewise (`nondeterminism.parting_from`). The file has no numbers of decisions and no lines of code,
+so it holds in another process and on another version of Python, as long as threads reach the same points.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MOST_BYTES = 64 << 20
 
 
 class Saved(NamedTuple):
-    """A step that was made: as an event, without the place of what it is with."""
+    """A step that was made: as an event, without the place of its resource."""
 
     thread: str
     kind: str
@@ -46,10 +46,10 @@ class Saved(NamedTuple):
 
 @dataclass(frozen=True)
 class SavedSchedule:
-    """What a file says.
+    """The content of a file.
 
     Attributes:
-        deviations: where it leaves the schedule without preemptions.
+        deviations: where it departs from the schedule without preemptions.
         timeouts: deadlines may pass although something else could go on.
         steps: those that were made.
         failure: what was raised in the end.
@@ -61,11 +61,11 @@ class SavedSchedule:
     failure: str
 
     def strategy(self) -> ByName:
-        """Makes the schedule again."""
+        """The strategy that repeats the schedule."""
         return ByName(self.deviations, timeouts=self.timeouts)
 
     def is_kind_of(self, failure: BaseException | None) -> bool:
-        """True for a failure of the kind that it ended with."""
+        """True for a failure of the kind in the file."""
         return type(failure).__name__ == self.failure.partition(":")[0]
 
 
@@ -76,20 +76,20 @@ def unplaced(resource: str) -> str:
 
 def write_schedule(path: Path, schedule: ExploredSchedule[Any], deviations: Sequence[Deviation]) -> None:
     """Write a schedule that failed. Raises OutputError if the file cannot be written."""
-    found = {
+    content = {
         "format": _FORMAT,
         "version": _VERSION,
         "timeouts": schedule.timeouts,
-        "deviations": [one._asdict() for one in deviations],
+        "deviations": [deviation._asdict() for deviation in deviations],
         "steps": [[event.thread, event.kind, unplaced(event.resource)] for event in schedule.trace],
         "failure": f"{type(schedule.failure).__name__}: {schedule.failure}",
         "python": platform.python_version(),
     }
-    write_atomically(path, (json.dumps(found) + "\n").encode())
+    write_atomically(path, (json.dumps(content) + "\n").encode())
 
 
 def read_schedule(path: Path) -> SavedSchedule:
-    """The schedule of a file. Raises StorageError for what is none."""
+    """The schedule in a file. Raises StorageError for any other file."""
     try:
         with reading(path) as file:
             content = file.read(_MOST_BYTES + 1)
@@ -100,31 +100,31 @@ def read_schedule(path: Path) -> SavedSchedule:
         raise StorageError(f"{path}: not a schedule: {error}") from None
 
 
-def _read(found: object) -> SavedSchedule:
-    """Raises ValueError that says what was expected and found."""
-    if not isinstance(found, dict) or found.get("format") != _FORMAT:
+def _read(content: object) -> SavedSchedule:
+    """Raises ValueError that names what was expected and found."""
+    if not isinstance(content, dict) or content.get("format") != _FORMAT:
         raise ValueError(f'expected an object whose format is "{_FORMAT}"')
-    if found.get("version") != _VERSION:
-        raise ValueError(f"expected version {_VERSION}, found {found.get('version')!r}")
-    timeouts, failure = found.get("timeouts"), found.get("failure")
+    if content.get("version") != _VERSION:
+        raise ValueError(f"expected version {_VERSION}, found {content.get('version')!r}")
+    timeouts, failure = content.get("timeouts"), content.get("failure")
     if not isinstance(timeouts, bool):
         raise ValueError(f"expected true or false for timeouts, found {timeouts!r}")
     if not isinstance(failure, str):
         raise ValueError(f"expected a text for failure, found {failure!r:.200}")
-    deviations = tuple(_deviation(number, row) for number, row in enumerate(_rows(found, "deviations")))
-    steps = tuple(_step(number, row) for number, row in enumerate(_rows(found, "steps")))
+    deviations = tuple(_deviation(number, row) for number, row in enumerate(_rows(content, "deviations")))
+    steps = tuple(_step(number, row) for number, row in enumerate(_rows(content, "steps")))
     return SavedSchedule(deviations, timeouts, steps, failure)
 
 
-def _rows(found: dict[object, object], name: str) -> list[object]:
-    rows = found.get(name)
+def _rows(content: dict[object, object], name: str) -> list[object]:
+    rows = content.get(name)
     if not isinstance(rows, list):
         raise ValueError(f"expected a list of {name}, found {type(rows).__name__}")
     return rows
 
 
 def _step(number: int, row: object) -> Saved:
-    if isinstance(row, list) and len(row) == len(Saved._fields) and all(isinstance(one, str) for one in row):
+    if isinstance(row, list) and len(row) == len(Saved._fields) and all(isinstance(text, str) for text in row):
         return Saved(*row)
     raise ValueError(f"step {number}: expected a thread, what it does and with what, found {row!r:.200}")
 

@@ -1,8 +1,8 @@
 """Shrinking: from a net that fails to a smaller one that still fails.
 
 Delta debugging over the operators ("Simplifying and Isolating Failure-Inducing Input", Zeller and Hildebrandt, IEEE
-TSE 2002). Operators go in chunks, then one by one. An operator goes either with all that depends on it, or so that its
-readers read its first input instead (or one input less). Only nets that `build_graph` accepts are tried.
+TSE 2002). Operators are removed in chunks, then one by one, either with all that depends on them, or so that their
+readers read their first input instead (or one input less). Only nets that `build_graph` accepts are tried.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ Fails = Callable[[NetDef], bool]
 
 
 def shrink(net: NetDef, fails: Fails, limit: int = 1000) -> NetDef:
-    """A net of fewer operators for which `fails` is true too, and for none that lacks a chunk of neighbors more.
+    """A net of fewer operators for which `fails` is true too, though not without any further chunk of neighbors.
 
-    `fails` is called at most `limit` times; when they are spent, the smallest net so far is the answer. Raises
-    ValueError when `fails(net)` is false.
+    `fails` is called at most `limit` times; then the smallest net so far is the result. Raises ValueError when
+    `fails(net)` is false.
     """
     calls = 0
 
@@ -50,7 +50,7 @@ def shrink(net: NetDef, fails: Fails, limit: int = 1000) -> NetDef:
 
 
 def _candidates(net: NetDef, chunk: int) -> Iterator[NetDef]:
-    """Nets without `chunk` neighboring operators; the last ones go first, as least depends on them."""
+    """Nets without `chunk` neighboring operators; the last ones first, as least depends on them."""
     count = len(net.op)
     for end in range(count, 0, -chunk):
         gone = frozenset(range(max(0, end - chunk), end))
@@ -62,21 +62,21 @@ def _candidates(net: NetDef, chunk: int) -> Iterator[NetDef]:
 def _without_dependents(net: NetDef, gone: Collection[int]) -> NetDef:
     """Without the operators `gone`, and those that read what is no longer written."""
     missing: set[str] = set()
-    kept = []
+    operators = []
     for index, operator in enumerate(net.op):
         reads = {*operator.input, *operator.control_input}
         if index in gone or reads & missing:
             missing.update(set(operator.output) - reads | (missing & set(operator.output)))
         else:
             missing.difference_update(operator.output)
-            kept.append(operator)
-    return _net_of(net, kept)
+            operators.append(operator)
+    return _net_of(net, operators)
 
 
 def _bypassed(net: NetDef, gone: Collection[int]) -> NetDef:
     """Without the operators `gone`, whose readers read their first input instead, or nothing if they have none."""
     stands_for: dict[str, str | None] = {}
-    kept = []
+    operators = []
     for index, operator in enumerate(net.op):
         inputs = _renamed(operator.input, stands_for)
         if index in gone:
@@ -93,8 +93,8 @@ def _bypassed(net: NetDef, gone: Collection[int]) -> NetDef:
         copy.control_input.extend(dict.fromkeys(_renamed(operator.control_input, stands_for)))
         for name in copy.output:
             stands_for.pop(name, None)
-        kept.append(copy)
-    return _net_of(net, kept)
+        operators.append(copy)
+    return _net_of(net, operators)
 
 
 def _renamed(names: Iterable[str], stands_for: Mapping[str, str | None]) -> list[str]:
@@ -102,7 +102,7 @@ def _renamed(names: Iterable[str], stands_for: Mapping[str, str | None]) -> list
 
 
 def _net_of(net: NetDef, operators: list[OperatorDef]) -> NetDef:
-    """`net` with these operators; external blobs that nobody mentions any more are left out."""
+    """`net` with these operators, without external blobs that none of them uses."""
     smaller = NetDef()
     smaller.CopyFrom(net)
     del smaller.op[:], smaller.external_input[:], smaller.external_output[:]

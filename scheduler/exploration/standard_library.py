@@ -1,9 +1,9 @@
 """The standard library's threads, locks, queues and clocks as parts of a controlled schedule: code runs unmodified.
 
-What an application uses of `threading`, `queue`, `concurrent.futures` and asyncio is Python on top of few things:
-locks, the start of a thread, and the time. While a schedule goes on, these few are replaced wherever a module has them
-under some name. The replacements look who calls: for a thread of the schedule they are the schedule's, for any other
-the system's. Real connections and processes, which no schedule controls, are errors for a thread of the schedule.
+What an application uses of `threading`, `queue`, `concurrent.futures` and asyncio is Python code over a few primitives:
+locks, the start of a thread, and the time. During a schedule these are replaced wherever a module has them under some
+name. A replacement acts by its caller: for a thread of the schedule it is the schedule's primitive, for any other the
+system's. Real connections and processes, which no schedule controls, are errors for a thread of the schedule.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from dagexec.scheduler.exploration.controlled import ControlledThread, Controlle
 from dagexec.scheduler.exploration.event_loop import ControlledEventLoop
 
 _FIRST_SECOND = 1_750_000_000.0
-"""What `time.time` says when a schedule begins."""
+"""The value of `time.time` at the beginning of a schedule."""
 
 _UNTOUCHED = (
     "_thread", "dagexec.scheduler.exploration", "dagexec.platform.threads", "dagexec.platform.timer_thread",
@@ -51,9 +51,9 @@ _LOCK = type(_thread.allocate_lock())
 
 
 class Lock:
-    """In place of `threading.Lock`: a lock of each schedule whose threads use it, and of the system for other threads.
+    """Replaces `threading.Lock`: a lock of each schedule whose threads use it, and of the system for other threads.
 
-    An object that is made in one schedule may live on, and be used in another, or in none.
+    An object that is made in one schedule may be used later in another, or in none.
     """
 
     def __init__(self, make: Callable[[], Any] = _thread.allocate_lock, real: Any = None) -> None:
@@ -62,7 +62,7 @@ class Lock:
         self._inside: tuple[ControlledThreads, Any] | None = None
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        """As of `threading.Lock`, like all that follows."""
+        """As in `threading.Lock`, like the methods that follow."""
         return bool(self._here().acquire(blocking, timeout))
 
     def release(self) -> None:
@@ -97,14 +97,14 @@ class Lock:
 
 
 class SimpleQueue:
-    """In place of `queue.SimpleQueue`, whose lock is out of reach."""
+    """Replaces `queue.SimpleQueue`, whose lock is out of reach."""
 
     def __new__(cls) -> Any:
         return queue._PySimpleQueue() if current_world() else _SIMPLE_QUEUE()  # type: ignore[attr-defined]
 
 
 class DefaultSelector:
-    """In place of `selectors.DefaultSelector`."""
+    """Replaces `selectors.DefaultSelector`."""
 
     def __new__(cls) -> Any:
         if current_world() is not None:
@@ -137,15 +137,15 @@ def _start(thread: threading.Thread) -> None:
 
 
 def _run(thread: threading.Thread) -> None:
-    """What `thread` does, as `threading.current_thread()`."""
+    """Execute `thread`, as `threading.current_thread()`."""
     me = threading.get_ident()
     active: dict[int, threading.Thread] = threading._active  # type: ignore[attr-defined]
-    own, active[me] = active[me], thread
+    previous, active[me] = active[me], thread
     thread._ident = me  # type: ignore[attr-defined]
     try:
         thread.run()
     finally:
-        active[me] = own
+        active[me] = previous
 
 
 def _join(thread: threading.Thread, timeout: float | None = None) -> None:
@@ -164,14 +164,14 @@ def _is_alive(thread: threading.Thread) -> bool:
 
 
 def _numbered(kind: type) -> Callable[..., None]:
-    """`kind.__init__`, which gives what a schedule makes a number, so that sets have one order in every replay."""
+    """`kind.__init__` that also numbers objects made in a schedule, so that sets have one order in every replay."""
     init: Callable[..., None] = vars(kind)["__init__"]
 
     @functools.wraps(init)
-    def numbered(one: Any, *arguments: Any, **options: Any) -> None:
+    def numbered(made: Any, *arguments: Any, **options: Any) -> None:
         if current_world() is not None:
-            one._number = next(_numbers[-1])
-        init(one, *arguments, **options)
+            made._number = next(_numbers[-1])
+        init(made, *arguments, **options)
 
     return numbered
 
@@ -179,14 +179,14 @@ def _numbered(kind: type) -> Callable[..., None]:
 _numbers: list[Iterator[int]] = [itertools.count()]
 
 
-def _number(one: object) -> int:
-    found: int | None = getattr(one, "_number", None)
-    return id(one) if found is None else found
+def _number(value: object) -> int:
+    number: int | None = getattr(value, "_number", None)
+    return id(value) if number is None else number
 
 
-def _hash(one: object) -> int:
-    found: int | None = getattr(one, "_number", None)
-    return object.__hash__(one) if found is None else found
+def _hash(value: object) -> int:
+    number: int | None = getattr(value, "_number", None)
+    return object.__hash__(value) if number is None else number
 
 
 def _sleep(seconds: float, /) -> None:
@@ -223,7 +223,7 @@ def _clock(name: str) -> Callable[[], Any]:
 
 
 class _Replaced(NamedTuple):
-    """What a module has under a name, and what it has there meanwhile."""
+    """A name in a module with its value before and during a schedule."""
 
     namespace: dict[str, Any]
     name: str
@@ -243,11 +243,11 @@ def _replacements() -> dict[int, Any]:
 
 
 REPLACEMENTS = _replacements()
-"""By the id of what is replaced wherever a module has it."""
+"""The replacements, by the id of what they replace."""
 
 
 class _Found:
-    """Where modules have what is replaced. It is looked for again when modules were imported."""
+    """The names in modules under which replaced values are; looked up again when modules were imported."""
 
     def __init__(self) -> None:
         self._modules = 0
@@ -273,7 +273,7 @@ def _replacement(module: str, value: object) -> object:
 
 
 def _is_of_application(module: str) -> bool:
-    """Whether a lock of `module` may be held at a decision point: of the standard library's, one is."""
+    """Whether a lock of `module` may be held at a decision point, which is so for one of the standard library."""
     return module == "concurrent.futures.thread" or module.partition(".")[0] not in sys.stdlib_module_names
 
 
@@ -284,7 +284,7 @@ _refusing = False
 
 
 def _others() -> list[tuple[Any, str, Any]]:
-    """What is replaced in one place, with what: (place, name, value). Names of threads count anew in each schedule."""
+    """Replacements in one place each: (place, name, value). Names of threads count anew in each schedule."""
     _numbers[-1] = itertools.count()
     return [
         *((kind, "__init__", init) for kind, init in _INITS.items()),
@@ -302,7 +302,7 @@ def _others() -> list[tuple[Any, str, Any]]:
 
 @contextmanager
 def replaced(values: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
-    """Within it, each (place, name, value) is so."""
+    """Sets each (place, name, value) for the time of the block."""
     values = tuple(values)
     before = [vars(place).get(name, _MISSING) for place, name, _ in values]
     try:
@@ -319,12 +319,12 @@ def replaced(values: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
 
 @contextmanager
 def standard_library_controlled(seed: int) -> Iterator[None]:
-    """Within it, the standard library is the schedule's in every thread of a schedule; once in a process at a time.
+    """Within the block, the standard library is the schedule's in its threads; one at a time in a process.
 
     Random numbers of `random` and NumPy's global generator follow from `seed`; afterwards they go on as before.
     """
     _refuse_what_is_real()
-    found = _found.all()
+    entries = _found.all()
     numbers, numpy_numbers = random.getstate(), np.random.get_state()
     logger = logging.getLogger("concurrent.futures")
     with replaced(_others()):
@@ -332,27 +332,27 @@ def standard_library_controlled(seed: int) -> Iterator[None]:
             random.seed(seed)
             np.random.seed(seed % 2**32)
             logger.addFilter(_is_no_unwinding)
-            for one in found:
-                one.namespace[one.name] = one.after
+            for entry in entries:
+                entry.namespace[entry.name] = entry.after
             yield
         finally:
-            for one in found:
-                if one.namespace.get(one.name) is one.after:
-                    one.namespace[one.name] = one.before
+            for entry in entries:
+                if entry.namespace.get(entry.name) is entry.after:
+                    entry.namespace[entry.name] = entry.before
             logger.removeFilter(_is_no_unwinding)
             random.setstate(numbers)
             np.random.set_state(numpy_numbers)
 
 
 def _is_no_unwinding(record: logging.LogRecord) -> bool:
-    """A worker of `concurrent.futures` logs whatever unwinds it."""
+    """False for what a worker of `concurrent.futures` logs when it is unwound."""
     return not (
         record.exc_info and record.exc_info[0] is not None and issubclass(record.exc_info[0], ThreadsEndedError)
     )
 
 
 def _refuse_what_is_real() -> None:
-    """From now on: an audit hook cannot be removed. It does nothing outside of schedules."""
+    """Refuse real connections and processes from now on, as an audit hook cannot be removed. Acts only in schedules."""
     global _refusing
     if not _refusing:
         _refusing = True

@@ -1,12 +1,12 @@
-"""Every state of a model of something that decides, breadth-first: that no state is wrong and that none is a dead end.
+"""Every state of a model of a decider, breadth-first: no state is wrong and none is a dead end.
 
 A run of a net has few states and many orders: what its chains did before is forgotten when they have ended. So states
-are kept and each is looked at once, which suits what decides (machines, queues, rosters); `strategies` tries schedules
-of real threads, whose states nobody can compare. Breadth-first, hence the path to a fault is a shortest one.
+are kept and each is examined once, which suits deciders (machines, queues, rosters); `strategies` tries schedules of
+real threads, whose states cannot be compared. Breadth-first search makes the path to a fault a shortest one.
 
-States that differ only in names (which of several equal workers) are one: `Model.canonical` gives that one (Ip, Dill:
-Better verification through symmetry, CHDL 1993). Of each state the one before it is kept, and no event: these are found
-again where a path is told, in names that stay the same along it.
+States that differ only in names (which of several equal workers) count as one: `Model.canonical` gives it (Ip, Dill:
+Better verification through symmetry, CHDL 1993). Each state is kept with the state before it, without the event; events
+are recovered where a path is told, with names that stay the same along it.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from dagexec.platform.records import dataclass
 State = TypeVar("State", bound=Hashable)
 
 _COLLECT_EVERY = 10_000
-"""States: all are kept, so to look through them for garbage again and again takes 40% longer."""
+"""States between garbage collections: all are kept, so searching them for garbage more often takes 40% longer."""
 
 
 class ModelFault(Exception):  # noqa: N818 - no error of dagexec: it is what a search is for
-    """Raised by `Model.steps`: the event of that `label` does what must not happen, as the text says."""
+    """Raised by `Model.steps`: the event of that `label` does what it must not, as the text says."""
 
     def __init__(self, text: str, label: str = "") -> None:
         super().__init__(text)
@@ -41,31 +41,31 @@ class Model(Protocol[State]):
         """The states that it may begin in. May raise ModelFault."""
 
     def steps(self, state: State) -> Iterable[tuple[str, State]]:
-        """What may happen next: the label of each event, and the state after it. May raise ModelFault."""
+        """The possible next events: the label of each, and the state after it. May raise ModelFault."""
 
     def fault(self, state: State) -> str | None:
-        """What is wrong with a state, if something is."""
+        """What is wrong with a state; None if nothing is."""
 
     def is_end(self, state: State) -> bool:
-        """True where it is right that nothing happens any more."""
+        """True where it is right that nothing more happens."""
 
     def canonical(self, state: State) -> State:
-        """One of all states that are symmetric to `state`, always the same one; `state` where there is no symmetry."""
+        """The representative of all states that are symmetric to `state`; `state` itself where there is no symmetry."""
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What a search has seen.
+    """The result of a search.
 
     Attributes:
         states: how many, symmetric ones counted once.
         transitions: how many events led to them.
-        depth: whatever happens within so many events was seen.
-        waiting: states that were seen, but not what comes after them.
-        exhausted: there is nothing else to see; never with a fault.
-        fault: what went wrong, if something did.
+        depth: all paths of so many events were examined.
+        waiting: states whose successors were not examined.
+        exhausted: there is nothing else to examine; never with a fault.
+        fault: what went wrong; None if nothing did.
         path: the labels of the fewest events that lead there.
-        seconds: what it took.
+        seconds: of the search.
     """
 
     states: int
@@ -79,18 +79,18 @@ class SearchResult:
 
     @property
     def holds(self) -> bool:
-        """True when all was seen and nothing is wrong."""
+        """True when all states were examined and nothing is wrong."""
         return self.exhausted and self.fault is None
 
 
 def search(
     model: Model[State], *, seconds: float | None = None, most: int | None = None, must_end: bool = False
 ) -> SearchResult:
-    """Look at every state, up to the first fault, for some `seconds` or until there are `most` states.
+    """Examine every state, up to the first fault, for some `seconds` or until there are `most` states.
 
-    With `must_end`, it is a fault, too, if no end can be reached from a state and things happen for ever. That is asked
-    when all was seen, and takes the memory of all transitions.
-    Raises DagexecError where `model` does not repeat itself, or its symmetry is none.
+    With `must_end`, it is also a fault if no end can be reached from a state and events go on for ever. That is checked
+    once all states were examined, and takes the memory of all transitions.
+    Raises DagexecError where `model` does not repeat itself, or its symmetry is wrong.
     """
     with _seldom_collecting():
         return _Search(model, seconds, most, must_end=must_end).run()
@@ -153,7 +153,7 @@ class _Search(Generic[State]):
         stuck = True
         self._looked_at += 1
         if self._looked_at % _COLLECT_EVERY == 0:
-            gc.collect(0)  # those that came since
+            gc.collect(0)  # objects made since then
         try:
             for _, after in self._model.steps(state):
                 stuck = False
@@ -172,7 +172,7 @@ class _Search(Generic[State]):
             raise _FaultError("nothing can happen any more, and it is not the end", labels)
 
     def _check_ends(self) -> None:
-        """That an end can be reached from every state."""
+        """Check that an end can be reached from every state."""
         if self._leading is None:
             return
         leading, reached = list(self._ends), set(self._ends)
@@ -213,7 +213,7 @@ class _Search(Generic[State]):
         return labels, here
 
     def _symmetric(self, target: State, steps: Iterable[tuple[str, State]], labels: Sequence[str]) -> tuple[str, State]:
-        """The one of `steps` to a state symmetric to `target`."""
+        """The one of `steps` that leads to a state symmetric to `target`."""
         for label, state in steps:
             if self._model.canonical(state) == target:
                 return label, state
@@ -223,7 +223,7 @@ class _Search(Generic[State]):
         )
 
     def _raised(self, labels: tuple[str, ...], state: State, error: ModelFault) -> _FaultError:
-        """The fault that an event after `state` raises, which was `error` after a symmetric one."""
+        """The fault that an event after `state` raises; after a symmetric state it was `error`."""
         try:
             for _ in self._model.steps(state):
                 pass
@@ -231,8 +231,8 @@ class _Search(Generic[State]):
             error = named
         return _FaultError(str(error), (*labels, *([error.label] if error.label else [])))
 
-    def _result(self, depth: int, waiting: int, found: _FaultError | None = None) -> SearchResult:
+    def _result(self, depth: int, waiting: int, error: _FaultError | None = None) -> SearchResult:
         seconds = time.perf_counter() - self._began
-        fault, path = (None, ()) if found is None else (found.fault, found.path)
-        exhausted = not waiting and found is None
+        fault, path = (None, ()) if error is None else (error.fault, error.path)
+        exhausted = not waiting and error is None
         return SearchResult(len(self._before), self._transitions, depth, waiting, exhausted, fault, path, seconds)

@@ -1,8 +1,8 @@
 """trio in a controlled schedule: `trio.run` in a controlled thread, which waits where the schedule decides.
 
-Its clock is the thread's virtual time. Before trio looks for readiness of files, an instrument comes to a decision
-point, and waits there until another thread has given the loop something to do or the earliest deadline passes; trio
-then finds that at once. Its order of tasks, which is random, follows from a seed. There are no files and sockets.
+Its clock is the thread's virtual time. Before trio polls for readiness of files, an instrument comes to a decision
+point, and waits there until another thread has given the loop work or the earliest deadline passes; trio then finds
+that at once. Its random order of tasks follows from a seed. There are no files and sockets.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class _VirtualClock(trio.abc.Clock):
 
 
 class _Waits(trio.abc.Instrument):
-    """Waits in the schedule before trio does."""
+    """Waits in the schedule before trio does in the system."""
 
     def __init__(self, world: ControlledThreads) -> None:
         self.wakes = Wakes(world)
@@ -93,7 +93,7 @@ REPLACEMENTS[id(RUN)] = run
 
 @contextmanager
 def trio_controlled(seed: int) -> Iterator[None]:
-    """Within it, trio has threads that are not left of other schedules, and orders tasks by `seed`."""
+    """Within the block, trio's threads are of this schedule alone, and `seed` decides its order of tasks."""
     values = (
         (_run, "_ALLOW_DETERMINISTIC_SCHEDULING", True),
         (_run, "_r", random.Random(seed)),
@@ -108,7 +108,7 @@ def trio_controlled(seed: int) -> Iterator[None]:
 
 
 def _with(kind: type, name: str, make: Callable[[], object]) -> Callable[..., None]:
-    """`kind.__init__`, with another value for the attribute `name`, whose maker the class has kept."""
+    """`kind.__init__`, with another value for the attribute `name`, whose factory the class keeps."""
     init: Callable[..., None] = vars(kind)["__init__"]
 
     def init_with(one: object, *arguments: Any, **options: Any) -> None:

@@ -1,16 +1,16 @@
 """Watch: what each step of a controlled schedule reads and changes of the state that its threads share.
 
-Two steps that touch nothing in common can be swapped, critical sections of one lock among them (LAPOR; Kokologiannakis,
-Raad and Vafeiadis, "Effective Lock Handling in Stateless Model Checking", OOPSLA 2019). So what is said of a step must
-not be too little:
+Two steps that touch nothing in common can be swapped, among them critical sections of one lock (LAPOR; Kokologiannakis,
+Raad and Vafeiadis, "Effective Lock Handling in Stateless Model Checking", OOPSLA 2019). So nothing that a step touches
+may be missed:
 
 - In `OBSERVED` modules all state that threads share is in attributes of their classes (a test reads their code for
-  other places), and each attribute is a field; each list, dictionary, set, counter or array that one holds is another.
-- Whatever else runs, a scenario or an operator, may touch anything that is not watched. Any two such steps conflict. In
-  schedules of code that is *race-free* only those do that hold a lock in common.
+  other places). Each attribute is a field, and so is each list, dictionary, set, counter or array that one holds.
+- Any other code, a scenario or an operator, may touch anything that is not watched. Any two such steps conflict. In
+  schedules of code that is *race-free* only those conflict that hold a lock in common.
 
-A field is changed if it is another at the end of a step than at its beginning: a lock that a step takes and lets go is
-read. Nobody can come between, as there is no decision point.
+A field is changed if it differs between the beginning and the end of a step: a lock that a step takes and releases
+counts as read. No other step can come between, as there is no decision point.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _CLASSES = ("dagexec.scheduler.run.engine:PoolMemory",)
 """Classes of other modules that are watched, as if those were observed."""
 
 _DOORS = ("Executing._call",)
-"""Functions of observed modules that call what may be anything, and need not be written in Python."""
+"""Functions of observed modules that call arbitrary code, perhaps not written in Python."""
 
 _WITHOUT_STATE = (
     "collections",
@@ -76,7 +76,7 @@ _WITHOUT_STATE = (
     "numpy.core._ufunc_config",
     "numpy._core._ufunc_config",
 )
-"""Modules that keep nothing which a step of another thread could notice, but what is told to the watch."""
+"""Modules without state that a step of another thread could notice, except what the watch is told."""
 
 _OF_THREADING = ("current_thread", "main_thread", "Thread.name", "Thread.ident", "Thread.native_id")
 
@@ -107,11 +107,11 @@ _known: dict[CodeType, bool] = {}
 
 
 class WatchedLock(Protocol):
-    """What is looked at of a lock of a controlled schedule."""
+    """What the watch reads of a lock of a controlled schedule."""
 
     @property
     def name(self) -> str:
-        """Its own in the schedule."""
+        """Unique in the schedule."""
 
     @property
     def holder(self) -> object:
@@ -119,14 +119,14 @@ class WatchedLock(Protocol):
 
     @property
     def time(self) -> float:
-        """When it was let go."""
+        """When it was released."""
 
 
 class Watch:
-    """What the step that is going on has touched. One for each schedule.
+    """What the current step has touched. One for each schedule.
 
     Attributes:
-        going_on: a step is. What the schedule itself does between two is not watched.
+        going_on: there is a current step. What the schedule itself does between two is not watched.
         race_free: whatever is not watched is guarded by locks.
     """
 
@@ -135,14 +135,14 @@ class Watch:
         self.race_free = race_free
         self._elsewhere = False
         self._before: dict[str, tuple[Callable[[], object], object]] = {}
-        self._got: Counter[str] = Counter()  # how often the step has had a container from an attribute
-        self._updated: Counter[str] = Counter()  # and only put an element in or took it out
+        self._got: Counter[str] = Counter()  # how often the step has read a container from an attribute
+        self._updated: Counter[str] = Counter()  # and only added or removed an element
         self._threads: dict[object, str] = {}
         self._written: set[str] = set()
         self._locks: list[WatchedLock] = []  # of the step
         self._held: dict[str, object] = {}  # locks by who has them
         self._names: dict[int, str] = {}
-        self._kept: list[object] = []  # so that no identity is used twice
+        self._kept: list[object] = []  # alive, so that no id is used twice
         self._made: Counter[str] = Counter()
 
     def end_step(self, event: Event, who: object) -> Event:
@@ -195,11 +195,11 @@ class Watch:
             self._written.add(field)
 
     def has_identities(self, numbers: Iterable[int | None], thread: str) -> None:
-        """Numbers that are others in each schedule stand for a thread."""
+        """Numbers that differ between schedules stand for a thread."""
         self._threads.update(dict.fromkeys(numbers, thread))
 
     def profile(self, frame: FrameType, event: str, argument: object) -> None:
-        """For `sys.setprofile`: notices that code is executed, or returned to, of which nothing is known."""
+        """For `sys.setprofile`: notices that unknown code is executed, or returned to."""
         if event == "c_call":
             owner = getattr(argument, "__self__", None)
             name = getattr(argument, "__name__", "")
@@ -217,7 +217,7 @@ class Watch:
         self.touches(f"{self._name(owner)}.{name}", lambda: _attribute(owner, name))
 
     def touches_value(self, value: object) -> None:
-        """The step has `value` from an attribute, and may change what it holds."""
+        """The step reads `value` from an attribute, and may change what it holds."""
         if isinstance(value, BuiltinMethodType):
             value = value.__self__
         try:
@@ -233,9 +233,9 @@ class Watch:
         """Elements that only one of two containers has."""
         assert isinstance(before, list)
         assert isinstance(now, list)
-        for one, other in ((before, now), (now, before)):
-            for element in one:
-                if not any(element is another or element == another for another in other):
+        for first, second in ((before, now), (now, before)):
+            for element in first:
+                if not any(element is another or element == another for another in second):
                     yield self._threads.get(element) or self._names.get(id(element)) or repr(element)
 
     def makes(self, thing: object) -> None:
@@ -244,13 +244,13 @@ class Watch:
             self._new_name(thing, type(thing).__name__)
 
     def sets(self, owner: object, name: str, value: object) -> None:
-        """An attribute is set; a container is known by the first that holds it."""
+        """An attribute is set; a container is named after the first attribute that holds it."""
         self.touches_attribute(owner, name)
         if isinstance(value, _CONTAINERS) and id(value) not in self._names:
             self._new_name(value, f"items of {self._name(owner)}.{name},")
 
     def _name(self, thing: object) -> str:
-        """The same in all schedules that were the same so far."""
+        """A name that is the same in all schedules that were the same so far."""
         if id(thing) not in self._names:  # it was made before the schedule
             self._names[id(thing)] = f"{type(thing).__name__} at {id(thing):x}"
             self._kept.append(thing)
@@ -263,11 +263,11 @@ class Watch:
 
 
 class _UnknownError(Exception):
-    """What a container holds may change without its being noticed."""
+    """The content of a container may change without notice."""
 
 
 def _content(value: Any, depth: int) -> object:
-    """What is another when a container has changed."""
+    """A value that differs when a container has changed."""
     if isinstance(value, itertools.count):
         return repr(value)
     if isinstance(value, np.ndarray):
@@ -288,18 +288,18 @@ def _item(value: object, depth: int) -> object:
     return value
 
 
-def _same(one: object, other: object) -> bool:
-    if one is other:
+def _same(first: object, second: object) -> bool:
+    if first is second:
         return True
-    if type(one) is not type(other):
+    if type(first) is not type(second):
         return False
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(_same, one, other))
-    return isinstance(one, _SCALARS) and one == other
+    if isinstance(first, list | tuple) and isinstance(second, list | tuple):
+        return len(first) == len(second) and all(map(_same, first, second))
+    return isinstance(first, _SCALARS) and first == second
 
 
 def _is_constant(value: object) -> bool:
-    """True when nothing can change in it, or only what is watched, too."""
+    """True when nothing in it can change, or only what is watched, too."""
     if isinstance(value, tuple):
         return all(map(_is_constant, value))
     return isinstance(value, (*_CONSTANTS, *_watched)) or _is_frozen(type(value)) or hasattr(value, "is_controlled")
@@ -325,13 +325,13 @@ def _attribute(owner: object, name: str) -> object:
 
 def _is_known(code: CodeType) -> bool:
     """True for code that touches only what is watched."""
-    found = _known.get(code)
-    if found is None:
+    is_known = _known.get(code)
+    if is_known is None:
         file, name = code.co_filename, code.co_qualname
         of_record = file == WRITTEN or (file == "<string>" and name == "<lambda>")
         harmless = file == threading.__file__ and name in _OF_THREADING
-        found = _known[code] = of_record or harmless or (file in _known_files() and name not in _DOORS)
-    return found
+        is_known = _known[code] = of_record or harmless or (file in _known_files() and name not in _DOORS)
+    return is_known
 
 
 def _known_files() -> set[str | None]:
@@ -340,7 +340,7 @@ def _known_files() -> set[str | None]:
 
 @contextmanager
 def watching() -> Iterator[None]:
-    """Within it, objects of observed modules tell the watch of the schedule that is going on. One user at a time."""
+    """Within the block, objects of observed modules report to the current schedule's watch. One user at a time."""
     before: list[tuple[type, str, object]] = []
     kinds = tuple(_classes())
     _watched.update(kinds)
@@ -365,7 +365,7 @@ def watching() -> Iterator[None]:
 
 @contextmanager
 def watched_by(watch: Watch | None) -> Iterator[None]:
-    """Within it, the schedule that is going on is that of `watch`."""
+    """Within the block, the current schedule's watch is `watch`."""
     global _active
     _active = watch
     try:
@@ -375,7 +375,7 @@ def watched_by(watch: Watch | None) -> Iterator[None]:
 
 
 def _classes() -> Iterator[type]:
-    """Those of observed modules, but for records that do not change, errors, protocols and sources of threads."""
+    """The classes of observed modules, except immutable records, errors, protocols and sources of threads."""
     for name in OBSERVED:
         for kind in vars(importlib.import_module(name)).values():
             if isinstance(kind, type) and kind.__module__ == name and _has_state(kind):
@@ -420,6 +420,6 @@ def _hooked_init(before: Callable[..., None]) -> Callable[..., None]:
 
 
 def _is_of_class(kind: type, name: str) -> bool:
-    """True for methods and properties, which an instance has of its class."""
-    found = next((one.__dict__[name] for one in kind.__mro__ if name in one.__dict__), None)
-    return isinstance(found, FunctionType | property | staticmethod | classmethod | type)
+    """True for methods and properties, which an instance gets from its class."""
+    attribute = next((base.__dict__[name] for base in kind.__mro__ if name in base.__dict__), None)
+    return isinstance(attribute, FunctionType | property | staticmethod | classmethod | type)
