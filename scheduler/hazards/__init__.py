@@ -1,7 +1,7 @@
-"""Is a net safe to run? A static proof over its plan, and a detector that watches a run; `docs/hazards.md` has both.
+"""Is a net safe to run? A static proof over its plan, and a detector that watches runs; see `docs/hazards.md`.
 
-`check` proves, with `accesses` (what operators touch) and `happens_before` (what is surely ordered), that no two
-conflicting accesses are unordered. `detector` finds the same at run time, from what streams and workers really did.
+`check` proves, with `accesses` (what operators touch) and `happens_before` (what is ordered in every schedule), that no
+two conflicting accesses are unordered. `detector` looks for them at run time, in what streams and workers really did.
 """
 
 from dagexec.scheduler.hazards.accesses import Accesses, Resource, named_accesses, prepared_accesses

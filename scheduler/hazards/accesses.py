@@ -1,9 +1,9 @@
-"""Accesses: what every operator of a net reads and writes, as resources that conflicts are looked for on.
+"""Accesses: what every operator of a net reads and writes, as resources on which accesses may conflict.
 
 A resource is memory: of one blob, or of several that share it (views, adopted arrays that overlap, activations and
-working memory that a plan puts on the same bytes), or working memory that operators take turns at. Two accesses to one
-resource of which one writes must be ordered. What is read here comes from tensors and operators, not from the plan or
-its guards: it is what the proof holds these against.
+working memory that a plan puts on the same bytes), or working memory that operators use in turn. Two accesses to one
+resource must be ordered if one of them writes. Accesses are read from tensors and operators, not from the plan or its
+guards, as the proof checks the plan and its guards against them.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Resource:
 
     Attributes:
         name: "blob 'conv1'", "memory of blobs 'a', 'b'", "shared buffer of sim:0".
-        exclusive: its content matters to nobody afterwards, so that any order of its users will do, as long as one is
-            done before the next begins: working memory.
+        exclusive: it is working memory, whose content no later user reads: any order of its users will do, as long as
+            each is done before the next begins.
     """
 
     name: str
@@ -55,16 +55,16 @@ class Accesses:
 
     def users(self) -> list[list[int]]:
         """Per resource, the operators that read or write it, in list order."""
-        found: list[list[int]] = [[] for _ in self.resources]
+        users: list[list[int]] = [[] for _ in self.resources]
         for operator, (read, written) in enumerate(zip(self.reads, self.writes, strict=True)):
             for resource in {*read, *written}:
-                found[resource].append(operator)
-        return found
+                users[resource].append(operator)
+        return users
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Bytes from `low` up to `high` of an address space, and the host array on them where there is one to look at."""
+    """Bytes from `low` up to `high` of an address space, and the host array on them if there is one."""
 
     space: Hashable
     low: int
@@ -79,12 +79,12 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Untouched:
-    """What an operator names and does not touch, as it is in place already.
+    """Blobs that an operator names and does not touch, as they are in place already.
 
     Attributes:
         inputs: the ids of input blobs.
         outputs: the indices of outputs that are views of input 0, or of a part of it; all those of a settled operator.
-        kept_parts: the ids of input blobs that are parts of output 0: the operator writes only what lies between.
+        kept_parts: the ids of input blobs that are parts of output 0; the operator only writes between them.
     """
 
     inputs: frozenset[int] = frozenset()
@@ -97,10 +97,10 @@ class TouchedMemory:
     """The memory of a prepared net.
 
     Attributes:
-        regions: by blob id, where it is; working memory has negative numbers. Without blobs that a run may move.
+        regions: by blob id, where it is; working memory has negative numbers. Lacks blobs that a run may move.
         names: of the blobs by their ids, and of working memory by its number.
         working: the numbers of each operator's working memory.
-        untouched: what each operator does not touch.
+        untouched: the blobs that each operator does not touch.
         dynamic: the ids of the blobs that a run may move.
     """
 
@@ -134,13 +134,13 @@ class _Collection:
         self._writes[operator].update(resources)
 
     def take_turns(self, operator: int, names: Iterable[str]) -> None:
-        """`operator` uses these working memories."""
+        """`operator` uses these working memories, each in turn with its other users."""
         self.write(operator, [self.resource(("turns", name), name, exclusive=True) for name in names])
 
     def order_controls(self, graph: Graph, settled: Collection[int] = ()) -> None:
-        """A control input is a read for order only, of no memory: a resource of its own for each such name.
+        """Give each control input a resource of its own: it stands for order only, not for memory.
 
-        Those that are `settled` do not run.
+        Operators in `settled` do not run.
         """
         names = {name for definition in graph.operators for name in definition.control_input}
         for operator, definition in enumerate(graph.operators):
@@ -153,7 +153,7 @@ class _Collection:
         return self.resource(("control", name), f"order of blob {name!r}")
 
     def finished(self) -> Accesses:
-        """All of it."""
+        """The collected accesses."""
         return Accesses(
             tuple(self._resources),
             tuple(tuple(sorted(row)) for row in self._reads),
@@ -162,48 +162,48 @@ class _Collection:
 
 
 def named_accesses(graph: Graph) -> Accesses:
-    """The accesses of a net of which nothing is prepared: blobs go by their names, working memory by arguments.
+    """The accesses of a net before preparation: blobs are told apart by name, working memory by arguments.
 
-    An output that may be a view stands for its own memory and for what it may be a view of; an operator that reads it
-    reads both.
+    An output that may be a view stands for its own memory and for that which it may be a view of; an operator that
+    reads it reads both.
     """
-    found = _Collection(len(graph))
+    collection = _Collection(len(graph))
     origin: dict[str, str] = {}
     for index in sorted(graph.views):
         definition = graph.operators[index]
         origin[definition.output[0]] = definition.input[0]
 
     def blob(name: str) -> int:
-        return found.resource(name, f"blob {name!r}")
+        return collection.resource(name, f"blob {name!r}")
 
     for index, definition in enumerate(graph.operators):
         for name in definition.input:
-            found.read(index, [blob(viewed) for viewed in _origins(name, origin)])
-        found.write(index, [blob(name) for name in definition.output])
-        found.write(index, [blob(definition.input[place]) for place in _mutated(graph, index)])
-        found.take_turns(index, _argued_turns(graph, index))
-    found.order_controls(graph)
-    return found.finished()
+            collection.read(index, [blob(viewed) for viewed in _origins(name, origin)])
+        collection.write(index, [blob(name) for name in definition.output])
+        collection.write(index, [blob(definition.input[place]) for place in _mutated(graph, index)])
+        collection.take_turns(index, _argued_turns(graph, index))
+    collection.order_controls(graph)
+    return collection.finished()
 
 
 def touched_memory(graph: Graph, operators: Sequence[Operator], prepared: Sequence[Prepared]) -> TouchedMemory:
-    """Where the blobs and the working memory of a prepared net are, but for what a run may yet give other memory."""
-    unsettled = [index for index, one in enumerate(prepared) if isinstance(one.step, CheckedStep)]
+    """Where the blobs and the working memory of a prepared net are, except those that a run may still move."""
+    unsettled = [index for index, record in enumerate(prepared) if isinstance(record.step, CheckedStep)]
     dynamic = frozenset(id(blob) for index in unsettled for blob in operators[index].output_blobs)
     blobs = {id(blob): blob for operator in operators for blob in (*operator.input_blobs, *operator.output_blobs)}
     regions = {key: region for key, blob in blobs.items() if key not in dynamic and (region := region_of(blob))}
     names = {key: blob.name for key, blob in blobs.items()}
     working: list[tuple[int, ...]] = []
-    for index, one in enumerate(prepared):
-        arrays = [array for array in one.working_memory if array.size]
+    for index, record in enumerate(prepared):
+        arrays = [array for array in record.working_memory if array.size]
         numbers = tuple(-1 - len(regions) - place for place in range(len(arrays)))
         working.append(numbers)
         for number, array in zip(numbers, arrays, strict=True):
             regions[number] = _region_of_array(array)
             names[number] = f"working memory of {graph.label(index)}"
     untouched = tuple(
-        _untouched(index, graph, operator, regions, one)
-        for index, (operator, one) in enumerate(zip(operators, prepared, strict=True))
+        _untouched(index, graph, operator, regions, record)
+        for index, (operator, record) in enumerate(zip(operators, prepared, strict=True))
     )
     return TouchedMemory(regions, names, tuple(working), untouched, dynamic)
 
@@ -211,7 +211,7 @@ def touched_memory(graph: Graph, operators: Sequence[Operator], prepared: Sequen
 def _untouched(
     index: int, graph: Graph, operator: Operator, regions: Mapping[int, Region], prepared: Prepared
 ) -> Untouched:
-    """What operator `index` does not touch: of a view that has nothing to do, all; and what it says and is so."""
+    """What operator `index` does not touch: all of a view that needs no work, and what it rightly claims not to."""
     if prepared.is_settled:
         return Untouched(frozenset(map(id, operator.input_blobs)), frozenset(range(len(operator.output_blobs))))
     first_input = id(operator.input_blobs[0]) if operator.input_blobs else 0
@@ -257,14 +257,14 @@ def prepared_accesses(
     prepared: Sequence[Prepared],
     touched: TouchedMemory | None = None,
 ) -> Accesses:
-    """The accesses of a net whose operators are bound to tensors: blobs go by the memory they have.
+    """The accesses of a net whose operators are bound to tensors: blobs are told apart by their memory.
 
-    What is in place already is not touched, such as a view. What a run may yet give other memory goes by name, and so
-    does a tensor without elements. `touched` defaults to what `touched_memory` finds for the rest.
+    What is in place already, such as a view, is not touched. Blobs that a run may still move are told apart by name, as
+    are tensors without elements. `touched` defaults to the result of `touched_memory`.
     """
     memory = touched_memory(graph, operators, prepared) if touched is None else touched
-    found = _Collection(len(graph))
-    numbers = _memory_resources(found, memory.regions, memory.names)
+    collection = _Collection(len(graph))
+    numbers = _memory_resources(collection, memory.regions, memory.names)
     origin: dict[int, int] = {}
     for index in sorted(graph.views):
         operator = operators[index]
@@ -274,31 +274,31 @@ def prepared_accesses(
     def resources(key: int) -> list[int]:
         if key in numbers:
             return numbers[key]
-        return [found.resource(key, f"blob {memory.names[key]!r}")]
+        return [collection.resource(key, f"blob {memory.names[key]!r}")]
 
     for index, operator in enumerate(operators):
         untouched = memory.untouched[index]
         for blob in operator.input_blobs:
             if id(blob) not in untouched.inputs:
                 for key in _origins(id(blob), origin):
-                    found.read(index, resources(key))
+                    collection.read(index, resources(key))
         for place, blob in enumerate(operator.output_blobs):
             if place not in untouched.outputs:
                 written = set(resources(id(blob)))
                 if place == 0:
                     written.difference_update(number for part in untouched.kept_parts for number in resources(part))
-                found.write(index, sorted(written))
+                collection.write(index, sorted(written))
         for place in _mutated(graph, index):
-            found.write(index, resources(id(operator.input_blobs[place])))
+            collection.write(index, resources(id(operator.input_blobs[place])))
         for number in memory.working[index]:
-            found.write(index, resources(number))
-        found.take_turns(index, turns_of(operator, prepared[index]))
-    found.order_controls(graph, {index for index, one in enumerate(prepared) if one.is_settled})
-    return found.finished()
+            collection.write(index, resources(number))
+        collection.take_turns(index, turns_of(operator, prepared[index]))
+    collection.order_controls(graph, {index for index, record in enumerate(prepared) if record.is_settled})
+    return collection.finished()
 
 
 def _mutated(graph: Graph, index: int) -> list[int]:
-    """The inputs whose object operator `index` changes without naming it as an output."""
+    """The inputs that operator `index` changes without naming them as outputs."""
     return [place for place in graph.schemas[index].mutates if place < len(graph.operators[index].input)]
 
 
@@ -313,7 +313,7 @@ def turns_of(operator: Operator, prepared: Prepared) -> list[str]:
 
 
 def region_of(blob: Blob) -> Region | None:
-    """Where the tensor in `blob` has its elements; None for one without elements, and for anything else."""
+    """Where the elements of the tensor in `blob` are; None for one without elements, and for any other value."""
     tensor = blob.value
     if not isinstance(tensor, Tensor) or tensor.is_empty:
         return None
@@ -331,8 +331,7 @@ def region_of(blob: Blob) -> Region | None:
 
 
 def _region_of_array(array: npt.NDArray[Any]) -> Region:
-    """Where an array, not an empty one, has its elements: in the host's addresses, or in those of CUDA, which are one
-    space for all devices."""
+    """Where the elements of a nonempty array are: in the host's addresses, or in CUDA's, one space for all devices."""
     if not is_on_device(array):
         low, high = np.lib.array_utils.byte_bounds(array)
         return Region("host", low, high, array)
@@ -343,15 +342,15 @@ def _region_of_array(array: npt.NDArray[Any]) -> Region:
 
 
 def _memory_resources(
-    found: _Collection, regions: Mapping[int, Region], names: Mapping[int, str]
+    collection: _Collection, regions: Mapping[int, Region], names: Mapping[int, str]
 ) -> dict[int, list[int]]:
-    """The resources of each region. Two regions have one in common exactly when they have memory in common."""
+    """The resources of each region. Two regions share a resource exactly when they share memory."""
     numbers: dict[int, list[int]] = {}
     for group in _overlapping(regions):
         parts = _strided_parts(group, regions) if _has_gaps(group, regions) else _packed_parts(group, regions)
         for part in parts:
             blobs = [names[key] for key in part if key >= 0]
-            number = found.resource(("memory", part), _named(blobs, [names[key] for key in part if key < 0]))
+            number = collection.resource(("memory", part), _named(blobs, [names[key] for key in part if key < 0]))
             for key in part:
                 numbers.setdefault(key, []).append(number)
     return numbers
@@ -402,28 +401,28 @@ def _packed_parts(group: Sequence[int], regions: Mapping[int, Region]) -> list[t
 
 
 def _strided_parts(group: Sequence[int], regions: Mapping[int, Region]) -> list[tuple[int, ...]]:
-    """Each region, and each pair of regions that have an element in common: exact where elements leave gaps."""
+    """Each region, and each pair of regions that share an element: exact where elements leave gaps."""
     parts: list[tuple[int, ...]] = [(key,) for key in group]
     for position, key in enumerate(group):
         parts += [tuple(sorted((key, other))) for other in group[:position] if _share(regions[key], regions[other])]
     return parts
 
 
-def _share(one: Region, other: Region) -> bool:
-    if one.array is None or other.array is None:
+def _share(first: Region, second: Region) -> bool:
+    if first.array is None or second.array is None:
         return True
     try:
-        return bool(np.shares_memory(one.array, other.array, max_work=_MAX_WORK))  # type: ignore[arg-type]
+        return bool(np.shares_memory(first.array, second.array, max_work=_MAX_WORK))  # type: ignore[arg-type]
     except (np.exceptions.TooHardError, OverflowError):
         return True
 
 
 def _origins(name: _Key, origin: Mapping[_Key, _Key]) -> list[_Key]:
-    """`name`, what it is a view of, what that is a view of, ..."""
-    found = [name]
-    while found[-1] in origin:
-        found.append(origin[found[-1]])
-    return found
+    """`name`, the blob that it is a view of, the one that this is a view of, ..."""
+    chain = [name]
+    while chain[-1] in origin:
+        chain.append(origin[chain[-1]])
+    return chain
 
 
 def _argued_turns(graph: Graph, index: int) -> list[str]:

@@ -1,15 +1,14 @@
-"""The static proof: every pair of conflicting accesses is ordered or takes turns, or is found.
+"""The static proof: every pair of conflicting accesses is ordered or takes turns, or else is reported.
 
-Not all pairs are looked at. On ordered memory it is enough that every reader comes after the last writer before it in
-the list, and every writer after the last writer before it and after the readers since. Say two accesses conflict,
-and one of them at least is a write. If nothing writes in between in the list, the pair itself is among these. Otherwise
-take the first writer after the earlier one and the last before the later one: the earlier one is ordered before the
-first of these, each writer before the next, and the last before the later one; and happens-before is transitive. So
-as many pairs are checked as there are accesses, twice over at most.
+Not all pairs need to be checked. On ordered memory it suffices that every reader comes after the last writer before it
+in the list, and every writer after the last writer before it and after the readers since. Take two accesses that
+conflict, at least one a write. If no write lies between them in the list, the pair itself is checked. Otherwise the
+earlier one is ordered before the first writer after it, each writer before the next, and the last writer before the
+later access; and happens-before is transitive. So there are at most twice as many pairs to check as accesses.
 
-On working memory any order will do, and taking turns is one. Two users that hold one mutex are excluded from each
-other; a user that shares no mutex with all of the others has to be ordered with each. The same argument goes there:
-with an ordered user between two others, both are ordered against it, hence with each other.
+On working memory any order will do, also that of turns. Two users that hold one mutex exclude each other; a user that
+shares no mutex with all others has to be ordered with each. The same argument applies: with such a user between two
+others, both are ordered against it, hence with each other.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class UnorderedAccesses:
 
     Attributes:
         resource: what both touch.
-        kind: RAW, WAR or WAW, as the list of operators has it; CONTROL for an event that is waited for in vain.
+        kind: RAW, WAR or WAW, in list order; CONTROL for a wait for an event that never comes.
         earlier, later: the labels of the operators, in list order.
         missing: what would order them: "chain 7 must wait for the event of chain 3".
     """
@@ -56,17 +55,17 @@ class UnorderedAccesses:
 
 @dataclass(frozen=True)
 class Proof:
-    """What a check of a net found; it is a proof when `unordered` is empty.
+    """The result of checking a net; it is a proof when `unordered` is empty.
 
     Attributes:
         operators, chains, dependencies: the size of the plan; dependencies are those between chains.
-        events, waits: how many events are recorded, and how many times one is waited for.
+        events, waits: how many events are recorded, and how many waits there are for one.
         guards: how many operators take turns at each working memory.
-        resources: how many there are that two operators touch and one writes.
+        resources: how many of them two operators touch and one writes.
         pairs_checked: of conflicting accesses.
         unordered: the pairs that are not ordered.
-        overwritten: where memory is planned, the blobs whose values are gone when they are wanted.
-        pieces: of operators of the host, in phases of several, that were executed alone.
+        overwritten: where memory is planned, the blobs whose values are lost before their last use.
+        pieces: how many pieces of host operators were executed alone, in phases of several.
         faults: what is wrong with pieces, or with the tasks that they are handed out in.
     """
 
@@ -84,15 +83,15 @@ class Proof:
     faults: tuple[PieceFault, ...] = ()
 
     def together(self, other: Proof) -> Proof:
-        """Both as one."""
+        """The sum of two proofs."""
         guards = Counter(self.guards) + Counter(other.guards)
-        names = [one.name for one in fields(self) if one.name != "guards"]
+        names = [attribute.name for attribute in fields(self) if attribute.name != "guards"]
         sums = {name: getattr(self, name) + getattr(other, name) for name in names}
         return Proof(guards=dict(guards), **sums)
 
     @property
     def holds(self) -> bool:
-        """True when every pair is ordered, every reader finds the values of its blob, and pieces are apart."""
+        """True when every pair is ordered, every reader sees the values of its blob, and pieces are apart."""
         return not self.unordered and not self.overwritten and not self.faults
 
 
@@ -109,7 +108,7 @@ def check_plan(
 ) -> Proof:
     """Prove that `plan`, run as `synchronization` says, orders all conflicting `accesses`, or find those it does not.
 
-    `accesses` default to those by name, `streams` (on each device, in all) to any number. With `finished`, workers
+    `accesses` default to those by name, `streams` (in all, on each device) to any number. With `finished`, workers
     wait for each chain before they go on.
     Raises CycleError when chains depend on each other in a cycle.
     """
@@ -117,16 +116,16 @@ def check_plan(
     order = HappensBefore(plan, synchronization, streams, finished=finished)
     graph, guards = plan.graph, synchronization.guards
     unordered = [_fault(plan, *fault) for fault in order.faults]
-    asked: list[tuple[Resource, str | None, Pair]] = []
+    candidates: list[tuple[Resource, str | None, Pair]] = []
     contested = 0
     for number, users in enumerate(touched.users()):
         resource = touched.resources[number]
         mutex = _common_mutex(users, guards) if resource.exclusive else None
-        found = _turns(users, guards, mutex) if resource.exclusive else conflicts(users, number, touched)
-        contested += bool(found)
-        asked += [(resource, mutex, pair) for pair in found]
-    ordered = order.ordered({(earlier, later) for _, _, (earlier, later, _) in asked})
-    for resource, mutex, (earlier, later, kind) in asked:
+        pairs = _turns(users, guards, mutex) if resource.exclusive else conflicts(users, number, touched)
+        contested += bool(pairs)
+        candidates += [(resource, mutex, pair) for pair in pairs]
+    ordered = order.ordered({(earlier, later) for _, _, (earlier, later, _) in candidates})
+    for resource, mutex, (earlier, later, kind) in candidates:
         if (earlier, later) in ordered or (mutex in guards[earlier] and mutex in guards[later]):
             continue
         missing = (
@@ -143,7 +142,7 @@ def check_plan(
         waits=sum(map(len, synchronization.waits)),
         guards=dict(Counter(name for row in guards for name in row)),
         resources=contested,
-        pairs_checked=len(asked),
+        pairs_checked=len(candidates),
         unordered=tuple(unordered),
     )
 
@@ -151,10 +150,10 @@ def check_plan(
 def check_net(net: BaseNet, streams: int | None = None, *, by_name: bool = False) -> Proof:
     """Prove that runs of `net`, for the shapes its blobs have now, order all conflicting accesses; prepares if need be.
 
-    Where memory is planned, also that nobody finds another tensor's values in it. Operators of several pieces are
-    executed, piece by piece (`hazards.pieces`): the net must not be running.
-    `streams` are those of each device in all, where the net's own number is not meant. With `by_name` nothing is
-    prepared: blobs stand for memory, and views for what they may view. Raises what preparing raises.
+    Where memory is planned, proves also that no operator reads another tensor's values in it. Operators of several
+    pieces are executed, piece by piece (`hazards.pieces`), so the net must not be running.
+    `streams` replaces the net's own number of streams on each device. With `by_name` nothing is prepared: blobs stand
+    for memory, and views for whatever they may view. Raises what preparing raises.
     """
     if by_name:
         plan = build_plan(net.graph, [0.0] * len(net.graph))
@@ -170,24 +169,24 @@ def check_net(net: BaseNet, streams: int | None = None, *, by_name: bool = False
 
 
 def _with_pieces(net: BaseNet, preparation: Preparation, proof: Proof) -> Proof:
-    """`proof`, and that of the pieces of the operators, and of the tasks of a run on the host."""
+    """`proof`, extended by the pieces of operators and the tasks of a run on the host."""
     inputs = [binding.blob for binding in preparation.bindings.inputs]
-    found = [
+    results = [
         check_pieces(net.graph, index, operator, prepared, inputs)
         for index, (operator, prepared) in enumerate(zip(net.operators, preparation.prepared, strict=True))
     ]
-    faults = [fault for _, row in found for fault in row]
+    faults = [fault for _, row in results for fault in row]
     if net.on_host:
         plan = SingleChain() if net.in_list_order else preparation.plan
         chains = [range(len(net.graph))] if net.in_list_order else preparation.plan.chains
         faults += check_work(net.graph, preparation, plan, chains, net.work(preparation))
-    return replace(proof, pieces=sum(count for count, _ in found), faults=tuple(faults))
+    return replace(proof, pieces=sum(count for count, _ in results), faults=tuple(faults))
 
 
 def _with_bodies(net: BaseNet, proof: Proof) -> Proof:
-    """`proof`, and those of the nets that operators run, as far as these are prepared on memory and else by name.
+    """`proof`, extended by the nets that operators run, by memory where these are prepared and else by name.
 
-    What a body has in common with the outer net are inputs of the operator that runs it.
+    What a body shares with the outer net are inputs of the operator that runs it.
     """
     for operator in net.operators:
         for body in operator.bodies.values():
@@ -200,46 +199,48 @@ def check_order(net: BaseNet, chained: Plan, accesses: Accesses, streams: int | 
     """`check_plan` for the way the kind of `net` runs."""
     if isinstance(net, AsyncDAGNet):
         own = net.streams_of_a_device()
-        found = net.synchronization(chained) if streams in (None, own) else synchronize(chained, net.guards(), streams)
-        return check_plan(chained, found, accesses, streams or own)
+        synchronization = (
+            net.synchronization(chained) if streams in (None, own) else synchronize(chained, net.guards(), streams)
+        )
+        return check_plan(chained, synchronization, accesses, streams or own)
     plan = build_sequence(net.graph) if net.in_list_order else chained
     return check_plan(plan, finished_chains(plan, net.guards()), accesses, streams, finished=True)
 
 
 def conflicts(users: Sequence[int], resource: int, accesses: Accesses) -> list[Pair]:
-    """Neighboring conflicting accesses to ordered memory; see above."""
-    found: list[Pair] = []
+    """Neighboring conflicting accesses to ordered memory, as the module's docstring explains."""
+    pairs: list[Pair] = []
     writer = -1
     readers: list[int] = []
     for user in users:
         reads, writes = resource in accesses.reads[user], resource in accesses.writes[user]
         if writer >= 0:
-            found.append((writer, user, Hazard.RAW if reads else Hazard.WAW))
+            pairs.append((writer, user, Hazard.RAW if reads else Hazard.WAW))
         if writes:
-            found += [(reader, user, Hazard.WAR) for reader in readers]
+            pairs += [(reader, user, Hazard.WAR) for reader in readers]
             writer, readers = user, []
         else:
             readers.append(user)
-    return found
+    return pairs
 
 
 def _turns(users: Sequence[int], guards: Sequence[tuple[str, ...]], mutex: str | None) -> list[Pair]:
-    """Pairs of users of working memory: each that does not hold `mutex` with those since the last such, and with it.
+    """Pairs of users of working memory: each without `mutex` is paired with all since the last such, and with that one.
 
-    Those that do hold it are paired with their neighbors only, to be counted.
+    Users that hold it are paired with their neighbors only, to be counted.
     """
-    found: list[Pair] = []
+    pairs: list[Pair] = []
     since: list[int] = []  # the last user without the mutex, and all after it
     for user in users:
         if mutex in guards[user]:
-            found += [(other, user, Hazard.WAW) for other in since[-1:]]
+            pairs += [(other, user, Hazard.WAW) for other in since[-1:]]
             if since and mutex not in guards[since[0]] and len(since) > 1:
-                found.append((since[0], user, Hazard.WAW))
+                pairs.append((since[0], user, Hazard.WAW))
             since.append(user)
         else:
-            found += [(other, user, Hazard.WAW) for other in since]
+            pairs += [(other, user, Hazard.WAW) for other in since]
             since = [user]
-    return found
+    return pairs
 
 
 def _common_mutex(users: Sequence[int], guards: Sequence[tuple[str, ...]]) -> str | None:

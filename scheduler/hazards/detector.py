@@ -1,24 +1,24 @@
 """Detector: an observer that finds unordered accesses while a net runs, with a vector clock for each strand of work.
 
-A strand is what one execution of a chain does on one stream, or on the host. Its clock (Fidge 1988, Mattern 1989) says
-which operators come before what it does next. A clock has a component a strand, and since an operator belongs to one,
-the clock is kept as the set of operators, a bit each: joining two clocks is one `|`, and asking whether an access comes
-before, FastTrack's comparison of an epoch with a clock (Flanagan, Freund 2009), is one bit. Per resource the last
-writer and the readers since are kept, as there.
+A strand is the work of one execution of a chain on one stream, or on the host. Its clock (Fidge 1988, Mattern 1989)
+says which operators come before its next work. A clock has a component for each strand, and since an operator belongs
+to one strand, the clock is kept as the set of operators, a bit each: joining two clocks is one `|`, and whether an
+access comes before, FastTrack's comparison of an epoch with a clock (Flanagan, Freund 2009), is one bit. As in
+FastTrack, the last writer of each resource and the readers since are kept.
 
-All of it is worked out on the host while work is launched, since the order on a device is settled then. What happened
-to be ordered in this run only, by chance, is left out, so that what is missing is found whatever the schedule was:
+Everything is computed on the host while work is launched, which settles the order on a device. Order that came about by
+chance in this run is left out, so that a missing dependency is found whatever the schedule was:
 
     host      a chain begins after its parents in the plan, not after what its worker did before
-    stream    the strand of a chain begins after the earlier strands on that stream whose chains the plan launches
-              before it, not after those that came first by chance; two chains without a dependency are found even
+    stream    the strand of a chain begins after those earlier strands on the stream whose chains the plan launches
+              before it, not after those that happened to come first; two chains without a dependency are found even
               when they share a stream
-    event     a strand that waits for an event, or a host thread that does, continues after the strand that recorded it,
-              if the plan launches that chain before
-    turns     who follows a turn at working memory is not ordered after it for any other memory
+    event     a strand, or a host thread, that waits for an event continues after the strand that recorded it, if the
+              plan launches that chain before
+    turns     a strand that follows another in a turn at working memory is not ordered after it for any other memory
 
-For working memory itself that is too strict: there, two users that held one mutex may have come in either order. On a
-device their work must then have been ordered by what the streams really waited for, chance included.
+For working memory itself that is too strict: two users that held one mutex may have come in either order. On a device
+their work must then have been ordered by what the streams really waited for, chance included.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class Race:
 
     Attributes:
         resource: what both touch.
-        kind: RAW, WAR or WAW, as the list of operators has it.
+        kind: RAW, WAR or WAW, in list order.
         earlier, later: the labels of the operators, in list order.
-        earlier_place, later_place: the stream or worker that each was on.
+        earlier_place, later_place: the stream or worker of each.
     """
 
     resource: str
@@ -72,7 +72,7 @@ class Race:
 
 @dataclass(slots=True)
 class _Access:
-    """An access that was made: the operator's bit, where it was, and the mutexes it held."""
+    """An access: the operator's bit, where it was made, and the mutexes held."""
 
     bit: int
     run: _RunClocks
@@ -84,7 +84,7 @@ class _Access:
 
 @dataclass(slots=True)
 class _Shadow:
-    """What is kept of a resource: the last writer, and the readers since."""
+    """The last writer of a resource, and the readers since."""
 
     writer: _Access | None = None
     readers: list[_Access] = field(default_factory=list)
@@ -92,7 +92,7 @@ class _Shadow:
 
 @dataclass(slots=True)
 class _Recorded:
-    """The clocks of an event: of the strand that recorded it, and of its stream as it really was."""
+    """The clocks of an event: that of the strand that recorded it, and that of its stream as it really was."""
 
     run: _RunClocks
     chain: int
@@ -105,12 +105,12 @@ class _RunClocks:
 
     Attributes:
         base: the number of the bit of operator 0.
-        host: per chain, the clock of its host strand; of a chain that has ended, that of its end.
+        host: per chain, the clock of its host strand, in the end that of the chain's end.
         launched: per chain, the chains that the plan launches before it, as bits.
         ended: chains that the host has left.
         strands: per stream, the chains that have put work there and their clocks, in order.
         chain_of: the chain of each operator.
-        on_host: nothing is put on streams, and workers may hand on a chain between two operators.
+        on_host: nothing is put on streams, and a chain may change its worker between two operators.
     """
 
     def __init__(self, run: ObservedRun, accesses: Accesses, base: int, before: int) -> None:
@@ -129,7 +129,7 @@ class _RunClocks:
 
     @property
     def everything(self) -> int:
-        """The clock of the end of the run."""
+        """The clock at the end of the run."""
         return self.before | ((1 << len(self.run.graph)) - 1) << self.base
 
     def begin(self, chain: int) -> None:
@@ -148,15 +148,15 @@ class _RunClocks:
         strands = self.strands.setdefault(stream, {})
         clock = strands.get(chain, 0) | self.host[chain]
         if chain not in strands:
-            for other, known in strands.items():
+            for other, earlier in strands.items():
                 if self.launched[chain] >> other & 1:
-                    clock |= known
+                    clock |= earlier
         strands[chain] = clock
         return clock
 
 
 class _Working(threading.local):
-    """What the calling thread works on: a chain of a run, an operator of it, and the mutexes taken for that."""
+    """The chain and the operator that the calling thread works on, and the mutexes held for that."""
 
     clocks: _RunClocks | None = None
     chain = -1
@@ -165,11 +165,10 @@ class _Working(threading.local):
 
 
 class Detector(Observer):
-    """Finds unordered accesses of the runs it is told of: pass it as `trace` to `run`, of any nets at once.
+    """Finds unordered accesses in runs that it observes: pass it as `trace` to `run`, of any number of nets at once.
 
-    Streams must tell it what is launched (`core.runtime.StreamObserver`), as those of `sim` do. `races` are those
-    found so far, each pair of operators once a resource, and what is wrong with pieces of operators; `accesses` counts
-    how many were looked at.
+    Streams must tell it what is launched (`core.runtime.StreamObserver`), as those of `sim` do. `races` holds each pair
+    of operators once per resource, and what is wrong with pieces of operators; `accesses` counts those examined.
     """
 
     def __init__(self) -> None:
@@ -179,7 +178,7 @@ class Detector(Observer):
         self._working = _Working()
         self._runs: dict[ObservedRun, _RunClocks] = {}
         self._known: weakref.WeakKeyDictionary[Operator, tuple[int, Accesses]] = weakref.WeakKeyDictionary()
-        self._ended: dict[int, tuple[Sequence[Operator], int]] = {}  # keeps the operators, so that no id comes again
+        self._ended: dict[int, tuple[Sequence[Operator], int]] = {}  # keeps the operators, so that no id is reused
         self._next_bit = 0
         self._events: weakref.WeakKeyDictionary[Event, _Recorded] = weakref.WeakKeyDictionary()
         self._actual: dict[Stream, int] = {}
@@ -188,22 +187,22 @@ class Detector(Observer):
         self._pieces = PieceWatch()
 
     def raise_found(self) -> None:
-        """Raise HazardError, with all of them, if any race was found."""
+        """Raise HazardError with all races, if any was found."""
         if self.races:
             more = f" (and {len(self.races) - 1} more)" if len(self.races) > 1 else ""
             raise HazardError(f"{self.races[0]}{more}", tuple(map(str, self.races)))
 
     def run_started(self, run: ObservedRun) -> None:
-        """Clocks for the run: it comes after the earlier runs of its net."""
+        """Begin the clocks of the run, which comes after the earlier runs of its net."""
         with self._lock:
             _, before = self._ended.get(id(run.operators), (run.operators, 0))
             self._runs[run] = _RunClocks(run, self._accesses_of(run), self._next_bit, before)
             self._next_bit += len(run.graph)
 
     def run_stopped(self, run: ObservedRun, end: int, error: BaseException | None) -> None:
-        """Later runs of the net come after it; all that is known is forgotten when no run is under way.
+        """Order later runs of the net after it; forget everything when no run is under way.
 
-        Whoever made the run may use its results now, so its streams must have come to their end.
+        The owner of the run may use its results now, so its streams must have come to their end.
         """
         with self._lock:
             clocks = self._runs.pop(run)
@@ -217,8 +216,8 @@ class Detector(Observer):
             if not self._runs:
                 self._pieces.forget()
                 self._next_bit = 0
-                for known in (self._ended, self._events, self._actual, self._turns):
-                    known.clear()
+                for table in (self._ended, self._events, self._actual, self._turns):
+                    table.clear()
 
     def chain_started(self, run: ObservedRun, chain: int, worker: str, ready: int, start: int) -> None:
         """The calling thread works on `chain` now."""
@@ -242,7 +241,7 @@ class Detector(Observer):
         working.operator, working.turns = operator, watch_turns()
 
     def piece_started(self, run: ObservedRun, operator: int, phase: int, piece: int, worker: str) -> None:
-        """The calling thread has no operator to itself any more."""
+        """The calling thread no longer has an operator to itself."""
         self._working.operator = self._working.turns = None
 
     def piece_stopped(
@@ -261,7 +260,7 @@ class Detector(Observer):
     def operator_stopped(
         self, run: ObservedRun, operator: int, worker: str, start: int, end: int, error: BaseException | None
     ) -> None:
-        """What ran on the host has made its accesses."""
+        """Record the accesses of an operator that ran on the host."""
         working = self._working
         working.operator = None
         if run.graph.device(operator) != CPU:
@@ -272,14 +271,14 @@ class Detector(Observer):
             clocks = self._runs[run]
             chain = clocks.chain_of[operator]
             clock = clocks.host[chain]
-            taken = frozenset(working.turns.taken if working.turns is not None else ())
-            access = _Access(clocks.base + operator, clocks, operator, f"worker {worker}", taken, True)
+            mutexes = frozenset(working.turns.taken if working.turns is not None else ())
+            access = _Access(clocks.base + operator, clocks, operator, f"worker {worker}", mutexes, True)
             self._touch(access, clock, clock)
             clocks.host[chain] = clock | 1 << access.bit
         working.turns = None
 
     def launched(self, stream: Stream, kernel: Kernel) -> None:
-        """The kernel of an operator makes its accesses at this place of `stream`."""
+        """Record the accesses of an operator's kernel, at its place in `stream`."""
         working = self._working
         clocks, operator = working.clocks, working.operator
         if clocks is None:
@@ -288,15 +287,15 @@ class Detector(Observer):
             clock = clocks.strand(working.chain, stream)
             actual = self._actual.get(stream, 0) | clock
             if operator is not None and kernel.operator is clocks.run.operators[operator]:
-                held = frozenset(working.turns.held if working.turns is not None else ())
-                access = _Access(clocks.base + operator, clocks, operator, stream.name, held, False)
+                mutexes = frozenset(working.turns.held if working.turns is not None else ())
+                access = _Access(clocks.base + operator, clocks, operator, stream.name, mutexes, False)
                 self._touch(access, clock, actual)
                 clocks.strands[stream][working.chain] = clock | 1 << access.bit
                 actual |= 1 << access.bit
             self._actual[stream] = actual
 
     def recorded(self, stream: Stream, event: Event) -> None:
-        """The event has the clock of the strand."""
+        """Give the event the clock of the strand."""
         working = self._working
         if working.clocks is None:
             return
@@ -306,21 +305,21 @@ class Detector(Observer):
             self._events[event] = _Recorded(working.clocks, working.chain, clock, actual)
 
     def waits(self, stream: Stream, event: Event) -> None:
-        """The strand continues after the event's."""
+        """Continue the strand after the event's."""
         working = self._working
         if working.clocks is None:
             return
         with self._lock:
-            found = self._events.get(event)
-            if found is None:
+            record = self._events.get(event)
+            if record is None:
                 return
             clock = working.clocks.strand(working.chain, stream)
-            if self._orders(found):
-                clock = working.clocks.strands[stream][working.chain] = clock | found.clock
-            self._actual[stream] = self._actual.get(stream, 0) | clock | found.actual
+            if self._orders(record):
+                clock = working.clocks.strands[stream][working.chain] = clock | record.clock
+            self._actual[stream] = self._actual.get(stream, 0) | clock | record.actual
 
     def host_waited(self, event: Event | Stream) -> None:
-        """The host strand continues after the event's, or after those on the stream."""
+        """Continue the host strand after the event's, or after those on the stream."""
         clocks, chain = self._working.clocks, self._working.chain
         if clocks is None:
             return
@@ -330,24 +329,24 @@ class Detector(Observer):
                     if clocks.comes_before(other, chain):
                         clocks.host[chain] |= clock
                 return
-            found = self._events.get(event)
-            if found is not None and self._orders(found):
-                clocks.host[chain] |= found.clock
+            record = self._events.get(event)
+            if record is not None and self._orders(record):
+                clocks.host[chain] |= record.clock
 
-    def _orders(self, found: _Recorded) -> bool:
+    def _orders(self, record: _Recorded) -> bool:
         """True when the calling thread's strand comes after the event in every schedule that has the same waits.
 
-        While an operator is launched, what it waits for of other chains are turns.
+        Waits for other chains while an operator is launched are turns.
         """
         working = self._working
-        if found.run is not working.clocks:
+        if record.run is not working.clocks:
             return False
         if working.operator is not None:
-            return found.chain == working.chain
-        return found.run.comes_before(found.chain, working.chain)
+            return record.chain == working.chain
+        return record.run.comes_before(record.chain, working.chain)
 
     def _touch(self, access: _Access, clock: int, actual: int) -> None:
-        """Hold the accesses of an operator against those before. Call with the lock held."""
+        """Compare the accesses of an operator with earlier ones. Call with the lock held."""
         clocks, operator = access.run, access.operator
         resources = clocks.accesses.resources
         for number in clocks.accesses.writes[operator]:
@@ -394,8 +393,8 @@ class Detector(Observer):
         self.accesses += 1
 
     def _report(self, before: _Access, access: _Access, resource: str, kind: Hazard) -> None:
-        first, second = sorted((before, access), key=lambda found: found.operator)
-        labels = [found.run.run.graph.label(found.operator) for found in (first, second)]
+        first, second = sorted((before, access), key=lambda side: side.operator)
+        labels = [side.run.run.graph.label(side.operator) for side in (first, second)]
         key = (resource, labels[0], labels[1])
         if key not in self._found:
             self._found.add(key)
@@ -408,7 +407,7 @@ class Detector(Observer):
             self.races += new
 
     def _report_early_end(self, clocks: _RunClocks, stream: Stream) -> None:
-        """The run is over for its owner, but not `stream`."""
+        """The run is over for its owner, but work on `stream` is not."""
         last = clocks.run.chains[list(clocks.strands[stream])[-1]]
         label = clocks.run.graph.label(last[-1]) if last else stream.name
         self.races.append(Race("the results", Hazard.RAW, label, "the end of the run", stream.name, "the host"))
@@ -417,10 +416,10 @@ class Detector(Observer):
         if not run.operators:
             return Accesses((), (), ())
         epoch = binding_epoch()
-        known = self._known.get(run.operators[0])
-        if known is None or known[0] != epoch:
-            known = self._known[run.operators[0]] = (epoch, prepared_accesses(run.graph, run.operators, run.prepared))
-        return known[1]
+        entry = self._known.get(run.operators[0])
+        if entry is None or entry[0] != epoch:
+            entry = self._known[run.operators[0]] = (epoch, prepared_accesses(run.graph, run.operators, run.prepared))
+        return entry[1]
 
 
 def _is_of(memory: object, name: str) -> bool:
@@ -429,7 +428,7 @@ def _is_of(memory: object, name: str) -> bool:
 
 @contextmanager
 def detecting() -> Iterator[Detector]:
-    """A detector to pass as `trace`; raises HazardError at the end of the block if it has found a race."""
+    """A detector to pass as `trace`; raises HazardError at the end of the block for races."""
     detector = Detector()
     yield detector
     detector.raise_found()

@@ -1,14 +1,14 @@
 """Graphs of other systems: operators on threads and streams, with events; the same proof as for nets (`check`).
 
-Here the stream of each operator is known, so what is launched on one stream is done in the order of the launches:
+Here the stream of each operator is known, so work on one stream is done in the order of the launches:
 
     thread    operators that one host thread launches are launched in list order
     host      an operator without a stream is done before its thread goes on
-    after     an operator is launched after those it comes after are launched; after they are done, if of the host
-    stream    what is launched on one stream, one surely after the other, is done in that order
-    event     an operator that waits for an event begins when what was recorded is done; on the host its thread waits
+    after     an operator is launched after the launch of those it comes after; after their end, if on the host
+    stream    work on one stream is done in the order of the launches, where that order is certain
+    event     an operator that waits for an event begins when the recorded work is done; on the host its thread waits
 
-The list is the order that is meant: what a reader should find is what the last writer before it in the list wrote.
+The list is the intended order: a reader should see what the last writer before it in the list wrote.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class ForeignOperator(NamedTuple):
     """One operator, or a call that only records or waits.
 
     Attributes:
-        name: how findings call it.
+        name: in findings.
         reads, writes: memories by name.
-        stream: where it is done, after it was launched; None on the host, by its thread.
+        stream: where it is executed after its launch; None on the host, by its thread.
         thread: the host thread that launches it.
         after: operators, by their place in the list, which come before in it.
-        waits: events; each as it was last recorded before in the list.
-        records: events that are recorded behind it.
+        waits: events, each as last recorded earlier in the list.
+        records: events that are recorded after it.
     """
 
     name: str
@@ -68,7 +68,7 @@ class ByteRange(NamedTuple):
 
 @dataclass(frozen=True)
 class ForeignGraph:
-    """Operators in the order that is meant, and the memories that lie in a common space; others lie apart."""
+    """Operators in the intended order, and the memories that lie in common spaces; others lie apart."""
 
     name: str
     operators: tuple[ForeignOperator, ...]
@@ -88,18 +88,18 @@ def _check(graph: ForeignGraph) -> Proof:
     operators = graph.operators
     order = _Order(operators)
     accesses = _accesses(graph)
-    found: list[tuple[int, Pair]] = []
+    candidates: list[tuple[int, Pair]] = []
     contested = 0
     for resource, users in enumerate(accesses.users()):
         if len(users) > 1:
             pairs = conflicts(users, resource, accesses)
             contested += bool(pairs)
-            found += [(resource, pair) for pair in pairs]
-    nodes = [(2 * earlier + 1, 2 * later + 1) for _, (earlier, later, _) in found]
+            candidates += [(resource, pair) for pair in pairs]
+    nodes = [(2 * earlier + 1, 2 * later + 1) for _, (earlier, later, _) in candidates]
     ordered = joined(order.predecessors, nodes)
     unordered: dict[Pair, UnorderedAccesses] = {}  # of several resources of a pair, the first
     if len(ordered) < len(nodes):  # or some are of two resources
-        for (resource, pair), between in zip(found, nodes, strict=True):
+        for (resource, pair), between in zip(candidates, nodes, strict=True):
             if between not in ordered and pair not in unordered:
                 earlier, later = operators[pair[0]], operators[pair[1]]
                 unordered[pair] = UnorderedAccesses(
@@ -107,19 +107,19 @@ def _check(graph: ForeignGraph) -> Proof:
                 )
     return Proof(
         operators=len(operators),
-        chains=len({one.stream if one.stream is not None else (one.thread,) for one in operators}),
-        dependencies=sum(len(one.after) for one in operators),
-        events=sum(len(one.records) for one in operators),
-        waits=sum(len(one.waits) for one in operators),
+        chains=len({operator.stream if operator.stream is not None else (operator.thread,) for operator in operators}),
+        dependencies=sum(len(operator.after) for operator in operators),
+        events=sum(len(operator.records) for operator in operators),
+        waits=sum(len(operator.waits) for operator in operators),
         guards={},
         resources=contested,
-        pairs_checked=len(found),
+        pairs_checked=len(candidates),
         unordered=(*order.faults, *(unordered[key] for key in sorted(unordered, key=lambda key: key[:2]))),
     )
 
 
 class _Order:
-    """The launch and the end of every operator, in this order, as nodes: by node, those that surely come before.
+    """The launch and the end of every operator as nodes, each with the nodes that always come before it.
 
     Attributes:
         predecessors: of all nodes; those of operator n are 2 n and 2 n + 1.
@@ -129,7 +129,7 @@ class _Order:
     def __init__(self, operators: Sequence[ForeignOperator]) -> None:
         self._operators = operators
         self.predecessors: list[list[int]] = []
-        self._open: list[tuple[int, int, int]] = []  # that a node follows an operator's end, if both are launched so
+        self._open: list[tuple[int, int, int]] = []  # a node that follows an operator's end if the launches are ordered
         issued: list[int] = []  # by operator, the node after which its thread goes on
         last_of_thread: dict[str, int] = {}
         last_on_stream: dict[str, int] = {}
@@ -167,7 +167,7 @@ class _Order:
         self.faults = [self._fault(*key[:2], event) for key, event in waits.items() if key in left]
 
     def _close(self) -> None:
-        """Add what holds if one launch surely comes after another one; what is added may order further launches."""
+        """Add the edges that follow if one launch always comes after another; they may order further launches."""
         for _ in range(_MAX_ROUNDS):
             if not self._open:
                 return
@@ -191,8 +191,8 @@ class _Order:
 
 
 def _accesses(graph: ForeignGraph) -> Accesses:
-    """Memories as resources; those in a common space are cut where any of them begins or ends."""
-    used = dict.fromkeys(chain.from_iterable(chain(one.reads, one.writes) for one in graph.operators))
+    """Memories as resources; those in a common space are cut wherever one of them begins or ends."""
+    used = dict.fromkeys(chain.from_iterable(chain(operator.reads, operator.writes) for operator in graph.operators))
     cuts: dict[str, set[int]] = {}
     for name in used:
         if name in graph.memories:
@@ -200,10 +200,10 @@ def _accesses(graph: ForeignGraph) -> Accesses:
             cuts.setdefault(part.space, set()).update((part.low, part.high))
     resources: list[Resource] = []
     first: dict[str, int] = {}
-    ends = {space: sorted(found) for space, found in cuts.items()}
-    for space, found in ends.items():
+    ends = {space: sorted(places) for space, places in cuts.items()}
+    for space, places in ends.items():
         first[space] = len(resources)
-        resources += [Resource(f"bytes {low:,} to {high:,} of {space!r}") for low, high in pairwise(found)]
+        resources += [Resource(f"bytes {low:,} to {high:,} of {space!r}") for low, high in pairwise(places)]
     numbers: dict[str, Sequence[int]] = {}
     for name in used:
         if name in graph.memories:
@@ -213,7 +213,9 @@ def _accesses(graph: ForeignGraph) -> Accesses:
             numbers[name] = (len(resources),)
             resources.append(Resource(f"memory {name!r}"))
     if graph.memories:
-        touched = sum(len(numbers[name]) for one in graph.operators for name in (*one.reads, *one.writes))
+        touched = sum(
+            len(numbers[name]) for operator in graph.operators for name in (*operator.reads, *operator.writes)
+        )
         if touched > _MAX_STRETCHES:
             raise ResourceError(
                 f"graph {graph.name!r}: its memories overlap so that operators touch {touched:,} parts of them; "
@@ -221,8 +223,8 @@ def _accesses(graph: ForeignGraph) -> Accesses:
             )
     return Accesses(
         tuple(resources),
-        tuple([_numbers(one.reads, numbers) for one in graph.operators]),
-        tuple([_numbers(one.writes, numbers) for one in graph.operators]),
+        tuple([_numbers(operator.reads, numbers) for operator in graph.operators]),
+        tuple([_numbers(operator.writes, numbers) for operator in graph.operators]),
     )
 
 

@@ -1,4 +1,4 @@
-"""HappensBefore: which operators are surely done before which others begin, whatever the schedule.
+"""HappensBefore: which operators are done before which others begin, in every schedule.
 
 An operator happens before another (Lamport 1978) when a path leads from its end to the other's start over
 
@@ -7,15 +7,15 @@ An operator happens before another (Lamport 1978) when a path leads from its end
     host            a chain on the host is done when its last step has returned, before its children are launched
     event           a chain that waits for an event begins after the chain that recorded it; when the two are not of
                     the same kind of device the host waits, so the chain is launched after that too
-    stream          what is launched on one stream is done in the order of the launches
+    stream          work on one stream is done in the order of the launches
 
-Which stream a chain finds itself on is decided while it runs, so the order must hold for every assignment. With one
-stream a device all its chains are in the order of their launches, if dependencies order these. With two or more,
-`stream` edges prove nothing: say the start of b is not reached from the end of a over the other edges. Put every
-chain that is reached from the end of a on stream 1 of its device, a's own with them, and all others, b's among them,
-on stream 2. A stream edge then joins two chains that both are reached, or that both are not, so b is not reached in
-this schedule either. The order below is therefore exact for every number of streams: it holds in all assignments
-of chains to streams, and what it leaves open is open in one of them.
+The stream of a chain is chosen while it runs, so the order must hold for every assignment. With one stream a device,
+all its chains are in the order of their launches, if dependencies order these. With two or more, `stream` edges prove
+nothing: suppose that the start of b is not reached from the end of a over the other edges. Put every chain that is
+reached from the end of a on stream 1 of its device, with a's own chain, and all others, with b's, on stream 2. A stream
+edge then joins two chains that are both reached or both not, so b is not reached in this schedule either. The order
+below is therefore exact for every number of streams: it holds in all assignments of chains to streams, and what it
+leaves open is open in one of them.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from dagexec.scheduler.plan.synchronization import Synchronization
 
 
 class HappensBefore:
-    """The order of the operators of a plan, with all that a synchronization adds to it.
+    """The order of the operators of a plan, with what a synchronization adds to it.
 
-    For each chain there are nodes for its launch and its end, and one for each device that says when what was launched
-    there by then is done, where a device has one stream.
+    Each chain has nodes for its launch and its end, and one for each device with a single stream: all that was launched
+    there by then is done.
 
     Attributes:
         faults: waits that fail at run time, as (recording chain, waiting chain, why).
@@ -42,9 +42,9 @@ class HappensBefore:
     def __init__(
         self, plan: Plan, synchronization: Synchronization, streams: int | None = None, *, finished: bool = False
     ) -> None:
-        """`streams` is how many each device has in all, None for any number.
+        """`streams` is the number on each device, None for any number.
 
-        With `finished`, workers wait for each chain before they go on, so that all are as chains of the host.
+        With `finished`, workers wait for each chain before they go on, as on the host.
         Raises CycleError when chains depend on each other in a cycle.
         """
         self.plan = plan
@@ -63,16 +63,16 @@ class HappensBefore:
         self._before = self._nodes(devices, one_stream=streams == 1)
 
     def ordered(self, pairs: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
-        """Those pairs (a, b) of operators of which a is done before b begins, in every schedule."""
-        found, between = set(), {}
+        """Those pairs (a, b) of operators for which a is done before b begins, in every schedule."""
+        result, between = set(), {}
         for pair in pairs:
             first, second = self._chain_of[pair[0]], self._chain_of[pair[1]]
             if first != second:
                 between[pair] = (self._end[first], self._end[second])
             elif self._place[pair[0]] < self._place[pair[1]]:
-                found.add(pair)
-        known = joined(self._before, set(between.values()))
-        return found | {pair for pair, ends in between.items() if ends in known}
+                result.add(pair)
+        joined_ends = joined(self._before, set(between.values()))
+        return result | {pair for pair, ends in between.items() if ends in joined_ends}
 
     def chains_after(self, chain: int) -> set[int]:
         """The chains that begin, in every schedule, when `chain` is done."""
@@ -84,7 +84,7 @@ class HappensBefore:
         return {other for other, end in enumerate(self._end) if after[end] and other != chain}
 
     def missing(self, earlier: int, later: int) -> str:
-        """What would have to be added so that operator `earlier` came before operator `later`, in words."""
+        """What would have to be added so that operator `earlier` comes before operator `later`, in words."""
         first, last = self._chain_of[earlier], self._chain_of[later]
         if first == last:
             return f"chain {first} has the two in the other order"
@@ -105,12 +105,12 @@ class HappensBefore:
         return f"chain {parent} never records its event, which chain {child} waits for"
 
     def _leading_to(self, chain: int) -> set[int]:
-        """The chains from which dependencies lead to `chain`, with itself."""
-        found = {chain}
+        """`chain` and the chains from which dependencies lead to it."""
+        ancestors = {chain}
         for other in reversed(self.order):
-            if not found.isdisjoint(self.plan.children[other]):
-                found.add(other)
-        return found
+            if not ancestors.isdisjoint(self.plan.children[other]):
+                ancestors.add(other)
+        return ancestors
 
     def _nodes(self, devices: Sequence[Device], *, one_stream: bool) -> list[list[int]]:
         """For each node, those that come before it."""
@@ -135,7 +135,7 @@ class HappensBefore:
             nodes.append([launch[chain], *at_start])
             if one_stream:
                 nodes[-1] += [queued[parent][device] for parent in parents if device in queued[parent]]
-                for other in {device, *(one for parent in parents for one in queued[parent])} - {CPU}:
+                for other in {device, *(earlier for parent in parents for earlier in queued[parent])} - {CPU}:
                     queued[chain][other] = len(nodes)
                     nodes.append([queued[parent][other] for parent in parents if other in queued[parent]])
                     if other == device:
@@ -143,13 +143,13 @@ class HappensBefore:
         return nodes
 
     def _launched_first(self) -> set[tuple[int, int]]:
-        """The pairs (recording chain, waiting chain) of which the first is surely launched before the second."""
+        """The pairs (recording chain, waiting chain) whose first is launched before the second in every schedule."""
         place = [0] * len(self.order)
         for number, chain in enumerate(self.order):
             place[chain] = number
         waits = [(place[parent], place[chain]) for chain in self.order for parent in self.synchronization.waits[chain]]
-        known = joined([[place[parent] for parent in self.parents[chain]] for chain in self.order], waits)
-        return {(self.order[first], self.order[last]) for first, last in known}
+        ordered = joined([[place[parent] for parent in self.parents[chain]] for chain in self.order], waits)
+        return {(self.order[first], self.order[last]) for first, last in ordered}
 
 
 def _parents(children: Sequence[Sequence[int]]) -> list[list[int]]:

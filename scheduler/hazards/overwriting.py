@@ -1,10 +1,10 @@
-"""Overwriting: reads of memory that, though everything is ordered, holds another tensor's values by then.
+"""Overwriting: reads of memory that, although everything is ordered, holds another tensor's values by then.
 
 When all conflicting accesses are ordered, every schedule does to each byte what list order does. So it is enough to
-go through the operators as listed and to note who wrote each byte last: a reader must find the values of its blob, or
-of what the blob is made of without a copy, as they were then; and after the last operator those blobs must still have
-theirs that are wanted after the run or by the next one. Nor may an operator write bytes that it uses by another name.
-Nothing is taken from the memory plan: bytes are the arrays'.
+walk the operators in list order and note the last writer of each byte: a reader must see the values of its blob, or of
+the blobs that it consists of without a copy, as they were then; and after the last operator the blobs that are wanted
+after the run or by the next one must still have their values. Nor may an operator overwrite bytes that it uses under
+another name. Nothing is taken from the memory plan: bytes are those of the arrays.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _BEFORE_THE_RUN = -1
 
 @dataclass(frozen=True, slots=True)
 class Overwritten:
-    """A blob whose values are gone when they are wanted.
+    """A blob whose values are lost before their last use.
 
     Attributes:
         blob: which: "blob 'x'"; or working memory.
         reader: the label of the operator that reads it; "the end of the run" for one that is kept.
         writer: the label of the operator that wrote there meanwhile.
-        value: what that wrote.
+        value: what it wrote.
     """
 
     blob: str
@@ -45,7 +45,7 @@ class Overwritten:
 
 
 class _Stretches:
-    """The bytes between neighboring ends of regions of one address space, and who wrote each stretch last."""
+    """The bytes between neighboring ends of regions of one address space, and the last writer of each stretch."""
 
     def __init__(self, ends: Collection[int]) -> None:
         self._cuts = np.unique(np.fromiter(ends, np.int64, len(ends)))
@@ -65,7 +65,7 @@ def find_overwritten(
     inputs: Collection[Blob],
     keep: Collection[str] | None,
 ) -> tuple[Overwritten, ...]:
-    """The reads that find something else, in list order, then the blobs that are lost at the end, each once.
+    """The reads that see other values, in list order, then the blobs that are lost at the end, each once.
 
     Wanted at the end are the blobs in `keep` (None: all), and `inputs`, which were there before the run.
     """
@@ -94,31 +94,31 @@ class _Walk:
         self._spaces = {space: _Stretches(found) for space, found in ends.items()}
 
     def run(self) -> tuple[Overwritten, ...]:
-        found: dict[tuple[int, int], Overwritten] = {}
+        findings: dict[tuple[int, int], Overwritten] = {}
         for index, operator in enumerate(self._operators):
             untouched = self._touched.untouched[index]
-            self._check_apart(found, index, operator)
+            self._check_apart(findings, index, operator)
             for blob in operator.input_blobs:
                 if id(blob) not in untouched.inputs:
-                    self._read(found, id(blob), index)
+                    self._read(findings, id(blob), index)
             for array in self._touched.working[index]:
                 self._write(array, index, ())
             for place, blob in enumerate(operator.output_blobs):
-                kept = untouched.kept_parts if place == 0 else ()
+                parts = untouched.kept_parts if place == 0 else ()
                 if place in untouched.outputs:
                     self._made[id(blob)] = (index, tuple(map(id, operator.input_blobs[:1])))
                     continue
                 if place == 0:
-                    self._made[id(blob)] = (index, kept)
-                self._write(id(blob), index, kept)
+                    self._made[id(blob)] = (index, parts)
+                self._write(id(blob), index, parts)
         for operator in self._operators:
             for blob in (*operator.input_blobs, *operator.output_blobs):
                 if id(blob) in self._inputs or self._keep is None or blob.name in self._keep:
-                    self._read(found, id(blob), len(self._operators))
-        return tuple(found.values())
+                    self._read(findings, id(blob), len(self._operators))
+        return tuple(findings.values())
 
-    def _check_apart(self, found: dict[tuple[int, int], Overwritten], index: int, operator: Operator) -> None:
-        """Note what an operator writes over while it uses it by another name."""
+    def _check_apart(self, findings: dict[tuple[int, int], Overwritten], index: int, operator: Operator) -> None:
+        """Note what an operator overwrites while it uses it under another name."""
         untouched = self._touched.untouched[index]
         written = {number: self._written(number, ()) for number in self._touched.working[index]}
         for place, blob in enumerate(operator.output_blobs):
@@ -131,7 +131,7 @@ class _Walk:
         for key, there in used.items():
             for value, over in written.items():
                 if key != value and self._space(key) == self._space(value) and np.any(there & over):
-                    self._note(found, key, index, index, value)
+                    self._note(findings, key, index, index, value)
 
     def _space(self, key: int) -> object:
         return self._regions[key].space if key in self._regions else None
@@ -155,35 +155,37 @@ class _Walk:
             stretches.owner[written] = key
             stretches.writer[written] = index
 
-    def _read(self, found: dict[tuple[int, int], Overwritten], key: int, index: int) -> None:
+    def _read(self, findings: dict[tuple[int, int], Overwritten], key: int, index: int) -> None:
         region = self._regions.get(key)
         if region is None:
             return
         stretches = self._spaces[region.space]
-        own = stretches.slice(region.low, region.high)
-        values = set(zip(stretches.owner[own].tolist(), stretches.writer[own].tolist(), strict=True))
+        part = stretches.slice(region.low, region.high)
+        values = set(zip(stretches.owner[part].tolist(), stretches.writer[part].tolist(), strict=True))
         right = self._values(key, index)
         for value, writer in sorted(values):
             if writer != _BEFORE_THE_RUN and writer >= right.get(value, 0):
-                self._note(found, key, index, writer, value)
+                self._note(findings, key, index, writer, value)
 
-    def _note(self, found: dict[tuple[int, int], Overwritten], key: int, index: int, writer: int, value: int) -> None:
+    def _note(
+        self, findings: dict[tuple[int, int], Overwritten], key: int, index: int, writer: int, value: int
+    ) -> None:
         reader = self._graph.label(index) if index < len(self._graph) else "the end of the run"
         finding = Overwritten(self._shown(key), reader, self._graph.label(writer), self._shown(value))
-        found.setdefault((key, writer), finding)
+        findings.setdefault((key, writer), finding)
 
     def _shown(self, key: int) -> str:
         return f"blob {self._touched.names[key]!r}" if key >= 0 else self._touched.names[key]
 
     def _values(self, key: int, index: int) -> Mapping[int, int]:
-        """The blobs whose values a read of `key` by operator `index` may find: each as written before an operator."""
+        """The blobs whose values a read of `key` by operator `index` may see, each with when it was written."""
         right: dict[int, int] = {key: index}
         waiting = [key]
         while waiting:
-            made = self._made.get(waiting.pop())
-            if made is not None:
-                for part in made[1]:
+            maker = self._made.get(waiting.pop())
+            if maker is not None:
+                for part in maker[1]:
                     if part not in right:
-                        right[part] = min(made[0], index)
+                        right[part] = min(maker[0], index)
                         waiting.append(part)
         return right

@@ -1,8 +1,8 @@
-"""PieceWatch: what a detector sees of the operators of a run that workers share.
+"""PieceWatch: how a detector observes operators whose pieces workers share.
 
-Two things have to hold: the pieces of a phase touch no byte that another of them writes, which is tried out before the
-first of them begins (`hazards.pieces`); and the run executes each piece once, a phase after the one before. For that
-not the order counts in which pieces came this time, but whether the tasks they were handed out in wait for each other.
+Two things must hold. The pieces of a phase touch no byte that another of them writes; that is tried before the first of
+them begins (`hazards.pieces`). And the run executes each piece once, phase after phase; what counts is not the order in
+which pieces came this time, but whether the tasks that hand them out wait for each other.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dagexec.scheduler.run.machine import TaskGraph
 
 
 class PieceWatch:
-    """Told of pieces; what it is told of operators it answers with what is wrong with these."""
+    """Told of pieces and operators; the answers about operators are the faults of their pieces."""
 
     def __init__(self) -> None:
         self._lock = threads().lock()
@@ -35,12 +35,12 @@ class PieceWatch:
         prepared = run.prepared[operator]
         tried = self._tried.get(id(prepared))
         if tried is None:
-            found = self._try_out(run, operator, run.operators[operator], prepared)
-            tried = self._tried[id(prepared)] = prepared, found
+            faults = self._try_out(run, operator, run.operators[operator], prepared)
+            tried = self._tried[id(prepared)] = prepared, faults
         return [*tried[1], *_unordered(run, operator)]
 
     def _try_out(self, run: ObservedRun, index: int, operator: Operator, prepared: Prepared) -> list[PieceFault]:
-        """Nobody may notice: not those who have memory between elements, nor generators of random numbers."""
+        """Leaves memory between elements and generators of random numbers as they were."""
         packed = all(
             blob.value.is_packed
             for blob in (*operator.input_blobs, *operator.output_blobs)
@@ -56,22 +56,22 @@ class PieceWatch:
             self._counts.setdefault((run, operator), Counter())[phase, piece] += 1
 
     def operator_stopped(self, run: ObservedRun, operator: int) -> list[PieceFault]:
-        """Which pieces were not executed, or more than once, of an operator that is done with."""
+        """The pieces of a finished operator that were not executed, or more than once."""
         shared = run.shared.get(operator)
         with self._lock:
             counts = self._counts.pop((run, operator), Counter())
         label = run.graph.label(operator)
-        found: list[PieceFault] = []
+        faults: list[PieceFault] = []
         for phase, (_, pieces) in enumerate(shared or ()):
             for piece in range(pieces):
                 times = counts[phase, piece]
                 if times != 1:
                     what = f"was executed {times} times" if times else "was not executed"
-                    found.append(PieceFault(Hazard.CONTROL, label, phase, (piece,), "", what))
-        return found
+                    faults.append(PieceFault(Hazard.CONTROL, label, phase, (piece,), "", what))
+        return faults
 
     def run_stopped(self, run: ObservedRun) -> None:
-        """Forget it."""
+        """Forget the run."""
         with self._lock:
             self._counts = {key: counts for key, counts in self._counts.items() if key[0] is not run}
 

@@ -1,13 +1,13 @@
-"""Pieces of operators: what each writes and reads, found by executing it alone, and what they have in common.
+"""Pieces of operators: what each writes and reads, found by executing it alone, and where they overlap.
 
 The pieces of a phase may run side by side, so none may write or read a byte that another writes. Which bytes native
-calls write does not depend on values. So a piece is executed on memory filled with random bytes and with their
-complements: what differs afterwards it has written. Then it is executed where bytes that the others write hold
-something else: if that changes what it writes, it reads them. What it loads and does not use does not count, nor what
-it puts back as it was.
+calls write does not depend on values. So a piece is executed on memory filled with random bytes and then with their
+complements: it has written the bytes that differ afterwards. Then it is executed with other values in the bytes that
+other pieces write: if that changes what it writes, it reads them. Values that it loads without using them do not count,
+nor bytes that it writes back unchanged.
 
-Only the memory of the operator is touched: its blobs, its working memory and its scratch, which are as before in the
-end. Blobs that others compute hold random numbers meanwhile, and zeros where they are integers, which may be indices.
+Only the memory of the operator is touched: its blobs, its working memory and its scratch, all restored in the end.
+Blobs that others compute hold random numbers meanwhile, or zeros where they are integers, which may be indices.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class PieceFault:
         kind: WAW where both write, RAW where the second reads what the first writes; CONTROL for a piece that is
             left out or executed twice, and for a phase that begins too early.
         operator: the label of the operator, which names the net.
-        phase: the number of the phase; None where it is about all of them.
+        phase: the number of the phase; None if it concerns all.
         pieces: their numbers in it.
-        memory: what they touch: "blob 'y'", or working memory; empty where that is not known.
+        memory: what they touch: "blob 'y'", or working memory; empty if unknown.
         what: the fault in words.
     """
 
@@ -73,13 +73,13 @@ Phase = Sequence[Piece | Step]
 
 
 def phases_of_operator(prepared: Prepared) -> list[Phase]:
-    """What an operator does, one phase after another."""
-    found: list[Phase] = []
+    """The phases of an operator, one after another."""
+    result: list[Phase] = []
     for step in prepared.parts or (prepared.step,):
         for part in parts_of(step):
             phases = phases_of(part)
-            found += [(part,)] if phases is None else phases
-    return found
+            result += [(part,)] if phases is None else phases
+    return result
 
 
 def check_pieces(
@@ -89,10 +89,10 @@ def check_pieces(
     prepared: Prepared,
     inputs: Collection[Blob],
 ) -> tuple[int, list[PieceFault]]:
-    """How many pieces operator `index` has in phases of several, and what is wrong with them.
+    """How many pieces operator `index` has in phases of several, and their faults.
 
-    Nothing else may use its memory meanwhile. Of its inputs, the blobs in `inputs` hold what they hold; random numbers
-    are put into the others. What its steps of Python raise is raised.
+    Nothing else may use its memory meanwhile. The `inputs` keep their values; random numbers are put into its other
+    input blobs. Errors of its Python steps are raised.
     """
     phases = phases_of_operator(prepared) if operator.runtime.device == CPU else []
     shared = sum(len(phase) for phase in phases if len(phase) > 1)
@@ -138,7 +138,7 @@ class _Memory:
         return np.concatenate(self._live)
 
     def change_to(self, row: Bytes) -> Mask:
-        """Make all bytes those of `row`; which were others. Nothing is written where none is."""
+        """Set all bytes to those of `row`, and say which were others. Bytes that are equal are not written."""
         changed = np.empty(len(row), np.bool_)
         for live, (_, _, place) in zip(self._live, self._stretches, strict=True):
             part = slice(place, place + len(live))
@@ -155,14 +155,14 @@ class _Memory:
     def within(self, row: Array, array: Array) -> Array:
         """The part of `row`, which has an element for each byte, that stands for `array`: a row of bytes an element."""
         address = address_of(array)
-        low, _, start = next(one for one in self._stretches if one[0] <= address <= one[1])
+        low, _, start = next(stretch for stretch in self._stretches if stretch[0] <= address <= stretch[1])
         place = start + address - low
         strides = (*array.strides, 1)
         return np.ndarray((*array.shape, array.itemsize), row.dtype, row, place, strides)  # elements of one byte
 
 
 class _Trial:
-    """The execution of the pieces of an operator, one alone after another."""
+    """The execution of the pieces of an operator, each alone."""
 
     def __init__(
         self, graph: Graph, index: int, operator: Operator, prepared: Prepared, kept: Collection[Blob]
@@ -184,13 +184,13 @@ class _Trial:
         self._faults: list[PieceFault] = []
 
     def _bytes_of(self, arrays: Iterable[Array]) -> Mask:
-        found = np.zeros(self._memory.nbytes, np.bool_)
+        mask = np.zeros(self._memory.nbytes, np.bool_)
         for array in arrays:
-            self._memory.within(found, array)[...] = True
-        return found
+            self._memory.within(mask, array)[...] = True
+        return mask
 
     def run(self, phases: Sequence[Phase]) -> list[PieceFault]:
-        """What is wrong with these phases."""
+        """The faults of these phases."""
         at_first = self._memory.read()
         try:
             generator = np.random.default_rng(_SEED)
@@ -225,9 +225,9 @@ class _Trial:
         self._memory.change_to(row)
 
     def _writers(self, number: int, phase: Phase, before: Bytes) -> Owners:
-        """For each byte the piece that writes it; notes those that several do. Memory is as `before` in the end."""
+        """The piece that writes each byte; notes bytes that several write. Memory is as `before` in the end."""
         owner = np.full(len(before), _NOBODY, np.int16)
-        found: set[tuple[int, int]] = set()
+        noted: set[tuple[int, int]] = set()
         for pattern in (self._pattern, ~self._pattern):
             filled = _mixed(self._held, before, pattern)
             self._memory.change_to(filled)
@@ -236,8 +236,8 @@ class _Trial:
                 written = self._memory.change_to(filled)
                 shared = written & (owner != _NOBODY) & (owner != place)
                 for other in np.unique(owner[shared]).tolist():
-                    if (other, place) not in found:
-                        found.add((other, place))
+                    if (other, place) not in noted:
+                        noted.add((other, place))
                         first = int(np.argmax(shared & (owner == other)))
                         self._note(Hazard.WAW, number, (other, place), first, "both write the same bytes")
                 owner[written & ~shared] = place
@@ -245,7 +245,7 @@ class _Trial:
         return owner
 
     def _check_reads(self, number: int, phase: Phase, owner: Owners, before: Bytes, after: Bytes) -> None:
-        """Note the pieces that read what another one writes. Memory is as `after` in the end."""
+        """Note the pieces that read what another writes. Memory is as `after` in the end."""
         for place, piece in enumerate(phase):
             if not self._depends(piece, owner == place, (owner != _NOBODY) & (owner != place), before, after):
                 continue
@@ -256,12 +256,12 @@ class _Trial:
                     self._note(Hazard.RAW, number, (other, place), int(np.argmax(theirs)), what)
         self._memory.change_to(after)
 
-    def _depends(self, piece: Piece | Step, own: Mask, others: Mask, before: Bytes, after: Bytes) -> bool:
-        """True when what a piece writes is another than in `after` where bytes of `others` are others than `before`."""
+    def _depends(self, piece: Piece | Step, written: Mask, others: Mask, before: Bytes, after: Bytes) -> bool:
+        """True when a piece writes other values than in `after` once bytes of `others` differ from `before`."""
         for changed in (~before, np.full_like(before, _LARGE)):
             self._memory.change_to(_mixed(others, changed, before))
             _call(piece)
-            if ((self._memory.read() != after) & own).any():
+            if ((self._memory.read() != after) & written).any():
                 return True
         return False
 
@@ -282,10 +282,10 @@ def _is_constant(blob: Blob) -> bool:
     return isinstance(blob.value, Tensor) and blob.value.constant is not None
 
 
-def _mixed(where: Mask, one: Bytes, other: Bytes) -> Bytes:
-    """`one` where that is True, else `other`: several times as fast as `numpy.where`."""
+def _mixed(where: Mask, first: Bytes, second: Bytes) -> Bytes:
+    """`first` where `where` is True, else `second`: several times as fast as `numpy.where`."""
     chosen = -where.view(np.uint8)
-    return one & chosen | other & ~chosen
+    return first & chosen | second & ~chosen
 
 
 def _execute(phase: Phase) -> None:
@@ -294,7 +294,7 @@ def _execute(phase: Phase) -> None:
 
 
 def _call(piece: Piece | Step) -> None:
-    """Make the calls of a piece, whatever they return: what makes up for a failure would touch what others write."""
+    """Make the calls of a piece, whatever they return: recovering from a failure would touch what others write."""
     if callable(piece):
         piece()
         return

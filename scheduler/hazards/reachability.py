@@ -1,9 +1,9 @@
-"""Which pairs of nodes of a large acyclic graph are joined by a path.
+"""Which pairs of nodes of a large acyclic graph a path joins.
 
-No index of all pairs is kept: n nodes have n * n / 2 of them. The pairs asked for are known at once, so the nodes from
-which they begin are taken in batches, and one sweep over the nodes in between says for each node which of the batch
-lead to it, as the bits of an integer. Pairs of a similar distance share a batch; as most are of neighbors, most sweeps
-are short. At worst there are n / 4096 sweeps over n integers of 512 bytes, one sweep after another.
+No index of all pairs is kept, as n nodes have n * n / 2. The pairs in question are known from the start, so the nodes
+where they begin are taken in batches, and one sweep over the nodes finds for each node which of the batch lead to it,
+as the bits of an integer. Pairs of a similar distance share a batch; as most join neighbors, most sweeps are short. At
+worst there are n / 4096 sweeps, each over n integers of 512 bytes.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ def joined(predecessors: Sequence[Sequence[int]], pairs: Iterable[tuple[int, int
     `predecessors` are those of each node, all with smaller numbers: the nodes are in topological order.
     """
     ends: dict[int, list[int]] = {}
-    found = set()
+    result = set()
     path = _paths(predecessors)
     for pair in pairs:
         first, last = pair
         if first in predecessors[last] or (path[first] == path[last] and first < last):
-            found.add(pair)
+            result.add(pair)
         elif first < last:
             ends.setdefault(first, []).append(last)
     firsts = sorted(ends, key=lambda first: ((max(ends[first]) - first).bit_length(), first))
     for place in range(0, len(firsts), _BATCH):
-        found |= _sweep(predecessors, ends, sorted(firsts[place : place + _BATCH]))
-    return found
+        result |= _sweep(predecessors, ends, sorted(firsts[place : place + _BATCH]))
+    return result
 
 
 def _paths(predecessors: Sequence[Sequence[int]]) -> list[int]:

@@ -1,7 +1,7 @@
-"""Tasks: that the work which workers are handed out is what the operators of a net were prepared into.
+"""Tasks: a check that the work handed out to workers is the work that the operators of a net were prepared into.
 
-Every step of Python and every native call has to be there once; a phase has to begin after the one before, and a chain
-after those that it depends on. Here the work is read backwards, from its calls to the operators whose they are.
+Every Python step and every native call must be there once; a phase must begin after the one before, and a chain after
+those that it depends on. The work is read backwards, from its calls to the operators that they belong to.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Place:
 def check_work(
     graph: Graph, preparation: Preparation, plan: Dependencies, chains: Sequence[Sequence[int]], work: Work
 ) -> list[PieceFault]:
-    """What is wrong with `work`, which is to do the operators of `chains` as `plan` orders these."""
+    """The faults of `work`, which is to execute the operators of `chains` in the order of `plan`."""
     places: dict[Hashable, list[_Place]] = {}
     for task, pieces in enumerate(_calls(work)):
         for piece, calls in enumerate(pieces):
@@ -51,7 +51,7 @@ def check_work(
 
 
 def _calls(work: Work) -> Iterator[list[list[Hashable]]]:
-    """Of each task and piece, its native calls and steps of Python."""
+    """The native calls and Python steps of each task, by piece."""
     for task, pieces in enumerate(work.steps):
         native = [] if work.native is None else work.native.calls[task]
         if native:
@@ -61,12 +61,12 @@ def _calls(work: Work) -> Iterator[list[list[Hashable]]]:
                 for calls, table in zip(native, work.native.tables[task], strict=True)
             ]
             continue
-        found: list[list[Hashable]] = []
+        keys: list[list[Hashable]] = []
         for steps in pieces:
-            found.append([])
+            keys.append([])
             for step in steps:
-                found[-1] += [key for phase in _phases_of(step) for calls in phase for key in calls]
-        yield found
+                keys[-1] += [key for phase in _phases_of(step) for calls in phase for key in calls]
+        yield keys
 
 
 def _wrong_counts(graph: Graph, work: Work) -> Iterator[PieceFault]:
@@ -119,7 +119,7 @@ class _Check:
                 yield PieceFault(Hazard.CONTROL, self._graph.label(phase.operator), phase.number, (number,), "", what)
 
     def _own(self, calls: Sequence[Hashable]) -> list[Hashable]:
-        """Those that no other piece makes, too, as pieces do that look at the same flag."""
+        """The calls that no other piece makes; pieces may share some, as those that look at the same flag."""
         return [call for call in calls if self._expected[call] == 1]
 
     def _places_of(self, phase: _Phase) -> list[_Place]:
@@ -133,11 +133,11 @@ class _Check:
                 return False
             return max(place.position for place in first) < min(place.position for place in then)
         children = self._work.graph.children
-        return all(one != other and other in children[one] for one in earlier for other in later)
+        return all(parent != child and child in children[parent] for parent in earlier for child in later)
 
 
 def _phases(preparation: Preparation, index: int) -> Iterator[_Phase]:
-    """What an operator does, one after another."""
+    """The phases of an operator."""
     number = 0
     for step, _ in preparation.timed([index]):
         for part in parts_of(step):
@@ -152,5 +152,5 @@ def _phases_of(step: Step) -> list[list[list[Hashable]]]:
 
 
 def _key(call: NativeCall) -> Hashable:
-    """Some steps make the same call anew whenever they are asked."""
+    """A key by content, as some steps make an equal call anew whenever they are asked."""
     return call.function, call.arguments

@@ -1,9 +1,9 @@
-"""Arena: the memory of a plan on one device, and the working memory that operators ask for while they are prepared.
+"""Arena: the memory of a plan on one device, and the working memory that operators ask for during preparation.
 
-The buffers lie in the first block, at their offsets. Working memory comes after them, operator by operator: into the
-smallest gap between the buffers that are alive while the operator runs and the working memory of those that may run
-beside it; then behind the end, where the host's block has addresses that cost nothing until they are touched; and,
-where those are used up, into further blocks.
+The buffers lie in the first block, at their offsets. Working memory is placed operator by operator: in the smallest gap
+between the buffers that are alive while the operator runs and the working memory of operators that may run beside it;
+otherwise at the end, where the host's block has addresses that cost nothing until they are used; and, where those are
+used up, in further blocks.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _OPERATOR, _BLOCK, _OFFSET, _SIZE = range(4)
 
 
 class Arena:
-    """Blocks of memory of one device, of those that the arenas of a net have in common.
+    """Blocks of memory of one device, which the arenas of a net share.
 
     Attributes:
         offsets, sizes: of the buffers, in block 0.
-        working: what operators were given, in the order they asked.
+        working: the working memory that operators were given, in the order of their requests.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Arena:
         members: Sequence[int] = (),
         before: Placement | None = None,
     ) -> None:
-        """`members` are the numbers of the buffers in `lifetimes`, `before` the placement that `offsets` are of.
+        """`members` are the numbers of the buffers in `lifetimes`, `before` the placement that `offsets` belong to.
 
         Raises ResourceError when there is no memory.
         """
@@ -64,22 +64,22 @@ class Arena:
         self._blocks: list[Array] = []
         self._add_block(extent)
         self._grow(0, extent, "the arena of a memory plan")
-        for given in () if before is None else before.working:
-            self._reserved[given.operator].insert(0, given)
-            self._search_beside(given)
+        for earlier in () if before is None else before.working:
+            self._reserved[earlier.operator].insert(0, earlier)
+            self._search_beside(earlier)
 
     @property
     def extent(self) -> int:
-        """Bytes that are used at one time or another."""
+        """Bytes in use at one time or another."""
         return sum(self._extents)
 
     @property
     def address(self) -> int:
-        """Where, on the host, the buffers begin."""
+        """The host address at which the buffers begin."""
         return address_of(self._blocks[0])
 
     def bytes_at(self, offset: int, nbytes: int) -> Array:
-        """Bytes of the block of the buffers."""
+        """A part of the block of the buffers."""
         return self._blocks[0][offset : offset + nbytes]
 
     def working_memory(self, operator: int, nbytes: int) -> Array:
@@ -93,14 +93,14 @@ class Arena:
             self._add_block(offset + size)
         grown = max(self._extents[block], offset + size) - self._extents[block]
         self._grow(block, grown, f"working memory of {nbytes:,} bytes in the arena of a memory plan")
-        given = WorkingMemory(operator, block, offset, nbytes)
-        self.working.append(given)
+        memory = WorkingMemory(operator, block, offset, nbytes)
+        self.working.append(memory)
         if reserved is None:
-            self._search_beside(given)
+            self._search_beside(memory)
         return self._runtime.host_view(self._blocks[block][offset : offset + nbytes])
 
     def _grow(self, block: int, nbytes: int, what: str) -> None:
-        """Use `nbytes` more bytes behind those that are used of a block."""
+        """Use `nbytes` more bytes after the used part of a block."""
         if not nbytes:
             return
         extent = self._extents[block] + nbytes
@@ -108,42 +108,42 @@ class Arena:
         self._extents[block] = extent
 
     def _take_reserved(self, operator: int, size: int) -> tuple[int, int] | None:
-        """The place that the operator's next piece has in the placement before, if it is large enough."""
-        left = self._reserved.get(operator)
-        if not left:
+        """The place of the operator's next piece in the placement before, if it is large enough."""
+        queue = self._reserved.get(operator)
+        if not queue:
             return None
-        found = left.pop()
-        if not left:
+        reserved = queue.pop()
+        if not queue:
             del self._reserved[operator]
-        return None if aligned(found.nbytes) < size else (found.block, found.offset)
+        return None if aligned(reserved.nbytes) < size else (reserved.block, reserved.offset)
 
-    def _search_beside(self, given: WorkingMemory) -> None:
-        """Have `_gap` go round what is given."""
+    def _search_beside(self, memory: WorkingMemory) -> None:
+        """Have `_gap` avoid `memory`."""
         if self._noted == len(self._given):
             self._given = np.concatenate((self._given, np.zeros((len(self._given) + 16, 4), np.int64)))
-        self._given[self._noted] = given.operator, given.block, given.offset, aligned(given.nbytes)
+        self._given[self._noted] = memory.operator, memory.block, memory.offset, aligned(memory.nbytes)
         self._noted += 1
 
     def _find_room(self, operator: int, size: int) -> tuple[int, int]:
-        """A block and an offset: where no block grows if that can be, else where one has room behind its end."""
-        found = [(block, self._gap(operator, block, size)) for block in range(len(self._blocks))]
-        for block, offset in found:
+        """A block and an offset, in a gap of any block if there is one, else at the end of a block with room."""
+        candidates = [(block, self._gap(operator, block, size)) for block in range(len(self._blocks))]
+        for block, offset in candidates:
             if offset + size <= self._extents[block]:
                 return block, offset
-        for block, offset in found:
+        for block, offset in candidates:
             if offset + size <= self._blocks[block].nbytes:
                 return block, offset
         return len(self._blocks), 0
 
     def _gap(self, operator: int, block: int, size: int) -> int:
-        """The smallest gap of a block that takes `size` bytes while `operator` runs, if only behind its end."""
+        """The smallest gap of a block that takes `size` bytes while `operator` runs, perhaps only at its end."""
         assert self._lifetimes is not None
         starts, room = np.zeros(0, np.int64), np.zeros(0, np.int64)
         if block == 0:
             alive = self._lifetimes.live_at(operator)[self._members]
             starts, room = self.offsets[alive], self.sizes[alive]
-        given = self._given[: self._noted]
-        mine = given[given[:, _BLOCK] == block]
+        rows = self._given[: self._noted]
+        mine = rows[rows[:, _BLOCK] == block]
         beside = mine[self._lifetimes.together(mine[:, _OPERATOR], operator)]
         starts = np.concatenate((starts, beside[:, _OFFSET]))
         room = np.concatenate((room, beside[:, _SIZE]))
@@ -157,7 +157,7 @@ class Arena:
 
 @dataclass(slots=True)
 class _Region:
-    """Bytes of a strip, and the operator that was given them last."""
+    """Bytes of a strip, and the operator that used them last."""
 
     block: int
     offset: int
@@ -166,7 +166,7 @@ class _Region:
 
 
 class StripArena(Arena):
-    """An arena where working memory is behind the buffers, in strips that operators pass on (`list_order_offsets`)."""
+    """An arena with working memory after the buffers, in strips that operators hand on (`list_order_offsets`)."""
 
     def __init__(
         self,
@@ -182,7 +182,7 @@ class StripArena(Arena):
         self._regions: dict[int, list[_Region]] = {}
 
     def _find_room(self, operator: int, size: int) -> tuple[int, int]:
-        """What the operator's strip has, if it is not the operator's already; else more, at the end."""
+        """Bytes of the operator's strip that it does not use yet; otherwise new ones, at the end."""
         regions = self._regions.setdefault(self._strips[operator], [])
         for region in regions:
             if region.size >= size and region.operator != operator:

@@ -1,7 +1,7 @@
-"""ArenaBudget: a number of bytes for the arenas of many nets. Those that are idle longest give theirs back.
+"""ArenaBudget: a number of bytes for the arenas of many nets; nets that are idle longest give theirs back.
 
 An arena holds nothing between two runs, so its pages may go back to the system: the addresses stay, and the next run
-gets new pages. Runs at one time may need more than the budget together; only one that needs more alone is refused.
+gets new pages. Simultaneous runs may exceed the budget together; only a run that needs more by itself is refused.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dagexec.platform.records import dataclass
 
 
 class ArenaHolder(Protocol):
-    """Who has arenas, and knows which of them are in use."""
+    """The owner of arenas, which knows which of them are in use."""
 
     @property
     def last_begun(self) -> float:
@@ -23,7 +23,7 @@ class ArenaHolder(Protocol):
         ...
 
     def give_back_arenas(self) -> int:
-        """Give back the arenas that no run uses, and keep runs from beginning meanwhile. How many bytes that were."""
+        """Give back the arenas that no run uses, keeping runs from beginning meanwhile. Returns the number of bytes."""
         ...
 
 
@@ -32,8 +32,8 @@ class ArenaStatistics:
     """The arenas of a pool's models at this moment.
 
     Attributes:
-        used_bytes: what they have taken.
-        budget_bytes: what they may keep.
+        used_bytes: in use.
+        budget_bytes: allowed in total.
         given_back: how often a model has given back its arenas for another's.
     """
 
@@ -50,13 +50,13 @@ class ArenaBudget:
     """
 
     def __init__(self, nbytes: int, refusal: Callable[[int, int], str] | None = None) -> None:
-        """`refusal` says, with both numbers put in, that one run needs more; without it such a run has more."""
+        """`refusal` words, from both numbers, why a run that needs more is refused; without it the run gets more."""
         self.nbytes = nbytes
         self._refusal = refusal
         self._lock = ProcessLock()
         self._used = 0
         self._given_back = 0
-        self._accounts: dict[ArenaAccount, None] = {}  # those with bytes; in order, as holders may be idle equally long
+        self._accounts: dict[ArenaAccount, None] = {}  # those with bytes, in order: holders may be idle equally long
 
     def charge(self, account: ArenaAccount, nbytes: int) -> None:
         """A net uses `nbytes` for its arenas from now on, for a run that has begun. Raises ResourceError."""
@@ -67,8 +67,8 @@ class ArenaBudget:
         if over <= 0:
             return
         with self._lock.own:
-            holders = list(dict.fromkeys(one.holder for one in self._accounts))
-        for holder in sorted(holders, key=lambda one: one.last_begun):
+            holders = list(dict.fromkeys(entry.holder for entry in self._accounts))
+        for holder in sorted(holders, key=lambda entry: entry.last_begun):
             freed = holder.give_back_arenas()
             self._given_back += freed > 0
             over -= freed
@@ -76,7 +76,7 @@ class ArenaBudget:
                 return
 
     def discharge(self, account: ArenaAccount, nbytes: int = 0) -> None:
-        """A net uses no more than `nbytes` any more."""
+        """A net uses at most `nbytes` from now on."""
         self._set(account, nbytes)
 
     def statistics(self) -> ArenaStatistics:
@@ -98,8 +98,8 @@ class ArenaAccount:
     """What the arenas of one net take of a budget.
 
     Attributes:
-        holder: who knows whether the net is in a run.
-        nbytes: how many bytes they take. The budget's.
+        holder: knows whether the net is in a run.
+        nbytes: what they take. Set by the budget.
     """
 
     budget: ArenaBudget

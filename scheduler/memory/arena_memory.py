@@ -1,7 +1,7 @@
-"""ArenaMemory: the blocks that all arenas of a net lie in, as large as the largest of them needs.
+"""ArenaMemory: the blocks that all arenas of a net lie in, each as large as the largest arena needs.
 
-One run of a net continues at a time, and it leaves nothing behind but what was fetched before the next one is
-prepared. So preparations for different shapes use the same bytes: each has its own offsets (`arena`).
+A net has one run at a time, and nothing in its arenas outlives what is fetched before the next run is prepared. So
+preparations for different shapes use the same bytes: each has its own offsets (`arena`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MOST_PLACEMENTS = 4
 
 @dataclass(frozen=True, slots=True)
 class WorkingMemory:
-    """Bytes given to an operator: `nbytes` at `offset` of `block`."""
+    """Working memory of an operator: `nbytes` at `offset` of `block`."""
 
     operator: int
     block: int
@@ -38,15 +38,15 @@ class WorkingMemory:
 
 @dataclass(frozen=True, eq=False)
 class Placement:
-    """Where a preparation has buffers and working memory. In smaller sizes they may lie there, too.
+    """Where a preparation has buffers and working memory, which serves smaller sizes too.
 
     Attributes:
-        users, kept: the operators that touch each buffer; those whose content survives a run.
+        users, kept: the operators that touch each buffer; whether its content survives a run.
         order: which operators come after which.
         lifetimes: of the buffers.
         room: bytes of each buffer.
-        offsets: where it begins.
-        working: what operators were given, in the order they asked; there may come more.
+        offsets: where each buffer begins.
+        working: working memory of operators, in the order of their requests; more may come.
     """
 
     users: tuple[tuple[int, ...], ...]
@@ -66,15 +66,15 @@ class Placement:
         return bool((room <= self.room).all())
 
     def covers(self, other: Placement) -> bool:
-        """True when it serves wherever the other one does."""
+        """True if it serves wherever the other does."""
         return self.is_for(other.users, other.kept, other.order) and self.takes(other.room)
 
 
 @dataclass(slots=True)
 class _Block:
-    """Memory of a device; of host memory that is `reserved`, only `used` bytes have been taken from the system.
+    """Memory of a device. Of host memory that is `reserved`, only `used` bytes have been taken from the system.
 
-    Of those, a run takes `given_back` bytes anew.
+    `given_back` bytes of these are taken again by the next run.
     """
 
     array: Array
@@ -87,11 +87,11 @@ class ArenaMemory:
     """Blocks by device and number.
 
     Attributes:
-        hints: by device, in which order the buffers of the net are placed well.
-        placements: by device, where they were placed, the latest first.
+        hints: by device, an order in which the buffers of the net are placed well.
+        placements: by device, the placements so far, the latest first.
         patterns: how the buffers of the net follow from shapes.
-        replaced: how many blocks gave way to larger ones. Arenas made before keep the old block alive.
-        account: what the bytes on the host are charged to; None for no limit.
+        replaced: how many blocks gave way to larger ones. Older arenas keep the old block alive.
+        account: what the bytes on the host are charged to; None without a limit.
     """
 
     def __init__(self) -> None:
@@ -103,32 +103,32 @@ class ArenaMemory:
         self.account: ArenaAccount | None = None
 
     def note(self, device: Device, new: Placement) -> None:
-        """Keep `new`, in place of those that it covers; a few are kept, as sizes may decide what is planned."""
-        others = [one for one in self.placements[device] if not new.covers(one)]
+        """Add `new`, replacing those that it covers; a few are kept, as sizes may decide what is planned."""
+        others = [placement for placement in self.placements[device] if not new.covers(placement)]
         self.placements[device] = [new, *others[: _MOST_PLACEMENTS - 1]]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all blocks, as far as some arena uses them."""
+        """Bytes of all blocks that some arena uses."""
         return sum(block.used for block in tuple(self._blocks.values()))
 
     def block(self, runtime: DeviceRuntime, number: int, nbytes: int) -> Array:
         """Block `number` of a device, of at least `nbytes` bytes, or addresses. Raises ResourceError."""
         key = (runtime.device, number)
-        known = self._blocks.get(key)
-        if known is not None and known.array.nbytes >= nbytes:
-            return known.array
-        if known is not None:
+        block = self._blocks.get(key)
+        if block is not None and block.array.nbytes >= nbytes:
+            return block.array
+        if block is not None:
             self.replaced += 1
             self.placements.pop(runtime.device, None)
-            del self._blocks[key], known  # its memory may be needed
+            del self._blocks[key], block  # its memory may be needed
         reserved = reserve(nbytes) if runtime.device == CPU else None
         array = runtime.allocate(nbytes) if reserved is None else reserved
         self._blocks[key] = _Block(array, reserved is not None)
         return array
 
     def use(self, device: Device, number: int, array: Array, nbytes: int, what: str) -> None:
-        """Have the first `nbytes` bytes of block `number` used. Raises ResourceError, saying `what` they are."""
+        """Use the first `nbytes` bytes of block `number`. Raises ResourceError, which names them as `what`."""
         block = self._blocks.get((device, number))
         if block is None or block.array is not array or nbytes <= block.used:
             return
@@ -140,18 +140,18 @@ class ArenaMemory:
         block.used = nbytes
 
     def give_back(self) -> int:
-        """Give the pages back that arenas on the host use, which must not be in a run. How many bytes that are."""
-        found = 0
+        """Give back the host pages of the arenas, which must not be in a run. Returns the number of bytes."""
+        total = 0
         for block in self._blocks.values():
             if block.reserved and block.used:
                 decommit(block.array, block.used)
-                found += block.used
+                total += block.used
                 block.used, block.given_back = 0, block.used
         self._discharge()
-        return found
+        return total
 
     def take_again(self) -> None:
-        """For a run: use what was given back. Raises ResourceError."""
+        """For a run: take again what was given back. Raises ResourceError."""
         for (device, number), block in self._blocks.items():
             if block.given_back:
                 self.use(device, number, block.array, block.given_back, "the arena of a memory plan")
@@ -170,17 +170,17 @@ class ArenaMemory:
         return 0 if block is None else block.used
 
     def missing(self, device: Device, nbytes: int) -> int:
-        """Bytes that the first block of a device has to be given, so that `nbytes` of it can be used."""
+        """Bytes that the first block of a device lacks for `nbytes` to be usable."""
         block = self._blocks.get((device, 0))
         return nbytes if block is None or nbytes > block.array.nbytes else max(0, nbytes - block.used)
 
     def leave_budget(self) -> None:
-        """Charge nothing to anybody from now on."""
+        """Stop charging a budget."""
         self.clear()
-        self.account = None  # it knows who has the net
+        self.account = None  # it refers to the owner of the net
 
     def clear(self) -> None:
-        """Let go of all blocks."""
+        """Release all blocks."""
         self._blocks.clear()
         self.placements.clear()
         self._discharge()

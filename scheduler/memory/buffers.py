@@ -1,16 +1,16 @@
-"""Buffers: which tensors of a net share one piece of memory anyway, and who touches it.
+"""Buffers: which tensors of a net share one piece of memory in any plan, and which operators touch it.
 
-A buffer is the output of an operator with what is in place with it and its views. Where an operator has the argument
-`zero_copy`, the buffers of what it joins are laid into that of the result, and what it cuts off is a view of what it
-cuts, if nobody can see the difference:
+A buffer is the output of an operator, with the tensors in place with it and its views. Where an operator has the
+argument `zero_copy`, the buffers of the tensors that it joins become parts of its result's buffer, and the pieces that
+it cuts are views of its input, provided that nobody can see the difference:
 
-- what is joined is written by nobody once it has been joined, nor is anything else in its buffer;
-- nothing writes to the result while one of the joined is still to be read;
-- everything in a buffer lies where the result has the same values, so that two results may share a part (the blocks of
+- no operator writes a joined tensor, or anything else in its buffer, once it has been joined;
+- no operator writes the result while a joined tensor is still to be read;
+- the result has the same values wherever a buffer's values lie, so that two results may share a part (the blocks of
   DenseNet join all that was joined before, and something new).
 
-Other tensors keep memory of their own: inputs, parameters and whatever a run leaves for the next one; what operators
-touch whose shapes depend on values; strings; strided tensors; tensors that change their type within a run.
+Other tensors keep memory of their own: inputs, parameters and whatever a run leaves for the next; tensors of operators
+whose shapes depend on values; strings; strided tensors; tensors that change their type within a run.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from dagexec.scheduler.memory.lifetime import Order
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Inferred:
-    """What is known of an operator of static shapes before it is prepared; of all that are alike in a net.
+    """What is known of operators of static shapes before preparation; equal operators of a net share it.
 
-    If it `is_settled`, the outputs have memory of their own, and a run touches neither them nor its inputs for it.
+    If it `is_settled`, the outputs have memory of their own, and a run touches neither them nor the inputs.
 
     Attributes:
-        first: what inference saw of the first of them.
+        first: what inference saw of the first of the operators.
         types: of the outputs.
-        seconds: the time it is estimated to take.
+        seconds: the estimated time.
         nbytes: of the outputs.
-        fits: so many bytes are there for it, where it shares memory with others.
+        fits: that many bytes are available for it, where it shares memory with others.
         zero_copy: what it joins or cuts may lie in one piece of memory.
     """
 
@@ -57,11 +57,11 @@ class Inferred:
     zero_copy: bool = False
 
     def seen_of(self, operator: Operator) -> OperatorCall | None:
-        """What inference saw of `operator`, one of them; None where it looked at another one."""
+        """What inference saw of `operator`, if that is the one it saw; else None."""
         return self.first if self.first.definition is operator.definition else None
 
     def call(self, operator: Operator) -> OperatorCall:
-        """What inference would see of it."""
+        """What inference would see of `operator`."""
         return self.seen_of(operator) or operator.call(self.first.inputs)
 
 
@@ -73,7 +73,7 @@ class Buffer(NamedTuple):
         nbytes: its size.
         users: the operators that touch it, ascending.
         kept: its content must survive the run.
-        runtime: of the device it is on.
+        runtime: of its device.
     """
 
     name: str
@@ -89,7 +89,7 @@ class Buffer(NamedTuple):
 
 
 class BufferSlice(NamedTuple):
-    """Where in which buffer a tensor begins."""
+    """The buffer of a tensor, and where in it the tensor begins."""
 
     buffer: int
     offset: int
@@ -112,7 +112,7 @@ class Buffers:
 
 
 class _Uses:
-    """Who touches a blob, in list order, and the types it is given: the first one, and those that others give."""
+    """The operators that touch a blob, in list order, and the types that it gets: the first, and any others."""
 
     __slots__ = ("blob", "others", "readers", "type", "writers")
 
@@ -125,13 +125,13 @@ class _Uses:
 
     @property
     def nbytes(self) -> int:
-        """The most bytes that it has."""
+        """The size of its largest type."""
         types = [self.type, *(self.others or ())]
         return max(0 if kind is None else kind.nbytes for kind in types)
 
 
 class _Root:
-    """A buffer while it is put together; `members` are the offsets of blobs."""
+    """A buffer under construction; `members` are the offsets of blobs."""
 
     __slots__ = ("content", "members", "nbytes")
 
@@ -141,7 +141,7 @@ class _Root:
         self.content: Content | None = None  # what its own operator writes
 
     def found_content(self, key: int) -> Content:
-        """What is where in it; `key` is the blob it was made for."""
+        """Which values lie where in it; `key` is the blob that it was made for."""
         if self.content is None:
             self.content = Content((ByteRange(0, self.nbytes, key, 0),))
         return self.content
@@ -155,10 +155,10 @@ def find_buffers(
     keep: Collection[str],
     order: Order,
 ) -> Buffers:
-    """The buffers of a net in which operator i has static shapes if `inferred[i]` is given.
+    """The buffers of a net in which operator i has static shapes if `inferred[i]` is not None.
 
-    `inputs` are read before they are written; `keep` names the blobs whose values must survive the run. Output blobs
-    that are empty get a tensor, as preparing would give them.
+    `inputs` are read before they are written; `keep` names the blobs whose values must survive the run. Empty output
+    blobs get a tensor, as they would in preparation.
     """
     return _Search(graph, operators, inferred, inputs, keep, order).run()
 
@@ -186,18 +186,18 @@ class _Search:
 
     def run(self) -> Buffers:
         """Go through the operators in list order."""
-        for index, (operator, found) in enumerate(zip(self._operators, self._inferred, strict=True)):
-            if found is None or found.is_settled:
+        for index, (operator, record) in enumerate(zip(self._operators, self._inferred, strict=True)):
+            if record is None or record.is_settled:
                 continue
             for place, blob in enumerate(operator.output_blobs):
                 key = id(blob)
                 if key in self._plannable and key not in self._root_of:
-                    self._add_output(index, operator, found, place, key)
-            if found.zero_copy and operator.schema.joined is not None:
-                self._lay_joined(index, operator, operator.schema.joined(found.call(operator), found.types))
+                    self._add_output(index, operator, record, place, key)
+            if record.zero_copy and operator.schema.joined is not None:
+                self._lay_joined(index, operator, operator.schema.joined(record.call(operator), record.types))
         return self._finished()
 
-    def _add_output(self, index: int, operator: Operator, found: Inferred, place: int, key: int) -> None:
+    def _add_output(self, index: int, operator: Operator, record: Inferred, place: int, key: int) -> None:
         if place == 0 and index in self._graph.views:
             source = id(operator.input_blobs[0])
             if source in self._root_of:
@@ -205,21 +205,21 @@ class _Search:
             else:
                 self._plannable.discard(key)  # a view of memory that is not planned
             return
-        source = id(operator.input_blobs[0]) if found.zero_copy and operator.input_blobs else 0
+        source = id(operator.input_blobs[0]) if record.zero_copy and operator.input_blobs else 0
         if source in self._root_of and operator.schema.cut is not None:
-            offset = operator.schema.cut(found.call(operator), found.types).get(place)
+            offset = operator.schema.cut(record.call(operator), record.types).get(place)
             if offset is not None and self._may_be_cut(index, source, key):
                 self._lay_into(self._root_of[source], key, self._offset(source) + offset)
                 return
-        self._roots[key] = _Root(self._nbytes_of(found.types[place]), key)
+        self._roots[key] = _Root(self._nbytes_of(record.types[place]), key)
         self._root_of[key] = key
 
     def _nbytes_of(self, kind: TensorType) -> int:
-        """Bytes of a type, of which there is one object for many tensors."""
-        found = self._nbytes.get(id(kind))
-        if found is None:
-            found = self._nbytes[id(kind)] = kind.nbytes
-        return found
+        """Bytes of a type, one object of which serves many tensors."""
+        nbytes = self._nbytes.get(id(kind))
+        if nbytes is None:
+            nbytes = self._nbytes[id(kind)] = kind.nbytes
+        return nbytes
 
     def _offset(self, key: int) -> int:
         return self._roots[self._root_of[key]].members[key]
@@ -238,18 +238,18 @@ class _Search:
         )
 
     def _lay_joined(self, index: int, operator: Operator, offsets: Mapping[int, int]) -> None:
-        """Lay what operator `index` joins into its result, as far as that is right."""
+        """Lay the tensors that operator `index` joins into its result, as far as that is allowed."""
         result = id(operator.output_blobs[0])
         if result not in self._root_of or self._uses[result].writers[0] != index or self._root_of[result] != result:
             return
         target = self._roots[result]
-        wanted: list[ByteRange] = []
+        ranges: list[ByteRange] = []
         for place, offset in sorted(offsets.items(), key=lambda item: item[1]):
             key = id(operator.input_blobs[place])
             if key in self._root_of:
-                own, nbytes, root = self._offset(key), self._nbytes_of(self._type(key)), self._root_of[key]
-                wanted += self._roots[root].found_content(root).part(own, own + nbytes, offset - own)
-        goal = Content.of(wanted)
+                start, nbytes, root = self._offset(key), self._nbytes_of(self._type(key)), self._root_of[key]
+                ranges += self._roots[root].found_content(root).part(start, start + nbytes, offset - start)
+        goal = Content.of(ranges)
         laid: list[ByteRange] = []
         for place, offset in offsets.items():
             key = id(operator.input_blobs[place])
@@ -259,21 +259,21 @@ class _Search:
             shift = offset - self._offset(key)
             spans = self._roots[root].found_content(root).part(0, self._roots[root].nbytes, shift)
             if goal.contains(spans) and self._may_be_joined(index, result, root):
-                for member, own in self._roots.pop(root).members.items():
-                    self._lay_into(result, member, own + shift)
+                for member, start in self._roots.pop(root).members.items():
+                    self._lay_into(result, member, start + shift)
                 laid += spans
         target.content = Content.of(laid).filled(target.nbytes, result)
 
     def _may_be_joined(self, index: int, result: int, root: int) -> bool:
-        found = self._roots[root]
-        touching = self._writers(found.members) | {
-            reader for key in found.members for reader in self._uses[key].readers if reader != index
+        buffer = self._roots[root]
+        touching = self._writers(buffer.members) | {
+            reader for key in buffer.members for reader in self._uses[key].readers if reader != index
         }
         later = [writer for writer in self._uses[result].writers if writer != index]
         return (
             self._device(root) == self._device(result)
-            and not self._is_kept(found.members)
-            and self._all_before(self._writers(found.members), index)
+            and not self._is_kept(buffer.members)
+            and self._all_before(self._writers(buffer.members), index)
             and all(self._all_before(touching, writer) for writer in later)
         )
 
@@ -296,16 +296,16 @@ class _Search:
 
     def _find_plannable(self, inputs: Collection[Blob]) -> set[int]:
         """The blobs whose memory the net may choose."""
-        own = {id(blob) for blob in inputs}
+        unplanned = {id(blob) for blob in inputs}
         own_storages = {id(_storage(blob)) for blob in inputs}
-        for operator, found in zip(self._operators, self._inferred, strict=True):
-            if found is None:
-                own.update(id(blob) for blob in (*operator.input_blobs, *operator.output_blobs))
+        for operator, record in zip(self._operators, self._inferred, strict=True):
+            if record is None:
+                unplanned.update(id(blob) for blob in (*operator.input_blobs, *operator.output_blobs))
         tensors = Counter([id(uses.blob.value) for uses in self._uses.values()])
         plannable = set()
         for key, uses in self._uses.items():
             kind = uses.type
-            if not uses.writers or kind is None or uses.others or key in own:
+            if not uses.writers or kind is None or uses.others or key in unplanned:
                 continue
             tensor = uses.blob.value
             if not isinstance(tensor, Tensor):
@@ -320,7 +320,7 @@ class _Search:
         for index in sorted(self._graph.views, reverse=True):
             source, view = self._operators[index].input_blobs[0], self._operators[index].output_blobs[0]
             if id(view) not in plannable:
-                plannable.discard(id(source))  # it is read, as the view, by those whose readers are not known
+                plannable.discard(id(source))  # it is read, as the view, by operators that are unknown here
         return plannable
 
     def _finished(self) -> Buffers:
@@ -337,36 +337,36 @@ class _Search:
             for key, offset in root.members.items():
                 places[key] = BufferSlice(len(buffers) - 1, offset, self._type(key))
         views = self._graph.views
-        own = sum(
+        own_bytes = sum(
             uses.nbytes
             for key, uses in self._uses.items()
             if uses.writers and key not in places and views.isdisjoint(uses.writers)
         )
-        return Buffers(tuple(buffers), MappingProxyType(places), own)
+        return Buffers(tuple(buffers), MappingProxyType(places), own_bytes)
 
 
 def _uses_of(operators: Sequence[Operator], inferred: Sequence[Inferred | None]) -> dict[int, _Uses]:
     uses: dict[int, _Uses] = {}
-    for index, (operator, found) in enumerate(zip(operators, inferred, strict=True)):
-        if found is not None and found.is_settled:
+    for index, (operator, record) in enumerate(zip(operators, inferred, strict=True)):
+        if record is not None and record.is_settled:
             continue
         for blob in operator.input_blobs:
-            known = uses.get(id(blob))
-            if known is None:
-                known = uses[id(blob)] = _Uses(blob)
-            known.readers.append(index)
+            use = uses.get(id(blob))
+            if use is None:
+                use = uses[id(blob)] = _Uses(blob)
+            use.readers.append(index)
         for place, blob in enumerate(operator.output_blobs):
-            known = uses.get(id(blob))
-            if known is None:
-                known = uses[id(blob)] = _Uses(blob)
-            known.writers.append(index)
-            if found is None:
+            use = uses.get(id(blob))
+            if use is None:
+                use = uses[id(blob)] = _Uses(blob)
+            use.writers.append(index)
+            if record is None:
                 continue
-            kind = found.types[place]
-            if known.type is None:
-                known.type = kind
-            elif known.type != kind:
-                known.others = [*(known.others or ()), kind]
+            kind = record.types[place]
+            if use.type is None:
+                use.type = kind
+            elif use.type != kind:
+                use.others = [*(use.others or ()), kind]
     return uses
 
 

@@ -1,4 +1,4 @@
-"""Content: whose values lie where in a buffer that several tensors share, so that one can be laid into another."""
+"""Content: which values lie where in a buffer that several tensors share, so that it can be laid into another."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ class ByteRange:
 
 @dataclass(frozen=True)
 class Content:
-    """Spans in order, without overlaps. Neighbors that go on with the same values are one span."""
+    """Spans in order, without overlaps. Neighbors with consecutive values are one span."""
 
     spans: tuple[ByteRange, ...]
 
     @staticmethod
     def of(spans: Iterable[ByteRange]) -> Content:
         """The content made of `spans`, which do not overlap."""
-        found: list[ByteRange] = []
+        result: list[ByteRange] = []
         for span in sorted(spans, key=lambda span: span.start):
-            last = found[-1] if found else None
+            last = result[-1] if result else None
             if last and (last.end, last.owner, last.origin) == (span.start, span.owner, span.origin):
-                found[-1] = ByteRange(last.start, span.end, span.owner, span.origin)
+                result[-1] = ByteRange(last.start, span.end, span.owner, span.origin)
             else:
-                found.append(span)
-        return Content(tuple(found))
+                result.append(span)
+        return Content(tuple(result))
 
     def part(self, start: int, end: int, shift: int = 0) -> list[ByteRange]:
-        """What lies from `start` up to `end`, moved by `shift` bytes."""
+        """The content from `start` up to `end`, moved by `shift` bytes."""
         return [
             ByteRange(max(span.start, start) + shift, min(span.end, end) + shift, span.owner, span.origin + shift)
             for span in self.spans
@@ -45,16 +45,20 @@ class Content:
         ]
 
     def contains(self, spans: Iterable[ByteRange]) -> bool:
-        """True when all of `spans` hold here what they say."""
+        """True when all of `spans` are part of the content."""
         for span in spans:
-            place = bisect_right(self.spans, span.start, key=lambda one: one.start) - 1
-            found = self.spans[place] if place >= 0 else None
-            if found is None or (found.owner, found.origin) != (span.owner, span.origin) or span.end > found.end:
+            place = bisect_right(self.spans, span.start, key=lambda other: other.start) - 1
+            container = self.spans[place] if place >= 0 else None
+            if (
+                container is None
+                or (container.owner, container.origin) != (span.owner, span.origin)
+                or span.end > container.end
+            ):
                 return False
         return True
 
     def filled(self, nbytes: int, owner: int) -> Content:
-        """The same in a buffer of `nbytes`, all that is free belonging to `owner`, whose byte 0 is at 0."""
+        """The content in a buffer of `nbytes` whose free bytes belong to `owner`, whose byte 0 is at 0."""
         spans, end = list(self.spans), 0
         for span in (*self.spans, ByteRange(nbytes, nbytes, owner, 0)):
             if span.start > end:

@@ -1,9 +1,9 @@
 """Lifetimes: which buffers are done with before others begin, in every schedule of a net.
 
 A buffer lives from the first operator that touches it to the last, or, if it is kept, to the end of the run. Two may
-share bytes only if every operator that touches the one is done before any that touches the other begins. "Before" is an
-`Order`: list order where operators follow one another, else what the dependencies of the graph promise (Lamport 1978),
-whatever the number of workers.
+share bytes only if every operator that touches the first is done before any that touches the second begins. "Before" is
+an `Order`: list order where operators follow one another, else what the dependencies of the graph guarantee (Lamport
+1978), for any number of workers.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ Numbers = npt.NDArray[np.intp]
 Packed = npt.NDArray[np.uint8]
 
 MAX_IN_PAIRS = 4096
-"""Operators, or buffers, that are compared with one another; of more of them a table of pairs would take too much."""
+"""Operators or buffers that are compared in pairs; a table of pairs of more would take too much memory."""
 
 _SHORT = 64  # operators
-_MANY = 32  # buffers that conflict with one
+_MANY = 32  # buffers that conflict with another
 _MAX_STEPS = 4096
 _MAX_PAIRS = 8 * MAX_IN_PAIRS**2 // 10
 
@@ -36,10 +36,10 @@ class Order:
     """Which operators are done before which begin.
 
     Attributes:
-        count: the operators there are.
+        count: the number of operators.
         before: for each, the operators before it: bit i stands for operator i. None when they run one after another,
-            or when there are too many of them.
-        graph: whose dependencies they are then; None when they run one after another.
+            or when there are too many.
+        graph: gives the dependencies if there are too many; None when they run one after another.
     """
 
     count: int
@@ -54,7 +54,7 @@ class Order:
 
 
 def _is_found(graph: Graph, earlier: int, later: int) -> bool:
-    """True when a path of dependencies between the two is found within `_MAX_STEPS`."""
+    """True when a search of `_MAX_STEPS` finds a path of dependencies between the two."""
     seen: set[int] = set()
     waiting = [later]
     while waiting and len(seen) < _MAX_STEPS:
@@ -80,24 +80,24 @@ def graph_order(graph: Graph) -> Order:
         return Order(len(graph), None, graph)
     before: list[int] = []
     for parents in graph.reduced_parents:
-        found = 0
+        ancestors = 0
         for parent in parents:
-            found |= before[parent] | 1 << parent
-        before.append(found)
+            ancestors |= before[parent] | 1 << parent
+        before.append(ancestors)
     return Order(len(graph), tuple(before))
 
 
 class Lifetimes:
     """The lifetimes of buffers under an order. Each buffer has at least one user.
 
-    Where operators follow one another, O(buffers) steps, and for each question about as many as the answer is long;
-    else O(buffers x (buffers + uses)), in NumPy, and buffers squared bytes.
+    Where operators follow one another, this takes O(buffers) steps, and for each question about as many as the answer
+    is long; else O(buffers x (buffers + uses)), in NumPy, and buffers squared bytes.
     """
 
     def __init__(self, users: Sequence[Sequence[int]], kept: Sequence[bool], order: Order) -> None:
         """`users` are the operators that touch each buffer; a buffer that is `kept` is never done with.
 
-        Not for an order that is only known by its graph.
+        Not for an order that only a graph gives.
         """
         flags = np.array(kept, np.bool_)
         self._lives = _Intervals(users, flags) if order.before is None else _Sets(users, flags, order.before)
@@ -108,11 +108,11 @@ class Lifetimes:
         return self._lives.precedes()
 
     def are_crowded(self) -> bool:
-        """True when so many buffers are alive together that comparing them in pairs would take long."""
+        """True when so many buffers are alive at once that comparing them in pairs would take long."""
         return self._lives.are_crowded()
 
     def conflicting(self, buffer: int) -> Numbers:
-        """The buffers that must not share bytes with `buffer`, in any order; itself is one of them."""
+        """The buffers that must not share bytes with `buffer`, itself among them, in any order."""
         return self._lives.conflicting(buffer)
 
     def crowds(self, sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -120,7 +120,7 @@ class Lifetimes:
         return self._lives.crowds(sizes)
 
     def peak_live(self, sizes: Sequence[int]) -> int:
-        """A sum of `sizes` that buffers alive at one time have, which no plan can be below: the most that is known."""
+        """A total of `sizes` of buffers alive at one time, the largest known: no plan can need less."""
         return self._lives.peak_live(np.array(sizes, np.int64))
 
     def live_at(self, operator: int) -> Flags:
@@ -135,7 +135,7 @@ class Lifetimes:
 class _Intervals:
     """Lifetimes where operators run one after another: from the first user to the last.
 
-    Those that begin before another and are alive when it does are long, or begin not more than `_SHORT` before it.
+    Buffers that begin before another and are alive when it does are long, or begin at most `_SHORT` before it.
     """
 
     def __init__(self, users: Sequence[Sequence[int]], kept: Flags) -> None:
@@ -162,26 +162,26 @@ class _Intervals:
 
     @cached_property
     def _pairs(self) -> tuple[list[int], Numbers] | None:
-        """The buffers that conflict with each, one row behind another, and where rows begin; None for too many."""
+        """The buffers that conflict with each, all in one array, and where each buffer's begin; None for too many."""
         count = len(self._starts)
         place = np.arange(count)
         begun = np.searchsorted(self._starts, self._ends, "right") - place - 1  # while each of them is alive
         total = int(begun.sum())
         if total > _MANY * count:
             return None
-        one = np.repeat(place, begun)
-        other = np.arange(total) - np.repeat(np.cumsum(begun) - begun, begun) + one + 1
-        rows = self._sorted[np.concatenate((place, one, other))]
-        found = self._sorted[np.concatenate((place, other, one))]
+        first = np.repeat(place, begun)
+        second = np.arange(total) - np.repeat(np.cumsum(begun) - begun, begun) + first + 1
+        rows = self._sorted[np.concatenate((place, first, second))]
+        conflicts = self._sorted[np.concatenate((place, second, first))]
         starts = np.concatenate(([0], np.cumsum(np.bincount(rows, minlength=count))))
-        return starts.tolist(), found[np.argsort(rows, kind="stable")]
+        return starts.tolist(), conflicts[np.argsort(rows, kind="stable")]
 
     def crowds(self, sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        known = self._pairs
-        if known is None:
+        pairs = self._pairs
+        if pairs is None:
             return np.array([sizes[self.conflicting(buffer)].sum() for buffer in range(len(sizes))], np.int64)
-        starts, found = known
-        return np.add.reduceat(sizes[found], starts[:-1]) if len(sizes) else sizes
+        starts, conflicts = pairs
+        return np.add.reduceat(sizes[conflicts], starts[:-1]) if len(sizes) else sizes
 
     def conflicting(self, buffer: int) -> Numbers:
         if self._pairs is not None:
@@ -189,8 +189,8 @@ class _Intervals:
             return every[starts[buffer] : starts[buffer + 1]]
         low, high = self._near[buffer]
         near = np.arange(low, high)
-        found = np.concatenate((self._long[: np.searchsorted(self._long, low)], near))
-        chosen: Numbers = self._sorted[found[self._ends[found] >= self._first[buffer]]]
+        candidates = np.concatenate((self._long[: np.searchsorted(self._long, low)], near))
+        chosen: Numbers = self._sorted[candidates[self._ends[candidates] >= self._first[buffer]]]
         return chosen
 
     def peak_live(self, sizes: npt.NDArray[np.int64]) -> int:
@@ -205,12 +205,12 @@ class _Intervals:
         return (self._first <= operator) & (self._last >= operator)
 
     def together(self, others: Numbers, operator: int) -> Flags:
-        found: Flags = others == operator
-        return found
+        flags: Flags = others == operator
+        return flags
 
 
 class _Sets:
-    """Lifetimes where some operators may run at the same time: from what is before whom."""
+    """Lifetimes where some operators may run at the same time: by the set of operators before each."""
 
     def __init__(self, users: Sequence[Sequence[int]], kept: Flags, order: Sequence[int]) -> None:
         self._count = len(order)
@@ -223,10 +223,10 @@ class _Sets:
         self._order = _packed(order, self._count)
 
     def precedes(self) -> Flags:
-        found = np.zeros((len(self._kept), len(self._kept)), np.bool_)
+        result = np.zeros((len(self._kept), len(self._kept)), np.bool_)
         for buffer, row in enumerate(self._before):
-            found[:, buffer] = self._done_before(row)
-        return found
+            result[:, buffer] = self._done_before(row)
+        return result
 
     def are_crowded(self) -> bool:
         return False
@@ -251,7 +251,7 @@ class _Sets:
         return ~(earlier | _members(self._order[others], operator))
 
     def _done_before(self, before: Packed) -> Flags:
-        """True for the buffers that operators among the set `before` alone touch."""
+        """True for the buffers whose users are all in the set `before`."""
         if self._starts is None:
             return np.zeros(0, np.bool_)
         inside = _unpacked(before, self._count)
@@ -259,7 +259,7 @@ class _Sets:
 
 
 def _packed(sets: Sequence[int], count: int) -> Packed:
-    """Sets of numbers below `count`, given as the bits of integers, a row of bytes each."""
+    """Sets of numbers below `count`, as bits of integers, packed into one row of bytes each."""
     width = count // 8 + 1
     return np.frombuffer(b"".join(row.to_bytes(width, "little") for row in sets), np.uint8).reshape(len(sets), width)
 
@@ -270,5 +270,5 @@ def _unpacked(members: Packed, count: int) -> Flags:
 
 
 def _members(sets: Packed, number: int) -> Flags:
-    """True for the sets that have `number` in them."""
+    """True for the sets that contain `number`."""
     return (sets[:, number >> 3] >> (number & 7) & 1).view(np.bool_)

@@ -1,12 +1,12 @@
 """Offsets of many buffers: one walk over the operators in list order, in which memory is taken and given back.
 
-A buffer takes a free block when its first operator comes, and gives it back with its last. Where operators may run at
-the same time, a block may be taken only by those that come after all who used it, in every schedule: the walk knows the
-ancestors of each operator among those who used what is free (`AncestorBits`). Nothing is compared with everything
-else, so time and memory grow with the number of operators and the width of the graph; what is placed is not always as
-small as where buffers are compared in pairs (`offsets`), which is for nets of usual size.
+A buffer takes a free block at its first operator, and gives it back after its last. Where operators may run at the same
+time, only operators that come after all its users in every schedule may take a block: the walk knows the ancestors of
+each operator among the users of free blocks (`AncestorBits`). Buffers are not compared in pairs, so time and memory
+grow with the number of operators and the width of the graph; the result is not always as small as where they are
+compared (`offsets`), which is for nets of usual size.
 
-Working memory is given in strips: each operator has one, which no other has that may run at the same time.
+Working memory is given in strips: each operator has one, which it shares with no operator that may run beside it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from dagexec.platform.records import dataclass
 from dagexec.scheduler.memory.lifetime import Order
 from dagexec.scheduler.memory.offsets import Integers, aligned
 
-_MAX_LOOKED_AT = 64  # free blocks, those that are free for the longest first
-_MAX_USERS = 8  # of a block that is made of several
-_MAX_STRIPS_LOOKED_AT = 32  # those used longest ago
+_MAX_LOOKED_AT = 64  # free blocks, those that are free for longest first
+_MAX_USERS = 8  # of a merged block
+_MAX_STRIPS_LOOKED_AT = 32  # the least recently used
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def place_in_list_order(
     """Place buffers of `sizes` bytes.
 
     `users` are the operators that touch each, ascending; those that are `kept` are never free again. Without
-    `order.graph` operators follow one another as listed.
+    `order.graph` operators run in list order.
     """
     walk = _Walk(order, users, kept)
     room = [aligned(size) for size in sizes]
@@ -66,7 +66,7 @@ def place_in_list_order(
 
 @dataclass(slots=True)
 class _Block:
-    """Free bytes, and the last operators that used them; as a set, too, if it is known who comes after them."""
+    """Free bytes, and the last operators that used them; also as a set, if it is known which operators follow them."""
 
     start: int
     end: int
@@ -78,7 +78,7 @@ class _Walk:
     """The state at one operator.
 
     Attributes:
-        end: of what was taken at one time or another.
+        end: of all bytes taken so far.
         strips: of the operators so far.
     """
 
@@ -88,9 +88,9 @@ class _Walk:
         self._graph = order.graph
         self._users = users
         self._bits = AncestorBits()
-        self._blocks: OrderedDict[int, _Block] = OrderedDict()  # by start, those to be looked at first in front
+        self._blocks: OrderedDict[int, _Block] = OrderedDict()  # by start, those to be tried first in front
         self._ends: dict[int, _Block] = {}
-        self._asked = [0] * order.count  # how many blocks, buffers and strips will ask for an operator
+        self._asked = [0] * order.count  # how many blocks, buffers and strips will still ask for each operator
         self._last_users: list[tuple[int, ...]] = []
         self._strip_of: OrderedDict[int, int] = OrderedDict()  # by the operator that had it last
         self._ancestors = 0
@@ -101,24 +101,24 @@ class _Walk:
                 self._asked[operator] += 1
 
     def go_to(self, operator: int) -> None:
-        """The next operator begins."""
+        """Begin the next operator."""
         self._ancestors = 0
         for parent in () if self._graph is None else self._graph.reduced_parents[operator]:
             self._ancestors |= self._bits.with_ancestors(parent)
 
     def give_strip(self, operator: int) -> None:
-        """What the operator begins with has been taken: it has a strip, and others may come after it."""
+        """Give the operator a strip, once it has taken its buffers; others may follow in it."""
         graph, bits = self._graph, self._bits
         if graph is None:
             self.strips.append(0)
             return
-        before = next((one for one in graph.reduced_parents[operator] if one in self._strip_of), None)
+        before = next((parent for parent in graph.reduced_parents[operator] if parent in self._strip_of), None)
         if before is None:
-            for one in list(itertools.islice(self._strip_of, _MAX_STRIPS_LOOKED_AT)):
-                if bits.has(self._ancestors, one):
-                    before = one
+            for other in list(itertools.islice(self._strip_of, _MAX_STRIPS_LOOKED_AT)):
+                if bits.has(self._ancestors, other):
+                    before = other
                     break
-                self._strip_of.move_to_end(one)
+                self._strip_of.move_to_end(other)
         strip = len(self._strip_of) if before is None else self._strip_of.pop(before)
         self.strips.append(strip)
         self._strip_of[operator] = strip
@@ -133,7 +133,7 @@ class _Walk:
                 bits.forget(parent)
 
     def take(self, size: int, buffer: int) -> int:
-        """The offset of `size` bytes for a buffer: the smallest of some free blocks that take it, or at the end."""
+        """The offset of `size` bytes for a buffer: in the smallest free block that takes it, of some, or at the end."""
         best: _Block | None = None
         if self._graph is None or _begins_with_first(self._graph, self._users[buffer]):  # else who does is not certain
             ancestors, blocks = self._ancestors, self._blocks
@@ -168,11 +168,11 @@ class _Walk:
         return start
 
     def _is_usable(self, block: _Block) -> bool:
-        """True when all who used a block are done before the operator begins."""
+        """True when all users of a block are done before the operator begins."""
         return block.mask is not None and self._ancestors & block.mask == block.mask
 
     def _extend(self, block: _Block, size: int) -> None:
-        """Add the blocks behind a usable one that are usable too, until it has `size` bytes."""
+        """Merge a usable block with usable ones after it, until it has `size` bytes."""
         while block.end - block.start < size:
             other = self._blocks.get(block.end)
             if other is None or not self._is_usable(other):
@@ -183,7 +183,7 @@ class _Walk:
             self._append(block, other, users)
 
     def _append(self, block: _Block, other: _Block, users: tuple[int, ...]) -> None:
-        """Make one block of two neighbors, for whose users `users` stand."""
+        """Merge two neighboring blocks; `users` stand for the users of both."""
         for user in users:
             self._asked[user] += 1
         for user in (*block.users, *other.users):
@@ -193,7 +193,7 @@ class _Walk:
         self._ends[block.end] = block
 
     def give_back(self, start: int, size: int, buffer: int) -> None:
-        """The bytes of a buffer are free for those that come after its last operators."""
+        """Free the bytes of a buffer for the operators after its last users."""
         users = self._last_users[buffer]
         if self._graph is not None and not all(self._graph.reduced_children[user] for user in users):
             return  # nothing comes after them
@@ -207,7 +207,7 @@ class _Walk:
             self._append(left, block, users)
 
     def _release(self, operator: int) -> None:
-        """A block, buffer or strip no longer asks for an operator."""
+        """Drop one use of an operator by a block, buffer or strip."""
         self._asked[operator] -= 1
         if self._asked[operator] == 0:
             self._bits.release(operator)
@@ -227,7 +227,7 @@ def _begins_with_first(graph: Graph, users: Sequence[int]) -> bool:
 
 
 def _last_of(graph: Graph, users: Sequence[int]) -> tuple[int, ...]:
-    """The users of a buffer that no other comes after as a child."""
+    """The users of a buffer that have no other user as a child."""
     members = set(users)
 
     def is_last(place: int) -> bool:

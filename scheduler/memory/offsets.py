@@ -1,9 +1,9 @@
-"""Offsets: where in one block of memory each buffer begins, so that no two that conflict overlap.
+"""Offsets: where each buffer begins in one block of memory, so that no two that conflict overlap.
 
 This is dynamic storage allocation, NP-hard already for lifetimes that are intervals (Garey, Johnson 1979, SR2).
-Buffers are placed one by one, each in the smallest gap that takes it between those in its way, or behind them: the
-"greedy by size" of Pisarchyk and Lee (2020), here on a conflict graph instead of intervals. Several orders are tried,
-then orders in which a buffer that reaches the top comes first, and the best is kept. All of it is deterministic.
+Buffers are placed one by one, each in the smallest gap between those that it conflicts with, or after them: the "greedy
+by size" of Pisarchyk and Lee (2020), here on a conflict graph instead of intervals. Several orders are tried, then
+orders that place a buffer at the top first, and the best is kept. All of it is deterministic.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from dagexec.scheduler.memory.lifetime import Numbers
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector register
 
 _PROMOTIONS = 24  # orders tried after the fixed ones, at most
-_PATIENCE = 8  # orders one after another that give nothing better
-_TOLERANCE = 1.02  # by how much an extent may be above that of a search, in proportion to what is placed
-_FEW = 16  # buffers, for which NumPy is not worth it
+_PATIENCE = 8  # orders in a row without improvement
+_TOLERANCE = 1.02  # of an extent over that of a search, relative to the bytes placed
+_FEW = 16  # buffers, for which NumPy does not pay
 _MAX_PROMOTED = 400  # buffers; with more of them an order takes too long to try many
 
 Integers = npt.NDArray[np.int64]
@@ -40,7 +40,7 @@ class BufferOffsets:
 class OrderHint:
     """The order in which buffers were placed best, for the same buffers in other sizes.
 
-    Nothing is searched where they then fit into so many bytes as are there, or into as many in proportion.
+    It replaces a search where its placement then fits into the available bytes, or is as dense as the search's.
     """
 
     def __init__(self) -> None:
@@ -48,14 +48,14 @@ class OrderHint:
         self._density = 0.0
 
     def place(self, room: Integers, conflicting: Conflicting, there: int) -> BufferOffsets | None:
-        """The buffers placed in that order, if that is good enough; `there` are the bytes of an arena."""
+        """The buffers placed in that order, if that is good enough; `there` is the size of an arena."""
         if len(self._order) != len(room):
             return None
-        found = place_in_order(room, conflicting, self._order)
-        return found if found.extent <= max(there, self._density * int(room.sum())) else None
+        offsets = place_in_order(room, conflicting, self._order)
+        return offsets if offsets.extent <= max(there, self._density * int(room.sum())) else None
 
     def note(self, room: Integers, order: list[int], extent: int) -> None:
-        """Remember the order that a search has found."""
+        """Remember the order of a search."""
         self._order, self._density = order, _TOLERANCE * extent / max(1, int(room.sum()))
 
 
@@ -74,16 +74,16 @@ def place(
 ) -> BufferOffsets:
     """Offsets, multiples of the alignment, for buffers of `sizes` bytes; `conflicting(a)` lists those to keep apart.
 
-    No more orders are tried once the extent is down to `bound`, which no offsets can be below, and none where that of
-    `hint` will do in an arena of `there` bytes. `crowds` gives the bytes of those to be kept apart from each.
+    The search ends when the extent is down to `bound`, the lower bound, and is skipped where the order of `hint` will
+    do in an arena of `there` bytes. `crowds` gives, for each buffer, the total size of those it conflicts with.
     """
     room = np.array([aligned(size) for size in sizes], np.int64)
     whole = int(room.sum())
     if whole <= bound:  # all are in use at once
         return BufferOffsets(np.cumsum(room) - room, whole)
-    known = None if hint is None else hint.place(room, conflicting, there)
-    if known is not None:
-        return known
+    offsets = None if hint is None else hint.place(room, conflicting, there)
+    if offsets is not None:
+        return offsets
     best, order = _searched(room, conflicting, bound, crowds)
     if hint is not None:
         hint.note(room, order, best.extent)
@@ -93,15 +93,15 @@ def place(
 def _searched(
     room: Integers, conflicting: Conflicting, bound: int, crowds: Callable[[Integers], Integers] | None
 ) -> tuple[BufferOffsets, list[int]]:
-    """The best offsets, and the order in which they were found."""
+    """The best offsets, and the order that gave them."""
     best: BufferOffsets | None = None
     best_order: list[int] = []
     if len(room) <= _MAX_PROMOTED:
         conflicting = [conflicting(buffer) for buffer in range(len(room))].__getitem__
     for order in _orders(room, conflicting, crowds):
-        found = place_in_order(room, conflicting, order)
-        if best is None or found.extent < best.extent:
-            best, best_order = found, order
+        offsets = place_in_order(room, conflicting, order)
+        if best is None or offsets.extent < best.extent:
+            best, best_order = offsets, order
         if best.extent <= bound:
             return best, best_order
     assert best is not None
@@ -113,7 +113,7 @@ def _searched(
 def _orders(
     room: Integers, conflicting: Conflicting, crowds: Callable[[Integers], Integers] | None
 ) -> Iterator[list[int]]:
-    """Largest first; largest with its conflicting first; by list order. Equal ones in list order."""
+    """Largest first; largest total with its conflicting ones first; by list order. Ties in list order."""
     if crowds is None:
         crowd = np.array([room[conflicting(buffer)].sum() for buffer in range(len(room))], np.int64)
     else:
@@ -127,7 +127,7 @@ def _orders(
 def _promoted(
     room: Integers, conflicting: Conflicting, best: BufferOffsets, order: list[int], bound: int
 ) -> tuple[BufferOffsets, list[int]]:
-    """The best of `best` and of orders in which the buffer at the top of the one before comes first."""
+    """The best of `best` and of orders that place the buffer at the top of the last attempt first."""
     current, tried = best, order
     fruitless = 0
     for _ in range(_PROMOTIONS):
@@ -159,7 +159,7 @@ def place_in_order(room: Integers, conflicting: Conflicting, order: Sequence[int
 
 
 def best_fit(offsets: npt.NDArray[Any], room: npt.NDArray[Any], size: int) -> int:
-    """Where `size` bytes go among what lies at `offsets` and takes `room`: the smallest gap, else behind all."""
+    """The offset for `size` bytes among buffers at `offsets` of sizes `room`: in the smallest gap, or after all."""
     if len(offsets) <= _FEW:
         return _best_of_few(sorted(zip(offsets.tolist(), room.tolist(), strict=True)), size)
     order = np.argsort(offsets)
@@ -171,11 +171,11 @@ def best_fit(offsets: npt.NDArray[Any], room: npt.NDArray[Any], size: int) -> in
 
 
 def _best_of_few(placed: Sequence[tuple[int, int]], size: int) -> int:
-    """The same for a few, ascending."""
-    reached, least, found = 0, 0, -1
+    """The same for a few buffers, ascending."""
+    reached, least, best = 0, 0, -1
     for start, length in placed:
         gap = start - reached
-        if gap >= size and (found < 0 or gap < least):
-            least, found = gap, reached
+        if gap >= size and (best < 0 or gap < least):
+            least, best = gap, reached
         reached = max(reached, start + length)
-    return reached if found < 0 else found
+    return reached if best < 0 else best

@@ -1,8 +1,8 @@
-"""Buffers for other shapes, found from those that a net had for some.
+"""Buffers for other shapes, derived from those that a net had for some shapes.
 
-Which tensors share a piece of memory, and who touches it, mostly does not depend on sizes: they say how large the
-pieces are. Where that may not be so the buffers are searched for anew: where tensors are laid into one another
-(`zero_copy`), change their type within a run, or have no elements, strides, or storage of inputs.
+Which tensors share a piece of memory, and which operators touch it, mostly does not depend on sizes. Where it may, the
+buffers are searched for anew: where tensors are laid into one another (`zero_copy`), change their type within a run, or
+have no elements, strides, or storage of inputs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dagexec.scheduler.memory.buffers import Buffers, BufferSlice, Inferred, fin
 from dagexec.scheduler.memory.lifetime import Order
 
 _Source = tuple[int, int]
-"""An operator, and which of its outputs."""
+"""An operator, and the number of its output."""
 
 _MOST = 8
 
@@ -38,18 +38,18 @@ class BufferPatterns:
         keep: Collection[str],
         order: Order,
     ) -> Buffers:
-        """What `find_buffers` finds, for the same net and `keep` at every call."""
+        """The result of `find_buffers`, for the same net and `keep` at every call."""
         key = _kinds(inferred)
-        known = self._known.get(key)
-        found = None if known is None or known.order != order else known.buffers(inferred)
-        if found is None:
-            found = find_buffers(graph, operators, inferred, inputs, keep, order)
+        earlier = self._known.get(key)
+        buffers = None if earlier is None or earlier.order != order else earlier.buffers(inferred)
+        if buffers is None:
+            buffers = find_buffers(graph, operators, inferred, inputs, keep, order)
             if len(self._known) >= _MOST:
                 self._known.clear()
-            pattern = _Pattern(graph, operators, inferred, inputs, order, found)
+            pattern = _Pattern(graph, operators, inferred, inputs, order, buffers)
             if pattern.serves(inferred):
                 self._known[key] = pattern
-        return found
+        return buffers
 
 
 class _Pattern:
@@ -66,29 +66,29 @@ class _Pattern:
         inferred: Sequence[Inferred | None],
         inputs: Collection[Blob],
         order: Order,
-        found: Buffers,
+        buffers: Buffers,
     ) -> None:
         self.order = order
         self._inputs = inputs
-        self._buffers = found.buffers
+        self._buffers = buffers.buffers
         sources: dict[int, list[_Source]] = {}
         blobs: dict[int, Blob] = {}
-        self._is_simple = not any(one.zero_copy for one in inferred if one is not None)
-        for index, (operator, one) in enumerate(zip(operators, inferred, strict=True)):
-            for place, blob in enumerate(operator.output_blobs if one is not None and not one.is_settled else ()):
+        self._is_simple = not any(record.zero_copy for record in inferred if record is not None)
+        for index, (operator, record) in enumerate(zip(operators, inferred, strict=True)):
+            for place, blob in enumerate(operator.output_blobs if record is not None and not record.is_settled else ()):
                 sources.setdefault(id(blob), []).append((index, place))
                 blobs[id(blob)] = blob
         self._blobs = tuple(blobs.values())
         self._sources = tuple(map(tuple, sources.values()))
-        self._places = tuple((key, place.buffer, *sources[key][0]) for key, place in found.places.items())
+        self._places = tuple((key, place.buffer, *sources[key][0]) for key, place in buffers.places.items())
         self._own = tuple(
             rows[0]
             for key, rows in sources.items()
-            if key not in found.places and not any(index in graph.views for index, _ in rows)
+            if key not in buffers.places and not any(index in graph.views for index, _ in rows)
         )
 
     def serves(self, inferred: Sequence[Inferred | None]) -> bool:
-        """True when outputs are packed tensors of one type, with elements, each its own and apart from the inputs."""
+        """True when outputs are packed tensors of one type, with elements, apart from each other and the inputs."""
         values = [blob.value for blob in self._blobs]
         if not self._is_simple or len(set(map(id, values))) != len(values):
             return False
@@ -99,7 +99,7 @@ class _Pattern:
             if not value.is_empty and id(value.storage()) in storages:
                 return False
         for rows in self._sources:
-            first, *others = [one.types[place] for index, place in rows if (one := inferred[index]) is not None]
+            first, *others = [record.types[place] for index, place in rows if (record := inferred[index]) is not None]
             if not first.nbytes or any(other != first for other in others):
                 return False
         return True
@@ -111,26 +111,26 @@ class _Pattern:
         sizes = [0] * len(self._buffers)
         places = {}
         for key, buffer, index, place in self._places:
-            found = inferred[index]
-            assert found is not None
-            kind = found.types[place]
+            record = inferred[index]
+            assert record is not None
+            kind = record.types[place]
             sizes[buffer] = kind.nbytes
             places[key] = BufferSlice(buffer, 0, kind)
-        buffers = tuple([one._replace(nbytes=size) for one, size in zip(self._buffers, sizes, strict=True)])
-        own = sum(one.types[place].nbytes for index, place in self._own if (one := inferred[index]) is not None)
+        buffers = tuple([buffer._replace(nbytes=size) for buffer, size in zip(self._buffers, sizes, strict=True)])
+        own = sum(record.types[place].nbytes for index, place in self._own if (record := inferred[index]) is not None)
         return Buffers(buffers, MappingProxyType(places), own)
 
 
 def _kinds(inferred: Sequence[Inferred | None]) -> Hashable:
-    """What operators are static and which of them settled, and the element types of what others give."""
-    known: dict[int, Hashable] = {}  # by the id of what all that are alike have
+    """Which operators are static, which of these settled, and the element types of the others' outputs."""
+    cache: dict[int, Hashable] = {}  # by the id of what all that are alike have
 
-    def kinds(one: Inferred | None) -> Hashable:
-        if one is None or one.is_settled:
-            return None if one is None else ()
-        found = known.get(id(one))
-        if found is None:
-            found = known[id(one)] = tuple([kind.meta for kind in one.types])
-        return found
+    def kinds(record: Inferred | None) -> Hashable:
+        if record is None or record.is_settled:
+            return None if record is None else ()
+        result = cache.get(id(record))
+        if result is None:
+            result = cache[id(record)] = tuple([kind.meta for kind in record.types])
+        return result
 
     return tuple(map(kinds, inferred))

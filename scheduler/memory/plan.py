@@ -37,11 +37,11 @@ Array = npt.NDArray[Any]
 _MAX_NAMED = 3
 
 _HEADROOM = 16
-"""Buffers that have grown get one more byte for so many: at 256 positions, room for the next 16."""
+"""One byte more for this many, for buffers that have grown: at 256 positions, room for the next 16."""
 
 
 class Placed(NamedTuple):
-    """Memory of a tensor, and on the host its address."""
+    """The memory of a tensor, with its address if on the host."""
 
     array: Array
     storage: Storage
@@ -52,22 +52,22 @@ class Placed(NamedTuple):
 class MemoryPlan:
     """Buffers in arenas, one for each device.
 
-    All sizes are those of cache lines: a buffer of 4 bytes takes 64.
+    Sizes are rounded up to cache lines: a buffer of 4 bytes takes 64.
 
     Attributes:
-        buffers: what was placed.
-        lifetimes: when each buffer is in use; None where that is known by the graph alone.
+        buffers: those that were placed.
+        lifetimes: of the buffers; None where only the graph gives the order.
         own_bytes: bytes of outputs that are not planned.
     """
 
-    def __init__(self, name: str, found: Buffers, order: Order, memory: ArenaMemory | None = None) -> None:
-        """Raises ResourceError, with what is needed and what for, when the memory is not there. `name` is the net's.
+    def __init__(self, name: str, buffers: Buffers, order: Order, memory: ArenaMemory | None = None) -> None:
+        """Raises ResourceError, with what is needed and what for, when memory is lacking. `name` is the net's.
 
-        `memory` is where the arenas of the net's other preparations lie.
+        `memory` holds the arenas of the net's other preparations.
         """
         self._memory = ArenaMemory() if memory is None else memory
-        self.buffers = found.buffers
-        self.own_bytes = found.own_bytes
+        self.buffers = buffers.buffers
+        self.own_bytes = buffers.own_bytes
         self._order = order
         self._users = tuple(row.users for row in self.buffers)
         self._kept = tuple(row.kept for row in self.buffers)
@@ -75,13 +75,13 @@ class MemoryPlan:
         self.lifetimes = self._find_lifetimes()
         self._many = max(order.count, len(self.buffers)) > MAX_IN_PAIRS
         self._strips: dict[Device, tuple[int, ...]] = {}
-        self._places = found.places
+        self._places = buffers.places
         self._members: dict[Device, list[int]] = {}
         for number, buffer in enumerate(self.buffers):
             self._members.setdefault(buffer.device, []).append(number)
         self._room: dict[Device, list[int]] = {}
         placed = {device: self._place(device, members) for device, members in self._members.items()}
-        self.tensor_bytes = sum(one.extent for one in placed.values())
+        self.tensor_bytes = sum(placement.extent for placement in placed.values())
         self._offsets: dict[int, int] = {}
         self._bound: dict[tuple[int, int, int, bool], Placed] = {}
         self._arenas: dict[Device, Arena] = {}
@@ -100,24 +100,24 @@ class MemoryPlan:
             raise ResourceError(f"net {name!r}: {self._needs()}: {error}") from None
 
     def storage(self, blob: int) -> Placed | None:
-        """The memory of the blob of this `id`; None when it is not planned. Equal tensors at one place have one."""
+        """The memory of the blob with this id; None when it is not planned. Equal tensors at one place share theirs."""
         place = self._places.get(blob)
         if place is None:
             return None
         buffer, kind = self.buffers[place.buffer], place.type
         offset = self._offsets[place.buffer] + place.offset
         key = id(buffer.runtime), offset, id(kind), buffer.kept
-        found = self._bound.get(key)
-        if found is None:
+        placed = self._bound.get(key)
+        if placed is None:
             memory = self._arenas[buffer.device].bytes_at(offset, kind.nbytes)
             storage = Storage(memory, kind.nbytes, writable=False, reused=not buffer.kept)
             array = array_on(memory, kind.shape, kind.meta)
             address = address_of(array) if buffer.device == CPU else None
-            found = self._bound[key] = Placed(array, storage, kind, address)
-        return found
+            placed = self._bound[key] = Placed(array, storage, kind, address)
+        return placed
 
     def passing(self) -> dict[int, int]:
-        """The addresses on the host of the tensors that nobody sees after a run, by the ids of their blobs."""
+        """The host addresses of tensors that nobody reads after a run, by the ids of their blobs."""
         arena = self._arenas.get(CPU)
         if arena is None:
             return {}
@@ -130,11 +130,11 @@ class MemoryPlan:
 
     @property
     def storage_ids(self) -> set[int]:
-        """The ids of the storages that lie in the arenas."""
+        """The ids of the storages in the arenas."""
         return {id(placed.storage) for placed in self._bound.values()}
 
     def working_memory(self, index: int, operator: Operator) -> MemorySource:
-        """What gives working memory to operator `index`, while it is prepared."""
+        """The source of working memory for operator `index` during preparation."""
         return partial(self._arena(operator.runtime).working_memory, index)
 
     def _arena(self, runtime: DeviceRuntime) -> Arena:
@@ -145,17 +145,17 @@ class MemoryPlan:
         return arena
 
     def _placements_before(self) -> dict[Device, list[Placement]]:
-        """By device, where buffers of the same lifetimes were placed."""
+        """By device, earlier placements of buffers with the same lifetimes."""
         return {
-            device: [one for one in known if one.is_for(self._users, self._kept, self._order)]
-            for device, known in self._memory.placements.items()
+            device: [placement for placement in placements if placement.is_for(self._users, self._kept, self._order)]
+            for device, placements in self._memory.placements.items()
         }
 
     def _find_lifetimes(self) -> Lifetimes | None:
         if self._order.graph is not None:
             return None
-        known = next(chain.from_iterable(self._before.values()), None)
-        return Lifetimes(self._users, self._kept, self._order) if known is None else known.lifetimes
+        placement = next(chain.from_iterable(self._before.values()), None)
+        return Lifetimes(self._users, self._kept, self._order) if placement is None else placement.lifetimes
 
     def _new_arena(
         self, runtime: DeviceRuntime, offsets: Integers, sizes: Sequence[int], members: Sequence[int]
@@ -169,8 +169,9 @@ class MemoryPlan:
     def _new_pair_arena(
         self, runtime: DeviceRuntime, offsets: Integers, sizes: Sequence[int], members: Sequence[int]
     ) -> Arena:
-        """One where working memory is compared with all else; kept for smaller sizes unless it is one of those."""
-        before = next((one for one in self._before.get(runtime.device, ()) if one.offsets is offsets), None)
+        """An arena where working memory is compared with all else; noted for smaller sizes unless it is one itself."""
+        earlier = self._before.get(runtime.device, ())
+        before = next((placement for placement in earlier if placement.offsets is offsets), None)
         arena = Arena(runtime, offsets, sizes, self._memory, self.lifetimes, members, before)
         if before is None and self.lifetimes is not None:
             placement = Placement(
@@ -180,18 +181,18 @@ class MemoryPlan:
         return arena
 
     def placed(self) -> Iterator[tuple[Buffer, int]]:
-        """Each buffer, and where in its device's arena it begins."""
+        """Each buffer, and where it begins in its device's arena."""
         for number, offset in sorted(self._offsets.items()):
             yield self.buffers[number], offset
 
     def placed_working_memory(self) -> Iterator[WorkingMemory]:
-        """What operators were given, in all arenas."""
+        """The working memory of operators, in all arenas."""
         for arena in self._arenas.values():
             yield from arena.working
 
     @property
     def peak_bytes(self) -> int:
-        """Bytes of the arenas: of buffers and working memory."""
+        """Bytes of the arenas, for buffers and working memory."""
         return sum(arena.extent for arena in self._arenas.values())
 
     @property
@@ -201,19 +202,19 @@ class MemoryPlan:
 
     @cached_property
     def unshared_bytes(self) -> int:
-        """Bytes if nothing shared memory: of all buffers."""
+        """Bytes of all buffers if none shared memory."""
         return sum(aligned(buffer.nbytes) for buffer in self.buffers)
 
     @property
     def unshared_working_bytes(self) -> int:
-        """Bytes of all working memory, if none were shared."""
-        return sum(aligned(given.nbytes) for arena in self._arenas.values() for given in arena.working)
+        """Bytes of all working memory if none were shared."""
+        return sum(aligned(memory.nbytes) for arena in self._arenas.values() for memory in arena.working)
 
     @cached_property
     def lower_bound(self) -> int:
         """The most bytes of buffers and working memory that may be in use at one time: no plan can need less.
 
-        0 for a net that is too large to be sure.
+        0 for a net that is too large to tell.
         """
         total = 0
         if self._many:
@@ -221,20 +222,20 @@ class MemoryPlan:
         for device, arena in self._arenas.items():
             members = self._members.get(device, [])
             users: list[Sequence[int]] = [self.buffers[number].users for number in members]
-            users += [(given.operator,) for given in arena.working]
+            users += [(memory.operator,) for memory in arena.working]
             kept = [self.buffers[number].kept for number in members] + [False] * len(arena.working)
             weights = [aligned(self.buffers[number].nbytes) for number in members]
-            weights += [aligned(given.nbytes) for given in arena.working]
+            weights += [aligned(memory.nbytes) for memory in arena.working]
             total += lower_bound.heaviest_antichain(weights, Lifetimes(users, kept, self._order).precedes)
         return total
 
     def _place(self, device: Device, members: Sequence[int]) -> BufferOffsets:
         sizes = self._room[device] = [self.buffers[number].nbytes for number in members]
         if not self._many:
-            known = self._placed_before(device, sizes)
-            if known is None:
+            offsets = self._placed_before(device, sizes)
+            if offsets is None:
                 sizes = self._room[device] = self._with_headroom(device, sizes)
-            return known or self._place_in_pairs(members, sizes)
+            return offsets or self._place_in_pairs(members, sizes)
         rows = [self.buffers[number] for number in members]
         walked = list_order_offsets.place_in_list_order(
             sizes, [row.users for row in rows], [row.kept for row in rows], self._order
@@ -247,28 +248,31 @@ class MemoryPlan:
         return other if other.extent < placed.extent else placed
 
     def _placed_before(self, device: Device, sizes: Sequence[int]) -> BufferOffsets | None:
-        """Where larger buffers lie, if such were placed before."""
+        """The places of larger buffers, if there were such before."""
         room = np.array([aligned(size) for size in sizes], np.int64)
-        known = next((one for one in self._before.get(device, ()) if one.takes(room)), None)
-        if known is None:
+        earlier = next((placement for placement in self._before.get(device, ()) if placement.takes(room)), None)
+        if earlier is None:
             return None
-        return BufferOffsets(known.offsets, int((known.offsets + room).max(initial=0)))
+        return BufferOffsets(earlier.offsets, int((earlier.offsets + room).max(initial=0)))
 
     def _with_headroom(self, device: Device, sizes: Sequence[int]) -> list[int]:
-        """The sizes, with room to grow for those that have grown a little: a decoder's, by a position a step.
+        """The sizes, with room to grow for buffers that have grown a little, as a decoder's do by a position each step.
 
-        So the next steps find all their buffers where this one has them.
+        So the next steps find all their buffers in place.
         """
         latest = next(iter(self._before.get(device, ())), None)
         if latest is None:
             return list(sizes)
-        room = [int(one) for one in latest.room]
+        room = [int(space) for space in latest.room]
         if any(
-            not one - one // _HEADROOM <= aligned(size) <= one + one // _HEADROOM
-            for size, one in zip(sizes, room, strict=True)
+            not space - space // _HEADROOM <= aligned(size) <= space + space // _HEADROOM
+            for size, space in zip(sizes, room, strict=True)
         ):
             return list(sizes)
-        return [size + size // _HEADROOM if aligned(size) > one else one for size, one in zip(sizes, room, strict=True)]
+        return [
+            size + size // _HEADROOM if aligned(size) > space else space
+            for size, space in zip(sizes, room, strict=True)
+        ]
 
     def _place_in_pairs(self, members: Sequence[int], sizes: Sequence[int]) -> BufferOffsets:
         """The offsets of buffers that are compared with one another."""
@@ -283,8 +287,8 @@ class MemoryPlan:
         place_of[members] = np.arange(len(members))
 
         def conflicting(member: int) -> Numbers:
-            found = place_of[lifetimes.conflicting(members[member])]
-            return found[found >= 0]
+            places = place_of[lifetimes.conflicting(members[member])]
+            return places[places >= 0]
 
         return place(sizes, conflicting)
 
