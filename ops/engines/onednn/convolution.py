@@ -19,17 +19,17 @@ from dagexec.ops.base.geometry import Axis
 from dagexec.ops.base.layout import BLOCKS, NCHW, NHWC, channel_count, image_order
 from dagexec.ops.engines.onednn import direct, edges, pointwise
 from dagexec.ops.engines.onednn.accuracy import require_accurate
-from dagexec.ops.engines.onednn.convolution_family import (
+from dagexec.ops.engines.onednn.convolution_computation import (
     CONVOLUTION,
     Composed,
     Computation,
-    ConvolutionFamily,
     all_of,
     geometry,
     grouped,
     padding_of,
     require_window,
 )
+from dagexec.ops.engines.onednn.convolution_family import ConvolutionFamily
 from dagexec.ops.engines.onednn.descriptors import (
     BIAS,
     DST,

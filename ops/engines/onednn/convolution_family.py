@@ -7,23 +7,30 @@ of the implementation in every run.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import field, replace
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from itertools import chain
 
 import numpy as np
 
 from dagexec.core.choices import seconds_left
-from dagexec.core.dtypes import FLOAT16, FLOAT32, from_numpy
+from dagexec.core.dtypes import FLOAT16, FLOAT32
 from dagexec.core.operator import Prepared, Step, in_sequence, nothing_to_do
 from dagexec.errors import UnsupportedFeatureError
-from dagexec.ops.base.geometry import Axis, tap_count
+from dagexec.ops.base.geometry import tap_count
 from dagexec.ops.base.layout import BLOCKS, NCHW, NHWC, logical_shape
 from dagexec.ops.engines.onednn import widened
+from dagexec.ops.engines.onednn.convolution_computation import (
+    Computation,
+    all_of,
+    is_for_winograd,
+    is_ragged,
+    key_of_choice,
+    padding_of,
+    tail_of,
+)
 from dagexec.ops.engines.onednn.descriptors import (
     BIAS,
-    DIFF_WEIGHTS,
     WEIGHTS,
     Array,
     Descriptor,
@@ -42,7 +49,7 @@ from dagexec.ops.engines.onednn.pieces import (
     parts_of_image,
 )
 from dagexec.ops.engines.onednn.primitive import PrimitiveDescriptor, describe
-from dagexec.ops.engines.onednn.problem import DIRECT, WINOGRAD, Asked, Assembled, Candidate, Problem, assemble
+from dagexec.ops.engines.onednn.problem import DIRECT, Assembled, Candidate, Problem, assemble
 from dagexec.ops.engines.onednn.recipe import recipe_key, tensors_of
 from dagexec.ops.kernels.chains import chain_step
 from dagexec.ops.kernels.sharing import pieces_of
@@ -53,137 +60,6 @@ from dagexec.platform.records import dataclass
 SCRATCHPAD_LIMIT = 512 << 20
 """Default of `ws_nbytes_limit`, bytes. F(4x4, 3x3) takes up to 2.3 times its images' bytes: 228 MiB for 8 images of
 128 x 112 x 112. The memory plan lets operators share it."""
-
-CONVOLUTION = {DIRECT: 1, WINOGRAD: 2}
-"""dnnl_alg_kind_t of convolutions, by algorithm."""
-
-Image = tuple[Array, str]
-"""An image tensor and its order."""
-
-Operands = Mapping[int, tuple[Descriptor, Array]]
-"""Further arguments of an execution, as they are: by number, layout and array."""
-
-Composed = Callable[[], Iterable[Candidate | Asked]]
-"""Gives candidates."""
-
-Request = Callable[[str, Mapping[int, Descriptor]], Sequence[object]]
-"""What the library is asked with after the engine, for an algorithm and the layouts of the arguments."""
-
-
-def tail_of(axis: Axis) -> int:
-    """Padding at the end that the last window needs; negative where the windows do not reach the end."""
-    return axis.covered - axis.head - axis.size
-
-
-def geometry(axes: Sequence[Axis]) -> tuple[tuple[int, ...], ...]:
-    """Strides, dilations less 1, heads and tails, as oneDNN takes them."""
-    return (
-        tuple([axis.stride for axis in axes]),
-        tuple([axis.dilation - 1 for axis in axes]),
-        tuple([axis.head for axis in axes]),
-        tuple([tail_of(axis) for axis in axes]),
-    )
-
-
-def require_window(axes: Sequence[Axis], label: str) -> None:
-    """Raise UnsupportedFeatureError for a window that starts behind the first pixel (SAME with a wide stride)."""
-    for axis in axes:
-        if axis.head < 0 or not axis.out:
-            raise UnsupportedFeatureError(f"{label}: oneDNN has no convolution with negative padding {axis.head}")
-
-
-def grouped(weights: Array, group: int, channels_last: bool) -> Array:
-    """A view of the filter as M, C/G, kernel, or with groups as G, M/G, C/G, kernel."""
-    logical = np.moveaxis(weights, -1, 1) if channels_last else weights
-    return logical if group == 1 else logical.reshape(group, len(weights) // group, *logical.shape[1:])
-
-
-def padding_of(function: str, columns: Axis) -> int:
-    """Columns of padding in what a convolution reads; what goes backward reads the results' columns."""
-    sides = columns.head, tail_of(columns)
-    if function == "convolution_backward_weights":
-        return 0
-    return max(sides) if function == "convolution_forward" else columns.extent - 1 - min(sides)
-
-
-def all_of(first: Composed | None, second: Composed) -> Composed:
-    """The candidates of both."""
-    return second if first is None else lambda: chain(first(), second())
-
-
-def _is_for_winograd(axes: Sequence[Axis], weights: Array) -> bool:
-    """True for windows of 3 x 3 without strides and dilations, which alone Winograd's algorithms compute.
-
-    They know no groups, with which `weights` have an axis more.
-    """
-    return (
-        weights.ndim == 4
-        and len(axes) == 2
-        and all((axis.kernel, axis.stride, axis.dilation) == (3, 1, 1) for axis in axes)
-    )
-
-
-def _is_ragged(weights: Array, axes: int, lanes: int) -> bool:
-    """True when channels of a filter (M, C/G, kernel, with groups G, M/G, C/G, kernel) fill no vectors of `lanes`."""
-    *groups, filters, channels = weights.shape[: weights.ndim - axes]
-    if groups and filters == channels == 1:
-        return bool(groups[0] % lanes)
-    return bool(filters % lanes or channels % lanes)
-
-
-@dataclass(frozen=True)
-class Computation:
-    """What a convolution computes by `dnnl_{function}`.
-
-    Attributes:
-        request: how the library is asked.
-        axes: of the window.
-        images: the image tensors by argument number.
-        parameters: the filter (M, C/G, kernel, with groups G, M/G, C/G, kernel) and the bias, by argument number.
-        inputs: the input number of each that is an input, by argument number.
-        result: the argument that is computed.
-        operands: of post-ops.
-        key: what else the choice of an implementation depends on.
-        attributes: what else the library is requested: convolutions that ask for the same share a primitive then.
-        own_layouts: implementations may use layouts of their own.
-        algorithms: those that may be requested.
-        composed: further candidates.
-        rows: pieces may be rows of an image.
-        block: pieces may be blocks of so many channels of the result; 0: they may not.
-    """
-
-    function: str
-    request: Request
-    axes: Sequence[Axis]
-    images: Mapping[int, Image]
-    parameters: Mapping[int, Array]
-    inputs: Mapping[int, int]
-    result: int
-    operands: Operands = field(default_factory=dict)
-    key: str = ""
-    attributes: Hashable | None = None
-    own_layouts: bool = True
-    algorithms: tuple[str, ...] = (DIRECT, WINOGRAD)
-    composed: Composed | None = None
-    rows: bool = False
-    block: int = 0
-
-    @property
-    def batch(self) -> int:
-        """Images."""
-        return len(next(iter(self.images.values()))[0])
-
-    @property
-    def arrays(self) -> dict[int, Array]:
-        """All arguments by number."""
-        found = {number: array for number, (array, _) in self.images.items()}
-        return found | {**self.parameters} | {number: array for number, (_, array) in self.operands.items()}
-
-    @property
-    def geometry(self) -> Hashable:
-        """What a problem follows from, among the parts of a convolution."""
-        return tuple(self.axes), tuple((number, one.shape, one.strides) for number, one in self.arrays.items())
-
 
 ComputationOf = Callable[[Part], Computation]
 """Gives the computation of a part of a convolution."""
@@ -430,70 +306,65 @@ class ConvolutionFamily(OneDNNOperator):
 
     def asked_of_library(self, asked: Computation) -> Problem:
         """The problem that is put to the library."""
-        library, function, axes, inputs = self.onednn, asked.function, asked.axes, asked.inputs
-        images, parameters, further = asked.images, asked.parameters, asked.operands
-        meta = from_numpy(next(iter(images.values()))[0].dtype)
-        tensors = {number: self.image(*image) for number, image in images.items()}
-        tensors |= {number: self.packed(array) for number, array in parameters.items()}
-        tensors |= {number: descriptor for number, (descriptor, _) in further.items()}
-        (filters,) = (number for number in parameters if number in (WEIGHTS, DIFF_WEIGHTS))
-        weights = parameters[filters]
-        wanted = {filters: Descriptor.any_layout(library, weights.shape, meta)}
-        orders = {order for _, order in images.values()}
-        window = ";".join(f"{axis.kernel},{axis.stride},{axis.dilation},{axis.head},{tail_of(axis)}" for axis in axes)
-
-        def ask_wide(shape: tuple[int, ...]) -> PrimitiveDescriptor:
-            arguments = asked.request(DIRECT, {**tensors, filters: Descriptor.any_layout(library, shape, meta)})
-            return describe(library, self.label, function, library.engine, *arguments)
-
-        constant = frozenset(number for number, index in inputs.items() if self.is_constant(index))
-        groups = len(weights) if weights.ndim == len(axes) + 3 else 1
-        composed, padding = asked.composed, padding_of(function, axes[-1])
-        if groups > 1 and meta is FLOAT32 and WEIGHTS in constant and widened.pays(weights.shape):
+        library, axes, weights, meta = self.onednn, asked.axes, asked.weights, asked.meta
+        tensors = {number: self.image(*image) for number, image in asked.images.items()}
+        tensors |= {number: self.packed(array) for number, array in asked.parameters.items()}
+        tensors |= {number: descriptor for number, (descriptor, _) in asked.operands.items()}
+        constant = frozenset(number for number, index in asked.inputs.items() if self.is_constant(index))
+        composed, padding = asked.composed, padding_of(asked.function, axes[-1])
+        if asked.groups > 1 and meta is FLOAT32 and WEIGHTS in constant and widened.pays(weights.shape):
+            ask_wide = partial(self._ask_wide, asked, tensors)
             composed = all_of(composed, partial(widened.candidates, ask_wide, weights.shape, padding))
         layouts = tuple((number, descriptor.key) for number, descriptor in tensors.items())
-        key = None if asked.attributes is None else (asked.attributes, layouts, window, filters in constant)
-
-        def ask(algorithm: str, own: bool) -> PrimitiveDescriptor:
-            if own and algorithm == DIRECT and NHWC in orders:
-                raise UnsupportedFeatureError(f"{self.label}: direct implementations read NHWC directly")
-            free = {
-                number: Descriptor.any_layout(library, logical_shape(order, array.shape), meta)
-                for number, (array, order) in (images.items() if own else ())
-            }
-            arguments = asked.request(algorithm, {**tensors, **wanted, **free})
-            whole = None if key is None else (algorithm, own, key)
-            return describe(library, self.label, function, library.engine, *arguments, key=whole)
-
-        shapes = [f"{list(logical_shape(order, array.shape)[1:])} {order}" for array, order in images.values()]
-        fed = "" if filters == asked.result else "constant " if filters in constant else "fed "
-        bias = "bias" if len(parameters) > 1 else "no bias"
-        filtered = f"{fed}filter {list(weights.shape)}"
-        parts = [f"{function} {meta}", *shapes, filtered, f"window {window}", bias, asked.key, f"batch {asked.batch}"]
+        window = ";".join(f"{axis.kernel},{axis.stride},{axis.dilation},{axis.head},{tail_of(axis)}" for axis in axes)
+        key = None if asked.attributes is None else (asked.attributes, layouts, window, asked.filters in constant)
+        wanted = {**tensors, asked.filters: Descriptor.any_layout(library, weights.shape, meta)}
         return Problem(
             library=library,
             label=self.label,
-            key=" | ".join(parts),
-            ask=ask,
+            key=key_of_choice(asked, window, constant),
+            ask=partial(self._ask, asked, wanted, key),
             tensors={number: (descriptor, meta) for number, descriptor in tensors.items()},
             result=asked.result,
-            plain={filters: Descriptor.of_order(library, weights.shape, meta, NCHW)},
+            plain={asked.filters: Descriptor.of_order(library, weights.shape, meta, NCHW)},
             packed=frozenset({WEIGHTS, BIAS}),
             constant=constant,
             taps=tap_count(axes),
             fan_in=weights[0].size if weights.ndim == len(axes) + 2 else weights[0, 0].size,
-            algorithms=asked.algorithms if _is_for_winograd(axes, weights) else (DIRECT,),
-            own_layouts=asked.own_layouts and orders.isdisjoint(BLOCKS),
+            algorithms=asked.algorithms if is_for_winograd(axes, weights) else (DIRECT,),
+            own_layouts=asked.own_layouts and asked.orders.isdisjoint(BLOCKS),
             limit=self.scratchpad_limit,
             cold=self.weights_are_cold,
             batch=asked.batch,
             places=tuple(axis.out for axis in axes),
-            ragged=_is_ragged(weights, len(axes), library.isa.lanes),
-            groups=groups,
+            ragged=is_ragged(weights, len(axes), library.isa.lanes),
+            groups=asked.groups,
             composed=composed,
             padding=padding,
             blocks=len(weights) // asked.block if asked.block else 0,
         )
+
+    def _ask(
+        self, asked: Computation, layouts: Mapping[int, Descriptor], key: Hashable, algorithm: str, own: bool
+    ) -> PrimitiveDescriptor:
+        """Ask the library for a primitive, with `own` for one that chooses the layouts of images, too."""
+        if own and algorithm == DIRECT and NHWC in asked.orders:
+            raise UnsupportedFeatureError(f"{self.label}: direct implementations read NHWC directly")
+        free = {
+            number: Descriptor.any_layout(self.onednn, logical_shape(order, array.shape), asked.meta)
+            for number, (array, order) in (asked.images.items() if own else ())
+        }
+        arguments = asked.request(algorithm, {**layouts, **free})
+        whole = None if key is None else (algorithm, own, key)
+        return describe(self.onednn, self.label, asked.function, self.onednn.engine, *arguments, key=whole)
+
+    def _ask_wide(
+        self, asked: Computation, layouts: Mapping[int, Descriptor], shape: tuple[int, ...]
+    ) -> PrimitiveDescriptor:
+        """Ask the library for a primitive with a filter of this shape, without groups."""
+        filters = Descriptor.any_layout(self.onednn, shape, asked.meta)
+        arguments = asked.request(DIRECT, {**layouts, asked.filters: filters})
+        return describe(self.onednn, self.label, asked.function, self.onednn.engine, *arguments)
 
     def offered(
         self, step: Step, assembled: Assembled, inputs: Mapping[int, int], outputs: Mapping[int, int]

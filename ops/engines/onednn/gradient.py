@@ -15,14 +15,14 @@ from dagexec.core.registry import operator, schema_of
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.base.geometry import Axis
 from dagexec.ops.base.layout import BLOCKS, NHWC
-from dagexec.ops.engines.onednn.convolution_family import (
+from dagexec.ops.engines.onednn.convolution_computation import (
     CONVOLUTION,
     Computation,
-    ConvolutionFamily,
     geometry,
     grouped,
     require_window,
 )
+from dagexec.ops.engines.onednn.convolution_family import ConvolutionFamily
 from dagexec.ops.engines.onednn.descriptors import (
     DIFF_BIAS,
     DIFF_DST,

@@ -18,7 +18,7 @@ from dagexec.core.operator import Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.base.layout import NCHW, NHWC
-from dagexec.ops.engines.onednn.convolution_family import geometry, grouped, padding_of, require_window
+from dagexec.ops.engines.onednn.convolution_computation import geometry, grouped, padding_of, require_window
 from dagexec.ops.engines.onednn.descriptors import (
     ATTR_ZERO_POINTS,
     DST,

@@ -21,7 +21,7 @@ from dagexec.core.registry import operator
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.base.layout import NCHW, NHWC, channels_last
 from dagexec.ops.engines.onednn.bound import BoundPrimitive
-from dagexec.ops.engines.onednn.convolution_family import geometry, grouped, padding_of, require_window
+from dagexec.ops.engines.onednn.convolution_computation import geometry, grouped, padding_of, require_window
 from dagexec.ops.engines.onednn.cutting import Parts, parts_of_whole
 from dagexec.ops.engines.onednn.descriptors import (
     ATTR_SCALES,

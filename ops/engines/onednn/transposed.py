@@ -15,15 +15,15 @@ from dagexec.core.registry import operator, schema_of
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.base.geometry import Axis
 from dagexec.ops.base.layout import NHWC
-from dagexec.ops.engines.onednn.convolution_family import (
+from dagexec.ops.engines.onednn.convolution_computation import (
     CONVOLUTION,
     Composed,
     Computation,
-    ConvolutionFamily,
     geometry,
     grouped,
     require_window,
 )
+from dagexec.ops.engines.onednn.convolution_family import ConvolutionFamily
 from dagexec.ops.engines.onednn.descriptors import BIAS, DST, FORWARD_INFERENCE, SRC, WEIGHTS, Array, Descriptor
 from dagexec.ops.engines.onednn.gradient import GradientFamily
 from dagexec.ops.engines.onednn.pieces import Part
