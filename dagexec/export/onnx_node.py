@@ -225,6 +225,8 @@ def exporter_of(schema: OpSchema) -> Exporter:
 def _declared(operation: Operation) -> None:
     """The ONNX operator that the schema says it is, if its arguments are those of that."""
     [name, *_] = operation.schema.onnx
+    if name.domain:
+        raise CannotExportError(f"it is {name.type} of the domain {name.domain}, and only ONNX's own is written")
     for argument, value in name.fixed.items():
         if operation.integer(argument, 0) != value:
             raise CannotExportError(f"ONNX's {name.type} is what it does with {argument}={value!r} only")

@@ -16,33 +16,12 @@ import onnx
 
 from dagexec.core.model import InputInfo, Model, Overridable
 from dagexec.core.node import Node
+from dagexec.core.operator_index import import_modules
 from dagexec.core.program import Program
 from dagexec.core.proto import NetDef
 from dagexec.core.spelling import did_you_mean
 from dagexec.errors import ArgumentError, FeedError, ModelFormatError, UnsupportedOperatorError
 from dagexec.foreign import check_for_inference
-from dagexec.frontend.onnx import (  # noqa: F401 - registers their converters
-    attention,
-    control,
-    convolution,
-    elementwise,
-    image,
-    indexing,
-    loss,
-    microsoft,
-    microsoft_attention,
-    microsoft_blocks,
-    microsoft_quantized,
-    microsoft_standard,
-    normalization,
-    quantized,
-    random,
-    recurrent,
-    reduction,
-    resize,
-    shape,
-    signal,
-)
 from dagexec.frontend.onnx.declared_types import check_declared
 from dagexec.frontend.onnx.defaults import overridable_inputs, without_data
 from dagexec.frontend.onnx.external_data import ExternalData
@@ -61,6 +40,8 @@ from dagexec.frontend.onnx.node import Scope
 from dagexec.frontend.onnx.scoping import check_origins, check_provided, given_names, listed
 from dagexec.frontend.onnx.stated import dims_of, stated_of
 from dagexec.platform.records import dataclass
+
+import_modules("dagexec.frontend.onnx.converters")
 
 _NEWEST_IR_VERSION = 14
 

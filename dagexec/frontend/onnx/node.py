@@ -275,17 +275,21 @@ class OnnxNode:
     def argument(self, attribute: str) -> ArgumentValue | None:
         """A number, a text, a list of such or a tensor: the attribute, or what its operator set says; else None."""
         kind = self.definition.kinds.get(attribute)
-        if kind is None:
+        if kind is None and self.definition.kinds:
             return None
-        if kind == onnx.AttributeProto.TENSOR:
-            tensor = self.tensor(attribute)
-            return None if tensor is None else tensor_argument(tensor, f"{self.label}, attribute {attribute!r}")
-        read: Callable[[str, type, str], object] = self._list if kind in _LISTS else self._typed
-        value = read(attribute, *_PYTHON[kind])
-        value = self.definition.defaults.get(attribute) if value is None else value
+        value: object
+        if kind is None or kind == onnx.AttributeProto.TENSOR:
+            value = self._typed(attribute, object if kind is None else onnx.TensorProto, "a tensor")
+        else:
+            read: Callable[[str, type, str], object] = self._list if kind in _LISTS else self._typed
+            value = read(attribute, *_PYTHON[kind])
+            value = self.definition.defaults.get(attribute) if value is None else value
+        if isinstance(value, onnx.TensorProto):
+            return tensor_argument(value, f"{self.label}, attribute {attribute!r}")
         if isinstance(value, bytes):
             return value.decode(errors="replace")
-        assert value is None or isinstance(value, int | float | list)
+        if value is not None and not isinstance(value, int | float | list):
+            raise ModelFormatError(f"{self.label}: attribute {attribute!r} must be numbers, text or a tensor")
         return value
 
     def integer(self, name: str, default: int) -> int:
@@ -458,9 +462,12 @@ MICROSOFT = "com.microsoft"
 
 @functools.cache
 def definition_of(op_type: str, opset: int, domain: str = "") -> Definition:
-    """The definition of an operator that an operator set has; what onnx does not know, its converter knows."""
+    """The definition of an operator that an operator set has; what onnx does not know, its converter knows.
+
+    Of a domain that onnx does not know, each operator set may have changed it.
+    """
     if domain and not onnx.defs.has(op_type, opset, domain):
-        return Definition(1, {}, {})
+        return Definition(1 if domain == MICROSOFT else opset, {}, {})
     schema = onnx.defs.get_schema(op_type, opset, domain)
     attributes = schema.attributes
     defaults = {name: _value(one.default_value) for name, one in attributes.items() if one.default_value.name}
@@ -484,7 +491,9 @@ def converts(domain: str = "", /, **newest: int) -> Callable[[Converter], Conver
     """Decorator: the function converts nodes of these types of a domain, the default ONNX one as ''.
 
     Each type comes with the newest version of the operator that the function was written for; what a later version
-    means is not known here. These are versions of the operator: of each, the first operator set that has it.
+    means is not known here. These are versions of the operator: of each, the first operator set that has it. Of a
+    domain that the onnx package does not know, each operator set is a version. Raises ValueError for a type that has a
+    converter.
     """
 
     def register(function: Converter) -> Converter:
@@ -506,6 +515,7 @@ def converts_microsoft(*op_types: str, inputs: str, outputs: int = 1) -> Callabl
     names = inputs.split()
 
     def register(function: Converter) -> Converter:
+        @functools.wraps(function)
         def checked(node: OnnxNode) -> list[Node]:
             _check_arity(node, names, outputs)
             return function(node)

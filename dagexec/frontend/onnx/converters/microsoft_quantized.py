@@ -14,9 +14,8 @@ from dagexec.core.dtypes import FLOAT32
 from dagexec.core.node import Node
 from dagexec.errors import ModelFormatError
 from dagexec.frontend.onnx.composition import Composition
-from dagexec.frontend.onnx.convolution import window_arguments
-from dagexec.frontend.onnx.node import CannotConvertError, OnnxNode, converts_microsoft
-from dagexec.frontend.onnx.quantized import (
+from dagexec.frontend.onnx.converters.convolution import window_arguments
+from dagexec.frontend.onnx.converters.quantized import (
     Array,
     given_zero_points,
     is_bytes,
@@ -25,7 +24,8 @@ from dagexec.frontend.onnx.quantized import (
     scaled_product,
     symmetric_weights,
 )
-from dagexec.frontend.onnx.recurrent import is_plain_lstm, quantized_lstm
+from dagexec.frontend.onnx.converters.recurrent import is_plain_lstm, quantized_lstm
+from dagexec.frontend.onnx.node import CannotConvertError, OnnxNode, converts_microsoft
 
 
 @converts_microsoft("QuantizeLinear", "DequantizeLinear", inputs="x scale zero_point?")

@@ -16,7 +16,7 @@ from dagexec.core.arguments import ArgumentValue
 from dagexec.core.dtypes import FLOAT32
 from dagexec.core.node import Node
 from dagexec.frontend.onnx.composition import Composition
-from dagexec.frontend.onnx.convolution import window_arguments
+from dagexec.frontend.onnx.converters.convolution import window_arguments
 from dagexec.frontend.onnx.initializers import element_type
 from dagexec.frontend.onnx.node import OnnxNode, converts
 

@@ -14,8 +14,8 @@ from dagexec.core.dtypes import BOOL, INT64
 from dagexec.core.node import Node
 from dagexec.errors import ModelFormatError
 from dagexec.frontend.onnx.composition import Composition
+from dagexec.frontend.onnx.converters.quantized import scaled_product
 from dagexec.frontend.onnx.node import CannotConvertError, OnnxNode, converts_microsoft
-from dagexec.frontend.onnx.quantized import scaled_product
 
 _LOWEST = float(np.finfo(np.float32).min)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import onnx
 
 from dagexec.core.node import Node
+from dagexec.frontend.onnx.converters.normalization import seeded
 from dagexec.frontend.onnx.initializers import element_type
 from dagexec.frontend.onnx.node import OnnxNode, converts
-from dagexec.frontend.onnx.normalization import seeded
 
 
 def _bounds(node: OnnxNode) -> tuple[str, dict[str, float]]:
