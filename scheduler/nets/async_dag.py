@@ -1,8 +1,8 @@
 """AsyncDAGNet: chains launched on a device stream per worker, with events where an edge crosses streams or devices.
 
-A worker launches a chain as soon as its parents have been launched, and goes on; what they compute is waited for on the
-device. Host chains run as in DAGNet, once the events of their device parents are done. The run is over when every
-stream has come to its end.
+A worker launches a chain as soon as its parents have been launched, and goes on; waiting for their results happens on
+the device. Host chains run as in DAGNet, once the events of their device parents are done. The run is over when every
+stream is done.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class AsyncDAGNet(DAGNet):
     finishes_chains: ClassVar[bool] = False
 
     def synchronization(self, plan: Plan) -> Synchronization:
-        """An event at the tail of every chain on a device that a chain elsewhere may have to wait for."""
+        """An event at the end of every chain on a device that a chain elsewhere may have to wait for."""
         return synchronizations.synchronize(plan, self.guards(), self.streams_of_a_device())
 
     def streams_of_a_device(self) -> int | None:
-        """How many streams of each device there are in all; None where groups of operators have more of their own."""
+        """The number of streams of each device; None where groups of operators have more of their own."""
         if any(map(stream_group, self.operators)):
             return None
         return self.num_workers * self.streams.per_worker

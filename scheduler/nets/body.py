@@ -1,8 +1,8 @@
-"""BodyNet: the net inside an operator such as Loop (`dagexec.core.body`), executed by whoever runs that operator.
+"""BodyNet: the net inside an operator such as Loop (`dagexec.core.body`), executed on the thread of that operator.
 
-An execution calls the steps one after another in the thread of the outer operator. Between them it looks whether the
-run was stopped, so that no loop is endless. Where that thread is a worker of a pool, and chains side by side would save
-more than it takes to hand them out, they are a run of their own, which the worker has a part in.
+An execution calls the steps one after another. Between them it checks whether the run was stopped, so that no loop is
+endless. On a worker of a pool, if running chains side by side saves more than handing them out costs, they are a run of
+their own, in which the worker takes part.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from dagexec.scheduler.run.run import Helping, Run
 from dagexec.scheduler.run.work import chain_work
 
 MIN_SECONDS_SAVED = 100e-6
-"""Estimated seconds that one more worker must save an execution; to wake it and wait for it costs half of that."""
+"""Estimated seconds that one more worker must save an execution; waking it and waiting for it costs half of that."""
 
 
 _MAX_MISSES = 4
@@ -58,7 +58,7 @@ class BodyNet(BaseNet):
     def from_definition(
         cls, workspace: Workspace, definition: NetDef | Program, num_workers: int | None, policy: object = None
     ) -> Self:
-        """What `Workspace.build_net` calls: only the outputs are kept, and frozen tensors are constants.
+        """Called by `Workspace.build_net`: only the outputs are kept, and frozen tensors are constants.
 
         Raises DeviceError for operators on devices.
         """
@@ -70,7 +70,7 @@ class BodyNet(BaseNet):
         return body
 
     def prepare(self) -> None:
-        """Prepare for what the inputs hold now."""
+        """Prepare for the current inputs."""
         self.prepared()
 
     def __call__(self) -> None:
@@ -97,17 +97,17 @@ class BodyNet(BaseNet):
 
     def prepared(self) -> Preparation:
         """Steps for the shapes the blobs have now; steps for any shapes while these keep changing."""
-        known = self._for_any_shapes
-        if known is not None:
+        preparation = self._for_any_shapes
+        if preparation is not None:
             self._steady = self._steady + 1 if self._epoch == binding_epoch() else 0
             self._epoch = binding_epoch()
             if self._steady < _STEADY:
-                return known
+                return preparation
             self._for_any_shapes, self._misses = None, 0
         return super().prepared()
 
     def _prepare(self) -> Preparation:
-        """As other nets; but who carries values of growing shapes would prepare all operators in each iteration."""
+        """As other nets; but with values of growing shapes, that would prepare all operators in each iteration."""
         if self._misses < _MAX_MISSES:
             return super()._prepare()
         self._forget_preparations()
@@ -131,14 +131,14 @@ class BodyNet(BaseNet):
             return None
         types = dict(known)
         seconds = 0.0
-        for operator, found in zip(self.operators, inferred, strict=True):
-            assert found is not None
-            types.update(zip(map(id, operator.output_blobs), found.types, strict=True))
-            seconds += found.seconds
+        for operator, record in zip(self.operators, inferred, strict=True):
+            assert record is not None
+            types.update(zip(map(id, operator.output_blobs), record.types, strict=True))
+            seconds += record.seconds
         return tuple(types.get(id(blob)) or _type_of(blob) for blob in results), seconds
 
     def settle(self) -> SettledBody:
-        """Prepare for the shapes the blobs have now; the caller keeps that, this net does not."""
+        """Prepare for the shapes the blobs have now; the caller keeps the result, this net does not."""
         preparation = self._attempted_preparation()
         return SettledBody(
             execute=partial(self._execute_prepared, preparation),
@@ -172,7 +172,7 @@ class BodyNet(BaseNet):
         run.check_complete()
 
     def _run_steps(self, steps: Sequence[Step], name_step: NameStep) -> None:
-        """Call `steps` as long as the run goes on that this thread works for; as `run_inline`, at less cost."""
+        """Call `steps` as long as this thread's run goes on; as `run_inline`, at less cost."""
         run, deadline = work.run, work.deadline
         step: Step | None = None
         try:
@@ -198,12 +198,12 @@ class BodyNet(BaseNet):
             raise failure from error
 
     def _forget_preparations(self) -> None:
-        """Let go of all steps."""
+        """Drop all steps."""
         super()._forget_preparations()
         self._judged = None
 
     def _execute(self, preparation: Preparation, timeout: float | None, trace: Observer | None) -> None:
-        """As the outer operator executes it."""
+        """Execute as the outer operator does."""
         self()
 
 

@@ -1,12 +1,12 @@
-"""CapturedNet: an AsyncDAGNet whose runs are captured once, all streams and events, and replayed at one launch.
+"""CapturedNet: an AsyncDAGNet whose runs are captured once, all streams and events, and replayed by one launch.
 
-The first run for each shape is an ordinary one: it makes what is made at the first use, such as library plans and
-workspaces. The second captures, and every one from then on copies the inputs in, replays, and copies results out. A
+The first run for each shape is an ordinary one, in which things are made at their first use, such as library plans and
+workspaces. The second is captured, and from then on each run copies the inputs in, replays, and copies results out. A
 capture belongs to a preparation, so it is made again for other shapes and when blobs have other memory, and is dropped
-with it. A run that somebody observes is not replayed, since what happens inside a replay cannot be told.
+with it. An observed run is not replayed, since what happens inside a replay cannot be observed.
 
-What a capture needs: one device, no work of the host, shapes that do not depend on values, and no numbers drawn on the
-host, which a replay would repeat.
+A capture needs: one device, no work of the host, shapes that do not depend on values, and no numbers drawn on the host,
+which a replay would repeat.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from dagexec.scheduler.run.run import Run
 from dagexec.scheduler.run.work import SingleChain, chain_work
 
 MAX_STREAMS = 16
-"""Streams of a capture at most: branches beyond them are put behind others."""
+"""The most streams of a capture: further branches are put after others."""
 
 _GROUP = "capture"
 
@@ -108,7 +108,7 @@ class CapturedNet(AsyncDAGNet):
         return self._capture_streams
 
     def _forget_preparations(self) -> None:
-        """Let go of the captures as well."""
+        """Drop the captures as well."""
         super()._forget_preparations()
         self._ran.clear()
         self._captures.clear()
@@ -117,19 +117,19 @@ class CapturedNet(AsyncDAGNet):
 def captured_device(graph: Graph, operators: Sequence[Operator], constants: frozenset[str]) -> Device:
     """The device whose work a capture of the net would hold. Raises DeviceError, naming the operator in the way."""
     devices = [graph.device(index) for index in range(len(graph))]
-    found = next((device for device in devices if device != CPU), None)
-    if found is None:
+    captured = next((device for device in devices if device != CPU), None)
+    if captured is None:
         raise DeviceError(f"net {graph.name!r} runs on the host: capture is for cuda:N and sim:N")
     dynamic = dynamic_operators(graph, constants)
     copies = {index for pair in copies_outside(graph, operators) for index in pair}
     rows = sorted(enumerate(zip(devices, operators, strict=True)), key=lambda row: row[1][0] != CPU)
-    for index, (device, operator) in rows:  # those of the host first: they are why others copy
+    for index, (device, operator) in rows:  # operators of the host first, as they are why others copy
         schema = operator.schema
         reason = None
         if device == CPU:
             reason = "it runs on the host"
-        elif device != found:
-            reason = f"it runs on {device}, others on {found}, and a capture is of one device"
+        elif device != captured:
+            reason = f"it runs on {device}, others on {captured}, and a capture is of one device"
         elif index in dynamic:
             reason = "its shapes depend on values that the run computes"
         elif not schema.reproducible and not operator.arguments.bool("is_test"):
@@ -142,7 +142,7 @@ def captured_device(graph: Graph, operators: Sequence[Operator], constants: froz
             reason = "it copies to or from the host in the middle of the run"
         if reason is not None:
             raise DeviceError(f"{operator.label} cannot be captured: {reason}; compile the net without capture")
-    return found
+    return captured
 
 
 def copies_outside(graph: Graph, operators: Sequence[Operator]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -157,7 +157,7 @@ def _touches_host(graph: Graph, index: int) -> bool:
 
 
 class CaptureStreams(DeviceStreams):
-    """The streams of the captures of a net: chains are given to them by what depends on what, not by what is idle."""
+    """The streams of a net's captures: chains are assigned to them by dependencies, not by what is idle."""
 
     def __init__(self, device: Device, count: int, priority: Priority) -> None:
         super().__init__(device, count, priority)
@@ -178,7 +178,7 @@ class CaptureStreams(DeviceStreams):
         return streams
 
     def choose(self, parents: Sequence[Event]) -> Stream:
-        """The stream that ends with one of `parents`, or one that has nothing yet, or the one used least recently."""
+        """The stream that ends with one of `parents`, or one that is still empty, or the one used least recently."""
         tails = self._tails
         chosen = next((stream for event in parents for stream in self._order if tails.get(stream) is event), None)
         if chosen is None:
@@ -195,7 +195,7 @@ class CaptureStreams(DeviceStreams):
 
 
 class _OnCaptureStreams(NetStreams):
-    """A net's streams of which every group is those of its captures."""
+    """A net's streams, where every group uses those of its captures."""
 
     def __init__(self, net: str, streams: CaptureStreams) -> None:
         super().__init__(net, 1, Priority.NORMAL)
@@ -217,7 +217,7 @@ class CapturedRun:
         streams: CaptureStreams,
         guards: Sequence[tuple[str, ...]],
     ) -> None:
-        """`outside` are the operators left to each run: before it and after it. Raises what a launch raises."""
+        """`outside` are the operators left to each run, before and after it. Raises what a launch raises."""
         kernels = kernels_of(operators, preparation)
         self._before, self._after = ([kernels[index] for index in row] for row in outside)
         left_out = {index for row in outside for index in row}
@@ -280,18 +280,18 @@ class CapturedRun:
 class _CapturedTurns:
     """Turns at shared memory inside a capture, ordered by events of the capture alone.
 
-    Outside, a replay as a whole takes one turn at a shared buffer. Of a library state it needs neither handle nor
-    stream any more, and the workspace it works in becomes its own.
+    Outside, a replay as a whole takes one turn at a shared buffer. It no longer needs the handle or stream of a library
+    state, whose workspace becomes its own.
     """
 
     def __init__(self) -> None:
         self.events: list[Event] = []
         self._ends: dict[str, tuple[Stream, Event]] = {}
         self._states: dict[int, Any] = {}
-        self.buffers: dict[int, Array] = {}  # what shared buffers held: they may grow, and let go of it
+        self.buffers: dict[int, Array] = {}  # the arrays of shared buffers, which may grow and drop them
 
     def launch(self, operator: Operator, kernel: Kernel, guards: Sequence[str]) -> Launch:
-        """Puts `kernel` on a stream after all that took turns under one of `guards` before."""
+        """Puts `kernel` on a stream after all earlier turns under one of `guards`."""
         if not guards:
             return lambda stream: stream.launch(kernel)
         state, buffer = operator.library_state, operator.shared_buffer
@@ -314,7 +314,7 @@ class _CapturedTurns:
         return launch
 
     def take_workspaces(self) -> list[Array]:
-        """The workspaces of the library states, which nobody else gets from now on."""
+        """The workspaces of the library states, which no other work gets from now on."""
         return [state.take_workspace() for state in self._states.values()]
 
     @contextmanager
@@ -330,7 +330,7 @@ class _CapturedTurns:
 
 
 def _width(plan: Plan) -> int:
-    """How many chains are ready at once at most when they go level by level; at least 1."""
+    """The most chains that are ready at once when they go level by level; at least 1."""
     level = [0] * len(plan.chains)
     for number in in_order(chain_tasks(plan)):
         for child in plan.children[number]:

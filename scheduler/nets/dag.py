@@ -30,7 +30,7 @@ else:
 
 
 class DAGNet(BaseNet):
-    """Runs chains side by side; with a pool of its own, or on one that it is given and leaves open.
+    """Runs chains side by side, on a pool of its own, or on a given one, which it leaves open.
 
     On a device, a worker launches a chain and waits until it is done.
     """
@@ -77,9 +77,9 @@ class DAGNet(BaseNet):
         super().close()
 
     def shares_work(self, preparation: Preparation) -> bool:
-        """True when several workers may find something to do in a run of these steps, or a policy decides there.
+        """True when there may be work for several workers in a run of these steps, or a policy decides there.
 
-        What its operators take together may be too little for that.
+        The operators together may take too little time for that.
         """
         if self.policy is not None and len(preparation.plan.chains) > 1:
             return True
@@ -87,7 +87,7 @@ class DAGNet(BaseNet):
         return self._width > 1 and not is_brief and self._host_work(preparation, None).is_shared
 
     def _ordered(self, plan: Plan) -> Plan:
-        """The plan as the policy has it, for as many workers as may be in a run."""
+        """The plan in the policy's order, for as many workers as may be in a run."""
         return plan if self.policy is None else with_policy(plan, self.policy, self._width)
 
     def _in_run(self) -> bool:

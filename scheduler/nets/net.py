@@ -74,7 +74,7 @@ else:
 
 
 class NetRun(NamedTuple):
-    """A run that is made: whose, and what it goes by."""
+    """A run was made: its owner and its plan."""
 
     net: BaseNet
     run: Run
@@ -96,15 +96,15 @@ class BaseNet(ABC, Closing):
         graph: operators and their order.
         operators: the operator objects, in list order.
         workspace: where the blobs are.
-        policy: what decides which chain comes next, where that is not the plan.
+        policy: decides which chain comes next; None for the plan.
         most_pieces: of an operator, that may be under way at the same time.
         has_bodies: some operator runs nets.
-        arena_memory: what its memory plans lie in.
+        arena_memory: the memory of its plans.
         streams: those it has leased, of the devices that its operators run on.
         keep: the blobs whose values survive a run; None for all.
-        checked: the operators that tell only when a run's work is done whether it went well.
+        checked: operators that can tell only after a run whether it went well.
         in_list_order: operators follow one another as listed, whatever their dependencies.
-        finishes_chains: what a chain has launched on a device is waited for before the chain is over.
+        finishes_chains: a chain on a device is over only when its work there is done.
     """
 
     net_type: ClassVar[str]
@@ -124,8 +124,8 @@ class BaseNet(ABC, Closing):
     ) -> None:
         """Build the operators; nothing runs. Pass the `graph` of the same definition to share it between replicas.
 
-        Copies are put in where blobs cross devices, but into a `graph` that is passed. `constants` are blobs whose
-        values never change while the net lives, so shapes may be taken from them.
+        Copies are inserted where blobs cross devices, except into a given `graph`. `constants` are blobs whose values
+        never change while the net lives, so shapes may be taken from them.
         With `keep`, memory is planned: of the blobs that the net writes, those named in it have their values when a
         run is over, and others may share memory. None keeps them all.
         Raises what `build_graph` and `create_operator` raise.
@@ -141,7 +141,7 @@ class BaseNet(ABC, Closing):
         )
         self._constants = constants
         self.has_bodies = any(operator.bodies for operator in self.operators)
-        dependence(self.graph, constants)  # found here, once, and not in the first run of each replica
+        dependence(self.graph, constants)  # computed once here, not in the first run of each replica
         self.checked = tuple(operator for operator in self.operators if operator.run_check is not None)
         self.keep = None if keep is None else keep.union(*map(_names_checked, self.checked))
         self._inputs = _blobs_read_first(self.operators)
@@ -168,7 +168,7 @@ class BaseNet(ABC, Closing):
             stop_at_exit(self, BaseNet._stop_at_exit)
 
     def _forked(self) -> None:
-        """In a child made by `os.fork`: whoever was running the net is a thread of the parent."""
+        """In a child made by `os.fork`: the thread that was running the net is the parent's."""
         self._run_lock = threads().owned_lock()
 
     def _stop_at_exit(self) -> Callable[[Deadline], object]:
@@ -182,7 +182,7 @@ class BaseNet(ABC, Closing):
             self._run_lock.release()
 
     def _stop(self, run: Run, error: BaseException) -> None:
-        """Let `run` begin no further operator or piece. What was launched is finished, or given up."""
+        """Let `run` begin no further operator or piece. Launched work is finished, or abandoned."""
         run.stop(error)
         if run.on_stop is not None:
             run.on_stop()
@@ -200,11 +200,11 @@ class BaseNet(ABC, Closing):
         return cls(definition, workspace)
 
     def _ordered(self, plan: Plan) -> Plan:
-        """The plan that runs go by."""
+        """The plan that runs follow."""
         return plan
 
     def shares_work(self, preparation: Preparation) -> bool:
-        """True when several threads may find something to do in a run of these steps."""
+        """True when there may be work for several threads in a run of these steps."""
         return False
 
     def use_one_thread(self) -> None:
@@ -225,7 +225,7 @@ class BaseNet(ABC, Closing):
                 body.close()
 
     def _wait_for_run(self) -> None:
-        """Block until no thread is in `run` for work on devices: its end needs the streams, and the pool."""
+        """Block until no thread is in `run` for work on devices, whose end needs the streams and the pool."""
         if not self.on_host and not self._in_run():
             with self._run_lock:
                 pass
@@ -248,7 +248,7 @@ class BaseNet(ABC, Closing):
         if stream is None:
             return False
         needed = stream.alone and stream.device in self.graph.devices
-        return needed or any(own is stream for own in self.streams.all())
+        return needed or any(mine is stream for mine in self.streams.all())
 
     @property
     def plan(self) -> Plan:
@@ -285,7 +285,7 @@ class BaseNet(ABC, Closing):
             hold_daemon()
 
     def _observed(self, observer: Observer | None, plan: Plan | None = None) -> ObservedRun | None:
-        """A run that starts now, for `observer` and, with DAGEXEC_TRACE, the lines printed; or None."""
+        """A run that starts now, for `observer` and, with DAGEXEC_TRACE, the printed lines; None without either."""
         if observer is None and self._lines is None:
             return None
         everybody = together(observer, self._lines)
@@ -324,7 +324,7 @@ class BaseNet(ABC, Closing):
         return run
 
     def _plan_of_run(self, preparation: Preparation) -> Plan:
-        """What a run of these steps goes by."""
+        """The plan that a run of these steps follows."""
         return preparation.plan
 
     def _call_end(self, run: Run, end: Callable[[], object]) -> None:
@@ -332,7 +332,7 @@ class BaseNet(ABC, Closing):
         end()
 
     def _host_work(self, preparation: Preparation, observed: ObservedRun | None) -> Work:
-        """What a run on the host executes; kept for the next run unless somebody observes this one."""
+        """The work of a run on the host; kept for the next run unless this one is observed."""
         if observed is not None:
             return observed_work(
                 preparation.plan, observed.tasks_of_chains(preparation.steps, self._most_pieces(preparation.plan))
@@ -340,14 +340,14 @@ class BaseNet(ABC, Closing):
         return self.work(preparation)
 
     def work(self, preparation: Preparation) -> Work:
-        """What a run on the host that nobody observes executes."""
-        known = self._work.get(preparation)
-        if known is None:
-            known = self._work[preparation] = self._pieces_of(preparation)
-        return known
+        """The work of a run on the host that nobody observes."""
+        work = self._work.get(preparation)
+        if work is None:
+            work = self._work[preparation] = self._pieces_of(preparation)
+        return work
 
     def tasks(self) -> OperatorTasks:
-        """What runs hand out to workers, for the shapes the blobs have now."""
+        """The tasks that runs hand out, for the shapes the blobs have now."""
         preparation = self.prepared()
         if not self.on_host:
             return prediction.tasks_of_chains(preparation.plan)
@@ -384,19 +384,19 @@ class BaseNet(ABC, Closing):
         )
 
     def _most_pieces(self, plan: Plan) -> list[int]:
-        """Into how many pieces operators of each chain are shared at most."""
+        """The most pieces that operators of each chain are shared in."""
         return [min(limit, self.most_pieces) for limit in plan.pieces or [self.most_pieces] * len(plan.chains)]
 
     def synchronization(self, plan: Plan) -> Synchronization:
-        """What orders the chains of `plan` on their devices: nothing, where each is done when its call returns."""
+        """Orders the chains of `plan` on their devices: nothing, where each is done when its call returns."""
         return synchronizations.finished_chains(plan, self.guards())
 
     def _launched_chains(self, preparation: Preparation, plan: Plan, observed: ObservedRun | None) -> LaunchedChains:
-        """The chains as calls that launch them; kept for the next run unless somebody observes this one."""
-        known = self._launched
-        if observed is None and known is not None and known[0] is preparation:
-            known[1].reset()
-            return known[1]
+        """The chains as calls that launch them; kept for the next run unless this one is observed."""
+        previous = self._launched
+        if observed is None and previous is not None and previous[0] is preparation:
+            previous[1].reset()
+            return previous[1]
         launched = LaunchedChains(
             self.operators,
             preparation,
@@ -415,7 +415,7 @@ class BaseNet(ABC, Closing):
         """Run the steps once; called by one thread at a time."""
 
     def guards(self) -> list[tuple[str, ...]]:
-        """The names of the mutexes that each operator runs or is launched under, as it is prepared if it is."""
+        """The names of the mutexes that each operator holds while it runs or is launched."""
         current = self._current
         prepared = [None] * len(self.operators) if current is None else current.prepared
         return list(map(guards_of, self.operators, prepared))
@@ -456,14 +456,14 @@ class BaseNet(ABC, Closing):
         return preparation
 
     def preparation_statistics(self) -> PreparationStatistics:
-        """What the net is prepared for, in numbers."""
+        """Numbers about the net's preparations."""
         return self._preparations.statistics(self.arena_memory.nbytes)
 
     def _new_preparation(self) -> Preparation:
-        """Prepare; where memory does not suffice, once more without what is kept for other shapes.
+        """Prepare; where memory does not suffice, again without what is kept for other shapes.
 
-        Nor is that kept when a larger arena takes the place of the one that it lies in. What was free for a moment
-        while weights were packed for the first shapes is given back.
+        That is dropped also when a larger arena replaces the one it lies in. Memory that was free for a moment while
+        weights were packed for the first shapes is given back.
         """
         replaced, is_first = self.arena_memory.replaced, self._current is None
         preparation = self._attempted_preparation()
@@ -494,13 +494,13 @@ class BaseNet(ABC, Closing):
         return make()
 
     def _forget_preparations(self) -> None:
-        """Let go of all steps and their memory, and of the calls that launch them."""
+        """Drop all steps and their memory, and the calls that launch them."""
         self._preparations.clear()
         self._work.clear()
         self._current = self._launched = self._latest = None
 
     def _let_go_of_arenas(self) -> None:
-        """Empty the outputs that lie in memory of a plan: it goes when no tensor is on it any more."""
+        """Empty the outputs in memory of a plan, which is freed when no tensor is on it any more."""
         self.arena_memory.clear()
         for operator in self.operators:
             for blob in operator.output_blobs:
@@ -535,14 +535,14 @@ def _names_checked(operator: Operator) -> list[str]:
 
 def _blobs_read_first(operators: tuple[Operator, ...]) -> list[Blob]:
     """The blobs that are read before the net writes them: they carry a signature's shapes. Empty ones get a tensor."""
-    found: dict[int, Blob | None] = {}  # None for those that are written first
+    blobs: dict[int, Blob | None] = {}  # None for those that are written first
     for operator in operators:
         for blob in operator.input_blobs:
             key = id(blob)
-            if key not in found:
-                found[key] = blob
+            if key not in blobs:
+                blobs[key] = blob
                 if blob.value is None:  # a copy's is fed on the host
                     blob.tensor(CPU if operator.crosses_devices else operator.runtime.device)
         for blob in operator.output_blobs:
-            found.setdefault(id(blob))
-    return [blob for blob in found.values() if blob is not None]
+            blobs.setdefault(id(blob))
+    return [blob for blob in blobs.values() if blob is not None]

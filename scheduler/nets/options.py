@@ -1,4 +1,4 @@
-"""RunOptions: how a net runs. What else can be said to `dagexec.compile` stands in `dagexec.options`."""
+"""RunOptions: how a net runs. The other options of `dagexec.compile` are in `dagexec.options`."""
 
 from __future__ import annotations
 
@@ -75,9 +75,9 @@ class RunOptions:
                 raise SettingError(f"at most {MAX_WORKERS} {what}s are made, not {count}")
         if not isinstance(self.streams_per_worker, Integral) or self.streams_per_worker < 1:
             raise SettingError(f"at least 1 stream per worker is needed, found {self.streams_per_worker}")
-        kept = self.preparation_bytes
-        if kept is not None and (not isinstance(kept, Integral) or kept < 0):
-            raise SettingError(f"preparation_bytes must be 0 or more, or None, not {kept!r:.80}")
+        nbytes = self.preparation_bytes
+        if nbytes is not None and (not isinstance(nbytes, Integral) or nbytes < 0):
+            raise SettingError(f"preparation_bytes must be 0 or more, or None, not {nbytes!r:.80}")
         if self.stream_priority not in STREAM_PRIORITIES:
             raise SettingError(f"stream_priority is 'normal' or 'high', not {self.stream_priority!r}")
         if self.capture and self.default_device == CPU:
@@ -92,14 +92,14 @@ class RunOptions:
                 raise SettingError("a policy decides in every run: it cannot be combined with capture")
 
     def with_chosen(self, **fields: object) -> Self:
-        """These with fields that were chosen here: only what is given has to be checked."""
-        made = object.__new__(type(self))
-        made.__dict__.update(self.__dict__, **fields)
-        return made
+        """These with fields that were chosen here: only fields given by a caller have to be checked."""
+        options = object.__new__(type(self))
+        options.__dict__.update(self.__dict__, **fields)
+        return options
 
     @property
     def default_device(self) -> Device:
-        """Where operators run that name no device. Raises DeviceError."""
+        """The device of operators that name none. Raises DeviceError."""
         return CPU if self.device is None else Device.parse(self.device)
 
     @property
@@ -108,7 +108,7 @@ class RunOptions:
         return self.replicas or 1
 
     def most_workers(self, net_type: str) -> int:
-        """As many workers as find something to do: each run of a simple net is done by one."""
+        """As many workers as have work: one worker does each run of a simple net."""
         cores = processor.available_cores()
         return min(cores, self.first_replicas) if net_type == "simple" else cores
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class SimpleNet(BaseNet):
-    """Runs in the calling thread; on a pool, one worker runs all of it. On a device each operator is waited for."""
+    """Runs in the calling thread; on a pool, one worker runs all of it. On a device, it waits for each operator."""
 
     net_type: ClassVar[str] = "simple"
     in_list_order: ClassVar[bool] = True
@@ -92,7 +92,7 @@ class SimpleNet(BaseNet):
     def _execute_on_devices(self, timeout: float | None, trace: Observer | None) -> None:
         """Launch in this thread, waiting for each operator; a timer stops the run, as a pool's `stop` does.
 
-        So does the end of the run that this thread works for, if there is one.
+        The end of the run that this thread works for, if there is one, stops it too.
         """
         end = ThreadWait()
         run = self._run = self.new_run(end.notify, trace)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunCounts:
-    """What a `RunCountObserver` has seen; `operators` counts those that returned, `failed` runs are in `stopped`."""
+    """The counts of a `RunCountObserver`; `operators` counts those that returned, failed runs are in `stopped`, too."""
 
     started: int
     stopped: int
@@ -54,7 +54,7 @@ class RunCountObserver(Observer):
 
 
 class TimeObserver(Observer):
-    """Mean times: of runs, and of each operator. Of an operator on a device the time on its stream counts.
+    """Mean times of runs and of each operator; for an operator on a device, the time on its stream.
 
     Runs and operators that fail are left out. For the runs of one graph (any number of replicas of it).
     """
@@ -76,7 +76,7 @@ class TimeObserver(Observer):
     def mean_operator_ms(self) -> dict[int, float]:
         """Milliseconds that each operator took, by its index."""
         with self._lock:
-            return {index: found.mean * 1e3 for index, found in sorted((self._host | self._device).items())}
+            return {index: total.mean * 1e3 for index, total in sorted((self._host | self._device).items())}
 
     def run_started(self, run: ObservedRun) -> None:
         """Kernels may be of this run from now on."""
@@ -99,10 +99,10 @@ class TimeObserver(Observer):
 
     def executed(self, stream: Stream, kernel: Kernel, start: float, end: float) -> None:
         """Add the time of the operator's kernel."""
-        found = self._under_way.find(kernel)
-        if found is not None:
+        owner = self._under_way.find(kernel)
+        if owner is not None:
             with self._lock:
-                self._device.setdefault(found[1], _Sum()).add(end - start)
+                self._device.setdefault(owner[1], _Sum()).add(end - start)
 
 
 class _Sum:

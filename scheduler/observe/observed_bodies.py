@@ -1,4 +1,4 @@
-"""Who is told of the operators in the bodies of other operators, such as the branches of an If."""
+"""Observers of the operators in the bodies of other operators, such as the branches of an If."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Tell = Callable[[str, str, int, int, BaseException | None], None]
 
 
 class _Telling(threading.local):
-    """Who is to be told of the operators in bodies that this thread executes."""
+    """The calling thread's observer of operators in bodies."""
 
     tell: Tell | None = None
 
@@ -24,7 +24,7 @@ telling = _Telling()
 
 @contextmanager
 def telling_of_bodies(tell: Tell | None) -> Iterator[None]:
-    """Within it, `tell` is told what bodies execute in this thread."""
+    """Within it, `tell` is told of the operators of bodies that this thread executes."""
     before, telling.tell = telling.tell, tell
     try:
         yield
@@ -33,7 +33,7 @@ def telling_of_bodies(tell: Tell | None) -> Iterator[None]:
 
 
 def observed_in_body(label: str, step: Step, tell: Tell) -> Step:
-    """The step of an operator in a body, which tells what it did, on whichever thread it is called."""
+    """The step of an operator in a body, which tells of its execution, on whichever thread it is called."""
 
     def observed() -> None:
         error: BaseException | None = None

@@ -1,4 +1,4 @@
-"""A run under observation: it gives wrapped steps in place of the plain ones.
+"""A run under observation: it replaces the plain steps by wrapped ones.
 
 So a run that nobody observes calls the plain steps and pays nothing.
 """
@@ -33,14 +33,14 @@ class ObservedRun:
     """One run of a net under observation: makes its steps, and knows when each chain became ready.
 
     Attributes:
-        observer: who is told.
+        observer: receives the events.
         graph: the operators.
         operators: their objects, in list order.
         chains: operator indices of each chain; a single chain of all that run for a net that has no plan.
         parents: the chains that each chain waits for.
-        prepared: the operators as they are prepared, in list order; empty where nobody knows.
+        prepared: the operators as they are prepared, in list order; empty if unknown.
         started: when the run was made.
-        shared: of each operator that workers share, for each of its phases the number of its task, and of its pieces.
+        shared: for each phase of an operator that workers share, the number of its task, and of its pieces.
         tasks: what the run hands out; None before it is known, and for a run in one thread.
     """
 
@@ -92,13 +92,13 @@ class ObservedRun:
 
     def tasks_of_chains(self, steps: Sequence[Step], most: Sequence[int]) -> list[list[Pieces]]:
         """The tasks of every chain under observation, of up to `most` pieces a phase each; see `scheduler.run.work`."""
-        found: list[list[Pieces]] = []
+        chains: list[list[Pieces]] = []
         for number, row in enumerate(self.chains):
-            found.append(self._tasks(number, [steps[index] for index in row], most[number], sum(map(len, found))))
-        return found
+            chains.append(self._tasks(number, [steps[index] for index in row], most[number], sum(map(len, chains))))
+        return chains
 
     def _tasks(self, number: int, steps: Sequence[Step], most: int, first: int) -> list[Pieces]:
-        """Those of a chain, of which the first has the number `first`."""
+        """The tasks of a chain, numbered from `first`."""
         bodies: list[Sequence[Step]] = []
         for index, step in zip(self.chains[number], steps, strict=True):
             shared = SharedOperator(self, index, step, most)
@@ -112,12 +112,12 @@ class ObservedRun:
         tasks: list[Pieces] = []
         alone = False
         for position, pieces in enumerate(bodies):
-            made = [(chain.step(body, position == 0, position == last),) for body in pieces]
-            if len(made) == 1 and alone:
-                tasks[-1] = [tasks[-1][0] + made[0]]
+            piece_steps = [(chain.step(body, position == 0, position == last),) for body in pieces]
+            if len(piece_steps) == 1 and alone:
+                tasks[-1] = [tasks[-1][0] + piece_steps[0]]
             else:
-                tasks.append(made)
-            alone = len(made) == 1
+                tasks.append(piece_steps)
+            alone = len(piece_steps) == 1
             if pieces and isinstance(pieces[0], ObservedPiece):
                 self.shared.setdefault(pieces[0].index, []).append((first + len(tasks) - 1, len(pieces)))
         return tasks or [[()]]
@@ -137,19 +137,19 @@ class ObservedRun:
         return run
 
     def stopped(self, error: BaseException | None) -> None:
-        """Tell the observer that the run is over, and before that of operators that were never done with."""
+        """Tell the observer that the run is over, and before that of operators that never ended."""
         for shared in self._shared:
             shared.give_up(error)
         self.observer.run_stopped(self, _now(), error)
 
     def ready(self, chain: int) -> int:
-        """When the last parent of `chain` was done with; the start of the run when it has none."""
+        """When the last parent of `chain` was done; the start of the run when it has none."""
         return max((self.stopped_at[parent] for parent in self.parents[chain]), default=self.started)
 
     def index_of(self, operator: Operator) -> int | None:
         """The index of `operator`, None when it is not one of this run's."""
         if self._indices is None:
-            self._indices = {id(found): index for index, found in enumerate(self.operators)}
+            self._indices = {id(member): index for index, member in enumerate(self.operators)}
         return self._indices.get(id(operator))
 
     def _wait(self, chain: int, step: Step) -> Step:
@@ -169,7 +169,7 @@ def _unsettled(count: int, prepared: Sequence[Prepared]) -> tuple[int, ...]:
 
 
 class _ObservedChain:
-    """One execution of a chain: its first step starts it, its last one or one that raises stops it."""
+    """One execution of a chain: its first step starts it, its last step or one that raises stops it."""
 
     __slots__ = ("_number", "_run", "_start", "_worker")
 

@@ -1,4 +1,4 @@
-"""The steps of operators, and of pieces that workers share, with what an observer is told of them."""
+"""The steps of operators, and of pieces that workers share, which report to an observer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _now = time.perf_counter_ns
 
 
 class ObservedOperator:
-    """The step of an operator, with what is told of it."""
+    """The step of an operator, which reports to the observer."""
 
     __slots__ = ("_profiled", "_run", "_step", "index")
 
@@ -74,7 +74,7 @@ class ObservedOperator:
 
 
 class SharedOperator:
-    """An operator whose pieces workers share: a step before them, one for each, and one behind them.
+    """An operator whose pieces workers share: a step before them, one for each, and one after them.
 
     Attributes:
         phases: the pieces.
@@ -91,7 +91,9 @@ class SharedOperator:
         self.phases: list[list[Step]] = []
         for part in parts_of(step):
             native = phases_of(part)
-            for phase in [[part]] if native is None else [list(map(piece_step, grouped(one, most))) for one in native]:
+            for phase in (
+                [[part]] if native is None else [list(map(piece_step, grouped(group, most))) for group in native]
+            ):
                 number = len(self.phases)
                 self.phases.append([ObservedPiece(self, number, piece, body) for piece, body in enumerate(phase)])
 
@@ -101,7 +103,7 @@ class SharedOperator:
         self.run.observer.operator_started(self.run, self.index, threading.current_thread().name)
 
     def stop(self) -> None:
-        """Say that it is done with."""
+        """Say that the operator has ended."""
         self._under_way = False
         now = _now()
         start, end = min(self.began, default=now), max(self.ended, default=now)
@@ -109,14 +111,14 @@ class SharedOperator:
         self.run.observer.operator_stopped(self.run, self.index, worker, start, end, self.error)
 
     def give_up(self, error: BaseException | None) -> None:
-        """The run is over: it has stopped, too."""
+        """The run is over, which ends the operator, too."""
         if self._under_way:
             self.error = self.error or error
             self.stop()
 
 
 class ObservedPiece:
-    """The step of a piece, with what is told of it."""
+    """The step of a piece, which reports to the observer."""
 
     __slots__ = ("_operator", "_phase", "_piece", "_step", "index")
 
@@ -144,7 +146,7 @@ class ObservedPiece:
 
 
 def _profiling(step: Step, observer: Observer) -> Profiled | None:
-    """What runs a step that can tell of its parts, if the observer wants to hear of them."""
+    """Runs a step that can report its parts, if the observer wants to hear of them."""
     inner = step.step if isinstance(step, ConvertedStep) else step
     if not isinstance(inner, ProfiledStep) or not _hears_of_parts(observer):
         return None

@@ -1,11 +1,11 @@
 """Observers: told when runs, chains and operators start and stop, on the host and on the streams of devices.
 
-What they are told comes from an `ObservedRun` (`observed_run`). `trace` collects it for a file,
-`trace_lines` prints it, and `counting` keeps counts and mean times.
+An `ObservedRun` (`observed_run`) tells them. `trace` collects events for a file, `trace_lines` prints them, and
+`counting` keeps counts and mean times.
 
-What stops is reported also when it raised, with the error. Times on the host are nanoseconds of
-`time.perf_counter_ns`. An observer is called by the worker that does the work, several at once: it must be quick and
-must guard what it keeps; what it raises ends the run as if the operator had raised it.
+Ends are reported also for failures, with the error. Times on the host are nanoseconds of `time.perf_counter_ns`. An
+observer is called by the worker that does the work, several at once: it must be quick and must guard its state; an
+exception of its own ends the run as if the operator had raised it.
 """
 
 from __future__ import annotations

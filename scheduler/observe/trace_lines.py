@@ -2,10 +2,10 @@
 
     net[index]  type  outputs  worker or stream  milliseconds  GFLOP/s  GB/s
 
-The rates are what the operator reached, by the operations and bytes that its schema's `cost` says; blank where it says
-none. An operator on a device is printed when its kernel has run, with the stream and the device's time; what fails
-there is told of by the last line of a run that failed, `net  run failed: ...`. The variable is read when a net is made;
-without it a run pays nothing.
+The rates are those that the operator reached, by the operations and bytes of its schema's `cost`; blank without one. An
+operator on a device is printed when its kernel has run, with the stream and the device's time; its failures are in the
+last line of a failed run, `net  run failed: ...`. The variable is read when a net is made; without it a run pays
+nothing.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def line_observer() -> LineObserver | None:
 
 
 class LineObserver(Observer):
-    """Prints a line for each operator, to what is `sys.stderr` then."""
+    """Prints a line for each operator, to the current `sys.stderr`."""
 
     def __init__(self) -> None:
         self._under_way = observed_run.RunsUnderWay()
@@ -46,7 +46,7 @@ class LineObserver(Observer):
         self._under_way.add(run)
 
     def run_stopped(self, run: ObservedRun, end: int, error: BaseException | None) -> None:
-        """No more kernels are of this run. Print the error of one that failed, on one line."""
+        """Forget the run, and print the error of one that failed, on one line."""
         self._under_way.remove(run)
         if error is not None:
             message = " ".join(f"{type(error).__name__}: {error}".split())

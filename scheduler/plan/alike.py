@@ -1,8 +1,8 @@
 """Operators of one form, with tensors of the same types, that are prepared together at the end of a preparation.
 
-The first of them is prepared as usual, and says how others are (`Repeat` in `dagexec.core.operator`): by one table of
-native calls for all of them, in which they differ in nothing but addresses. Who makes it: `dagexec.core.numpy_alike`
-where an operator is calls of NumPy, and engines for themselves.
+The first of them is prepared as usual, and says how the others differ (`Repeat` in `dagexec.core.operator`): they are
+one table of native calls that differ only in addresses. `dagexec.core.numpy_alike` makes it for operators that are
+calls of NumPy, engines make it for theirs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dagexec.scheduler.plan.culprit import UnderWay
 
 
 class Alike:
-    """Operators like one that was prepared, which nobody sees the inputs and outputs of: they are prepared together."""
+    """Operators like one that was prepared, whose inputs and outputs nobody sees: they are prepared together."""
 
     def __init__(self, inferred: Sequence[Inferred | None], fed: dict[int, int], passing: dict[int, int]) -> None:
         """Addresses by the ids of blobs: of packed tensors, `fed` or `passing`, whose place no other memory takes."""
@@ -32,17 +32,17 @@ class Alike:
         self._repeats: dict[int, tuple[Repeat, list[int], list[Operator], list[list[int]]]] = {}  # by `Inferred`
         self._counts = Counter(map(id, inferred))
 
-    def note(self, operator: Operator, found: Inferred, made: Prepared) -> None:
+    def note(self, operator: Operator, record: Inferred, prepared: Prepared) -> None:
         """An operator has been prepared."""
-        if self._counts[id(found)] > 1 and id(found) not in self._repeats:
-            repeat = operator.repeat(made) or repeat_of(operator, made)
+        if self._counts[id(record)] > 1 and id(record) not in self._repeats:
+            repeat = operator.repeat(prepared) or repeat_of(operator, prepared)
             if repeat is not None:
-                self._repeats[id(found)] = repeat, [], [], []
+                self._repeats[id(record)] = repeat, [], [], []
 
-    def takes(self, index: int, operator: Operator, found: Inferred) -> bool:
+    def takes(self, index: int, operator: Operator, record: Inferred) -> bool:
         """True for an operator that is left for the end."""
-        known = self._repeats.get(id(found))
-        if known is None or operator.runtime.device != CPU:
+        group = self._repeats.get(id(record))
+        if group is None or operator.runtime.device != CPU:
             return False
         readable, writable = self._readable, self._writable
         try:
@@ -50,7 +50,7 @@ class Alike:
             row += [writable[id(blob)] for blob in operator.output_blobs]
         except KeyError:
             return False
-        _, indices, operators, rows = known
+        _, indices, operators, rows = group
         indices.append(index)
         operators.append(operator)
         rows.append(row)
@@ -65,30 +65,30 @@ class Alike:
 
 
 class AlikeUnplanned(Alike):
-    """The same where each output has memory of its own, which it is given here: what is too small to be replaced."""
+    """The same where each output gets memory of its own here, as outputs too small to be replaced do."""
 
     def __init__(self, inferred: Sequence[Inferred | None], fed: dict[int, int], steady: frozenset[int]) -> None:
         """`steady` are the ids of blobs that keep the memory which their operator gives them."""
         super().__init__(inferred, fed, {})
         self._steady = steady
 
-    def note(self, operator: Operator, found: Inferred, made: Prepared) -> None:
-        super().note(operator, found, made)
+    def note(self, operator: Operator, record: Inferred, prepared: Prepared) -> None:
+        super().note(operator, record, prepared)
         self._readable.update(_addresses(blob for blob in operator.output_blobs if id(blob) in self._steady))
 
-    def takes(self, index: int, operator: Operator, found: Inferred) -> bool:
-        if id(found) not in self._repeats or found.nbytes >= bindings.MIN_BYTES_BOUND:
+    def takes(self, index: int, operator: Operator, record: Inferred) -> bool:
+        if id(record) not in self._repeats or record.nbytes >= bindings.MIN_BYTES_BOUND:
             return False
         outputs = operator.output_blobs
         if not all(id(blob) in self._steady and _is_packed(blob) for blob in outputs):
             return False
         if not all(id(blob) in self._readable for blob in operator.input_blobs):
             return False
-        operator.size_outputs(found.types)
-        own = _addresses(outputs)
-        self._readable.update(own)
-        self._writable.update(own)
-        return super().takes(index, operator, found)
+        operator.size_outputs(record.types)
+        addresses = _addresses(outputs)
+        self._readable.update(addresses)
+        self._writable.update(addresses)
+        return super().takes(index, operator, record)
 
 
 def written_once(operators: Sequence[Operator], inputs: Iterable[Blob]) -> frozenset[int]:
@@ -100,13 +100,13 @@ def written_once(operators: Sequence[Operator], inputs: Iterable[Blob]) -> froze
 
 
 def small_inputs(operators: Sequence[Operator], inputs: Iterable[Blob]) -> dict[int, int]:
-    """The addresses of those inputs that are only read, and too small to be read from a caller's arrays."""
+    """The addresses of inputs that are only read, and too small to be read from a caller's arrays."""
     written = set(map(id, outputs_of(operators)))
     return _addresses(blob for blob in inputs if id(blob) not in written)
 
 
 def _addresses(blobs: Iterable[Blob]) -> dict[int, int]:
-    """Those of packed tensors on the host that are no constants, too small for a caller's arrays to replace them."""
+    """Addresses of packed tensors on the host, no constants, too small to be replaced by a caller's arrays."""
     return {
         id(blob): tensor.address
         for blob in blobs

@@ -18,12 +18,12 @@ from dagexec.platform.records import dataclass
 Array = npt.NDArray[Any]
 
 MIN_BYTES_BOUND = 1 << 15
-"""Of inputs and outputs whose place a caller's array takes; less is copied faster than steps are pointed to it."""
+"""The least size of inputs and outputs that a caller's array replaces; smaller ones are copied faster than rebound."""
 
 
 @dataclass(frozen=True)
 class Binding:
-    """A blob, and the tensor and array it had when the steps were prepared; of a constant, it as such.
+    """A blob, and the tensor and array that it had when the steps were prepared.
 
     A constant's array is not kept: steps that read it keep it themselves, and for others it may go.
     """
@@ -59,7 +59,7 @@ class Binding:
         return not self.is_view and (self.storage is None or self.storage.writable)
 
     def put_back(self) -> None:
-        """Give the tensor that array again. The blob holds it still."""
+        """Give the tensor that array again, if the blob still holds the tensor."""
         assert self.array is not None
         self.tensor.rebind(self.array, self.storage, is_view=self.is_view)
 
@@ -79,7 +79,7 @@ class Bindings:
     """
 
     def __init__(self, inputs: Iterable[Blob], outputs: Iterable[Blob]) -> None:
-        """Of those of the blobs that hold a tensor, as they are now."""
+        """The bindings of those blobs that hold a tensor, as they are now."""
         self._epoch = binding_epoch()
         self.inputs = _found(inputs)
         self.outputs = _found(outputs)
@@ -98,8 +98,8 @@ class Bindings:
         """Bring the tensors back to these arrays, with the input values they have now.
 
         Only tensors whose `id` is in `own` may be rebound, since others may be in use elsewhere, and only from a packed
-        array to a packed one, since another layout was requested. False when that is not enough; nothing has changed
-        then.
+        array to a packed one, since another layout was requested. Returns False, with nothing changed, if that is not
+        enough.
         """
         away = [binding for binding in (*self.inputs, *self.outputs) if not binding.holds()]
         if any(binding.blob.value is not binding.tensor or not binding.is_packed() for binding in away):

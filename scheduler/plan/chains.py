@@ -1,9 +1,9 @@
 """Splitting a graph into chains: linear runs of operators that one worker executes with no synchronization between.
 
 The rules are Caffe2's, on an exact transitive reduction. An operator joins the chain of its parent when the edge
-between them is the only one into it and the only one out of the parent, both are on one device, and it has at most
-one child itself: an operator with several children is a chain of its own. So is one that another runtime computes, as
-that may take long, and a run is stopped between chains.
+between them is the only one into it and the only one out of the parent, both are on one device, and it has at most one
+child itself: an operator with several children is a chain of its own. So is an operator that another runtime computes,
+as that may take long, and a run is stopped between chains.
 
 A chain costs no parallelism: whatever depends on one of its operators depends on the last one anyway.
 """

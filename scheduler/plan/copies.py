@@ -1,11 +1,11 @@
 """Copies across devices: a net whose operators run on several devices, with a copy where a blob crosses.
 
 Every blob has a home: the device of its first writer, or where it is before the net runs. An operator on another device
-works on a local blob, `<blob>@<device>`, that is copied from home when it has to be, and copied back after a write. So
-each blob name still means one place, and the graph orders the copies like all other operators.
+works on a local blob, `<blob>@<device>`, which is copied from home when needed, and copied back after a write. So each
+blob name still means one place, and the graph orders the copies like all other operators.
 
-An operator that is asked for on a device that has no implementation of its type, while the host has one, runs on the
-host: what keeps books (queues, databases, counters, rates) has no place elsewhere.
+An operator that is placed on a device without an implementation of its type, while the host has one, runs on the host:
+bookkeeping (queues, databases, counters, rates) has no place elsewhere.
 """
 
 from __future__ import annotations
@@ -47,8 +47,10 @@ def local_name(blob: str, device: Device) -> str:
 
 
 def names_devices(net: Program) -> bool:
-    """True when the net or an operator says that it runs elsewhere than on the host."""
-    return net.device not in (None, CPU) or any(one.device_option is not None and one.device != CPU for one in net.op)
+    """True when the net or an operator asks for another device than the host."""
+    return net.device not in (None, CPU) or any(
+        operator.device_option is not None and operator.device != CPU for operator in net.op
+    )
 
 
 def insert_copies(
@@ -56,20 +58,20 @@ def insert_copies(
     home: Callable[[str], Device | None] = lambda _name: None,
     constants: frozenset[str] = frozenset(),
 ) -> PlacedNet:
-    """`net` with copies where blobs cross devices; the same net when they never do and every operator can stay.
+    """`net` with copies where blobs cross devices; the same net when none do and every operator can stay.
 
-    `home` says where a blob is that exists before the net runs, None for one that does not exist or holds nothing: one
-    that is read all the same will be fed on the host. `constants` are blobs that never change. A copy to a device, or
-    between two of a kind, is an operator of the device that gets it; one to the host is of the device that gives.
+    `home` says where a blob is that exists before the net runs, None for one that does not exist or is empty: if it is
+    read all the same, it will be fed on the host. `constants` are blobs that never change. A copy to a device, or
+    between two of a kind, is an operator of the receiving device; a copy to the host is one of the sending device.
     Raises SchemaError when the net has a blob of a name that a copy needs.
     """
     net = program_of(net)
-    blobs = {name for one in net.op for name in (*one.input, *one.output)}
+    blobs = {name for operator in net.op for name in (*operator.input, *operator.output)}
     if not names_devices(net) and all(home(name) in (None, CPU) for name in blobs):
         return PlacedNet(net, Program((), NetDef(name=net.name)))
-    asked = [net.device_of(definition) for definition in net.op]
-    devices = [_possible(definition, device) for definition, device in zip(net.op, asked, strict=True)]
-    moved = _moved(net, asked, devices)
+    requested = [net.device_of(definition) for definition in net.op]
+    devices = [_possible(definition, device) for definition, device in zip(net.op, requested, strict=True)]
+    moved = _moved(net, requested, devices)
     homes: dict[str, Device] = {}
     for definition, device in zip(net.op, devices, strict=True):
         for name in _tensors_read(definition):
@@ -93,7 +95,7 @@ def _crosses(definition: Node, device: Device, homes: Mapping[str, Device]) -> b
 
 
 class _Placing:
-    """The state of `insert_copies`: which local blobs have the present value of the blob they stand for."""
+    """The state of `insert_copies`: which local blobs have the current value of the blob they stand for."""
 
     def __init__(self, net: Program, homes: dict[str, Device], constants: frozenset[str]) -> None:
         self._net = net
@@ -107,7 +109,7 @@ class _Placing:
     def place(self, devices: list[Device]) -> PlacedNet:
         """Go through the operators in order.
 
-        What comes after an operator by name of a blob comes after it, and before the next write, on all devices.
+        An operator that depends on a blob by name only comes after it, and before its next write, on all devices.
         """
         away: dict[str, dict[str, None]] = {}
         for definition, device in zip(self._net.op, devices, strict=True):
@@ -169,18 +171,18 @@ class _Placing:
 
 
 def _tensors_read(definition: Node) -> list[str]:
-    """The inputs of an operator but its handles, which are on no device; of an unknown operator, all."""
+    """The inputs of an operator except its handles, which are on no device; of an unknown operator, all."""
     handles = schema_of(definition.type).handles if is_registered(definition.type) else ()
     return [name for index, name in enumerate(definition.input) if index not in handles]
 
 
 def _moved_to(option: DeviceOption | None, device: Device) -> DeviceOption:
-    """What else an operator says of where it runs, on another device."""
-    found = DeviceOption()
+    """The rest of an operator's device option, moved to another device."""
+    result = DeviceOption()
     if option is not None:
-        found.CopyFrom(option)
-    found.MergeFrom(device.to_option())
-    return found
+        result.CopyFrom(option)
+    result.MergeFrom(device.to_option())
+    return result
 
 
 def _possible(definition: Node, device: Device) -> Device:
@@ -191,11 +193,11 @@ def _possible(definition: Node, device: Device) -> Device:
     return CPU
 
 
-def _moved(net: Program, asked: Sequence[Device], devices: Sequence[Device]) -> bool:
+def _moved(net: Program, requested: Sequence[Device], devices: Sequence[Device]) -> bool:
     """True when an operator does not run where it was requested; the log says which."""
     moved = Counter(
         f"{definition.type} from {before}"
-        for definition, before, device in zip(net.op, asked, devices, strict=True)
+        for definition, before, device in zip(net.op, requested, devices, strict=True)
         if before != device
     )
     if moved:

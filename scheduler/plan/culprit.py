@@ -1,8 +1,8 @@
-"""Culprits: from what a step of a net raised to the error that names net, operator, chain and worker.
+"""Culprits: from an exception of a step to the error that names net, operator, chain and worker.
 
-Whoever calls steps, a worker of a pool (`scheduler.run.pool`) or the thread that asked for the run
-(`scheduler.run.inline`), finds the operator of a failed step with `label_of`. Whoever knows the operator, or the event
-of a stream, calls `operator_failure`.
+Callers of steps, a worker of a pool (`scheduler.run.pool`) or the thread that asked for the run
+(`scheduler.run.inline`), find the operator of a failed step with `label_of`. Those that know the operator, or the event
+of a stream, call `operator_failure`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from dagexec.platform.threads import ThreadsEndedError
 from dagexec.scheduler.plan.plan import Plan
 
 Failed = Step | NativeCall
-"""What has failed: the step of an operator, a part of it, or one of the native calls that it is."""
+"""What failed: the step of an operator, a part of it, or one of its native calls."""
 
 NameStep = Callable[[int | None, Failed], str]
-"""How errors call what has failed in a chain; the chain is None in a run that has none."""
+"""Names what failed in a chain, for errors; the chain is None in a run that has none."""
 
 _OPERATOR = "operator_index"
 
@@ -32,7 +32,7 @@ def stand_for(step: Step, operator: int) -> None:
 
 
 def label_of(plan: Plan, prepared: Sequence[Step], chain: int | None, step: Failed) -> str:
-    """How errors name the operator that this is of, among those of `chain`, or with None of the net.
+    """The name, in errors, of the operator of `step`, among those of `chain`, or of the whole net with None.
 
     `prepared` are the steps of all operators. A step that is none of them and does not `stand_for` one, such as the
     call that launches a chain, is named after the first operator of its chain.
@@ -40,26 +40,28 @@ def label_of(plan: Plan, prepared: Sequence[Step], chain: int | None, step: Fail
     index: int | None = getattr(step, _OPERATOR, None)
     candidates = range(len(prepared)) if chain is None else plan.chains[chain]
     if index is None:
-        index = next((found for found in candidates if is_part_of(prepared[found], step)), None)
+        index = next((candidate for candidate in candidates if is_part_of(prepared[candidate], step)), None)
     if index is None and chain is None:
         return f"an operator of net {plan.graph.name!r}"
     return plan.graph.label(candidates[0] if index is None else index)
 
 
 def is_part_of(step: Step, failed: Failed) -> bool:
-    """True where what has failed is `step`, a part of it, or one of its native calls."""
+    """True where `failed` is `step`, a part of it, or one of its native calls."""
     if step is failed:
         return True
-    made = (failed.function, failed.arguments) if isinstance(failed, NativeCall) else None  # some say it anew each time
+    identity = (
+        (failed.function, failed.arguments) if isinstance(failed, NativeCall) else None
+    )  # some say it anew each time
     for part in parts_of(step):
         calls = (call for phase in phases_of(part) or () for piece in phase for call in piece)
-        if part is failed or (made and any((call.function, call.arguments) == made for call in calls)):
+        if part is failed or (identity and any((call.function, call.arguments) == identity for call in calls)):
             return True
     return False
 
 
 def needs_no_culprit(error: BaseException) -> bool:
-    """True for an error that names its operator already, and for what ends a run or its thread from outside."""
+    """True for an error that names its operator already, and for exceptions that end a run or thread from outside."""
     return isinstance(error, OperatorError | RunCancelledError | RunTimeoutError | ThreadsEndedError)
 
 
@@ -75,7 +77,7 @@ def operator_failure(
     where = f"chain {chain}, " if chain is not None else ""
     try:
         text = str(cause) if isinstance(cause, DagexecError) else f"{type(cause).__name__}: {cause}"
-    except Exception:  # an exception of somebody's own whose __str__ fails
+    except Exception:  # an exception class whose __str__ fails
         text = type(cause).__name__
     prefix = "" if label in text else f"{label} failed: "
     error = OperatorError(f"{prefix}{text} ({where}worker {worker})", net=net, operator=label, worker=worker)
@@ -93,7 +95,7 @@ class UnderWay:
 def naming_failures(net: str) -> Iterator[UnderWay]:
     """Within it, an exception that dagexec does not raise on purpose becomes an OperatorError for the one under way.
 
-    A ResourceError says its label, too: a type that is too large (`TensorType`) does not know whose it is.
+    A ResourceError gets its label, too: a type that is too large (`TensorType`) does not know which operator it is of.
     """
     under_way = UnderWay()
     try:

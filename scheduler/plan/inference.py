@@ -1,6 +1,6 @@
-"""Inference: the types of all outputs of a net from those of its inputs; what follows from shapes alone is computed.
+"""Inference: the types of all outputs of a net from those of its inputs; results that follow from shapes are computed.
 
-Layers of a net repeat: operators of one form, with inputs of the same types, are asked once for their outputs.
+Layers of a net repeat: operators of one form, with inputs of the same types, are inferred once.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def inferred_and_settled(
     in_one_plan: bool,
     known: Mapping[int, TensorType] | None = None,
 ) -> tuple[frozenset[int], list[Inferred | None]]:
-    """The dynamic operators, and what inference finds for the others, of which the settled ones are computed.
+    """The dynamic operators, and what inference says of the others, of which the settled ones are computed.
 
     `known` are types that blobs, by their ids, will have when the net runs, where they have others now.
     Raises ResourceError for outputs that do not fit in memory, together unless they are `in_one_plan` to share it.
@@ -51,14 +51,14 @@ def inferred_and_settled(
 
 @dataclass(slots=True)
 class _OfForm:
-    """Operators of a form: whether that and the types of inputs tell all, and by the ids of these, what."""
+    """Operators of a form: whether it and the types of inputs determine the outputs, and these by the types' ids."""
 
     is_told_by: bool
     inferred: dict[tuple[int, ...], Inferred] = field(default_factory=dict)
 
 
 class _Inference:
-    """The state of it."""
+    """The state of an inference."""
 
     def __init__(
         self,
@@ -78,44 +78,44 @@ class _Inference:
         self._values = set(constants)  # blobs whose values are known
         self._known = dict(known)  # by the id of a blob
         self._forms: dict[Form, _OfForm] = {}
-        self._types: dict[TensorType, TensorType] = {}  # one object for all that are equal
+        self._types: dict[TensorType, TensorType] = {}  # one object for all equal types
         self._nbytes = 0
 
     def run(self) -> list[Inferred | None]:
-        """What inference finds for each operator that is not dynamic; one object for those that are alike.
+        """The result for each operator that is not dynamic; one object for those that are alike.
 
-        It ends before an operator that cannot be settled though the shapes of others depend on its results.
+        It ends before an operator that cannot be settled although the shapes of others depend on its results.
         """
-        found: list[Inferred | None] = []
-        known, settled, views = self._known, self._depends.settled, self._graph.views
+        result: list[Inferred | None] = []
+        types, settled, views = self._known, self._depends.settled, self._graph.views
         with naming_failures(self._graph.name) as under_way:
             for index, operator in enumerate(self._operators):
                 if index in self._depends.dynamic:
-                    found.append(None)
+                    result.append(None)
                     continue
                 under_way.operator = operator
                 form = self._forms.get(operator.common_form)
                 if form is None:
                     form = self._forms[operator.common_form] = _OfForm(is_told_by=_is_told_by_form(operator))
                 if index in settled or not form.is_told_by:
-                    one = self._one(index, operator)
-                    if one is None:
+                    record = self._one(index, operator)
+                    if record is None:
                         break
-                    found.append(one)
+                    result.append(record)
                     continue
                 kinds = [
-                    known.get(id(blob)) or self._input_type(operator, i) for i, blob in enumerate(operator.input_blobs)
+                    types.get(id(blob)) or self._input_type(operator, i) for i, blob in enumerate(operator.input_blobs)
                 ]
                 key = tuple(map(id, kinds))
-                one = form.inferred.get(key)
-                if one is None:
-                    one = form.inferred[key] = self._new(operator, kinds)
-                if not one.fits and not (index in views and _is_packed(operator.input_blobs[0])):
-                    self._check_memory(operator, one.types, one.nbytes)
-                for blob, kind in zip(operator.output_blobs, one.types, strict=True):
-                    known[id(blob)] = kind
-                found.append(one)
-        return found
+                record = form.inferred.get(key)
+                if record is None:
+                    record = form.inferred[key] = self._new(operator, kinds)
+                if not record.fits and not (index in views and _is_packed(operator.input_blobs[0])):
+                    self._check_memory(operator, record.types, record.nbytes)
+                for blob, kind in zip(operator.output_blobs, record.types, strict=True):
+                    types[id(blob)] = kind
+                result.append(record)
+        return result
 
     def _input_type(self, operator: Operator, index: int) -> TensorType:
         """Of a tensor that no operator has written yet."""
@@ -137,18 +137,20 @@ class _Inference:
         )  # fmt: skip
 
     def _one(self, index: int, operator: Operator) -> Inferred | None:
-        """Operator `index`, that more than its form tells of; None where it cannot be settled though it has to be."""
-        known = self._known
+        """Operator `index`, which its form does not determine; None where it has to be settled and cannot be."""
+        known_types = self._known
         if operator.schema.decided_by and not all(
-            id(blob) in known or _has_type(blob) for blob in operator.input_blobs
+            id(blob) in known_types or _has_type(blob) for blob in operator.input_blobs
         ):
             return None
         blobs = enumerate(operator.input_blobs)
-        call = operator.call([known.get(id(blob)) or self._one_object(operator.input_type(i)) for i, blob in blobs])
+        call = operator.call(
+            [known_types.get(id(blob)) or self._one_object(operator.input_type(i)) for i, blob in blobs]
+        )
         if operator.schema.infer is None:
             return self._by_bodies(operator, call)
         types = tuple(map(self._one_object, _types_of(operator, call)))
-        known.update(zip(map(id, operator.output_blobs), types, strict=True))
+        known_types.update(zip(map(id, operator.output_blobs), types, strict=True))
         nbytes = sum(kind.nbytes for kind in types)
         if index in self._depends.settled:
             if self._settling.settle(index, call, types):
@@ -162,16 +164,16 @@ class _Inference:
         return Inferred(call, types, seconds, nbytes, zero_copy=_is_zero_copy(call))
 
     def _by_bodies(self, operator: Operator, call: OperatorCall) -> Inferred | None:
-        """An operator whose nets tell its output types; None where these follow from more than shapes."""
+        """An operator whose nets determine its output types; None where these follow from more than shapes."""
         assert isinstance(operator, OperatorWithBodies)
         decided_by = operator.schema.decided_by
         if self._values.issuperset(operator.definition.input[index] for index in decided_by):
             values = [operator.host_value(index) if index in decided_by else None for index in range(len(call.inputs))]
             call = replace(call, values=tuple(values))
-        found = operator.infer_by_bodies(call)
-        if found is None:
+        results = operator.infer_by_bodies(call)
+        if results is None:
             return None
-        types, seconds = found
+        types, seconds = results
         self._known.update(zip(map(id, operator.output_blobs), types, strict=True))
         nbytes = sum(kind.nbytes for kind in types)
         self._check_memory(operator, types, nbytes)
@@ -193,7 +195,7 @@ def _is_zero_copy(call: OperatorCall) -> bool:
 
 
 def _is_told_by_form(operator: Operator) -> bool:
-    """True where types of inputs and the form say all: no values, nets or handles."""
+    """True where the form and the types of inputs determine the outputs: no values, nets or handles."""
     schema = operator.schema
     return (
         not (operator.values_read or operator.bodies or schema.handles or schema.decided_by)
@@ -227,7 +229,7 @@ def _named(operator: Operator, types: Sequence[TensorType]) -> str:
 
 
 def _bytes_of(types: Sequence[TensorType], operator: Operator) -> int:
-    """Bytes that outputs of these types take beside those they have. Raises ResourceError when that is no number."""
+    """Bytes that outputs of these types need in addition. Raises ResourceError when that is no number."""
     nbytes = 0
     for kind, blob in zip(types, operator.output_blobs, strict=True):
         try:

@@ -31,8 +31,8 @@ class Plan:
         seconds: the estimated or measured time of each chain.
         levels: time from the start of a chain to the end of the net along the longest path: its priority, where no
             policy says otherwise.
-        policy: what decides in runs; None where that is the order of the chains.
-        pieces: into how many pieces a policy lets operators of each chain be shared; empty where it sets no limits.
+        policy: decides in runs; None for the order of the chains.
+        pieces: into how many pieces a policy lets operators of each chain be shared; empty without limits.
     """
 
     graph: Graph
@@ -107,9 +107,9 @@ def _ordered(
 
 
 def with_policy(plan: Plan, policy: Policy, workers: int) -> Plan:
-    """`plan`, whose chains are in the order of a critical path, as `policy` has it for so many workers.
+    """`plan`, whose chains are in the order of a critical path, in the order of `policy` for `workers` workers.
 
-    Raises PolicyError where the policy fails, or its order or limits are none.
+    Raises PolicyError where the policy fails, or its order or limits are invalid.
     """
     graph = plan.graph
     names = [graph.label(chain[0]) if chain else "no operator" for chain in plan.chains]
@@ -123,7 +123,7 @@ def with_policy(plan: Plan, policy: Policy, workers: int) -> Plan:
 
 
 def retimed(plan: Plan, operator_seconds: Sequence[float]) -> Plan:
-    """The plan with measured times. Its chains keep their order, as a net's do, which has estimates to go by."""
+    """The plan with measured times. Its chains keep the order that a net gives them, from estimates."""
     seconds = tuple(sum(operator_seconds[index] for index in chain) for chain in plan.chains)
     return replace(plan, seconds=seconds, levels=tuple(longest_paths(plan.children, seconds)))
 
@@ -144,5 +144,5 @@ def build_sequence(graph: Graph, settled: frozenset[int] = frozenset()) -> Plan:
 
 
 def _chain_children(graph: Graph, chain: Chain, number: int, chain_of: dict[int, int]) -> list[int]:
-    found = {chain_of[child] for operator in chain for child in graph.reduced_children[operator]}
-    return sorted(found - {number})
+    children = {chain_of[child] for operator in chain for child in graph.reduced_children[operator]}
+    return sorted(children - {number})

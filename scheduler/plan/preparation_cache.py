@@ -1,13 +1,13 @@
-"""PreparationCache: what a net is prepared for, kept for shapes that come back, within a number of bytes.
+"""PreparationCache: preparations of a net, kept for shapes that come back, within a number of bytes.
 
-What counts is what a preparation has to itself: steps, code that a library generated, tables, and tensors that no
-memory plan places. The arena is one for all (`dagexec.scheduler.memory.arena_memory`).
+A preparation counts with what it has to itself: steps, code that a library generated, tables, and tensors that no
+memory plan places. The arena is shared by all (`dagexec.scheduler.memory.arena_memory`).
 
-The budget is used only as far as it helps. A few preparations are kept at first; sizes of those given up are remembered
+The budget is used only as far as it helps. A few preparations are kept at first. Sizes of evicted ones are remembered
 (as the ghost lists of ARC do: Megiddo, Modha, "ARC: a self-tuning, low overhead replacement cache", FAST 2003), and
-when shapes come back whose preparation more bytes would have kept, so many are taken from then on. A thousand shapes
-in turn, of which none could be kept until it comes back, leave it at that. Nor is more taken than a tenth of what the
-process has in memory, unless its owner says how much.
+when shapes come back whose preparation a larger limit would have kept, the limit grows to that. It does not grow for a
+thousand shapes in turn, none of which could be kept until it comes back. Without a given budget, it stays below a tenth
+of the process's memory.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ Signature = tuple[object, ...]
 
 @dataclass(frozen=True)
 class PreparationStatistics:
-    """What a net is prepared for, in numbers.
+    """Numbers about the preparations of a net.
 
     Attributes:
-        made: preparations made so far, each for shapes that were not known, or not any more.
-        reused: how often one was there when its shapes came back.
-        evicted: those given up for others.
-        kept: those there are now.
+        made: preparations made so far, each for shapes that were new or evicted.
+        reused: how often a preparation was there when its shapes came back.
+        evicted: preparations dropped for others.
+        kept: preparations there are now.
         kept_bytes: an estimate of what these have to themselves.
-        limit_bytes: the most that this may be now; the preparation of the latest shapes is kept in any case, those of
-            the latest four if the budget allows them.
-        budget_bytes: the most that the limit grows to, when shapes come back whose preparations were given up.
+        limit_bytes: the current limit of that; the preparation of the latest shapes is kept in any case, those of the
+            latest four if the budget allows them.
+        budget_bytes: up to which the limit grows, when shapes come back whose preparations were evicted.
         arena_bytes: the memory that they share, as large as the largest needs.
     """
 
@@ -48,22 +48,22 @@ class PreparationStatistics:
 
 
 LIMIT_AT_FIRST = 4 << 20
-"""Bytes for preparations until shapes come back for which that is too little."""
+"""The limit until shapes come back for which it is too small."""
 
 MOST_BYTES = 64 << 20
-"""The budget where none is given."""
+"""The default budget."""
 
-_PART = 10  # of the memory of the process, where no budget is given
+_PART = 10  # of the memory of the process, without a given budget
 
 KEPT_AT_LEAST = 4
 """Preparations that the budget alone limits. A run may be made up of several (`dagexec.serving.row_blocks`)."""
 
 
 class PreparationCache:
-    """Preparations by signature. The least recently used are given up when they take more than a limit of bytes."""
+    """Preparations by signature. The least recently used are evicted when they exceed a limit of bytes."""
 
     def __init__(self, budget_bytes: int | None) -> None:
-        """With None, the budget is `MOST_BYTES`, or as much less as would be a tenth of the process."""
+        """With None, the budget is `MOST_BYTES`, or a tenth of the memory of the process if that is less."""
         self._is_given = budget_bytes is not None
         self._budget = MOST_BYTES if budget_bytes is None else budget_bytes
         self._limit = min(self._budget, LIMIT_AT_FIRST)
@@ -77,15 +77,15 @@ class PreparationCache:
 
     def take(self, signature: Signature) -> Preparation | None:
         """The preparation for `signature`, which is no longer kept then; None when there is none."""
-        found = self._kept.pop(signature, None)
-        if found is not None:
-            self._nbytes -= found.nbytes
+        preparation = self._kept.pop(signature, None)
+        if preparation is not None:
+            self._nbytes -= preparation.nbytes
         elif signature in self._given_up:
             self._widen_for(signature)
-        return found
+        return preparation
 
     def _widen_for(self, signature: Signature) -> None:
-        """Raise the limit to what would have kept the preparation for `signature`, if the budget allows that."""
+        """Raise the limit so that it would have kept the preparation for `signature`, if the budget allows."""
         needed = self._nbytes
         for other in reversed(self._given_up):
             needed += self._given_up[other]
@@ -97,7 +97,7 @@ class PreparationCache:
         self._given_up_nbytes -= self._given_up.pop(signature)
 
     def put_back(self, signature: Signature, preparation: Preparation) -> None:
-        """Keep what was taken, as the latest."""
+        """Keep a preparation that was taken, as the latest."""
         self._reused += 1
         self._keep(signature, preparation)
 
@@ -123,7 +123,7 @@ class PreparationCache:
         self._evicted += 1
 
     def clear(self) -> None:
-        """Give up all of them."""
+        """Evict all of them."""
         while self._kept:
             self._give_up_oldest()
         self._given_up.clear()

@@ -1,7 +1,7 @@
 """Settling: operators whose results follow from shapes are computed while a net is prepared (`plan.dynamic`).
 
-Their outputs are on memory of their own, which nobody writes: an operator of another net that writes the blob, or a
-caller who feeds it, takes other memory, and the bindings of a preparation bring this back before its next run.
+Their outputs are in memory of their own, which nobody writes: an operator of another net that writes the blob, or a
+caller who feeds it, takes other memory, and the bindings of a preparation restore this one before its next run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dagexec.platform.host_memory import check_fits
 from dagexec.scheduler.plan.dynamic import Dependence
 
 MAX_ELEMENTS = 1 << 12
-"""Of an output; what is larger, such as a mask, is computed by the run into memory that others share."""
+"""Of an output; larger ones, such as masks, are computed by the run into shared memory."""
 
 MAX_ELEMENTS_ASKED = 1 << 20
 """The same where shapes depend on the values."""

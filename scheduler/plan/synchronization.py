@@ -1,8 +1,8 @@
 """Synchronization: what orders the chains of a plan on their devices, beyond the counts that order their launches.
 
-A chain is started on the host when all its parents were. For a chain on the host that means that their work is done. A
-chain on a device has only been launched by then, so whoever depends on it waits for an event that is recorded at
-its tail: another stream without the host, a host chain by blocking. Within one stream order is free.
+A chain is started on the host when all its parents were. If the parents are on the host, their work is done then. A
+chain on a device has only been launched by then, so a chain that depends on it waits for an event recorded at its end:
+another stream without the host, a host chain by blocking. Within one stream order is free.
 
 `AsyncDAGNet` does exactly what is written here, and `dagexec check` proves exactly this.
 """
@@ -22,9 +22,9 @@ class Synchronization:
 
     Attributes:
         devices: the device of each chain.
-        waits: per chain, the parent chains whose event it waits for (unless it finds itself on their stream).
-        records: per chain, whether an event is recorded at its tail.
-        guards: per operator, the names of the mutexes it is launched (on the host: runs) under.
+        waits: per chain, the parent chains whose event it waits for (unless it is on their stream).
+        records: per chain, whether an event is recorded at its end.
+        guards: per operator, the names of the mutexes that it holds while it is launched (on the host: runs).
     """
 
     devices: tuple[Device, ...]

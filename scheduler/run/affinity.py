@@ -1,13 +1,12 @@
-"""Affinity: on which core a worker wakes up; each on a core that no other working worker was woken on.
+"""Affinity: the core on which a worker wakes up, one that no other busy worker was woken on.
 
-A thread that is woken is put by some kernels where its waker runs, and on small virtual machines it takes milliseconds
-until an idle core pulls it away; for that long two workers run one after the other. So whoever wakes a worker rules out
-the cores that other working workers of this process hold, and the worker holds the core it finds itself on until it
-waits again.
+Some kernels put a woken thread on the core of its waker, and on small virtual machines it takes milliseconds until an
+idle core pulls it away; for that long two workers share a core. So the waker of a worker excludes the cores that other
+busy workers of this process hold, and the worker holds the core it wakes up on until it waits again.
 
-The choice is made with the thread's affinity mask, which every thread and every process that it starts inherits for
-life: a subprocess, the workers of an executor inside an operator. So the mask is narrow only from the
-wake-up until the worker is awake. While it works, and while it waits, it may run wherever the process may.
+The choice is made with the thread's affinity mask, which every thread and process that it starts inherits for life: a
+subprocess, or the workers of an executor inside an operator. So the mask is narrow only from the wake-up until the
+worker is awake. While it works, and while it waits, it may run wherever the process may.
 
 Linux only, and only for pools of at least two workers and no more than cores; otherwise the system is left alone.
 """
@@ -23,7 +22,7 @@ from collections.abc import Callable
 from dagexec.platform.threads import Threads, threads
 from dagexec.scheduler.run.engine import Bell
 
-_lock = threading.RLock()  # a pool dropped as garbage is shut at any point of a thread
+_lock = threading.RLock()  # a pool may be collected as garbage, and closed, at any point of a thread
 _held: set[int] = set()
 
 
@@ -33,7 +32,7 @@ class CoreWakeUp:
     __slots__ = ("_allowed", "_bell", "_core", "_gate", "_narrowed", "_thread", "_waiting")
 
     def __init__(self, *, placed: bool, source: Threads | None = None, bell: Bell | None = None) -> None:
-        """With `placed`, the worker is woken on a core nobody holds; else the system puts it where it likes.
+        """With `placed`, the worker is woken on a core that nobody holds; otherwise the system chooses.
 
         With a `bell` it listens to that before it sleeps.
         """
@@ -43,11 +42,11 @@ class CoreWakeUp:
         self._thread = threading.get_native_id()
         self._allowed = os.sched_getaffinity(0) if placed and current_core is not None else set()
         self._core: int | None = None
-        self._waiting = False  # its mask may be narrowed; under the lock, as is the next
+        self._waiting = False  # its mask may be narrowed; guarded by the lock, as is the next
         self._narrowed = False
 
     def wait(self) -> None:
-        """Let the core go and block until another thread calls `wake`; then hold the core woken up on."""
+        """Release the core and block until another thread calls `wake`; then hold the core it wakes up on."""
         self.leave()
         if self._bell is not None:
             self._bell.listen()
@@ -69,12 +68,12 @@ class CoreWakeUp:
             _restrict(0, self._allowed)
 
     def wake(self, *, as_helper: bool = False) -> None:
-        """Let the worker go on, on a core that no other working worker holds. One that is not waiting will not wait.
+        """Let the worker go on, on a core that no other busy worker holds. One that is not waiting will not wait.
 
         `as_helper` of the calling thread, which goes on computing on its core.
         """
         if self._allowed and current_core is not None:
-            with _lock:  # once it is awake nobody narrows its mask any more
+            with _lock:  # once it is awake, no thread narrows its mask any more
                 free = self._allowed - _held
                 if as_helper:
                     free.discard(current_core())
@@ -84,12 +83,12 @@ class CoreWakeUp:
         try:
             self._gate.release()
         except RuntimeError:
-            return  # woken already, by two who both found that a worker had died
+            return  # woken already, by two threads that both found that a worker had died
         if self._bell is not None:
             self._bell.ring()
 
     def leave(self) -> None:
-        """Let the core go: the worker is about to wait, or to end."""
+        """Release the core: the worker is about to wait, or to end."""
         if self._core is not None:
             with _lock:
                 _held.discard(self._core)
@@ -104,7 +103,7 @@ def _restrict(thread: int, cores: set[int]) -> None:
 
 
 def _find_current_core() -> Callable[[], int] | None:
-    """The C library's sched_getcpu, called without letting go of the interpreter lock; None where there is none."""
+    """The C library's sched_getcpu, called without releasing the interpreter lock; None where there is none."""
     if not sys.platform.startswith("linux") or not hasattr(os, "sched_setaffinity"):
         return None
     try:

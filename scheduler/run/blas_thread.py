@@ -1,7 +1,7 @@
 """The BLAS behind NumPy computes with one thread while nets live: workers share the cores, and bytes stay the same.
 
-Some of its kernels round differently with more threads. The setting is one per process: every net (or executor)
-demands it for as long as it lives, and what was set before comes back with the last one.
+Some of its kernels round differently with more threads. There is one setting for the process: every net (or executor)
+demands it for as long as it lives, and the earlier setting comes back when the last one ends.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ else:
     import threadpoolctl
 
 
-_lock = threading.RLock()  # a net collected as garbage releases its demand wherever this thread happens to be
+_lock = threading.RLock()  # a net collected as garbage releases its demand at any point of a thread
 _tickets = itertools.count()
 _demands: set[int] = set()
 _before: list[tuple[object, int]] = []
@@ -46,9 +46,9 @@ class OneBlasThread:
 
 
 def _apply() -> None:
-    """Put a demand in force, or what was set before when there is none. Call with the lock held.
+    """Put the demands in force, or restore the earlier setting when there is none. Call with the lock held.
 
-    And without a fork: OpenBLAS holds a lock while it starts and ends threads, which a child would wait for.
+    And not during a fork: OpenBLAS holds a lock while it starts and ends threads, which a child would wait for.
     """
     if not _demands:
         for library, threads in _before:
@@ -62,10 +62,10 @@ def _apply() -> None:
 
 
 def _libraries() -> list[object]:
-    """The BLAS libraries of the process. They are looked for again when modules were imported, which load libraries.
+    """The BLAS libraries of the process. They are looked up again after imports, which may load libraries.
 
-    Looking for them reads the list of all mapped files, which takes a millisecond or more, several times what making
-    a small net takes otherwise.
+    That reads the list of all mapped files, which takes a millisecond or more, several times as long as making a small
+    net.
     """
     global _found
     modules = len(sys.modules)
@@ -85,7 +85,7 @@ def _set(library: object, threads: int) -> None:
 
 
 def _reset_lock() -> None:
-    """In a child made by `os.fork`: whoever held the lock is a thread of the parent."""
+    """In a child made by `os.fork`: the lock's holder is a thread of the parent."""
     global _lock
     _lock = threading.RLock()
 

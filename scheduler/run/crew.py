@@ -1,7 +1,7 @@
-"""Crew: the threads of a pool's workers, which are started and joined here.
+"""Crew: starts and joins the threads of a pool's workers.
 
-They are there at once, or a worker sleeps from the first on and gets its thread when it is woken: most nets of a
-process are so small that no run of theirs has anything for a worker.
+They are started at once, or each when its worker is first woken: most nets of a process are so small that none of their
+runs has work for a worker.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ logger = logging.getLogger("dagexec")
 
 
 class Employer(Protocol):
-    """What is needed of a pool."""
+    """What a crew needs of a pool."""
 
     def serve(self, worker: Worker) -> None:
         """The life of a worker, on its thread."""
@@ -31,14 +31,14 @@ class Employer(Protocol):
 
 
 class Crew:
-    """Who lives.
+    """The threads of a pool's workers.
 
     Attributes:
         threads: of workers, and some that have ended.
     """
 
     def __init__(self, name: str, lock: Mutex, roster: Roster, pool: Employer, *, at_once: bool) -> None:
-        """The pool's `lock` guards this as it does the `roster`. Threads are started `at_once`, or when needed."""
+        """The pool's `lock` guards this and the `roster`. Threads are started `at_once`, or when needed."""
         self.threads: list[Thread] = []
         self._name = name
         self._lock = lock
@@ -49,7 +49,7 @@ class Crew:
         self._numbers = itertools.count()
 
     def add(self, count: int) -> None:
-        """So many more workers. Raises ResourceError; those that were started stay."""
+        """Add so many workers. Raises ResourceError; those that were started stay."""
         for started in range(count):
             if not self._at_once:
                 self._add_sleeping()
@@ -75,17 +75,17 @@ class Crew:
             self._keep(thread)
 
     def join(self) -> None:
-        """Wait until all threads have ended, but the calling one."""
+        """Wait until all threads but the calling one have ended."""
         joined: list[Thread] = []
         while True:  # a worker that dies now starts another
             with self._lock:
-                left = [thread for thread in self.threads if thread not in joined]
-            if not left:
+                living = [thread for thread in self.threads if thread not in joined]
+            if not living:
                 return
-            for thread in left:
+            for thread in living:
                 if thread is not threading.current_thread():
                     thread.join()
-            joined += left
+            joined += living
 
     def _new_worker(self) -> Worker:
         number = next(self._numbers)
@@ -104,7 +104,7 @@ class Crew:
             self._roster.sleep(worker)
 
     def _start_sleeping(self, worker: Worker) -> None:
-        """Start the thread of a worker that is woken. Where the system starts no more it sleeps on."""
+        """Start the thread of a woken worker. Where the system starts no more, the worker sleeps on."""
         with self._lock:
             if worker.has_thread or worker not in self._roster.workers:
                 return
@@ -114,14 +114,14 @@ class Crew:
             except RuntimeError as error:
                 problem = ResourceError(f"{self._name}: no thread for a run: {error}")
                 self._roster.sleep(worker)
-                served = any(one.has_thread for one in self._roster.workers)
+                served = any(other.has_thread for other in self._roster.workers)
                 waiting = [] if served else [run for *_, run in self._roster.runs if not run.active]
         logger.warning("%s", problem)
         for run in waiting:
             self._pool.stop(run, problem)
 
     def _serve_first(self, worker: Worker) -> None:
-        """The life of a worker, if this is its thread: Ctrl-C may have come when one had just been started."""
+        """The life of a worker, if this is its thread: Ctrl-C may have come just after another was started."""
         with self._lock:
             if worker.has_thread:
                 return

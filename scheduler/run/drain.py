@@ -1,9 +1,9 @@
 """Drain: the end of a run whose work continues on devices after the last worker has left it.
 
-It waits for the net's streams without holding a thread, makes what failed there the run's error, and then tells the
-run's owner. After a failure library states may still hold work that nothing waits for: it is given up. A run that was
-stopped gives its devices a while, and then gives up what their streams still hold, so that a kernel that hangs does not
-keep a caller forever.
+It waits for the net's streams without holding a thread, makes a failure there the run's error, and then tells the run's
+owner. After a failure, library states may hold work that nothing waits for; they are abandoned. A run that was stopped
+gives its devices a while, and then abandons what their streams still hold, so that a kernel that hangs does not block a
+caller forever.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from dagexec.scheduler.run.launching import NetStreams, device_failure
 from dagexec.scheduler.run.run import Run
 
 ABANDON_AFTER = 1.0
-"""Seconds that a stopped run waits for what its streams hold before it gives that up."""
+"""Seconds that a stopped run waits for its streams before it abandons their work."""
 
 
 class Drain:
-    """Takes the place of `run.finished`, which it calls when the streams have come to their end too."""
+    """Takes the place of `run.finished`, which it calls when the streams are done too."""
 
     def __init__(
         self,
@@ -39,12 +39,12 @@ class Drain:
     ) -> None:
         """`operators` are the net's: its work may be on the streams of their library states too.
 
-        `last` is a stream that all others have joined when it comes to its end, so that it alone is waited for while
-        nothing fails.
+        `last` is a stream that has joined all others when it is done, so that waiting for it suffices while nothing
+        fails.
 
-        `checked` are those of `operators` that have a `run_check`.
+        `checked` are the operators that have a `run_check`.
 
-        `call` calls what it is given, or has it called: `run.finished` may wait, which a device's thread must not.
+        `call` calls its argument, perhaps on another thread: `run.finished` may wait, which a device's thread must not.
         """
         self._run = run
         self._streams = streams
@@ -64,14 +64,14 @@ class Drain:
         run.on_stop = self._stopped
 
     def _stopped(self) -> None:
-        """The run was stopped. Give the devices a while."""
+        """The run was stopped: give the devices a while."""
         with self._lock:
             if self._done or self._timer is not None:
                 return
             self._timer = threads().call_later(ABANDON_AFTER, self._abandon)
 
     def _start(self) -> None:
-        """No worker is in the run any more: wait for the streams. Anew, if a worker died while it was about to."""
+        """No worker is in the run any more: wait for the streams. Repeated if a worker died while it was about to."""
         last = self._last
         alone = last is not None and self._run.error is None
         streams = [last] if last is not None and alone else self._streams.all()
@@ -88,7 +88,7 @@ class Drain:
         self._wait_for(streams, one_done)
 
     def _wait_for(self, streams: Sequence[Stream], one_done: Callable[[], object]) -> None:
-        """Have `one_done` called once for each stream that is at its end, and once more."""
+        """Have `one_done` called once for each stream that is done, and once more."""
         for stream in streams:
             event = runtime_of(stream.device).event(f"the end of a run of net {self._streams.net!r} on {stream.name}")
             try:
@@ -101,7 +101,7 @@ class Drain:
         one_done()
 
     def _wait_without_event(self, stream: Stream, event: Event, error: Exception) -> None:
-        """Fail the run, and wait for `stream` on this thread: it could not be asked to tell."""
+        """Fail the run, and wait for `stream` on this thread, as it could not be asked to notify."""
         self._run.fail(operator_failure(self._streams.net, f"{event.owner}: recording its event", error))
         self._stopped()
         stream.synchronize()
@@ -126,7 +126,7 @@ class Drain:
             return
         if states:
             mine = self._streams.all()
-            self._stopped()  # what hangs there would hold up everybody who uses them
+            self._stopped()  # work that hangs there would hold up everybody who uses them
             for state in states:
                 state.give_up(mine, partial(self._one_done, attempt))
             return
@@ -136,13 +136,13 @@ class Drain:
         self._call(self._end)
 
     def _end(self) -> None:
-        """Tell the run's owner, after the operators that can say only now what was wrong with their values.
+        """Tell the run's owner, after the operators that can check their values only now.
 
-        Of several the first in list order counts: what follows may be wrong because of it.
+        Of several errors the first in list order counts: the others may follow from it.
         """
-        found = [(operator, error) for operator in self._checked if (error := _check(operator)) is not None]
-        if found:
-            operator, error = found[0]
+        errors = [(operator, error) for operator in self._checked if (error := _check(operator)) is not None]
+        if errors:
+            operator, error = errors[0]
             self._run.fail(operator_failure(self._streams.net, operator.label, error))
         self._finished()
 
@@ -154,20 +154,20 @@ class Drain:
         return [stream for stream in self._streams.all() if stream is not last]
 
     def _states_to_leave(self) -> list[LibraryState]:
-        """The library states that may still hold work of the run: none if all its streams came to their ends well."""
-        left, self._states_left = self._states_left, True
-        if left:
+        """The library states that may still hold work of the run: none if all its streams are done without failure."""
+        already, self._states_left = self._states_left, True
+        if already:
             return []
         failed = self._run.error is not None or any(stream.failure is not None for stream in self._streams.all())
         return self._states() if failed else []
 
     def _states(self) -> list[LibraryState]:
-        """The library states of the operators. Only for runs that fail: to look at all operators takes its time."""
+        """The library states of the operators. Only for runs that fail, as going through all operators takes time."""
         states = (operator.library_state for operator in self._operators)
         return list({id(state): state for state in states if state is not None}.values())
 
     def _collect(self) -> None:
-        """Make the first failure of the streams the run's error. The streams can be used again."""
+        """Make the first failure of the streams the run's error, and make the streams usable again."""
         run = self._run
         run.on_stop = None
         failed: dict[int, tuple[Stream, StreamFailure]] = {}
@@ -178,8 +178,8 @@ class Drain:
                 stream.reset()
         for number in sorted(failed):
             stream, failure = failed[number]
-            known = [error for error in (run.error, *run.secondary) if error is not None]
-            if all(error is not failure.error and error.__cause__ is not failure.error for error in known):
+            errors = [error for error in (run.error, *run.secondary) if error is not None]
+            if all(error is not failure.error and error.__cause__ is not failure.error for error in errors):
                 run.fail(device_failure(self._streams.net, stream, failure))
 
     def _abandon(self) -> None:
@@ -194,7 +194,7 @@ class Drain:
                     stream.abandon(error)
         for state in self._states():
             state.abandon(mine)
-        with self._lock:  # a worker that is in its chain yet may launch more
+        with self._lock:  # a worker that is still in its chain may launch more
             self._timer = None if self._done else threads().call_later(ABANDON_AFTER, self._abandon)
 
 

@@ -28,19 +28,19 @@ from dagexec.scheduler.run.waiting_code import clock_code, listening_code, pausi
 Array = npt.NDArray[Any]
 
 SPIN_SECONDS = 100e-6
-"""How long a worker looks for work in a run before it leaves: about what it takes to wake it."""
+"""How long a worker looks for work in a run before it leaves: about as long as it takes to wake it."""
 
 WAKE_SECONDS = 60e-6
-"""Of work that is left, at least, for a worker to be woken: it takes that long until it is there."""
+"""The least remaining work for which a worker is woken: it takes that long to start."""
 
 _GRACE = 0.1
-"""Of `SPIN_SECONDS`, for which a thread leaves the interpreter lock to another that has to have it first."""
+"""The part of `SPIN_SECONDS` for which a thread leaves the interpreter lock to a thread that must have it first."""
 
 _LEARNED_RUNS = 3
-"""After which a task is expected to take what it took in the latest of them."""
+"""Runs after which a task is expected to take as long as in the latest of them."""
 
 LOOK_SECONDS = 20e-3
-"""For how long a thread that signals may come to is in machine code, and the piece that it is in then."""
+"""For how long a thread that has to look for signals stays in machine code, apart from the piece that it is in."""
 
 _TRIAL_PAUSES = 4000
 _CLOCK_TRIAL_SECONDS = 2e-3
@@ -53,7 +53,7 @@ def can_run() -> bool:
 
 
 class PoolMemory:
-    """What all runs of a pool share."""
+    """The words that all runs of a pool share."""
 
     __slots__ = ("_fence", "_words", "address")
 
@@ -63,7 +63,7 @@ class PoolMemory:
         self.address = address_of(self._words)
 
     def tell(self, idle: int, waiting: bool, *, full: bool = False) -> None:
-        """So many workers sleep; a run that nobody is in is waiting for one, or not; all places in runs are taken."""
+        """How many workers sleep, whether a run without threads waits for one, and whether all places are taken."""
         self._words[PoolWords.IDLE] = idle
         self._words[PoolWords.WAITING] = waiting
         self._words[PoolWords.FULL] = full
@@ -72,9 +72,9 @@ class PoolMemory:
 
 
 class Bell:
-    """How a worker with nothing to do is called: it listens for a while, without the interpreter lock, then sleeps.
+    """Wakes a worker that has nothing to do: it listens for a while, without the interpreter lock, before it sleeps.
 
-    To listen is to look at a number: a thread that sleeps takes 60 to 100 us until it is there.
+    Listening is polling a number: a sleeping thread takes 60 to 100 us to start.
     """
 
     __slots__ = ("_listen", "_number", "_pool")
@@ -89,7 +89,7 @@ class Bell:
         self._number[0] = 1
 
     def listen(self) -> None:
-        """Wait until it is rung, for up to `SPIN_SECONDS`, and while there is a place for a worker in some run."""
+        """Wait until it is rung, for up to `SPIN_SECONDS`, and while a worker may enter some run."""
         if self._listen is not None:
             spins = _spins()
             self._listen(address_of(self._number), self._pool.address, spins, max(1, int(_GRACE * spins)))
@@ -102,8 +102,8 @@ class NativeTasks:
 
     Attributes:
         graph: the tasks.
-        tables: of each task and piece, the rows of its calls.
-        calls: likewise, the call that each row is of.
+        tables: the rows of calls of each task and piece.
+        calls: for each of these rows, its call.
     """
 
     graph: TaskGraph
@@ -115,16 +115,16 @@ class NativeTasks:
     _runs: list[int] = field(default_factory=lambda: [0])
 
     def rows(self, state: Array) -> Array:
-        """Of a state, the numbers of each task."""
+        """The part of a state with the numbers of each task."""
         return _rows(state, len(self.tables))
 
     def without_calls(self) -> NativeTasks:
-        """The same tasks, of pieces that do nothing."""
+        """The same tasks, with pieces that do nothing."""
         kinds = [Kind(int(kind)) for kind in self.rows(self._template)[:, Task.KIND]]
         return native_tasks(self.graph, [[()] * len(row) or kind for row, kind in zip(self.tables, kinds, strict=True)])
 
     def learn(self, run: NativeRun) -> None:
-        """A run has ended: the next ones may take as long."""
+        """A run has ended: expect the next ones to take as long."""
         if self._runs[0] < _LEARNED_RUNS:
             self._runs[0] += 1
             took = run.ticks()
@@ -132,7 +132,7 @@ class NativeTasks:
             _expect(self._template, self.graph, self._ticks)
 
     def new_run(self, *, traced: bool = False) -> NativeRun:
-        """The state of a run that has not begun, of one thread until it belongs to a pool."""
+        """The state of a run that has not begun, for one thread until it belongs to a pool."""
         state = self._template.copy()
         run = NativeRun(self, state, _records(self.graph) if traced else None)
         start = address_of(state)
@@ -160,7 +160,7 @@ class NativeRun:
     """The state of a run.
 
     Attributes:
-        tasks: what it is a run of.
+        tasks: the tasks of the run.
     """
 
     __slots__ = ("_address", "_pool", "_records", "_state", "tasks")
@@ -176,11 +176,11 @@ class NativeRun:
 
     @property
     def code(self) -> Enter | None:
-        """What its threads enter."""
+        """The code that its threads enter."""
         return engine_code()
 
     def belong_to(self, pool: PoolMemory, width: int) -> None:
-        """Up to `width` threads of a pool work on it."""
+        """Let up to `width` threads of a pool work on it."""
         self._pool = pool
         self._state[Header.POOL] = pool.address
         self._state[Header.WIDTH] = width
@@ -196,7 +196,7 @@ class NativeRun:
         return int(self._state[Header.REMAINING])
 
     def stop(self) -> None:
-        """Let nobody take anything any more."""
+        """Let no thread take anything any more."""
         self._state[Header.STOP] = 1
 
     def interrupt(self, interrupted: bool) -> None:
@@ -205,11 +205,11 @@ class NativeRun:
             self._state[Header.STOP] = 2 if interrupted else 0
 
     def active(self, threads: int) -> None:
-        """So many threads are inside."""
+        """Note how many threads are inside."""
         self._state[Header.ACTIVE] = threads
 
     def ticks(self) -> Array:
-        """Of the processor's clock, what each task took, all its pieces together; 0 for one of Python."""
+        """Ticks of the processor's clock for each task, all its pieces together; 0 for a task in Python."""
         return self.tasks.rows(self._state)[:, Task.TICKS]
 
     def task_seconds(self) -> list[float]:
@@ -217,7 +217,7 @@ class NativeRun:
         return [int(ticks) * seconds_per_tick() for ticks in self.ticks()]
 
     def records(self) -> list[tuple[int, int, int, int, int]]:
-        """Who executed which piece, and when; see `Record`. Of a traced run."""
+        """Which thread executed which piece, and when; see `Record`. Of a traced run."""
         if self._records is None:
             return []
         written = (int(self._records[0]) - address_of(self._records) - 8) // (8 * Record.SIZE)
@@ -242,8 +242,8 @@ class Participant:
     ) -> None:
         """`worker` is its number in a trace. With `stays` it has no other run to turn to.
 
-        One that `looks` leaves from time to time, so that Python may look for signals. One that `helps` another, which
-        stays, lets that have the interpreter lock first when the run is over. `from_last` as in `Machine.take`.
+        One that `looks` leaves from time to time, so that Python may handle signals. One that `helps` a thread that
+        stays lets it have the interpreter lock first when the run is over. `from_last` as in `Machine.take`.
         """
         self._looks = looks
         code = run.code
@@ -259,15 +259,15 @@ class Participant:
         self._state_address = run._address
 
     def enter(self, mode: Mode) -> int:
-        """Execute pieces until there is something that Python has to do; an `Outcome`."""
+        """Execute pieces until Python has to act, as the returned `Outcome` says."""
         if self._looks:
             self._slot[Slot.UNTIL] = now_in_ticks() + LOOK_SECONDS / seconds_per_tick()
         return self._enter(self._state_address, self._slot_address, mode)
 
     def calls(self) -> list[int]:
-        """The tasks that are steps of Python and that it is to call."""
-        found: list[int] = self._slot[Slot.FIRST_CALL : Slot.FIRST_CALL + int(self._slot[Slot.CALLS])].tolist()
-        return found
+        """The Python tasks that it is to call."""
+        tasks: list[int] = self._slot[Slot.FIRST_CALL : Slot.FIRST_CALL + int(self._slot[Slot.CALLS])].tolist()
+        return tasks
 
     @property
     def task(self) -> int:
@@ -280,32 +280,32 @@ class Participant:
         return calls[len(calls) - int(self._slot[Slot.ROWS_LEFT])]
 
     def continue_piece(self) -> bool:
-        """Make the calls behind the one that failed, which has recovered; False when there is another `failed_call`."""
-        left = int(self._slot[Slot.ROWS_LEFT]) - 1
+        """Make the calls after the failed one, which has recovered; False when there is another `failed_call`."""
+        rows = int(self._slot[Slot.ROWS_LEFT]) - 1
         table = self._run.tasks.tables[self.task][int(self._slot[Slot.PIECE])]
-        left = self._slot[Slot.ROWS_LEFT] = call_rows(table[len(table) - left :])
-        return not left
+        rows = self._slot[Slot.ROWS_LEFT] = call_rows(table[len(table) - rows :])
+        return not rows
 
 
 def native_tasks(
     graph: TaskGraph, pieces: Sequence[Sequence[Piece | JoinedCalls] | Kind], seconds: Sequence[float] = ()
 ) -> NativeTasks:
-    """The tasks of `graph` as memory; `pieces` are the native calls of each, or a kind of Python's.
+    """The tasks of `graph` as memory; `pieces` are the native calls of each, or a kind of Python task.
 
-    Until a run has shown it, a task may take so many `seconds`.
+    Until a run has shown how long a task takes, it is expected to take its `seconds`.
     """
     count = len(graph.pieces)
     words = -(-count // 64)
     tops = -(-words // 64)
     state = np.zeros(len(Header) + count * Task.SIZE + 2 * (tops + words), np.int64)
     children = np.array([child for row in graph.children for child in row] or [0], np.int64)
-    calls = [[] if isinstance(found, Kind) else [_joined(piece) for piece in found] for found in pieces]
-    tables = [[one.table for one in row] for row in calls]
+    calls = [[] if isinstance(row, Kind) else [_joined(piece) for piece in row] for row in pieces]
+    tables = [[piece.table for piece in row] for row in calls]
     places = np.array([(address_of(table), len(table)) for row in tables for table in row] or [(0, 0)], np.int64)
     tasks = _rows(state, count)
     tasks[:, Task.LEFT] = graph.parent_counts
     tasks[:, Task.COUNT] = graph.pieces
-    tasks[:, Task.KIND] = [found if isinstance(found, Kind) else Kind.NATIVE for found in pieces]
+    tasks[:, Task.KIND] = [row if isinstance(row, Kind) else Kind.NATIVE for row in pieces]
     tasks[:, Task.PIECES] = address_of(places) + 16 * _starts(tables)[:-1]
     ends = address_of(children) + 8 * _starts(graph.children)
     tasks[:, Task.CHILDREN], tasks[:, Task.CHILDREN_END] = ends[:-1], ends[1:]
@@ -331,19 +331,19 @@ def _joined(piece: Piece | JoinedCalls) -> JoinedCalls:
 
 def _starts(rows: Sequence[Sequence[object]]) -> Array:
     """Where each row begins if they lie one after another, and where the last one ends."""
-    found: Array = np.zeros(len(rows) + 1, np.int64)
-    np.cumsum(np.fromiter(map(len, rows), np.int64, len(rows)), out=found[1:])
-    return found
+    starts: Array = np.zeros(len(rows) + 1, np.int64)
+    np.cumsum(np.fromiter(map(len, rows), np.int64, len(rows)), out=starts[1:])
+    return starts
 
 
 def _rows(state: Array, count: int) -> Array:
-    """Of a state, the numbers of each of so many tasks."""
-    found: Array = state[len(Header) : len(Header) + count * Task.SIZE].reshape(-1, Task.SIZE)
-    return found
+    """The part of a state with the numbers of each of `count` tasks."""
+    rows: Array = state[len(Header) : len(Header) + count * Task.SIZE].reshape(-1, Task.SIZE)
+    return rows
 
 
 def _expect(state: Array, graph: TaskGraph, ticks: Array) -> None:
-    """Set what a worker finds that comes for a task: the task, and those of several pieces that follow it alone.
+    """Set the work expected for a worker that comes for a task: the task, and those of several pieces that follow it.
 
     It goes to sleep again in a task of one piece that takes longer than it looks for work.
     """
@@ -371,7 +371,7 @@ def _bit(number: int) -> np.int64:
 
 
 def now_in_ticks() -> int:
-    """What the processor's clock says."""
+    """The time on the processor's clock."""
     clock = clock_code()
     assert clock is not None, "no machine code runs here"
     return clock()
@@ -379,7 +379,7 @@ def now_in_ticks() -> int:
 
 @cache
 def seconds_per_tick() -> float:
-    """Of the processor's clock."""
+    """The period of the processor's clock."""
     began, first = _now()
     while time.perf_counter() - began < _CLOCK_TRIAL_SECONDS:
         pass
@@ -388,7 +388,7 @@ def seconds_per_tick() -> float:
 
 
 def _now() -> tuple[float, float]:
-    """Seconds and ticks at one time: of some readings the one in which the thread was not put aside."""
+    """Seconds and ticks at one time: of some readings, the one least disturbed by other threads."""
     readings = [(now_in_ticks(), time.perf_counter(), now_in_ticks()) for _ in range(_CLOCK_READINGS)]
     before, seconds, after = min(readings, key=lambda reading: reading[2] - reading[0])
     return seconds, (before + after) / 2

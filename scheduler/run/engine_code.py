@@ -1,8 +1,8 @@
 """The scheduler of a run in machine code: what `machine.Machine` decides, for threads that hold no interpreter lock.
 
-A thread `enter`s with the state of a run (`Header`, tasks, two sets of tasks) and a slot of its own. It takes pieces
-and executes them until there is something that Python has to do, and says what. One lock, which is held for some tens
-of instructions, guards the state; nobody waits for anything else but, for a bounded time, for work.
+A thread `enter`s with the state of a run (`Header`, tasks, two sets of tasks) and a slot of its own. It takes and
+executes pieces until Python has to act, and says why. One lock guards the state, and is held for some tens of
+instructions; apart from that, threads wait only for work, and for a bounded time.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from dagexec.scheduler.run.engine_layout import Header, Kind, Logged, Mode, Outc
 
 _SAVED = (RBX, RBP, R12, R13, R14, R15)
 _PATIENCE = 200
-"""Looks at a lock before the core is left to others, among them perhaps its holder."""
+"""Tries for a lock before the core is left to other threads, among them perhaps its holder."""
 
 
 Enter = Callable[[int, int, int], int]
@@ -47,10 +47,10 @@ Enter = Callable[[int, int, int], int]
 
 
 class EngineAssembler(Assembler):
-    """Of code that keeps no log."""
+    """An assembler for code without a log."""
 
     def log(self, event: Logged, *, batch: bool = False) -> None:
-        """What happens here. With `batch`, to the task in rax, else to that in the slot. Not before a jump."""
+        """Record an event, of the task in rax with `batch`, else of that in the slot. Not before a jump."""
 
 
 @cache
@@ -122,7 +122,7 @@ def _pick(code: EngineAssembler) -> None:
     code.compare_memory(RBP, 8 * Slot.STAYS, 0)
     code.jump("stay", NOT_ZERO)
     code.compare_memory(RBX, 8 * Header.ACTIVE, 2)
-    code.jump("unlock and IDLE", NOT_LESS)  # another goes on with this run
+    code.jump("unlock and IDLE", NOT_LESS)  # another thread goes on with this run
     code.mark("stay")
     _choose(code, fresh=True)
     code.call_place("find")
@@ -164,7 +164,7 @@ def _pick(code: EngineAssembler) -> None:
     code.jump("unlock and PYTHON", ZERO)
     code.load_number(RAX, RBX, None, offset=8 * Header.AVAILABLE)
     code.compare_with_memory(RAX, RBX, 8 * Header.WIDTH)
-    code.jump("unlock and PYTHON", LESS)  # others want some, too
+    code.jump("unlock and PYTHON", LESS)  # other threads want some, too
     _choose(code, fresh=True)
     code.call_place("find")
     code.compare_number(RAX, 0)
@@ -214,7 +214,7 @@ def _pick(code: EngineAssembler) -> None:
     code.mark("taken")
     code.log(Logged.TAKE)
     code.load_number(R13, RBX, None, offset=8 * Header.EXPECTED)
-    unlock(code)  # before the look at who sleeps: they look for work after they have said that they do
+    unlock(code)  # before reading which workers sleep: they look for work after they have said that they do
     code.compare_with_memory(R13, RBX, 8 * Header.WORTH_WAKING)
     code.jump("execute", LESS)
     code.load_number(RAX, RBX, None, offset=8 * Header.POOL)
@@ -311,7 +311,7 @@ def _end(code: EngineAssembler) -> None:
     code.call_place("after the caller")
     code.jump("FINISHED")
 
-    code.mark("after the caller")  # a function: who works for another asks later for the interpreter lock
+    code.mark("after the caller")  # a function: a thread that works for another asks later for the interpreter lock
     code.mark("grace")
     code.add_to_memory(RBP, 8 * Slot.GRACE, -1)
     code.jump("gone", LESS)
@@ -352,7 +352,7 @@ def _wait(code: Assembler) -> None:
     code.compare_memory(RBX, 8 * Header.STOP, 0)
     code.jump("STOPPED", NOT_ZERO)
     code.compare_memory(RDX, 8 * PoolWords.WAITING, 0)
-    code.jump("IDLE", NOT_ZERO)  # also who stays: there is somebody else for the core
+    code.jump("IDLE", NOT_ZERO)  # even if it stays: another thread needs the core
     code.pause()
     code.add_number(RCX, -1)
     code.jump("look", NOT_ZERO)
@@ -386,22 +386,22 @@ def lock(code: Assembler) -> None:
 
 
 def unlock(code: Assembler) -> None:
-    """Let the lock go; what was written before is seen by others before anything is read after. Changes rax."""
+    """Release the lock; other threads see earlier writes before anything is read later. Changes rax."""
     code.clear(RAX)
     code.exchange(RAX, RBX, 8 * Header.LOCK)
 
 
 def _choose(code: Assembler, *, fresh: bool) -> None:
-    """rdi, rsi = the set that the next function is about."""
+    """rdi, rsi = the set that the next function works on."""
     top, words = (Header.FRESH_TOP, Header.FRESH) if fresh else (Header.OPEN_TOP, Header.OPEN)
     code.load_number(RDI, RBX, None, offset=8 * top)
     code.load_number(RSI, RBX, None, offset=8 * words)
 
 
 def _sets(code: Assembler) -> None:
-    """Functions on a set of tasks, a bit each, and a bit above for each word that has one. Change rcx, rdx, r8 and r11.
+    """Functions on a set of tasks: a bit each, and above, a bit for each nonzero word. Change rcx, rdx, r8 and r11.
 
-    `find` gives the lowest number in rax, or -1; `insert` and `remove` are about the number in rax.
+    `find` gives the lowest number in rax, or -1; `insert` and `remove` take the number in rax.
     """
     code.mark("find")
     code.clear(RDX)

@@ -1,4 +1,4 @@
-"""The memory of runs in machine code: what is where in the state of a run, a task, a thread's slot, a pool's words.
+"""The memory of runs in machine code: the layout of a run's state, a task, a thread's slot, and a pool's words.
 
 `engine` writes it, `engine_code` reads and changes it. All are 64-bit numbers.
 """
@@ -9,31 +9,31 @@ from enum import IntEnum
 
 
 class Header(IntEnum):
-    """Of the 64-bit numbers of a run's state, the places of those that are there once."""
+    """The places of a run's own numbers in its state."""
 
-    LOCK = 0  # 1 while somebody changes the state
-    STOP = 1  # not 0: nobody takes a further piece
+    LOCK = 0  # 1 while a thread changes the state
+    STOP = 1  # not 0: no thread takes a further piece
     REMAINING = 2  # tasks that have not ended
     AVAILABLE = 3  # tasks that have a piece to take
-    ACTIVE = 4  # threads inside, as the pool says
+    ACTIVE = 4  # threads inside, by the pool's count
     WIDTH = 5  # threads that may be inside
     POOL = 6  # address of what all runs of a pool share, `PoolWords`
     TASKS = 7  # address of the first `Task`
-    FRESH_TOP = 8  # addresses of the set of tasks that are ready and not begun: of a bit for each word of the next
+    FRESH_TOP = 8  # addresses of the set of tasks that are ready and not begun: a bit for each word of the next
     FRESH = 9
     OPEN_TOP = 10  # likewise of those that were begun and have pieces left
     OPEN = 11
     TOPS = 12  # words in the tops of these sets
     SPINS = 13  # how often to look for work before leaving
     TABLE_CODE = 14  # address of the code that executes a table of native calls
-    TRACE = 15  # address of the address of the next `Record`; 0 where nobody wants them
+    TRACE = 15  # address of the address of the next `Record`; 0 without a trace
     EXPECTED = 16  # ticks of tasks that have a piece to take
-    WORTH_WAKING = 17  # ticks, for as many of which a worker is woken
+    WORTH_WAKING = 17  # ticks of work for which a worker is woken
     LOG = 18  # address of a log, where the code that keeps one runs
 
 
 class PoolWords(IntEnum):
-    """What a pool tells those who are in its runs."""
+    """What a pool tells the threads in its runs."""
 
     IDLE = 0  # workers that sleep
     WAITING = 1  # runs that want a worker
@@ -44,7 +44,7 @@ class Task(IntEnum):
     """The 64-bit numbers of a task."""
 
     LEFT = 0  # tasks that it waits for
-    TAKEN = 1  # pieces that somebody has taken
+    TAKEN = 1  # pieces that threads have taken
     DONE = 2  # pieces that have ended
     COUNT = 3  # pieces
     KIND = 4  # see `Kind`
@@ -52,17 +52,17 @@ class Task(IntEnum):
     CHILDREN = 6  # address of the numbers of tasks that wait for it
     CHILDREN_END = 7
     TICKS = 8  # of the processor's clock, that its pieces took
-    EXPECTED = 9  # that they may take, and those that a worker that came for them would find behind them
+    EXPECTED = 9  # ticks that they, and those that a worker which comes for them finds after them, may take
     TAKEN_LAST = 10  # pieces that were taken from the last one on
     SIZE = 11
 
 
 class Kind(IntEnum):
-    """Who does a task."""
+    """Who executes a task."""
 
     NATIVE = 0
     PYTHON = 1
-    SHORT_PYTHON = 2  # which takes no longer than to hand it out
+    SHORT_PYTHON = 2  # a step that takes no longer than handing it out
 
 
 class Slot(IntEnum):
@@ -74,7 +74,7 @@ class Slot(IntEnum):
     WORKER = 3  # a number for the trace
     STAYS = 4  # not 0: it has no other run to turn to
     UNTIL = 5  # on the processor's clock, when it leaves to let Python look for signals; 0 for never
-    GRACE = 6  # looks for which it lets the caller of a run go first when that is over; 0 for none
+    GRACE = 6  # looks for which it lets the caller of a run go first when the run is over; 0 for none
     FROM_LAST = 7  # not 0: it takes the last piece that is left, not the first
     CALLS = 8  # tasks that are steps of Python, which it has taken together
     FIRST_CALL = 9  # their numbers
@@ -82,7 +82,7 @@ class Slot(IntEnum):
 
 
 class Record(IntEnum):
-    """The 64-bit numbers that say who executed a piece, and when on the processor's clock."""
+    """The 64-bit numbers of a record: which worker executed a piece, and when on the processor's clock."""
 
     TASK = 0
     PIECE = 1
@@ -95,23 +95,23 @@ class Record(IntEnum):
 class Logged(IntEnum):
     """What is written to a log, in the order in which the state of the run changes."""
 
-    TAKE = 1  # a piece, of a task that the thread was not in, or that it goes on with
-    GO_ON = 2  # what it takes next is of the task that it was in
-    NOTHING = 3  # is there to take
+    TAKE = 1  # a piece, of a new task or of the one that the thread goes on with
+    GO_ON = 2  # the next piece that it takes is of the task that it is in
+    NOTHING = 3  # there is nothing to take
     EXECUTE = 4  # a table
     END = 5  # of a piece
 
 
 class Entry(IntEnum):
-    """The 64-bit numbers of what is written."""
+    """The 64-bit numbers of a line of a log."""
 
     EVENT = 0
     WORKER = 1
     TASK = 2
     PIECE = 3
     FROM_LAST = 4
-    TABLE = 5  # address of the one that is executed
-    LOCK = 6  # of the run, as it is then
+    TABLE = 5  # address of the table that is executed
+    LOCK = 6  # of the run, at that time
     SIZE = 7
 
 
@@ -128,9 +128,9 @@ class Outcome(IntEnum):
     """Why a thread leaves."""
 
     FINISHED = 0  # it has ended the last piece of the run
-    OVER = 1  # somebody else had
+    OVER = 1  # another thread had
     PYTHON = 2  # the tasks in its slot are steps of Python
-    FAILED = 3  # a call of the piece in its slot
+    FAILED = 3  # a call of the piece in its slot failed
     IDLE = 4  # there is nothing to take, or another run needs the thread more
     WAKE = 5  # there is more to take than the piece in its slot, and a worker that sleeps
     STOPPED = 6

@@ -1,7 +1,7 @@
-"""Runs in machine code that keep a log: what `engine_code` does, and at each decision a line about it.
+"""Runs in machine code that keep a log: the code of `engine_code`, with a line about each decision.
 
 A line is written within the same critical section as the decision, so lines are in the order in which the state of the
-run changed. What Python does with the run it tells under the same lock. The code without a log has no part of this.
+run changed. What Python does with the run is logged under the same lock. The code without a log has no part of this.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _SPARE_LINES = 4096
 
 
 class LoggingAssembler(EngineAssembler):
-    """Of code that keeps a log."""
+    """An assembler for code that keeps a log."""
 
     def log(self, event: Logged, *, batch: bool = False) -> None:
-        """A line."""
+        """Write a line."""
         self.push(RAX, RCX)
         if not batch:
             self.load_number(RAX, RBP, None, offset=8 * Slot.TASK)
@@ -37,7 +37,7 @@ class LoggingAssembler(EngineAssembler):
         self.pop(RAX, RCX)
 
     def code(self) -> bytes:
-        """The machine code, with the function that writes a line: the event in rcx happens to the task in rax."""
+        """The machine code, with the function that writes a line: event rcx of the task rax."""
         used = (RDX, R8)
         self.mark("log")
         self.push(*used)
@@ -58,7 +58,7 @@ class LoggingAssembler(EngineAssembler):
 
 
 def _next_line(code: Assembler, register: int) -> None:
-    """register = the address of a line that nobody else has; jumps where there is none. Changes rdx."""
+    """register = the address of a line of this thread's own; jumps where there is none left. Changes rdx."""
     code.load_number(RDX, RBX, None, offset=8 * Header.LOG)
     code.set_number(register, 8 * Entry.SIZE)
     code.fetch_and_add(register, RDX, _NEXT)
@@ -79,8 +79,8 @@ def _telling_code() -> Callable[[int, int, int, int, int, int], int]:
     Its arguments are a state, an event, a worker, a task, a piece, and what else there is to say.
     """
     code = Assembler()
-    kept = (RBX, R12, R13)
-    code.push(*kept)
+    saved = (RBX, R12, R13)
+    code.push(*saved)
     code.move(RBX, RDI)
     code.move(R12, RDX)
     code.move(R13, RCX)
@@ -92,7 +92,7 @@ def _telling_code() -> Callable[[int, int, int, int, int, int], int]:
         code.store_number(register, R10, 8 * entry)
     code.mark("log is full")
     engine_code.unlock(code)
-    code.pop(*kept)
+    code.pop(*saved)
     code.end_call()
     engine_code.lock(code)
     address = executable(code.code())
@@ -104,13 +104,13 @@ def _telling_code() -> Callable[[int, int, int, int, int, int], int]:
 class LoggedRun(NativeRun):
     """A run that keeps a log from here on.
 
-    Its log has room for each piece and `_SPARE_LINES` more; what comes then is left out.
+    The log has room for each piece and `_SPARE_LINES` more; further events are left out.
     """
 
     __slots__ = ("_lines",)
 
     def __init__(self, run: NativeRun) -> None:
-        """`run`, which nobody has entered, goes on as this one."""
+        """Continue `run`, which no thread has entered, as this one."""
         super().__init__(run.tasks, run._state, None)
         pieces = sum(run.tasks.graph.pieces)
         self._lines = np.zeros(_FIRST // 8 + Entry.SIZE * (4 * pieces + _SPARE_LINES), np.int64)
@@ -120,7 +120,7 @@ class LoggedRun(NativeRun):
 
     @property
     def code(self) -> Enter | None:
-        """What its threads enter."""
+        """The code that its threads enter."""
         return logging_code()
 
     @property
@@ -129,13 +129,13 @@ class LoggedRun(NativeRun):
         return bool(self._lines[0] > self._lines[1])
 
     def tell(self, event: int, worker: int, task: int = -1, piece: int = -1, more: int = 0) -> None:
-        """Write a line, with the lock of the run; `more` in place of a table."""
+        """Write a line, with the lock of the run; `more` takes the place of a table."""
         _telling_code()(self._address, event, worker, task, piece, more)
 
     def lines(self) -> Iterator[tuple[int, ...]]:
-        """What was written so far; see `Entry`."""
+        """The lines so far; see `Entry`."""
         written = min(int(self._lines[0]), int(self._lines[1])) - address_of(self._lines) - _FIRST
         for row in self._lines[_FIRST // 8 :][: written // 8].reshape(-1, Entry.SIZE):
-            if not row[Entry.EVENT]:  # somebody is at it
+            if not row[Entry.EVENT]:  # a thread is writing it
                 return
             yield tuple(map(int, row))

@@ -40,9 +40,9 @@ class Executing:
         self._concurrent = concurrent
 
     def work(self, worker: Worker, run: Run, *, stays: bool = False) -> None:
-        """Do what there is to do in a run that the worker has entered, until there is nothing or the run is stopped.
+        """Work in a run that the worker has entered, until there is nothing to do or the run is stopped.
 
-        One that `stays` has no other run to turn to. Whoever finds the run at its end tells its owner.
+        A worker that `stays` has no other run to turn to. The worker that finds the run at its end tells its owner.
         """
         blocking.run = run
         from_last = not stays and (run.has_caller or worker.number % 2 == 1)
@@ -55,9 +55,9 @@ class Executing:
                 self._lock.release()
                 self._fail(run, error)
                 self._acquire()
-        self._roster.leave(worker, run)  # with the lock, which was kept
+        self._roster.leave(worker, run)  # with the lock still held
         blocking.run = None
-        if not run.listed and run.has_place():  # it gave way, or was the most that may be inside
+        if not run.listed and run.has_place():  # it gave way, or was the last that may be inside
             self._roster.list_run(run)
         if run.over or not run.has_ended():
             self._lock.release()
@@ -71,7 +71,7 @@ class Executing:
         worker.telling = None
 
     def _natively(self, run: Run, machine: NativeRun, worker: Worker, stays: bool, from_last: bool) -> None:
-        """In machine code, but for what Python has to do. Returns with the lock held."""
+        """Work in machine code, except where Python has to act. Returns with the lock held."""
         looks = stays and is_interruptible()
         helps = run.has_caller and not stays
         me = Participant(machine, worker.number, stays=stays, looks=looks, helps=helps, from_last=from_last)
@@ -103,24 +103,24 @@ class Executing:
                 mode = Mode.PICK
 
     def _in_python(self, run: Run, machine: Machine, from_last: bool) -> None:
-        """One piece after another. Returns with the lock held."""
+        """Execute one piece after another. Returns with the lock held."""
         roster, steps = self._roster, run.work.steps
         self._acquire()
-        found = None if run.stopped else machine.take(from_last=from_last)
-        while found is not None:
+        taken = None if run.stopped else machine.take(from_last=from_last)
+        while taken is not None:
             helper = None
             if (roster.idle or not run.listed) and machine.available:
                 helper = roster.helper_for(run)
             self._lock.release()
             if helper is not None:
                 helper.wake(as_helper=True)
-            task, piece = found
+            task, piece = taken
             self._call(run, task, steps[task][piece])
             self._acquire()
             machine.end(task, piece)
             if run.interrupted and (run.stopped or roster.gives_way(run)):
                 break
-            found = machine.take(task, from_last=from_last)
+            taken = machine.take(task, from_last=from_last)
 
     def _call(self, run: Run, task: int, steps: Sequence[Step]) -> bool:
         """Call steps of a task, and fail the run where one fails. False when it is stopped."""
@@ -138,7 +138,7 @@ class Executing:
         return True
 
     def _recover(self, run: Run, me: Participant) -> None:
-        """A native call has failed: have the rest of the piece done, or fail the run."""
+        """A native call has failed: make the remaining calls of the piece, or fail the run."""
         call = None
         try:
             while True:
@@ -152,7 +152,7 @@ class Executing:
             self._fail(run, run.failure(me.task, call, error))
 
     def _fail(self, run: Run, failure: BaseException) -> None:
-        """An operator of `run`, in which the caller is, has failed."""
+        """An operator of `run`, which the calling thread is in, has failed."""
         with self._lock:
             run.stop(failure)
         if run.on_stop is not None:

@@ -1,9 +1,9 @@
-"""Share: what one of several users of a pool had of its workers, and when its next run has its turn.
+"""Share: what a user of a pool has had of its workers, and when the user's next run has its turn.
 
 Start-time fair queuing (Goyal, Vin, Cheng: Start-time Fair Queuing, SIGCOMM 1996): a run's start tag is the larger of
 the pool's virtual time and the finish tag of the user's run before it, and the smallest tag is served first. Tags are
-seconds of workers. How long a run takes is not known when it is submitted, so it is charged what runs of its user took
-before, and the difference when a worker has left it.
+seconds of workers. How long a run takes is not known when it is submitted, so it is charged what the user's earlier
+runs took, and the difference when a worker has left it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ class Share:
 
     Attributes:
         name: the user's, for messages.
-        seconds: what workers spent in its runs.
-        runs: how many it submitted.
+        seconds: what workers spent in the user's runs.
+        runs: how many the user submitted.
     """
 
     __slots__ = ("__weakref__", "_finish", "_start", "_usual", "name", "runs", "seconds")

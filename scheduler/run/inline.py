@@ -1,6 +1,6 @@
 """Inline runs: the steps of a net one after another in the thread that asked for the run.
 
-A pool runs chains side by side (`pool.py`); this is for a net whose chains follow one another anyway, and where handing
+A pool runs chains side by side (`pool.py`); this is for nets whose chains follow one another anyway, and where handing
 the run to a worker would cost more than the run.
 """
 
@@ -18,7 +18,7 @@ class InlineSteps(list[Step]):
     """Steps for one thread to call, which another stops by clearing the list.
 
     Attributes:
-        stopped, waits: as of a run, for operators that last (see `dagexec.platform.blocking`).
+        stopped, waits: as of a run, for operators that block (see `dagexec.platform.blocking`).
     """
 
     def __init__(self, steps: Iterable[Step]) -> None:
@@ -27,16 +27,16 @@ class InlineSteps(list[Step]):
         self.waits: list[ThreadWait] = []
 
     def clear(self) -> None:
-        """Let nobody call a step any more."""
+        """Let no thread call a step any more."""
         self.stopped = True
         super().clear()
 
 
 def run_inline(net: str, steps: Iterable[Step], name_step: NameStep) -> None:
-    """Call `steps` in this thread. Whoever wants it to end early ends the iteration: a list may be cleared meanwhile.
+    """Call `steps` in this thread. To stop it early, end the iteration: a list may be cleared meanwhile.
 
-    Raises OperatorError, with the name that `name_step` gives, where a step fails. What a handler of signals raises in
-    the main thread passes as it is.
+    Raises OperatorError, with the name that `name_step` gives, where a step fails. Exceptions of a signal handler in
+    the main thread pass unchanged.
     """
     step: Step | None = None
     try:

@@ -1,11 +1,11 @@
-"""Launching: the chains of a net as calls that put work on streams, and the end of a run whose work continues there.
+"""Launching: the chains of a net as calls that put work on streams, and waits for the work to end.
 
-On the host a chain is a tuple of prepared steps. On a device it is one call: choose a stream of the calling worker,
-let it wait for the events of other chains where it must, launch the operators' steps, record an event if somebody needs
-one. The calls follow a `Synchronization` to the letter.
+On the host a chain is a tuple of prepared steps. On a device it is one call: choose a stream of the calling worker, let
+it wait for the events of other chains where needed, launch the operators' steps, and record an event if a chain waits
+for it. The calls follow a `Synchronization` to the letter.
 
-A net leases its streams for itself, so its failing work passes over nothing of anybody else's. The end of a run on
-streams is `scheduler.drain`.
+A net leases its streams for itself, so that its failures do not affect other nets' work. The end of a run on streams is
+`scheduler.run.drain`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Launch = Callable[[Stream], object]
 
 
 class _OwnStreams(threading.local):
-    """Those of the calling thread; `only` is set when it has no more than one."""
+    """The streams of the calling thread; `only` is set when it has no more than one."""
 
     only: Stream | None = None
     all: list[Stream] | None = None
@@ -65,8 +65,8 @@ class DeviceStreams:
     def choose(self, parents: Sequence[Event]) -> Stream:
         """A stream for the calling thread: one that ends with one of `parents`, or that is idle, or the next in turn.
 
-        Right behind a parent the chain need not wait for it, and no other chain is held up meanwhile. Behind anything
-        else it would be: the children of one parent would all queue up on its stream.
+        Directly after a parent the chain need not wait for it, and delays no other chain. Streams that have gone on
+        since are not chosen for that: the children of one parent would all queue up on its stream.
         """
         mine = self.own.all
         if mine is None:
@@ -83,7 +83,7 @@ class DeviceStreams:
         return chosen
 
     def ends_with(self, stream: Stream, event: Event) -> None:
-        """`event` is what was recorded on `stream` last, by the thread whose stream it is."""
+        """`event` was recorded last on `stream`, by the thread that the stream belongs to."""
         self._tails[stream] = event
 
     def _lease(self) -> list[Stream]:
@@ -125,12 +125,12 @@ class NetStreams:
         self._devices: dict[tuple[Device, str], DeviceStreams] = {}
 
     def hold(self, device: Device, group: str, streams: DeviceStreams) -> None:
-        """`streams` are this net's too, and those of `group` from now on."""
+        """Add `streams` of the `device` to this net's, for `group`."""
         with self._lock:
             self._devices[device, group] = streams
 
     def on(self, device: Device, group: str = "") -> DeviceStreams:
-        """Those of `device`; operators of one `group` have streams of their own, `per_worker` too."""
+        """The streams of `device`; operators of one `group` have streams of their own, `per_worker` too."""
         with self._lock:
             if (device, group) not in self._devices:
                 self._devices[device, group] = DeviceStreams(device, self.per_worker, self.stream_priority)
@@ -151,9 +151,9 @@ class NetStreams:
 
 
 class DeviceChain:
-    """A chain on a device, as a call. `event` is recorded at its tail, if it has one; with `finish`, it is waited for.
+    """A chain on a device, as a call. `event`, if any, is recorded at its end; with `finish`, the call waits for it.
 
-    Raises the OperatorError of an operator that cannot be launched, or of one that has failed on the stream before.
+    Raises the OperatorError of an operator that cannot be launched, or of one that failed earlier on the stream.
     """
 
     __slots__ = ("_choose", "_ends", "_finish", "_launches", "_net", "_number", "event", "observer", "stream", "waits")
@@ -168,7 +168,7 @@ class DeviceChain:
         event: Event | None,
         finish: bool,
     ) -> None:
-        """`launches` are labels of operators, and what puts them on a stream."""
+        """`launches` are labels of operators, and the functions that put them on a stream."""
         self._net = net
         self._number = number
         self._choose = streams.choose
@@ -181,7 +181,7 @@ class DeviceChain:
         self.stream: Stream | None = None
 
     def __call__(self) -> None:
-        """Launch all of it."""
+        """Launch the whole chain."""
         self.begin()
         for position in range(len(self._launches)):
             self.launch(position)
@@ -197,7 +197,7 @@ class DeviceChain:
             raise self.failed(label, error) from error
 
     def begin(self) -> Stream:
-        """Choose the stream, and let it wait for what other chains do on other streams."""
+        """Choose the stream, and let it wait for other chains on other streams."""
         stream = self.stream = self._choose(self.waits)
         stream.observer = self.observer
         if stream.failure is not None:
@@ -229,7 +229,7 @@ class DeviceChain:
             raise self.failed(f"{event.owner}: waiting for its event", error) from error
 
     def failed(self, label: str, error: BaseException) -> DagexecError:
-        """The error of the run when `error` was raised while the operator called `label` was launched."""
+        """The run's error for `error`, raised while the operator called `label` was launched."""
         return operator_failure(self._net, label, error, self._number)
 
     def _stream_failed(self, failure: StreamFailure) -> DagexecError:
@@ -268,7 +268,7 @@ def unguarded_chain(chain: DeviceChain, streams: DeviceStreams, kernels: Sequenc
 
 
 def _named(doing: Event | Kernel | None, own: Event | None) -> str:
-    """How errors name a launch, or a wait for an event, or the recording of the chain's own."""
+    """The name, in errors, of a launch, of a wait for an event, or of recording the chain's own event."""
     if isinstance(doing, Kernel):
         return doing.label
     assert doing is not None
@@ -297,7 +297,7 @@ def kernels_of(operators: Sequence[Operator], preparation: Preparation) -> list[
 
 
 def _copied_bytes(operator: Operator) -> int:
-    """Bytes that `operator` brings from one device to another, as far as shapes are known; 0 when it computes."""
+    """Bytes that `operator` copies between devices, if shapes are known; 0 when it computes."""
     if not operator.crosses_devices:
         return 0
     source, target = operator.input_blobs[0].value, operator.output_blobs[0].value
@@ -307,7 +307,7 @@ def _copied_bytes(operator: Operator) -> int:
 
 
 def guards_of(operator: Operator, prepared: Prepared | None) -> tuple[str, ...]:
-    """The names of the mutexes that `operator` runs or is launched under; unprepared, those that it may."""
+    """The names of the mutexes that `operator` holds while it runs or is launched; unprepared, those that it may."""
     names = []
     buffer = operator.shared_buffer if prepared is None else prepared.shared_buffer
     if buffer is not None:
@@ -318,7 +318,7 @@ def guards_of(operator: Operator, prepared: Prepared | None) -> tuple[str, ...]:
 
 
 def guarded_launch(operator: Operator, kernel: Kernel, guards: Sequence[str]) -> Launch:
-    """Puts `kernel` on a stream under those of the operator's mutexes that `guards` names."""
+    """Puts `kernel` on a stream while holding those of the operator's mutexes that `guards` names."""
     buffer, state = operator.shared_buffer, operator.library_state
     turns = buffer.turns if buffer is not None and buffer.name in guards else None
     uses_state = state is not None and state.name in guards
@@ -340,10 +340,10 @@ GuardedLaunch = Callable[[Operator, Kernel, Sequence[str]], Launch]
 
 
 def stream_group(operator: Operator) -> str:
-    """The group of streams that `operator` asks for by its argument `stream_group`; "" for those of all others.
+    """The group of streams that `operator` asks for by its argument `stream_group`; "" by default.
 
-    What waits for other devices most of the time holds up nothing else there. A chain goes where its first operator
-    goes.
+    Operators that mostly wait for other devices hold up nothing else there. A chain uses the group of its first
+    operator.
     """
     return operator.arguments.string("stream_group", "")
 
@@ -352,7 +352,7 @@ class LaunchedChains:
     """The chains of a preparation as calls, with the events between them. One run at a time uses it.
 
     Attributes:
-        steps: what a run calls for each chain.
+        steps: the calls of a run for each chain.
     """
 
     def __init__(
@@ -367,9 +367,10 @@ class LaunchedChains:
         observed: ObservedRun | None = None,
         launch_under: GuardedLaunch | None = None,
     ) -> None:
-        """With `finish`, each chain is waited for before its call returns.
+        """With `finish`, each call waits until its chain is done.
 
-        Of `chains` some operators may be left out. `launch_under` makes what launches an operator under its mutexes.
+        Operators may be missing from `chains`. `launch_under` makes the function that launches an operator under its
+        mutexes.
         """
         self._operators = operators
         self._steps = preparation.steps

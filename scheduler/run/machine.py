@@ -1,16 +1,16 @@
 """The machine that decides in a run: which task next, and when it is over. No threads, locks or clock.
 
 A *task* is a stretch of a chain: steps that one worker executes, or the pieces of a phase, which several may. Tasks are
-numbered by priority, and a worker that is to do something takes, in this order: the next piece of the task that it is
-in, the first task that is ready and that nobody has begun, a piece of the first task that others are in. Whoever ends
-the last piece of a task lets those that waited for it begin.
+numbered by priority. A worker takes, in this order: the next piece of the task that it is in; the first task that is
+ready and not begun; a piece of the first task that other workers are in. When the last piece of a task ends, the tasks
+that waited for it may begin.
 
 Some workers take the first piece that is left, others the last one. Neighbors in a chain are often cut alike, so each
-finds what it reads in the cache of its own core: of 200 rows of 192 numbers, normalized by two threads, those of one
-take 5 us, or 9 to 37 if the other wrote what they are made of (AMD EPYC, Zen 4).
+worker finds its inputs in the cache of its own core: of 200 rows of 192 numbers, normalized by two threads, the rows of
+one take 5 us, or 9 to 37 if the other wrote their inputs (AMD EPYC, Zen 4).
 
 The pool drives it under its lock, `scheduler.run.engine_code` is the same in machine code, and prediction and
-exploration drive it on virtual time. What it knows is small and can be compared (`Machine.state`).
+exploration drive it on virtual time. Its state is small and can be compared (`Machine.state`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dagexec.scheduling.planned import PlannedPolicy
 
 
 class Dependencies(Protocol):
-    """What is needed of a plan."""
+    """The part of a plan that tasks are made from."""
 
     @property
     def children(self) -> Sequence[Sequence[int]]:
@@ -37,7 +37,7 @@ class Dependencies(Protocol):
 
     @property
     def policy(self) -> PlannedPolicy | None:
-        """What decides in runs; None where that is the order of the chains."""
+        """Decides in runs; None for the order of the chains."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +49,7 @@ class TaskGraph:
         children: tasks that wait for a task, ascending.
         parent_counts: how many tasks a task waits for.
         chains: the chain that a task is of.
-        policy: what decides in runs; None where that is the order of the tasks (see `policy_machine`).
+        policy: decides in runs; None for the order of the tasks (see `policy_machine`).
     """
 
     pieces: Sequence[int]
@@ -66,12 +66,12 @@ def chain_tasks(plan: Dependencies) -> TaskGraph:
 
 
 def in_order(graph: TaskGraph) -> Iterator[int]:
-    """The tasks as one worker ends them."""
+    """The tasks in the order in which a single worker ends them."""
     machine, last = Machine(graph), -1
-    while (found := machine.take(last)) is not None:
-        last = found[0]
+    while (answer := machine.take(last)) is not None:
+        last = answer[0]
         machine.end(last)
-        if found[1] + 1 == graph.pieces[last]:
+        if answer[1] + 1 == graph.pieces[last]:
             yield last
 
 
@@ -80,7 +80,7 @@ class Machine:
 
     Attributes:
         remaining: tasks that have not ended.
-        stopped: nobody takes anything any more.
+        stopped: no worker takes anything any more.
     """
 
     __slots__ = ("_done", "_fresh", "_graph", "_left", "_open", "_taken", "_taken_last", "remaining", "stopped")
@@ -89,10 +89,10 @@ class Machine:
         self._graph = graph
         self._left = list(graph.parent_counts)
         self._taken = [0] * len(self._left)
-        self._taken_last = [0] * len(self._left)  # those of the taken that were the last
+        self._taken_last = [0] * len(self._left)  # of the taken pieces, those taken from the last one on
         self._done = [0] * len(self._left)
         self._fresh = [task for task, count in enumerate(self._left) if not count]  # ascending, hence a heap
-        self._open: list[int] = []  # ascending: they leave it in any order
+        self._open: list[int] = []  # ascending; tasks leave it in any order
         self.remaining = len(self._left)
         self.stopped = False
 
@@ -102,7 +102,7 @@ class Machine:
         return len(self._fresh) + len(self._open)
 
     def take(self, last: int = -1, *, from_last: bool = False) -> tuple[int, int] | None:
-        """A task and the number of its piece, for a worker that did one of task `last`; None: there is nothing.
+        """A task and the number of its piece, for a worker that did one of task `last`; None if there is nothing.
 
         It is the first piece that is left, or the last one.
         """
@@ -129,7 +129,7 @@ class Machine:
                 heappush(self._fresh, child)
 
     def stop(self) -> None:
-        """Let nobody take anything any more."""
+        """Let no worker take anything any more."""
         self.stopped = True
         self._fresh.clear()
         self._open.clear()
@@ -144,12 +144,12 @@ class Machine:
         return task, piece
 
     def state(self) -> Hashable:
-        """All that what comes next depends on."""
+        """Everything that the future depends on."""
         counts = zip(self._graph.pieces, self._taken, self._taken_last, self._done, strict=True)
         return tuple((taken, last if taken < pieces else 0, done) for pieces, taken, last, done in counts), self.stopped
 
     def copy(self) -> Self:
-        """Another run that has come to the same state."""
+        """Another run in the same state."""
         other = object.__new__(type(self))
         other._graph = self._graph
         other._left, other._done = self._left[:], self._done[:]

@@ -19,19 +19,19 @@ else:
 
 
 WORTH_SHARING = 200e-6
-"""Seconds of a run: it takes some 20 us to share one, and a worker that sleeps is there after some 60 us."""
+"""Seconds of a run: sharing one takes some 20 us, and a sleeping worker starts after some 60 us."""
 
 
 @dataclass(frozen=True)
 class SchedulingCosts:
-    """Seconds until an idle worker begins what it is given, and for a worker to settle a piece and take the next."""
+    """Seconds until an idle worker begins a task, and for a worker to settle a piece and take the next."""
 
     wake_seconds: float
     piece_seconds: float
 
 
 def slowdown_up_to(cores: int, measured: float) -> tuple[float, ...]:
-    """The slowdown for 1 to `cores` busy cores, on a straight line from none to that `measured` for all of them."""
+    """The slowdown for 1 to `cores` busy cores, growing linearly from none to `measured` for all of them."""
     if cores < 2:
         return (1.0,)
     return tuple(1 + (max(measured, 1.0) - 1) * busy / (cores - 1) for busy in range(cores))

@@ -1,11 +1,11 @@
 """The machine of a run in which a policy decides: which chain begins next, and for which worker.
 
-Who ends a task of a chain goes on with its next one, and pieces of tasks are shared as in `Machine`; so a policy is
-asked for chains only. Workers of a policy are numbers. Each thread takes one of them for what it does, that of its last
-piece if it may, and asks for others that are free where its own shall wait: so no chain waits for a thread that is not
-there.
+A worker that ends a task of a chain goes on with the chain's next one, and pieces of tasks are shared as in `Machine`;
+so the policy is asked for chains only. A policy's workers are numbers. Each thread takes one of them for its work, that
+of its last piece if possible, and asks for other free ones where its own is to wait: so no chain waits for a thread
+that is not there.
 
-What a policy does wrong raises PolicyError, from `take`.
+`take` raises PolicyError for what a policy does wrong.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from dagexec.scheduling.policy import RunState
 
 
 def machine_of(graph: TaskGraph, workers: int | None = None) -> Machine:
-    """The machine of a run. `workers` is for its policy, by default as many as that was planned for.
+    """The machine of a run. `workers` is for its policy, by default the number that it was planned for.
 
-    Raises PolicyError where it does not even begin.
+    Raises PolicyError where the policy cannot even begin.
     """
     return Machine(graph) if graph.policy is None else PolicyMachine(graph, graph.policy, workers)
 
@@ -42,20 +42,20 @@ class PolicyMachine(Machine):
         self._run = RunState(released_by=[-1] * len(planned.chains.names))
         self._free = list(range(count))
         self._workers: dict[tuple[int, int], int] = {}  # of each piece under way; -1 for more threads than workers
-        self._latest = -1  # whose piece ended last
-        self._ready = {graph.chains[task]: task for task in self._fresh}  # in the order in which they became so
+        self._latest = -1  # the worker whose piece ended last
+        self._ready = {graph.chains[task]: task for task in self._fresh}  # in the order in which they became ready
         self._following: list[int] = []  # tasks of chains that have begun
-        self._refused = False  # all free workers shall wait
+        self._refused = False  # all free workers are to wait
         self._fresh.clear()
 
     @property
     def available(self) -> int:
         """Tasks that may have a piece to take."""
-        asked = 0 if self._refused or not self._free else len(self._ready)
-        return asked + len(self._following) + len(self._open)
+        ready = 0 if self._refused or not self._free else len(self._ready)
+        return ready + len(self._following) + len(self._open)
 
     def take(self, last: int = -1, *, from_last: bool = False) -> tuple[int, int] | None:
-        """As `Machine.take`, where the policy is asked for a task that nobody has begun."""
+        """As `Machine.take`, but the policy is asked for a task that has not begun."""
         if self.stopped:
             return None
         worker = self._latest if last >= 0 and self._latest in self._free else min(self._free, default=-1)
@@ -68,23 +68,23 @@ class PolicyMachine(Machine):
             return None
         if not self._taken[task]:
             insort(self._open, task)
-        found = self._next_piece(task, from_last)
-        self._workers[found] = worker
+        taken = self._next_piece(task, from_last)
+        self._workers[taken] = worker
         if worker >= 0:
             self._free.remove(worker)
-        return found
+        return taken
 
     def _next_of_chain(self, last: int) -> int:
-        """A task that follows in a chain that has begun, that of task `last` if there is one; else -1."""
+        """The next task of a chain that has begun, that of task `last` if there is one; else -1."""
         if not self._following:
             return -1
-        own = self._graph.children[last] if last >= 0 else ()
-        task = next((task for task in self._following if task in own), self._following[0])
+        children = self._graph.children[last] if last >= 0 else ()
+        task = next((task for task in self._following if task in children), self._following[0])
         self._following.remove(task)
         return task
 
     def _choose(self, first: int) -> tuple[int, int]:
-        """The first task of a chain, and the worker that begins it: `first`, or another free one. (-1, first): none."""
+        """The first task of a chain, and its worker: `first`, or another free one; (-1, first) for none."""
         ready = tuple(self._ready)
         for worker in (first, *sorted(worker for worker in self._free if worker != first)):
             try:
@@ -108,8 +108,8 @@ class PolicyMachine(Machine):
         if chain in self._ready:
             return
         first = self._graph.chains.index(chain)
-        left = self._left[first]
-        what = f"chooses it while it waits for {left} other(s)" if left else "hands it out twice"
+        waiting = self._left[first]
+        what = f"chooses it while it waits for {waiting} other(s)" if waiting else "hands it out twice"
         raise self._planned.wrong(what, chain)
 
     def end(self, task: int, piece: int = -1) -> None:
@@ -135,22 +135,22 @@ class PolicyMachine(Machine):
         self._fresh.clear()
 
     def stop(self) -> None:
-        """Let nobody take anything any more."""
+        """Let no worker take anything any more."""
         super().stop()
         self._ready.clear()
         self._following.clear()
 
     def state(self) -> Hashable:
-        """All that what comes next depends on; what the policy keeps, as far as that can be pickled.
+        """Everything that the future depends on; of the policy's own state, what can be pickled.
 
-        The end of a piece and what is taken then are one event, as they are for the pool.
+        The end of a piece and the next `take` are one event, as they are for the pool.
         """
         run = self._run
-        told = tuple(run.running.items()), tuple(run.released_by), pickle.dumps(run.own), self._refused
-        return super().state(), tuple(self._ready), tuple(self._following), frozenset(self._workers.items()), told
+        account = tuple(run.running.items()), tuple(run.released_by), pickle.dumps(run.own), self._refused
+        return super().state(), tuple(self._ready), tuple(self._following), frozenset(self._workers.items()), account
 
     def copy(self) -> Self:
-        """Another run that has come to the same state."""
+        """Another run in the same state."""
         other = super().copy()
         other._planned, other._begun = self._planned, self._begun
         other._run = RunState(dict(self._run.running), list(self._run.released_by), copy.deepcopy(self._run.own))

@@ -1,14 +1,14 @@
-"""WorkerPool: the threads of one executor, or of several. They carry out what the machines of runs decide.
+"""WorkerPool: the threads of one executor, or of several, which carry out what the machines of runs decide.
 
-What is done next in a run its machine says (`machine`), which run a worker enters the pool's `roster`; in a run it does
-what `executing` says. One lock guards all that. A worker with nothing to do waits to be woken, and whoever leaves
-something behind wakes one.
+What is next in a run its machine says (`machine`), which run a worker enters the pool's `roster`; inside a run a worker
+follows `executing`. One lock guards all of that. A worker without work waits to be woken, and a worker that leaves work
+behind wakes one.
 
-A caller's thread may work for its own run (`run_here`). Workers help there as far as all together are no more than the
-pool has workers. Who has a thread is the crew's (`crew`).
+A caller's thread may work on its own run (`run_here`). Workers help there as long as all together are no more than the
+pool has workers. The `crew` starts and joins threads.
 
-A worker that dies, by something raised in it outside any operator, is replaced by a new thread. The run it was in ends
-with WorkerLostError, the others do not notice. In a child made by `os.fork` a pool has no threads and is closed.
+A worker that dies, by an exception outside any operator, is replaced by a new thread. The run it was in ends with
+WorkerLostError; others do not notice. In a child made by `os.fork` a pool has no threads and is closed.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from dagexec.scheduler.run.worker import PoolStatistics, Worker
 logger = logging.getLogger("dagexec")
 
 rosters: list[Callable[[int, Mutex], Roster]] = [lambda num_workers, _lock: Roster(num_workers)]
-"""What makes the roster that a pool's lock guards: the last one does. `scheduler.conformance` adds one that records."""
+"""Make the roster that a pool's lock guards: the last one is used. `scheduler.conformance` adds one that records."""
 
 MAX_WORKERS = 4096
-"""A net's file may say how many it wants."""
+"""A limit, as a net's file may ask for any number."""
 
 
 class WorkerPool:
@@ -57,11 +57,11 @@ class WorkerPool:
     def __init__(
         self, num_workers: int, name: str = "dagexec", *, most: int | None = None, at_once: bool = True
     ) -> None:
-        """It may `grow` to `most` workers, by default to no more than it starts with. They have threads `at_once`, or
-        when there is something to do for them.
+        """It may `grow` to `most` workers, by default the initial number. They have threads `at_once`, or when there is
+        work for them.
 
-        Raises SettingError for a number out of range, ResourceError when the system starts no more threads. Of a pool
-        whose threads come later a run ends with that, where it would be the first to have one.
+        Raises SettingError for a number out of range, ResourceError when the system starts no more threads. If threads
+        come later, the run that would need the first one ends with that error.
         """
         if not 1 <= num_workers <= MAX_WORKERS:
             raise SettingError(f"pool {name!r}: expected 1 to {MAX_WORKERS} workers, found {num_workers}")
@@ -74,7 +74,7 @@ class WorkerPool:
         self.workers: set[int] = set()
         self._begin()
         self._replaced = 0
-        self._closed = ""  # why no run is taken any more
+        self._closed = ""  # why no further run is accepted
         self._process = os.getpid()
         try:
             self._crew.add(num_workers)
@@ -113,7 +113,7 @@ class WorkerPool:
     def submit_from_finalizer(self, run: Run) -> None:
         """As `submit`, at any point of any thread. A closed pool does nothing.
 
-        `threading` starts threads with a lock that the calling thread may hold. So another one does that, if need be.
+        `threading` starts threads with a lock that the calling thread may hold. Then another thread submits.
         """
 
         def submit() -> None:
@@ -128,10 +128,10 @@ class WorkerPool:
             submit()
 
     def run_here(self, run: Run) -> None:
-        """Execute a run on the calling thread, no worker's, with the help of workers that are idle, until it is over.
+        """Execute a run on the calling thread, which is no worker's, with the help of idle workers, until it is over.
 
-        `run.finished` is called on the thread that ends it. Raises what interrupts the calling thread, when nobody
-        works for the run any more, and ClosedError after `close`.
+        `run.finished` is called on the thread that ends it. Raises what interrupts the calling thread, once no worker
+        is in the run any more, and ClosedError after `close`.
         """
         caller = Worker(threading.current_thread().name)
         caller.ident = threading.get_ident()
@@ -172,14 +172,14 @@ class WorkerPool:
             blocking.run = before
 
     def _leave_early(self, caller: Worker, run: Run, error: BaseException) -> None:
-        """`error`, Ctrl-C perhaps, came to a caller's thread at any point of its `run`: nobody goes on with that."""
+        """End the caller's `run` on `error`, such as Ctrl-C, which may have come at any point of it."""
         with suppress(RuntimeError):
             self.lock.release()  # in case it was raised with it
         with self.lock:
             run.stop(error)
             if caller.run is run:
                 self._roster.leave(caller, run)
-            self._roster.counts_changed(run)  # perhaps it came before that was told
+            self._roster.counts_changed(run)  # the error may have come before the roster was told
             ends = caller.telling is run or (run.has_ended() and not run.over)
             run.over = run.over or ends
             if caller in self._roster.workers:
@@ -215,7 +215,7 @@ class WorkerPool:
         try:
             self._executing.work(worker, run)
             end.wait()
-        except BaseException as error:  # raised outside of any operator: nobody else may stay behind in the blobs
+        except BaseException as error:  # raised outside any operator: no worker may stay behind in the blobs
             with self.lock:
                 run.stop(error)
                 if worker.run is run:
@@ -231,7 +231,7 @@ class WorkerPool:
     def stop(self, run: Run, error: BaseException) -> None:
         """Let `run` start no further chain and end with `error`. Chains under way finish first.
 
-        A run that nobody works on is over at once: its `finished` is called from here. One that is over, but that
+        A run without workers inside is over at once: its `finished` is called from here. One that is over, but that
         devices still work for (`on_stop` is set), is told.
         """
         with self.lock:
@@ -259,14 +259,14 @@ class WorkerPool:
         self._crew.join()
 
     def _end(self, deadline: Deadline) -> None:
-        """At the end of the process, when its runs are over: `close`, until `deadline`."""
+        """At the end of the process, once its runs are over: `close`, until `deadline`."""
         self.shut()
         for thread in list(self._crew.threads):
             thread.join(max(0.0, deadline.left()))
 
     @property
     def has_threads(self) -> bool:
-        """True once a worker had something to do, where threads are not started at once."""
+        """True once a worker had work, where threads are not started at once."""
         return bool(self._crew.threads)
 
     def is_worker(self) -> bool:
@@ -292,7 +292,7 @@ class WorkerPool:
         return next(worker for worker in reversed(self._roster.workers) if worker.ident == ident)
 
     def _help_once(self, share: Share) -> bool:
-        """For an operator on this worker that waits: work on a run of `share`. False when none has a ready chain."""
+        """For an operator that waits on this worker: work on a run of `share`. False when none has a ready chain."""
         worker = self._here()
         with self.lock:
             run = self._roster.run_of(share)
@@ -378,14 +378,14 @@ class WorkerPool:
                 self._work_charged(worker, run, run.share, advance)
 
     def _work_charged(self, worker: Worker, run: Run, share: Share, advance: float) -> None:
-        """As `Executing.work`, charged to `share`; a worker that dies in it charges nothing."""
+        """As `Executing.work`, charged to `share`; a worker that dies in it is charged nothing."""
         began = self._source.monotonic()
         self._executing.work(worker, run)
         with self.lock:
             share.charge(self._source.monotonic() - began, advance)
 
     def _wake_all(self) -> None:
-        """Have every worker look for work: a thread that was ended may have taken one as idle and not woken it."""
+        """Have every worker look for work: a thread that died may have picked an idle one and not woken it."""
         with self.lock:
             workers = self._roster.wake_all(closed=bool(self._closed))
         for worker in workers:
@@ -415,7 +415,7 @@ class WorkerPool:
             self.serve(worker)
 
     def _lose(self, worker: Worker, error: BaseException) -> None:
-        """End the run that `worker` died in of `error`, and tell its owner, perhaps once more. The lock is not held."""
+        """End the run that `worker` died in of `error`, and tell its owner, perhaps again. The lock is not held."""
         with self.lock:
             run, told = worker.run, worker.telling
             if run is not None:
@@ -432,7 +432,7 @@ class WorkerPool:
             finish(told)
 
     def _forked(self) -> None:
-        """In a child made by `os.fork`: the threads are the parent's, and so is whoever holds the lock."""
+        """In a child made by `os.fork`: threads and lock holders are the parent's."""
         self.lock = self._source.owned_lock()
         self._closed = (
             f"its worker pool was made in process {self._process} and this is process {os.getpid()}: "
@@ -442,7 +442,7 @@ class WorkerPool:
         self.workers = set()
 
     def _begin(self) -> None:
-        """There are no workers yet."""
+        """Begin without workers."""
         self._roster = rosters[-1](self.num_workers, self.lock)
         executing = Executing if self._source.concurrent else NotedExecuting
         self._executing = executing(self.lock, self._roster, concurrent=self._source.concurrent)

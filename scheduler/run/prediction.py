@@ -1,11 +1,11 @@
 """Predicting a run: the machine that decides in runs, driven on a virtual clock, from the time each operator takes.
 
 On the host, workers take pieces of tasks as they do in a pool. On a device, a chain is ready once its parents have been
-launched; the worker launches its operators on one of its own streams, which does them in order and waits, without the
-host, for the events of parents on other streams.
+launched; the worker launches its operators on one of its own streams, which executes them in order and waits, without
+the host, for the events of parents on other streams.
 
-`Hardware` says what there is and what scheduling costs; `scheduler.run.overhead` measures that. With hardware whose
-costs are nothing, a measured run can reach the prediction but not beat `lower_bound`.
+`Hardware` describes the machine and the costs of scheduling, which `scheduler.run.overhead` measures. With hardware
+without such costs, a measured run can reach the prediction but not beat `lower_bound`.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from dagexec.scheduling.paths import longest_paths
 
 @dataclass(frozen=True)
 class Hardware:
-    """Who runs a plan, and what it costs beyond the operators.
+    """The workers of a plan, and what they cost beyond the operators.
 
     Attributes:
         workers: threads.
         streams: of the device, shared out evenly; at least one a worker. 0 runs the plan on the host.
         piece_seconds: for a worker to take a piece, or a chain of a device, and to settle it.
-        wake_seconds: until a worker that has nothing to do starts on what it is given.
+        wake_seconds: until an idle worker starts on a task.
         launch_seconds: for a worker to launch one operator on a stream.
-        slowdown: by what an operator takes longer when 1, 2, ... workers compute; the last holds for more of them.
+        slowdown: the factor on operators when 1, 2, ... workers compute; the last holds for more of them.
     """
 
     workers: int = 1
@@ -59,7 +59,7 @@ class TimedTasks:
     Attributes:
         graph: the tasks.
         seconds: of each one, all its pieces together.
-        held: of these, those in which it holds the interpreter lock; empty for none.
+        held: the part of these in which it holds the interpreter lock; empty for none.
     """
 
     graph: TaskGraph
@@ -72,12 +72,12 @@ class TimedTasks:
         return sum(self.seconds)
 
     def taking(self, seconds: float) -> TimedTasks:
-        """The same where all tasks together take so long."""
+        """The same tasks, scaled so that all together take `seconds`."""
         scale = seconds / self.work if self.work else 0.0
-        return replace(self, seconds=[one * scale for one in self.seconds], held=[one * scale for one in self.held])
+        return replace(self, seconds=[task * scale for task in self.seconds], held=[task * scale for task in self.held])
 
     def critical_path(self, workers: int) -> float:
-        """Seconds along the longest path where up to so many workers share the pieces of each task."""
+        """Seconds along the longest path where up to `workers` workers share the pieces of each task."""
         counted = zip(self.seconds, self.graph.pieces, strict=True)
         shared = [seconds * -(-pieces // workers) / pieces for seconds, pieces in counted]
         return max(longest_paths(self.graph.children, shared), default=0.0)
@@ -85,12 +85,12 @@ class TimedTasks:
 
 @dataclass(frozen=True, eq=False)
 class OperatorTasks:
-    """What the operators of a plan are handed out as.
+    """The tasks that the operators of a plan are handed out as.
 
     Attributes:
         plan: of the net.
         work: the tasks.
-        shares: of each task, the operators that it computes, and what part of the time of each it takes.
+        shares: for each task, the operators that it computes, and its part of the time of each.
     """
 
     plan: Plan
@@ -98,20 +98,20 @@ class OperatorTasks:
     shares: Sequence[Sequence[tuple[int, float]]]
 
     def timed(self, operator_seconds: Sequence[float], held: Sequence[float] = ()) -> TimedTasks:
-        """The tasks where operators take so long, and hold the interpreter lock for so long."""
+        """The tasks where operators take `operator_seconds`, and hold the interpreter lock for `held` of these."""
         return TimedTasks(self.work.graph, self._of_tasks(operator_seconds), self._of_tasks(held) if held else ())
 
     def operator_seconds(self, task_seconds: Sequence[float], seconds: Sequence[float]) -> list[float]:
-        """Of each operator, so that tasks take `task_seconds` where these are known (not 0), and `seconds` elsewhere.
+        """The time of each operator, by `task_seconds` where these are known (not 0), and by `seconds` elsewhere.
 
-        Within a task operators take parts of it as they do of `seconds`.
+        Operators of a task divide its time as they do in `seconds`.
         """
-        found = list(seconds)
+        result = list(seconds)
         for row, took, whole in zip(self.shares, task_seconds, self._of_tasks(seconds), strict=True):
             for index, part in row:
                 if took:
-                    found[index] += (took / whole - 1) * part * seconds[index] if whole else took * part / len(row)
-        return found
+                    result[index] += (took / whole - 1) * part * seconds[index] if whole else took * part / len(row)
+        return result
 
     def _of_tasks(self, seconds: Sequence[float]) -> list[float]:
         return [sum(seconds[index] * part for index, part in row) for row in self.shares]
@@ -137,21 +137,21 @@ def predict_makespan(plan: Plan, workers: int) -> float:
 
 
 def predict_host(tasks: TimedTasks, hardware: Hardware) -> float:
-    """Seconds one run takes on the workers of `hardware`, one of which is awake.
+    """Seconds of one run on the workers of `hardware`, one of which is awake.
 
-    Pieces of a task take equally long. Tasks that hold the interpreter lock wait for each other: those that run side by
-    side slow down to where no more than one of them holds it, as all work does where many workers compute.
+    Pieces of a task take equally long. Tasks that hold the interpreter lock wait for each other: tasks that run side by
+    side slow down until no more than one of them holds it at a time, as all work does where many workers compute.
     """
     machine = machine_of(tasks.graph, hardware.workers)
     shares = _held_shares(tasks, hardware)
     left: list[tuple[float, int, int, int]] = []  # by worker under way: its end if it were alone, a number, its piece
-    now = passed = 0.0  # seconds, and what each of those under way has done in them, as if it were alone
+    now = passed = 0.0  # seconds, and the progress of each task under way in them, as if it were alone
     idle, last, started = hardware.workers, -1, 0
     held = 0.0
     while machine.remaining:
-        is_awake = True  # the first worker, or the one that is done; others that found nothing to do sleep
-        while idle and (found := machine.take(last)) is not None:
-            task, piece = found
+        is_awake = True  # the first worker, or the one that is done; others that had nothing to do sleep
+        while idle and (answer := machine.take(last)) is not None:
+            task, piece = answer
             seconds = tasks.seconds[task] / tasks.graph.pieces[task] + hardware.piece_seconds
             heappush(left, (passed + seconds + (0.0 if is_awake else hardware.wake_seconds), started, task, piece))
             held += shares[task]
@@ -166,7 +166,7 @@ def predict_host(tasks: TimedTasks, hardware: Hardware) -> float:
 
 
 def _held_shares(tasks: TimedTasks, hardware: Hardware) -> list[float]:
-    """The part of each task's time in which it holds the interpreter lock; 0 where nothing is known."""
+    """The part of each task's time in which it holds the interpreter lock; 0 if unknown."""
     if not tasks.held:
         return [0.0] * len(tasks.seconds)
     costs = [hardware.piece_seconds * pieces for pieces in tasks.graph.pieces]
@@ -182,15 +182,15 @@ def predict_device(
     *,
     finish: bool = False,
 ) -> float:
-    """Seconds one run of `plan` takes when its chains are launched on the streams of `hardware`.
+    """Seconds of one run of `plan` when its chains are launched on the streams of `hardware`.
 
     Streams compute side by side and do not slow each other down. `operator_seconds` are those of the kernels;
     `on_device` says which chains are launched, by default all; the others run on their worker, which waits for the
     events of their parents first. With `finish`, a worker waits for each chain that it has launched, as DAGNet does.
     """
     launched = [True] * len(plan.chains) if on_device is None else on_device
-    most = max(1, len(plan.chains))  # workers and streams beyond that would never be used
-    workers = [_LaunchingWorker(hardware, most) for _ in range(min(hardware.workers, most))]
+    limit = max(1, len(plan.chains))  # workers and streams beyond that would never be used
+    workers = [_LaunchingWorker(hardware, limit) for _ in range(min(hardware.workers, limit))]
     parents: list[list[int]] = [[] for _ in plan.chains]
     machine = machine_of(chain_tasks(plan), hardware.workers)
     free = list(range(len(workers)))  # a heap, for the same choice every time
@@ -198,8 +198,8 @@ def predict_device(
     events: dict[int, _SimulatedEvent] = {}
     now = 0.0
     while machine.remaining:
-        while free and (found := machine.take()) is not None:
-            chain, number = found[0], heappop(free)
+        while free and (answer := machine.take()) is not None:
+            chain, number = answer[0], heappop(free)
             seconds = [operator_seconds[index] for index in plan.chains[chain]]
             worker = workers[number]
             waits = [events[parent] for parent in sorted(parents[chain])]
@@ -219,7 +219,7 @@ def predict_device(
 
 
 class _SimulatedStream:
-    """A stream: when it has done all that was launched, and the event after that."""
+    """A stream: when it is done with all that was launched, and the event after that."""
 
     __slots__ = ("tail", "time")
 
@@ -239,14 +239,14 @@ class _SimulatedEvent:
 class _LaunchingWorker:
     """A worker and its streams, the one used least recently first."""
 
-    def __init__(self, hardware: Hardware, most: int) -> None:
+    def __init__(self, hardware: Hardware, limit: int) -> None:
         self._launch_seconds = hardware.launch_seconds
-        self._streams = [_SimulatedStream() for _ in range(min(hardware.streams_per_worker, most))]
+        self._streams = [_SimulatedStream() for _ in range(min(hardware.streams_per_worker, limit))]
 
     def launch(
         self, now: float, seconds: Sequence[float], waits: Sequence[_SimulatedEvent]
     ) -> tuple[float, _SimulatedEvent]:
-        """Launch a chain at `now`, behind the events of `waits`. Gives when the worker is done, and the event."""
+        """Launch a chain at `now`, after the events of `waits`. Returns when the worker is done, and the event."""
         stream = self._choose(now, waits)
         stream.time = max([stream.time, *(event.time for event in waits)])
         for kernel in seconds:
@@ -256,7 +256,7 @@ class _LaunchingWorker:
         return now, stream.tail
 
     def _choose(self, now: float, waits: Sequence[_SimulatedEvent]) -> _SimulatedStream:
-        """One of this worker's that ends with a parent, else one that is idle, else the next in turn."""
+        """One of this worker's streams that ends with a parent, else one that is idle, else the next in turn."""
         chosen = next((stream for event in waits for stream in self._streams if stream.tail is event), None)
         if chosen is None:
             chosen = next((stream for stream in self._streams if stream.time <= now), self._streams[0])
@@ -266,12 +266,12 @@ class _LaunchingWorker:
 
 
 def lower_bound(tasks: TimedTasks, workers: int) -> float:
-    """No schedule on `workers` workers is shorter: max(critical path, work / workers)."""
+    """A bound on every schedule on `workers` workers: max(critical path, work / workers)."""
     return max(tasks.critical_path(workers), tasks.work / workers)
 
 
 def device_bound(plan: Plan, hardware: Hardware) -> float:
-    """No schedule on the streams of `hardware` is shorter: what computes there, and the launching of all operators."""
+    """A bound on every schedule on the streams of `hardware`: of computing there, and of launching all operators."""
     streams = hardware.streams_per_worker * hardware.workers
     launching = hardware.launch_seconds * sum(map(len, plan.chains)) / hardware.workers
     return max(plan.critical_path, plan.work / streams, launching)

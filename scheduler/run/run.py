@@ -1,7 +1,7 @@
 """Run: one execution of a plan. Everything that changes while a net runs is here, or in the blobs.
 
-The state of a run is guarded by the lock of the pool it runs on. `finished` is called once, by the last worker to
-leave the run, with no lock held.
+The lock of its pool guards the state of a run. `finished` is called once, by the last worker to leave the run, with no
+lock held.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ logger = logging.getLogger("dagexec")
 
 
 class Helping(Protocol):
-    """What is used of a pool by a body that one of its workers executes, and by who fails a run from elsewhere."""
+    """The part of a pool for bodies that its workers execute, and for failing a run from elsewhere."""
 
     lock: Mutex
 
@@ -37,30 +37,29 @@ class Helping(Protocol):
 
 
 class Run:
-    """One execution: the machine that decides in it, workers inside, and the error if there is one.
+    """One execution: the machine that decides in it, the workers inside, and the error if there is one.
 
     Attributes:
         work: what is executed.
-        machine: what is left of it.
+        machine: decides; the rest of the work.
         active: workers inside this run.
         width: the most workers that may be inside at once.
-        priority: of several runs with something to take, the one with the highest is served first.
+        priority: the run with the highest is served first.
         share: of the user of the pool that it is charged to; None for a pool with one user.
         start_tag: among runs of one priority, the smallest is served first (see `fair_share`); set by the pool.
         advance: seconds that its share was charged before it ran.
         has_caller: a thread that waits for its end is in it; set by the pool.
         order: among equal tags, the smallest is served first; set by the pool.
         stopped: nothing further is begun (failure or cancellation).
-        interrupted: workers inside look up after what they do: the run is stopped, or another may have to go first.
-        over: it has ended, or nobody is inside any more and nobody will be; `finished` is being called or was.
-        on_stop: called with no lock held after the run was stopped, as often as that happens; None when nobody asks.
-        listed: the pool knows that this run has something to take.
+        interrupted: workers inside check after each piece whether the run is stopped, or another has to go first.
+        over: it has ended, or no worker is inside or will be; `finished` is being called or was.
+        listed: the pool knows that this run has work.
         inner: runs of bodies that operators of this one wait for; they are stopped with it.
         pool: the pool that executes it, once it was submitted; None before.
         side_by_side: its chains may run side by side, so those of bodies in it may, too.
         waits: those of operators that block, to be ended when the run is stopped (see `dagexec.platform.blocking`).
-        on_stop: called with no lock held when the run is stopped, even if no worker is inside any more: devices may
-            still be at work for it. None once it is too late.
+        on_stop: called with no lock held whenever the run is stopped, even if no worker is inside any more, as devices
+            may still be at work for it. None when nobody asks, or it is too late.
     """
 
     __slots__ = (
@@ -106,17 +105,17 @@ class Run:
         self.side_by_side = True
 
     def interrupt(self, interrupted: bool) -> None:
-        """Have workers inside look up after what they do, or no longer."""
+        """Have workers check after each piece, or no longer."""
         self.interrupted = interrupted
         if isinstance(self.machine, NativeRun):
             self.machine.interrupt(interrupted)
 
     def has_place(self) -> bool:
-        """True when there is something that one more worker may take."""
+        """True when there is work for one more worker."""
         return self.machine.available > 0 and self.active < self.width and not self.over
 
     def has_ended(self) -> bool:
-        """True when nobody has anything left to do."""
+        """True when no worker has anything left to do."""
         return not self.machine.remaining or (self.stopped and not self.active)
 
     def stop(self, error: BaseException) -> None:
@@ -134,7 +133,7 @@ class Run:
             self.secondary.append(error)
 
     def fail(self, error: BaseException) -> None:
-        """As `stop`, for who does not hold the lock of the pool, if the run is on one."""
+        """As `stop`, for a caller without the lock of the pool, if the run is on one."""
         with nullcontext() if self.pool is None else self.pool.lock:
             self.stop(error)
 
@@ -148,7 +147,7 @@ class Run:
         return operator_failure(self.name, label, cause, chain)
 
     def native_seconds(self) -> float | None:
-        """What its pieces took, all threads together; None where Python calls some, which may wait for anything."""
+        """Time of its pieces, all threads together; None where Python calls some, which may wait for anything."""
         if not isinstance(self.machine, NativeRun) or any(self.work.steps):
             return None
         return sum(self.machine.task_seconds())
@@ -191,9 +190,9 @@ def finish(run: Run) -> None:
 
 
 def waiting_time(timeout: float | None) -> float:
-    """`timeout` as locks take it: -1 for None, the longest for an infinite one.
+    """`timeout` in the form of locks: -1 for None, the longest for an infinite one.
 
-    Raises ValueError unless it is 0 or more, TypeError for what is no number.
+    Raises ValueError for a negative number, TypeError for no number.
     """
     if timeout is None:
         return -1

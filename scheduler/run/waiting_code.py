@@ -13,7 +13,7 @@ from dagexec.scheduler.run.engine_layout import PoolWords
 
 @cache
 def pausing_code() -> Callable[[int], int] | None:
-    """Code that looks for work so many times in vain; None where none runs."""
+    """Code that looks for work in vain, a number of times; None where none runs."""
     code = Assembler()
     code.move(RCX, RDI)
     code.mark("again")
@@ -30,11 +30,11 @@ def pausing_code() -> Callable[[int], int] | None:
 
 @cache
 def listening_code() -> Callable[[int, int, int, int], int] | None:
-    """Code that looks at a number until it is not 0, but up to so many times, and while a pool is not full.
+    """Code that polls a number until it is not 0, up to a number of times, and while a pool is not full.
 
-    Its arguments are the address of the number, that of the pool's words, how often to look, and for how many looks it
-    waits then: whoever changed the number has the interpreter lock a little longer, and a thread that asks for that
-    meanwhile is put to sleep. None where no machine code runs.
+    Its arguments are the address of the number, that of the pool's words, how often to poll, and how long to wait after
+    that, in polls: the thread that changed the number holds the interpreter lock a little longer, and a thread that
+    asks for that lock meanwhile is put to sleep. None where no machine code runs.
     """
     code = Assembler()
     code.mark("again")

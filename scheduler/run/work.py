@@ -1,7 +1,7 @@
-"""Work: the steps of chains as tasks with pieces, which is what workers are handed out.
+"""Work: the steps of chains as tasks with pieces, which workers are handed out.
 
-Neighbors in a chain that are native calls on one thread are one task; so are those that are steps of Python. A phase of
-several pieces is a task of its own, whose pieces several workers may take.
+Consecutive native calls of a chain on one thread are one task; so are consecutive steps of Python. A phase of several
+pieces is a task of its own, whose pieces several workers may take.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ ChainSteps = Sequence[tuple[Step, ...]]
 
 
 SHORT_SECONDS = 1.5e-6
-"""Of steps of Python that are handed out several at a time, as estimated: NumPy takes many times its estimates."""
+"""Estimate for Python steps that are handed out several at a time; NumPy takes many times its estimates."""
 
 WIDE, SHORT_PHASE_SECONDS = 2, 40e-6
-"""Where all chains take so many times what the longest path does, workers find something to do without the pieces of
-shorter phases: NASNet took 3 to 10% longer with these, beside other processes."""
+"""Where all chains take this many times as long as the longest path, workers have enough to do without the pieces of
+phases shorter than this: NASNet took 3 to 10% longer with these, beside other processes."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,13 @@ class SingleChain:
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """Tasks, and what is done for them.
+    """Tasks, and what workers execute for them.
 
     Attributes:
         graph: the tasks.
         steps: of each task and piece, the steps to call.
         native: the same as memory, for runs in machine code; None where workers call the steps.
-        shares: of each task, steps of the chain, and what part of each one it does; empty where it does all of each.
+        shares: of each task, steps of the chain, and the part of each that it does; empty where it does all of each.
     """
 
     graph: TaskGraph
@@ -62,12 +62,12 @@ class Work:
 
     @cached_property
     def calls(self) -> Sequence[tuple[Step, ...]]:
-        """Of each task that is steps of Python, these."""
+        """The steps of each task in Python."""
         return [pieces[0] if pieces else () for pieces in self.steps]
 
     @cached_property
     def is_shared(self) -> bool:
-        """True when more than one worker may find something to do."""
+        """True when there may be work for more than one worker."""
         graph = self.graph
         return (
             any(count > 1 for count in graph.pieces)
@@ -82,7 +82,7 @@ def chain_work(plan: Dependencies, steps: ChainSteps) -> Work:
 
 
 def emptied(work: Work) -> Work:
-    """The same tasks, for which nothing is done."""
+    """The same tasks without any steps."""
     native = None if work.native is None else work.native.without_calls()
     return Work(work.graph, [[()] * count for count in work.graph.pieces], native)
 
@@ -94,7 +94,7 @@ def observed_work(plan: Dependencies, chains: Sequence[Sequence[Pieces]]) -> Wor
 
 
 def _chained(plan: Dependencies, pieces: Sequence[Sequence[int]]) -> TaskGraph:
-    """The tasks of each chain, of which the pieces are given, one after another."""
+    """The tasks of each chain, one after another, with the given numbers of `pieces`."""
     first = [0, *accumulate(map(len, pieces))]
     children: list[list[int]] = []
     parent_counts: list[int] = []
@@ -115,7 +115,7 @@ def pieces_of_chains(
     in_machine_code: bool,
     shortest: float = 0.0,
 ) -> Work:
-    """The steps of the chains, native calls in pieces, of which each chain has up to `most` of one phase.
+    """The tasks of the chains, native calls in pieces, of which each chain has up to `most` of one phase.
 
     `seconds` are estimates for each step; a phase that takes less than `shortest` is one piece. Without
     `in_machine_code`, or with a policy that decides in runs, workers call steps for the pieces, too.
@@ -135,7 +135,7 @@ def pieces_of_chains(
 
 
 class _Stretch:
-    """A task in the making: steps of Python, native calls on one thread, or pieces of a phase."""
+    """A task under construction: steps of Python, native calls on one thread, or pieces of a phase."""
 
     __slots__ = ("joined", "pieces", "seconds", "shares", "steps")
 
@@ -152,7 +152,7 @@ class _Stretch:
         return len(self.pieces) or 1
 
     def as_native(self) -> Sequence[Piece | JoinedCalls] | Kind:
-        """What it is in machine code."""
+        """The task in machine code."""
         if self.steps:
             return Kind.SHORT_PYTHON if self.seconds <= SHORT_SECONDS else Kind.PYTHON
         return self.pieces or [JoinedCalls(self.joined)]
@@ -167,11 +167,11 @@ class _Stretch:
 
 def _stretches(chain: Sequence[Step], seconds: Sequence[float], most: int, shortest: float) -> list[_Stretch]:
     """The tasks of one chain, at least one."""
-    found: list[_Stretch] = []
+    tasks: list[_Stretch] = []
     last: _Stretch | None = None
     for step, estimate in zip(chain, seconds, strict=True):
         if isinstance(step, AlikeStep):
-            last = _following(found, last, estimate)
+            last = _following(tasks, last, estimate)
             last.joined.append(step)
             last.seconds += estimate
             last.shares.append((step, 1.0))
@@ -182,7 +182,7 @@ def _stretches(chain: Sequence[Step], seconds: Sequence[float], most: int, short
             if phases is None:
                 if last is None or not last.steps:
                     last = _Stretch()
-                    found.append(last)
+                    tasks.append(last)
                 last.steps.append(part)
                 last.seconds += estimate / len(parts)
                 last.shares.append((step, 1 / len(parts)))
@@ -191,19 +191,19 @@ def _stretches(chain: Sequence[Step], seconds: Sequence[float], most: int, short
                 share = 1 / len(phases) / len(parts)
                 pieces = grouped(phase, most if estimate * share >= shortest else 1)
                 if len(pieces) == 1:
-                    last = _following(found, last, estimate * share)
+                    last = _following(tasks, last, estimate * share)
                     last.joined.append(pieces[0])
                 else:
                     last = _Stretch(pieces)
-                    found.append(last)
+                    tasks.append(last)
                 last.seconds += estimate * share
                 last.shares.append((step, share))
-    return found or [_Stretch()]
+    return tasks or [_Stretch()]
 
 
-def _following(found: list[_Stretch], last: _Stretch | None, seconds: float) -> _Stretch:
-    """The last of those found, where calls that take so long may follow what it has, or a new one."""
+def _following(tasks: list[_Stretch], last: _Stretch | None, seconds: float) -> _Stretch:
+    """`last`, where calls that take `seconds` may follow in it, or a new task."""
     if last is None or last.steps or last.pieces or (last.joined and last.seconds + seconds > LONGEST_SECONDS):
         last = _Stretch()
-        found.append(last)
+        tasks.append(last)
     return last

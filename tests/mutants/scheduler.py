@@ -53,8 +53,8 @@ MUTANTS = (
     Mutant(
         "a woken worker stays on the idle list",
         _ROSTER,
-        "found = self.idle.pop()",
-        "found = self.idle[-1]",
+        "worker = self.idle.pop()",
+        "worker = self.idle[-1]",
         _POOL_TESTS,
     ),
     Mutant(
