@@ -29,6 +29,7 @@ from environment import write_report
 
 from dagexec.core.dtypes import INT32
 from dagexec.core.node import Node
+from dagexec.core.operator import Operator
 from dagexec.core.program import Program
 from dagexec.core.proto import NetDef
 from dagexec.core.stream import Kernel, Stream
@@ -107,7 +108,7 @@ class Times(Observer):
 
     def executed(self, stream: Stream, kernel: Kernel, start: float, end: float) -> None:
         self.all.append((start, end))
-        definition = kernel.operator.definition if kernel.operator is not None else Node("")
+        definition = kernel.operator.definition if isinstance(kernel.operator, Operator) else Node("")
         bucket = bucket_of(definition)
         if bucket is not None:
             packed, last = self.buckets.get(bucket, (0.0, 0.0))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dagexec.core.device import CPU, Device, kind_of
+from dagexec.core.device import CPU, Device
 from dagexec.core.dtypes import FLOAT32
 from dagexec.core.inference import Probed, probed_net
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.program import Program
+from dagexec.core.runtime import kind_of
 from dagexec.core.schema import TensorType
 from dagexec.core.tensor import Tensor
 from dagexec.core.workspace import Workspace

@@ -1,56 +1,26 @@
-"""Device: where tensors are and operators run, by name: `cpu`, `cuda:0`, `sim:0`. And the kinds of devices there are.
+"""Device: where tensors are and operators run, by name: `cpu`, `cuda:0`, `sim:0`.
 
-`dagexec.core.runtime` says what a device can do. `dagexec.devices` has the kinds that come with dagexec.
+`dagexec.core.runtime` says what a device can do, and what kinds of devices there are.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from dagexec.core.proto import DeviceOption
 from dagexec.errors import DeviceError
-from dagexec.platform.records import dataclass
-
-if TYPE_CHECKING:
-    from dagexec.core.dtypes import TypeMeta
-    from dagexec.core.runtime import DeviceRuntime
 
 _MAX_INDEX = (1 << 31) - 1  # as a DeviceOption holds it
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceKind:
-    """A kind of device.
-
-    Attributes:
-        name: "cuda", as in `cuda:0`.
-        number: the `device_type` of a DeviceOption.
-        new_runtime: makes the runtime of a device of this kind. Raises DeviceError when there is no such device here.
-        holds: whether its operators work on tensors of an element type; None: on any but strings.
-    """
-
-    name: str
-    number: int
-    new_runtime: Callable[[Device], DeviceRuntime]
-    holds: Callable[[TypeMeta], bool] | None = None
+_numbers: dict[str, int] = {}
+"""The `device_type` in a DeviceOption of each kind that is registered."""
 
 
-_kinds: dict[str, DeviceKind] = {}
-
-
-def register_kind(kind: DeviceKind) -> None:
-    """Let devices of this kind be named, and used: all that dagexec needs to know of one."""
-    _kinds[kind.name] = kind
-
-
-def kind_of(device: Device) -> DeviceKind:
-    """The kind of a device. Raises DeviceError when there is none of that name."""
-    kind = _kinds.get(device.kind)
-    if kind is None:
-        raise DeviceError(f"device {device} is not available here; available kinds: {', '.join(_kinds)}")
-    return kind
+def name_kind(name: str, number: int) -> None:
+    """Let devices of a kind be named (`dagexec.core.runtime.register_kind`)."""
+    _numbers[name] = number
 
 
 class Device(NamedTuple):
@@ -66,8 +36,8 @@ class Device(NamedTuple):
     def parse(text: str) -> Device:
         """Read `cpu`, `cuda:0`, `sim:0`; the index defaults to 0. Raises DeviceError."""
         match = re.fullmatch(r"([a-z]+)(?::(\d+))?", text)
-        if match is None or match[1] not in _kinds:
-            names = ", ".join(name if name == "cpu" else f"{name}:N" for name in _kinds)
+        if match is None or match[1] not in _numbers:
+            names = ", ".join(name if name == "cpu" else f"{name}:N" for name in _numbers)
             raise DeviceError(f"device {text!r} is unknown; expected one of {names}")
         index = int(match[2] or 0)
         if index > _MAX_INDEX:
@@ -79,15 +49,16 @@ class Device(NamedTuple):
         """The device a DeviceOption message names. Raises DeviceError for a device type dagexec does not have."""
         if not option.device_type and not option.device_id:
             return CPU
-        kind = next((kind for kind in _kinds.values() if kind.number == option.device_type), None)
-        if kind is None:
-            numbers = {kind.number: kind.name for kind in _kinds.values()}
-            raise DeviceError(f"device type number {option.device_type} is not one dagexec has: {numbers}")
-        return Device(kind.name, option.device_id)
+        names = {number: name for name, number in _numbers.items()}
+        if option.device_type not in names:
+            raise DeviceError(f"device type number {option.device_type} is not one dagexec has: {names}")
+        return Device(names[option.device_type], option.device_id)
 
     def to_option(self) -> DeviceOption:
         """The DeviceOption message that names this device. Raises DeviceError when its kind is unknown."""
-        return DeviceOption(device_type=kind_of(self).number, device_id=self.index)
+        if self.kind not in _numbers:
+            raise DeviceError(f"device {self} is not available here; available kinds: {', '.join(_numbers)}")
+        return DeviceOption(device_type=_numbers[self.kind], device_id=self.index)
 
 
 CPU = Device()

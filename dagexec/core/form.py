@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Hashable
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from dagexec.core.schema import OpSchema
 
 
 class Form:
@@ -21,7 +17,7 @@ class Form:
 
     def __init__(self, key: Hashable) -> None:
         self._key = key
-        self.verified: OpSchema | None = None
+        self.verified: object = None
         self._of_classes: dict[type, Form] = {}
 
     def of_class(self, kind: type) -> Form:

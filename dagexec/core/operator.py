@@ -15,13 +15,14 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import field, replace
 from functools import cached_property, partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.arguments import Arguments
 from dagexec.core.blob import Blob
+from dagexec.core.body import Body
 from dagexec.core.conversion import Conversion, ConvertedStep
 from dagexec.core.descriptor import TensorDescriptor
 from dagexec.core.device import CPU
@@ -32,15 +33,12 @@ from dagexec.core.node import Node, node_of, operator_label
 from dagexec.core.proto import OperatorDef
 from dagexec.core.runtime import runtime_of
 from dagexec.core.schema import NO_TENSOR, OperatorCall, OpSchema, TensorType
+from dagexec.core.shared_buffer import SharedBuffer
 from dagexec.core.tensor import Tensor
+from dagexec.core.workspace import Workspace
 from dagexec.errors import DagexecError, DeviceError, MissingBlobError, ShapeError
 from dagexec.platform.host_memory import check_fits, fits
 from dagexec.platform.records import dataclass
-
-if TYPE_CHECKING:
-    from dagexec.core.body import Body
-    from dagexec.core.shared_buffer import SharedBuffer
-    from dagexec.core.workspace import Workspace
 
 logger = logging.getLogger("dagexec")
 

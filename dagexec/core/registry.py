@@ -22,6 +22,7 @@ from dagexec.core.operator_index import PACKAGE, known_types, load_all, load_onn
 from dagexec.core.program import Program, program_of
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.schema import OpSchema
+from dagexec.core.workspace import Workspace
 from dagexec.errors import SchemaError, UnsupportedFeatureError, UnsupportedOperatorError
 from dagexec.platform.lazy import LazyModule
 
@@ -30,9 +31,6 @@ if not TYPE_CHECKING:
 else:
     import difflib
 
-
-if TYPE_CHECKING:
-    from dagexec.core.workspace import Workspace
 
 logger = logging.getLogger("dagexec")
 
@@ -202,8 +200,9 @@ def verify(definition: OperatorDef | Node, *, index: int = -1, net: str = "") ->
     """
     definition = node_of(definition)
     form = definition.form
-    if form.verified is not None and form.verified is _schemas.get(definition.type):
-        return form.verified
+    schema = _schemas.get(definition.type)
+    if schema is not None and form.verified is schema:
+        return schema
     try:
         schema = schema_of(definition.type)
         schema.verify(definition)

@@ -1,6 +1,7 @@
 """DeviceRuntime: what operators, tensors and nets need of a device - memory, copies, and streams where it has them.
 
-`runtime_of(device)` gives the one runtime of a device. Kinds of devices are subclasses, in `dagexec.devices`.
+`runtime_of(device)` gives the one runtime of a device. Kinds of devices are subclasses, in
+`dagexec.devices`, which registers them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.core.device import Device, kind_of
+from dagexec.core.device import Device, name_kind
+from dagexec.core.dtypes import TypeMeta
 from dagexec.core.stream import Capture, Event, Priority, Stream
 from dagexec.errors import DeviceError, ShapeError
 from dagexec.platform.forking import ProcessLock, reset_after_fork
@@ -178,6 +180,40 @@ class DeviceRuntime(ABC):
             yield stream
         finally:
             self._thread.current = before
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceKind:
+    """A kind of device.
+
+    Attributes:
+        name: "cuda", as in `cuda:0`.
+        number: the `device_type` of a DeviceOption.
+        new_runtime: makes the runtime of a device of this kind. Raises DeviceError when there is no such device here.
+        holds: whether its operators work on tensors of an element type; None: on any but strings.
+    """
+
+    name: str
+    number: int
+    new_runtime: Callable[[Device], DeviceRuntime]
+    holds: Callable[[TypeMeta], bool] | None = None
+
+
+_kinds: dict[str, DeviceKind] = {}
+
+
+def register_kind(kind: DeviceKind) -> None:
+    """Let devices of this kind be named, and used: all that dagexec needs to know of one."""
+    name_kind(kind.name, kind.number)
+    _kinds[kind.name] = kind
+
+
+def kind_of(device: Device) -> DeviceKind:
+    """The kind of a device. Raises DeviceError when there is none of that name."""
+    kind = _kinds.get(device.kind)
+    if kind is None:
+        raise DeviceError(f"device {device} is not available here; available kinds: {', '.join(_kinds)}")
+    return kind
 
 
 _runtimes: dict[Device, DeviceRuntime] = {}

@@ -23,7 +23,7 @@ from dagexec.core.io_access import IO, needs_of
 from dagexec.core.node import Node
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.shapes import element_count
-from dagexec.core.traits import Crossing, ImageRole, LayerKind, PostOpsRule
+from dagexec.core.traits import Crossing, ImageRole, LayerKind, PostOpsRule, Rows
 from dagexec.errors import ArgumentError, ResourceError, SchemaError, ShapeError
 from dagexec.platform.lazy import LazyModule
 from dagexec.platform.records import dataclass
@@ -33,9 +33,6 @@ if not TYPE_CHECKING:
 else:
     import difflib
 
-
-if TYPE_CHECKING:
-    from dagexec.core.rows_call import RowsRule
 
 Found = TypeVar("Found")
 
@@ -321,8 +318,9 @@ class OpSchema:
         narrows: it may be computed in 16 bits where what is around it is: rounded inputs do not harm it.
         has_weights: input 1 may be large and constant, so that whether it stays in a cache matters.
         is_quantized: it reads or writes integers that stand for other numbers.
-        rows: on which axes its outputs have the rows of its inputs (`dagexec.core.rows`), each of which follows from
-            the same row of the inputs alone; None for an output that no row has a part in. None: nothing is known.
+        rows: on which axes its outputs have the rows of its inputs, each of which follows from the same row of the
+            inputs alone; None for an output that no row has a part in. None: nothing is known. It is called with a
+            `RowsCall`; `dagexec.core.rows` has the rules that operators share.
         foreign: another runtime computes it, for the reasons in its argument `reasons`.
         calls_application: it calls a function of the application, with the interpreter's lock. Nothing is known of
             it but its types, so it stays, is neither merged nor computed ahead, and is not tried on made-up inputs.
@@ -372,7 +370,7 @@ class OpSchema:
     narrows: bool = False
     has_weights: bool = False
     is_quantized: bool = False
-    rows: RowsRule | None = None
+    rows: Callable[..., Sequence[Rows | None]] | None = None
     foreign: bool = False
     calls_application: bool = False
     crossing: Crossing | None = None

@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,15 +21,13 @@ import numpy.typing as npt
 from dagexec.core.device import CPU, Device
 from dagexec.core.exclusive import StreamMutex, TurnLock
 from dagexec.core.runtime import runtime_of
+from dagexec.core.workspace import Workspace
 from dagexec.errors import DeviceError
 from dagexec.platform.host_memory import check_fits
 
-if TYPE_CHECKING:
-    from dagexec.core.operator import Step
-    from dagexec.core.workspace import Workspace
-
 Array = npt.NDArray[Any]
 Allocate = Callable[[Sequence[int], npt.DTypeLike], Array]
+Step = Callable[[], object]
 _ALIGNMENT = 64  # bytes: a cache line
 
 _forced = [False]

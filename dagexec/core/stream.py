@@ -15,13 +15,10 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from itertools import count
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from dagexec.core.device import Device
 from dagexec.platform.records import dataclass
-
-if TYPE_CHECKING:
-    from dagexec.core.operator import Operator
 
 
 class Priority(enum.IntEnum):
@@ -47,7 +44,7 @@ class Kernel:
     step: Callable[[], object]
     label: str
     seconds: float | None = None
-    operator: Operator | None = None
+    operator: object = None
     copied_bytes: int = 0
     failed: Callable[[BaseException], object] | None = None
 

@@ -5,8 +5,8 @@ A kind registers here, by a line. What a simulated or a CUDA device needs is imp
 
 from typing import TYPE_CHECKING
 
-from dagexec.core.device import Device, DeviceKind, register_kind
-from dagexec.core.runtime import DeviceRuntime, RuntimeStatistics, runtime_of
+from dagexec.core.device import Device
+from dagexec.core.runtime import DeviceKind, DeviceRuntime, RuntimeStatistics, register_kind, runtime_of
 from dagexec.core.stream import Capture, Event, EventState, Kernel, Priority, Stream, StreamObserver
 from dagexec.devices.host import HostRuntime
 from dagexec.platform.lazy import LazyModule

@@ -146,7 +146,7 @@ class ObservedRun:
         """When the last parent of `chain` was done; the start of the run when it has none."""
         return max((self.stopped_at[parent] for parent in self.parents[chain]), default=self.started)
 
-    def index_of(self, operator: Operator) -> int | None:
+    def index_of(self, operator: object) -> int | None:
         """The index of `operator`, None when it is not one of this run's."""
         if self._indices is None:
             self._indices = {id(member): index for index, member in enumerate(self.operators)}

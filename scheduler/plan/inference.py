@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 
 from dagexec.core.blob import Blob
-from dagexec.core.body import OperatorWithBodies
 from dagexec.core.form import Form
 from dagexec.core.graph import Graph
 from dagexec.core.inferred_types import answer_of
 from dagexec.core.operator import Operator
+from dagexec.core.operator_with_bodies import OperatorWithBodies
 from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.core.tensor import Tensor
 from dagexec.errors import ResourceError, ShapeError

@@ -8,9 +8,9 @@ import pytest
 
 from dagexec.core import device as device_module
 from dagexec.core import runtime as runtime_module
-from dagexec.core.device import CPU, Device, DeviceKind, register_kind
+from dagexec.core.device import CPU, Device
 from dagexec.core.proto import DeviceOption
-from dagexec.core.runtime import runtime_of
+from dagexec.core.runtime import DeviceKind, register_kind, runtime_of
 from dagexec.core.tensor import Tensor
 from dagexec.devices.host import HostRuntime
 from dagexec.errors import DeviceError
@@ -62,7 +62,8 @@ class CountedMemory(HostRuntime):
 @pytest.fixture
 def devices(monkeypatch: pytest.MonkeyPatch) -> list[CountedMemory]:
     """Devices 0 and 1 of a kind that the test registers."""
-    monkeypatch.setattr(device_module, "_kinds", dict(device_module._kinds))
+    monkeypatch.setattr(device_module, "_numbers", dict(device_module._numbers))
+    monkeypatch.setattr(runtime_module, "_kinds", dict(runtime_module._kinds))
     monkeypatch.setattr(runtime_module, "_runtimes", {})
     register_kind(DeviceKind("counted", 4711, CountedMemory))
     found = [runtime_of(Device.parse(name)) for name in ("counted", "counted:1")]

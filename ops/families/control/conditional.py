@@ -9,11 +9,12 @@ from functools import partial
 import numpy as np
 
 from dagexec.core.blob import assign, tensor_in
-from dagexec.core.body import InferredBody, OperatorWithBodies, SettledBody
+from dagexec.core.body import InferredBody, SettledBody
 from dagexec.core.dtypes import STRING
 from dagexec.core.gradient import no_gradient
 from dagexec.core.node import Node
 from dagexec.core.operator import Operator, Prepared, Step
+from dagexec.core.operator_with_bodies import OperatorWithBodies
 from dagexec.core.registry import new_operator
 from dagexec.core.rows_call import RowsCall
 from dagexec.core.schema import UNBOUNDED, BodyCall, BodyTypes, OperatorCall

@@ -8,11 +8,11 @@ import numpy as np
 
 from dagexec.core import dtypes
 from dagexec.core.blob import assign, tensor_in
-from dagexec.core.body import OperatorWithBodies
 from dagexec.core.dtypes import BOOL, FLOAT32, INT64
 from dagexec.core.gradient import no_gradient
 from dagexec.core.node import Node
 from dagexec.core.operator import Operator, Step
+from dagexec.core.operator_with_bodies import OperatorWithBodies
 from dagexec.core.registry import new_operator
 from dagexec.core.rows_call import RowsCall
 from dagexec.core.schema import UNBOUNDED, BodyCall, BodyTypes, TensorType
