@@ -10,21 +10,19 @@ candidate while its first command can be executed. So a strategy decides between
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from dagexec.devices.sim.driver import Driver, Subscribe, enter_device, is_device_thread
+from dagexec.devices.sim.command_queue import CommandQueue, Driver, Subscribe
+from dagexec.devices.sim.driver import enter_device, is_device_thread
 from dagexec.errors import DagexecError, DeviceError
 from dagexec.platform.threads import threads
 from dagexec.scheduler.exploration.controlled import ControlledThreads
-
-if TYPE_CHECKING:
-    from dagexec.devices.sim.stream import SimStream
 
 
 class Advance(NamedTuple):
     """A stream does its first command, or passes over it."""
 
-    stream: SimStream
+    stream: CommandQueue
     command: object
 
 
@@ -37,18 +35,18 @@ class ControlledDriver(Driver):
         if not isinstance(source, ControlledThreads):
             raise DagexecError("a controlled driver is for scenarios: make it in a function given to explore")
         self._world = source
-        self._detached: set[SimStream] = set()
+        self._detached: set[CommandQueue] = set()
 
-    def attach(self, stream: SimStream) -> None:
+    def attach(self, stream: CommandQueue) -> None:
         """Add a thread. This is no decision point, as the device holds its lock."""
         self._world.add_actor(
             lambda: self._serve(stream), stream.name, lambda: self._may_go_on(stream), lambda: stream.next_start()
         )
 
-    def detach(self, stream: SimStream) -> None:
+    def detach(self, stream: CommandQueue) -> None:
         self._detached.add(stream)
 
-    def notify(self, stream: SimStream) -> None:
+    def notify(self, stream: CommandQueue) -> None:
         """Nothing to do: what a stream can do is looked at whenever there is a choice."""
 
     def wait(self, ready: Callable[[], bool], timeout: float | None, subscribe: Subscribe) -> bool:
@@ -60,10 +58,10 @@ class ControlledDriver(Driver):
     def wanted(self) -> None:
         """Nothing to do."""
 
-    def _may_go_on(self, stream: SimStream) -> bool:
+    def _may_go_on(self, stream: CommandQueue) -> bool:
         return stream.can_advance() or stream in self._detached
 
-    def _serve(self, stream: SimStream) -> None:
+    def _serve(self, stream: CommandQueue) -> None:
         enter_device()
         while stream not in self._detached:
             self._world.note(Advance(stream, stream.head))

@@ -7,7 +7,8 @@ Memory cannot be touched by the host, a virtual clock models latencies, and faul
 """
 
 from dagexec.devices.sim.clock import host_time, set_host_time
-from dagexec.devices.sim.driver import Driver, SeededDriver, ThreadDriver, enter_device, is_device_thread
+from dagexec.devices.sim.command_queue import Driver
+from dagexec.devices.sim.driver import SeededDriver, ThreadDriver, enter_device, is_device_thread
 from dagexec.devices.sim.event import SimEvent
 from dagexec.devices.sim.faults import Fault, RandomFaults
 from dagexec.devices.sim.handle import LibraryHandle

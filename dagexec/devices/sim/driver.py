@@ -13,22 +13,16 @@ from __future__ import annotations
 
 import random
 import threading
-from abc import ABC, abstractmethod
 from bisect import insort
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from dagexec.core.stream import Priority
+from dagexec.devices.sim.command_queue import CommandQueue, Driver, Subscribe
 from dagexec.errors import ClosedError, DeviceError, ResourceError
 from dagexec.platform.arithmetic import operator_arithmetic
 from dagexec.platform.forking import reset_after_fork
 from dagexec.platform.threads import Thread, threads
-
-if TYPE_CHECKING:
-    from dagexec.devices.sim.stream import SimStream
-
-Subscribe = Callable[[Callable[[], object]], object]
 
 
 class _OnDevice(threading.local):
@@ -46,48 +40,6 @@ def is_device_thread() -> bool:
 def enter_device() -> None:
     """Say that the calling thread does a device's work from now on."""
     _on_device.working = True
-
-
-class Driver(ABC):
-    """Does the work of the streams attached to it.
-
-    Attributes:
-        alone: it does one thing at a time, whatever waits.
-    """
-
-    alone: bool = False
-
-    @abstractmethod
-    def attach(self, stream: SimStream) -> None:
-        """`stream` is new."""
-
-    @abstractmethod
-    def detach(self, stream: SimStream) -> None:
-        """`stream`, which is idle, will not be used any more."""
-
-    @abstractmethod
-    def notify(self, stream: SimStream) -> None:
-        """`stream` may be able to go on: it has new work, what it stood for is done, or it was abandoned.
-
-        Called with no lock held, by host threads and by threads that do a device's work.
-        """
-
-    @abstractmethod
-    def wait(self, ready: Callable[[], bool], timeout: float | None, subscribe: Subscribe) -> bool:
-        """Block the calling host thread until `ready()`; False after `timeout` seconds.
-
-        `subscribe(callback)` has `callback` called once, by whoever does the device's work, as soon as `ready()` holds.
-        """
-
-    @abstractmethod
-    def wanted(self) -> None:
-        """Somebody will be called back when work is done: do it, even though no thread waits, until `satisfied`."""
-
-    def satisfied(self) -> None:  # noqa: B027 - most drivers put no work off
-        """Somebody who wanted work done is about to be called back. Comes once for every `wanted`."""
-
-    def close(self) -> None:  # noqa: B027 - a driver may have no threads
-        """End the threads, if there are any. The streams are idle."""
 
 
 def _wait_at_gate(ready: Callable[[], bool], timeout: float | None, subscribe: Subscribe) -> bool:
@@ -111,8 +63,8 @@ class ThreadDriver(Driver):
         """`name` begins the names of the threads."""
         self._name = name
         self._lock = threading.Lock()
-        self._high: deque[SimStream] = deque()
-        self._normal: deque[SimStream] = deque()
+        self._high: deque[CommandQueue] = deque()
+        self._normal: deque[CommandQueue] = deque()
         self._sleeping: list[threading.Lock] = []
         self._threads: list[Thread] = []
         self._streams = 0
@@ -125,19 +77,19 @@ class ThreadDriver(Driver):
         self._lock = threading.Lock()
         self._sleeping, self._threads, self._waking = [], [], False
 
-    def attach(self, stream: SimStream) -> None:
+    def attach(self, stream: CommandQueue) -> None:
         """One more thread may be needed."""
         with self._lock:
             if self._closed:
                 raise ClosedError(f"{stream.name}: the device was closed")
             self._streams += 1
 
-    def detach(self, stream: SimStream) -> None:
+    def detach(self, stream: CommandQueue) -> None:
         """One thread less may be needed."""
         with self._lock:
             self._streams -= 1
 
-    def notify(self, stream: SimStream) -> None:
+    def notify(self, stream: CommandQueue) -> None:
         """Put `stream` in line unless it is there, or in the hands of a thread."""
         with self._lock:
             if not (stream.parked or stream.blocked):
@@ -199,7 +151,7 @@ class ThreadDriver(Driver):
         gate.acquire()
         woken = True
         while True:
-            stream: SimStream | None = None
+            stream: CommandQueue | None = None
             call = None
             with self._lock:
                 if woken:
@@ -223,7 +175,7 @@ class ThreadDriver(Driver):
                 call()
             self._work(stream)
 
-    def _work(self, stream: SimStream) -> None:
+    def _work(self, stream: CommandQueue) -> None:
         """Do what `stream` can do; when this returns it is parked, blocked, or back in line."""
         while True:
             stream.drain()
@@ -255,7 +207,7 @@ class SeededDriver(Driver):
         self.seed = seed
         self._random = random.Random(seed)
         self._lock = threading.Lock()
-        self._ready: list[SimStream] = []  # by `order`, whatever the order they were notified in
+        self._ready: list[CommandQueue] = []  # by `order`, whatever the order they were notified in
         self._gate = threading.Lock()
         self._gate.acquire()
         self._thread: Thread | None = None
@@ -271,15 +223,15 @@ class SeededDriver(Driver):
         self._gate.acquire()
         self._thread, self._sleeps, self._waiting = None, False, 0
 
-    def attach(self, stream: SimStream) -> None:
+    def attach(self, stream: CommandQueue) -> None:
         with self._lock:
             if self._closed:
                 raise ClosedError(f"{stream.name}: the device was closed")
 
-    def detach(self, stream: SimStream) -> None:
+    def detach(self, stream: CommandQueue) -> None:
         """Nothing to do: an idle stream is not among those to choose from."""
 
-    def notify(self, stream: SimStream) -> None:
+    def notify(self, stream: CommandQueue) -> None:
         """Have `stream` among those to choose from."""
         with self._lock:
             if not (stream.parked or stream.blocked):
@@ -360,7 +312,7 @@ class SeededDriver(Driver):
             if not stream.can_advance():
                 self._set_aside(stream)
 
-    def _choose(self) -> SimStream | None:
+    def _choose(self) -> CommandQueue | None:
         """The stream that continues, None when none can. Call with the lock held."""
         ready = self._ready
         if not ready:
@@ -371,7 +323,7 @@ class SeededDriver(Driver):
         high = [s for s in ready if s.priority is Priority.HIGH and s.device == chosen.device]
         return self._random.choice(high) if high else chosen
 
-    def _set_aside(self, stream: SimStream) -> None:
+    def _set_aside(self, stream: CommandQueue) -> None:
         """Take `stream`, which had nothing it could do, out of the choice until it is notified."""
         if stream.has_work():
             stream.watch_head()
@@ -387,5 +339,5 @@ class SeededDriver(Driver):
                 self.notify(stream)
 
 
-def _order(stream: SimStream) -> tuple[int, int]:
+def _order(stream: CommandQueue) -> tuple[int, int]:
     return stream.order

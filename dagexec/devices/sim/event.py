@@ -6,73 +6,17 @@ Recording puts no command on a stream, and a query compares two numbers. Streams
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from dagexec.core.stream import Event, EventState, Stream, StreamFailure
+from dagexec.devices.sim.command_queue import CommandQueue, Mark, Outcome
 from dagexec.errors import DeviceError
 
-if TYPE_CHECKING:
-    from dagexec.devices.sim.stream import SimStream
-
-NEVER = sys.maxsize
 _INITIALIZED, _SCHEDULED = EventState.INITIALIZED, EventState.SCHEDULED
 _SUCCESS, _FAILED = EventState.SUCCESS, EventState.FAILED
 
 
-class Outcome:
-    """What became of the commands of a stream between two resets.
-
-    Attributes:
-        failed_after: the last position that was reached without a failure, NEVER while there is none.
-        failure: the failure.
-    """
-
-    __slots__ = ("failed_after", "failure")
-
-    def __init__(self) -> None:
-        self.failed_after = NEVER
-        self.failure: StreamFailure | None = None
-
-    @staticmethod
-    def failed(failure: StreamFailure) -> Outcome:
-        """Of what is asked of a stream that failed before."""
-        outcome = Outcome()
-        outcome.failed_after, outcome.failure = -1, failure
-        return outcome
-
-
 _HOST = Outcome()  # the host never fails
-
-
-class Mark:
-    """A place in a stream. An event that is reset and recorded again has another; who waits keeps the one he asked for.
-
-    Attributes:
-        stream: the stream; None for the host, which is always past its marks.
-        position: how many commands of the stream come before.
-        outcome: tells whether one of them failed.
-        time: virtual time at which the stream got there; valid once it has.
-    """
-
-    __slots__ = ("outcome", "position", "stream", "time")
-
-    def __init__(self, stream: SimStream | None, position: int, outcome: Outcome, time: float = 0.0) -> None:
-        self.stream = stream
-        self.position = position
-        self.outcome = outcome
-        self.time = time
-
-    @property
-    def is_reached(self) -> bool:
-        """True when everything before was done or skipped."""
-        return self.stream is None or self.stream.done >= self.position
-
-    @property
-    def failure(self) -> StreamFailure | None:
-        """What failed before the mark, once it is reached."""
-        return self.outcome.failure if self.outcome.failed_after < self.position else None
 
 
 class SimEvent(Event):
@@ -89,7 +33,7 @@ class SimEvent(Event):
     def __init__(self, owner: str) -> None:
         """`owner` names what it stands for."""
         self.owner = owner
-        self.stream: SimStream | None = None
+        self.stream: CommandQueue | None = None
         self.position = -1
         self.outcome = _HOST
         self._mark: Mark | None = None
@@ -175,3 +119,11 @@ class SimEvent(Event):
         if mark is None:
             raise DeviceError(f"event of {self.owner} is waited for but was never recorded")
         return mark
+
+
+def mark_of(event: Event) -> Mark | None:
+    """The mark to wait for; None for an event of another kind of device, for which the host has waited then."""
+    if isinstance(event, SimEvent):
+        return event.required_mark()
+    event.finish()
+    return None

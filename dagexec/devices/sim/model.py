@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dagexec.core.stream import Event, Kernel, StreamObserver
 from dagexec.devices.sim.clock import host_time, host_waited_until, spend_host_time
-from dagexec.devices.sim.event import NEVER, Mark, Outcome, SimEvent
+from dagexec.devices.sim.command_queue import NEVER, CommandQueue, Mark, Outcome, TimedWait, Wait
+from dagexec.devices.sim.event import SimEvent, mark_of
 from dagexec.devices.sim.faults import Fault, FaultPlan, fault_error
 from dagexec.devices.sim.settings import SimSettings
-from dagexec.devices.sim.stream import SimStream, TimedWait, Wait
 from dagexec.errors import DeviceError
 
 
@@ -34,19 +34,19 @@ class StreamModel:
             return None
         return StreamModel(self.settings, self.faults, observer)
 
-    def launch(self, stream: SimStream, kernel: Kernel) -> None:
+    def launch(self, stream: CommandQueue, kernel: Kernel) -> None:
         """Put `kernel` on `stream`. Raises what a fault of the launch says."""
         self.pay_launch(stream, kernel.label)
         self.issue(stream, kernel)
 
-    def pay_launch(self, stream: SimStream, label: str) -> None:
+    def pay_launch(self, stream: CommandQueue, label: str) -> None:
         """Spend the host's time of a launch. Raises what a fault of the launch says."""
         fault = self._fault("launch", label)
         if fault is not None:
             raise fault_error(fault, f"{stream.name}: the launch of {label}")
         spend_host_time(self.settings.launch_seconds)
 
-    def issue(self, stream: SimStream, kernel: Kernel) -> None:
+    def issue(self, stream: CommandQueue, kernel: Kernel) -> None:
         """Put `kernel`, whose launch is paid for, on `stream`."""
         hang = self._fault("hang", kernel.label)
         if hang is not None:
@@ -56,16 +56,16 @@ class StreamModel:
             self.observer.launched(stream, kernel)
         stream.enqueue(_Timed(self, stream, kernel, host_time(), fault))
 
-    def wait(self, stream: SimStream, event: Event, order_only: bool) -> None:
+    def wait(self, stream: CommandQueue, event: Event, order_only: bool) -> None:
         """Let `stream` wait, unless it is for its own past."""
-        mark = stream.mark_of(event)
+        mark = mark_of(event)
         if mark is None or mark.stream is None or mark.stream is stream:
             return
         if self.observer is not None:
             self.observer.waits(stream, event)
         stream.command(TimedWait(mark, order_only, event, self.observer))
 
-    def record(self, stream: SimStream, event: SimEvent) -> None:
+    def record(self, stream: CommandQueue, event: SimEvent) -> None:
         """Record `event` at the end of `stream`. Raises what a fault of the event says."""
         fault = self._fault("event", event.owner)
         if fault is not None:
@@ -76,14 +76,14 @@ class StreamModel:
             self.observer.recorded(stream, event)
         stream.command(_Record(stream, mark))
 
-    def host_found(self, event: SimEvent, mark: Mark) -> None:
+    def host_found(self, event: Event, mark: Mark) -> None:
         """The calling host thread found `event` done: its time is at least the event's, or of what failed before."""
         failed = mark.stream if mark.failure is not None else None
         host_waited_until(mark.time if failed is None else failed.time)
         if self.observer is not None:
             self.observer.host_waited(event)
 
-    def host_found_idle(self, stream: SimStream) -> None:
+    def host_found_idle(self, stream: CommandQueue) -> None:
         """The calling host thread found `stream` idle: its time is at least the stream's."""
         host_waited_until(stream.time)
         if self.observer is not None:
@@ -112,7 +112,7 @@ class _Timed:
     __slots__ = ("_fault", "_kernel", "_model", "_stream", "issued", "label")
 
     def __init__(
-        self, model: StreamModel, stream: SimStream, kernel: Kernel, issued: float, fault: Fault | None
+        self, model: StreamModel, stream: CommandQueue, kernel: Kernel, issued: float, fault: Fault | None
     ) -> None:
         self.label = kernel.label
         self.issued = issued
@@ -143,7 +143,7 @@ class _Record:
     __slots__ = ("_stream", "mark")
     label = "the recording of an event"
 
-    def __init__(self, stream: SimStream, mark: Mark) -> None:
+    def __init__(self, stream: CommandQueue, mark: Mark) -> None:
         self.mark = mark
         self._stream = stream
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dagexec.core.stream import Kernel, StreamObserver
-from dagexec.devices.sim.driver import Driver, SeededDriver, ThreadDriver
+from dagexec.devices.sim.command_queue import Driver
+from dagexec.devices.sim.driver import SeededDriver, ThreadDriver
 from dagexec.devices.sim.faults import Fault, RandomFaults
 from dagexec.errors import DeviceError
 from dagexec.platform.records import dataclass
