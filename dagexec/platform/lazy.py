@@ -1,8 +1,7 @@
 """Modules that are imported when something of them is first used, so that `import dagexec` does not pay for them.
 
 This is the one way in which dagexec puts an import off; what the command line alone needs is imported there as usual.
-It is written so that mypy and import-linter see an import like any other (import-linter passes over what is under
-`if TYPE_CHECKING`):
+It is written so that mypy and import-linter see an import like any other:
 
     if not TYPE_CHECKING:
         nx = LazyModule("networkx")
