@@ -15,17 +15,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
-from dagexec.core.stream import Event, EventState, Kernel
-from dagexec.devices.cuda.event import CudaEvent, NativeEvent
+from dagexec.core.stream import EventState, Kernel
+from dagexec.devices.cuda.captured_work import CapturedWork
+from dagexec.devices.cuda.device import CudaDevice, NativeEvent
 from dagexec.devices.cuda.memory import captures
+from dagexec.devices.cuda.stream import CudaStream
 from dagexec.errors import DeviceError
-
-if TYPE_CHECKING:
-    from dagexec.devices.cuda.runtime import CudaRuntime
-    from dagexec.devices.cuda.stream import CudaStream
-
 
 logger = logging.getLogger("dagexec")
 
@@ -36,7 +32,7 @@ class CudaCapture:
     Its events are INITIALIZED after the capture; a replay records them, all at the end of the graph.
     """
 
-    def __init__(self, runtime: CudaRuntime, streams: Sequence[CudaStream]) -> None:
+    def __init__(self, runtime: CudaDevice, streams: Sequence[CudaStream]) -> None:
         """Raises DeviceError when there is no stream, or when one is captured already or has failed."""
         if not streams:
             raise DeviceError(f"{runtime.device}: a capture needs a stream")
@@ -47,8 +43,7 @@ class CudaCapture:
                 raise DeviceError(f"{stream.name} cannot be captured: {stream.failure.label} has failed on it")
         self._runtime = runtime
         self._streams = tuple(streams)
-        self._kernels: list[Kernel] = []
-        self._events: dict[int, tuple[CudaEvent, CudaStream, NativeEvent]] = {}  # by the id of the event
+        self._work = CapturedWork(runtime)
         self._marks: list[NativeEvent] = []  # of the start and the ends
         self._is_open = False
         self._graph = 0
@@ -56,7 +51,7 @@ class CudaCapture:
 
     def __len__(self) -> int:
         """Number of launches."""
-        return len(self._kernels)
+        return len(self._work.kernels)
 
     def begin(self) -> None:
         """Take what is asked of the streams."""
@@ -69,7 +64,7 @@ class CudaCapture:
                     api.streamBeginCapture(first.pointer, api.streamCaptureModeRelaxed)
                     self._is_open = True
                     for stream in self._streams:
-                        stream.capture = self
+                        stream.capture = self._work
                 api.eventRecord(start.pointer, first.pointer)
                 for stream in others:
                     api.streamWaitEvent(stream.pointer, start.pointer)
@@ -77,8 +72,11 @@ class CudaCapture:
                 self.cancel()
                 raise runtime.device_failed(error, "the start of a capture").error from error
 
-    def end(self) -> None:
-        """Leave the streams alone; then `replay` can be called. Raises DeviceError for what cannot be captured."""
+    def end(self) -> tuple[int, int]:
+        """Leave the streams alone; then `replay` can be called. Raises DeviceError for what cannot be captured.
+
+        The graph of CUDA and what executes it, to be destroyed by the caller.
+        """
         runtime, (first, *others) = self._runtime, self._streams
         api = runtime.api
         with runtime.guard():
@@ -92,7 +90,7 @@ class CudaCapture:
             except Exception as error:
                 self.cancel()
                 raise runtime.device_failed(error, f"a capture of {len(self)} launches").error from error
-        runtime.keep_graph(self, self._graph, self._executable)
+        return self._graph, self._executable
 
     def cancel(self) -> None:
         """Leave the streams alone and forget what was captured: something failed within."""
@@ -118,7 +116,7 @@ class CudaCapture:
             finally:
                 for stream in self._streams:
                     stream.capture = None
-                for event, _stream, _native in self._events.values():
+                for event, _times, _native in self._work.events.values():
                     event.stream = None
 
     def _mark(self) -> NativeEvent:
@@ -126,39 +124,10 @@ class CudaCapture:
         self._marks.append(mark)
         return mark
 
-    def launch(self, stream: CudaStream, kernel: Kernel) -> None:
-        """Have `kernel` issue its work to the graph. Raises DeviceError, naming it, when its step raises."""
-        self._kernels.append(kernel)
-        stream.issue(kernel)
-
-    def failed(self, label: str, error: BaseException) -> None:
-        """The step of the kernel of this label raised `error`. Raises DeviceError."""
-        raise DeviceError(f"{label} cannot be captured: {error}") from error
-
-    def record(self, stream: CudaStream, event: CudaEvent) -> None:
-        """Record `event` in the graph. Raises DeviceError for the second time of an event."""
-        if id(event) in self._events:
-            raise DeviceError(f"event of {event.owner} is recorded twice in one capture")
-        native = self._runtime.natives.take()
-        self._runtime.api.eventRecord(native.pointer, stream.pointer)
-        self._events[id(event)] = (event, stream, native)
-        event.stream = stream  # for those who ask whether they need to wait for it
-
-    def wait(self, stream: CudaStream, event: Event) -> None:
-        """Let `stream` wait in the graph. Raises DeviceError for an event that is recorded outside the capture."""
-        _event, source, native = self._events.get(id(event), (None, None, None))
-        if native is None:
-            raise DeviceError(
-                f"{stream.name} is captured and waits for the event of {event.owner}, which the capture did not "
-                "record: a replay could not wait for it; wait before the capture, or capture its stream too"
-            )
-        if source is not stream:
-            self._runtime.api.streamWaitEvent(stream.pointer, native.pointer)
-
     def detach(self) -> None:
         """Replays use the first stream alone, and record no event."""
-        self._marks += [native for _event, _stream, native in self._events.values()]
-        self._events.clear()
+        self._marks += [native for _event, _times, native in self._work.events.values()]
+        self._work.events.clear()
         self._streams = self._streams[:1]
 
     def replay(self) -> None:
@@ -167,7 +136,7 @@ class CudaCapture:
             raise DeviceError("a capture can only be replayed after it has ended")
         if not self._executable:
             raise DeviceError(f"{self._runtime.device}: there is nothing to replay: the capture was abandoned")
-        for event, _stream, _native in self._events.values():
+        for event, _times, _native in self._work.events.values():
             if event.query() is EventState.SCHEDULED:
                 raise DeviceError(f"event of {event.owner} must be reset before a replay records it")
         first, *others = self._streams
@@ -183,7 +152,7 @@ class CudaCapture:
             if failure is not None:
                 stream.fail(failure)
             stream.wait_for(end)
-        for event, stream, _native in self._events.values():
-            event.placed(stream, end, failure)
-            if stream.observer is not None:
-                stream.observer.recorded(stream, event)
+        for event, times, _native in self._work.events.values():
+            event.placed(times, end, failure)
+            if times.stream.observer is not None:
+                times.stream.observer.recorded(times.stream, event)

@@ -15,18 +15,14 @@ import logging
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, cast
 
+from dagexec.devices.cuda.device import CudaDevice, NativeEvent
 from dagexec.devices.cuda.in_flight import staged_downloads
+from dagexec.devices.cuda.timing import StreamTimes
 from dagexec.errors import ResourceError
 from dagexec.platform.forking import reset_after_fork
 from dagexec.platform.records import dataclass
 from dagexec.platform.threads import Thread, threads
-
-if TYPE_CHECKING:
-    from dagexec.devices.cuda.event import CudaEvent, NativeEvent
-    from dagexec.devices.cuda.runtime import CudaRuntime
-    from dagexec.devices.cuda.stream import CudaStream
 
 logger = logging.getLogger("dagexec")
 
@@ -36,18 +32,18 @@ MAX_WATCHERS = 32
 
 @dataclass(eq=False, slots=True)
 class _Pending:
-    """An event of CUDA that a thread is to wait for, and what to call then, beside the stream that it is on."""
+    """An event of CUDA that a thread is to wait for, and what to call then, beside the times of its stream."""
 
     owner: str
     native: NativeEvent
-    callbacks: list[tuple[CudaStream | None, Callable[[], object]]]
+    callbacks: list[tuple[StreamTimes | None, Callable[[], object]]]
 
 
 class Completions:
     """The callbacks of one device that are to come, and as many threads as have had to wait at once."""
 
-    def __init__(self, runtime: CudaRuntime) -> None:
-        self._runtime = runtime
+    def __init__(self, runtime: CudaDevice) -> None:
+        self.runtime = runtime
         self._forked()
         reset_after_fork(self, Completions._forked)
 
@@ -58,9 +54,12 @@ class Completions:
         self._pending: dict[NativeEvent, _Pending] = {}
         self._threads: list[Thread] = []
 
-    def add(self, event: CudaEvent, native: NativeEvent, callback: Callable[[], object]) -> None:
-        """Call `callback` when `native`, where `event` is, is done. Raises ResourceError when no thread starts."""
-        call = cast("CudaStream | None", event.stream), callback
+    def add(self, owner: str, native: NativeEvent, times: StreamTimes | None, callback: Callable[[], object]) -> None:
+        """Report `times` and call `callback` when `native`, which stands for `owner`, is done.
+
+        Raises ResourceError when no thread starts.
+        """
+        call = times, callback
         with self._lock:
             found = self._pending.get(native)
             if found is not None:  # such as a wait that is asked again and again for a while
@@ -68,44 +67,44 @@ class Completions:
                 return
             if len(self._pending) >= len(self._threads) and len(self._threads) < MAX_WATCHERS:
                 self._start()
-            pending = self._pending[native] = _Pending(event.owner, native, [call])
+            pending = self._pending[native] = _Pending(owner, native, [call])
         self._waiting.put(pending)
 
     def _start(self) -> None:
         """Start one more thread; the first that cannot be started is an error. Call with the lock held."""
-        name = f"{self._runtime.device}: watcher {len(self._threads)} of events"
+        name = f"{self.runtime.device}: watcher {len(self._threads)} of events"
         try:
             self._threads.append(threads().start(self._watch, name))
         except RuntimeError as error:
             if not self._threads:
-                device = self._runtime.device
+                device = self.runtime.device
                 raise ResourceError(f"{device}: the system cannot start a thread for its events: {error}") from None
 
     def _watch(self) -> None:
         with contextlib.suppress(Exception):  # of a device that is lost: waiting for its events says so
-            self._runtime.bind_thread()
+            self.runtime.bind_thread()
         while (pending := self._waiting.get()) is not None:
             try:
-                self._runtime.api.eventSynchronize(pending.native.pointer)
+                self.runtime.api.eventSynchronize(pending.native.pointer)
             except Exception as error:
-                self._runtime.device_failed(error, f"event of {pending.owner}")
+                self.runtime.device_failed(error, f"event of {pending.owner}")
             with self._lock:
                 del self._pending[pending.native]
-            for stream, callback in pending.callbacks:
-                self._call(stream, callback)
-            del pending, stream, callback
+            for times, callback in pending.callbacks:
+                self._call(times, callback)
+            del pending, times, callback
 
-    def _call(self, stream: CudaStream | None, callback: Callable[[], object]) -> None:
+    def _call(self, times: StreamTimes | None, callback: Callable[[], object]) -> None:
         try:
             staged_downloads.land()
-            if stream is not None:
-                stream.report_times()
+            if times is not None:
+                times.report()
         except BaseException:  # an observer's
-            logger.exception("%s: an observer raised", self._runtime.device)
+            logger.exception("%s: an observer raised", self.runtime.device)
         try:
             callback()
         except BaseException:  # the thread outlives it
-            logger.exception("%s: a callback of Event.when_done raised", self._runtime.device)
+            logger.exception("%s: a callback of Event.when_done raised", self.runtime.device)
 
     def close(self) -> None:
         """End the threads, once every callback was made."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -24,11 +24,9 @@ from dagexec.devices.cuda.errors import PEER_ACCESS_ALREADY_ENABLED, device_erro
 from dagexec.devices.cuda.in_flight import staged_downloads
 from dagexec.devices.cuda.kernels import Launch, compiled
 from dagexec.devices.cuda.staging import CHUNK, is_pinned
+from dagexec.devices.cuda.stream import CudaStream
+from dagexec.devices.cuda.streams import CudaStreams
 from dagexec.errors import DeviceError, ShapeError
-
-if TYPE_CHECKING:
-    from dagexec.devices.cuda.runtime import CudaRuntime
-    from dagexec.devices.cuda.stream import CudaStream
 
 Array = npt.NDArray[Any]
 
@@ -61,19 +59,19 @@ def place_of(array: Array) -> Device:
     return Device("cuda", int(cast(Any, array).data.device_id)) if is_on_device(array) else Device()
 
 
-def copy_kernel(runtime: CudaRuntime, destination: Array, source: Array) -> Kernel:
+def copy_kernel(runtime: CudaStreams, destination: Array, source: Array) -> Kernel:
     """What copies `source` to `destination`. Raises ShapeError when shapes or dtypes differ."""
     check_copy(destination, source)
     label = f"copy from {place_of(source)} to {place_of(destination)}"
     return Kernel(partial(issue, runtime, destination, source), label, copied_bytes=source.nbytes)
 
 
-def issue(runtime: CudaRuntime, destination: Array, source: Array) -> None:
+def issue(runtime: CudaStreams, destination: Array, source: Array) -> None:
     """Put a copy on the stream that the calling thread launches to at present. Shapes and dtypes are equal.
 
     Raises DeviceError for one that needs the host, on a stream that is captured.
     """
-    stream = cast("CudaStream", current.stream)
+    stream = cast(CudaStream, current.stream)
     if not source.nbytes:
         return
     to_device, of_device = is_on_device(destination), is_on_device(source)
@@ -105,11 +103,11 @@ def _is_packed(array: Array) -> bool:
     return bool(array.flags.c_contiguous)
 
 
-def _memcpy(runtime: CudaRuntime, to: int, of: int, nbytes: int, stream: CudaStream) -> None:
+def _memcpy(runtime: CudaStreams, to: int, of: int, nbytes: int, stream: CudaStream) -> None:
     runtime.api.memcpyAsync(to, of, nbytes, runtime.api.memcpyDefault, stream.pointer)
 
 
-def _on_devices(runtime: CudaRuntime, destination: Array, source: Array, stream: CudaStream) -> None:
+def _on_devices(runtime: CudaStreams, destination: Array, source: Array, stream: CudaStream) -> None:
     target, origin, here = place_of(destination).index, place_of(source).index, stream.device.index
     if target == origin:
         if _is_packed(destination) and _is_packed(source):
@@ -134,7 +132,7 @@ def _gathered(source: Array, stream: CudaStream, is_here: bool) -> Array:
     return packed
 
 
-def _beside(step: Any, runtime: CudaRuntime, stream: CudaStream, is_here: bool) -> None:
+def _beside(step: Any, runtime: CudaStreams, stream: CudaStream, is_here: bool) -> None:
     """Call `step`, which launches on the device of `runtime`, between what is before and after it on `stream`."""
     if is_here:
         step()
@@ -150,16 +148,16 @@ def _beside(step: Any, runtime: CudaRuntime, stream: CudaStream, is_here: bool) 
         runtime.give_back_later(other)
 
 
-def _packed_like(runtime: CudaRuntime, array: Array) -> Array:
+def _packed_like(runtime: CudaStreams, array: Array) -> Array:
     return runtime.allocate(array.nbytes).view(array.dtype).reshape(array.shape)
 
 
-def runtime_at(index: int) -> CudaRuntime:
+def runtime_at(index: int) -> CudaStreams:
     """The runtime of `cuda:index`."""
-    return cast("CudaRuntime", runtime_of(Device("cuda", index)))
+    return cast(CudaStreams, runtime_of(Device("cuda", index)))
 
 
-def _from_host(runtime: CudaRuntime, destination: Array, source: Array, stream: CudaStream) -> None:
+def _from_host(runtime: CudaStreams, destination: Array, source: Array, stream: CudaStream) -> None:
     if is_pinned(source) and _is_packed(source) and _is_packed(destination):
         _memcpy(runtime, address(destination), address(source), source.nbytes, stream)
         if stream.capture is None:
@@ -184,7 +182,7 @@ def _bytes_of(array: Array) -> Array:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
-def _to_host(runtime: CudaRuntime, destination: Array, source: Array, stream: CudaStream) -> None:
+def _to_host(runtime: CudaStreams, destination: Array, source: Array, stream: CudaStream) -> None:
     if not _is_packed(source):
         packed = _packed_like(runtime, source)
         strided(packed, source)()
@@ -199,10 +197,10 @@ def _to_host(runtime: CudaRuntime, destination: Array, source: Array, stream: Cu
         raise DeviceError(f"a copy from {runtime.device} to an array of the host that is read-only")
     block = runtime.staging.take(source.nbytes)
     _memcpy(runtime, block.pointer, address(source), source.nbytes, stream)
-    staged_downloads.expect(runtime, runtime.uses(destination, stream, writes=True), block, destination)
+    staged_downloads.expect(runtime.staging, runtime.uses(destination, stream, writes=True), block, destination)
 
 
-def fetch(runtime: CudaRuntime, destination: Array, source: Array, stream: CudaStream) -> None:
+def fetch(runtime: CudaStreams, destination: Array, source: Array, stream: CudaStream) -> None:
     """Copy from the device to the host after what is on `stream`, and return when it is done.
 
     The host empties one staging block while the device fills the next. Raises what the stream failed with.
@@ -247,7 +245,7 @@ def fetch(runtime: CudaRuntime, destination: Array, source: Array, stream: CudaS
         np.copyto(destination, into.view(source.dtype).reshape(source.shape))
 
 
-def _empty(runtime: CudaRuntime, into: Array, event: Any, block: Any, offset: int, size: int) -> None:
+def _empty(runtime: CudaStreams, into: Array, event: Any, block: Any, offset: int, size: int) -> None:
     if block is None:
         event.finish()
         return
@@ -291,7 +289,7 @@ def _merged(shape: list[int], to: list[int], of: list[int]) -> list[tuple[int, i
     return axes
 
 
-def enable_peers(runtime: CudaRuntime, one: int, other: int) -> bool:
+def enable_peers(runtime: CudaStreams, one: int, other: int) -> bool:
     """Let two devices read and write each other's memory, once; False where they cannot, and CUDA goes by the host."""
     api = runtime.api
     with _peers_lock:

@@ -10,13 +10,11 @@ import atexit
 import contextlib
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dagexec.devices.cuda.binding import INSTALL, cudnn
+from dagexec.devices.cuda.device import CudaDevice
 from dagexec.errors import DeviceError, UnsupportedFeatureError
-
-if TYPE_CHECKING:
-    from dagexec.devices.cuda.runtime import CudaRuntime
 
 OLDEST_CUDNN = 90000
 """The oldest cuDNN whose graphs serve: 9.0.0."""
@@ -32,7 +30,7 @@ class CudnnHandle:
         native: the `cudnn.Handle`; None once it is closed.
     """
 
-    def __init__(self, runtime: CudaRuntime, name: str) -> None:
+    def __init__(self, runtime: CudaDevice, name: str) -> None:
         """Raises DeviceError, with the command that mends it, where there is no cuDNN that serves."""
         require_library()
         self.name = name
@@ -92,7 +90,7 @@ class ThreadHandles:
     have been alive at once.
     """
 
-    def __init__(self, runtime: CudaRuntime) -> None:
+    def __init__(self, runtime: CudaDevice) -> None:
         self._runtime = runtime
         self._own = threading.local()
         self._lock = threading.Lock()
@@ -126,7 +124,7 @@ class ThreadHandles:
             return handle
 
 
-def thread_handles(runtime: CudaRuntime) -> ThreadHandles:
+def thread_handles(runtime: CudaDevice) -> ThreadHandles:
     """Those of a device, made at their first use."""
     return runtime.once("cuDNN handles of threads", lambda: ThreadHandles(runtime))
 

@@ -1,4 +1,4 @@
-"""CudaEvent: a mark in a stream of a CUDA device; and the pool of CUDA's own events that it takes one from.
+"""CudaEvent: a mark in a stream of a CUDA device.
 
 CUDA knows of errors of the device only. A stream that failed as it was launched to (a step raised) passes that on to
 the events recorded after it, so an event keeps the failure of its stream as it was when it was recorded.
@@ -6,69 +6,18 @@ the events recorded after it, so an event keeps the failure of its stream as it 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 from dagexec.core.stream import Event, EventState, Stream, StreamFailure
 from dagexec.devices.cuda.binding import cupy
+from dagexec.devices.cuda.completion import Completions
+from dagexec.devices.cuda.device import NativeEvent
 from dagexec.devices.cuda.errors import NOT_READY, SUCCESS
+from dagexec.devices.cuda.in_flight import staged_downloads
+from dagexec.devices.cuda.timing import StreamTimes
 from dagexec.errors import DeviceError
 from dagexec.platform.threads import ThreadWait
-
-if TYPE_CHECKING:
-    from dagexec.devices.cuda.runtime import CudaRuntime
-    from dagexec.devices.cuda.stream import CudaStream
-
-
-class NativeEvent:
-    """A cudaEvent_t on loan: it goes back to its pool when the last user of it is gone.
-
-    Streams that were made to wait for it keep what they wait for, so that it can be recorded anew at once.
-    """
-
-    __slots__ = ("_free", "pointer")
-
-    def __init__(self, pointer: int, free: deque[int]) -> None:
-        self.pointer = pointer
-        self._free = free
-
-    def __del__(self) -> None:
-        self._free.append(self.pointer)
-
-
-class NativeEvents:
-    """The events of CUDA that a device has, made as they are needed and used again."""
-
-    def __init__(self, runtime: CudaRuntime) -> None:
-        self._runtime = runtime
-        api = cupy().cuda.runtime
-        self._create = api.eventCreateWithFlags
-        self._flags = {False: api.eventBlockingSync | api.eventDisableTiming, True: 0}
-        self._free: dict[bool, deque[int]] = {False: deque(), True: deque()}  # a finalizer takes no lock
-
-    def take(self, timed: bool = False) -> NativeEvent:
-        """One that nothing uses. Only a `timed` one can tell times; a thread that waits for it does not sleep."""
-        free = self._free[timed]
-        try:
-            pointer = free.pop()
-        except IndexError:
-            pointer = self._new(timed)
-        return NativeEvent(pointer, free)
-
-    def _new(self, timed: bool) -> int:
-        try:
-            with self._runtime.guard():
-                return int(self._create(self._flags[timed]))
-        except Exception as error:
-            raise self._runtime.device_failed(error, "a new event").error from error
-
-    def close(self) -> None:
-        """Destroy those that are not on loan."""
-        destroy = cupy().cuda.runtime.eventDestroy
-        for free in self._free.values():
-            while free:
-                destroy(free.pop())
 
 
 class CudaEvent(Event):
@@ -79,12 +28,13 @@ class CudaEvent(Event):
         failure: what had failed on the stream when the event was recorded, or failed the device since.
     """
 
-    __slots__ = ("_done", "_recorded", "failure", "native", "owner", "runtime", "stream")
+    __slots__ = ("_completions", "_done", "_recorded", "_times", "failure", "native", "owner", "stream")
 
-    def __init__(self, owner: str, runtime: CudaRuntime) -> None:
+    def __init__(self, owner: str, completions: Completions) -> None:
         """`owner` names what it stands for."""
         self.owner = owner
-        self.runtime = runtime
+        self._completions = completions
+        self._times: StreamTimes | None = None
         self.stream: Stream | None = None
         self.native: NativeEvent | None = None
         self.failure: StreamFailure | None = None
@@ -103,14 +53,15 @@ class CudaEvent(Event):
             raise DeviceError(f"event of {self.owner} is a CUDA device's; it cannot be recorded on {stream.name}")
         place(self)
 
-    def placed(self, stream: Stream, native: NativeEvent | None, failure: StreamFailure | None) -> None:
-        """The event is where `native` was recorded on `stream`, which had failed with `failure` then.
+    def placed(self, times: StreamTimes, native: NativeEvent | None, failure: StreamFailure | None) -> None:
+        """The event is where `native` was recorded on the stream of `times`, which had failed with `failure` then.
 
         None stands for a place on a device that is lost, where nothing is done any more.
         """
         self.native = native
         self.failure = failure
-        self.stream = stream
+        self.stream = times.stream
+        self._times = times
         self._done = native is None
         self._recorded = True
 
@@ -123,12 +74,12 @@ class CudaEvent(Event):
     def is_done(self) -> bool:
         """True when all before the event was done or skipped."""
         if not self._done and self.native is not None:
-            status = self.runtime.api.eventQuery(self.native.pointer)
+            status = self._completions.runtime.api.eventQuery(self.native.pointer)
             if status == NOT_READY:
                 return False
             if status != SUCCESS:
                 self._lost(cupy().cuda.runtime.CUDARuntimeError(status))
-            self.runtime.land()
+            staged_downloads.land()
             self._done = True
         return self._done
 
@@ -144,9 +95,11 @@ class CudaEvent(Event):
         self.check_recorded()
         if not self._done and not self.wait(timeout):
             return False
-        stream = cast("CudaStream | None", self.stream)
-        if stream is not None:
-            stream.host_found(self)
+        if self._times is not None:
+            self._times.report()
+            observer = self._times.stream.observer
+            if observer is not None:
+                observer.host_waited(self)
         if self.failure is not None:
             raise self.failure.error
         return True
@@ -160,10 +113,10 @@ class CudaEvent(Event):
             self.when_done(told.notify)
             return told.wait(max(0.0, timeout)) and self.is_done
         try:
-            self.runtime.api.eventSynchronize(native.pointer)
+            self._completions.runtime.api.eventSynchronize(native.pointer)
         except Exception as error:
             self._lost(error)
-        self.runtime.land()
+        staged_downloads.land()
         self._done = True
         return True
 
@@ -175,15 +128,15 @@ class CudaEvent(Event):
         """Call `callback` once the event is done. Raises DeviceError when it was never recorded."""
         self.check_recorded()
         if self.native is None or self.is_done:
-            if self.stream is not None:
-                cast("CudaStream", self.stream).report_times()
+            if self._times is not None:
+                self._times.report()
             callback()
         else:
-            self.runtime.completions.add(self, self.native, callback)
+            self._completions.add(self.owner, self.native, self._times, callback)
 
     def reset(self) -> None:
         self._recorded = self._done = False
-        self.stream = self.native = self.failure = None
+        self.stream = self.native = self.failure = self._times = None
 
     def check_recorded(self) -> None:
         """Raise DeviceError when the event was not recorded."""
@@ -191,4 +144,4 @@ class CudaEvent(Event):
             raise DeviceError(f"event of {self.owner} is waited for but was never recorded")
 
     def _lost(self, error: Any) -> None:
-        self.failure = self.runtime.device_failed(error, f"event of {self.owner}")
+        self.failure = self._completions.runtime.device_failed(error, f"event of {self.owner}")

@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from dagexec.devices.cuda.device import NativeEvent
 from dagexec.devices.cuda.errors import NOT_READY, SUCCESS
-from dagexec.devices.cuda.event import NativeEvent
+from dagexec.devices.cuda.staging import Staging, StagingBlock
 from dagexec.platform.forking import reset_after_fork
 from dagexec.platform.records import dataclass
-
-if TYPE_CHECKING:
-    from dagexec.devices.cuda.runtime import CudaRuntime
-    from dagexec.devices.cuda.staging import StagingBlock
 
 Array = npt.NDArray[Any]
 
@@ -57,7 +54,7 @@ class ArraysInFlight:
 class _StagedDownload:
     """When `native` is done, `block` holds what is to be in `destination`."""
 
-    runtime: CudaRuntime
+    staging: Staging
     native: NativeEvent
     block: StagingBlock
     destination: Array
@@ -77,10 +74,10 @@ class StagedDownloads:
         self._lock = threading.Lock()
         self._expected: list[_StagedDownload] = []
 
-    def expect(self, runtime: CudaRuntime, native: NativeEvent, block: StagingBlock, destination: Array) -> None:
-        """When `native` is done, `block` holds the bytes of `destination`, and is free once they are there."""
+    def expect(self, staging: Staging, native: NativeEvent, block: StagingBlock, destination: Array) -> None:
+        """When `native` is done, `block` has the bytes of `destination`, and is free once they are there."""
         with self._lock:
-            self._expected = [*self._expected, _StagedDownload(runtime, native, block, destination)]
+            self._expected = [*self._expected, _StagedDownload(staging, native, block, destination)]
 
     def land(self) -> None:
         """Take what has arrived to its place. A thread that comes meanwhile waits until it is there."""
@@ -89,20 +86,20 @@ class StagedDownloads:
         with self._lock:
             left = []
             for one in self._expected:
-                status = one.runtime.api.eventQuery(one.native.pointer)
+                status = one.staging.runtime.api.eventQuery(one.native.pointer)
                 if status == NOT_READY:
                     left.append(one)
                     continue
                 if status == SUCCESS:
                     target = one.destination
                     np.copyto(target, one.block.array[: target.nbytes].view(target.dtype).reshape(target.shape))
-                one.runtime.staging.give(one.block)
+                one.staging.give(one.block)
             self._expected = left
 
-    def forget(self, runtime: CudaRuntime) -> None:
-        """Nothing of that device arrives any more."""
+    def forget(self, staging: Staging) -> None:
+        """Nothing of that device's arrives any more."""
         with self._lock:
-            self._expected = [one for one in self._expected if one.runtime is not runtime]
+            self._expected = [one for one in self._expected if one.staging is not staging]
 
 
 staged_downloads = StagedDownloads()

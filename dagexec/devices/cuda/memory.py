@@ -16,19 +16,16 @@ import weakref
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from dagexec.devices.cuda.binding import cupy
+from dagexec.devices.cuda.device import CudaDevice, NativeEvent
 from dagexec.devices.cuda.errors import NOT_READY, device_error, is_out_of_memory
-from dagexec.devices.cuda.event import NativeEvent
 from dagexec.errors import ResourceError
 from dagexec.platform.forking import reset_after_fork
-
-if TYPE_CHECKING:
-    from dagexec.devices.cuda.runtime import CudaRuntime
 
 Array = npt.NDArray[Any]
 
@@ -101,7 +98,7 @@ class CudaMemory:
         peak: bytes of arrays at most.
     """
 
-    def __init__(self, runtime: CudaRuntime) -> None:
+    def __init__(self, runtime: CudaDevice) -> None:
         self.limit: int | None = None
         self.peak = 0
         self._runtime = runtime

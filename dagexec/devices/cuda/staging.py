@@ -6,17 +6,14 @@ import ctypes
 import threading
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from dagexec.devices.cuda.device import CudaDevice, NativeEvent
 from dagexec.devices.cuda.errors import NOT_READY, device_error
-from dagexec.devices.cuda.event import NativeEvent
 from dagexec.platform.forking import reset_after_fork
-
-if TYPE_CHECKING:
-    from dagexec.devices.cuda.runtime import CudaRuntime
 
 Array = npt.NDArray[Any]
 
@@ -59,10 +56,14 @@ class StagingBlock:
 
 
 class Staging:
-    """The pinned memory of one device."""
+    """The pinned memory of one device.
 
-    def __init__(self, runtime: CudaRuntime) -> None:
-        self._runtime = runtime
+    Attributes:
+        runtime: the device's.
+    """
+
+    def __init__(self, runtime: CudaDevice) -> None:
+        self.runtime = runtime
         self._free: dict[int, deque[StagingBlock]] = {}
         self._unpinned: dict[int, deque[int]] = {}  # memory of arrays that are gone, by size
         self._busy: deque[tuple[NativeEvent, StagingBlock]] = deque()
@@ -98,13 +99,13 @@ class Staging:
             if oldest is None:
                 return StagingBlock(self._pin(size), size)
             try:
-                self._runtime.api.eventSynchronize(oldest.pointer)
+                self.runtime.api.eventSynchronize(oldest.pointer)
             except Exception as error:
-                raise self._runtime.device_failed(error, "a copy").error from error
+                raise self.runtime.device_failed(error, "a copy").error from error
 
     def _collect(self) -> NativeEvent | None:
         """Make usable what copies are done with; what to wait for when too much is under way. The lock is held."""
-        query = self._runtime.api.eventQuery
+        query = self.runtime.api.eventQuery
         while self._busy and query(self._busy[0][0].pointer) != NOT_READY:
             block = self._busy.popleft()[1]
             self._busy_bytes -= block.array.nbytes
@@ -129,15 +130,15 @@ class Staging:
             pointers += [pointer for free in self._unpinned.values() for pointer in free]
             self._free, self._unpinned = {}, {}
         for pointer in pointers:
-            self._runtime.api.freeHost(pointer)
+            self.runtime.api.freeHost(pointer)
 
     def _pin(self, size: int) -> int:
-        api = self._runtime.api
+        api = self.runtime.api
         try:
-            with self._runtime.guard():
+            with self.runtime.guard():
                 return int(api.hostAlloc(size, api.hostAllocPortable))
         except Exception as error:
-            raise device_error(self._runtime.device, error, f"{size:,} bytes of pinned memory of the host") from error
+            raise device_error(self.runtime.device, error, f"{size:,} bytes of pinned memory of the host") from error
 
 
 def _rounded(nbytes: int) -> int:

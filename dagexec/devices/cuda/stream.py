@@ -7,21 +7,20 @@ stream's failure at once, and later launches are skipped. An error that CUDA fin
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TypeVar, cast
 
 from dagexec.core.stream import Event, Kernel, Priority, Stream, StreamFailure, StreamObserver, new_failure
 from dagexec.devices.cuda.binding import cupy
+from dagexec.devices.cuda.captured_work import CapturedWork
+from dagexec.devices.cuda.completion import Completions
 from dagexec.devices.cuda.current import current
+from dagexec.devices.cuda.device import CudaDevice, NativeEvent
 from dagexec.devices.cuda.errors import NOT_READY, device_error, is_sticky, status_of
-from dagexec.devices.cuda.event import CudaEvent, NativeEvent
+from dagexec.devices.cuda.event import CudaEvent
 from dagexec.devices.cuda.in_flight import staged_downloads
-from dagexec.devices.cuda.timing import StreamTimes
+from dagexec.devices.cuda.timing import DeviceTimes, StreamTimes
 from dagexec.errors import DeviceError
 from dagexec.platform.threads import threads
-
-if TYPE_CHECKING:
-    from dagexec.devices.cuda.capture import CudaCapture
-    from dagexec.devices.cuda.runtime import CudaRuntime
 
 Made = TypeVar("Made")
 
@@ -38,7 +37,9 @@ class CudaStream(Stream):
         times: what an observer is to be told of when it is done.
     """
 
-    def __init__(self, runtime: CudaRuntime, number: int, priority: Priority) -> None:
+    def __init__(
+        self, runtime: CudaDevice, number: int, priority: Priority, clock: DeviceTimes, completions: Completions
+    ) -> None:
         """Call it with the device current."""
         self.runtime = runtime
         self.device = runtime.device
@@ -47,14 +48,15 @@ class CudaStream(Stream):
         self.native = cupy().cuda.Stream(non_blocking=True, priority=_PRIORITIES[priority])
         self.pointer: int = self.native.ptr
         self._launches = 0
-        self.times = StreamTimes()
+        self.times = StreamTimes(clock, self, self.pointer)
+        self._completions = completions
         self._index = self.device.index
         self._get_device = runtime.api.getDevice
         self._set_device = runtime.api.setDevice
         self._api = runtime.api
         self._failure: StreamFailure | None = None
         self._observer: StreamObserver | None = None
-        self._capture: CudaCapture | None = None
+        self._capture: CapturedWork | None = None
         self._is_plain = True  # neither observed nor captured
         self._waits = 0
         self._tail: tuple[int, int, NativeEvent] | None = None  # launches and waits before the event recorded last
@@ -91,21 +93,21 @@ class CudaStream(Stream):
         """`launch`, on a stream that is observed or captured."""
         capture, observer = self._capture, self._observer
         if capture is not None:
-            capture.launch(self, kernel)
+            capture.kernels.append(kernel)
+            self.issue(kernel)
             return
         if observer is not None:
             observer.launched(self, kernel)
         if self.failing:
             return
-        times = self.runtime.times
         try:
-            origin, start = times.origin(), times.mark(self)
+            begin = self.times.begin()
         except Exception as error:
             self._kernel_failed(kernel, error)
             return
         self.issue(kernel)
         if observer is not None and not self.failing:
-            times.add(self, kernel, observer, start, origin)
+            self.times.add(kernel, observer, *begin)
 
     def issue(self, kernel: Kernel) -> None:
         """Call `kernel`'s step with this stream and its device as the current ones; what it raises fails the stream."""
@@ -126,8 +128,8 @@ class CudaStream(Stream):
             return
         found = device_error(self.device, error, kernel.label)
         if self._capture is not None:
-            self._capture.failed(kernel.label, found)
-        elif kernel.failed is not None:
+            raise DeviceError(f"{kernel.label} cannot be captured: {found}") from found
+        if kernel.failed is not None:
             kernel.failed(found)
         else:
             self.fail(new_failure(kernel.label, found))
@@ -151,7 +153,7 @@ class CudaStream(Stream):
             self._wait_on_host(event, order_only)
             return
         if self._capture is not None:
-            self._capture.wait(self, event)
+            self._capture.wait(self.times, event)
             return
         event.check_recorded()
         native, source = event.native, event.stream
@@ -168,15 +170,14 @@ class CudaStream(Stream):
                 self._api.streamWaitEvent(self.pointer, native.pointer)
             return
         observer.waits(self, event)
-        times = self.runtime.times
-        origin, start = times.origin(), times.mark(self)
+        begin = self.times.begin()
         self.wait_for(native)
-        times.add(self, event, observer, start, origin)
+        self.times.add(event, observer, *begin)
 
     def _wait_on_host(self, event: Event, order_only: bool) -> None:
         """Wait here for an event of another kind of device."""
         if self._capture is not None:
-            self._capture.wait(self, event)
+            self._capture.wait(self.times, event)
         try:
             event.finish()
         except Exception as error:
@@ -193,10 +194,10 @@ class CudaStream(Stream):
     def place(self, event: CudaEvent) -> None:
         """Record `event` here; on a stream that has failed, too, as its earlier work may be under way."""
         if self._capture is not None:
-            self._capture.record(self, event)
+            self._capture.record(self.times, event)
             return
         native = self._mark_unless_lost()
-        event.placed(self, native, self._failure)
+        event.placed(self.times, native, self._failure)
         if self._observer is not None:
             self._observer.recorded(self, event)
 
@@ -224,8 +225,8 @@ class CudaStream(Stream):
         """Block the host until all is done. Raises DeviceError while the stream is captured."""
         self.check_not_captured("synchronized")
         if timeout is not None:
-            event = self.runtime.event(f"the end of {self.name}")
-            event.placed(self, self._mark_unless_lost(), None)
+            event = CudaEvent(f"the end of {self.name}", self._completions)
+            event.placed(self.times, self._mark_unless_lost(), None)
             if not event.is_done and not event.wait(timeout):
                 return False
         else:
@@ -235,20 +236,9 @@ class CudaStream(Stream):
                 self.runtime.device_failed(error, self.name)
             staged_downloads.land()
         if self._observer is not None:
-            self.report_times()
+            self.times.report()
             self._observer.host_waited(self)
         return True
-
-    def host_found(self, event: CudaEvent) -> None:
-        """The calling host thread has waited for `event`, recorded here, and found it done."""
-        self.report_times()
-        if self._observer is not None:
-            self._observer.host_waited(event)
-
-    def report_times(self) -> None:
-        """Tell observers when what is done by now was done."""
-        if self.times.timed:
-            self.runtime.times.report(self)
 
     def close(self) -> None:
         """Let go of the event at the end, which can be destroyed then. The stream is idle."""
@@ -270,12 +260,12 @@ class CudaStream(Stream):
         self._is_plain = observer is None and self._capture is None
 
     @property
-    def capture(self) -> CudaCapture | None:
+    def capture(self) -> CapturedWork | None:
         """What takes what is asked of the stream, while it is captured."""
         return self._capture
 
     @capture.setter
-    def capture(self, capture: CudaCapture | None) -> None:
+    def capture(self, capture: CapturedWork | None) -> None:
         self._capture = capture
         self._is_plain = capture is None and self._observer is None
 

@@ -1,6 +1,6 @@
 """When kernels ran on a CUDA device: events with timing around what is launched on a stream that has an observer.
 
-Nothing waits for them. `DeviceTimes.report` tells the observers of what is done by then; it is called whenever somebody
+Nothing waits for them. `StreamTimes.report` tells the observers of what is done by then; it is called whenever somebody
 has found a stream, or an event on it, done: `Stream.synchronize`, `Event.finish`, and before callbacks of `when_done`.
 
 Times are seconds of `time.perf_counter`. CUDA tells the milliseconds between two events, as a 32-bit float; so they
@@ -12,18 +12,14 @@ from __future__ import annotations
 import threading
 from collections import deque
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dagexec.core.stream import Event, Kernel, StreamObserver
+from dagexec.core.stream import Event, Kernel, Stream, StreamObserver
 from dagexec.devices.cuda.binding import cupy
+from dagexec.devices.cuda.device import CudaDevice, NativeEvent
 from dagexec.devices.cuda.errors import NOT_READY, SUCCESS
 from dagexec.platform.forking import reset_after_fork
 from dagexec.platform.records import dataclass
-
-if TYPE_CHECKING:
-    from dagexec.devices.cuda.event import NativeEvent
-    from dagexec.devices.cuda.runtime import CudaRuntime
-    from dagexec.devices.cuda.stream import CudaStream
 
 RENEWED_AFTER = 1.0
 """Seconds that times count from one event: a 32-bit float then tells them to a tenth of a microsecond."""
@@ -48,21 +44,11 @@ class _Timed:
     end: NativeEvent
 
 
-class StreamTimes:
-    """What was launched on one stream and not yet reported, in order."""
-
-    __slots__ = ("lock", "timed")
-
-    def __init__(self) -> None:
-        self.timed: deque[_Timed] = deque()
-        self.lock = threading.RLock()  # whoever reports holds it: what came first is told of first
-
-
 class DeviceTimes:
     """The clock of a device."""
 
-    def __init__(self, runtime: CudaRuntime) -> None:
-        self._runtime = runtime
+    def __init__(self, runtime: CudaDevice) -> None:
+        self.runtime = runtime
         self._origin: _Origin | None = None
         self._clock: Any = None
         self._forked()
@@ -70,18 +56,6 @@ class DeviceTimes:
 
     def _forked(self) -> None:
         self._lock = threading.Lock()
-
-    def mark(self, stream: CudaStream) -> NativeEvent:
-        """An event with timing, recorded at the present end of `stream`."""
-        native = self._runtime.natives.take(timed=True)
-        self._runtime.api.eventRecord(native.pointer, stream.pointer)
-        return native
-
-    def add(
-        self, stream: CudaStream, what: Kernel | Event, observer: StreamObserver, start: NativeEvent, origin: _Origin
-    ) -> None:
-        """`what` was launched on `stream` just now, after `start`, and `observer` wants to know of it."""
-        stream.times.timed.append(_Timed(what, observer, origin, start, self.mark(stream)))
 
     def origin(self) -> _Origin:
         """What times count from at present. Call it before the start of what is timed."""
@@ -93,7 +67,7 @@ class DeviceTimes:
 
     def _new_origin(self) -> _Origin:
         """Mark a stream that is idle, and look at the clock: the device is there at once."""
-        runtime = self._runtime
+        runtime = self.runtime
         if self._clock is None:
             with runtime.guard():
                 self._clock = cupy().cuda.Stream(non_blocking=True)
@@ -103,23 +77,54 @@ class DeviceTimes:
         runtime.api.eventSynchronize(native.pointer)
         return _Origin(native, (before + perf_counter()) / 2)
 
-    def report(self, stream: CudaStream) -> None:
-        """Tell observers of what is done on `stream` and was not reported yet."""
-        times, api = stream.times, self._runtime.api
-        with times.lock:
-            while times.timed:
-                status = api.eventQuery(times.timed[0].end.pointer)
+
+class StreamTimes:
+    """What was launched on one stream and not yet reported, in order.
+
+    Attributes:
+        stream, pointer: the stream, and its cudaStream_t.
+    """
+
+    def __init__(self, clock: DeviceTimes, stream: Stream, pointer: int) -> None:
+        self.stream = stream
+        self.pointer = pointer
+        self._clock = clock
+        self._timed: deque[_Timed] = deque()
+        self._lock = threading.RLock()  # whoever reports holds it: what came first is told of first
+
+    def begin(self) -> tuple[_Origin, NativeEvent]:
+        """What times count from at present, and an event with timing at the present end of the stream."""
+        return self._clock.origin(), self._mark()
+
+    def add(self, what: Kernel | Event, observer: StreamObserver, origin: _Origin, start: NativeEvent) -> None:
+        """`what` was launched just now, after `begin` gave `origin` and `start`; `observer` wants to know of it."""
+        self._timed.append(_Timed(what, observer, origin, start, self._mark()))
+
+    def _mark(self) -> NativeEvent:
+        runtime = self._clock.runtime
+        native = runtime.natives.take(timed=True)
+        runtime.api.eventRecord(native.pointer, self.pointer)
+        return native
+
+    def report(self) -> None:
+        """Tell observers of what is done and was not reported yet."""
+        if not self._timed:
+            return
+        api = self._clock.runtime.api
+        with self._lock:
+            while self._timed:
+                status = api.eventQuery(self._timed[0].end.pointer)
                 if status == NOT_READY:
                     return
-                timed = times.timed.popleft()
+                timed = self._timed.popleft()
                 if status == SUCCESS:
-                    self._report(stream, timed)
+                    self._report(timed)
 
-    def _report(self, stream: CudaStream, timed: _Timed) -> None:
-        elapsed = self._runtime.api.eventElapsedTime
+    def _report(self, timed: _Timed) -> None:
+        elapsed = self._clock.runtime.api.eventElapsedTime
         start = timed.origin.seconds + elapsed(timed.origin.native.pointer, timed.start.pointer) / 1e3
         end = start + elapsed(timed.start.pointer, timed.end.pointer) / 1e3
         if isinstance(timed.what, Kernel):
-            timed.observer.executed(stream, timed.what, start, end)
+            timed.observer.executed(self.stream, timed.what, start, end)
         else:
-            timed.observer.waited(stream, timed.what, start, end)
+            timed.observer.waited(self.stream, timed.what, start, end)
