@@ -27,6 +27,25 @@ from dagexec.core.dtypes import (
     UINT16,
     TypeMeta,
 )
+from dagexec.core.expressions import (
+    Expression,
+    absolute,
+    clip,
+    constant,
+    exp,
+    expm1,
+    log,
+    logistic,
+    maximum,
+    minimum,
+    row_max,
+    row_sum,
+    select,
+    softplus,
+    sqrt,
+    square,
+    tanh,
+)
 from dagexec.core.gradient import (
     GradientOperators,
     GradientRequest,
@@ -61,8 +80,8 @@ from dagexec.core.schema import (
 from dagexec.core.traits import ImageRole, LayerKind
 from dagexec.ops.base.array_function import array_function
 from dagexec.ops.base.blocks import Array, Scratch
-from dagexec.ops.base.pointwise import Pointwise, clip_pass, pointwise, scalar_pass
-from dagexec.ops.base.pointwise_gradient import PointwiseGradient, pointwise_gradient
+from dagexec.ops.base.elementwise_operator import elementwise_operator
+from dagexec.ops.base.passes import clip_pass, scalar_pass
 from dagexec.ops.engines.onednn.operator import OneDNNOperator
 from dagexec.ops.families.optimize.sparse import SparseUpdate
 from dagexec.ops.families.optimize.update import DenseUpdate, Parts, Piece, Rule, update_operator
@@ -89,6 +108,7 @@ __all__ = [
     "Array",
     "Cost",
     "DenseUpdate",
+    "Expression",
     "GradientOperators",
     "GradientRequest",
     "ImageRole",
@@ -100,8 +120,6 @@ __all__ = [
     "OperatorCall",
     "Parts",
     "Piece",
-    "Pointwise",
-    "PointwiseGradient",
     "Prepared",
     "Rule",
     "Scratch",
@@ -110,14 +128,24 @@ __all__ = [
     "Step",
     "TensorType",
     "TypeMeta",
+    "absolute",
     "any_to_first",
     "array_function",
+    "clip",
     "clip_pass",
+    "constant",
+    "elementwise_operator",
+    "exp",
+    "expm1",
     "first_to_first",
     "gradient_by",
     "gradient_of",
     "in_sequence",
+    "log",
+    "logistic",
+    "maximum",
     "memory_cost",
+    "minimum",
     "new_operator",
     "no_gradient",
     "not_differentiable",
@@ -125,12 +153,17 @@ __all__ = [
     "one_to_one",
     "operator",
     "operator_class",
-    "pointwise",
-    "pointwise_gradient",
     "registered_engines",
     "registered_operators",
+    "row_max",
+    "row_sum",
     "same_as_input",
     "scalar_pass",
     "schema_of",
+    "select",
+    "softplus",
+    "sqrt",
+    "square",
+    "tanh",
     "update_operator",
 ]

@@ -56,9 +56,13 @@ def made_anew() -> str:
     operator_index.import_modules(operator_index.PACKAGE)
     for found in [of_types.pop(name) for name in set(of_types) - set(registry._schemas)]:
         assert not found
+    registry._operators = dict(registry._operators)  # what completions register is of their modules
+    operator_index._importing.depth += 1
     for complete in operator_index._completions:
-        for name, schema in registry._schemas.items():
-            if schema.post_ops is not None:
+        for name in registry._schemas:
+            engines = len(registry._operators)
+            complete(name)
+            if len(registry._operators) > engines:
                 of_types[name].add(complete.__module__)
     modules = sorted(set().union(*of_types.values(), *of_gradients.values()))
     start = len(operator_index.PACKAGE) + 1

@@ -114,6 +114,11 @@ def erf(build: Builder, x: Vector) -> Vector:
     return build.either(0.0 - expm1(build, _log_erfc(build, bounded)), build.sign_of(x))
 
 
+def erfc(build: Builder, m: Vector) -> Vector:
+    """1 - erf(m), of m from 0 to LIMIT."""
+    return _power_of_two(build, _log_erfc(build, m, -1 / _LN2))
+
+
 def gelu(build: Builder, x: Vector) -> Vector:
     """x/2 (1 + erf(x / sqrt(2))), as max(x, 0) - |x|/2 erfc(|x| / sqrt(2)): 3e-7 of |x| and 2e-7.
 
@@ -124,7 +129,7 @@ def gelu(build: Builder, x: Vector) -> Vector:
     size = build.absolute(half)
     positive = half + size
     bounded = build.minimum(LIMIT, size * math.sqrt(2))
-    rest = _power_of_two(build, _log_erfc(build, bounded, -1 / _LN2)) * bounded
+    rest = erfc(build, bounded) * bounded
     return build.fnma(rest, math.sqrt(0.5), positive)
 
 
@@ -134,22 +139,6 @@ def tanh_gelu(build: Builder, x: Vector) -> Vector:
     slope = 2 * math.sqrt(2 / math.pi)
     factor = build.fma(near * near, build.constant(slope * 0.044715), slope)
     return x * sigmoid(build, factor * near)
-
-
-def gelu_slope(build: Builder, x: Vector) -> Vector:
-    """The derivative of `gelu`, P(Z < x) + x e^(-x^2/2) / sqrt(2 pi): 3e-7."""
-    near = clip(build, x, -15.0, 15.0)  # further away it is 0 and 1
-    density = decay(build, near * near * -0.5) * near
-    return build.fma(density, (2 * math.pi) ** -0.5, build.fma(erf(build, near * math.sqrt(0.5)), 0.5, 0.5))
-
-
-def tanh_gelu_slope(build: Builder, x: Vector) -> Vector:
-    """The derivative of `tanh_gelu`, s + x s (1 - s) u' with s the sigmoid of u = 2 sqrt(2/pi) (x + 0.044715 x^3)."""
-    near = clip(build, x, -8.5, 8.5)
-    slope, square = 2 * math.sqrt(2 / math.pi), near * near
-    s = sigmoid(build, build.fma(square, build.constant(slope * 0.044715), slope) * near)
-    inner = build.fma(square, build.constant(3 * slope * 0.044715), slope) * near
-    return build.fma(s * (1.0 - s), inner, s)
 
 
 def softplus(build: Builder, x: Vector) -> Vector:

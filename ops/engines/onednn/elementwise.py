@@ -33,9 +33,9 @@ from dagexec.ops.engines.onednn.descriptors import DST, FORWARD_INFERENCE, SRC, 
 from dagexec.ops.engines.onednn.operator import OneDNNOperator
 from dagexec.ops.engines.onednn.post_ops import BINARY, ELTWISE, append_post_ops, drops_nan, operand_descriptor
 from dagexec.ops.engines.onednn.primitive import PrimitiveDescriptor
-from dagexec.ops.families.activation import functions
+from dagexec.ops.families.activation import prelu
 from dagexec.ops.families.activation.post_ops import SUM, PostOp, parse_post_op, read_post_ops
-from dagexec.ops.families.elementwise import arithmetic, unary
+from dagexec.ops.families.elementwise import arithmetic
 from dagexec.ops.families.elementwise import fused as fused_elementwise
 from dagexec.ops.kernels.chains import PRELU, chain_step
 from dagexec.ops.kernels.function_kernels import GELU, gelu_step
@@ -270,8 +270,8 @@ class BinaryOperator(DeclaredChain):
         return a, links, {1: b}
 
 
-@operator(functions.PRelu.schema, engine="ONEDNN")
-class PRelu(OneDNNOperator, functions.PRelu):
+@operator(prelu.PRelu.schema, engine="ONEDNN")
+class PRelu(OneDNNOperator, prelu.PRelu):
     """Relu with a learned slope for negative values, by a kernel of our own."""
 
     repeats = True
@@ -280,7 +280,7 @@ class PRelu(OneDNNOperator, functions.PRelu):
     def prepare_primitive(self) -> Step:
         """One chain of one link. Raises UnsupportedFeatureError where there is no kernel."""
         x, slope, call = self.x(0), self.x(1), self.call()
-        view = slope.reshape(functions.slope_view(x.shape, slope.shape, channel_axis(call), call))
+        view = slope.reshape(prelu.slope_view(x.shape, slope.shape, channel_axis(call), call))
         chain = [(PRELU, 0.0, 0.0, 0)]
         step = chain_step(self.onednn.machine, chain, x, self.y(0), [view], self.label)
         if step is None:
@@ -303,22 +303,6 @@ class Pow(OneDNNOperator, arithmetic.Pow):
         step = chain_step(self.onednn.machine, chain, self.x(0), self.y(0), (), self.label)
         if step is None:
             raise UnsupportedFeatureError(f"{self.label}: there is no kernel for this power")
-        return step
-
-
-@operator(unary.Scale.schema, engine="ONEDNN")
-class Scale(OneDNNOperator, unary.Scale):
-    """A multiple, by a kernel of our own."""
-
-    metas = (FLOAT32,)
-
-    def prepare_primitive(self) -> Step:
-        """One chain of one link."""
-        factor = np.full((), self.constant("scale"), np.float32)
-        chain = [("mul", 0.0, 0.0, 0)]
-        step = chain_step(self.onednn.machine, chain, self.x(0), self.y(0), [factor], self.label)
-        if step is None:
-            raise UnsupportedFeatureError(f"{self.label}: there is no kernel for these tensors")
         return step
 
 

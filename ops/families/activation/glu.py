@@ -14,7 +14,7 @@ from dagexec.core.registry import new_operator
 from dagexec.core.rows import apart_from
 from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.ops.base.blocks import Array, compute_dtype, convert
-from dagexec.ops.families.activation.passes import sigmoid_passes
+from dagexec.ops.base.passes import sigmoid_passes
 
 
 def infer_glu(call: OperatorCall) -> list[TensorType]:

@@ -10,11 +10,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 
 import numpy as np
 
 from dagexec.core.dtypes import FLOAT32, TypeMeta
+from dagexec.core.expressions import (
+    Expression,
+    absolute,
+    clip,
+    element,
+    exp,
+    flops_of,
+    log,
+    logistic,
+    power,
+    softplus,
+    sqrt,
+    square,
+    tanh,
+)
 from dagexec.core.node import Node
 from dagexec.core.operator import Operator, Step, nothing_to_do
 from dagexec.core.registry import schema_of
@@ -22,19 +37,8 @@ from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.core.traits import PostOpsRule
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.blocks import Array, Index, Scratch, blockwise
-from dagexec.ops.base.pointwise import Pointwise, clip_pass, scalar_pass
-from dagexec.ops.families.activation.passes import (
-    elu_passes,
-    exact_gelu_passes,
-    hard_sigmoid_passes,
-    hard_swish_passes,
-    leaky_relu_passes,
-    mish_passes,
-    sigmoid_passes,
-    softplus_passes,
-    swish_passes,
-    tanh_gelu_passes,
-)
+from dagexec.ops.base.expression_steps import expression_steps
+from dagexec.ops.families.activation import functions
 from dagexec.platform.records import dataclass
 
 POST_OPS_HELP = (
@@ -44,9 +48,6 @@ POST_OPS_HELP = (
     "operator's input number I; sum:I for input I that is output 0, in place (default: nothing)"
 )
 
-Passes = Callable[[Array, Array, Scratch, float, float], list[Step]]
-"""The NumPy calls that compute a function: from x, y, which may be x, scratch arrays and the two numbers."""
-
 
 @dataclass(frozen=True)
 class Function:
@@ -54,55 +55,47 @@ class Function:
 
     Attributes:
         numbers: how many it takes.
-        flops: operations an element, as the operator of that name counts them.
-        passes: how NumPy computes it.
+        expression: what it computes, of an element and the two numbers.
         positive: no result is below zero.
         finite_at_zero: it makes something finite of zeros.
     """
 
     numbers: int
-    flops: int
-    passes: Passes
+    expression: Callable[[Expression, float, float], Expression]
     positive: bool = False
     finite_at_zero: bool = True
 
-
-def _linear(x: Array, y: Array, _scratch: Scratch, a: float, b: float) -> list[Step]:
-    scaled = [] if a == 1 and x is y else [scalar_pass(np.multiply, x, a, y)]
-    return scaled if b == 0 else [*scaled, scalar_pass(np.add, y, b, y)]
-
-
-def _power(x: Array, y: Array, _scratch: Scratch, a: float, b: float) -> list[Step]:
-    return [scalar_pass(np.power, x, b, y), *([] if a == 1 else [scalar_pass(np.multiply, y, a, y)])]
+    @cached_property
+    def flops(self) -> float:
+        """Operations an element."""
+        return max(1, flops_of(self.expression(element(0), 0.5, 0.75)))
 
 
-def _ufunc(function: np.ufunc) -> Passes:
-    return lambda x, y, scratch, a, b: [partial(function, x, out=y)]
+def _linear(x: Expression, a: float, b: float) -> Expression:
+    return x * a + b if b else x * a
 
 
 FUNCTIONS: Mapping[str, Function] = {
-    "relu": Function(0, 1, lambda x, y, scratch, a, b: [clip_pass(x, 0.0, math.inf, y)], positive=True),
-    "leaky_relu": Function(1, 2, lambda x, y, scratch, a, b: leaky_relu_passes(x, y, scratch(0, x.shape), a)),
-    "clip": Function(2, 1, lambda x, y, scratch, a, b: [clip_pass(x, a, b, y)]),
-    "sigmoid": Function(0, 10, lambda x, y, scratch, a, b: sigmoid_passes(x, y), positive=True),
-    "tanh": Function(0, 10, _ufunc(np.tanh)),
-    "elu": Function(1, 10, lambda x, y, scratch, a, b: elu_passes(x, y, scratch(0, x.shape), a)),
-    "swish": Function(1, 11, lambda x, y, scratch, a, b: swish_passes(x, y, scratch(0, x.shape), a)),
-    "hardswish": Function(0, 4, lambda x, y, scratch, a, b: hard_swish_passes(x, y, scratch(0, x.shape))),
-    "hardsigmoid": Function(2, 3, lambda x, y, scratch, a, b: hard_sigmoid_passes(x, y, a, b), positive=True),
-    "gelu_erf": Function(
-        0, 40, lambda x, y, scratch, a, b: exact_gelu_passes(x, y, *(scratch(index, x.shape) for index in range(3)))
-    ),
-    "gelu_tanh": Function(0, 20, lambda x, y, scratch, a, b: tanh_gelu_passes(x, y, scratch(0, x.shape))),
-    "abs": Function(0, 1, _ufunc(np.absolute), positive=True),
-    "sqrt": Function(0, 1, _ufunc(np.sqrt), positive=True),
-    "square": Function(0, 1, _ufunc(np.square), positive=True),
-    "exp": Function(0, 10, _ufunc(np.exp), positive=True),
-    "log": Function(0, 10, _ufunc(np.log), finite_at_zero=False),
-    "linear": Function(2, 2, _linear),
-    "pow": Function(2, 20, _power, finite_at_zero=False),
-    "softplus": Function(0, 20, lambda x, y, scratch, a, b: softplus_passes(x, y, scratch(0, x.shape)), positive=True),
-    "mish": Function(0, 30, lambda x, y, scratch, a, b: mish_passes(x, y, scratch(0, x.shape), scratch(1, x.shape))),
+    "relu": Function(0, lambda x, a, b: functions.relu(x), positive=True),
+    "leaky_relu": Function(1, lambda x, a, b: functions.leaky_relu(x, alpha=a)),
+    "clip": Function(2, lambda x, a, b: clip(x, a, b)),
+    "sigmoid": Function(0, lambda x, a, b: logistic(x), positive=True),
+    "tanh": Function(0, lambda x, a, b: tanh(x)),
+    "elu": Function(1, lambda x, a, b: functions.elu(x, alpha=a)),
+    "swish": Function(1, lambda x, a, b: functions.swish(x, alpha=a)),
+    "hardswish": Function(0, lambda x, a, b: functions.hard_swish(x)),
+    "hardsigmoid": Function(2, lambda x, a, b: functions.hard_sigmoid(x, alpha=a, beta=b), positive=True),
+    "gelu_erf": Function(0, lambda x, a, b: functions.exact_gelu(x)),
+    "gelu_tanh": Function(0, lambda x, a, b: functions.tanh_gelu(x)),
+    "abs": Function(0, lambda x, a, b: absolute(x), positive=True),
+    "sqrt": Function(0, lambda x, a, b: sqrt(x), positive=True),
+    "square": Function(0, lambda x, a, b: square(x), positive=True),
+    "exp": Function(0, lambda x, a, b: exp(x), positive=True),
+    "log": Function(0, lambda x, a, b: log(x), finite_at_zero=False),
+    "linear": Function(2, _linear),
+    "pow": Function(2, lambda x, a, b: power(x, b) * a, finite_at_zero=False),
+    "softplus": Function(0, lambda x, a, b: softplus(x), positive=True),
+    "mish": Function(0, lambda x, a, b: functions.mish(x)),
 }
 """Post-ops of the result alone."""
 
@@ -146,6 +139,10 @@ class PostOp:
     def is_finite_at_zero(self) -> bool:
         """True when it makes something finite of zeros."""
         return FUNCTIONS[self.kind].finite_at_zero if self.kind in FUNCTIONS else self.kind != "div"
+
+    def expression(self, x: Expression) -> Expression:
+        """What a function makes of an element."""
+        return FUNCTIONS[self.kind].expression(x, self.a, self.b)
 
     def __str__(self) -> str:
         """The entry of the argument."""
@@ -258,7 +255,7 @@ def _require_operand(call: OperatorCall, index: int, output: TensorType) -> None
 
 def post_op_flops(post_ops: Sequence[PostOp], elements: int) -> int:
     """Operations on a result of so many elements."""
-    return elements * sum(FUNCTIONS[post_op.kind].flops if post_op.input < 0 else 1 for post_op in post_ops)
+    return round(elements * sum(FUNCTIONS[post_op.kind].flops if post_op.input < 0 else 1 for post_op in post_ops))
 
 
 def post_op_operands(owner: Operator, post_ops: Sequence[PostOp], y: Array) -> tuple[dict[int, Array], list[Step]]:
@@ -292,24 +289,10 @@ def post_op_passes(
         steps: list[Step] = [] if same else [partial(np.copyto, target, source)]
         for post_op in post_ops:
             if post_op.input < 0:
-                steps += FUNCTIONS[post_op.kind].passes(target, target, scratch, post_op.a, post_op.b)
+                steps += expression_steps(post_op.expression(element(0)), {0: target}, target, scratch)
             else:
                 ufunc = BINARY["add" if post_op.kind == SUM else post_op.kind]
                 steps.append(partial(ufunc, target, views[post_op.input][index], out=target))
         return steps
 
     return blockwise(owner, x, y, passes)
-
-
-class PostOpFunction(Pointwise):
-    """Base of the functions that NumPy computes as their schemas say them in post-ops."""
-
-    def passes(self, x: Array, y: Array, scratch: Scratch) -> list[Step]:
-        rule = type(self).schema.post_ops
-        assert rule is not None
-        steps: list[Step] = []
-        for entry in rule(self.arguments, self.input(0).meta, 1) or ():
-            post_op = parse_post_op(entry, self.label)
-            steps += FUNCTIONS[post_op.kind].passes(x, y, scratch, post_op.a, post_op.b)
-            x = y
-        return steps

@@ -22,7 +22,7 @@ from dagexec.ops.base.broadcast_reduction import mask, reduced, select_passes
 from dagexec.ops.base.broadcasting import BROADCAST_ARGS, broadcast_shape, forward_call, operand_views, reduced_view
 from dagexec.ops.base.gradient_selection import one_operator
 from dagexec.ops.base.operand_gradients import Form, OperandGradients, Views, register_gradients, stretched_views
-from dagexec.ops.base.pointwise import scalar_pass
+from dagexec.ops.base.passes import scalar_pass
 from dagexec.ops.families.elementwise.arithmetic import infer_pow, where_condition_view
 
 no_gradient("EQ", "NE", "LT", "LE", "GT", "GE", "And", "Or", "Xor")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from dagexec.core.dtypes import BOOL, NUMBER_TYPES, TypeMeta
+from dagexec.core.expressions import Expression, apply
 from dagexec.core.gradient import no_gradient
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step
@@ -17,7 +18,7 @@ from dagexec.core.rows import elementwise
 from dagexec.core.schema import OperatorCall, TensorType, any_to_first, first_to_first
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.broadcasting import broadcast_shape, require_inplace_fits
-from dagexec.ops.base.pointwise import UfuncOperator, pointwise
+from dagexec.ops.base.elementwise_operator import elementwise_operator
 from dagexec.ops.families.elementwise.arithmetic import BinaryOperator, binary_operator
 
 INTEGER_TYPES = tuple(meta for meta in NUMBER_TYPES if meta.is_integer)
@@ -56,18 +57,10 @@ RightShift = _define(
 )
 
 
-@pointwise(
-    "BitwiseNot",
-    "Y = ~X, bit by bit. Of booleans, logic.",
-    metas=BIT_TYPES,
-    onnx=OnnxName("BitwiseNot", 18),
-    formula=np.invert,
-)
-class BitwiseNot(UfuncOperator):
-    """Complement."""
-
-    ufunc = np.invert
-    reads_strided = writes_strided = True
+@elementwise_operator("BitwiseNot", metas=BIT_TYPES, onnx=OnnxName("BitwiseNot", 18))
+def bitwise_not(x: Expression) -> Expression:
+    """Y = ~X, bit by bit. Of booleans, logic."""
+    return apply("invert", x)
 
 
 def infer_mod(call: OperatorCall) -> list[TensorType]:

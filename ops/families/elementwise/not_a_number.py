@@ -1,4 +1,4 @@
-"""IsNaN, IsInf and ReplaceNaN: where a tensor has no finite numbers, and numbers in place of NaN."""
+"""IsNaN and IsInf: where a tensor has no finite numbers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,6 @@ from dagexec.core.operator import Operator, Step
 from dagexec.core.registry import new_operator
 from dagexec.core.rows import elementwise
 from dagexec.core.schema import OperatorCall, TensorType
-from dagexec.ops.base.blocks import Array, Scratch
-from dagexec.ops.base.broadcast_reduction import mask
-from dagexec.ops.base.pointwise import Pointwise, pointwise
 
 
 def infer_is_nan(call: OperatorCall) -> list[TensorType]:
@@ -80,23 +77,4 @@ class IsInf(Operator):
         return partial(np.equal, x, x.dtype.type(np.inf if positive else -np.inf), out=y)
 
 
-@pointwise(
-    "ReplaceNaN",
-    "Y = X, with `value` for NaN.",
-    {"value": "what stands for NaN (default 0)"},
-    formula=lambda x, value=0.0: np.where(np.isnan(x), value, x),
-)
-class ReplaceNaN(Pointwise):
-    """Numbers for NaN."""
-
-    constants = {"value": 0.0}
-
-    def passes(self, x: Array, y: Array, scratch: Scratch) -> list[Step]:
-        """A comparison, a copy unless it works in place, and the value where the comparison holds."""
-        missing = mask(scratch, 0, x.shape)
-        value = np.asarray(self.constant("value"), x.dtype)
-        copy: list[Step] = [] if np.may_share_memory(x, y) else [partial(np.copyto, y, x)]
-        return [partial(np.isnan, x, out=missing), *copy, partial(np.copyto, y, value, where=missing)]
-
-
-no_gradient("IsNaN", "IsInf", "ReplaceNaN")
+no_gradient("IsNaN", "IsInf")

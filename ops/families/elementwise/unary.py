@@ -1,147 +1,103 @@
-"""Unary arithmetic: pointwise operators named after a function."""
+"""Unary arithmetic: element-wise operators, each an expression; their gradients follow from it.
+
+Gradients that are an operator of their own are named as Caffe2's; others are made of operators that exist. Rounding and
+signs are constant but for their steps, so they pass on no gradient.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
-import numpy as np
-
-from dagexec.core.dtypes import BOOL, FLOAT_TYPES, INT8, INT16, INT32, INT64, NUMBER_TYPES, TypeMeta
+from dagexec.core.dtypes import BOOL, FLOAT_TYPES, INT8, INT16, INT32, INT64, NUMBER_TYPES
+from dagexec.core.expressions import Expression, apply, isnan, select, sqrt, square
+from dagexec.core.gradient import gradient_by, no_gradient
 from dagexec.core.onnx_name import OnnxName
-from dagexec.core.operator import Step
-from dagexec.ops.base.blocks import Array, Scratch
-from dagexec.ops.base.error_function import erf, erf_passes
-from dagexec.ops.base.pointwise import Pointwise, UfuncOperator, pointwise, scalar_pass
+from dagexec.ops.base.elementwise_operator import elementwise_operator
 
-_EXACT = (np.sqrt, np.square, np.negative, np.absolute, np.sign, np.floor, np.ceil, np.rint, np.logical_not)
 SIGNED_TYPES = (*FLOAT_TYPES, INT8, INT16, INT32, INT64)
 
 
-def _define(
-    name: str,
-    ufunc: Callable[..., Any],
-    doc: str,
-    onnx: OnnxName | None = None,
-    *,
-    metas: tuple[TypeMeta, ...] = FLOAT_TYPES,
-    flops: float = 10,
-    **traits: Any,
-) -> type[UfuncOperator]:
-    """Register operator `name`, computed by one NumPy function, which is its formula, too.
+def _define(name: str, kind: str, doc: str, *, onnx: int = 0, **options: Any) -> None:
+    """Register a primitive as operator `name`; `onnx` is the version of the ONNX operator of that name."""
 
-    `traits` are further attributes of its schema, as `pointwise` takes them.
+    def function(x: Expression) -> Expression:
+        return apply(kind, x)
 
-    A function of exact results works on any strides. Others have to see packed arrays: NumPy has loops of its own for
-    them, which may round differently, and results must not depend on the layout.
-    """
-    exact = ufunc in _EXACT
-    members = {"ufunc": staticmethod(ufunc), "reads_strided": exact, "writes_strided": exact}
-    cls = type(name, (UfuncOperator,), {**members, "__doc__": doc, "__module__": __name__})
-    return pointwise(name, doc, metas=metas, flops=flops, onnx=onnx, formula=ufunc, **traits)(cls)
+    function.__doc__, function.__module__ = doc, __name__
+    elementwise_operator(name, onnx=OnnxName(name, onnx) if onnx else None, **options)(function)
 
 
-Exp = _define("Exp", np.exp, "Y = exp(X).", OnnxName("Exp", 13), post_ops=["exp"])
-Log = _define(
-    "Log", np.log, "Y = ln(X); NaN for negative X, minus infinity for 0.", OnnxName("Log", 13), post_ops=["log"]
+_define("Exp", "exp", "Y = exp(X).", onnx=13, post_ops=["exp"])
+_define("Log", "log", "Y = ln(X); NaN for negative X, minus infinity for 0.", onnx=13, post_ops=["log"])
+_define("Sqrt", "sqrt", "Y = square root of X; NaN for negative X.", onnx=13, gradient=("Y", "dY"), post_ops=["sqrt"])
+_define("Cbrt", "cbrt", "Y = cube root of X.", gradient=("dY", "Y"))
+_define("Sqr", "square", "Y = X * X.", metas=SIGNED_TYPES, gradient=("X", "dY"), post_ops=["square"])
+_define(
+    "Abs", "absolute", "Y = |X|.", onnx=13, metas=NUMBER_TYPES, gradient=("X", "dY"), post_ops=["abs"], narrows=True
 )
-Sqrt = _define(
-    "Sqrt", np.sqrt, "Y = square root of X; NaN for negative X.", OnnxName("Sqrt", 13), flops=4, post_ops=["sqrt"]
-)
-Cbrt = _define("Cbrt", np.cbrt, "Y = cube root of X.", flops=20)
-Sqr = _define("Sqr", np.square, "Y = X * X.", metas=SIGNED_TYPES, flops=1, post_ops=["square"])
-Negative = _define(
-    "Negative", np.negative, "Y = -X.", OnnxName("Neg", 13), metas=SIGNED_TYPES, flops=1, post_ops=["linear:-1.0:0.0"]
-)
-Abs = _define(
-    "Abs", np.absolute, "Y = |X|.", OnnxName("Abs", 13), metas=NUMBER_TYPES, flops=1, post_ops=["abs"], narrows=True
-)
-Sign = _define(
-    "Sign",
-    np.sign,
-    "Y = -1, 0 or 1, as X is negative, zero or positive.",
-    OnnxName("Sign", 13),
-    metas=NUMBER_TYPES,
-    flops=1,
-)
-Floor = _define("Floor", np.floor, "Y = the largest integer that is at most X.", OnnxName("Floor", 13), flops=1)
-Ceil = _define("Ceil", np.ceil, "Y = the least integer that is at least X.", OnnxName("Ceil", 13), flops=1)
-Round = _define(
-    "Round", np.rint, "Y = the integer next to X, of two equally near the even one.", OnnxName("Round", 22), flops=1
-)
-Sin = _define("Sin", np.sin, "Y = sin(X), X in radians.", OnnxName("Sin", 22))
-Cos = _define("Cos", np.cos, "Y = cos(X), X in radians.", OnnxName("Cos", 22))
-Tan = _define("Tan", np.tan, "Y = tan(X), X in radians.", OnnxName("Tan", 22))
-Asin = _define("Asin", np.arcsin, "Y = arcsine of X, in radians; NaN outside [-1, 1].", OnnxName("Asin", 22))
-Acos = _define("Acos", np.arccos, "Y = arccosine of X, in radians; NaN outside [-1, 1].", OnnxName("Acos", 22))
-Atan = _define("Atan", np.arctan, "Y = arctangent of X, in radians.", OnnxName("Atan", 22))
-Sinh = _define("Sinh", np.sinh, "Y = hyperbolic sine of X.", OnnxName("Sinh", 22))
-Cosh = _define("Cosh", np.cosh, "Y = hyperbolic cosine of X.", OnnxName("Cosh", 22))
-Asinh = _define("Asinh", np.arcsinh, "Y = inverse hyperbolic sine of X.", OnnxName("Asinh", 22))
-Acosh = _define("Acosh", np.arccosh, "Y = inverse hyperbolic cosine of X; NaN below 1.", OnnxName("Acosh", 22))
-Atanh = _define("Atanh", np.arctanh, "Y = inverse hyperbolic tangent of X; NaN outside [-1, 1].", OnnxName("Atanh", 22))
-Not = _define("Not", np.logical_not, "Y = not X.", OnnxName("Not", 1), metas=(BOOL,), flops=1)
-
-
-@pointwise("Scale", "Y = scale * X.", {"scale": "the factor (default 1)"}, formula=lambda x, scale=1.0: scale * x)
-class Scale(Pointwise):
-    """Multiple."""
-
-    constants = {"scale": 1.0}
-
-    def passes(self, x: Array, y: Array, scratch: Scratch) -> list[Step]:
-        return [scalar_pass(np.multiply, x, self.constant("scale"), y)]
-
-
-@pointwise(
-    "Reciprocal",
-    "Y = 1 / X; infinity for 0.",
-    onnx=OnnxName("Reciprocal", 13),
-    formula=lambda x: 1 / x,
-    post_ops=["pow:1.0:-1.0"],
-)
-class Reciprocal(Pointwise):
-    """Reciprocal."""
-
-    def passes(self, x: Array, y: Array, scratch: Scratch) -> list[Step]:
-        """A division, which is faster than `np.reciprocal`."""
-        return [partial(np.divide, np.ones((), x.dtype), x, out=y)]
-
-
-@pointwise(
-    "Rsqrt",
-    "Y = 1 / square root of X; infinity for 0, NaN for negative X.",
-    flops=5,
-    formula=lambda x: 1 / np.sqrt(x),
-    post_ops=["sqrt", "pow:1.0:-1.0"],
-)
-class Rsqrt(Pointwise):
-    """Reciprocal square root."""
-
-    def passes(self, x: Array, y: Array, scratch: Scratch) -> list[Step]:
-        """Square root, then a division."""
-        return [partial(np.sqrt, x, out=y), partial(np.divide, np.ones((), x.dtype), y, out=y)]
-
-
-@pointwise("Cube", "Y = X * X * X.", metas=SIGNED_TYPES, flops=2, formula=lambda x: x * x * x, post_ops=["pow:1.0:3.0"])
-class Cube(Pointwise):
-    """Third power."""
-
-    def passes(self, x: Array, y: Array, scratch: Scratch) -> list[Step]:
-        square = scratch(0, x.shape)
-        return [partial(np.square, x, out=square), partial(np.multiply, square, x, out=y)]
-
-
-@pointwise(
+_define("Sign", "sign", "Y = -1, 0 or 1, as X is negative, zero or positive.", onnx=13, metas=NUMBER_TYPES)
+_define("Floor", "floor", "Y = the largest integer that is at most X.", onnx=13)
+_define("Ceil", "ceil", "Y = the least integer that is at least X.", onnx=13)
+_define("Round", "rint", "Y = the integer next to X, of two equally near the even one.", onnx=22)
+_define("Sin", "sin", "Y = sin(X), X in radians.", onnx=22, gradient=("X", "dY"))
+_define("Cos", "cos", "Y = cos(X), X in radians.", onnx=22, gradient=("X", "dY"))
+_define("Tan", "tan", "Y = tan(X), X in radians.", onnx=22, gradient=("X", "dY"))
+_define("Asin", "arcsin", "Y = arcsine of X, in radians; NaN outside [-1, 1].", onnx=22, gradient=("X", "dY"))
+_define("Acos", "arccos", "Y = arccosine of X, in radians; NaN outside [-1, 1].", onnx=22, gradient=("X", "dY"))
+_define("Atan", "arctan", "Y = arctangent of X, in radians.", onnx=22, gradient=("X", "dY"))
+_define("Sinh", "sinh", "Y = hyperbolic sine of X.", onnx=22, gradient=("dY", "X"))
+_define("Cosh", "cosh", "Y = hyperbolic cosine of X.", onnx=22, gradient=("dY", "X"))
+_define("Asinh", "arcsinh", "Y = inverse hyperbolic sine of X.", onnx=22, gradient=("X", "dY"))
+_define("Acosh", "arccosh", "Y = inverse hyperbolic cosine of X; NaN below 1.", onnx=22, gradient=("X", "dY"))
+_define("Atanh", "arctanh", "Y = inverse hyperbolic tangent of X; NaN outside [-1, 1].", onnx=22, gradient=("X", "dY"))
+_define(
     "Erf",
+    "erf",
     "Y = error function of X, 2/sqrt(pi) times the integral of exp(-t^2) from 0 to X.",
-    flops=40,
-    onnx=OnnxName("Erf", 13),
-    formula=erf,
+    onnx=13,
+    gradient=("X", "dY"),
 )
-class Erf(Pointwise):
-    """Error function; see `error_function` for the method and its accuracy."""
+_define("Not", "logical_not", "Y = not X.", onnx=1, metas=(BOOL,))
 
-    def passes(self, x: Array, y: Array, scratch: Scratch) -> list[Step]:
-        return erf_passes(x, y, scratch(0, x.shape), scratch(1, x.shape), scratch(2, x.shape))
+
+@elementwise_operator("Negative", onnx=OnnxName("Neg", 13), metas=SIGNED_TYPES, post_ops=["linear:-1.0:0.0"])
+def negative(x: Expression) -> Expression:
+    """Y = -X."""
+    return -x
+
+
+@elementwise_operator("Scale", {"scale": "the factor (default 1)"})
+def scaled(x: Expression, *, scale: float = 1.0) -> Expression:
+    """Y = scale * X."""
+    return x * scale
+
+
+@elementwise_operator("Reciprocal", gradient=("Y", "dY"), onnx=OnnxName("Reciprocal", 13), post_ops=["pow:1.0:-1.0"])
+def reciprocal(x: Expression) -> Expression:
+    """Y = 1 / X; infinity for 0."""
+    return 1 / x
+
+
+@elementwise_operator("Rsqrt", gradient=("dY", "Y"), post_ops=["sqrt", "pow:1.0:-1.0"])
+def rsqrt(x: Expression) -> Expression:
+    """Y = 1 / square root of X; infinity for 0, NaN for negative X."""
+    return 1 / sqrt(x)
+
+
+@elementwise_operator("Cube", gradient=("dY", "X"), metas=SIGNED_TYPES, post_ops=["pow:1.0:3.0"])
+def cube(x: Expression) -> Expression:
+    """Y = X * X * X."""
+    return square(x) * x
+
+
+@elementwise_operator("ReplaceNaN", {"value": "what stands for NaN (default 0)"})
+def replace_nan(x: Expression, *, value: float = 0.0) -> Expression:
+    """Y = X, with `value` for NaN."""
+    return select(isnan(x), value, x)
+
+
+gradient_by("Exp", "Mul", ("dY", "Y"))
+gradient_by("Log", "Div", ("dY", "X"))
+gradient_by("Negative", "Negative", ("dY",))
+gradient_by("Scale", "Scale", ("dY",))
+no_gradient("Sign", "Floor", "Ceil", "Round", "Not", "ReplaceNaN")

@@ -16,7 +16,7 @@ from dagexec.ops.base.broadcast_reduction import mask, select_passes
 from dagexec.ops.base.broadcasting import broadcast_shape
 from dagexec.ops.base.gradient_selection import one_operator
 from dagexec.ops.base.operand_gradients import Form, OperandGradients, Views, register_gradients, stretched_views
-from dagexec.ops.base.pointwise import scalar_pass
+from dagexec.ops.base.passes import scalar_pass
 
 
 class VariadicGradient(OperandGradients):

@@ -18,7 +18,7 @@ from dagexec.core.registry import new_operator
 from dagexec.core.rows import along_axis
 from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.ops.base.blocks import Array, Scratch, compute_dtype
-from dagexec.ops.base.pointwise import scalar_pass
+from dagexec.ops.base.passes import scalar_pass
 from dagexec.ops.families.loss.labels import label_check, require_labels
 from dagexec.ops.families.loss.rows import (
     RowGradient,

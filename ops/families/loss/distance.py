@@ -9,7 +9,7 @@ import numpy as np
 
 from dagexec.core.operator import Step
 from dagexec.ops.base.blocks import Array, Scratch
-from dagexec.ops.base.pointwise import scalar_pass
+from dagexec.ops.base.passes import scalar_pass
 from dagexec.ops.families.loss.rows import (
     RowGradient,
     RowLoss,

@@ -22,8 +22,7 @@ from dagexec.core.operator import Step
 from dagexec.core.schema import OperatorCall
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.blocks import Array, Scratch
-from dagexec.ops.base.pointwise import scalar_pass
-from dagexec.ops.families.activation.passes import sigmoid_passes
+from dagexec.ops.base.passes import scalar_pass, sigmoid_passes
 from dagexec.ops.families.loss.rows import (
     RowGradient,
     RowLoss,

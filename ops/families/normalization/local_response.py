@@ -20,7 +20,7 @@ from dagexec.core.traits import ImageRole
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.blocks import BLOCK, Array, block_indices, compute_dtype, convert, is_narrow
 from dagexec.ops.base.layout import ORDER_HELP, ImageOperator, channel_axis, check_blocks
-from dagexec.ops.base.pointwise import scalar_pass
+from dagexec.ops.base.passes import scalar_pass
 
 
 def epsilon_of(call: OperatorCall) -> float:

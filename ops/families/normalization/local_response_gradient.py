@@ -15,7 +15,7 @@ from dagexec.core.rows import along_axis
 from dagexec.core.schema import OperatorCall, TensorType, memory_cost
 from dagexec.ops.base.blocks import BLOCK, Array, compute_dtype, convert, is_narrow, row_pieces
 from dagexec.ops.base.layout import ImageOperator, channel_axis
-from dagexec.ops.base.pointwise import scalar_pass
+from dagexec.ops.base.passes import scalar_pass
 from dagexec.ops.families.normalization.local_response import (
     LRN,
     infer_lrn,

@@ -17,7 +17,7 @@ from dagexec.core.rows import apart_from, before_axis, summing
 from dagexec.core.schema import OperatorCall, TensorType, memory_cost
 from dagexec.ops.base.array_function import ArrayOperator, array_function
 from dagexec.ops.base.blocks import BLOCK, Array, compute_dtype, row_pieces
-from dagexec.ops.base.pointwise import scalar_pass
+from dagexec.ops.base.passes import scalar_pass
 from dagexec.ops.families.normalization.local_response import epsilon_of
 from dagexec.ops.families.reduction.axes import named_axes
 

@@ -22,7 +22,7 @@ from dagexec.core.schema import OperatorCall, TensorType, first_to_first, memory
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.blocks import BLOCK, Array, Scratch, block_indices, compute_dtype, convert, is_narrow
 from dagexec.ops.base.layout import ORDER_HELP, channel_axis, channels_last
-from dagexec.ops.base.pointwise import scalar_pass
+from dagexec.ops.base.passes import scalar_pass
 from dagexec.ops.families.normalization.local_response import epsilon_of, require_channel_parameters
 from dagexec.platform.records import dataclass
 

@@ -25,7 +25,7 @@ from dagexec.core.rows_call import RowsCall
 from dagexec.core.schema import InplaceRule, OperatorCall, OpSchema, TensorType, memory_cost, no_inplace
 from dagexec.core.traits import Rows
 from dagexec.ops.base.blocks import BLOCK, Array, Scratch, compute_dtype, convert, is_narrow, row_pieces
-from dagexec.ops.base.pointwise import scalar_pass
+from dagexec.ops.base.passes import scalar_pass
 from dagexec.ops.families.normalization.local_response import epsilon_of, require_channel_parameters
 from dagexec.ops.families.normalization.standardization import (
     Grouping,

@@ -16,7 +16,7 @@ from dagexec.core.registry import declares
 from dagexec.core.rows import apart_from, summing
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType, memory_cost
 from dagexec.ops.base.blocks import BLOCK, Array, Scratch, block_indices, compute_dtype, convert, is_narrow
-from dagexec.ops.base.pointwise import scalar_pass
+from dagexec.ops.base.passes import scalar_pass
 
 MIN_LENGTH = 1e-12
 """A shorter vector is divided by this, as in Caffe2."""

@@ -18,8 +18,7 @@ from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
 from dagexec.core.registry import new_operator
 from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.ops.base.blocks import Array
-from dagexec.ops.base.pointwise import scalar_pass
-from dagexec.ops.families.activation.passes import sigmoid_passes
+from dagexec.ops.base.passes import scalar_pass, sigmoid_passes
 from dagexec.ops.families.recurrent.layer import WorkArrays
 
 UNIT_ARGS = {

@@ -23,7 +23,7 @@ from dagexec.core.traits import ImageRole
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.blocks import Array, compute_dtype, convert, is_narrow
 from dagexec.ops.base.integers import given_axes
-from dagexec.ops.base.pointwise import scalar_pass
+from dagexec.ops.base.passes import scalar_pass
 
 Axes = tuple[int, ...]
 AxesReader = Callable[[OperatorCall], tuple[Axes, bool]]

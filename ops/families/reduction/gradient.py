@@ -23,7 +23,7 @@ from dagexec.core.rows_call import RowsCall
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
 from dagexec.core.traits import Rows
 from dagexec.ops.base.blocks import Array, compute_dtype, convert, is_narrow
-from dagexec.ops.base.pointwise import scalar_pass
+from dagexec.ops.base.passes import scalar_pass
 from dagexec.ops.families.reduction.axes import (
     AVERAGE_ARGS,
     COUNT_ARGS,

@@ -18,7 +18,7 @@ from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.blocks import Array, Scratch, compute_dtype, convert, is_narrow
 from dagexec.ops.base.broadcast_reduction import reduced
-from dagexec.ops.base.pointwise import scalar_pass
+from dagexec.ops.base.passes import scalar_pass
 from dagexec.ops.families.reduction.axes import reduction_cost
 
 _ARGS = {

@@ -21,7 +21,7 @@ from dagexec.core.rows import summing
 from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.ops.base.blocks import Array, Scratch, compute_dtype, convert
 from dagexec.ops.base.broadcast_reduction import reduced
-from dagexec.ops.base.pointwise import scalar_pass
+from dagexec.ops.base.passes import scalar_pass
 from dagexec.ops.families.reduction.axes import AXES_ARGS, named_axes, output_shape, reduction_cost
 
 

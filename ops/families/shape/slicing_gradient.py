@@ -15,7 +15,7 @@ from dagexec.core.registry import new_operator
 from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.blocks import Array, compute_dtype, convert, is_narrow
-from dagexec.ops.base.pointwise import scalar_pass
+from dagexec.ops.base.passes import scalar_pass
 from dagexec.ops.families.reduction.axes import reduction_cost
 from dagexec.ops.families.shape.reshaping import copy_cost
 from dagexec.ops.families.shape.slicing import SLICE_ARGS, TILE_ARGS, as_slices, slice_ranges, tile_plan

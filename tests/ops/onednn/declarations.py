@@ -6,7 +6,7 @@ from pathlib import Path
 
 from cffi import FFI
 
-FOLDER = Path(__file__).resolve().parents[3] / "ops" / "onednn"
+FOLDER = Path(__file__).resolve().parents[3] / "ops" / "engines" / "onednn"
 MODULE = "declared.py"
 
 

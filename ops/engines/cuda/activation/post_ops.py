@@ -6,33 +6,14 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from dagexec.core.expressions import element
 from dagexec.core.operator import Step, nothing_to_do
-from dagexec.ops.base.blocks import compute_dtype
-from dagexec.ops.engines.cuda.base.expression import elementwise
+from dagexec.ops.engines.cuda.base.expressed import Statements
+from dagexec.ops.engines.cuda.base.expression import computed_scalar, elementwise
 from dagexec.ops.engines.cuda.base.operator import Array, CudaOperator
 from dagexec.ops.families.activation.post_ops import PostOp
 
-FUNCTIONS = {
-    "relu": "nan_max(v, A(0))",
-    "leaky_relu": "leaky_relu(v, {a})",
-    "clip": "clipped(v, {a}, {b})",
-    "sigmoid": "logistic(v)",
-    "tanh": "tanh(v)",
-    "elu": "elu(v, {a})",
-    "swish": "swish(v, {a})",
-    "hardswish": "hard_swish(v)",
-    "hardsigmoid": "hard_sigmoid(v, {a}, {b})",
-    "gelu_erf": "gelu_erf(v)",
-    "gelu_tanh": "gelu_tanh(v)",
-    "abs": "fabs(v)",
-    "sqrt": "sqrt(v)",
-    "square": "v * v",
-    "exp": "exp(v)",
-    "log": "log(v)",
-    "linear": "{a} * v + {b}",
-    "pow": "{a} * pow(v, {b})",
-    "softplus": "softplus(v)",
-    "mish": "mish(v)",
+BINARY = {
     "add": "v + {o}",
     "sum": "v + {o}",
     "mul": "v * {o}",
@@ -41,7 +22,7 @@ FUNCTIONS = {
     "max": "nan_max(v, {o})",
     "min": "nan_min(v, {o})",
 }
-"""The C++ of every post-op on value v of type A; {a} and {b} are its numbers, {o} is its operand's element."""
+"""The C++ of post-ops on value v and {o}, the element of an operand."""
 
 
 def epilogue(
@@ -60,7 +41,6 @@ def epilogue(
     """
     if product is target and bias is None and not post_ops:
         return nothing_to_do
-    work = compute_dtype(target.dtype).type
     inputs: dict[str, Array] = {"x": product}
     scalars: dict[str, np.generic] = {}
     lines = ["A v = x;"]
@@ -68,14 +48,15 @@ def epilogue(
         inputs["bias"] = bias
         lines.append("v = v + bias;")
     for number, post_op in enumerate(post_ops):
-        names = {"a": f"a{number}", "b": f"b{number}", "o": f"operand{post_op.input}"}
-        formula = FUNCTIONS[post_op.kind]
-        if "{a}" in formula:
-            scalars[names["a"]] = work(post_op.a)
-        if "{b}" in formula:
-            scalars[names["b"]] = work(post_op.b)
-        if post_op.input >= 0 and operands is not None:
-            inputs[names["o"]] = operands[post_op.input]
-        lines.append(f"v = {formula.format(**names)};")
+        if post_op.input < 0:
+            statements = Statements(lambda _position: "v", f"t{number}_")
+            result = statements.of(post_op.expression(element(0)))
+            scalars |= {name: computed_scalar(target, value) for name, value in statements.scalars.items()}
+            lines += [*statements.lines, f"v = {result};"]
+            continue
+        operand = f"operand{post_op.input}"
+        if operands is not None:
+            inputs[operand] = operands[post_op.input]
+        lines.append(f"v = {BINARY[post_op.kind].format(o=operand)};")
     lines.append("y = v;")
     return elementwise(owner, "epilogue", inputs, {"y": target}, "\n        ".join(lines), scalars)

@@ -13,9 +13,9 @@ from dagexec.devices.cuda.arrays import address
 from dagexec.ops.base.blocks import compute_dtype
 from dagexec.ops.base.broadcasting import operand_views
 from dagexec.ops.engines.cuda.base.copy import copy_step
+from dagexec.ops.engines.cuda.base.expressed import register
 from dagexec.ops.engines.cuda.base.expression import computed_scalar, elementwise
 from dagexec.ops.engines.cuda.base.operator import Array, CudaOperator
-from dagexec.ops.engines.cuda.base.pointwise import register
 from dagexec.ops.families.elementwise.arithmetic import where_condition_view
 
 MAX_INPUTS = 16

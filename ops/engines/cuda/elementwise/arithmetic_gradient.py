@@ -18,9 +18,9 @@ from dagexec.ops.base.broadcasting import reduced_view
 from dagexec.ops.base.gradient_selection import wanted_inputs
 from dagexec.ops.base.operand_gradients import OperandGradients, stretched_views
 from dagexec.ops.engines.cuda.base.broadcast_reduction import reduced
+from dagexec.ops.engines.cuda.base.expressed import register
 from dagexec.ops.engines.cuda.base.expression import computed_scalar
 from dagexec.ops.engines.cuda.base.operator import CudaOperator
-from dagexec.ops.engines.cuda.base.pointwise import register
 
 CudaForm = tuple[tuple[str, ...], str]
 """What the gradient of an operand is computed from, and the C++ that assigns `value`; "" is the first of these."""

@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 from dagexec.core.operator import Step
+from dagexec.ops.engines.cuda.base.expressed import register
 from dagexec.ops.engines.cuda.base.expression import computed_scalar, elementwise
 from dagexec.ops.engines.cuda.base.kinds import on_cuda
 from dagexec.ops.engines.cuda.base.operator import CudaOperator
-from dagexec.ops.engines.cuda.base.pointwise import register
 from dagexec.ops.engines.cuda.elementwise.arithmetic import BinaryExpression
 from dagexec.ops.families.elementwise import bitwise as host
 
 for _op_type, _sign in {"BitwiseAnd": "&", "BitwiseOr": "|", "BitwiseXor": "^"}.items():
     register(_op_type, BinaryExpression, code=f"c = a {_sign} b;")
-
-
-@on_cuda(host.BitwiseNot)
-class _CudaBitwiseNot(CudaOperator):
-    """Complement."""
-
-    def prepare(self) -> Step:
-        """One kernel; the complement of a boolean is its negation."""
-        sign = "!" if self.x(0).dtype.kind == "b" else "~"
-        return elementwise(
-            self, f"complement_{self.x(0).dtype.kind}", {"x": self.x(0)}, {"y": self.y(0)}, f"y = {sign}x;"
-        )
 
 
 _REMAINDERS = r"""

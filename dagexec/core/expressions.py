@@ -1,0 +1,368 @@
+"""Expressions: what an operator computes, said once; each engine reads them in its own way.
+
+An expression is a graph of primitives over the inputs' elements:
+
+    x = element(0)
+    celu = select(x > 0, x, 0.5 * expm1(x / 0.5))
+
+Expressions never change and equal ones are one object, so what occurs twice is computed once. Numbers are folded as
+they are put together. A `row_sum` and its like join the members of a row, which may be any axes of a tensor; what
+follows from them alone has one value a row, and meets elements as NumPy's broadcasts do.
+
+`derivatives` differentiates them; NumPy's calls are in `dagexec.ops.base.expression_steps`, machine code in
+`dagexec.ops.kernels.expression_kernels`, CUDA in `dagexec.ops.engines.cuda.base.expressed`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+from weakref import WeakValueDictionary
+
+import numpy as np
+import numpy.typing as npt
+
+from dagexec.platform.records import dataclass
+
+Array = npt.NDArray[Any]
+ELEMENT, NUMBER = "element", "number"
+
+
+@dataclass(frozen=True)
+class Primitive:
+    """What a node of an expression computes.
+
+    Attributes:
+        function: on arrays, of float64 for references; of a reduction, with `axis` and `keepdims`.
+        flops: operations an element.
+        is_condition: it is true or false.
+        is_reduction: it joins the members of a row.
+    """
+
+    function: Callable[..., Any]
+    flops: float = 1
+    is_condition: bool = False
+    is_reduction: bool = False
+
+
+def _logistic(x: Array) -> Array:
+    return np.exp(-np.logaddexp(0.0, -x))
+
+
+def _each(function: Callable[[float], float]) -> Callable[[Array], Array]:
+    return lambda x: np.vectorize(function, otypes=[float])(x)
+
+
+PRIMITIVES: Mapping[str, Primitive] = {
+    "add": Primitive(np.add),
+    "subtract": Primitive(np.subtract),
+    "multiply": Primitive(np.multiply),
+    "divide": Primitive(np.divide),
+    "negative": Primitive(np.negative),
+    "maximum": Primitive(np.maximum),
+    "minimum": Primitive(np.minimum),
+    "absolute": Primitive(np.absolute),
+    "sign": Primitive(np.sign),
+    "square": Primitive(np.square),
+    "power": Primitive(np.power, 20),
+    "hypot": Primitive(np.hypot, 5),
+    "copysign": Primitive(np.copysign),
+    "floor": Primitive(np.floor),
+    "ceil": Primitive(np.ceil),
+    "rint": Primitive(np.rint),
+    "sqrt": Primitive(np.sqrt, 4),
+    "cbrt": Primitive(np.cbrt, 20),
+    "exp": Primitive(np.exp, 10),
+    "expm1": Primitive(np.expm1, 10),
+    "log": Primitive(np.log, 10),
+    "log1p": Primitive(np.log1p, 10),
+    "sin": Primitive(np.sin, 10),
+    "cos": Primitive(np.cos, 10),
+    "tan": Primitive(np.tan, 10),
+    "arcsin": Primitive(np.arcsin, 10),
+    "arccos": Primitive(np.arccos, 10),
+    "arctan": Primitive(np.arctan, 10),
+    "sinh": Primitive(np.sinh, 10),
+    "cosh": Primitive(np.cosh, 10),
+    "tanh": Primitive(np.tanh, 10),
+    "arcsinh": Primitive(np.arcsinh, 10),
+    "arccosh": Primitive(np.arccosh, 10),
+    "arctanh": Primitive(np.arctanh, 10),
+    "logistic": Primitive(_logistic, 10),
+    "softplus": Primitive(lambda x: np.logaddexp(0.0, x), 20),
+    "erf": Primitive(_each(math.erf), 40),
+    "erfc": Primitive(_each(math.erfc), 40),
+    "less": Primitive(np.less, is_condition=True),
+    "less_equal": Primitive(np.less_equal, is_condition=True),
+    "equal": Primitive(np.equal, is_condition=True),
+    "isnan": Primitive(np.isnan, is_condition=True),
+    "logical_and": Primitive(np.logical_and, is_condition=True),
+    "logical_or": Primitive(np.logical_or, is_condition=True),
+    "logical_not": Primitive(np.logical_not, is_condition=True),
+    "invert": Primitive(np.invert),
+    "select": Primitive(np.where, 2),
+    "constant": Primitive(np.positive, 0),
+    "row_sum": Primitive(np.add.reduce, is_reduction=True),
+    "row_max": Primitive(np.maximum.reduce, is_reduction=True),
+    "row_min": Primitive(np.minimum.reduce, is_reduction=True),
+}
+"""By kind. `erfc` is for numbers from 0 to 6; `constant` is its operand, which counts as a constant in derivatives."""
+
+
+class Expression:
+    """A node: a primitive of operands, an element or a number.
+
+    Attributes:
+        kind: ELEMENT, NUMBER, or a name of PRIMITIVES.
+        operands: what it is computed from.
+        value: of a number, or the position of an element's input; else 0.
+    """
+
+    def __init__(self, kind: str, operands: tuple[Expression, ...], value: float) -> None:
+        self.kind, self.operands, self.value = kind, operands, value
+
+    @cached_property
+    def is_of_row(self) -> bool:
+        """It has one value a row: a number, or what follows from reductions alone."""
+        if self.kind == ELEMENT:
+            return False
+        is_joined = self.kind in PRIMITIVES and PRIMITIVES[self.kind].is_reduction
+        return is_joined or all(one.is_of_row for one in self.operands)
+
+    @cached_property
+    def size(self) -> int:
+        """How long it is, written out."""
+        return 1 + sum(one.size for one in self.operands)
+
+    def __add__(self, other: Expression | float) -> Expression:
+        return apply("add", self, other)
+
+    def __radd__(self, other: float) -> Expression:
+        return apply("add", other, self)
+
+    def __sub__(self, other: Expression | float) -> Expression:
+        return apply("subtract", self, other)
+
+    def __rsub__(self, other: float) -> Expression:
+        return apply("subtract", other, self)
+
+    def __mul__(self, other: Expression | float) -> Expression:
+        return apply("multiply", self, other)
+
+    def __rmul__(self, other: float) -> Expression:
+        return apply("multiply", other, self)
+
+    def __truediv__(self, other: Expression | float) -> Expression:
+        return apply("divide", self, other)
+
+    def __rtruediv__(self, other: float) -> Expression:
+        return apply("divide", other, self)
+
+    def __neg__(self) -> Expression:
+        return apply("negative", self)
+
+    def __lt__(self, other: Expression | float) -> Expression:
+        return apply("less", self, other)
+
+    def __le__(self, other: Expression | float) -> Expression:
+        return apply("less_equal", self, other)
+
+    def __gt__(self, other: Expression | float) -> Expression:
+        return apply("less", other, self)
+
+    def __ge__(self, other: Expression | float) -> Expression:
+        return apply("less_equal", other, self)
+
+    def __and__(self, other: Expression) -> Expression:
+        return apply("logical_and", self, other)
+
+    def __or__(self, other: Expression) -> Expression:
+        return apply("logical_or", self, other)
+
+    def __invert__(self) -> Expression:
+        return apply("logical_not", self)
+
+    def __repr__(self) -> str:
+        if self.kind == ELEMENT:
+            return f"element({self.value})"
+        if self.kind == NUMBER:
+            return repr(self.value)
+        return f"{self.kind}({', '.join(map(repr, self.operands))})"
+
+
+_interned: WeakValueDictionary[tuple[Any, ...], Expression] = WeakValueDictionary()
+
+
+def _made(kind: str, operands: tuple[Expression, ...] = (), value: float = 0) -> Expression:
+    key = kind, operands, repr(value)  # 0.0 and -0.0 are equal, and 1 is True
+    return _interned.setdefault(key, Expression(kind, operands, value))
+
+
+def element(position: int) -> Expression:
+    """The element of input number `position`."""
+    return _made(ELEMENT, value=position)
+
+
+def number(value: float) -> Expression:
+    """A constant."""
+    return _made(NUMBER, value=float(value))
+
+
+ZERO, ONE = number(0), number(1)
+
+
+def apply(kind: str, *operands: Expression | float) -> Expression:
+    """A primitive of operands, folded where all are numbers, or where an operand leaves the other as it is."""
+    nodes = tuple(one if isinstance(one, Expression) else number(one) for one in operands)
+    if nodes and all(one.kind == NUMBER for one in nodes) and not PRIMITIVES[kind].is_reduction:
+        with np.errstate(all="ignore"):
+            return number(float(PRIMITIVES[kind].function(*(one.value for one in nodes))))
+    first, last = nodes[0], nodes[-1]
+    if kind == "select" and first.kind == NUMBER:
+        return nodes[1] if first.value else last
+    if kind == "select" and nodes[1] is last:
+        return last
+    if (kind, last) in (("multiply", ONE), ("divide", ONE), ("subtract", ZERO)):
+        return first
+    if (kind, first) == ("multiply", ONE):
+        return last
+    if kind == first.kind == "negative" or kind == first.kind == "logical_not":
+        return first.operands[0]
+    return _made(kind, nodes)
+
+
+def maximum(left: Expression | float, right: Expression | float) -> Expression:
+    """The greater; NaN where one is."""
+    return apply("maximum", left, right)
+
+
+def minimum(left: Expression | float, right: Expression | float) -> Expression:
+    """The smaller; NaN where one is."""
+    return apply("minimum", left, right)
+
+
+def clip(x: Expression, low: float, high: float) -> Expression:
+    """Not below `low`, not above `high`; NaN stays. Infinite limits are none."""
+    x = x if low == -math.inf else maximum(x, low)
+    return x if high == math.inf else minimum(x, high)
+
+
+def select(condition: Expression, chosen: Expression | float, other: Expression | float) -> Expression:
+    """`chosen` where the condition holds, else `other`, whatever the one that is left out is."""
+    return apply("select", condition, chosen, other)
+
+
+def between(x: Expression, low: float, high: float) -> Expression:
+    """low < x < high; infinite limits are none."""
+    above = ONE if low == -math.inf else x > low
+    below = ONE if high == math.inf else x < high
+    return below if above is ONE else above if below is ONE else above & below
+
+
+def equal(left: Expression, right: Expression | float) -> Expression:
+    """left = right, where neither is NaN."""
+    return apply("equal", left, right)
+
+
+def power(x: Expression, exponent: float) -> Expression:
+    """x to a constant power."""
+    return apply("power", x, exponent)
+
+
+def _function(kind: str, doc: str) -> Callable[[Expression], Expression]:
+    def function(x: Expression) -> Expression:
+        return apply(kind, x)
+
+    function.__name__, function.__doc__ = kind, doc
+    return function
+
+
+absolute = _function("absolute", "|x|.")
+sign = _function("sign", "-1, 0 or 1; NaN of NaN.")
+square = _function("square", "x * x.")
+sqrt = _function("sqrt", "The square root; NaN of what is negative.")
+exp = _function("exp", "e^x.")
+expm1 = _function("expm1", "e^x - 1, near 0 too.")
+log = _function("log", "The natural logarithm.")
+log1p = _function("log1p", "ln(1 + x), near 0 too.")
+sin = _function("sin", "The sine.")
+cos = _function("cos", "The cosine.")
+sinh = _function("sinh", "The hyperbolic sine.")
+cosh = _function("cosh", "The hyperbolic cosine.")
+tanh = _function("tanh", "The hyperbolic tangent.")
+logistic = _function("logistic", "1 / (1 + e^-x).")
+softplus = _function("softplus", "ln(1 + e^x), which does not overflow.")
+erf = _function("erf", "The error function.")
+erfc = _function("erfc", "1 - erf(x) for x from 0 to 6, where it is small too.")
+isnan = _function("isnan", "Whether x is not a number.")
+constant = _function("constant", "x, as a constant to derivatives: one whose choice does not change the result.")
+row_sum = _function("row_sum", "The sum over the members of a row.")
+row_max = _function("row_max", "The greatest member of a row; NaN where one is.")
+row_min = _function("row_min", "The least member of a row; NaN where one is.")
+
+
+def in_order(*results: Expression) -> list[Expression]:
+    """All nodes that are needed, operands before what reads them; of two operands the longer expression first."""
+    order: dict[Expression, int] = {}
+
+    def visit(node: Expression) -> int:
+        if node not in order:
+            for operand in sorted(node.operands, key=lambda one: -one.size):
+                visit(operand)
+            order[node] = len(order)
+        return order[node]
+
+    for result in results:
+        visit(result)
+    return list(order)
+
+
+def inputs_of(*results: Expression) -> list[int]:
+    """The positions of the inputs that are read."""
+    return sorted({int(node.value) for node in in_order(*results) if node.kind == ELEMENT})
+
+
+def flops_of(*results: Expression) -> float:
+    """Operations for one element."""
+    return sum(PRIMITIVES[node.kind].flops for node in in_order(*results) if node.kind in PRIMITIVES)
+
+
+def replaced(expression: Expression, change: Callable[[Expression, tuple[Expression, ...]], Expression]) -> Expression:
+    """The expression made anew from its leaves: `change` gets each node with its operands as they have become."""
+    made: dict[Expression, Expression] = {}
+    for node in in_order(expression):
+        made[node] = change(node, tuple(made[one] for one in node.operands))
+    return made[expression]
+
+
+def rebuilt(node: Expression, operands: tuple[Expression, ...]) -> Expression:
+    """A node of other operands."""
+    return apply(node.kind, *operands) if node.operands else node
+
+
+def with_inputs(expression: Expression, inputs: Mapping[Expression, Expression]) -> Expression:
+    """The expression with other nodes in place of some."""
+    return replaced(expression, lambda node, operands: inputs.get(node) or rebuilt(node, operands))
+
+
+def evaluated(results: Sequence[Expression], inputs: Sequence[Array], axis: int | tuple[int, ...] = -1) -> list[Array]:
+    """The results on arrays that broadcast, of float64 for a reference; `axis` has the members of a row."""
+    values: dict[Expression, Any] = {}
+    with np.errstate(all="ignore"):
+        for node in in_order(*results):
+            if node.kind == ELEMENT:
+                values[node] = inputs[int(node.value)]
+            elif node.kind == NUMBER:
+                values[node] = node.value
+            else:
+                primitive, operands = PRIMITIVES[node.kind], [values[one] for one in node.operands]
+                options = {"axis": axis, "keepdims": True} if primitive.is_reduction else {}
+                values[node] = primitive.function(*operands, **options)
+    return [np.asarray(values[result]) for result in results]
+
+
+def conditions(expression: Expression) -> Iterator[Expression]:
+    """The nodes that are true or false."""
+    return (node for node in in_order(expression) if node.kind in PRIMITIVES and PRIMITIVES[node.kind].is_condition)

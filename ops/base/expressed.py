@@ -1,0 +1,190 @@
+"""Operators that are expressions of their inputs' elements: what each engine needs to know of one.
+
+`elementwise_operator` and `row_operator` make them, of a function that says what is computed:
+
+    @elementwise_operator("Celu", {"alpha": "where the exponential begins"}, gradient=("Y", "dY"))
+    def celu(x: Expression, *, alpha: float = 1.0) -> Expression:
+        '''Y = X where X > 0, else alpha * (exp(X / alpha) - 1).'''
+        return select(x > 0, x, alpha * expm1(x / alpha))
+
+Its docstring is the operator's help, its keywords are arguments with their defaults; one called `meta` is the type of
+the first input.
+"""
+
+from __future__ import annotations
+
+import inspect
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+
+from dagexec.core.arguments import Arguments
+from dagexec.core.derivatives import gradient, times
+from dagexec.core.dtypes import FLOAT32, TypeMeta
+from dagexec.core.expressions import (
+    NUMBER,
+    PRIMITIVES,
+    Expression,
+    apply,
+    element,
+    evaluated,
+    flops_of,
+    inputs_of,
+    rebuilt,
+    replaced,
+)
+from dagexec.core.operator import Operator, Step
+from dagexec.core.schema import OperatorCall
+from dagexec.platform.records import dataclass
+
+Function = Callable[..., Expression]
+Check = Callable[[OperatorCall], object]
+
+DY = "dY"
+
+
+@dataclass(frozen=True)
+class Definition:
+    """What an operator computes.
+
+    Attributes:
+        function: from the inputs' elements, and arguments as keywords, to the result.
+    """
+
+    function: Function
+
+    @cached_property
+    def defaults(self) -> dict[str, Any]:
+        """The arguments, with their defaults."""
+        parameters = inspect.signature(self.function).parameters.values()
+        return {one.name: one.default for one in parameters if one.kind is one.KEYWORD_ONLY and one.name != "meta"}
+
+    @cached_property
+    def arity(self) -> int:
+        """How many inputs it has."""
+        parameters = inspect.signature(self.function).parameters.values()
+        return sum(one.kind is one.POSITIONAL_OR_KEYWORD for one in parameters)
+
+    @cached_property
+    def doc(self) -> str:
+        """The function's docstring in a line."""
+        return " ".join((self.function.__doc__ or "").split())
+
+    def read(self, arguments: Arguments) -> dict[str, Any]:
+        """The values of the arguments. Raises ArgumentError."""
+        readers: dict[type, Callable[[str, Any], Any]] = {
+            bool: arguments.bool,
+            int: arguments.int,
+            float: arguments.float,
+        }
+        return {name: readers[type(default)](name, default) for name, default in self.defaults.items()}
+
+    def applied(
+        self, function: Function, inputs: Sequence[Expression], values: Mapping[str, Any], meta: TypeMeta
+    ) -> Expression:
+        """`function`, or another of the same arguments, of these."""
+        typed = {"meta": meta} if "meta" in inspect.signature(function).parameters else {}
+        return function(*inputs, **values, **typed)
+
+    def result(self, values: Mapping[str, Any], meta: TypeMeta) -> Expression:
+        """The result from elements 0, 1, ..."""
+        return self.applied(self.function, [element(position) for position in range(self.arity)], values, meta)
+
+    def formula(self) -> Callable[..., Any]:
+        """It as a function of arrays of float64, and of the arguments as keywords."""
+
+        def formula(*arrays: Any, **values: Any) -> Any:
+            given = {name: type(default)(values.get(name, default)) for name, default in self.defaults.items()}
+            return evaluated([self.result(given, FLOAT32)], arrays)[0]
+
+        parameters = [
+            inspect.Parameter(f"x{position}", inspect.Parameter.POSITIONAL_ONLY) for position in range(self.arity)
+        ]
+        parameters += [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=0 if default is False else default)
+            for name, default in self.defaults.items()
+        ]
+        formula.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        return formula
+
+
+@dataclass(frozen=True)
+class GradientDefinition:
+    """The gradient of an operator of one input.
+
+    Attributes:
+        forward: what the operator computes.
+        reads: what the inputs are, in order, of X, Y and dY; X is not computed from Y.
+        slope: the derivative from the first of X and Y that is read, where it is not to be derived.
+        of_rows: `slope` is given dY, too, and is dX: a derivative is not a factor where members meet.
+    """
+
+    forward: Definition
+    reads: tuple[str, ...]
+    slope: Function | None = None
+    of_rows: bool = False
+
+    def result(self, values: Mapping[str, Any], meta: TypeMeta) -> Expression:
+        """dX from elements in the order of `reads`. Raises ValueError where it depends on an input that is not read."""
+        dy = element(self.reads.index(DY))
+        value = element(next(position for position, name in enumerate(self.reads) if name != DY))
+        if self.slope is not None and self.of_rows:
+            found = self.forward.applied(self.slope, [value, dy], values, meta)
+        elif self.slope is not None:
+            found = times(dy, self.forward.applied(self.slope, [value], values, meta))
+        elif "X" in self.reads:
+            found = gradient(self.forward.applied(self.forward.function, [value], values, meta), [value], dy)[0]
+        else:
+            x = element(len(self.reads))
+            found = gradient(self.forward.applied(self.forward.function, [x], values, meta), [x], dy, value)[0]
+        if inputs_of(found)[-1:] == [len(self.reads)]:
+            raise ValueError(f"the gradient of {self.forward.function.__name__} follows from X, not from Y alone")
+        return found if "X" in self.reads else with_rounded_limits(found, value, meta)
+
+
+def with_rounded_limits(expression: Expression, y: Expression, meta: TypeMeta) -> Expression:
+    """Numbers that Y is compared with are rounded as Y was, so that one at a limit still is."""
+
+    def change(node: Expression, operands: tuple[Expression, ...]) -> Expression:
+        if node.kind not in PRIMITIVES or not PRIMITIVES[node.kind].is_condition or y not in operands:
+            return rebuilt(node, operands)
+        with np.errstate(over="ignore"):
+            rounded = [
+                float(np.float64(one.value).astype(meta.numpy)) if one.kind == NUMBER else one for one in operands
+            ]
+        return apply(node.kind, *rounded)
+
+    return replaced(expression, change)
+
+
+class Expressed(Operator):
+    """Base of the operators that are an expression.
+
+    Attributes:
+        definition_of: what they compute.
+    """
+
+    formula: ClassVar[Definition | GradientDefinition]
+
+    def expression(self) -> Expression:
+        """The result from elements of the inputs, with the operator's arguments as numbers."""
+        return expression_of(type(self).formula, self.arguments, self.input(0).meta)
+
+    @abstractmethod
+    def prepare(self) -> Step:
+        """The calls of NumPy."""
+
+
+def expression_of(formula: Definition | GradientDefinition, arguments: Arguments, meta: TypeMeta) -> Expression:
+    """What is computed, with these arguments, on tensors of a type; made once for all of equal arguments."""
+    forward = formula if isinstance(formula, Definition) else formula.forward
+    return arguments.once((formula, meta), lambda: formula.result(forward.read(arguments), meta))
+
+
+def flops_by_default(formula: Definition | GradientDefinition) -> float:
+    """Operations an element, with default arguments."""
+    forward = formula if isinstance(formula, Definition) else formula.forward
+    return max(1.0, flops_of(formula.result(forward.defaults, FLOAT32)))

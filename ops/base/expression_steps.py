@@ -1,0 +1,280 @@
+"""Expressions as NumPy's calls: each writes into an array that exists, and memory is used again when it is free.
+
+What NumPy has no function for is spelled in what it has (`_spelled`), and selections as what is faster: a sum of two
+clipped branches, or an exchange of bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+
+from dagexec.core.expressions import (
+    ELEMENT,
+    NUMBER,
+    ONE,
+    PRIMITIVES,
+    ZERO,
+    Expression,
+    absolute,
+    apply,
+    evaluated,
+    exp,
+    expm1,
+    in_order,
+    inputs_of,
+    log1p,
+    maximum,
+    minimum,
+    rebuilt,
+    replaced,
+    with_inputs,
+)
+from dagexec.core.operator import Step
+from dagexec.ops.base.blocks import Array, Scratch
+from dagexec.ops.base.error_function import LIMIT, log_erfc_coefficients
+from dagexec.ops.base.passes import clip_pass
+
+EXACT = frozenset(
+    ("sqrt", "square", "negative", "absolute", "sign", "floor", "ceil", "rint", "logical_not", "invert", "constant")
+)
+"""Functions of one operand whose results are the same on any strides: NumPy has no code of its own for packed arrays
+that rounds differently."""
+
+
+def expression_steps(
+    expression: Expression, sources: Mapping[int, Array], out: Array, scratch: Scratch, rows: Scratch | None = None
+) -> list[Step]:
+    """The calls that compute `expression` of `sources`, by position, and leave it in `out`, of their shape.
+
+    `out` may be one of the sources. Where members of rows are joined, arrays are [rows, members, inner], `rows` is
+    scratch for what has one value a row.
+    """
+    return _Steps(spelled(expression, out.dtype), sources, out, scratch, rows).steps
+
+
+@lru_cache(maxsize=1024)
+def spelled(expression: Expression, dtype: np.dtype[Any]) -> Expression:
+    """The expression in functions that NumPy has, as it computes them fastest."""
+    return replaced(expression, partial(_spelled, dtype))
+
+
+def _spelled(dtype: np.dtype[Any], node: Expression, operands: tuple[Expression, ...]) -> Expression:
+    kind, x = node.kind, operands[0] if operands else node
+    if kind == "logistic":
+        return 1 / (exp(-x) + 1)  # 0 where the power is infinite
+    if kind == "softplus":
+        return log1p(exp(-absolute(x))) + maximum(x, 0)
+    if kind == "erf":
+        return apply("copysign", expm1(_log_erfc(minimum(absolute(x), LIMIT), dtype)), x)
+    if kind == "erfc":
+        return exp(_log_erfc(x, dtype))
+    if kind == "constant":
+        return x
+    if kind == "multiply":
+        for left, right in (operands, operands[::-1]):
+            if right.kind == "divide" and right.operands[0] is ONE:
+                return left / right.operands[1]
+    if kind == "select":
+        return _as_sum(*operands) or rebuilt(node, operands)
+    return rebuilt(node, operands)
+
+
+def _log_erfc(m: Expression, dtype: np.dtype[Any]) -> Expression:
+    """ln(erfc(m)) for m from 0 to LIMIT, by Horner's rule."""
+    highest, second, *rest = log_erfc_coefficients(dtype)
+    t = m * (2 / LIMIT) - 1
+    value = t * highest + second
+    for coefficient in rest:
+        value = value * t + coefficient
+    return -(value * m)
+
+
+def _as_sum(condition: Expression, chosen: Expression, other: Expression) -> Expression | None:
+    """A selection by the sign of x, of branches that are 0 where x is: they are added, each of its half of the
+    numbers."""
+    if condition.kind != "less" or ZERO not in condition.operands or ZERO in (chosen, other):
+        return None
+    x = next(one for one in condition.operands if one is not ZERO)
+    positive, negative = (other, chosen) if condition.operands[1] is ZERO else (chosen, other)
+    if x.kind != ELEMENT or any(inputs_of(branch) != [x.value] for branch in (chosen, other)):
+        return None
+    zeros = [np.zeros(1)] * (int(x.value) + 1)
+    if any(evaluated([positive, negative], zeros)):
+        return None
+    return with_inputs(negative, {x: minimum(x, 0)}) + with_inputs(positive, {x: maximum(x, 0)})
+
+
+class _Steps:
+    """The calls of an expression, as they are put together."""
+
+    def __init__(
+        self, expression: Expression, sources: Mapping[int, Array], out: Array, scratch: Scratch, rows: Scratch | None
+    ) -> None:
+        self.steps: list[Step] = []
+        self._out, self._sources, self._scratch, self._rows = out, sources, scratch, rows
+        self._memory: dict[Expression, tuple[int, bool]] = {}
+        self._free: dict[bool, list[int]] = {True: [], False: []}
+        self._count = {True: 0, False: 0}
+        order = [node for node in in_order(expression) if node.operands]
+        order = _without_inner_clips(order)
+        self._last = {operand: place for place, node in enumerate(order) for operand in _read(node)}
+        reads_source = [place for place, node in enumerate(order) if any(one.kind == ELEMENT for one in _read(node))]
+        last_read = max(reads_source, default=0)
+        if not order:
+            self.steps.append(partial(np.copyto, out, self._operand(expression)))
+        for place, node in enumerate(order):
+            is_last = place == len(order) - 1
+            self._compute(node, place, is_last, may_use_out=place >= last_read)
+
+    # Memory: number -1 is the result's, others are scratch; of one value a row there is scratch of its own
+
+    def _array(self, node: Expression) -> Array:
+        memory, is_of_row = self._memory[node]
+        if memory < 0:
+            return self._out
+        array = self._work(memory, is_of_row)
+        return _booleans(array) if PRIMITIVES[node.kind].is_condition else array
+
+    def _work(self, memory: int, is_of_row: bool) -> Array:
+        if not is_of_row:
+            return self._scratch(memory, self._out.shape)
+        assert self._rows is not None
+        return self._rows(memory, (self._out.shape[0], 1, *self._out.shape[2:]))
+
+    def _taken(self, is_of_row: bool) -> int:
+        free = self._free[is_of_row]
+        if free:
+            return free.pop()
+        self._count[is_of_row] += 1
+        return self._count[is_of_row] - 1
+
+    def _operand(self, node: Expression) -> Array:
+        if node.kind == NUMBER:
+            return np.asarray(node.value).astype(self._out.dtype)
+        return self._sources[int(node.value)] if node.kind == ELEMENT else self._array(node)
+
+    def _compute(self, node: Expression, place: int, is_last: bool, *, may_use_out: bool) -> None:
+        primitive, is_of_row = PRIMITIVES[node.kind], node.is_of_row
+        dying = [one for one in dict.fromkeys(_read(node)) if one in self._memory and self._last[one] == place]
+        same = [one for one in dying if self._memory[one][1] == is_of_row and _kind(one) == _kind(node)]
+        uses_out = any(memory == (-1, False) for memory in (self._memory[one] for one in self._memory))
+        if is_last and not is_of_row:
+            self._memory[node] = (-1, False)
+        elif same and not primitive.is_reduction and node.kind != "select":
+            self._memory[node] = self._memory[same[0]]
+            dying.remove(same[0])
+        elif may_use_out and not is_of_row and not primitive.is_condition and not uses_out:
+            self._memory[node] = (-1, False)
+        else:
+            self._memory[node] = (self._taken(is_of_row), is_of_row)
+        if node.kind == "select":
+            self._select(node)
+        else:
+            self.steps.append(self._call(node))
+        for one in dying:
+            memory, of_row = self._memory.pop(one)
+            if memory >= 0:
+                self._free[of_row].append(memory)
+        if is_last and is_of_row:
+            self.steps.append(partial(np.copyto, self._out, self._array(node)))
+
+    def _call(self, node: Expression) -> Step:
+        out = self._array(node)
+        limits = _clip_of(node)
+        if limits is not None and self._out.dtype.kind != "b":
+            x, low, high = limits
+            return clip_pass(self._operand(x), _bounded(low, out.dtype), _bounded(high, out.dtype), out)
+        primitive, operands = PRIMITIVES[node.kind], [self._operand(one) for one in node.operands]
+        if primitive.is_reduction:
+            return partial(primitive.function, operands[0], axis=1, keepdims=True, out=out)
+        return partial(primitive.function, *operands, out=out)
+
+    def _select(self, node: Expression) -> None:
+        """A copy of what is missing where it is, a product of bits with 0 or 1, or an exchange of bits.
+
+        All take less time than a copy with a mask of many elements.
+        """
+        condition, chosen, other = node.operands
+        out, mask = self._array(node), self._operand(condition)
+        if condition.kind == "isnan" and chosen.kind == NUMBER and other.kind == ELEMENT:
+            source = self._operand(other)
+            copy: list[Step] = [] if np.may_share_memory(source, out) else [partial(np.copyto, out, source)]
+            self.steps += [*copy, partial(np.copyto, out, self._operand(chosen), where=mask)]
+            return
+        kind: type[np.integer[Any]] = _INTEGERS[out.dtype.itemsize]
+        memory = self._taken(is_of_row := node.is_of_row)
+        factor = self._work(memory, is_of_row).view(kind)
+        if chosen is ZERO or other is ZERO:
+            source = self._bits(other if chosen is ZERO else chosen, kind)
+            self.steps.append(partial(np.copyto, factor, mask))
+            if chosen is ZERO:
+                self.steps.append(partial(np.bitwise_xor, factor, kind(1), out=factor))
+            self.steps.append(partial(np.multiply, source, factor, out=out.view(kind)))
+        else:
+            ours, theirs = self._bits(chosen, kind), self._bits(other, kind)
+            spare = self._taken(is_of_row)
+            exchanged = self._work(spare, is_of_row).view(kind)
+            self.steps += [
+                partial(np.copyto, factor, mask),
+                partial(np.negative, factor, out=factor),
+                partial(np.bitwise_xor, ours, theirs, out=exchanged),
+                partial(np.bitwise_and, exchanged, factor, out=exchanged),
+                partial(np.bitwise_xor, exchanged, theirs, out=out.view(kind)),
+            ]
+            self._free[is_of_row].append(spare)
+        self._free[is_of_row].append(memory)
+
+    def _bits(self, node: Expression, kind: type[np.integer[Any]]) -> Array:
+        return self._operand(node).view(kind)
+
+
+_INTEGERS: Mapping[int, type[np.integer[Any]]] = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
+"""By bytes."""
+
+
+def _kind(node: Expression) -> bool:
+    return PRIMITIVES[node.kind].is_condition
+
+
+def _booleans(array: Array) -> Array:
+    flat = array.reshape(-1)
+    return flat.view(np.bool_)[: flat.size].reshape(array.shape)
+
+
+def _clip_of(node: Expression) -> tuple[Expression, float, float] | None:
+    """The operand and the limits of a node that is one clip, or the second half of one."""
+    if node.kind == "maximum" and node.operands[1].kind == NUMBER:
+        return node.operands[0], node.operands[1].value, math.inf
+    if node.kind == "minimum" and node.operands[1].kind == NUMBER:
+        inner = _clip_of(node.operands[0]) if node.operands[0].kind == "maximum" else None
+        high = node.operands[1].value
+        return (node.operands[0], -math.inf, high) if inner is None else (inner[0], inner[1], high)
+    return None
+
+
+def _read(node: Expression) -> tuple[Expression, ...]:
+    """What a node's calls read."""
+    limits = _clip_of(node)
+    return node.operands if limits is None else (limits[0],)
+
+
+def _without_inner_clips(order: list[Expression]) -> list[Expression]:
+    """The nodes without lower limits that are computed with the upper ones alone."""
+    needed = {order[-1]} if order else set()
+    for node in reversed(order):
+        if node in needed:
+            needed.update(_read(node))
+    return [node for node in order if node in needed]
+
+
+def _bounded(limit: float, dtype: np.dtype[Any]) -> float:
+    """A limit as one of the type, of integers too."""
+    if dtype.kind not in "iu":
+        return limit
+    info = np.iinfo(dtype)
+    return int(min(max(limit, info.min), info.max))

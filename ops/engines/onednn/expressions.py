@@ -1,0 +1,51 @@
+"""Operators that are expressions, in float32, by kernels of our own: for what oneDNN has no post-ops for.
+
+All primitives of an expression need machine code (`has_kernel`); else NumPy computes it.
+"""
+
+from __future__ import annotations
+
+from dagexec.core.arguments import NOTHING, Arguments
+from dagexec.core.dtypes import FLOAT32
+from dagexec.core.expressions import inputs_of
+from dagexec.core.operator import Step
+from dagexec.core.operator_index import completes
+from dagexec.core.registry import has_engine, operator, operator_class, schema_of
+from dagexec.errors import UnsupportedFeatureError
+from dagexec.ops.base.expressed import Expressed, expression_of
+from dagexec.ops.engines.onednn import elementwise  # noqa: F401  what post-ops say is registered before
+from dagexec.ops.engines.onednn.operator import OneDNNOperator
+from dagexec.ops.kernels.expression_kernels import ExpressionFormula, has_kernel
+from dagexec.ops.kernels.formulas import formula_step
+
+
+class ExpressionKernel(OneDNNOperator, Expressed):
+    """Base: one kernel for all elements."""
+
+    repeats = True
+    metas = (FLOAT32,)
+
+    def prepare_primitive(self) -> Step:
+        """One formula. Raises UnsupportedFeatureError where there is no kernel."""
+        expression = self.expression()
+        positions = tuple(inputs_of(expression))
+        if not positions or not has_kernel(expression):
+            raise UnsupportedFeatureError(f"{self.label}: there is no kernel for these arguments")
+        inputs = [self.x(position) for position in positions]
+        formula = ExpressionFormula((expression,), positions)
+        step = formula_step(self.onednn.machine, formula, inputs, [self.y(0)], self.label)
+        if step is None:
+            raise UnsupportedFeatureError(f"{self.label}: there is no kernel for these tensors")
+        return step
+
+
+@completes
+def register_expression(op_type: str) -> None:
+    """Register an operator that is an expression, if kernels compute it and nothing else of this engine does."""
+    default = operator_class(op_type)
+    if not (isinstance(default, type) and issubclass(default, Expressed)) or has_engine(op_type, "ONEDNN"):
+        return
+    expression = expression_of(default.formula, Arguments(NOTHING, op_type), FLOAT32)
+    if has_kernel(expression):
+        members = {"__doc__": default.__doc__, "__module__": __name__}
+        operator(schema_of(op_type), engine="ONEDNN")(type(default.__name__, (ExpressionKernel, default), members))
