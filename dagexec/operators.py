@@ -39,6 +39,7 @@ from dagexec.core.expressions import (
     maximum,
     minimum,
     row_max,
+    row_min,
     row_sum,
     select,
     softplus,
@@ -82,6 +83,7 @@ from dagexec.ops.base.array_function import array_function
 from dagexec.ops.base.blocks import Array, Scratch
 from dagexec.ops.base.elementwise_operator import elementwise_operator
 from dagexec.ops.base.passes import clip_pass, scalar_pass
+from dagexec.ops.base.row_operator import row_operator
 from dagexec.ops.engines.onednn.operator import OneDNNOperator
 from dagexec.ops.families.optimize.sparse import SparseUpdate
 from dagexec.ops.families.optimize.update import DenseUpdate, Parts, Piece, Rule, update_operator
@@ -156,6 +158,8 @@ __all__ = [
     "registered_engines",
     "registered_operators",
     "row_max",
+    "row_min",
+    "row_operator",
     "row_sum",
     "same_as_input",
     "scalar_pass",

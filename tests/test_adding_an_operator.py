@@ -15,11 +15,13 @@ from dagexec.core import gradient, registry
 from dagexec.ops.engines.cuda.base import expressed
 from dagexec.ops.engines.onednn import expressions
 from dagexec.ops.engines.onednn.elementwise import register_declared
+from tests.ops.base import test_row_operators
 from tests.ops.elementwise import test_formulas
+from tests.ops.running import run_operator
 from tests.test_examples import blocks
 
 ROOT = Path(__file__).resolve().parents[1]
-MODULE, CASE, *EXCERPTS = blocks("docs/adding-an-operator.md")
+MODULE, CASE, ROWS, *EXCERPTS = blocks("docs/adding-an-operator.md")
 ARGUMENTS = ({}, {"alpha": 0.5})
 
 
@@ -91,3 +93,41 @@ def test_a_model_of_onnx_has_it(arguments: dict[str, float]) -> None:
     [expected] = onnx.reference.ReferenceEvaluator(model).run(None, {"x": x})
     with dagexec.compile(model) as executor:
         np.testing.assert_allclose(executor.run({"x": x})["y"], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.fixture
+def squared_softmax_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Registries with the page's second operator, on all engines."""
+    registry.registered_engines("Celu", "cuda")
+    for module, name in (
+        (registry, "_schemas"), (registry, "_onnx"), (registry, "_operators"), (registry, "_implemented"),
+        (gradient, "_makers"),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, name, getattr(module, name).copy())
+    exec(compile(ROWS, "squared_softmax.py", "exec"), {"__name__": "squared_softmax"})
+    for op_type in ("SquaredSoftmax", "SquaredSoftmaxGradient"):
+        expressions.register_expression(op_type)
+        expressed.register_expression(op_type)
+
+
+@pytest.mark.usefixtures("squared_softmax_of_the_page")
+@pytest.mark.parametrize("engine", ["", pytest.param("ONEDNN", marks=test_formulas.needs_onednn)])
+def test_the_row_operator_is_what_it_says(engine: str) -> None:
+    x = np.random.default_rng(0).normal(0, 1, (3, 50)).astype(np.float32)
+    squares = x.astype(np.float64) ** 2
+    [y] = run_operator("SquaredSoftmax", [x], engine=engine)
+    np.testing.assert_allclose(y, squares / squares.sum(1, keepdims=True), rtol=1e-5)
+    test_row_operators.test_a_rows_bytes_do_not_depend_on_the_batch("SquaredSoftmax", engine)
+    test_row_operators.test_nan_is_of_its_row_alone("SquaredSoftmax", engine)
+
+
+@pytest.mark.usefixtures("squared_softmax_of_the_page")
+def test_the_row_operator_has_the_gradient_of_its_expression() -> None:
+    test_row_operators.test_gradients_are_the_slopes_of_the_expression("SquaredSoftmax", 1)
+
+
+@test_formulas.needs_compiler
+@pytest.mark.slow
+@pytest.mark.usefixtures("squared_softmax_of_the_page")
+def test_cuda_computes_the_row_operator() -> None:
+    test_row_operators.test_cuda_computes_the_expression_and_its_gradient("SquaredSoftmax")

@@ -17,7 +17,8 @@ from dagexec.platform.records import dataclass
 Operand = Vector | float
 
 
-def _vector(build: Builder, value: Operand) -> Vector:
+def as_vector(build: Builder, value: Operand) -> Vector:
+    """A number as every element."""
     return value if isinstance(value, Vector) else build.constant(value)
 
 
@@ -27,7 +28,7 @@ def _extreme(name: str) -> Callable[[Builder, Operand, Operand], Vector]:
     def extreme(build: Builder, left: Operand, right: Operand) -> Vector:
         join: Callable[[Vector | float, Vector], Vector] = getattr(build, name)
         if not isinstance(left, Vector):
-            return join(left, _vector(build, right))
+            return join(left, as_vector(build, right))
         if not isinstance(right, Vector):
             return join(right, left)
         return build.select(build.is_nan(left), left, join(left, right))
@@ -36,17 +37,17 @@ def _extreme(name: str) -> Callable[[Builder, Operand, Operand], Vector]:
 
 
 def _sign(build: Builder, x: Operand) -> Vector:
-    value = _vector(build, x)
+    value = as_vector(build, x)
     return build.select(build.less(0.0, value), 1.0, build.select(build.less(value, 0.0), -1.0, value + 0.0))
 
 
 def _unary(function: Callable[[Builder, Vector], Vector]) -> Callable[[Builder, Operand], Vector]:
-    return lambda build, x: function(build, _vector(build, x))
+    return lambda build, x: function(build, as_vector(build, x))
 
 
 def _power(build: Builder, x: Operand, exponent: Operand) -> Vector:
     assert isinstance(exponent, float)
-    value = elementary.power(build, _vector(build, x), exponent)
+    value = elementary.power(build, as_vector(build, x), exponent)
     assert value is not None, "`has_kernel` says which exponents there are"
     return value
 
@@ -82,12 +83,12 @@ ARITHMETIC: Mapping[str, Callable[..., Vector]] = {
 _CONDITIONS = ("less", "less_equal", "equal", "isnan", "logical_and", "logical_or", "logical_not")
 
 
-def has_kernel(*results: Expression) -> bool:
-    """True where there is code for all primitives of expressions of single elements, which are numbers."""
+def has_kernel(*results: Expression, of_rows: bool = False) -> bool:
+    """True where there is code for all primitives of expressions, which are numbers, of elements or also `of_rows`."""
     return not any(result.kind in _CONDITIONS for result in results) and all(
-        node.kind in (ELEMENT, NUMBER, "select")
-        or node.kind in _CONDITIONS
+        node.kind in (ELEMENT, NUMBER, "select", *_CONDITIONS)
         or (node.kind in ARITHMETIC and (node.kind != "power" or elementary.has_power(node.operands[1].value)))
+        or (of_rows and PRIMITIVES[node.kind].is_reduction)
         for node in in_order(*results)
     )
 
@@ -107,7 +108,7 @@ class ExpressionFormula:
     def __call__(self, build: Builder, read: Callable[[int], Vector]) -> Sequence[Vector]:
         """The results' vectors."""
         values = Values(build, self.results, lambda position: read(self.positions.index(position)))
-        return [_vector(build, values.of(result)) for result in self.results]
+        return [as_vector(build, values.of(result)) for result in self.results]
 
 
 class Values:
@@ -160,10 +161,10 @@ class Values:
             if a.kind == NUMBER:
                 a, b = b, a
             if node.kind == "add":
-                return self._build.fma(_vector(self._build, self.of(a)), self.of(b), self.of(addend))
+                return self._build.fma(as_vector(self._build, self.of(a)), self.of(b), self.of(addend))
             if product is right:
-                left_value = _vector(self._build, self.of(left))
-                return self._build.fnma(_vector(self._build, self.of(a)), self.of(b), left_value)
+                left_value = as_vector(self._build, self.of(left))
+                return self._build.fnma(as_vector(self._build, self.of(a)), self.of(b), left_value)
         return None
 
     def _selected(self, condition: Expression, chosen: Operand, other: Operand) -> Vector:
@@ -178,7 +179,7 @@ class Values:
             )
         operands = [self.of(one) for one in condition.operands]
         if kind == "isnan":
-            return build.select(build.is_nan(_vector(build, operands[0])), chosen, other)
+            return build.select(build.is_nan(as_vector(build, operands[0])), chosen, other)
         if kind == "equal":
             return build.select(build.equal(*operands), chosen, other)
         below = build.less(*operands)

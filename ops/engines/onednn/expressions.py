@@ -13,10 +13,12 @@ from dagexec.core.operator_index import completes
 from dagexec.core.registry import has_engine, operator, operator_class, schema_of
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.base.expressed import Expressed, expression_of
+from dagexec.ops.base.row_operator import RowOperator
 from dagexec.ops.engines.onednn import elementwise  # noqa: F401  what post-ops say is registered before
 from dagexec.ops.engines.onednn.operator import OneDNNOperator
 from dagexec.ops.kernels.expression_kernels import ExpressionFormula, has_kernel
 from dagexec.ops.kernels.formulas import formula_step
+from dagexec.ops.kernels.row_expressions import row_step
 
 
 class ExpressionKernel(OneDNNOperator, Expressed):
@@ -39,13 +41,35 @@ class ExpressionKernel(OneDNNOperator, Expressed):
         return step
 
 
+class RowKernel(OneDNNOperator, RowOperator):
+    """Base: one kernel for rows whose members are neighbors."""
+
+    repeats = True
+    metas = (FLOAT32,)
+
+    def prepare_primitive(self) -> Step:
+        """One kernel. Raises UnsupportedFeatureError where there is none."""
+        expression, (outer, members, inner) = self.expression(), self.view()
+        positions = inputs_of(expression)
+        if inner != 1:
+            raise UnsupportedFeatureError(f"{self.label}: the kernel takes rows along the last axes")
+        inputs = [self.x(position).reshape(outer, members) for position in positions]
+        output = self.y(0).reshape(outer, members)
+        step = row_step(self.onednn.machine, expression, inputs, output, self.label)
+        if step is None:
+            raise UnsupportedFeatureError(f"{self.label}: there is no kernel for these tensors")
+        return step
+
+
 @completes
 def register_expression(op_type: str) -> None:
     """Register an operator that is an expression, if kernels compute it and nothing else of this engine does."""
     default = operator_class(op_type)
     if not (isinstance(default, type) and issubclass(default, Expressed)) or has_engine(op_type, "ONEDNN"):
         return
+    of_rows = issubclass(default, RowOperator)
     expression = expression_of(default.formula, Arguments(NOTHING, op_type), FLOAT32)
-    if has_kernel(expression):
+    if has_kernel(expression, of_rows=of_rows):
+        bases = (RowKernel if of_rows else ExpressionKernel, default)
         members = {"__doc__": default.__doc__, "__module__": __name__}
-        operator(schema_of(op_type), engine="ONEDNN")(type(default.__name__, (ExpressionKernel, default), members))
+        operator(schema_of(op_type), engine="ONEDNN")(type(default.__name__, bases, members))

@@ -1,11 +1,11 @@
-"""Softmax and LogSoftmax by oneDNN."""
+"""Softmax and LogSoftmax by oneDNN: kernels derived from the expressions are slower for some shapes."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
 from dagexec.core.operator import Step
-from dagexec.core.registry import operator
+from dagexec.core.registry import operator, operator_class
 from dagexec.ops.engines.onednn.descriptors import DST, FORWARD_INFERENCE, SRC
 from dagexec.ops.engines.onednn.operator import OneDNNOperator
 from dagexec.ops.families.activation import softmax
@@ -33,15 +33,7 @@ class _Normalizing(OneDNNOperator):
         return self.rebindable(bound.step, bound, {0: SRC}, {0: DST})
 
 
-@operator(softmax.Softmax.schema, engine="ONEDNN")
-class Softmax(_Normalizing, softmax.Softmax):
-    """Softmax."""
-
-    algorithm = SOFTMAX
-
-
-@operator(softmax.LogSoftmax.schema, engine="ONEDNN")
-class LogSoftmax(_Normalizing, softmax.LogSoftmax):
-    """Logarithm of Softmax."""
-
-    algorithm = LOG_SOFTMAX
+for _op_type, _algorithm in (("Softmax", SOFTMAX), ("LogSoftmax", LOG_SOFTMAX)):
+    _default = operator_class(_op_type)
+    _members = {"algorithm": _algorithm, "__doc__": _default.__doc__, "__module__": __name__}
+    operator(_default.schema, engine="ONEDNN")(type(_op_type, (_Normalizing, _default), _members))

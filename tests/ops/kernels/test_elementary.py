@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from dagexec.ops.base.error_function import erf
+from dagexec.core.expressions import PRIMITIVES
 from dagexec.ops.kernels import elementary
 from dagexec.ops.kernels.builder import Builder, Vector
 from tests.ops.kernels.running import Array, applied, each_size
@@ -49,8 +49,8 @@ FUNCTIONS: dict[str, tuple[Callable[[Builder, Vector], Vector], Callable[[Double
         2e-7,
         1.2e-7,
     ),
-    "erf": (elementary.erf, erf, 4.5e-7, 0),
-    "gelu": (elementary.gelu, lambda x: x / 2 * (1 + erf(x * math.sqrt(0.5))), 1.2e-7, 1e-7),
+    "erf": (elementary.erf, PRIMITIVES["erf"].function, 4.5e-7, 0),
+    "gelu": (elementary.gelu, lambda x: x / 2 * (1 + PRIMITIVES["erf"].function(x * math.sqrt(0.5))), 1.2e-7, 1e-7),
     "tanh gelu": (
         elementary.tanh_gelu,
         lambda x: x * sigmoid(2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -15,8 +16,10 @@ from dagexec.core.expressions import ELEMENT, NUMBER, PRIMITIVES, Expression, in
 from dagexec.core.operator import Step
 from dagexec.core.registry import operator, operator_class, schema_of
 from dagexec.ops.base.expressed import Expressed
+from dagexec.ops.base.row_operator import RowOperator
 from dagexec.ops.engines.cuda.base.expression import computed_scalar, elementwise
 from dagexec.ops.engines.cuda.base.operator import CudaOperator
+from dagexec.ops.engines.cuda.base.row_reduction import Groups, Phase, by_groups
 
 CODE: Mapping[str, str] = {
     "add": "plus({}, {})",
@@ -56,24 +59,28 @@ class Statements:
     Attributes:
         lines: the statements so far.
         scalars: numbers that cannot be written, by name.
+        names: of the nodes that are there.
     """
 
-    def __init__(self, name: Callable[[int], str], prefix: str = "t") -> None:
+    def __init__(
+        self, name: Callable[[int], str], prefix: str = "t", names: Mapping[Expression, str] | None = None
+    ) -> None:
         self.lines: list[str] = []
         self.scalars: dict[str, float] = {}
+        self.names = dict(names or {})
         self._name, self._prefix = name, prefix
-        self._names: dict[Expression, str] = {}
 
     def of(self, result: Expression) -> str:
         """The name of a result, after the statements that compute it."""
-        for node in in_order(result):
-            if node not in self._names:
-                self._names[node] = self._made(node)
-        return self._names[result]
+        if result not in self.names:
+            for operand in result.operands:
+                self.of(operand)
+            self.names[result] = self._made(result)
+        return self.names[result]
 
     def set(self, node: Expression, name: str) -> None:
         """The name of a node that is there already."""
-        self._names[node] = name
+        self.names[node] = name
 
     def _made(self, node: Expression) -> str:
         if node.kind == ELEMENT:
@@ -84,8 +91,8 @@ class Statements:
             name = f"{self._prefix}c{len(self.scalars)}"
             self.scalars[name] = node.value
             return name
-        operands = [self._names[one] for one in node.operands]
-        name = f"{self._prefix}{len(self._names)}"
+        operands = [self.names[one] for one in node.operands]
+        name = f"{self._prefix}{len(self.names)}"
         default = f"{node.kind}({', '.join(['{}'] * len(operands))})"
         kind = "bool" if PRIMITIVES[node.kind].is_condition else "A"
         self.lines.append(f"const {kind} {name} = {CODE.get(node.kind, default).format(*operands)};")
@@ -108,6 +115,48 @@ class CudaExpression(CudaOperator, Expressed):
         return elementwise(self, type(self).schema.type.lower(), inputs, {"y": self.y(0)}, code, scalars)
 
 
+class CudaRowExpression(CudaOperator, RowOperator):
+    """Base: a group of threads a row, a phase for each reduction."""
+
+    def prepare(self) -> Step:
+        """What has one value a row is computed after the reductions that it follows from."""
+        expression, view = self.expression(), self.view()
+        inputs = {f"x{position}": self.x(position).reshape(view) for position in inputs_of(expression)}
+        of_row = Statements("x{}".format, "r")
+        phases: list[Phase] = []
+        pending = [node for node in in_order(expression) if node.is_of_row and node.kind != NUMBER]
+        for node in pending:
+            if not PRIMITIVES[node.kind].is_reduction:
+                before = len(of_row.lines)
+                of_row.of(node)
+                phases[-1] = replace(phases[-1], after="\n".join([phases[-1].after, *of_row.lines[before:]]))
+                continue
+            state, absorbed, value = _STATES[node.kind]
+            code = self._statements(of_row)
+            member = code.of(node.operands[0])
+            absorb = "\n".join([*code.lines, absorbed.format(member)])
+            name = f"total{len(phases)}"
+            of_row.set(node, f"(A){name}.{value}")
+            phases.append(Phase(state, absorb))
+        code = self._statements(of_row)
+        result = code.of(expression)
+        each = "\n".join([*code.lines, f"y = {result};"])
+        name = type(self).schema.type.lower()
+        return by_groups(self, name, view, (1,), Groups(phases, each=each), inputs, {"y": self.y(0).reshape(view)})
+
+    def _statements(self, of_row: Statements) -> Statements:
+        """Statements for an element, which know what there is of its row."""
+        return Statements("x{}".format, "e", of_row.names)
+
+
+_STATES: Mapping[str, tuple[str, str, str]] = {
+    "row_sum": ("sum_of<W>", "s.add((W){});", "total"),
+    "row_max": ("max_of<A>", "s.add({});", "value"),
+    "row_min": ("min_of<A>", "s.add({});", "value"),
+}
+"""By kind: the state of a phase, how it takes an element, and what has the result."""
+
+
 def register(op_type: str, cuda: type[CudaOperator], **members: object) -> None:
     """Register operator `op_type` on CUDA: a class made of `cuda` with these members."""
     documented = {"__doc__": f"{op_type}.", "__module__": cuda.__module__, **members}
@@ -117,5 +166,8 @@ def register(op_type: str, cuda: type[CudaOperator], **members: object) -> None:
 def register_expression(op_type: str) -> None:
     """Register an operator that is an expression."""
     host = operator_class(op_type)
-    assert issubclass(host, Expressed)
-    register(op_type, CudaExpression, formula=host.formula)
+    if issubclass(host, RowOperator):
+        register(op_type, CudaRowExpression, formula=host.formula, members=host.__dict__["members"])
+    else:
+        assert issubclass(host, Expressed)
+        register(op_type, CudaExpression, formula=host.formula)

@@ -9,7 +9,6 @@ import numpy as np
 
 from dagexec.core.operator import Step, in_sequence
 from dagexec.errors import FeedError
-from dagexec.ops.engines.cuda.activation.softmax import EXPONENTIALS, MAXIMUM
 from dagexec.ops.engines.cuda.base.kinds import on_cuda
 from dagexec.ops.engines.cuda.base.operator import Array
 from dagexec.ops.engines.cuda.base.row_reduction import Groups, Phase, by_groups
@@ -27,6 +26,12 @@ from dagexec.ops.families.loss.softmax import (
     distribution_tolerance,
     total_dtype,
 )
+
+MAXIMUM = Phase("max_of<A>", "s.add(x);", "const A top = total0.value;")
+"""Phase 0 of what normalizes exponentials: `top`, which is subtracted."""
+
+EXPONENTIALS = Phase("sum_of<W>", "s.add((W)exp(A(x - top)));", "const A sum = (A)total1.total;")
+"""Phase 1: `sum`."""
 
 _PROBABILITIES = r"""
 template <class W> struct probabilities {

@@ -1,0 +1,238 @@
+"""Expressions of rows as machine code: passes over the members of a row, each of which joins what it can.
+
+A pass reads the inputs' elements and what the passes before it have joined, and computes in registers. What took long
+in an earlier pass is kept in memory beside the rows, so that it is not computed twice. Sums are those of 1024 members
+each, in vectors of sums, so that errors grow with the number of these; a row's bytes depend on the row alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, lru_cache, partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dagexec.core.expressions import PRIMITIVES, Expression, flops_of, in_order, inputs_of
+from dagexec.core.operator import Step
+from dagexec.ops.kernels.builder import BYTES, Builder, Mask, Scalar, Vector
+from dagexec.ops.kernels.expression_kernels import Values, as_vector, has_kernel
+from dagexec.ops.kernels.machine import Machine
+from dagexec.ops.kernels.sharing import pieces_of_bytes
+from dagexec.ops.kernels.tables import in_pieces, shares
+from dagexec.platform.addresses import address_of
+from dagexec.platform.assembler import GREATER
+from dagexec.platform.records import dataclass
+
+Array = npt.NDArray[Any]
+Join = Callable[[Builder, Vector, Vector], Vector]
+
+_CHUNK = 1024
+_TOGETHER = 2
+_LONG = 10
+"""Operations: a value that takes so many is kept."""
+
+_ROWS, _MEMBERS, _MEMORY, _ARRAYS = range(4)
+"""Places of the 64-bit numbers that a kernel gets: rows, members, and the addresses of memory for what is kept of a
+row, of the output and of the inputs."""
+
+
+def row_step(machine: Machine, result: Expression, inputs: Sequence[Array], output: Array, label: str) -> Step | None:
+    """The step that computes `result`, of inputs in order of position, for float32 arrays [rows, members].
+
+    The output may be one of the inputs. None where the kernel cannot run.
+    """
+    arrays = (output, *inputs)
+    is_plain = all(array.dtype == np.float32 and array.flags.c_contiguous for array in arrays)
+    if not machine.can_run or not is_plain or not output.size or not has_kernel(result, of_rows=True):
+        return None
+    kernel = _kernel(result, machine.lanes)
+    if kernel is None:
+        return None
+    passes = Passes(result)
+    rows, members = output.shape
+    tables, kept = [], list[Array]()
+    for part in shares(rows, pieces_of_bytes((passes.count + 1) * output.nbytes)):
+        memory = np.empty((len(passes.kept), members), np.float32)
+        starts = [address_of(array) + part.start * members * BYTES for array in arrays]
+        fields = np.array([len(part), members, address_of(memory), *starts], np.int64)
+        kept += [memory, fields]
+        tables.append([(kernel, address_of(fields), 0, 0, 0)])
+    return in_pieces(tables, (kept, arrays), label)
+
+
+@dataclass(frozen=True)
+class Passes:
+    """In which pass over a row's members each node is computed: one behind those of the reductions it follows from."""
+
+    result: Expression
+
+    @cached_property
+    def number(self) -> Mapping[Expression, int]:
+        """The pass of each node; a reduction's is that which joins it."""
+        numbers: dict[Expression, int] = {}
+        for node in in_order(self.result):
+            numbers[node] = max((numbers[one] + _is_reduction(one) for one in node.operands), default=0)
+        return numbers
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return 1 + self.number[self.result]
+
+    @cached_property
+    def kept(self) -> list[Expression]:
+        """The elements that took long and are read by later passes."""
+        later = {
+            operand
+            for node, number in self.number.items()
+            for operand in node.operands
+            if number > self.number[operand] and not operand.is_of_row
+        }
+        return [node for node in self.number if node in later and node.operands and flops_of(node) >= _LONG]
+
+    def reductions(self, number: int) -> list[Expression]:
+        """What a pass joins."""
+        return [node for node, own in self.number.items() if own == number and _is_reduction(node)]
+
+    def of_row(self, number: int) -> list[Expression]:
+        """What has one value a row, and is computed before a pass."""
+        return [
+            node for node, own in self.number.items() if own == number and _has_vector(node) and not _is_reduction(node)
+        ]
+
+
+def _is_reduction(node: Expression) -> bool:
+    return node.kind in PRIMITIVES and PRIMITIVES[node.kind].is_reduction
+
+
+def _has_vector(node: Expression) -> bool:
+    """It has one value a row, and a vector of its own in a kernel."""
+    return node.is_of_row and node.kind in PRIMITIVES and not PRIMITIVES[node.kind].is_condition
+
+
+def _add(_build: Builder, total: Vector, value: Vector) -> Vector:
+    return total + value
+
+
+def _keeping_nan(join: Callable[[Builder, Vector, Vector], Vector]) -> Join:
+    """The instruction gives its second operand for NaN in either."""
+    return lambda build, total, value: build.select(build.is_nan(total), total, join(build, total, value))
+
+
+_JOINS: Mapping[str, tuple[float, Join]] = {
+    "row_sum": (0.0, _add),
+    "row_max": (-math.inf, _keeping_nan(Builder.maximum)),
+    "row_min": (math.inf, _keeping_nan(Builder.minimum)),
+}
+"""What a reduction begins with, and how it joins vectors."""
+
+
+@lru_cache(maxsize=256)
+def _kernel(result: Expression, lanes: int) -> int | None:
+    """The address of a function of fields; None where it cannot run or registers are too few."""
+    for together in (_TOGETHER, 1):
+        writer = _Writer(result, lanes, together)
+        writer.write()
+        if writer.build.fits():
+            return writer.build.function()
+    return None
+
+
+class _Writer:
+    """A kernel that is being written."""
+
+    def __init__(self, result: Expression, lanes: int, together: int) -> None:
+        self.build = Builder(lanes)
+        self._result, self._passes, self._together = result, Passes(result), together
+        self._positions = inputs_of(result)
+
+    def write(self) -> None:
+        """The rows, one after another."""
+        build, passes = self.build, self._passes
+        (fields,) = build.arguments(1)
+        self._members = build.number(fields, 8 * _MEMBERS)
+        self._places = [build.number(fields, 8 * (_ARRAYS + place)) for place in range(1 + len(self._positions))]
+        memory, self._memory = build.number(fields, 8 * _MEMORY), dict[Expression, Scalar]()
+        for node in passes.kept:
+            self._memory[node] = memory
+            memory = memory + (self._members << 2)
+        with build.repeat(build.number(fields, 8 * _ROWS)):
+            self._of_row = Values(build, [self._result], self._no_element)
+            for number in range(passes.count):
+                for node in passes.of_row(number):
+                    self._of_row.of(node)
+                if passes.reductions(number):
+                    self._join(number)
+                else:
+                    build.each(self._members, self._elements, self._together)
+            for place in self._places:
+                place.set(place + (self._members << 2))
+
+    def _no_element(self, _position: int) -> Vector:
+        raise AssertionError("what has one value a row reads no element")
+
+    def _values(self, number: int, place: Scalar, offset: int, mask: Mask | None) -> Values:
+        """The values of a pass for a vector of members."""
+        build = self.build
+
+        def read(position: int) -> Vector:
+            return build.load(self._places[1 + self._positions.index(position)], place, offset, mask=mask)
+
+        values = Values(build, [self._result], read)
+        for node, own in self._passes.number.items():
+            if _has_vector(node) and (own < number or (own == number and not _is_reduction(node))):
+                values.set(node, as_vector(build, self._of_row.of(node)))
+            elif node in self._memory and own < number:
+                values.set(node, build.load(self._memory[node], place, offset, mask=mask))
+        return values
+
+    def _elements(self, place: Scalar, mask: Mask | None) -> None:
+        """The last pass."""
+        values = self._values(self._passes.count - 1, place, 0, mask)
+        self.build.store(as_vector(self.build, values.of(self._result)), self._places[0], place, mask=mask)
+
+    def _join(self, number: int) -> None:
+        """A pass that joins; what it keeps is written."""
+        build, reductions = self.build, self._passes.reductions(number)
+        kept = [node for node in self._passes.kept if self._passes.number[node] == number]
+
+        def start() -> list[Vector]:
+            return [build.constant(_JOINS[node.kind][0]) for node in reductions]
+
+        def join(totals: Sequence[Vector], parts: Sequence[Vector]) -> None:
+            for node, total, part in zip(reductions, totals, parts, strict=True):
+                total.set(_JOINS[node.kind][1](build, total, part))
+
+        def members(place: Scalar, offset: int = 0, mask: Mask | None = None) -> list[Vector]:
+            values = self._values(number, place, offset, mask)
+            found = [as_vector(build, values.of(node.operands[0])) for node in reductions]
+            for node in kept:
+                build.store(as_vector(build, values.of(node)), self._memory[node], place, offset, mask=mask)
+            return found
+
+        totals, place, vector = start(), build.zero(), build.lanes * BYTES
+        with build.range((self._members & -_CHUNK) << 2, 0, place):
+            stop = place + _CHUNK * BYTES
+            parts = [start() for _ in range(self._together)]
+            with build.range(stop, self._together * vector, place):
+                for turn, part in enumerate(parts):
+                    join(part, members(place, turn * vector))
+            for part in parts:
+                join(totals, part)
+        last = start()
+        with build.range((self._members & -build.lanes) << 2, vector, place):
+            join(last, members(place))
+        rest = self._members & (build.lanes - 1)
+        with build.when(rest, GREATER, 0):
+            mask = build.first(rest)
+            inside = [
+                build.select(mask, value, _JOINS[node.kind][0])
+                for node, value in zip(reductions, members(place, mask=mask), strict=True)
+            ]
+            join(last, inside)
+        join(totals, last)
+        for node, total in zip(reductions, totals, strict=True):
+            self._of_row.set(node, build.over_lanes(total, partial(_JOINS[node.kind][1], build)))
