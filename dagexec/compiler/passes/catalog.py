@@ -1,8 +1,9 @@
 """The passes on a graph in their order: those before a layout is chosen, and those after it.
 
 Each makes room for the next: single values for all others; constants for the folds; activations as one operator
-before a factor at their end is folded away; folds for the fusions, whose layers must be next to each other. What writes
-in place comes last, as other passes leave such blobs alone.
+before they move, and before a factor at their end is folded away; folds for the fusions, whose layers must be next to
+each other. What writes in place comes last, as other passes leave such blobs alone. For each two whose order matters
+`tests/compiler/passes/test_order.py` has a net.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ SIMPLIFYING: tuple[Pass, ...] = (
     leading_axes.PASS,
     root_mean_square.PASS,
     global_pooling.PASS,
-    before_concat.PASS,
     activation_patterns.PASS,
+    before_concat.PASS,
     batch_norm_folding.PASS,
     channel_shuffle.PASS,
     activation_fusion.PASS,

@@ -19,7 +19,11 @@ from tests.compiler.passes.models import feeds_for, listed, model_of, normal, op
 
 CONV_1 = op("Conv", ["x", "w1", "b1"], ["c1"], kernel=3, pad=1)
 CONV_2 = op("Conv", ["h", "w2", "b2"], ["y"], kernel=3, pad=1)
-WEIGHTS = {"w1": normal(8, 4, 3, 3), "b1": normal(8), "w2": normal(4, 8, 3, 3), "b2": normal(4)}
+RANDOM = np.random.default_rng(5)  # of its own, so that no other module's numbers come before
+WEIGHTS = {
+    name: RANDOM.standard_normal(shape).astype(np.float32)
+    for name, shape in (("w1", (8, 4, 3, 3)), ("b1", 8), ("w2", (4, 8, 3, 3)), ("b2", 4))
+}
 
 
 def quantized(model: Model, samples: int = 4) -> Rewritten:
