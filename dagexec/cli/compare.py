@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -118,19 +120,11 @@ def compare_command(
     if report is not None:
         check_report(report)
     if dtype is not None:
-        for option, given in (
-            ("--plot", plot is not None),
-            ("--report", report is not None),
-            ("--explain", explanation),
-        ):
-            if given:
-                raise SchemaError(f"{option} is about the times of runtimes; it cannot be combined with --dtype")
+        _refuse_with_dtype({"--plot": plot is not None, "--report": report is not None, "--explain": explanation})
         rounds = repeat or _PRECISION_ROUNDS
         _compare_precision(model, dtype, samples, layers, rounds, input_file, shape, seed, allow_io, as_json)
         return
-    policies = parse_names(policy)
-    net_types = parse_names(("dag" if policies else "dag,async_dag") if net_type is None else net_type)
-    net_types += [f"{name}:{one}" for name in net_types if name != "simple" for one in policies]
+    net_types = _net_types(net_type, parse_names(policy))
     workers = parse_counts("--num-workers", num_workers)
     other_workers = parse_counts("--what-if", what_if) if what_if is not None else []
     if report is not None and what_if is None:
@@ -165,20 +159,7 @@ def compare_command(
     if as_json:
         print_json(comparison.as_dict() | ({"explanation": sentences} if explanation else {}))
     else:
-        Console().print(comparison.finding, markup=False, highlight=False)
-        Console().print(compare_table(comparison))
-        for row in comparison.contenders:
-            for remark in row.remarks:
-                Console().print(f"{row.runtime}: {remark}", markup=False, highlight=False)
-        Console().print(f"layout and kernels: {comparison.choices}", markup=False, highlight=False)
-        if comparison.foreign_share is not None:
-            Console().print(in_words(comparison.foreign_share), markup=False, highlight=False)
-        if comparison.what_if:
-            Console().print(_what_if_table(comparison), _WHAT_IF_NOTES, highlight=False)
-        if weakness := comparison.cost_model.weakness:
-            Console().print(f"predictions say little here: {weakness}", markup=False, highlight=False)
-        for sentence in sentences:
-            Console().print(sentence, markup=False, highlight=False)
+        _print_comparison(comparison, sentences)
     if plot is not None:
         plot_comparison(comparison, plot)
     if report is not None and traced is not None:
@@ -186,6 +167,39 @@ def compare_command(
     if not comparison.agrees:
         Console(stderr=True).print("results differ from SimpleNet's", style="red")
         raise typer.Exit(1)
+
+
+def _refuse_with_dtype(given: Mapping[str, bool]) -> None:
+    """Raise SchemaError when one of these options is given."""
+    for option, is_given in given.items():
+        if is_given:
+            raise SchemaError(f"{option} is about the times of runtimes; it cannot be combined with --dtype")
+
+
+def _net_types(given: str | None, policies: list[str]) -> list[str]:
+    """The net types to compare, also under each of the policies."""
+    names = parse_names(("dag" if policies else "dag,async_dag") if given is None else given)
+    return [*names, *(f"{name}:{policy}" for name in names if name != "simple" for policy in policies)]
+
+
+def _print_comparison(comparison: Comparison, sentences: Iterable[str]) -> None:
+    """For people; `sentences` explain it."""
+    console = Console()
+    say = partial(console.print, markup=False, highlight=False)
+    say(comparison.finding)
+    console.print(compare_table(comparison))
+    for row in comparison.contenders:
+        for remark in row.remarks:
+            say(f"{row.runtime}: {remark}")
+    say(f"layout and kernels: {comparison.choices}")
+    if comparison.foreign_share is not None:
+        say(in_words(comparison.foreign_share))
+    if comparison.what_if:
+        console.print(_what_if_table(comparison), _WHAT_IF_NOTES, highlight=False)
+    if weakness := comparison.cost_model.weakness:
+        say(f"predictions say little here: {weakness}")
+    for sentence in sentences:
+        say(sentence)
 
 
 def _compare_precision(

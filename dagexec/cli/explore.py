@@ -123,52 +123,43 @@ def explore_command(
     scenario = ModelScenario(loaded, feeds, options, callers)
     expected = scenario.reference()
     run = partial(scenario.run, expected)
-    result: Exploration[None]
-    if search:
+    if search or strategy == "reduction":
         with Console(stderr=True).status("Searching"):
-            result = systematic(run, preemptions, limit)
-    elif strategy == "reduction":
-        with Console(stderr=True).status("Searching"):
-            result = reduction(run, limit, race_free=True)
+            result = systematic(run, preemptions, limit) if search else reduction(run, limit, race_free=True)
     else:
         strategies: Iterable[Strategy] = [single] if single else [sampling(sampled, n) for n in range(seeds)]
-        console = Console(stderr=True)
-        result = explore_all(
-            run, track(strategies, "Exploring", console=console, transient=True, disable=as_json or single is not None)
-        )
+        console, is_quiet = Console(stderr=True), as_json or single is not None
+        result = explore_all(run, track(strategies, "Exploring", console=console, transient=True, disable=is_quiet))
     with Console(stderr=True).status("Running one schedule twice"):
         uncontrolled = _uncontrolled(run, result, given)
-    story = smaller = None
-    again: list[str] = []
+    story, command, operators = None, "", None
     if result.failed is not None:
         with Console(stderr=True).status("Explaining"):
             story = explain(run, result.failed)
-            if shrunk is not None:
+        words = _words(model, scenario, policy, input_file, shape, input_seed, settings, allow_io)
+        command = shlex.join([*words, *_selected(sampled, result.failed, story, saved)])
+        if shrunk is not None:
+            with Console(stderr=True).status("Explaining a smaller net"):
                 smaller = shrink_model(FailingModel(scenario, expected, story.schedule), range(_SHRINK_SEEDS))
                 save_net(smaller.scenario.model.net, shrunk)
-        again = _selected(sampled, result.failed, story, saved)
-        if smaller is not None:
-            with Console(stderr=True).status("Explaining the smaller net"):
-                story = explain(smaller.run, smaller.schedule)
-    words = _words(model, scenario, policy, input_file, shape, input_seed, settings, allow_io)
-    command = shlex.join([*words, *again]) if again else ""
-    operators = None if smaller is None else len(smaller.scenario.model.net.op)
+                story, operators = explain(smaller.run, smaller.schedule), len(smaller.scenario.model.net.op)
     if as_json:
         print_json(_as_dict(loaded.name, result, uncontrolled, story, command, operators))
     else:
-        searched = search or strategy == "reduction"
-        _print(loaded.name, f"{net_type} on {device}", searched, result, uncontrolled)
+        _print(loaded.name, f"{net_type} on {device}", search or strategy == "reduction", result, uncontrolled)
         if story is not None:
-            _tell(
-                result, story, command, "" if operators is None else f"a failing net of {operators} operators: {shrunk}"
-            )
+            found = "" if operators is None else f"a failing net of {operators} operators: {shrunk}"
+            _tell(result, story, command, found)
     if report is not None:
-        chosen = f"all of at most {preemptions} preemptions, up to {limit:,}" if search else f"seeds 0 to {seeds - 1:,}"
-        chosen = f"all that differ, up to {limit:,}" if strategy == "reduction" else chosen
-        chosen = chosen if single is None else "one schedule" if seed is None else f"seed {seed}"
-        write_report(
-            _report(loaded.name, f"{net_type} on {device}", ExplorationSection(result, chosen, command, story)), report
-        )
+        if single is not None:
+            chosen = "one schedule" if seed is None else f"seed {seed}"
+        elif strategy == "reduction":
+            chosen = f"all that differ, up to {limit:,}"
+        else:
+            few = f"all of at most {preemptions} preemptions, up to {limit:,}"
+            chosen = few if search else f"seeds 0 to {seeds - 1:,}"
+        section = ExplorationSection(result, chosen, command, story)
+        write_report(_report(loaded.name, f"{net_type} on {device}", section), report)
     if result.failed is not None:
         raise typer.Exit(_FAILED)
 

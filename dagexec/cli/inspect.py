@@ -91,24 +91,29 @@ def inspect_command(
         print_json(found | ({"passes": passes_as_list(outcomes)} if wants_passes else {}))
         return
     console = Console()
-    console.print(_table(graph, plan, types))
-    console.print(f"{loaded.name}: {'; '.join(_in_words(loaded, graph, plan, types))}", markup=False)
-    for line in _foreign(graph):
-        console.print(line, markup=False, highlight=False)
-    for name, info in loaded.inputs.items():
-        console.print(f"input  {name}: {info}", markup=False)
-    for name, info in _overridable(loaded).items():
-        console.print(f"input  {name}: {info}, the model has a default for it", markup=False)
-    if rows:
-        console.print(memory_table(rows))
-    for name in loaded.outputs:
-        console.print(f"output {name}: {types.blobs.get(name) or 'unknown until it runs'}", markup=False)
+    _print_net(console, loaded, graph, plan, types, memory_table(rows) if rows else None)
     if wants_passes:
         console.print(pass_table(outcomes))
     if result is not None:
         console.print(compiled_table(compiled_rows(result)))
         for line in choices_in_words(result):
             console.print(line, markup=False)
+
+
+def _print_net(console: Console, model: Model, graph: Graph, plan: Plan, types: NetTypes, memory: Table | None) -> None:
+    """The net as it is given, for people: its operators, inputs and outputs."""
+    console.print(_table(graph, plan, types))
+    console.print(f"{model.name}: {'; '.join(_in_words(model, graph, plan, types))}", markup=False)
+    for line in _foreign(graph):
+        console.print(line, markup=False, highlight=False)
+    for name, info in model.inputs.items():
+        console.print(f"input  {name}: {info}", markup=False)
+    for name, info in _overridable(model).items():
+        console.print(f"input  {name}: {info}, the model has a default for it", markup=False)
+    if memory is not None:
+        console.print(memory)
+    for name in model.outputs:
+        console.print(f"output {name}: {types.blobs.get(name) or 'unknown until it runs'}", markup=False)
 
 
 def _in_words(model: Model, graph: Graph, plan: Plan, types: NetTypes) -> tuple[str, ...]:
