@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 CUDA_VENV := .venv-cuda
 PYTHON_VENV := .venv-of-$(notdir $(PYTHON))
-PYTHON_TESTS := tests/core tests/devices tests/platform tests/scheduler tests/compiler/tuning tests/serving/test_executor.py tests/serving/test_executor_inline.py tests/test_import.py \
+PYTHON_TESTS := tests/core tests/devices tests/platform tests/scheduler tests/compiler/tuning tests/executor/test_executor.py tests/executor/test_executor_inline.py tests/test_import.py \
 	tests/cli/test_cli.py tests/cli/test_cli_memory.py tests/cli/test_cli_passes.py tests/cli/test_cli_train.py \
 	tests/ops/elementwise/test_elementwise.py tests/ops/conv/test_conv.py tests/ops/onednn/test_conv.py tests/ops/control/test_queue.py tests/ops/storage/test_storage.py
 

@@ -25,7 +25,7 @@ from dagexec.core.dtypes import from_numpy
 from dagexec.core.graph import build_graph
 from dagexec.core.inference import infer_net
 from dagexec.core.schema import TensorType
-from dagexec.serving.model_source import load_model
+from dagexec.executor.source.loading import load_model
 
 TOLERANCE = 1e-3
 """Of the largest output: far more than what another order of sums and Winograd's transforms change, far less than what

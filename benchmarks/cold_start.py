@@ -90,8 +90,8 @@ def run_dagexec(source: str) -> tuple[Clock, dict[str, float], list[Array]]:
     import dagexec
     from dagexec.compiler.compilation import compile_model
     from dagexec.compiler.compiled import CompilationReport
+    from dagexec.executor.source.loading import load_model
     from dagexec.ops.engines.onednn.binding import library
-    from dagexec.serving.model_source import load_model
 
     library()  # loaded once a process, whatever it runs
     clock = Clock()

@@ -134,7 +134,7 @@ def child(contender: str, file: str, outputs: str) -> None:
 
 def dagexec_stages(contender: str, file: str, feeds: Mapping[str, Array]) -> list[Callable[[], Any]]:
     import dagexec
-    from dagexec.serving.model_source import load_model
+    from dagexec.executor.source.loading import load_model
 
     dagexec.compile("zoo:lenet").close()  # what is done once a process
     loaded = load_model(file)

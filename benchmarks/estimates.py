@@ -24,10 +24,10 @@ from dagexec.compiler.compilation import compile_model
 from dagexec.compiler.tuning.bench import random_inputs
 from dagexec.compiler.tuning.choosing import Estimated
 from dagexec.compiler.tuning.runner import Runner, Trial
+from dagexec.executor.source.loading import load_model
 from dagexec.options import CompileOptions
 from dagexec.scheduler.nets.options import RunOptions
 from dagexec.scheduler.run.prediction import Hardware, predict_host
-from dagexec.serving.model_source import load_model
 
 RUNS = 10
 WAKE_SECONDS, PIECE_SECONDS = 40e-6, 0.2e-6

@@ -27,12 +27,12 @@ from dagexec.analysis.what_if import LAUNCH_SECONDS, CostModel, CostProfiler
 from dagexec.binding.parameters import initialized
 from dagexec.compiler.compilation import compile_model
 from dagexec.core.model import Model
+from dagexec.executor.source.loading import load_model
 from dagexec.lab.nets import work_net
 from dagexec.lab.random_wired import random_wired
 from dagexec.options import CompileOptions
 from dagexec.scheduler.run.prediction import Hardware, OperatorTasks, predict_device, predict_host, tasks_of_chains
 from dagexec.scheduling import CriticalPath, Ios, Policy, RunState
-from dagexec.serving.model_source import load_model
 
 WORKERS, STREAMS = (2, 16, 64), (1, 2, 8, 32)
 PROFILING_RUNS = 3

@@ -77,8 +77,8 @@ def _profiled(model: Path, feeds: Mapping[str, Any]) -> dict[str, Any]:
     from dagexec.core.graph import build_graph
     from dagexec.core.inference import infer_net
     from dagexec.core.schema import TensorType
+    from dagexec.executor.source.loading import load_model
     from dagexec.options import CompileOptions
-    from dagexec.serving.model_source import load_model
 
     options = CompileOptions(shapes={name: array.shape for name, array in feeds.items()}, num_workers=1)
     compiled = compile_model(load_model(model), options).model

@@ -18,8 +18,8 @@ from dagexec.analysis.comparison import random_feeds
 from dagexec.analysis.precision_report import LowPrecision, PrecisionReport, precision_report
 from dagexec.binding.parameters import initialized
 from dagexec.core.model import Model
+from dagexec.executor.source.loading import load_model
 from dagexec.options import CompileOptions
-from dagexec.serving.model_source import load_model
 from tests.models import LIGHT_MODELS, he_normal_light_model
 
 NAMES = (*LIGHT_MODELS, "mobilenet_v2", "lenet")

@@ -27,7 +27,7 @@ from environment import describe
 import dagexec
 from dagexec.binding.parameters import initialized
 from dagexec.core.choices import choices
-from dagexec.serving.model_source import load_model
+from dagexec.executor.source.loading import load_model
 
 MODELS = (
     "lenet",

@@ -24,7 +24,7 @@ import numpy as np
 from environment import write_report
 
 import dagexec
-from dagexec.serving.executor import Executor
+from dagexec.executor.executor import Executor
 
 MODES: dict[str, dict[str, Any]] = {
     "private": {},

@@ -23,12 +23,12 @@ from dagexec.binding.parameters import initialized
 from dagexec.core.model import Model
 from dagexec.core.stream import Kernel, Stream
 from dagexec.devices.sim import host_time, simulated
+from dagexec.executor.source.loading import load_model
 from dagexec.scheduler.exploration import EarliestFirst, explore
 from dagexec.scheduler.exploration.device import ControlledDriver
 from dagexec.scheduler.observe.observers import Observer
 from dagexec.scheduler.plan.plan import retimed
 from dagexec.scheduler.run.prediction import lower_bound, predict_makespan, timed_chains
-from dagexec.serving.model_source import load_model
 
 LAUNCH, KERNEL = 5e-6, 50e-6
 SETTINGS = ((1, 1), (2, 2), (4, 4), (8, 8), (1, 2), (1, 4), (1, 8))  # workers, streams

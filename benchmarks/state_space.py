@@ -22,10 +22,10 @@ import dagexec
 from dagexec.analysis.comparison import random_feeds
 from dagexec.analysis.state_space import search_runs
 from dagexec.core.model import Model
+from dagexec.executor.source.loading import load_model
 from dagexec.scheduler.exploration.pool_states import Job, PoolStates
 from dagexec.scheduler.exploration.state_search import search
 from dagexec.scheduler.run.machine import TaskGraph
-from dagexec.serving.model_source import load_model
 from dagexec.zoo import names
 from tests.models import LIGHT_MODELS, he_normal_light_model
 

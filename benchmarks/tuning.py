@@ -25,9 +25,9 @@ from dagexec.binding.parameters import initialized
 from dagexec.building.model_builder import ModelBuilder
 from dagexec.compiler.compilation import compile_model
 from dagexec.core.model import Model
+from dagexec.executor.source.loading import load_model
 from dagexec.options import CompileOptions
 from dagexec.platform.processor import available_cores
-from dagexec.serving.model_source import load_model
 
 TARGET = 1.03
 

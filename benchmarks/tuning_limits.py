@@ -44,9 +44,9 @@ def compile_once(source: str, seconds: float) -> dict[str, Any]:
     from dagexec.analysis.comparison import random_feeds
     from dagexec.binding.parameters import initialized
     from dagexec.compiler.compilation import compile_model
+    from dagexec.executor.compile import compile as compile_executor
+    from dagexec.executor.source.loading import load_model
     from dagexec.options import CompileOptions
-    from dagexec.serving.compile import compile as compile_executor
-    from dagexec.serving.model_source import load_model
 
     model = initialized(load_model(f"zoo:{source}"))
     start = time.perf_counter()

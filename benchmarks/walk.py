@@ -55,7 +55,7 @@ def child(source: str) -> None:
     import numpy as np
 
     import dagexec
-    from dagexec.serving.model_source import load_model
+    from dagexec.executor.source.loading import load_model
 
     warm = dagexec.compile("zoo:lenet", tuning_seconds=0)
     warm.run({"data": np.zeros((1, 1, 28, 28), np.float32)})

@@ -21,13 +21,13 @@ from dagexec.analysis.comparison import compare, random_feeds
 from dagexec.binding.parameters import initialized
 from dagexec.core.device import Device
 from dagexec.devices.sim import simulated
+from dagexec.executor.source.loading import load_model
 from dagexec.options import CompileOptions
 from dagexec.scheduler.nets.async_dag import AsyncDAGNet
 from dagexec.scheduler.nets.options import RunOptions
 from dagexec.scheduler.observe.trace import Trace
 from dagexec.scheduler.plan.plan import retimed
 from dagexec.scheduler.run.prediction import Hardware, device_bound, predict_device
-from dagexec.serving.model_source import load_model
 
 MODELS = ("zoo:googlenet", "zoo:squeezenet_towers")
 WORKERS = (1, 2, 4, 8, 16, 64)

@@ -21,11 +21,11 @@ with garbage_collection_paused():  # all that imports make stays
     from dagexec.core.tensor_spec import TensorSpec
     from dagexec.core.workspace import Workspace
     from dagexec.errors import DagexecError
+    from dagexec.executor.compile import build, compile, open
+    from dagexec.executor.executor import Executor
+    from dagexec.executor.source.loading import load_model
     from dagexec.options import BatchPadding, CompileOptions
     from dagexec.platform.version import VERSION
-    from dagexec.serving.compile import build, compile, open
-    from dagexec.serving.executor import Executor
-    from dagexec.serving.model_source import load_model
     from dagexec.storage.net_file import load_net, save_net
 
 if not TYPE_CHECKING:
@@ -34,15 +34,15 @@ if not TYPE_CHECKING:
         {
             "dagexec.analysis.precision_report": ("PrecisionReport", "precision_report"),
             "dagexec.pipelines": ("Pipeline", "load_pipeline"),
-            "dagexec.serving.compile_async": ("compile_async",),
-            "dagexec.serving.pool": ("Pool",),
+            "dagexec.executor.compile_async": ("compile_async",),
+            "dagexec.executor.workers.pool": ("Pool",),
         },
     )
 else:
     from dagexec.analysis.precision_report import PrecisionReport, precision_report
+    from dagexec.executor.compile_async import compile_async
+    from dagexec.executor.workers.pool import Pool
     from dagexec.pipelines import Pipeline, load_pipeline
-    from dagexec.serving.compile_async import compile_async
-    from dagexec.serving.pool import Pool
 
 __version__ = VERSION
 

@@ -19,8 +19,8 @@ from onnx.backend.base import Backend, BackendRep, namedtupledict
 from dagexec.core.device import Device
 from dagexec.core.runtime import runtime_of
 from dagexec.errors import DagexecError, FeedError
-from dagexec.serving.compile import compile
-from dagexec.serving.executor import Executor
+from dagexec.executor.compile import compile
+from dagexec.executor.executor import Executor
 
 __all__ = ["DagexecBackend", "PreparedModel", "is_compatible", "prepare", "run_model", "run_node", "supports_device"]
 

@@ -5,12 +5,12 @@ Locks, in the order they may be taken (a thread holding one takes only locks fur
 1. `BaseNet._run_lock` - one run of a net at a time. Held while the run lasts, by the thread that asked for it.
 2. `blas_thread._lock` - guards the demands for one thread; taken when nets are made and closed. Reentrant, as a net
    collected as garbage may be closed at any point of a thread.
-3. `Pool._lock` (`dagexec.serving.pool`) and `SharedWorkers._lock` (`dagexec.serving.places`) - guard who has a place on
-   shared workers, and which these are. Threads are started under them, and joined under neither.
+3. `Pool._lock` (`dagexec.executor.workers.pool`) and `SharedWorkers._lock` (`dagexec.executor.workers.place`) - guard
+   who has a place on shared workers, and which these are. Threads are started under them, and joined under neither.
 4. `WorkerPool.lock` - guards the pool's lists and the ready heaps, counts and state of every run on it. Held for a few
    assignments; no operator, callback or I/O runs under it, but policies choose (`Policy.choose`). The executor's
-   (`dagexec.serving.dispatch`) guards where requests are; it and this one are never held together. Idle replicas give
-   memory back under it.
+   (`dagexec.executor.dispatch.dispatcher`) guards where requests are; it and this one are never held together. Idle
+   replicas give memory back under it.
 5. `affinity._lock` - guards the set of cores that workers hold. Nothing else is taken under it.
 6. `SharedBuffer._use` (`dagexec.core.shared_buffer`) - the one lock that is held while an operator computes, by those
    operators that share working memory. A worker holds none of the locks above while it runs an operator.

@@ -23,8 +23,8 @@ import pytest
 from dagexec.core.operator import Operator
 from dagexec.core.schema import OpSchema
 from dagexec.core.workspace import Workspace
+from dagexec.executor.executor import Executor
 from dagexec.scheduler.nets.net import BaseNet
-from dagexec.serving.executor import Executor
 from dagexec.training.data_parallel.parallel_model import ParallelModel
 
 Array = npt.NDArray[Any]

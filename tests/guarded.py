@@ -26,11 +26,11 @@ from dagexec.core import packed_copy, tensor
 from dagexec.core.device import CPU
 from dagexec.core.tensor import Storage, array_on
 from dagexec.devices import host
+from dagexec.executor.batching import row_blocks
 from dagexec.ops.engines.onednn import descriptors, packing
 from dagexec.scheduler.memory import arena_memory
 from dagexec.scheduler.memory.arena import Arena
 from dagexec.scheduler.memory.plan import MemoryPlan, Placed
-from dagexec.serving import row_blocks
 
 Array = npt.NDArray[Any]
 

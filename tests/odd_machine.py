@@ -22,11 +22,11 @@ from dagexec.compiler.compilation import compile_model
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.operator_def import op
 from dagexec.core.proto import NetDef
+from dagexec.executor.executor import Executor
+from dagexec.executor.source.loading import load_model
 from dagexec.ops.engines.onednn.binding import library
 from dagexec.options import CompileOptions
 from dagexec.platform.processor import available_cores
-from dagexec.serving.executor import Executor
-from dagexec.serving.model_source import load_model
 
 Array = npt.NDArray[Any]
 

@@ -17,9 +17,9 @@ from dagexec.core.dtypes import FLOAT32
 from dagexec.core.proto import NetDef
 from dagexec.core.schema import TensorType
 from dagexec.errors import FeedError, ModelFormatError, ResourceError, SchemaError, SettingError, ShapeError
+from dagexec.executor.executor import Executor
 from dagexec.options import CompileOptions
 from dagexec.scheduler.run.run import waiting_time
-from dagexec.serving.executor import Executor
 from dagexec.storage.net_file import load_net
 from tests.ops.running import operator_def
 

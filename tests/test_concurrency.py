@@ -52,7 +52,7 @@ def test_all_runtimes_give_the_same_bytes(model: str) -> None:
 
 def test_runs_of_different_batch_sizes_may_alternate_on_one_replica() -> None:
     generator = np.random.default_rng(0)
-    model = dagexec.serving.model_source.load_model("zoo:lenet")
+    model = dagexec.executor.source.loading.load_model("zoo:lenet")
     [name] = model.inputs
     images = generator.standard_normal((4, *model.inputs[name].shape[1:]), np.float32)  # type: ignore[index]
     net = dagexec.compile((model.init_net, model.net), optimize=False)  # as Caffe2 nets they take any batch size

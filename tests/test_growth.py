@@ -25,8 +25,8 @@ from dagexec.core.arguments import make_argument
 from dagexec.core.dtypes import FLOAT32
 from dagexec.core.model import InputInfo
 from dagexec.core.proto import NetDef, OperatorDef
+from dagexec.executor.source.loading import load_model
 from dagexec.platform import cgroups, host_memory
-from dagexec.serving.model_source import load_model
 
 OWN = os.path.dirname(dagexec.__file__)
 

@@ -42,9 +42,9 @@ PUT_OFF = (
     "dagexec.scheduler.run.drain",
     "dagexec.scheduler.run.prediction",
     "dagexec.scheduling.catalog",
-    "dagexec.serving.batch_axes",
-    "dagexec.serving.metrics",
-    "dagexec.serving.telemetry",
+    "dagexec.executor.batching.axes",
+    "dagexec.executor.telemetry.metrics",
+    "dagexec.executor.telemetry.spans",
     "hashlib",
     "importlib.metadata",
     "lmdb",
@@ -94,7 +94,7 @@ asyncio.run(main())
 
 def test_importing_dagexec_leaves_out_what_most_callers_do_not_use() -> None:
     modules = imported_by("import dagexec")
-    assert "dagexec.serving.executor" in modules
+    assert "dagexec.executor.executor" in modules
     assert [name for name in PUT_OFF if name in modules] == []
 
 

@@ -34,15 +34,15 @@ from dagexec.core.operator_arguments import with_arguments
 from dagexec.core.shapes import element_count
 from dagexec.core.spelling import did_you_mean
 from dagexec.errors import FeedError
+from dagexec.executor.compile import compile
+from dagexec.executor.executor import Executor
+from dagexec.executor.source.loading import ModelSource, load_model
 from dagexec.options import DEFAULT_OPTIONS, CompileOptions
 from dagexec.platform import processor
 from dagexec.platform.extras import require_pandas
 from dagexec.platform.host_memory import check_fits
 from dagexec.platform.records import dataclass
 from dagexec.scheduler.run.prediction import Hardware, OperatorTasks, predict_host
-from dagexec.serving.compile import compile
-from dagexec.serving.executor import Executor
-from dagexec.serving.model_source import ModelSource, load_model
 
 if TYPE_CHECKING:
     import pandas

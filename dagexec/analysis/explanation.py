@@ -11,11 +11,11 @@ from dagexec.analysis.bounds import RunBounds, run_bounds
 from dagexec.analysis.comparison import Comparison, RuntimeResult
 from dagexec.core.drawing.names import operator_name
 from dagexec.core.graph import Graph
+from dagexec.executor.executor import Executor
 from dagexec.platform.records import dataclass
 from dagexec.scheduler.memory.plan import MemoryPlan
 from dagexec.scheduler.observe.trace import Trace
 from dagexec.scheduler.plan.plan import Plan
-from dagexec.serving.executor import Executor
 
 _ROUNDS = 5
 

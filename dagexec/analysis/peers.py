@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from dagexec.core.model import Model
 from dagexec.errors import DagexecError, SettingError
+from dagexec.executor.source.loading import ModelSource
 from dagexec.export import to_onnx
 from dagexec.platform.extras import install_command
-from dagexec.serving.model_source import ModelSource
 
 Array = npt.NDArray[Any]
 PeerRun = Callable[[], Sequence[Array]]

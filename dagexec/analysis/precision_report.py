@@ -24,11 +24,11 @@ from dagexec.compiler.passes.rewriting import run_passes
 from dagexec.core.feeds import Feeds
 from dagexec.core.model import Model
 from dagexec.errors import ArgumentError
+from dagexec.executor.compile import compile
+from dagexec.executor.executor import Executor
+from dagexec.executor.source.loading import ModelSource, load_model
 from dagexec.options import DEFAULT_OPTIONS, CompileOptions
 from dagexec.platform.records import dataclass
-from dagexec.serving.compile import compile
-from dagexec.serving.executor import Executor
-from dagexec.serving.model_source import ModelSource, load_model
 
 Array = npt.NDArray[Any]
 Outputs = Mapping[str, Array]

@@ -15,6 +15,8 @@ from dagexec.core.proto import NetDef
 from dagexec.core.runtime import runtime_of
 from dagexec.devices.sim import simulated
 from dagexec.errors import DagexecError, DeviceError
+from dagexec.executor.compile import compile
+from dagexec.executor.executor import Executor
 from dagexec.options import CompileOptions
 from dagexec.platform.records import dataclass
 from dagexec.platform.threads import threads
@@ -25,8 +27,6 @@ from dagexec.scheduler.exploration.device import ControlledDriver
 from dagexec.scheduler.exploration.fewest import noted
 from dagexec.scheduler.exploration.shrink import shrink
 from dagexec.scheduler.exploration.strategies import ReplayStrategy, Strategy
-from dagexec.serving.compile import compile
-from dagexec.serving.executor import Executor
 
 Array = npt.NDArray[Any]
 Digest = dict[str, tuple[str, tuple[int, ...], bytes]]

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from dagexec.binding.io_binding import Array
+from dagexec.executor.executor import Executor
 from dagexec.platform.records import dataclass
 from dagexec.scheduler.observe.trace import RunSeconds, Trace
 from dagexec.scheduler.plan.plan import retimed
@@ -26,7 +27,6 @@ from dagexec.scheduler.run.prediction import (
     predict_device,
     predict_host,
 )
-from dagexec.serving.executor import Executor
 
 LAUNCH_SECONDS = 5e-6
 """What launching an operator on a stream is taken to cost, where nobody says."""

@@ -21,9 +21,9 @@ from dagexec.cli.arguments import (
 from dagexec.cli.feeds import AllowIoOption, ModelArgument, ShapeOption, parse_shapes, read_model
 from dagexec.cli.progress import progress_line
 from dagexec.errors import SettingError
+from dagexec.executor.compile import build
+from dagexec.executor.source.loading import PLAN_SUFFIX
 from dagexec.options import CompileOptions
-from dagexec.serving.compile import build
-from dagexec.serving.model_source import PLAN_SUFFIX
 
 
 def build_command(

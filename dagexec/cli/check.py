@@ -22,13 +22,13 @@ from dagexec.cli.feeds import AllowIoOption, JsonOption, OptionalModelArgument, 
 from dagexec.cli.json_output import print_json
 from dagexec.cli.reports import ReportOption, write_report
 from dagexec.errors import SettingError
+from dagexec.executor.compile import compile
 from dagexec.platform.processor import available_cores
 from dagexec.report.document import Report, check_report
 from dagexec.report.graph import GraphSection
 from dagexec.report.hazards import HazardsSection, missing_edges
 from dagexec.scheduler.hazards import PieceFault, Proof, UnorderedAccesses, check_net
 from dagexec.scheduler.plan.plan import build_plan
-from dagexec.serving.compile import compile
 
 _NOT_PROVEN = 1
 

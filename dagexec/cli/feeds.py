@@ -21,8 +21,8 @@ from dagexec.core.dtypes import TypeMeta, from_name
 from dagexec.core.host_placement import model_on_host
 from dagexec.core.model import Model
 from dagexec.errors import ArgumentError, FeedError
+from dagexec.executor.source.loading import load_model
 from dagexec.pipelines import load_pipeline
-from dagexec.serving.model_source import load_model
 
 _MODEL = typer.Argument(
     metavar="MODEL",

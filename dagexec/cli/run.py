@@ -50,13 +50,13 @@ from dagexec.cli.reports import ReportOption, write_report
 from dagexec.core.device import Device
 from dagexec.core.tensor import as_bytes_objects
 from dagexec.devices.sim import simulated
+from dagexec.executor.compile import compile
+from dagexec.executor.source.loading import is_plan
 from dagexec.platform.files import written_atomically
 from dagexec.report.document import check_report
 from dagexec.report.gather import run_report
 from dagexec.scheduler.observe.trace import Trace
 from dagexec.scheduler.observe.trace_lines import line_observer
-from dagexec.serving.compile import compile
-from dagexec.serving.model_source import is_plan
 
 
 def run_command(

@@ -147,7 +147,7 @@ def _simulate(simulations: int, seed: int, as_json: bool) -> None:
 
 
 def _run_joined(model: str, requests: int, max_batch: int, seed: int, as_json: bool) -> None:
-    from dagexec.serving.model_source import load_model
+    from dagexec.executor.source.loading import load_model
     from dagexec.stress.compositions import Plan, run_compositions  # registers an operator for this command only
 
     found = run_compositions(load_model(model), Plan(requests, seed=seed, max_batch=max_batch))

@@ -27,10 +27,10 @@ from dagexec.cli.json_output import print_json
 from dagexec.cli.progress import progress_line
 from dagexec.compiler.compilation import compile_model
 from dagexec.core.choices import cache_file
+from dagexec.executor.compile import compile
+from dagexec.executor.executor import Executor
 from dagexec.ops.engines.onednn.binding import library
 from dagexec.options import CompileOptions
-from dagexec.serving.compile import compile
-from dagexec.serving.executor import Executor
 
 _ROUNDS = 15
 

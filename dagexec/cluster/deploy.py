@@ -20,13 +20,13 @@ from dagexec.cluster.state import DeploymentState
 from dagexec.core.model import Model
 from dagexec.core.purity import all_only_compute
 from dagexec.errors import DagexecError, ReplicaError, SettingError
+from dagexec.executor.opening import plan_for
+from dagexec.executor.source.loading import ModelSource, is_plan, load_model
+from dagexec.executor.source.types import GivenTypes
 from dagexec.options import CompileOptions
 from dagexec.plans.plan import PlanFile
 from dagexec.platform.extras import install_command
 from dagexec.platform.lazy import LazyModule
-from dagexec.serving.given_types import GivenTypes
-from dagexec.serving.model_source import ModelSource, is_plan, load_model
-from dagexec.serving.opening import plan_for
 
 if not TYPE_CHECKING:
     cloudpickle = LazyModule("ray.cloudpickle")

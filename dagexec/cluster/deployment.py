@@ -15,13 +15,13 @@ from dagexec.cluster.statistics import DeploymentStatistics, statistics_of
 from dagexec.core.feeds import Feeds, HeldMemory, as_arrays, check_feeds, check_out, named_feeds, result_names
 from dagexec.core.model import InputInfo, Model
 from dagexec.errors import FeedError, RunCancelledError
+from dagexec.executor.requests.request import Request, timed_out
+from dagexec.executor.requests.waiting import TaskWait, on_a_thread
+from dagexec.executor.source.types import GivenTypes
 from dagexec.platform.closing import Closing
 from dagexec.platform.threads import ThreadWait, threads
 from dagexec.scheduler.observe.observers import Observer
 from dagexec.scheduler.run.run import waiting_time
-from dagexec.serving.given_types import GivenTypes
-from dagexec.serving.requests import Request, timed_out
-from dagexec.serving.waiting import TaskWait, on_a_thread
 
 
 class Deployment(Closing):

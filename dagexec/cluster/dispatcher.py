@@ -16,8 +16,8 @@ from typing import TypeVar
 from dagexec.cluster.link import Answer, Lost, ReplicaLink, Started
 from dagexec.cluster.state import Ask, Attempt, DeploymentState, Instruction, Member, Phase, Send, Start, Stop
 from dagexec.errors import DagexecError, FeedError, ReplicaError
+from dagexec.executor.requests.request import Request, outcome_name
 from dagexec.platform.threads import Thread, ThreadWait, Timer, threads
-from dagexec.serving.requests import Request, outcome_name
 
 Answered = TypeVar("Answered")
 Task = Callable[[], object]

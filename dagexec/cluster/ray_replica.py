@@ -26,16 +26,16 @@ from dagexec.cluster.link import Answer, Call, Lost, Started
 from dagexec.cluster.message import Message, packed, unpacked
 from dagexec.core.model import Model
 from dagexec.errors import DagexecError, RunCancelledError
+from dagexec.executor.compile_async import compile_async
+from dagexec.executor.dispatch.statistics import ExecutorStatistics
+from dagexec.executor.executor import Executor
+from dagexec.executor.source.loading import ModelSource
 from dagexec.options import CompileOptions
 from dagexec.plans.plan import PlanFile
 from dagexec.platform.own_cores import OwnCores
 from dagexec.platform.processor import limit_cores
 from dagexec.platform.records import dataclass
 from dagexec.platform.threads import threads
-from dagexec.serving.compile_async import compile_async
-from dagexec.serving.executor import Executor
-from dagexec.serving.model_source import ModelSource
-from dagexec.serving.statistics import ExecutorStatistics
 
 _MOST_AT_ONCE = 1000
 

@@ -31,9 +31,10 @@ from dagexec.cluster.autoscaling import Autoscaler, Autoscaling
 from dagexec.cluster.link import Call
 from dagexec.cluster.routing import LeastOutstanding
 from dagexec.errors import ClosedError, DagexecError, QueueFullError, ReplicaError
+from dagexec.executor.dispatch.statistics import OUTCOMES, TIMES_KEPT
+from dagexec.executor.requests.queue import RequestQueue
+from dagexec.executor.requests.request import Request, abandoned, outcome_name, timed_out
 from dagexec.platform.records import dataclass
-from dagexec.serving.requests import Request, RequestQueue, abandoned, outcome_name, timed_out
-from dagexec.serving.statistics import OUTCOMES, TIMES_KEPT
 
 MAX_STARTS = 3
 """How often in a row the process of a replica may end before it is ready; then the replica is given up."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from dagexec.cluster.link import ReplicaLink
 from dagexec.cluster.state import DeploymentState, Member, Phase
+from dagexec.executor.dispatch.statistics import Latencies
 from dagexec.platform.records import dataclass
-from dagexec.serving.statistics import Latencies
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,11 @@ from dagexec.core.python_step import PythonStep
 from dagexec.core.registry import schema_of
 from dagexec.core.tensor_spec import Size, SpecLike, TensorSpec, type_meta
 from dagexec.errors import ArgumentError, DagexecError, PipelineError
+from dagexec.executor.source.loading import ModelSource, load_model
 from dagexec.pipelines.description import build
 from dagexec.pipelines.merging import merged
 from dagexec.pipelines.stage import SEPARATOR, ModelPart, Part, PythonPart, Stage, Value, as_value, values_read
 from dagexec.pipelines.stage_types import met, output_specs
-from dagexec.serving.model_source import ModelSource, load_model
 
 Given = Value | Stage
 

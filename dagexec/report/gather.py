@@ -18,13 +18,13 @@ from dagexec.core.graph import Graph, build_graph
 from dagexec.core.inference import NetTypes, infer_net
 from dagexec.core.model import Model
 from dagexec.core.schema import TensorType
+from dagexec.executor.executor import Executor
 from dagexec.report.comparison import ComparisonSection, WhatIfSection, figures
 from dagexec.report.document import Report, Section
 from dagexec.report.graph import GraphSection
 from dagexec.report.memory import MemorySection
 from dagexec.report.timeline import TimelineSection
 from dagexec.scheduler.plan.plan import Plan, build_plan
-from dagexec.serving.executor import Executor
 
 Feeds = Mapping[str, npt.NDArray[np.generic]]
 

@@ -14,11 +14,11 @@ from typing import Any
 from dagexec.cluster import Autoscaling
 from dagexec.core.spelling import did_you_mean
 from dagexec.errors import DagexecError, SettingError
+from dagexec.executor.source.loading import ZOO_PREFIX, ModelSource
 from dagexec.options import BatchPadding, CompileOptions
 from dagexec.platform.records import dataclass
 from dagexec.server.described_pipeline import DESCRIPTION_KEYS, DescribedPipeline, check_python_steps
 from dagexec.server.limits import Limits
-from dagexec.serving.model_source import ZOO_PREFIX, ModelSource
 
 __all__ = ["ClusterConfig", "Limits", "ModelConfig", "ServerConfig", "read_config"]
 

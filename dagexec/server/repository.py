@@ -24,6 +24,9 @@ import anyio.to_thread
 from dagexec.cluster import deploy
 from dagexec.core.spelling import did_you_mean
 from dagexec.errors import DagexecError, FeedError, ModelFormatError, SettingError
+from dagexec.executor.compile_async import compile_async
+from dagexec.executor.requests.waiting import to_the_end
+from dagexec.executor.source.loading import PLAN_SUFFIX, ModelSource
 from dagexec.platform.processor import available_cores
 from dagexec.server.config import ModelConfig, ServerConfig
 from dagexec.server.inference import (
@@ -37,9 +40,6 @@ from dagexec.server.inference import (
 from dagexec.server.limits import Limits
 from dagexec.server.repository_state import ModelState, RepositoryState
 from dagexec.server.version import PLATFORM, LoadedVersion, Runner
-from dagexec.serving.compile_async import compile_async
-from dagexec.serving.model_source import PLAN_SUFFIX, ModelSource
-from dagexec.serving.waiting import to_the_end
 
 logger = logging.getLogger("dagexec.server")
 

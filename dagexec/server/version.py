@@ -11,10 +11,10 @@ import anyio
 from dagexec.core.feeds import Array, Feeds
 from dagexec.core.model import InputInfo
 from dagexec.errors import SettingError
+from dagexec.executor.requests.waiting import to_the_end
 from dagexec.server.config import ModelConfig
 from dagexec.server.datatypes import datatype_of
 from dagexec.server.inference import TensorMetadata
-from dagexec.serving.waiting import to_the_end
 
 PLATFORM = "dagexec"
 

@@ -14,11 +14,11 @@ from typing import Literal, get_args
 
 from dagexec.core.device import CPU, Device
 from dagexec.errors import RowsError, SettingError
+from dagexec.executor.batching.axes import BatchAxes
 from dagexec.options import CompileOptions, WhenFull
 from dagexec.platform.records import dataclass
 from dagexec.scheduler.nets.options import NET_TYPES
 from dagexec.scheduler.plan.bindings import MIN_BYTES_BOUND
-from dagexec.serving.batch_axes import BatchAxes
 from dagexec.stress.nets import RandomNet, RandomNetOptions, random_net
 from dagexec.stress.operators import Failure
 

@@ -38,6 +38,7 @@ from dagexec.errors import (
     ResourceError,
     RunTimeoutError,
 )
+from dagexec.executor.executor import Executor
 from dagexec.platform.threads import threads
 from dagexec.scheduler.conformance import Conformance, conforming
 from dagexec.scheduler.hazards.detector import Detector
@@ -46,7 +47,6 @@ from dagexec.scheduler.nets.dag import DAGNet
 from dagexec.scheduler.nets.net import BaseNet
 from dagexec.scheduler.nets.simple import SimpleNet
 from dagexec.scheduler.plan import bindings
-from dagexec.serving.executor import Executor
 from dagexec.stress.case import FEEDS, Backend, Caller, Case, CaseRequest, Closing
 from dagexec.stress.devices import HeldResources, PreparedDevices, leaked, prepared_devices
 from dagexec.stress.nets import Array, RandomNet, without_devices

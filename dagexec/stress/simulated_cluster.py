@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dagexec.binding.io_binding import Array
 from dagexec.cluster.link import Answer, Lost, Started
 from dagexec.errors import DagexecError
+from dagexec.executor.executor import Executor
 from dagexec.platform.threads import Thread, threads
-from dagexec.serving.executor import Executor
 from dagexec.stress.simulated_network import Network
 
 _CRASHES = 0.05

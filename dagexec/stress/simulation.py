@@ -42,6 +42,9 @@ from dagexec.core.operator_def import op
 from dagexec.core.proto import NetDef
 from dagexec.core.workspace import Workspace
 from dagexec.errors import DagexecError, OutputError
+from dagexec.executor.compile import compile
+from dagexec.executor.executor import Executor
+from dagexec.executor.source.types import GivenTypes
 from dagexec.options import CompileOptions
 from dagexec.platform.disk import installed
 from dagexec.platform.records import dataclass
@@ -55,9 +58,6 @@ from dagexec.server.http import Application
 from dagexec.server.inference import RequestError
 from dagexec.server.metrics import Metrics
 from dagexec.server.repository import Repository
-from dagexec.serving.compile import compile
-from dagexec.serving.executor import Executor
-from dagexec.serving.given_types import GivenTypes
 from dagexec.storage.net_file import save_net
 from dagexec.stress.simulated_cluster import Node
 from dagexec.stress.simulated_disk import DiskCall, Failure, SimulatedDisk, Tree, system_error, write_tree

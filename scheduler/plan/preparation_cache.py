@@ -56,7 +56,7 @@ MOST_BYTES = 64 << 20
 _PART = 10  # of the memory of the process, without a given budget
 
 KEPT_AT_LEAST = 4
-"""Preparations that the budget alone limits. A run may be made up of several (`dagexec.serving.row_blocks`)."""
+"""Preparations that the budget alone limits. A run may be made of several (`dagexec.executor.batching.row_blocks`)."""
 
 
 class PreparationCache:

@@ -21,12 +21,12 @@ import dagexec
 from dagexec.analysis.plot import draw_graph, new_figure, save_figure
 from dagexec.core.choices import Choices
 from dagexec.errors import OutputError
+from dagexec.executor.source.loading import load_model
 from dagexec.export import onnx_model, save_onnx
 from dagexec.platform.files import write_atomically
 from dagexec.report.document import Report
 from dagexec.scheduler.observe.trace import Trace
 from dagexec.scheduler.plan.plan import Plan
-from dagexec.serving.model_source import load_model
 from dagexec.storage.net_file import save_net
 from tests.command_line import Cli
 

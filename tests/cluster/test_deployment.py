@@ -22,8 +22,8 @@ from dagexec.cluster.link import Answer, Call
 from dagexec.cluster.state import DeploymentState
 from dagexec.core.dtypes import FLOAT32
 from dagexec.errors import ClosedError, DagexecError, FeedError, QueueFullError, ReplicaError, RunTimeoutError
+from dagexec.executor.source.types import GivenTypes
 from dagexec.platform.threads import SystemThreads, ThreadWait, Timer, installed
-from dagexec.serving.given_types import GivenTypes
 from dagexec.tracing import Trace
 from tests.cluster.simulated import SimulatedCall, SimulatedReplica
 

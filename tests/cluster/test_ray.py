@@ -14,7 +14,7 @@ from dagexec import CompileOptions
 from dagexec.cluster import Autoscaling, Deployment, deploy
 from dagexec.cluster.ray_replica import Parcel
 from dagexec.errors import ClosedError, FeedError, RunTimeoutError
-from dagexec.serving.opening import plan_for
+from dagexec.executor.opening import plan_for
 from dagexec.testing import random_feeds
 from tests.cluster.test_ray_failures import long_pipeline, until
 from tests.test_examples import blocks

@@ -14,8 +14,8 @@ import pytest
 from dagexec.cluster.autoscaling import Autoscaling
 from dagexec.cluster.state import MAX_STARTS, Ask, Attempt, DeploymentState, Member, Phase, Send, Start, Stop
 from dagexec.errors import ClosedError, DagexecError, QueueFullError, ReplicaError, RunCancelledError, RunTimeoutError
-from dagexec.serving.requests import Request
-from dagexec.serving.waiting import EventLoop
+from dagexec.executor.requests.request import Request
+from dagexec.executor.requests.waiting import EventLoop
 
 
 def state_with(replicas: int, *, max_outstanding: int = 1, **options: object) -> tuple[DeploymentState, list[Member]]:

@@ -22,12 +22,12 @@ from dagexec.cluster.link import Answer, Started
 from dagexec.cluster.state import DeploymentState
 from dagexec.devices.sim import simulated
 from dagexec.errors import ClosedError
+from dagexec.executor.executor import Executor
+from dagexec.executor.source.types import GivenTypes
 from dagexec.pipelines import Pipeline
 from dagexec.server.config import ModelConfig, ServerConfig
 from dagexec.server.inference import InferenceRequest
 from dagexec.server.repository import Repository
-from dagexec.serving.executor import Executor
-from dagexec.serving.given_types import GivenTypes
 from tests.failures.acting import until
 from tests.failures.steps import BACKENDS, MOMENTS, Moment, Outcome, cancelled_at
 from tests.held import doubled_model

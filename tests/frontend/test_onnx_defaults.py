@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import dagexec
 from dagexec.errors import ClosedError, FeedError, ModelFormatError
-from dagexec.serving.executor import Executor
+from dagexec.executor.executor import Executor
 
 X, WEIGHT, BIAS, OTHER, OTHER_BIAS = (
     np.random.default_rng(0).standard_normal(shape).astype(np.float32) for shape in ((3, 4), (4, 5), 5, (4, 5), 5)

@@ -28,9 +28,9 @@ from dagexec.core.arguments import make_argument
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.workspace import Workspace
 from dagexec.errors import DagexecError
+from dagexec.executor.compile import build
+from dagexec.executor.source.loading import load_model
 from dagexec.options import CompileOptions
-from dagexec.serving.compile import build
-from dagexec.serving.model_source import load_model
 from dagexec.storage import Mode, open_database
 from dagexec.storage.blob_file import write_blobs
 from dagexec.training.backward import add_gradient_operators

@@ -26,7 +26,7 @@ from dagexec.cli.inspect import inspect_command
 from dagexec.core.choices import choices, load_choices
 from dagexec.core.model import Model
 from dagexec.core.workspace import Workspace
-from dagexec.serving.model_source import load_model
+from dagexec.executor.source.loading import load_model
 from dagexec.storage import open_database
 from dagexec.storage.blob_file import read_blob_file
 from dagexec.training.checkpoint import latest_checkpoint, load_checkpoint

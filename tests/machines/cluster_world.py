@@ -23,8 +23,8 @@ from dagexec.errors import (
     RunCancelledError,
     RunTimeoutError,
 )
+from dagexec.executor.requests.request import Request
 from dagexec.scheduler.exploration.state_search import ModelFault
-from dagexec.serving.requests import Request
 from tests.machines.worlds import Event
 
 

@@ -15,15 +15,15 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar
 
 from dagexec.errors import ClosedError, DagexecError, OperatorError, QueueFullError, RunCancelledError, RunTimeoutError
+from dagexec.executor.batching.joining import Batch, Group
+from dagexec.executor.dispatch.keeping import BACK_SECONDS, KEPT_SECONDS
+from dagexec.executor.dispatch.ledger import members_of
+from dagexec.executor.dispatch.state import Cancelled, DispatchState
+from dagexec.executor.requests import queue
+from dagexec.executor.requests.request import Request
+from dagexec.executor.runs.turns import Visits
 from dagexec.options import CompileOptions
 from dagexec.scheduler.exploration.state_search import ModelFault
-from dagexec.serving import requests
-from dagexec.serving.batching import Batch, Group
-from dagexec.serving.dispatch_places import members_of
-from dagexec.serving.dispatch_state import Cancelled, DispatchState
-from dagexec.serving.keeping import BACK_SECONDS, KEPT_SECONDS
-from dagexec.serving.requests import Request
-from dagexec.serving.turns import Visits
 from tests.machines.worlds import Event
 
 Result = TypeVar("Result")
@@ -446,7 +446,7 @@ class DispatchWorld:
         before = {request: request.queue for request in self.live}
         was_served = {request for request in self.live if (request.batch or request).replica is not None}
         full = self.setting.options.max_queued is not None and len(state.queue) >= self.setting.options.max_queued
-        overtaken = next(iter(state.queue), None) if state.queue.overtaken >= requests.MAX_OVERTAKEN else None
+        overtaken = next(iter(state.queue), None) if state.queue.overtaken >= queue.MAX_OVERTAKEN else None
         keepers = set(state.kept.by_thread)
         result = call()
         hurried = full or state._hurried()

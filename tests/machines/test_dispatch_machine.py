@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from dagexec.executor.batching.queue import BatchQueue
+from dagexec.executor.dispatch import ledger, state
+from dagexec.executor.dispatch.keeping import KeptReplicas
+from dagexec.executor.dispatch.ledger import Ledger
+from dagexec.executor.dispatch.state import DispatchState
+from dagexec.executor.requests import queue
+from dagexec.executor.requests.queue import RequestQueue
+from dagexec.executor.runs.turns import Visits
 from dagexec.options import CompileOptions
-from dagexec.serving import dispatch_places, dispatch_state, requests
-from dagexec.serving.batch_queue import BatchQueue
-from dagexec.serving.dispatch_places import Places
-from dagexec.serving.dispatch_state import DispatchState
-from dagexec.serving.keeping import KeptReplicas
-from dagexec.serving.requests import RequestQueue
-from dagexec.serving.turns import Visits
 from tests.machines.dispatch_world import Kind, Setting
 from tests.machines.worlds import searched, with_other_futures
 from tests.planted.bug import Edit, edited
@@ -93,13 +94,13 @@ def test_what_has_one_state_has_one_future(name: str) -> None:
 
 
 def test_nobody_is_overtaken_more_often_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requests, "MAX_OVERTAKEN", 1)
+    monkeypatch.setattr(queue, "MAX_OVERTAKEN", 1)
     setting = Setting(1, (PLAIN, PLAIN, Kind(priority=1), Kind(priority=1)), cancels=False)
     assert searched(setting.world).holds
 
 
 def test_who_comes_alone_after_others_did_does_not_wait_and_nothing_goes_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (dispatch_places, dispatch_state):
+    for module in (ledger, state):
         monkeypatch.setattr(module, "ALONE_AGAIN", 1)
     assert searched(Setting(1, (JOINED, JOINED, THREAD), joining(), cancels=False).world).holds
 
@@ -147,7 +148,7 @@ MISTAKES = {
     ),
     "those who wait for a certain replica do not count": (
         "threads and a warm-up", "the end is announced while somebody waits",
-        Edit(vars(Places)["is_empty"].fget, "(self.running or self.unfinished)", "(self.running or self.queue)"),
+        Edit(vars(Ledger)["is_empty"].fget, "(self.running or self.unfinished)", "(self.running or self.queue)"),
     ),
     "a request that was given up ends once more": (
         "preparation", "a request ends twice",

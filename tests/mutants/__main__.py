@@ -7,12 +7,12 @@ import json
 import sys
 from pathlib import Path
 
-from tests.mutants import numerics, scheduler, serving, storage
+from tests.mutants import executor, numerics, scheduler, storage
 from tests.mutants.trial import Trial, attempt, check, copied_repository, failing
 
 GROUPS = {
     "scheduler": scheduler.MUTANTS,
-    "serving": serving.MUTANTS,
+    "executor": executor.MUTANTS,
     "numerics": numerics.MUTANTS,
     "storage": storage.MUTANTS,
 }

@@ -112,10 +112,10 @@ MUTANTS = (
     ),
     Mutant(
         "a request of lower priority is served first",
-        "dagexec/serving/requests.py",
+        "dagexec/executor/requests/queue.py",
         "-request.priority",
         "request.priority",
-        ("tests/serving/test_requests.py",),
+        ("tests/executor/test_requests.py",),
     ),
     Mutant(
         "a turn at what streams share follows the last turn only",

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dagexec.binding.io_binding import IOBinding
+from dagexec.executor.dispatch.dispatcher import Dispatcher
 from dagexec.scheduler.memory import buffers, lifetime
 from dagexec.scheduler.run import work
-from dagexec.serving.dispatch import Dispatcher
 from tests.planted import scenes
 from tests.planted.bug import Bug, Edit
 

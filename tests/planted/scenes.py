@@ -16,6 +16,7 @@ from dagexec.core.runtime import runtime_of
 from dagexec.core.stream import Priority
 from dagexec.devices.sim import Fault, simulated
 from dagexec.errors import DagexecError, RunTimeoutError
+from dagexec.executor.executor import Executor
 from dagexec.platform.threads import new_gate, threads
 from dagexec.scheduler.exploration.device import ControlledDriver
 from dagexec.scheduler.exploration.pool_states import Job, PoolStates
@@ -30,7 +31,6 @@ from dagexec.scheduler.run.machine import TaskGraph
 from dagexec.scheduler.run.pool import WorkerPool
 from dagexec.scheduler.run.run import Run
 from dagexec.scheduler.run.worker import Worker
-from dagexec.serving.executor import Executor
 from tests.held import doubled_model
 from tests.scheduler.pieced import SIZE, pieced_net, pieced_operator
 from tests.scheduler.scenarios import Done, X, expected, fed, outputs_of, run_of, sums

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from dagexec.executor.dispatch.dispatcher import Dispatcher
 from dagexec.scheduler.run.drain import Drain
 from dagexec.scheduler.run.executing import Executing
 from dagexec.scheduler.run.machine import Machine
 from dagexec.scheduler.run.pool import WorkerPool
 from dagexec.scheduler.run.run import Run
-from dagexec.serving.dispatch import Dispatcher
 from tests.planted import scenes
 from tests.planted.bug import Bug, Edit
 

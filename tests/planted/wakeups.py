@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dagexec.executor.dispatch.state import DispatchState
 from dagexec.scheduler.run.executing import Executing
 from dagexec.scheduler.run.pool import WorkerPool
 from dagexec.scheduler.run.roster import Roster
-from dagexec.serving.dispatch_state import DispatchState
 from tests.planted import scenes
 from tests.planted.bug import Bug, Edit
 from tests.planted.scenes import FORK

@@ -14,7 +14,7 @@ from dagexec.analysis.comparison import random_feeds
 from dagexec.binding.parameters import initialized
 from dagexec.core.device import CPU, Device
 from dagexec.devices.sim import simulated
-from dagexec.serving.model_source import load_model
+from dagexec.executor.source.loading import load_model
 from tests.planted.plans import MutantNet
 
 SIM, OTHER = Device("sim", 0), Device("sim", 1)

@@ -26,11 +26,11 @@ from dagexec.core.choices import Choices, choose, measuring
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.tensor import Tensor
 from dagexec.errors import ClosedError, DagexecError, QueueClosedError
+from dagexec.executor.executor import Executor
 from dagexec.ops.engines.onednn.binding import library
 from dagexec.ops.engines.onednn.packing import packed_memory
 from dagexec.ops.families.storage.tensor_input import _Prefetch
 from dagexec.platform import forking
-from dagexec.serving.executor import Executor
 from dagexec.storage.reader import DBReader
 from dagexec.training.data import BatchLoader
 from dagexec.training.data_parallel.solver_thread import SolverThread

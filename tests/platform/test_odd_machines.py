@@ -376,7 +376,7 @@ PATIENT = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN);
 
 def test_the_suite_can_interrupt_where_ctrl_c_is_ignored() -> None:
     """As under nohup in a script: tests that wait for KeyboardInterrupt get it."""
-    test = "tests/serving/test_embedding_failures.py::test_ctrl_c_stops_the_run_and_every_thread_stays"
+    test = "tests/executor/test_embedding_failures.py::test_ctrl_c_stops_the_run_and_every_thread_stays"
     ignoring = [sys.executable, "-c", PATIENT, sys.executable, "-m", "pytest", "-p", "no:cacheprovider", test]
     done = subprocess.run(ignoring, capture_output=True, text=True, timeout=LIMIT_SECONDS, cwd=ROOT)
     assert done.returncode == 0, done.stdout

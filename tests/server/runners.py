@@ -11,9 +11,9 @@ from dagexec.core import dtypes
 from dagexec.core.feeds import Array, Feeds
 from dagexec.core.model import InputInfo
 from dagexec.errors import ClosedError
+from dagexec.executor.source.loading import ModelSource
 from dagexec.server.config import ModelConfig, ServerConfig
 from dagexec.server.repository import Repository
-from dagexec.serving.model_source import ModelSource
 
 
 class HeldRunner:

@@ -17,10 +17,10 @@ from opentelemetry import trace
 from tritonclient.utils import InferenceServerException
 
 from dagexec.core.feeds import Array, Feeds
+from dagexec.executor.executor import Executor
 from dagexec.options import CompileOptions
 from dagexec.server.config import ModelConfig, ServerConfig
 from dagexec.server.run import Server
-from dagexec.serving.executor import Executor
 from tests.held import PATIENCE, doubled_model, held_operators, rows
 from tests.server.raw import Answer, binary_request, connected
 from tests.server.runners import HeldRunner

@@ -14,7 +14,7 @@ from dagexec.binding.parameters import initialized
 from dagexec.compiler.passes import PassReport, run_passes
 from dagexec.compiler.passes.catalog import GRAPH_PASSES
 from dagexec.core.model import Model
-from dagexec.serving.model_source import load_model
+from dagexec.executor.source.loading import load_model
 from tests import models as light
 from tests.compiler.passes.models import Array, assert_close, feeds_for, other_order, outputs_of, types_of
 

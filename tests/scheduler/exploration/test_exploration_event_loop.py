@@ -11,10 +11,10 @@ import pytest
 import dagexec
 from dagexec.binding.io_binding import Outputs
 from dagexec.errors import DagexecError, RunTimeoutError
+from dagexec.executor.executor import Executor
 from dagexec.platform.threads import new_gate, threads
 from dagexec.scheduler.exploration import EarliestFirst, explore, explore_seeds, systematic
 from dagexec.scheduler.exploration.event_loop import ControlledEventLoop, run
-from dagexec.serving.executor import Executor
 from tests.scheduler.scenarios import X, expected, sums
 
 FORK = [[], [0], [0]]

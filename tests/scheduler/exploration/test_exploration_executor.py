@@ -21,11 +21,11 @@ from dagexec.core.device import Device
 from dagexec.core.runtime import runtime_of
 from dagexec.devices.sim import Fault, simulated
 from dagexec.errors import ClosedError, DeviceError, OperatorError, RunCancelledError, RunTimeoutError
+from dagexec.executor.executor import Executor
 from dagexec.platform.threads import threads
 from dagexec.scheduler.exploration import RandomStrategy, explore
 from dagexec.scheduler.exploration.device import ControlledDriver
 from dagexec.scheduler.exploration.event_loop import run
-from dagexec.serving.executor import Executor
 from tests.scheduler.scenarios import X, expected, sums
 
 NET = sums([[], [], [0, 1], [0, 1], [2, 3]])

@@ -15,11 +15,11 @@ from dagexec import NetDef, Workspace
 from dagexec.analysis.comparison import random_feeds
 from dagexec.core.native import can_run, may_merge
 from dagexec.core.operator_def import op
+from dagexec.executor.source.loading import load_model
 from dagexec.scheduler.hazards import Proof, check_net
 from dagexec.scheduler.nets.dag import DAGNet
 from dagexec.scheduler.run.machine import TaskGraph
 from dagexec.scheduler.run.work import Work
-from dagexec.serving.model_source import load_model
 from tests.ops.onednn.engine import needs_onednn
 from tests.scheduler.pieced import PIECES, SIZE, Fault, pieced_net, pieced_operator
 

@@ -18,12 +18,12 @@ from dagexec.core import dtypes, inferred_types
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.operator import Operator
 from dagexec.core.tensor import Tensor
+from dagexec.executor.executor import Executor
 from dagexec.scheduler.memory import BufferPatterns, Buffers, arena_memory, offsets, pattern
 from dagexec.scheduler.nets.net import BaseNet
 from dagexec.scheduler.nets.simple import SimpleNet
 from dagexec.scheduler.plan import preparation_cache
 from dagexec.scheduler.plan.preparation_cache import PreparationCache, PreparationStatistics
-from dagexec.serving.executor import Executor
 from tests.held import doubled_model
 from tests.nets import temporary_operator
 from tests.ops.running import operator_def

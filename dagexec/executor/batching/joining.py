@@ -1,0 +1,248 @@
+"""Dynamic batching: requests that wait are joined along their batch axis, run once, and split again.
+
+What is here joins and splits; which requests are joined, and when, is decided in `queue` and `dispatch.state`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from dagexec.binding.io_binding import Array, Outputs, Signature, arrays_like
+from dagexec.core.dtypes import from_numpy
+from dagexec.core.feeds import Feeds
+from dagexec.core.model import Model
+from dagexec.core.schema import TensorType
+from dagexec.core.traits import Rows
+from dagexec.errors import DagexecError, FeedError, RowsError
+from dagexec.executor.requests.request import Request
+
+if TYPE_CHECKING:
+    from dagexec.core.row_axes import RowAxes
+    from dagexec.executor.batching.axes import BatchAxes
+
+MAX_SHARED_BYTES = 4096
+"""An input for all rows that is larger is not compared: its request runs alone."""
+
+_MAX_GROUPS = 1024
+"""How many kinds of requests are remembered."""
+
+
+class Group:
+    """Requests that may be joined: they ask for the same results, and differ in rows alone.
+
+    Attributes:
+        axes: the batch axis of each input that has one.
+        results: where each result has rows; None for one that is the same for any rows.
+    """
+
+    __slots__ = ("axes", "results")
+
+    def __init__(self, axes: Mapping[str, int], results: Mapping[str, Rows | None]) -> None:
+        self.axes = axes
+        self.results = results
+
+
+class _Last(NamedTuple):
+    """What was found for the request before."""
+
+    signature: Signature
+    names: Sequence[str]
+    rows: int
+    group: Group
+
+
+class Batching:
+    """What is asked of each request of one model whose requests are joined."""
+
+    def __init__(
+        self, model: Model, axes: BatchAxes, max_batch: int, later: Callable[[Callable[[], object]], object]
+    ) -> None:
+        """`later` has what it is given called by another thread."""
+        self._net = model.name
+        self._outputs = frozenset(model.outputs)
+        self._axes = axes
+        self._max_batch = max_batch
+        self._later = later
+        self._groups: dict[Hashable, Group | None] = {}
+        self._shown: dict[Hashable, RowAxes | None] = {}
+        self._last: _Last | None = None
+
+    def fitting(self, feeds: Feeds) -> dict[str, Array] | None:
+        """`feeds`, if they are arrays like those of the request before; these had been checked."""
+        last = self._last
+        arrays = None if last is None else arrays_like(last.signature, feeds)
+        if last is None or arrays is None:
+            return None
+        return {kind[0]: array for kind, array in zip(last.signature, arrays, strict=True)}
+
+    def padded(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
+        """Checked `feeds`, padded where that was asked for. Raises FeedError."""
+        return feeds if self._axes.padding is None else self._axes.padding.filled(feeds)[0]
+
+    def place(self, request: Request) -> None:
+        """Set `rows` and `group` of a request with checked feeds.
+
+        Its feeds are padded where that was asked for. Raises FeedError when inputs disagree on the number of rows or
+        the length, or have more than the most.
+        """
+        if self._axes.padding is not None:
+            request.feeds, length = self._axes.padding.filled(request.feeds)
+            if length is not None:
+                request.cuts = self._axes.padding.cuts(request.names, length)
+        last = self._last
+        if (
+            last is not None
+            and request.names == last.names
+            and request.trace is None
+            and arrays_like(last.signature, request.feeds) is not None
+        ):
+            request.rows, request.group = last.rows, last.group
+            return
+        request.rows = self.rows(request.feeds)
+        if request.rows and request.trace is None:
+            self._find_group(request)
+
+    def rows(self, feeds: Mapping[str, Array]) -> int:
+        """How many rows checked feeds have; 0 where an input has no batch axis, after all. Raises FeedError."""
+        axes = self._axes.inputs.items()
+        sizes = {name: feeds[name].shape[axis] for name, axis in axes if name in feeds and feeds[name].ndim > axis}
+        counts = set(sizes.values())
+        if len(counts) > 1:
+            raise FeedError(f"net {self._net!r}: the inputs disagree on the number of rows: {sizes}")
+        rows = counts.pop() if len(sizes) == len(axes) else 0
+        if rows > self._max_batch:
+            raise FeedError(f"net {self._net!r}: a request has at most max_batch={self._max_batch} rows, found {rows}")
+        return rows
+
+    def _find_group(self, request: Request) -> None:
+        """Set the group of a request, if it may be joined with others."""
+        types: list[Hashable] = []
+        shared: list[Hashable] = []
+        for name, array in request.feeds.items():
+            axis = self._axes.inputs.get(name)
+            if array.dtype == np.object_ or (axis is None and array.nbytes > MAX_SHARED_BYTES):
+                return
+            shape = array.shape if axis is None else (*array.shape[:axis], 1, *array.shape[axis + 1 :])
+            types.append((name, array.dtype.str, shape))
+            if axis is None:
+                shared.append(array.tobytes())
+        key = (tuple(request.names), *types, *shared)
+        request.group = self._groups.get(key)
+        if request.group is None:
+            request.group = self._new_group(request, key, tuple(types))
+        if request.group is not None and not shared:
+            signature = tuple((name, array.dtype, array.shape) for name, array in request.feeds.items())
+            self._last = _Last(signature, request.names, request.rows, request.group)
+
+    def _new_group(self, request: Request, key: Hashable, types: Hashable) -> Group | None:
+        """The group of requests like this one; None when it runs alone, as it does while nothing is shown yet."""
+        axes = self._axes.found or self._shown_for(request.feeds, types)
+        if axes is None:
+            return None
+        results = {name: axes.blobs.get(name) for name in request.names}
+        if any(rows.before > 1 if rows else name not in self._outputs for name, rows in results.items()):
+            return None  # they cannot be cut out, or nothing is known of them
+        if len(self._groups) >= _MAX_GROUPS:
+            self._groups = {}
+        return self._groups.setdefault(key, Group(self._axes.inputs, results))
+
+    def _shown_for(self, feeds: Mapping[str, Array], types: Hashable) -> RowAxes | None:
+        """What is shown for inputs of these types; the first request with them has it found, and does not wait."""
+        if types not in self._shown:
+            if len(self._shown) >= _MAX_GROUPS:
+                self._shown = {}
+            self._shown[types] = None
+            found = {name: TensorType(array.shape, from_numpy(array.dtype)) for name, array in feeds.items()}
+            self._later(lambda: self._show(found, types))
+            return None
+        return self._shown.get(types)
+
+    def _show(self, found: Mapping[str, TensorType], types: Hashable) -> None:
+        with suppress(RowsError):  # what has these shapes runs alone
+            self._shown[types] = self._axes.of(found)
+
+
+class Batch(Request):
+    """Several requests that a replica serves as one. The lock of their dispatcher guards what changes.
+
+    Attributes:
+        members: all of them, in the order of their rows.
+        left: how many of them are not over, and do not run by themselves.
+        ended: those that were not over before the run was.
+        joined: those whose rows the replica was fed with, in this order.
+    """
+
+    def __init__(self, members: Sequence[Request]) -> None:
+        """`members` are of one group, and wait no more."""
+        first = members[0]
+        super().__init__({}, first.names, priority=max(member.priority for member in members))
+        assert isinstance(first.group, Group)
+        self.members = tuple(members)
+        self.left = len(members)
+        self.ended: tuple[Request, ...] = ()
+        self.joined: tuple[Request, ...] = ()
+        self.rows = 0
+        self._feeds = [member.feeds for member in members]  # a member that leaves lets go of its own
+        self._group = first.group
+        for member in members:
+            self.rows += member.rows
+            member.batch = self
+
+    @property
+    def requests(self) -> tuple[Request, ...]:
+        """The members that are `left`."""
+        return tuple(member for member in self.members if member.batch is self)
+
+    def drop(self, member: Request) -> None:
+        """`member` is over, or runs by itself."""
+        member.batch = None
+        self.left -= 1
+
+    def feed_replica(self) -> None:
+        """Feed the rows of those that are still members, one behind the other."""
+        assert self.replica is not None
+        parts = [(member, feeds) for member, feeds in zip(self.members, self._feeds, strict=True) if member.batch]
+        self._feeds = []
+        self.joined = tuple(member for member, _ in parts)
+        if parts:
+            self.replica.feed_rows([feeds for _, feeds in parts], self._group.axes)
+
+    def fetch(self) -> Outputs:
+        """Give each member that is `taken` its rows of the results, as its own `result` or `error`."""
+        assert self.replica is not None
+        net = self.replica.net.name
+        results = self.replica.peek(self.names)
+        self._check_rows(net, results)
+        start = 0
+        for member in self.joined:
+            if member.taken:
+                try:
+                    member.result = member.own(net, self._rows_of(results, member, start))
+                except Exception as error:
+                    member.error = error
+            start += member.rows
+        return {}
+
+    def _check_rows(self, net: str, results: Outputs) -> None:
+        total = sum(member.rows for member in self.joined)
+        for name, array in results.items():
+            rows = self._group.results[name]
+            if rows is not None and (array.ndim <= rows.axis or array.shape[rows.axis] != rows.size(total)):
+                raise DagexecError(
+                    f"net {net!r}: result {name!r} of {total} joined rows must have {rows.size(total)} along axis "
+                    f"{rows.axis}, found shape {array.shape}"
+                )
+
+    def _rows_of(self, results: Outputs, member: Request, start: int) -> Outputs:
+        found: Outputs = {}
+        for name, array in results.items():
+            rows = self._group.results[name]
+            if rows is not None:
+                own = slice(rows.size(start), rows.size(start + member.rows))
+                array = array[own] if rows.axis == 0 else array[(slice(None),) * rows.axis + (own,)]
+            found[name] = array
+        return found

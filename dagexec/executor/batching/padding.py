@@ -1,0 +1,151 @@
+"""Padding of requests of different lengths to a few sizes, so that they may be joined, and their results cut again.
+
+That padding cannot be seen in a result is the user's word; that a result has the shape of the run without it, is not.
+A request is padded whoever is in its batch, and also alone, so that its bytes depend on nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from dagexec.core.feeds import Array
+from dagexec.core.inference import infer_listed
+from dagexec.core.model import Model
+from dagexec.core.schema import TensorType
+from dagexec.core.spelling import did_you_mean
+from dagexec.errors import FeedError, SettingError
+from dagexec.executor.source.types import GivenTypes
+from dagexec.options import BatchPadding
+
+Cuts = Mapping[str, tuple[slice, ...]]
+"""By result, the part of it that belongs to its request: the first ones along each axis of lengths."""
+
+_ROWS = 2
+"""Of the runs that types are inferred for: one row would not tell an axis of lengths from one of rows and lengths."""
+
+
+class Padding:
+    """What is padded in the requests of one model, and what is cut from their results."""
+
+    def __init__(
+        self, model: Model, padding: BatchPadding, types: Mapping[str, TensorType], batch_axes: Mapping[str, int]
+    ) -> None:
+        """`types` are those of the inputs in some run, `batch_axes` the axes of their rows.
+
+        Raises SettingError for axes that no input has, that have rows or a fixed size, and for a result along which
+        the length of a request cannot be told.
+        """
+        self._net = model.name
+        self._axes = dict(padding.axes)
+        self._sizes = tuple(padding.sizes)
+        for name, axis in self._axes.items():
+            _check_axis(model, name, axis, batch_axes)
+        if padding.mask not in self._axes:
+            raise SettingError(f"net {model.name!r}: batch_padding: the mask {padding.mask!r} is none of {self._axes}")
+        self._cut_axes, self._untold = self._find_cuts(GivenTypes.of(model), types, batch_axes)
+        for name in model.outputs:
+            self._check_told(name, SettingError)
+
+    def filled(self, feeds: Mapping[str, Array]) -> tuple[Mapping[str, Array], int | None]:
+        """`feeds` with zeros behind them, up to the next of the sizes, and the length before; None if it is a size.
+
+        Raises FeedError when inputs disagree on the length, or it is more than the largest size.
+        """
+        lengths = {name: _size(feeds[name], axis) for name, axis in self._axes.items()}
+        length = next(iter(lengths.values()))
+        if length is None or any(other != length for other in lengths.values()):
+            raise FeedError(f"net {self._net!r}: the inputs disagree on the length: {lengths}")
+        size = next((size for size in self._sizes if size >= length), None)
+        if size is None:
+            raise FeedError(
+                f"net {self._net!r}: a request has a length of {length}, batch_padding at most {self._sizes[-1]}"
+            )
+        if size == length:
+            return feeds, None
+        return {name: self._padded(name, array, size) for name, array in feeds.items()}, length
+
+    def cuts(self, names: Sequence[str], length: int) -> Cuts:
+        """What belongs to a request of this `length` of the results `names`. Raises FeedError where none can tell."""
+        for name in names:
+            self._check_told(name, FeedError)
+        return {
+            name: tuple(slice(length) if axis in axes else slice(None) for axis in range(max(axes) + 1))
+            for name in names
+            if (axes := self._cut_axes.get(name))
+        }
+
+    def _padded(self, name: str, array: Array, size: int) -> Array:
+        axis = self._axes.get(name)
+        if axis is None:
+            return array
+        if array.dtype == np.object_:
+            raise FeedError(f"net {self._net!r}: input {name!r} is text, which batch_padding cannot fill up")
+        padded = np.zeros((*array.shape[:axis], size, *array.shape[axis + 1 :]), array.dtype)
+        padded[(slice(None),) * axis + (slice(array.shape[axis]),)] = array
+        return padded
+
+    def _find_cuts(
+        self, given: GivenTypes, types: Mapping[str, TensorType], batch_axes: Mapping[str, int]
+    ) -> tuple[dict[str, tuple[int, ...]], frozenset[str]]:
+        """By blob, the axes that have the length of a request; and the blobs of which that cannot be told."""
+        sizes = self._sizes[-1], self._sizes[-1] - 1
+        with_rows = {name: _resized(kind, batch_axes.get(name), _ROWS) for name, kind in types.items()}
+        found = []
+        for size in sizes:
+            known = {name: _resized(kind, self._axes.get(name), size) for name, kind in with_rows.items()}
+            known = {**given.types, **known}
+            found.append(infer_listed(given.name, given.operators, known, given.values).blobs)
+        cuts: dict[str, tuple[int, ...]] = {}
+        untold = set()
+        for name, kind in found[0].items():
+            axes = _axes_of_lengths(kind, found[1][name], sizes)
+            if axes is None:
+                untold.add(name)
+            else:
+                cuts[name] = axes
+        return cuts, frozenset(untold)
+
+    def _check_told(self, name: str, kind: type[SettingError | FeedError]) -> None:
+        if name in self._untold or name not in self._cut_axes:
+            raise kind(
+                f"net {self._net!r}: batch_padding: result {name!r} depends on the length, but has no axis that "
+                "is as long as the request, or nobody can tell"
+            )
+
+
+def _check_axis(model: Model, name: str, axis: int, batch_axes: Mapping[str, int]) -> None:
+    info = model.inputs.get(name)
+    if info is None:
+        raise SettingError(
+            f"net {model.name!r}: batch_padding: {name!r} is none of the inputs {sorted(model.inputs)}"
+            f"{did_you_mean(name, model.inputs)}"
+        )
+    if batch_axes.get(name) == axis:
+        raise SettingError(f"net {model.name!r}: batch_padding: axis {axis} of input {name!r} is that of its rows")
+    if info.shape is not None and (axis >= len(info.shape) or info.shape[axis] is not None):
+        raise SettingError(
+            f"net {model.name!r}: batch_padding: axis {axis} of input {name!r} is not free in {info.shape}"
+        )
+
+
+def _size(array: Array, axis: int) -> int | None:
+    return array.shape[axis] if array.ndim > axis else None
+
+
+def _resized(kind: TensorType, axis: int | None, size: int) -> TensorType:
+    if axis is None:
+        return kind
+    return replace(kind, shape=(*kind.shape[:axis], size, *kind.shape[axis + 1 :]))
+
+
+def _axes_of_lengths(
+    one: TensorType | None, other: TensorType | None, lengths: tuple[int, int]
+) -> tuple[int, ...] | None:
+    """The axes that are as long as a request is, given the types for two lengths; None if a size differs otherwise."""
+    if one is None or other is None or len(one.shape) != len(other.shape):
+        return None
+    differ = tuple(axis for axis, pair in enumerate(zip(one.shape, other.shape, strict=True)) if pair[0] != pair[1])
+    return differ if all((one.shape[axis], other.shape[axis]) == lengths for axis in differ) else None

@@ -1,0 +1,246 @@
+"""Runs of a number of rows that nothing is prepared for, as several of numbers that something is.
+
+Where the rows of a net are shown to be apart, and have the same bytes in every batch, nobody can tell. What a run is
+made up of is decided in `dagexec.binding.block_sizes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dagexec.binding.io_binding import Array, Outputs, arrays_like, check_result, new_result
+from dagexec.binding.parameters import Parameters
+from dagexec.binding.replicas import Replica
+from dagexec.core.dtypes import from_numpy
+from dagexec.core.model import Model
+from dagexec.core.schema import TensorType
+from dagexec.core.traits import Rows
+from dagexec.errors import DagexecError, RowsError, SettingError
+from dagexec.executor.requests.request import Request
+from dagexec.options import CompileOptions
+from dagexec.platform.lazy import LazyModule
+from dagexec.platform.records import dataclass
+
+if not TYPE_CHECKING:
+    batch_axes = LazyModule("dagexec.executor.batching.axes")
+else:
+    from dagexec.core.row_axes import RowAxes
+    from dagexec.executor.batching import axes as batch_axes
+    from dagexec.executor.batching.axes import BatchAxes
+
+_MAX_SHOWN = 1024
+"""Kinds of inputs of which is remembered whether their rows are apart."""
+
+_MANY = 8
+"""So many known numbers of rows, and it is found out whether rows are apart, as else to look for blocks is in vain."""
+
+_UNKNOWN = object()
+"""In the place of what is remembered, where nothing is."""
+
+
+class RowBlocks:
+    """What is known of the rows of one model. Nothing is asked before it matters: a second number of rows comes."""
+
+    def __init__(self, model: Model, options: CompileOptions) -> None:
+        self._outputs = frozenset(model.outputs)
+        self._axes = _first_axes(model) if options.batch_axes is None else options.batch_axes
+        self._batch_axes = _Later(model, options)
+        self._shown: dict[Hashable, RowAxes | None] = {}
+
+    def of(self, request: Request) -> BlockedRun | None:
+        """The runs that `request`, which has a replica, is made up of; None when it is one.
+
+        It always is where somebody watches it, or has a replica warmed up, and where its inputs were padded.
+        """
+        replica = request.replica
+        watched = request.trace is not None or request.pinned is not None
+        if not self._axes or replica is None or watched or request.cuts is not None:
+            return None
+        binding = replica.io_binding
+        if binding is None or arrays_like(binding.signature, request.feeds) is not None:
+            return None
+        rows = self._rows(request.feeds)
+        if not rows:
+            return None
+        kind = tuple((name, array.dtype.str, self._others(name, array.shape)) for name, array in request.feeds.items())
+        if self._shown.get(kind, _UNKNOWN) is None:
+            return None
+        ready = self._ready(replica, kind)
+        sizes = replica.block_sizes.blocks(kind, rows, ready)
+        if sizes is None and len(ready) < _MANY:
+            return None
+        shown = self._shown_for(request.feeds, kind)
+        results = None if shown is None else self._results(request, shown)
+        if sizes is None or results is None:
+            return None
+        return BlockedRun(rows, sizes, self._axes, results)
+
+    def _rows(self, feeds: Mapping[str, Array]) -> int:
+        """How many rows the inputs have; 0 when they do not agree, or one is text."""
+        if any(array.dtype == np.object_ for array in feeds.values()) or not self._axes.keys() <= feeds.keys():
+            return 0
+        if any(feeds[name].ndim <= axis for name, axis in self._axes.items()):
+            return 0
+        counts = {feeds[name].shape[axis] for name, axis in self._axes.items()}
+        return counts.pop() if len(counts) == 1 else 0
+
+    def _others(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The sizes of an input, without that of its batch axis."""
+        axis = self._axes.get(name)
+        return shape if axis is None else (*shape[:axis], -1, *shape[axis + 1 :])
+
+    def _ready(self, replica: Replica, kind: Hashable) -> dict[int, float]:
+        """How many rows of this kind `replica` is prepared for, and the seconds that a run of each takes."""
+        found: dict[int, float] = {}
+        for signature, seconds in replica.prepared_for():
+            if kind == tuple((name, dtype.str, self._others(name, shape)) for name, dtype, shape in signature):
+                counts = {shape[self._axes[name]] for name, _, shape in signature if name in self._axes}
+                found[counts.pop()] = seconds
+        found.pop(0, None)  # no rows, no block
+        return found
+
+    def _shown_for(self, feeds: Mapping[str, Array], kind: Hashable) -> RowAxes | None:
+        """What is shown for inputs of this kind; None where rows are not apart, or nothing is known."""
+        if kind not in self._shown:
+            if len(self._shown) >= _MAX_SHOWN:
+                self._shown = {}
+            self._shown[kind] = self._find_shown(feeds)
+        return self._shown[kind]
+
+    def _find_shown(self, feeds: Mapping[str, Array]) -> RowAxes | None:
+        batch_axes = self._batch_axes.made()
+        if batch_axes is None or batch_axes.found is not None:
+            return None if batch_axes is None else batch_axes.found
+        types = {name: TensorType(array.shape, from_numpy(array.dtype)) for name, array in feeds.items()}
+        try:
+            return batch_axes.of(types)
+        except RowsError:
+            return None
+
+    def _results(self, request: Request, shown: RowAxes) -> dict[str, Rows | None] | None:
+        """Where the results have rows; None when one cannot be put together."""
+        results = {name: shown.blobs.get(name) for name in request.names}
+        for name, rows in results.items():
+            if name in request.feeds or (rows.before > 1 if rows else name not in self._outputs):
+                return None
+        return results
+
+
+class _Later:
+    """The batch axes of a model, found when they are first asked for."""
+
+    def __init__(self, model: Model, options: CompileOptions) -> None:
+        self._model: Model | None = model
+        self._options = options
+        self._made: BatchAxes | None = None
+
+    def made(self) -> BatchAxes | None:
+        """None where rows are not apart, or may have other bytes in other batches."""
+        model, self._model = self._model, None
+        if model is not None and all(one.arguments().bool("batch_invariant", True) for one in model.program.op):
+            with suppress(RowsError, SettingError):
+                known = model.parameters
+                outlines = known.outlines() if isinstance(known, Parameters) else known
+                options = replace(self._options, batch_padding=None)
+                self._made = batch_axes.BatchAxes(model.changed(parameters=outlines), options)
+        return self._made
+
+
+def _first_axes(model: Model) -> dict[str, int]:
+    """Axis 0 of every input whose size there is free."""
+    infos = {name: model.inputs[name] for name in model.needed_inputs()}
+    return {name: 0 for name, info in infos.items() if info.shape is not None and info.shape[:1] == (None,)}
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Rows from `start` on, `size` of them; beyond the last one asked for, others take their place."""
+
+    start: int
+    size: int
+
+
+class BlockedRun:
+    """A run that is made up of several, one for each of `blocks`.
+
+    Attributes:
+        blocks: in the order in which they run.
+        results: those parts of the results that are there.
+    """
+
+    __slots__ = ("_axes", "_rows", "_where", "blocks", "results")
+
+    def __init__(self, rows: int, sizes: list[int], axes: Mapping[str, int], where: Mapping[str, Rows | None]) -> None:
+        """`axes` are those of the inputs that have rows, `where` says where the results have them."""
+        self._rows = rows
+        self._axes = axes
+        self._where = where
+        self.results: Outputs = {}
+        self.blocks: list[Block] = []
+        start = 0
+        for size in sizes:
+            self.blocks.append(Block(max(0, min(start, rows - size)), size))
+            start += size
+
+    def feed(self, replica: Replica, feeds: Mapping[str, Array], number: int) -> None:
+        """Put the rows of block `number` where `replica` reads them. Raises what `Replica.feed` does."""
+        block = self.blocks[number]
+        if block.size <= self._rows:
+            replica.feed({name: self._cut(name, array, block) for name, array in feeds.items()})
+            return
+        parts = [feeds]
+        left = block.size - self._rows
+        while left > 0:  # any rows do that the net may be asked for
+            parts.append({name: self._cut(name, array, Block(0, left)) for name, array in feeds.items()})
+            left -= self._rows
+        replica.feed_rows(parts, self._axes)
+
+    def _cut(self, name: str, array: Array, block: Block) -> Array:
+        axis = self._axes.get(name)
+        return array if axis is None else array[_rows_at(axis, block.start, block.start + block.size)]
+
+    def keep(self, replica: Replica, number: int, out: Mapping[str, Array] | None) -> None:
+        """Put the results of block `number` where they belong: in arrays of `out`, where it has them, or new ones.
+
+        Raises FeedError when an array of `out` does not fit, and ResourceError.
+        """
+        net = replica.net.name
+        block = self.blocks[number]
+        done = 0 if number == 0 else self.blocks[number - 1].start + self.blocks[number - 1].size
+        end = min(self._rows, block.start + block.size)
+        for name, array in replica.peek(tuple(self._where)).items():
+            rows = self._where[name]
+            if rows is not None and (array.ndim <= rows.axis or array.shape[rows.axis] != rows.size(block.size)):
+                raise DagexecError(
+                    f"net {net!r}: result {name!r} of {block.size} rows must have {rows.size(block.size)} along axis "
+                    f"{rows.axis}, found shape {array.shape}"
+                )
+            if number == 0:
+                self._begin(net, name, array, None if out is None else out.get(name))
+            if rows is None:
+                self.results[name][...] = array
+                continue
+            new = _rows_at(rows.axis, rows.size(done), rows.size(end))
+            computed = _rows_at(rows.axis, rows.size(done - block.start), rows.size(end - block.start))
+            self.results[name][new] = array[computed]
+
+    def _begin(self, net: str, name: str, array: Array, target: Array | None) -> None:
+        rows = self._where[name]
+        shape = array.shape
+        if rows is not None:
+            shape = (*shape[: rows.axis], rows.size(self._rows), *shape[rows.axis + 1 :])
+        whole = np.broadcast_to(np.empty((), array.dtype), shape)
+        if target is None:
+            target = new_result(net, name, whole)
+        else:
+            check_result(net, name, whole, target)
+        self.results[name] = target
+
+
+def _rows_at(axis: int, start: int, end: int) -> tuple[slice, ...]:
+    return (slice(None),) * axis + (slice(start, end),)

@@ -1,0 +1,583 @@
+"""Executor: a compiled model to embed in a larger application. `dagexec.compile` makes one.
+
+An executor has a worker pool, of its own or a shared one (`dagexec.executor.workers.pool`), and `replicas` nets over
+shared parameters, so that many runs may be in flight. A request waits in a queue until a replica is free; `run` blocks
+its thread meanwhile, `run_async` only its task.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from dagexec.binding.io_binding import Array, Outputs
+from dagexec.binding.kept import chosen_implementations, packed_forms
+from dagexec.binding.parameters import Parameters
+from dagexec.binding.replicas import Replica, build_replicas
+from dagexec.core.device import CPU
+from dagexec.core.drawing.names import operator_name
+from dagexec.core.feeds import Feeds, check_feeds, named_feeds
+from dagexec.core.model import InputInfo, Model
+from dagexec.core.runtime import runtime_of
+from dagexec.core.variant import Variant
+from dagexec.core.workspace import Workspace
+from dagexec.errors import DagexecError, FeedError, PlanError, RunCancelledError, ShapeError
+from dagexec.executor.batching.row_blocks import RowBlocks
+from dagexec.executor.dispatch.dispatcher import Dispatcher
+from dagexec.executor.dispatch.growth import Growth, may_grow
+from dagexec.executor.dispatch.statistics import ExecutorStatistics
+from dagexec.executor.interface import Interface
+from dagexec.executor.requests.request import Request, timed_out
+from dagexec.executor.requests.waiting import TaskWait, event_loop, on_a_thread
+from dagexec.executor.runs.inline import InlineRuns
+from dagexec.executor.runs.pooled import PooledRuns
+from dagexec.executor.runs.turns import Turns
+from dagexec.executor.source.origin import Origin
+from dagexec.executor.source.types import GivenTypes
+from dagexec.executor.workers.place import Place, new_place
+from dagexec.options import CompileOptions, Shapes
+from dagexec.platform.closing import Closing
+from dagexec.platform.deadline import check_stop
+from dagexec.platform.garbage_collection import garbage_collection_paused
+from dagexec.platform.lazy import LazyModule
+from dagexec.platform.processor import available_cores
+from dagexec.platform.threads import ThreadWait, threads
+from dagexec.scheduler.nets.net import BaseNet
+from dagexec.scheduler.observe.observers import Observer
+from dagexec.scheduler.observe.trace_lines import line_observer
+from dagexec.scheduler.run.run import waiting_time
+
+if not TYPE_CHECKING:
+    joining = LazyModule("dagexec.executor.batching.joining")
+    metrics = LazyModule("dagexec.executor.telemetry.metrics")
+    pictures = LazyModule("dagexec.core.drawing.pictures")
+    plan = LazyModule("dagexec.plans.plan")
+    spans = LazyModule("dagexec.executor.telemetry.spans")
+    warm_up = LazyModule("dagexec.executor.warm_up")
+else:
+    from dagexec.core.drawing import pictures
+    from dagexec.executor import warm_up
+    from dagexec.executor.batching import joining
+    from dagexec.executor.batching.axes import BatchAxes
+    from dagexec.executor.batching.joining import Batching
+    from dagexec.executor.telemetry import metrics, spans
+    from dagexec.plans import plan
+
+
+class Executor(Closing):
+    """Runs a compiled model for many callers at once; `dagexec.compile` creates it.
+
+        with dagexec.compile("model.onnx", replicas=4) as executor:
+            outputs = executor.run({"data": array})  # blocks the thread
+        async with dagexec.compile("model.onnx", replicas=4) as executor:
+            outputs = await executor.run_async({"data": array}, timeout=0.5)  # blocks the task: asyncio or trio
+
+    `run` may be called from many threads and `run_async` from many tasks at the same time. Use the executor as a
+    context manager, or call `close`.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        options: CompileOptions,
+        given: Model | None = None,
+        place: Place | None = None,
+        given_types: Callable[[], GivenTypes] | None = None,
+        batch_axes: BatchAxes | None = None,
+        origin: Origin | None = None,
+    ) -> None:
+        """Called by `compile`. `given` is the model before it was rewritten, or None if it was not.
+
+        `given_types` gives those for errors in its words, `batch_axes` are those along which requests are joined.
+        `origin` is what `save` needs. `options` determine the number of workers and the net type. `place` has the
+        workers; with None the options decide.
+        Raises what `warm_up` raises, if `options` request it, and ClosedError when their pool is closed.
+        """
+        assert options.net_type is not None
+        self.model = model
+        self.net_type = options.net_type
+        self._options = options
+        self._telemetry = None
+        if options.telemetry is not False:
+            tracer = None if options.telemetry is True else options.telemetry
+            self._telemetry = spans.Telemetry(model.name, options.net_type, tracer)
+        self._metrics = None
+        if options.metrics is not False:
+            self._metrics = metrics.Metrics(
+                model.name, options.net_type, None if options.metrics is True else options.metrics
+            )
+        self._source = given or model
+        self._interface = Interface(model, self._source, options)
+        self._given_types = given_types
+        self._batch_axes = batch_axes
+        self._origin = origin
+        self._now = threads().monotonic
+        self._open(None, place or new_place(model, options))
+        if options.warm_start is not False:
+            try:
+                self._warm_up_with_zeros(None if options.warm_start is True else options.warm_start)
+            except BaseException:
+                self.close()
+                raise
+
+    def _open(self, parameters: Workspace | None, place: Place) -> None:
+        """Make the nets, for the workers of `place`; leave it when that fails."""
+        model, options = self.model, self._options
+        self._place = place
+        self._pool = place.workers
+        assert options.num_workers is not None
+        self.num_workers = min(options.num_workers, self._pool.num_workers)
+        try:
+            with garbage_collection_paused():
+                kept = None if self._origin is None else self._origin.kept
+                self._replicas = build_replicas(model, options, self._pool, self._interface.keep, parameters, kept)
+        except BaseException:
+            place.leave()
+            raise
+        self._parameters = Parameters(self._replicas.parameters, model.parameters)
+        self.model = model.changed(parameters=self._parameters)
+        self._batching: Batching | None = None
+        if self._batch_axes is not None:
+            self._batching = joining.Batching(model, self._batch_axes, options.max_batch, place.later)
+        self._dispatcher = Dispatcher(
+            model.name, self._replicas.members, self._pool, options, self._telemetry, self._metrics, place.share
+        )
+        place.unfinished = self._dispatcher.unfinished
+        self._dispatcher.charge_arenas_to(place.arenas)
+        self._finalizer = weakref.finalize(self, place.abandon, self._replicas.close)
+        self._finalizer.atexit = False
+        self._pooled = PooledRuns(self._dispatcher, self._pool, self.num_workers, RowBlocks(self.model, options))
+        self._growth: Growth | None = None
+        if may_grow(options, self._replicas):
+            self._growth = Growth(self._dispatcher, self._replicas, place, self._pooled.serve)
+        self.graph = self._replicas.graph
+        self._inline: InlineRuns | None = None
+        few = options.first_replicas <= self.num_workers
+        plain = self._telemetry is None and line_observer() is None
+        if plain and few and self.net().on_host:
+            self._inline = InlineRuns(self._dispatcher, self._pooled, self._batching)
+        self._turns: Turns | None = None
+        if self._inline is not None and options.max_queued is None and options.max_batch == 1:
+            self._turns = Turns(self._dispatcher, self._pooled, self._inline)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    @property
+    def inputs(self) -> Mapping[str, InputInfo]:
+        """Name, dtype and shape of each input."""
+        return self.model.inputs
+
+    @property
+    def overridable(self) -> Mapping[str, InputInfo]:
+        """Parameters that a run may be fed others for: ONNX's initializers that are inputs too (docs/onnx.md)."""
+        return {}
+
+    @property
+    def outputs(self) -> Sequence[str]:
+        """Names of the results that a run returns by default."""
+        return self.model.outputs
+
+    def output_info(self) -> Mapping[str, InputInfo]:
+        """What is known of each result: by inference type, and the sizes that every run has; after one, what is none.
+
+        Whether a result is a sequence or an optional is known after a run, or a warm-up.
+        """
+        types = GivenTypes.of(self._source) if self._given_types is None else self._given_types()
+        found = types.output_info(self.inputs, self.outputs)
+        blobs = self._replicas.members[0].workspace
+        for name, info in found.items():
+            value = blobs.get_blob(name).value if blobs.has_blob(name) else None
+            if isinstance(value, Variant) and not isinstance(value.content, np.ndarray):
+                found[name] = replace(info, is_sequence=value.content is not None, is_optional=value.content is None)
+        return found
+
+    def run(
+        self,
+        feeds: Feeds | npt.ArrayLike,
+        *,
+        outputs: Iterable[str] | None = None,
+        out: Mapping[str, Array] | None = None,
+        timeout: float | None = None,
+        priority: int = 0,
+        trace: Observer | None = None,
+    ) -> Outputs:
+        """Run the model once, and block until it is done. Operators may run in the calling thread.
+
+        Args:
+            feeds: an array for every input, by name; or just the array, if the net has a single input.
+            outputs: names of the blobs to return, by default the model's outputs.
+            out: arrays for these results, by name. Each has the dtype and shape of its result, no two elements in one
+                place, and no memory in common with inputs, parameters and the other arrays. After a run that failed
+                its contents are undefined.
+            timeout: seconds until the run is cancelled, including the wait for a replica.
+            priority: among the waiting requests the one with the highest priority goes first, and among equals the
+                oldest; chains of its run precede those of others. A request that has been the oldest while 32 others
+                were taken goes next, whatever its priority.
+            trace: a `Trace` or another observer of what runs when.
+
+        Returns arrays that belong to the caller: those of `out` where given. Raises FeedError, OperatorError,
+        RunTimeoutError, ClosedError, QueueFullError, ValueError for a negative `timeout`, TypeError for a priority that
+        is no integer, and DagexecError when an operator calls it on the executor that runs it. An operator may call
+        it on another one; if both have one pool, the operator's worker runs it meanwhile.
+        """
+        given = feeds
+        names: Sequence[str] = self.model.outputs
+        if given.__class__ is not dict or outputs is not None or out is not None:
+            given, names = self._asked(feeds, outputs, out)
+        try:
+            if self._inline is not None and timeout is None and trace is None and priority.__class__ is int:
+                results = self._inline.run(given, names, out, priority)
+                if results is not None:
+                    return results
+            wait = self._new_wait()
+            request = self._request(given, names, out, timeout, priority, trace, wait)
+            if self._inline is not None and self._inline.takes(request):
+                return self._inline.run_when_free(request, wait, partial(self._grow, of_thread=True))
+            return self._served(request, wait)
+        except ShapeError as error:
+            raise self._as_given(error, given) from None
+
+    async def run_async(
+        self,
+        feeds: Feeds | npt.ArrayLike,
+        *,
+        outputs: Iterable[str] | None = None,
+        out: Mapping[str, Array] | None = None,
+        timeout: float | None = None,
+        priority: int = 0,
+        trace: Observer | None = None,
+    ) -> Outputs:
+        """Run the model once, blocking the task but not the event loop (asyncio or trio).
+
+        A short run may be on the loop's own thread, which has time for some in each turn. Arguments and results are
+        those of `run`. Do not touch the arrays fed, or those of `out`, until it returns. A cancelled await stops the
+        run before its next operator or piece, and returns once no worker uses the replica any more.
+        """
+        given = feeds
+        names: Sequence[str] = self.model.outputs
+        if given.__class__ is not dict or outputs is not None or out is not None:
+            given, names = self._asked(feeds, outputs, out)
+        try:
+            if self._inline is not None and trace is None and priority.__class__ is int:
+                loop = event_loop()
+                results = self._inline.run_in_turn(loop, given, names, out, timeout)
+                if results is not None:
+                    await loop.checkpoint()
+                    return results
+            wait = TaskWait()
+            request = self._request(given, names, out, timeout, priority, trace, wait)
+            if self._turns is not None:
+                self._turns.offer(request)
+            return await self._served_async(request, wait)
+        except ShapeError as error:
+            raise self._as_given(error, given) from None
+
+    def warm_up(self, feeds: Feeds | npt.ArrayLike | None = None) -> None:
+        """Prepare every replica for the shapes of `feeds`, and run each once, by default with zeros.
+
+        Later runs then find prepared steps, touched memory, and everything derived from parameters. Axes of unspecified
+        size have size 1 in the zeros; give `feeds` for other sizes. A net that updates its own parameters is prepared
+        but not run. Busy replicas are warmed up when they are free.
+
+        Raises FeedError (also if the model does not specify the shape of an input), OperatorError, ClosedError.
+        """
+        if feeds is None:
+            self._warm_up_with_zeros(None)
+        else:
+            self._warm_up(named_feeds(self.model.name, feeds, self._interface.needed))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Put what compiling decided into a file, a plan that `dagexec.open` opens at little cost (docs/plans.md).
+
+        It has the model as it was given too, which is loaded again from where it came from. An executor that has not
+        run yet is warmed up with zeros, if the shapes of its inputs are known.
+
+        Raises PlanError for what no file can keep (functions of the application, parts in other runtimes, models on
+        devices) and for a model that cannot be had again; OutputError, and what `load_model` does.
+        """
+        if self._origin is None:
+            raise PlanError(
+                f"net {self.model.name!r}: a plan keeps no parameters that may be fed: compile "
+                "dagexec.load_model(..., overridable=())"
+            )
+        given = self._origin.model(self._source)
+        if self._replicas.members[0].io_binding is None:
+            with suppress(DagexecError):  # zeros of made-up sizes are not what every net takes
+                self.warm_up()
+        kept = plan.Plan(
+            given=given,
+            compiled=self.model,
+            packed=packed_forms(self._replicas.parameters),
+            chosen=chosen_implementations(self.net()),
+            options=self._origin.options,
+            net_type=self.net_type,
+            cores=available_cores(),
+            is_calibrated=self._origin.is_calibrated,
+        )
+        plan.write_plan(Path(path), kept)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the compiled net, and what the executor has done."""
+        plan = self.net().plan
+        operators = plan.graph.operators
+        edges = [(parent, child) for parent, row in enumerate(plan.graph.reduced_children) for child in row]
+        return pictures.summary(
+            f"Executor of {self.model.name}: {self.net_type}, {self.num_workers} workers, {len(operators)} operators "
+            f"in {len(plan.chains)} chains",
+            pictures.net_picture(
+                [one.type for one in operators], list(map(operator_name, operators)), edges, plan.chain_of
+            ),
+            pictures.table(("statistics", ""), list(asdict(self.statistics()).items())),
+        )
+
+    def statistics(self) -> ExecutorStatistics:
+        """Counts and times of requests, workers and replicas so far and at this moment."""
+        device = self._options.default_device
+        return self._dispatcher.statistics(None if device == CPU else runtime_of(device).statistics())
+
+    def drain(self, timeout: float | None = None) -> bool:
+        """Admit no more requests, let queued and running ones finish, then close.
+
+        New requests, and those that wait for admission, end with ClosedError. After `timeout` seconds the queue is
+        abandoned as well and runs stop before their next operator or piece, both with ClosedError; the result is then
+        False. Raises what `close` raises.
+        """
+        if self._dispatcher.forked:
+            return True
+        longest = waiting_time(timeout)
+        self._shut()
+        in_time = self._wait_until_empty(longest)
+        if not in_time:
+            self._dispatcher.abandon_queue()
+            self._dispatcher.stop_running()
+        self.close()
+        return in_time
+
+    async def drain_async(self, timeout: float | None = None) -> bool:
+        """Like `drain`, for a task. If it is cancelled, the executor admits no more requests but is not closed yet."""
+        if self._dispatcher.forked:
+            return True
+        waiting_time(timeout)
+        self._shut()
+        wait = TaskWait()
+        self._when_empty(wait.notify)
+        in_time = await wait.wait(timeout)
+        if not in_time:
+            self._dispatcher.abandon_queue()
+            self._dispatcher.stop_running()
+        await self.aclose()
+        return in_time
+
+    def close(self, *, drain: bool = False) -> None:
+        """End queued requests with ClosedError, let running ones finish, and join the workers. Idempotent.
+
+        With `drain` queued requests finish as well. Raises DagexecError when called by one of the executor's own
+        workers, which would wait for itself. Does nothing in a forked child.
+        """
+        if self._dispatcher.forked:
+            return
+        self._shut()
+        if not drain:
+            self._dispatcher.abandon_queue()
+        self._wait_until_empty(-1)
+        self._release()
+
+    async def aclose(self, *, drain: bool = False) -> None:
+        """Like `close`, for a task. It returns when the executor is closed, even if the task is cancelled."""
+        if self._dispatcher.forked:
+            return
+        self._shut()
+        if not drain:
+            self._dispatcher.abandon_queue()
+        wait = TaskWait()
+        self._when_empty(wait.notify)
+        try:
+            await wait.wait_out()
+        finally:
+            await self._release_async()
+
+    def reopen(self) -> None:
+        """Make the parent's executor usable in a child created by `os.fork`, with new workers and nets.
+
+        It then gives the same bytes as in the parent, where it may have been closed. Parameters, and what was derived
+        from them, stay in memory shared with the parent, because nothing writes to them; activations are new. A net
+        that updates its own parameters starts from their values before its first run.
+
+        Raises DagexecError if the executor was not inherited from a parent or has already been reopened, DeviceError
+        for CUDA, which does not work in forked children, ResourceError if the system has no threads or memory left.
+        """
+        if not self._dispatcher.forked:
+            raise DagexecError(
+                f"net {self.model.name!r}: reopen is for a parent's executor in a child created by os.fork; "
+                "this executor was created in this process"
+            )
+        runtime_of(self._options.default_device)
+        old, finalizer = self._replicas, self._finalizer
+        self._open(old.parameters, new_place(self.model, self._options))  # the threads that it had are the parent's
+        finalizer.detach()
+        old.close()
+
+    def net(self) -> BaseNet:
+        """The net of the first replica, for inspection of graph, plan and operators. Do not run it."""
+        return self._replicas.members[0].net
+
+    def _asked(
+        self, feeds: Feeds | npt.ArrayLike, outputs: Iterable[str] | None, out: Mapping[str, Array] | None
+    ) -> tuple[Feeds, Sequence[str]]:
+        """See `Interface.asked`."""
+        try:
+            return self._interface.asked(feeds, outputs, out, self._replicas, self._parameters)
+        except FeedError as error:
+            self._dispatcher.refuse(error)
+            raise
+
+    def _request(
+        self,
+        feeds: Feeds,
+        names: Sequence[str],
+        out: Mapping[str, Array] | None,
+        timeout: float | None,
+        priority: int,
+        trace: Observer | None,
+        wait: ThreadWait | TaskWait,
+    ) -> Request:
+        """The checked request. Its timeout starts now."""
+        waiting_time(timeout)
+        began = self._now()
+        checked = (self._batching or self._replicas).fitting(feeds)
+        try:
+            if checked is None:
+                checked = check_feeds(self.model, feeds, self._interface.needed)
+            request = Request(checked, names, out, priority=operator.index(priority), trace=trace, notify=wait.notify)
+            if self._batching is not None:
+                self._batching.place(request)
+        except FeedError as error:
+            self._dispatcher.refuse(error)
+            raise
+        if timeout is not None:
+            request.timeout, request.deadline = timeout, began + timeout
+        if isinstance(wait, TaskWait):
+            request.waits_on = wait.loop
+        return request
+
+    def _served(self, request: Request, wait: ThreadWait) -> Outputs:
+        """The outputs of `request`, which is cancelled at its deadline."""
+        try:
+            self._pooled.submit(request, start_here=True)
+            if request.queue is not None:
+                self._grow(of_thread=True)
+            in_time = wait.wait(waiting_time(request.seconds_left(self._now())))
+            if not in_time and self._cancel(request, timed_out(self.model.name, request)):
+                wait.wait()
+        except BaseException as error:  # KeyboardInterrupt: nothing runs on behind the caller's back
+            if self._cancel(request, self._cancelled("the calling thread was interrupted")):
+                wait.wait()
+            request.attach_secondary(error)
+            raise
+        return request.outcome()
+
+    async def _served_async(self, request: Request, wait: TaskWait) -> Outputs:
+        """Like `_served`, for a task."""
+        try:
+            self._pooled.submit(request, start_here=False)
+            if request.queue is not None:
+                self._grow(of_thread=False)
+            in_time = await wait.wait(request.seconds_left(self._now()))
+        except GeneratorExit:  # the coroutine was dropped: nothing can wait any more
+            self._cancel(request, self._cancelled("the awaiting coroutine was dropped"))
+            raise
+        except BaseException as error:
+            if self._cancel(request, self._cancelled("the awaiting task was cancelled")):
+                await wait.wait_out()
+            request.attach_secondary(error)
+            raise
+        if not in_time and self._cancel(request, timed_out(self.model.name, request)):
+            await wait.wait_out()
+        return request.outcome()
+
+    def _grow(self, *, of_thread: bool) -> None:
+        """A request, of a thread or a task, waits: have one more replica made, if that is the executor's to decide."""
+        if self._growth is not None:
+            self._growth.consider(of_thread=of_thread)
+
+    def _as_given(self, error: ShapeError, feeds: Feeds) -> ShapeError:
+        """The error, in the words of the model as it was given where inference finds one there for these feeds."""
+        found = None if self._given_types is None else self._given_types().error_for(feeds)
+        return error if found is None else found
+
+    def _warm_up_with_zeros(self, shapes: Shapes | None) -> None:
+        feeds = warm_up.zero_feeds(self._source, shapes)
+        try:
+            self._warm_up(feeds)
+        except DagexecError as error:
+            error.add_note("while the net was warmed up with zeros; warm_up(feeds) warms it up with inputs of its own")
+            raise
+
+    def _warm_up(self, feeds: Feeds) -> None:
+        checked: Mapping[str, Array] = check_feeds(self.model, feeds, self._interface.needed)
+        if self._batching is not None:
+            checked = self._batching.padded(checked)
+        for replica in self._replicas.members:
+            check_stop()
+            self._warm(replica, checked)
+
+    def _warm(self, replica: Replica, feeds: Mapping[str, Array]) -> None:
+        wait = self._new_wait()
+        run_net = not self._replicas.updates_parameters
+        self._served(Request(feeds, notify=wait.notify, pinned=replica, run_net=run_net), wait)
+
+    def _new_wait(self) -> ThreadWait:
+        """A wait for something that the workers do."""
+        return self._pool.new_wait(self._dispatcher.share)
+
+    def _shut(self) -> None:
+        self._dispatcher.check_caller("close")
+        self._dispatcher.shut()
+
+    def _when_empty(self, callback: Callable[[], object]) -> None:
+        """Call `callback` once no request is left. None of them waits for others any more."""
+        self._dispatcher.when_empty(callback)
+        self._pooled.start_waiting()
+        if self._turns is not None:
+            self._pooled.give_up_turns()
+
+    def _cancel(self, request: Request, error: DagexecError) -> bool:
+        """As `Dispatcher.cancel`; the request may have been interrupted before others were seen to."""
+        ends = self._dispatcher.cancel(request, error)
+        self._pooled.start_waiting()
+        return ends
+
+    def _wait_until_empty(self, seconds: float) -> bool:
+        wait = self._new_wait()
+        self._when_empty(wait.notify)
+        return wait.wait(seconds)
+
+    def _release(self) -> None:
+        self._place.leave()
+        self._dispatcher.give_back_arenas()
+        self._replicas.close()
+        self._finalizer.detach()  # it would keep the replicas, whose last failure refers to the executor, forever
+
+    async def _release_async(self) -> None:
+        """`_release` on a thread of its own, as it joins others; not interrupted by a cancellation."""
+        await on_a_thread(f"dagexec-{self.model.name}-closing", self._release)
+
+    def _cancelled(self, why: str) -> RunCancelledError:
+        return RunCancelledError(f"net {self.model.name!r}: {why}")

@@ -1,0 +1,237 @@
+"""Requests: what callers asked for, from the call to its result."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from dagexec.binding.io_binding import Array, Outputs, arrays_like, check_result
+from dagexec.binding.replicas import Replica
+from dagexec.core.operator import Step, nothing_to_do
+from dagexec.errors import (
+    ClosedError,
+    DagexecError,
+    FeedError,
+    QueueFullError,
+    RunCancelledError,
+    RunTimeoutError,
+    ShapeError,
+)
+from dagexec.platform.shutdown import hold_daemon
+from dagexec.scheduler.observe.observers import Observer
+from dagexec.scheduler.run.run import Run
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
+    from dagexec.executor.batching.joining import Batch
+    from dagexec.executor.batching.padding import Cuts
+    from dagexec.executor.batching.row_blocks import BlockedRun
+    from dagexec.executor.requests.queue import RequestQueue
+    from dagexec.executor.requests.waiting import EventLoop
+
+
+class Request:
+    """One call of `run` or `run_async`, or one replica to be warmed up, from its beginning to its result.
+
+    The lock of the dispatcher that serves it guards what changes.
+
+    Attributes:
+        feeds: checked arrays, let go at the end.
+        names: blobs to return.
+        out: arrays of the caller's for some of them, let go at the end; or None.
+        priority: higher goes first.
+        trace: is told what runs when, or None.
+        notify: called from any thread when `outcome` is there to be requested.
+        pinned: the replica that must serve it (warm-up), or None for any.
+        run_net: False for a request that only has its replica prepared.
+        timeout: seconds from the call until its caller gives it up.
+        deadline: when that is, on the dispatcher's clock: from then on it does not begin, and is not done in time.
+        created: when it was made, on the dispatcher's clock.
+        begun: when it got a replica, or ended without one.
+        queue: the queue it waits in, if any.
+        replica: who serves it; None before and afterwards.
+        caller: the identifier of the thread that calls its steps, for an inline run; 0 for one on workers.
+        steps: what that thread calls; to clear the list is to stop it.
+        fed: the replica is being fed for it, or was, by workers.
+        run: its run, from the time it is on the pool.
+        following: the request that got the replica after it.
+        cancelled: why it is to end early.
+        over: the result or the error is settled.
+        span: its OpenTelemetry span, if spans were requested.
+        rows: of its inputs, along their batch axes.
+        group: what it has in common with the requests that it may be joined with; None for one that runs alone.
+        batch: the joined run that it is a member of, until it is over.
+        taken: its rows of that run are being copied, so that nobody may end it meanwhile.
+        blocks: the runs that it is made up of, one behind the other; None when it is one run.
+        block: the number of the one that it is at.
+        cuts: what belongs to it of results along axes of lengths, where its inputs were padded.
+        loop: the event loop whose thread may run it in one of its turns, if there is one.
+        waits_on: the event loop of its caller, if that is a task.
+    """
+
+    timeout: float = math.inf
+    deadline: float = math.inf
+    created: float = 0.0
+    begun: float = -math.inf
+    queue: RequestQueue | None = None
+    replica: Replica | None = None
+    caller: int = 0
+    steps: list[Step] | None = None
+    fed: bool = False
+    run: Run | None = None
+    following: Request | None = None
+    cancelled: DagexecError | None = None
+    over: bool = False
+    result: Outputs | None = None
+    error: BaseException | None = None
+    span: Span | None = None
+    rows: int = 1
+    group: Hashable = None
+    batch: Batch | None = None
+    taken: bool = False
+    blocks: BlockedRun | None = None
+    block: int = 0
+    cuts: Cuts | None = None
+    loop: EventLoop | None = None
+    waits_on: EventLoop | None = None
+
+    def __init__(
+        self,
+        feeds: Mapping[str, Array],
+        names: Sequence[str] = (),
+        out: Mapping[str, Array] | None = None,
+        *,
+        priority: int = 0,
+        trace: Observer | None = None,
+        notify: Callable[[], object] = nothing_to_do,
+        pinned: Replica | None = None,
+        run_net: bool = True,
+    ) -> None:
+        self.feeds = feeds
+        self.names = names
+        self.out = out
+        self.priority = priority
+        self.trace = trace
+        self.notify = notify
+        self.pinned = pinned
+        self.run_net = run_net
+
+    @property
+    def is_prepared(self) -> bool:
+        """Its replica is prepared for its shapes."""
+        known = None if self.replica is None else self.replica.io_binding
+        return known is not None and arrays_like(known.signature, self.feeds) is not None
+
+    @property
+    def is_preparing(self) -> bool:
+        """Its replica is being prepared for it, and nothing of its caller's is read or written to any more."""
+        on_replica = self.replica is not None and self.replica.is_preparing
+        return on_replica and self.run is None and self.out is None and self.pinned is None
+
+    def is_abandoned(self) -> bool:
+        """Nobody can wait for it any more: the event loop of its caller was closed."""
+        return self.waits_on is not None and self.waits_on.is_closed()
+
+    def seconds_left(self, now: float) -> float | None:
+        """Seconds until its deadline, 0 when it is over; None when it has none."""
+        return None if self.deadline == math.inf else max(0.0, self.deadline - now)
+
+    def feed_replica(self) -> None:
+        """Put the inputs, of one block where there are some, where its replica reads them.
+
+        Raises what `Replica.feed` does.
+        """
+        assert self.replica is not None
+        if self.blocks is not None:
+            self.blocks.feed(self.replica, self.feeds, self.block)
+        elif self.cuts is not None:
+            self.replica.feed(self.feeds)
+        else:
+            self.replica.feed(self.feeds, self.names, self.out)
+
+    def end_block(self) -> bool:
+        """A run is over: keep what it computed of a block. True when another block is to follow.
+
+        Raises what `BlockedRun.keep` does.
+        """
+        if self.blocks is None:
+            return False
+        assert self.replica is not None
+        self.blocks.keep(self.replica, self.block, self.out)
+        return self.block + 1 < len(self.blocks.blocks)
+
+    def fetch(self) -> Outputs:
+        """The results, in arrays that are the caller's. Raises what `Replica.fetch` does."""
+        assert self.replica is not None
+        if self.blocks is not None:
+            return self.blocks.results
+        if self.cuts is None:
+            return self.replica.fetch(self.names, self.out)
+        return self.own(self.replica.net.name, self.replica.peek(self.names))
+
+    def own(self, net: str, results: Outputs) -> Outputs:
+        """Of `results` what is neither padding nor another's, in arrays that are the caller's.
+
+        Raises FeedError when an array that the caller gave does not fit.
+        """
+        found: Outputs = {}
+        for name, array in results.items():
+            if self.cuts is not None and name in self.cuts:
+                array = array[self.cuts[name]]
+            target = None if self.out is None else self.out.get(name)
+            if target is None:
+                found[name] = array.copy()
+            else:
+                check_result(net, name, array, target)
+                target[...] = array
+                found[name] = target
+        return found
+
+    def outcome(self) -> Outputs:
+        """The outputs, or raise what went wrong. To be asked once, as the request releases both."""
+        error, self.error = self.error, None
+        result, self.result = self.result, None
+        if error is not None:
+            hold_daemon()
+            try:
+                raise error
+            finally:
+                del error  # its traceback holds this frame
+        assert result is not None
+        return result
+
+    def attach_secondary(self, error: BaseException) -> None:
+        """What else went wrong in a run whose caller gets `error`: notes on it. The cancellation itself is not one."""
+        other, self.error = self.error, None
+        if other is None or other is error:
+            return
+        if not isinstance(other, RunCancelledError):
+            error.add_note(f"secondary error: {other}")
+        for note in getattr(other, "__notes__", ()):
+            error.add_note(note)
+
+
+def timed_out(net: str, request: Request) -> RunTimeoutError:
+    """What the caller of a request gets that is not over at its deadline."""
+    return RunTimeoutError(f"net {net!r}: not done within {request.timeout} seconds; the run was cancelled")
+
+
+def abandoned(net: str) -> RunCancelledError:
+    """Why a request ends that nobody can wait for any more."""
+    return RunCancelledError(f"net {net!r}: the event loop of the caller was closed")
+
+
+def outcome_name(error: BaseException | None) -> str:
+    """How statistics and spans call the end of a request: one of `dagexec.executor.dispatch.statistics.OUTCOMES`."""
+    if error is None:
+        return "completed"
+    if isinstance(error, RunTimeoutError):
+        return "timed_out"
+    if isinstance(error, QueueFullError):
+        return "rejected"
+    if isinstance(error, FeedError | ShapeError):
+        return "invalid"
+    stopped = isinstance(error, RunCancelledError | ClosedError) or not isinstance(error, Exception)
+    return "cancelled" if stopped else "failed"

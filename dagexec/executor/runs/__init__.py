@@ -1,0 +1,1 @@
+"""How requests are run: on workers, in the thread of the caller, or in the turns of its event loop."""

@@ -1,0 +1,132 @@
+"""Short runs of tasks, on the thread of their event loop: a few in each of its turns, as long as nobody else waits.
+
+To hand such a run to a worker and to be told of its end takes longer than the run, and worse: the loop and the workers
+then wait for the interpreter, and on a machine of few cores for a core. So requests stay in the queue although a
+replica is idle, and the loop takes some from there in each turn.
+
+They are in the queue like all others: limits, order, timeouts, cancellation and closing are no different. Workers serve
+them as soon as somebody else waits as well (a thread, another loop), a request is urgent, runs have become longer, the
+loop turns out to be busy with other work, or the executor is drained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from functools import partial
+from weakref import WeakMethod
+
+from dagexec.executor.dispatch.dispatcher import Dispatcher
+from dagexec.executor.dispatch.state import MAX_IN_TURN
+from dagexec.executor.requests.request import Request
+from dagexec.executor.requests.waiting import MAX_QUEUED, MAX_TURN, EventLoop
+from dagexec.executor.runs.inline import AMPLE, InlineRuns
+from dagexec.executor.runs.pooled import PooledRuns
+from dagexec.platform.threads import threads
+
+
+class Visits:
+    """Which event loop comes by, for the requests that wait for its turns: locks nothing, calls nobody, has no clock.
+
+    Loops are alike. Any thread may ask for a visit; what is told of one comes from the thread of its loop.
+    """
+
+    __slots__ = ("_due", "_left")
+
+    def __init__(self) -> None:
+        self._due: EventLoop | None = None  # the one that will come by, or is here
+        self._left: float | None = None  # when it left, with requests waiting
+
+    def wanted(self, loop: EventLoop) -> bool:
+        """Some wait for `loop`. True when it has to be called."""
+        if self._due is loop:
+            return False
+        self._due = loop
+        return True
+
+    def begins(self, now: float) -> bool:
+        """It is here. False when that took so long that it has much else to do."""
+        left, self._left = self._left, None
+        return left is None or now - left <= MAX_TURN
+
+    def is_over(self) -> None:
+        """It leaves, or does not come. Only then is to be looked who waits: those who come from here on call it."""
+        self._due = None
+
+    def comes_again(self, now: float) -> None:
+        """It left, and there are some that it has to be called for."""
+        self._left = now
+
+    def state(self, now: float) -> Hashable:
+        """All that what comes next depends on."""
+        return self._due, None if self._left is None else now - self._left <= MAX_TURN
+
+
+class Turns:
+    """Those of the event loops whose tasks call one executor."""
+
+    def __init__(self, dispatcher: Dispatcher, pooled: PooledRuns, inline: InlineRuns) -> None:
+        self._dispatcher = dispatcher
+        self._state = dispatcher.state
+        self._pooled = pooled
+        self._inline = inline
+        self._now = threads().monotonic
+        self._visits = Visits()
+        own = WeakMethod(self._call)  # the dispatcher is to be gone with the last one who refers to it
+
+        def call(loop: EventLoop) -> None:
+            known = own()
+            if known is not None:
+                known(loop)
+
+        dispatcher.call_loop = call
+
+    def offer(self, request: Request) -> None:
+        """`request`, which a task is about to make, may be run by its event loop."""
+        plain = request.trace is None and not request.priority and request.timeout > AMPLE * MAX_IN_TURN
+        if plain and self._inline.waits_for_nothing:
+            request.loop = request.waits_on
+
+    def _call(self, loop: EventLoop) -> None:
+        """Have `loop` come by, from any thread."""
+        if not self._visits.wanted(loop):
+            return
+        try:
+            loop.call(partial(self._come, loop))
+        except RuntimeError:  # it is closed
+            self._visits.is_over()
+            self._pooled.give_up_turns()
+
+    def _come(self, loop: EventLoop) -> None:
+        """On the thread of `loop`: run what there is time for in this turn, and come again for the rest."""
+        try:
+            if self._visits.begins(self._now()):
+                self._run_some(loop)
+            else:
+                self._pooled.give_up_turns()
+        finally:
+            self._visits.is_over()
+            if self._state.idle and self._state.queue.waiting:
+                self._visits.comes_again(self._now())
+                self._call(loop)
+
+    def _run_some(self, loop: EventLoop) -> None:
+        state = self._state
+        while state.idle and state.queue.waiting:
+            replica = state.idle[0]
+            if not state.is_short(replica):
+                self._pooled.give_up_turns()
+                return
+            assert replica.io_binding is not None
+            if not loop.spend(min(replica.io_binding.seconds, MAX_QUEUED), MAX_QUEUED):
+                return
+            request = self._dispatcher.take_turn()
+            if request is None:
+                return
+            try:
+                if request.loop is loop and request.is_prepared:
+                    self._pooled.run_here(request)
+                else:
+                    self._pooled.serve(request)
+            except BaseException as error:  # Ctrl-C
+                self._pooled.end_early(request, error)
+                raise

@@ -1,1 +1,0 @@
-"""The inside of an executor: requests, their queue and dispatch, statistics and telemetry."""
