@@ -85,11 +85,11 @@ def _fills_one_zero(operator: OperatorDef) -> bool:
 
 def _read_before_written(net: NetDef) -> list[str]:
     written: set[str] = set()
-    found: dict[str, None] = {}
+    blobs: dict[str, None] = {}
     for operator in net.op:
-        found.update((blob, None) for blob in operator.input if blob not in written)
+        blobs.update((blob, None) for blob in operator.input if blob not in written)
         written.update(operator.output)
-    return list(found)
+    return list(blobs)
 
 
 def _never_read(net: NetDef) -> tuple[str, ...]:

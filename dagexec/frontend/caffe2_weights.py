@@ -1,7 +1,7 @@
-"""Weights in a Caffe2 init net: the large lists of its fillers, read to where they stay and left out of the message.
+"""Weights in a Caffe2 init net: large lists of its fillers, read straight into arrays and left out of the message.
 
 A list of floats takes five bytes of the file for each, four of the message, and many times that as Python's numbers.
-Only what is a weight for sure is left out: all else is the filler's to compute, and to refuse.
+Only lists that are certainly weights are left out; fillers compute, or refuse, all others.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _FLOAT = 0x2D  # the byte before each of an argument's floats
 
 
 def load_init_net(path: Path) -> tuple[NetDef, dict[str, Array]]:
-    """The net in a file, and the weights that fillers in it would have made, which it has no more.
+    """The net in a file without its fillers of weights, and the weights that they would have made.
 
     Raises what `load_net` does, and ModelFormatError for a file that changes meanwhile.
     """
@@ -54,9 +54,9 @@ def load_init_net(path: Path) -> tuple[NetDef, dict[str, Array]]:
 
 
 def _state(path: Path) -> tuple[int, ...]:
-    """What tells that a file is the one it was."""
-    found = path.stat()
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    """Identifies the content of a file."""
+    status = path.stat()
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _divided(path: Path) -> tuple[NetDef, dict[str, Array]]:
@@ -75,18 +75,18 @@ def _without_weights(source: WireFile, path: str) -> tuple[bytes, dict[str, Arra
     for number, kind, start, begin, end in source.fields(0, source.size):
         if number != _OP or kind != LENGTH or end - begin < _MIN_DATA:
             continue
-        found = _weight(source, begin, end, path)
-        if found is not None:
-            if found[0] in weights:
+        weight = _weight(source, begin, end, path)
+        if weight is not None:
+            if weight[0] in weights:
                 raise WireError("a weight is given twice")
-            weights[found[0]] = found[1]
+            weights[weight[0]] = weight[1]
             parts.append(source.read(copied, start))
             copied = end
     return b"".join([*parts, source.read(copied, source.size)]), weights
 
 
 def _weight(source: WireFile, begin: int, end: int, path: str) -> tuple[str, Array] | None:
-    """The blob that an operator fills, and what with; None where it is no filler of listed floats."""
+    """The blob that an operator fills, and its values; None for anything but a filler of listed floats."""
     fields = source.fields(begin, end)
     types = [source.read(first, stop) for number, _, _, first, stop in fields if number == _TYPE]
     large = [field for field in fields if field[0] == _ARGUMENT and field[4] - field[3] >= _MIN_DATA]

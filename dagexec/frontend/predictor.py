@@ -55,12 +55,12 @@ class _Predictor:
         self._blobs = self._by_key("list of blobs", ((entry.key, list(entry.value)) for entry in meta.blobs))
 
     def _by_key(self, what: str, entries: Iterable[tuple[str, T]]) -> dict[str, T]:
-        found: dict[str, T] = {}
+        result: dict[str, T] = {}
         for key, value in entries:
-            if key in found:
+            if key in result:
                 raise self._damaged(f"{what} {key!r} is there twice")
-            found[key] = value
-        return found
+            result[key] = value
+        return result
 
     def _damaged(self, problem: str) -> ModelFormatError:
         return ModelFormatError(f"{self._path}: {problem}")

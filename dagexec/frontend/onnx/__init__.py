@@ -1,9 +1,9 @@
 """ONNX models (opsets 7 to the newest the onnx package knows, and older ones where nothing changed) into Models.
 
-`model` loads, checks and assembles; `initializers` turns TensorProtos into arrays; `node` is what a converter sees of
-a NodeProto and finds the converter of a type. Most are operators whose schema says so (`OpSchema.onnx`); what takes
-more than other names is in a module a family in `converters`. Nodes of other domains are converted the same way, and
-`converts` is for applications, too (docs/onnx.md).
+`model` loads, checks and assembles; `initializers` turns TensorProtos into arrays; `node` is a converter's view of a
+NodeProto, and finds the converter of a type. Most conversions follow from an operator's schema (`OpSchema.onnx`); those
+that need more than other names are in `converters`, a module a family. Nodes of other domains are converted the same
+way, and applications may use `converts`, too (docs/onnx.md).
 Specification: https://github.com/onnx/onnx/blob/main/docs/IR.md and Operators.md beside it.
 """
 

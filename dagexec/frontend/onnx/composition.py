@@ -1,4 +1,4 @@
-"""Composition: the operators that one node becomes where no single one computes the same."""
+"""Composition: the operators that one node becomes where no single operator computes the same."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Composition:
         return output
 
     def result(self, op_type: str, *inputs: str, **arguments: ArgumentValue | None) -> list[Node]:
-        """All operators, with this one last, which computes the node's first output.
+        """All operators, the last of which computes the node's first output.
 
-        Raises CannotConvertError when another one is used as well.
+        Raises CannotConvertError when another output is used as well.
         """
         return [*self.operators, self.node.operator(op_type, inputs, self.node.only_output(), **arguments)]
 
     def finish(self) -> list[Node]:
-        """All operators; what the last one computes is the node's first output, whose name it gets.
+        """All operators; the result of the last is the node's first output, whose name it gets.
 
         Raises CannotConvertError when another output is used as well.
         """
@@ -48,15 +48,15 @@ class Composition:
         return parts
 
     def along(self, vector: str, trailing: int) -> str:
-        """A vector with so many axes of size 1 behind it; scalars, and tensors of more axes, stay."""
+        """A vector with `trailing` axes of size 1 after its own; scalars, and tensors of more axes, stay."""
         shape = self.node.shape_of(vector)
         if shape is None:
             raise UnknownSizeError(f"the model does not state the shape of {vector!r}")
         if len(shape) != 1 or not trailing:
             return vector
-        wanted = [-1, *[1] * trailing]
+        target = [-1, *[1] * trailing]
         values = self.node.value_of(vector)
-        return self("Reshape", vector, shape=wanted) if values is None else self.constant(values.reshape(wanted))
+        return self("Reshape", vector, shape=target) if values is None else self.constant(values.reshape(target))
 
     def multiplier(self, a: str, b: str, divisor: str = "") -> str:
         """(a * b) / divisor in float32; constants are multiplied here."""

@@ -1,9 +1,9 @@
-"""What a model declares of its tensors, beside what its operators compute: a contradiction is an error.
+"""A model's declared types, compared with those that its operators compute: a contradiction is an error.
 
-Converters rely on declared shapes, so a wrong one would end in a wrong result. Element types and numbers of axes are
-compared in every model; sizes where they follow from the model alone: that is where no input has an open size, but
-perhaps its first, the batch. Sizes of a result that no operator reads mislead nobody, and exporters of forests with
-several targets declare one column.
+Converters rely on declared shapes, so a wrong one would lead to a wrong result. Element types and numbers of axes are
+compared in every model; sizes where they follow from the model alone, which is where no input has an open size except
+perhaps its first, the batch. Sizes of a result that no operator reads do no harm, and exporters of forests with several
+targets declare one column.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def check_declared(
 ) -> None:
     """Raise ModelFormatError, naming both, where the graph declares another type of a tensor than is computed.
 
-    `operators`, `parameters` and `inputs` are those of the model, and `types` what is known of their tensors. What
-    depends on values of a run is not known here, and is not compared.
+    `operators`, `parameters` and `inputs` are those of the model, and `types` the known types of their tensors. Types
+    that depend on values of a run are not known, and not compared.
     """
     compares_sizes = all(None not in (info.shape or ())[1:] for info in inputs.values())
     computed = {name for operator in operators for name in operator.output}.union(parameters).difference(inputs)
@@ -45,12 +45,14 @@ def check_declared(
         sizes = stated.shapes.get(name)
         if sizes is None or sizes == here.shape == there.shape:
             continue
-        found = tuple(
+        inferred = tuple(
             a if a == b and compares_sizes and name in read else None
             for a, b in zip(here.shape, there.shape, strict=True)
         )
-        if not _agree(sizes, found):
-            raise ModelFormatError(f"tensor {name!r} is declared with shape {_shown(sizes)}, computed {_shown(found)}")
+        if not _agree(sizes, inferred):
+            raise ModelFormatError(
+                f"tensor {name!r} is declared with shape {_shown(sizes)}, computed {_shown(inferred)}"
+            )
 
 
 def _agree(stated: Dims, found: Dims) -> bool:

@@ -1,7 +1,7 @@
-"""Initializers that are inputs too: constants unless a run is fed others, for which the graph is converted anew.
+"""Initializers that are inputs too: constants, unless a run is fed others, for which the graph is converted anew.
 
-Since IR version 4 an initializer is listed among the inputs where callers may override it; before, all had to be, so
-that the list says nothing. Specification: https://github.com/onnx/onnx/blob/main/docs/IR.md, "Graphs".
+Since IR version 4 an initializer is listed among the inputs where callers may override it; before, all had to be
+listed, so the list says nothing. Specification: https://github.com/onnx/onnx/blob/main/docs/IR.md, "Graphs".
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dagexec.errors import FeedError, ModelFormatError
 from dagexec.frontend.onnx.initializers import Array
 
 _FIRST_IR_VERSION = 4
-_MAX_BYTES_KEPT = 1 << 12  # of an initializer, as inference of shapes looks at values of such
+_MAX_BYTES_KEPT = 1 << 12  # of an initializer, as shape inference reads such values
 
 
 def overridable_inputs(
@@ -26,10 +26,10 @@ def overridable_inputs(
     chosen: Collection[str] | None,
     info_of: Callable[[onnx.ValueInfoProto], InputInfo],
 ) -> dict[str, InputInfo]:
-    """The initializers, of these `values`, that runs may override: those `chosen`, or what the standard says if None.
+    """The initializers, among `values`, that runs may override: those `chosen`, or by the standard if None.
 
-    Raises FeedError for a chosen name that is no initializer, ModelFormatError where an initializer is not what the
-    model states of the input.
+    Raises FeedError for a chosen name that is no initializer, ModelFormatError where an initializer differs from the
+    type that the model states of the input.
     """
     stated = {
         value.name: info_of(value)

@@ -1,8 +1,8 @@
-"""External data of an ONNX model: the bytes of tensors that lie in files of the model's folder.
+"""External data of an ONNX model: the bytes of tensors in files of the model's folder.
 
-They are read into memory of the process, once, so that a model that was loaded does not depend on its files: nobody who
-writes to one changes results, and nobody who cuts one short ends the process, as both would with a mapped file. While
-they are read, a file must stay as it is.
+They are read into memory of the process, once, so that a loaded model does not depend on its files: with a mapped file,
+whoever writes to it changes results, and whoever truncates it ends the process. While they are read, a file must not
+change.
 
 Data may lie only inside the model's own folder, so that a model file cannot make anyone read other files.
 Specification: https://github.com/onnx/onnx/blob/main/docs/ExternalData.md.
@@ -28,13 +28,13 @@ _Bytes = npt.NDArray[np.uint8]
 
 _MAX_DIGITS = 19
 _LINE = 64  # bytes: a cache line
-_SMALL = 1 << 16  # bytes: of smaller pieces many are in a block
+_SMALL = 1 << 16  # bytes: smaller pieces share a block
 _BLOCK = 1 << 20
 _MAX_AT_ONCE = 1 << 30  # bytes: systems read no more than 2 GiB in one call
 
 
 class _State(NamedTuple):
-    """What tells that a file is the one it was."""
+    """Identifies the content of a file."""
 
     device: int
     inode: int
@@ -44,12 +44,12 @@ class _State(NamedTuple):
 
     @staticmethod
     def of(descriptor: int) -> _State:
-        found = os.fstat(descriptor)
-        return _State(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+        status = os.fstat(descriptor)
+        return _State(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 class OwnFile:
-    """The file of a model, in which the message has large raw data as external data (`model_file`)."""
+    """A model's own file, in which large raw data of the message is external data (`model_file`)."""
 
     _LOCATION = "\0"
     """No name of a file."""
@@ -77,14 +77,14 @@ class OwnFile:
 class ExternalData:
     """The files of one model, while it is loaded. Bytes that several tensors name are read once.
 
-    Use it as a context manager: at the end, all files must be as they were when they were opened first.
+    Use it as a context manager: at the end, all files must be as they were when they were first opened.
     """
 
     def __init__(self, folder: Path | None, own: OwnFile | None = None) -> None:
         """`folder` is where data may be; None when it may not be used. `own` is the file of the message, if known."""
         self._folder = folder
         self._own = own
-        self._states: dict[Path, tuple[_State, str]] = {}  # and who read the file first
+        self._states: dict[Path, tuple[_State, str]] = {}  # with the name of the first reader
         if own is not None:
             self._states[own.path] = (own.state, "the model")
         self._paths: dict[str, Path] = {}  # by location
@@ -103,7 +103,7 @@ class ExternalData:
             self.check_unchanged()
 
     def read(self, entries: Mapping[str, str], needed: int, owner: str) -> _Bytes:
-        """The `needed` bytes that `entries` of a TensorProto name, on a cache line, for all who ask for them.
+        """The `needed` bytes that `entries` of a TensorProto name, on a cache line, shared by all who ask for them.
 
         `owner` names the tensor in errors. Raises ModelFormatError for data that is missing, too short or outside the
         folder, or that changes, and ResourceError when memory does not suffice.
@@ -142,10 +142,10 @@ class ExternalData:
                     f"{owner}: external data {path.name!r} has {state.size} bytes; "
                     f"expected {length} bytes at offset {offset}"
                 )
-            found = self._room(length, f"{owner}: external data {path.name!r}")
-            if not _fill(found, file, offset):
+            room = self._room(length, f"{owner}: external data {path.name!r}")
+            if not _fill(room, file, offset):
                 raise _changed(path, owner)
-        return found
+        return room
 
     def _file(self, path: Path) -> RawIOBase:
         if self._open is None or self._open[0] != path:
@@ -164,11 +164,11 @@ class ExternalData:
             return unshared_bytes(length, what)
         if length > self._block.size:
             self._block = aligned_bytes(_BLOCK, what)
-        found, self._block = self._block[:length], self._block[-(-length // _LINE) * _LINE :]
-        return found
+        room, self._block = self._block[:length], self._block[-(-length // _LINE) * _LINE :]
+        return room
 
     def _check(self, file: RawIOBase, path: Path, owner: str) -> _State:
-        """The state of an open file, which must be the one it had when it was opened first."""
+        """The state of an open file, which must be the same as when it was first opened."""
         state = _State.of(file.fileno())
         if self._states.setdefault(path, (state, owner))[0] != state:
             raise _changed(path, owner)
@@ -177,7 +177,7 @@ class ExternalData:
 
 @contextmanager
 def _reading(path: Path, owner: str) -> Iterator[None]:
-    """Raises ModelFormatError for what the system says of a file within the block."""
+    """Turns errors of the system about a file within the block into ModelFormatError."""
     try:
         yield
     except OSError as error:
@@ -186,7 +186,7 @@ def _reading(path: Path, owner: str) -> Iterator[None]:
 
 @contextmanager
 def _opened(path: Path, owner: str) -> Iterator[RawIOBase]:
-    """The file, without buffers. Raises ModelFormatError for what the system says of it within the block."""
+    """The file, unbuffered. Errors of the system within the block become ModelFormatError."""
     with _reading(path, owner), _opened_file(path) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise _changed(path, owner)
@@ -198,19 +198,19 @@ def _opened_file(path: Path) -> RawIOBase:
 
 
 def _open_without_waiting(path: str, flags: int) -> int:
-    """As `os.open`, at once: a pipe may have been put where the file was."""
+    """As `os.open`, without blocking: a pipe may have replaced the file."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def _fill(target: _Bytes, file: RawIOBase, offset: int) -> bool:
     """Read from `offset` on until `target` is full; False when the file ends before."""
     file.seek(offset)
-    left = target.data
-    while left:
-        count = file.readinto(left[:_MAX_AT_ONCE])
+    rest = target.data
+    while rest:
+        count = file.readinto(rest[:_MAX_AT_ONCE])
         if not count:
             return False
-        left = left[count:]
+        rest = rest[count:]
     return True
 
 

@@ -1,7 +1,7 @@
 """Constants that a model computes by nodes: pads, bounds, axes and shapes are known when it is loaded.
 
-What is small is computed at once, by the operators that nodes become, so that converters see values. Weights that a
-model computes are left to its init net, and what fails to the run that tells of it.
+Small results are computed at once, by the operators that nodes become, so that converters see values. Weights that a
+model computes are left to its init net, and operators that fail to the run, which reports the failure.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from dagexec.core.shape_values import MAX_ELEMENTS, results_of
 from dagexec.frontend.onnx.node import Array, Scope
 
 MAX_FLOATS = 1 << 6
-"""Of an output: scales and bounds are fewer, and biases and weights are left to the init net."""
+"""Limit of an output: scales and bounds have fewer, and biases and weights are left to the init net."""
 
 
 def fold(operators: Sequence[Node], scope: Scope) -> bool:
     """Compute operators of known values, or of shapes alone, and note the results in `scope`; False if that fails."""
-    found: dict[str, Array] = {}
+    computed: dict[str, Array] = {}
     for operator in operators:
-        results = _computed(operator, scope, found)
+        results = _computed(operator, scope, computed)
         if results is None:
             return False
-        found.update(zip(operator.output, results, strict=True))
-    scope.values.update(found)
-    return bool(found)
+        computed.update(zip(operator.output, results, strict=True))
+    scope.values.update(computed)
+    return bool(computed)
 
 
-def _computed(operator: Node, scope: Scope, found: dict[str, Array]) -> list[Array] | None:
+def _computed(operator: Node, scope: Scope, computed: dict[str, Array]) -> list[Array] | None:
     """The outputs of an operator; None when they are not known, too large, or a run would raise an error."""
-    values = [found[name] if name in found else scope.values.get(name) for name in operator.input]
+    values = [computed[name] if name in computed else scope.values.get(name) for name in operator.input]
     schema = schema_of(operator.type)
     if schema.infer is None or not is_pure(operator):
         return None
@@ -49,10 +49,10 @@ def _computed(operator: Node, scope: Scope, found: dict[str, Array]) -> list[Arr
         if not all(map(_is_small, kinds)):
             return None
         if schema.from_types is None and any(value.dtype.kind not in "biuf" for value in values if value is not None):
-            return [_constant(array) for array in evaluated(operator, ChainMap(found, scope.values))]
+            return [_constant(array) for array in evaluated(operator, ChainMap(computed, scope.values))]
         results = results_of(call, schema, kinds)
         return None if results is None else [_constant(array.copy()) for array in results]  # others have these
-    except Exception:  # whatever a step raises: a run says whose it is
+    except Exception:  # whatever a step raises: the run names its operator
         return None
 
 
@@ -61,7 +61,7 @@ def _is_small(kind: TensorType) -> bool:
 
 
 def _call(operator: Node, schema: OpSchema, values: Sequence[Array | None], scope: Scope) -> OperatorCall | None:
-    """What inference sees; None when an input is unknown or large. Of what reads only shapes, shapes suffice."""
+    """The call for inference; None when an input is unknown or large, unless the operator reads only shapes."""
     kinds = []
     for name, value in zip(operator.input, values, strict=True):
         if value is not None and (value.size <= MAX_ELEMENTS or schema.from_types is not None):

@@ -38,12 +38,12 @@ _MAX_STEPS = 1_000_000
 
 def foreign_operator(proto: onnx.NodeProto, opsets: Mapping[str, int], scope: Scope, reason: str) -> Node:
     """The operator of one node, which dagexec itself cannot compute for this `reason`."""
-    given = [*dict.fromkeys(name for name in proto.input if name)]
-    given += sorted(reads(proto) - set(given))
-    embedded = {name: scope.values[name] for name in given if _is_small(scope.values.get(name))}
+    names = [*dict.fromkeys(name for name in proto.input if name)]
+    names += sorted(reads(proto) - set(names))
+    embedded = {name: scope.values[name] for name in names if _is_small(scope.values.get(name))}
     outputs = [name for name in proto.output if name and name in scope.read]
     outputs = outputs or [name for name in proto.output if name][:1]
-    inputs = [name for name in given if name not in embedded]
+    inputs = [name for name in names if name not in embedded]
     scope.variants.update(variant_outputs(proto, opsets))
     graph = onnx.GraphProto(name=proto.name or proto.op_type, node=[proto])
     graph.initializer.extend(_tensor(name, array) for name, array in embedded.items())
@@ -75,8 +75,8 @@ def is_deterministic(proto: onnx.NodeProto, opset: int | None) -> bool:
     if opset is None or not onnx.defs.has(proto.op_type, opset, domain):
         return False
     schema: Any = onnx.defs.get_schema(proto.op_type, opset, domain)  # what onnx 1.18 has, and its stubs have not
-    found = getattr(schema, "node_determinism", None)
-    return found is not None and found.name == "Deterministic"
+    determinism = getattr(schema, "node_determinism", None)
+    return determinism is not None and determinism.name == "Deterministic"
 
 
 def _is_small(array: Array | None) -> bool:
@@ -125,14 +125,14 @@ def _model_of(operator: Node) -> onnx.ModelProto:
 
 
 def merged(operators: Sequence[Node], kept: Collection[str], types: KnownTypes) -> list[Node]:
-    """The operators with one in place of foreign ones that are connected; `kept` are outputs that others need.
+    """The operators, with connected foreign ones merged into one; `kept` are outputs that others need.
 
-    What onnxruntime has no kernel for, as far as `types` tell, stays apart from what it has.
+    Nodes without a kernel in onnxruntime, as far as `types` tell, are not merged with others.
     """
     if sum(operator.type == FOREIGN for operator in operators) < 2:
         return list(operators)
     groups = _Groups(operators)
-    has_kernel = [one.type == FOREIGN and _has_kernel(one, types) for one in operators]
+    has_kernel = [operator.type == FOREIGN and _has_kernel(operator, types) for operator in operators]
     for index, operator in enumerate(operators):
         for parent in groups.parents[index]:
             both = operator.type == operators[parent].type == FOREIGN
@@ -164,7 +164,7 @@ def _has_kernel(operator: Node, types: KnownTypes) -> bool:
 
 
 class _Groups:
-    """A partition of operators without circles between its groups: union-find, and a search before each merge."""
+    """A partition of operators without cycles between its groups: union-find, with a search before each merge."""
 
     def __init__(self, operators: Sequence[Node]) -> None:
         self._writer = {name: index for index, one in enumerate(operators) for name in one.output}
@@ -179,7 +179,7 @@ class _Groups:
                 self._children[parent].add(index)
 
     def merge(self, parent: int, child: int) -> None:
-        """Make one group of those of two operators, unless a path between them leads through a third."""
+        """Merge the groups of two operators, unless a path between them leads through a third."""
         first, second = self._group[parent], self._group[child]
         if first == second or self._detour(first, second) or self._detour(second, first):
             return
@@ -190,7 +190,7 @@ class _Groups:
         self._members[second] = []
 
     def _detour(self, start: int, end: int) -> bool:
-        """True when a path leads from one group to another through a third, and when that takes too long to tell."""
+        """True when a path leads from one group to another through a third, or when that takes too long to tell."""
         waiting = [group for group in self._next(start) if group != end]
         seen = {start, *waiting}
         while waiting:
@@ -209,7 +209,7 @@ class _Groups:
         return {self._group[child] for child in self._children[group]} - {group}
 
     def leaves(self, name: str, reader: int) -> bool:
-        """True when the operator reads a blob that one of another group writes."""
+        """True when the operator reads a blob that another group writes."""
         return name in self._writer and self._group[self._writer[name]] != self._group[reader]
 
     def members(self) -> list[list[int]]:
@@ -220,19 +220,19 @@ class _Groups:
                 waiting[child] += 1
         ready = [(min(self._members[group]), group) for group, count in waiting.items() if not count]
         heapq.heapify(ready)
-        found = []
+        result = []
         while ready:
             _, group = heapq.heappop(ready)
-            found.append(sorted(self._members[group]))
+            result.append(sorted(self._members[group]))
             for child in self._next(group):
                 waiting[child] -= 1
                 if not waiting[child]:
                     heapq.heappush(ready, (min(self._members[child]), child))
-        return found
+        return result
 
 
 def _joined(operators: Sequence[Node], needed: Collection[str]) -> Node:
-    """One operator that does what these do in order; of their outputs it gives those that are `needed`."""
+    """One operator that does what these do in order; its outputs are those of theirs that are `needed`."""
     parts = [_model_of(operator) for operator in operators]
     written = {name for operator in operators for name in operator.output}
     graph = onnx.GraphProto(name=parts[0].graph.name)
@@ -251,17 +251,17 @@ def _joined(operators: Sequence[Node], needed: Collection[str]) -> Node:
     model = onnx.ModelProto(ir_version=_IR_VERSION, graph=graph)
     for domain, version in sorted(versions.items()):
         model.opset_import.add(domain=domain, version=version)
-    reasons = [reason for one in operators for reason in one.arguments().strings("reasons")]
+    reasons = [reason for operator in operators for reason in operator.arguments().strings("reasons")]
     return _operator(model, operators[0].name, reasons)
 
 
 def settle(
     operators: Sequence[Node], parameters: Mapping[str, Array], inputs: Mapping[str, InputInfo], types: KnownTypes
 ) -> tuple[Sequence[Node], KnownTypes]:
-    """The operators, of a model, with what can be known of foreign ones before anything runs noted at them.
+    """The operators of a model, where foreign ones have what can be known of them before anything runs.
 
-    Where the types of inputs are known, each is opened once, and types of outputs are inferred: `types` are those
-    before, and what is returned those with them. Raises UnsupportedOperatorError for all that no runtime can compute.
+    Where the types of inputs are known, each is opened once, and types of outputs are inferred: `types` are the earlier
+    ones, and the result includes the new. Raises UnsupportedOperatorError for all that no runtime can compute.
     """
     if all(operator.type != FOREIGN for operator in operators):
         return operators, types

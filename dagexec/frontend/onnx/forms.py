@@ -1,8 +1,8 @@
-"""Nodes of one form, that differ in no more than names: the first is converted, the others are what it became, renamed.
+"""Nodes of one form, which differ only in names: the first is converted, the others reuse its conversion, renamed.
 
-A converter is a function of a node's attributes, of which inputs and outputs it has, and of what it asks of tensors:
-sizes, values, whether one is a sequence. What it asked is compared anew; one that looked further is called every time.
-Models have forms in common, so what nodes became is known beyond the model.
+A conversion is a function of a node's attributes, of which inputs and outputs it has, and of what the converter asks of
+tensors: sizes, values, whether one is a sequence. The answers are compared anew; a converter that looked further is
+called every time. Models have forms in common, so conversions are kept beyond the model.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from dagexec.frontend.onnx.scoping import Listed
 from dagexec.platform.records import dataclass
 
 _MAX_BYTES = 1 << 10
-"""Of a constant, or of the attributes of a node, that are compared by their content."""
+"""Limit of a constant, or of a node's attributes, that are compared by content."""
 
 _KEPT = 1 << 12  # forms
 
 Form = Hashable
 
 _known: dict[Form, Conversions] = {}
-"""Of all models that were loaded."""
+"""The conversions of all models so far."""
 
 
 def form_of(node: Listed, versions: Hashable, read: Container[str]) -> Form | None:
-    """Equal for nodes that look the same to a converter, but for tensors.
+    """Equal for nodes that look the same to a converter, apart from tensors.
 
-    `versions` are those that decide what a node means, and `read` the tensors that somebody uses. None for a node
+    `versions` are those that decide the meaning of a node, and `read` the tensors that are used. None for a node
     without inputs, which is a constant or random, for one that holds graphs, and for one with large attributes.
     """
     if not node.inputs or node.holds_graphs:
@@ -51,24 +51,24 @@ def form_of(node: Listed, versions: Hashable, read: Container[str]) -> Form | No
 
 
 def conversions_of(form: Form) -> Conversions:
-    """What nodes of a form became in any model."""
-    known = _known.get(form)
-    if known is None:
+    """The conversions of nodes of a form, in all models."""
+    conversions = _known.get(form)
+    if conversions is None:
         if len(_known) >= _KEPT:
             _known.clear()
-        known = _known.setdefault(form, Conversions())
-    return known
+        conversions = _known.setdefault(form, Conversions())
+    return conversions
 
 
 class Asked(NamedTuple):
-    """Which tensors a converter asked something of, as places among inputs and outputs."""
+    """The tensors that a converter asked something of, as places among inputs and outputs."""
 
     values: tuple[int, ...]
     shapes: tuple[int, ...]
     variants: tuple[int, ...]
 
     def facts(self, names: Sequence[str], scope: Scope) -> Hashable:
-        """What is so of these tensors; equal where a converter finds the same."""
+        """The answers about these tensors; equal where a converter would get the same."""
         return (
             tuple([_content(scope.values.get(names[place])) for place in self.values]),
             tuple([scope.shape(names[place]) for place in self.shapes]),
@@ -77,26 +77,26 @@ class Asked(NamedTuple):
 
 
 class Conversions:
-    """What nodes of one form became, by what their converters found out."""
+    """Conversions of nodes of one form, by the answers that their converters got."""
 
     def __init__(self) -> None:
         self._by_asked: dict[Asked, dict[Hashable, Converted]] = {}
 
     def find(self, names: Sequence[str], scope: Scope) -> Converted | None:
-        """What serves a node with these inputs and outputs, if there is any."""
-        for asked, found in self._by_asked.items():
-            converted = found.get(asked.facts(names, scope))
+        """A conversion that serves a node with these inputs and outputs; None without one."""
+        for asked, conversions in self._by_asked.items():
+            converted = conversions.get(asked.facts(names, scope))
             if converted is not None:
                 return converted
         return None
 
     def add(self, node: OnnxNode, operators: Sequence[Node], variant_outputs: Sequence[str]) -> None:
-        """Note what a node became, unless others are to be converted nevertheless."""
+        """Note the conversion of a node, unless others have to be converted anew."""
         seen, names = node.seen, (*node.inputs, *node.outputs)
         converted = Converted.of(node, operators, variant_outputs) if seen.repeats else None
         if converted is None:
             return
-        of_node = {name: place for place, name in enumerate(names)}  # of new tensors nothing is known
+        of_node = {name: place for place, name in enumerate(names)}  # nothing is known of new tensors
         asked = Asked(
             *(tuple([of_node[n] for n in one if n in of_node]) for one in (seen.values, seen.shapes, seen.variants))
         )
@@ -113,10 +113,10 @@ class Conversions:
 
 @dataclass(slots=True)
 class Converted:
-    """What a node became, with places among its inputs, outputs and new tensors instead of names.
+    """A converted node, with places among its inputs, outputs and new tensors instead of names.
 
     Attributes:
-        new: of each new tensor, the place of the name that its own was made from, and the suffix.
+        new: for each new tensor, the place of the name that its own was made from, and the suffix.
         operators: each with the places of its inputs and outputs.
         variant_outputs: outputs that are no tensors.
     """
@@ -127,7 +127,7 @@ class Converted:
 
     @classmethod
     def of(cls, node: OnnxNode, operators: Sequence[Node], variant_outputs: Sequence[str]) -> Converted | None:
-        """What `operators` are of `node`; None where one has a name that is none of its tensors."""
+        """The conversion of `node` into `operators`; None where these use a name that is none of its tensors."""
         names = (*node.inputs, *node.outputs, *node.seen.new_names)
         places = {name: place for place, name in reversed([*enumerate(names)])}
         try:
@@ -143,7 +143,7 @@ class Converted:
             return None
 
     def operators_of(self, names: Sequence[str], label: str, scope: Scope) -> list[Node]:
-        """What a node with these inputs and outputs becomes, under its name `label`."""
+        """The operators for a node with these inputs and outputs, under its name `label`."""
         tensors = [*names]
         for place, suffix in self.new:
             tensors.append(scope.new_name(f"{tensors[place]}/{suffix}"))
@@ -159,7 +159,7 @@ def _is_large(value: Array) -> bool:
 
 
 def _content(value: Array | None) -> Hashable:
-    """Equal for constants of the same content; of large ones and strings nothing is kept that could be equal."""
+    """Equal for constants of the same content; large constants and strings equal no other."""
     if value is None:
         return None
     return id(value) if _is_large(value) else (value.dtype.str, value.shape, value.tobytes())

@@ -22,7 +22,7 @@ Key = tuple[str, str, str]
 
 
 class Functions:
-    """The functions of a model, and how far they were expanded: the nodes of hostile ones would never end."""
+    """The functions of a model, and a limit on their expansion, as hostile ones would never end."""
 
     def __init__(self, protos: Iterable[onnx.FunctionProto], domain_of: Callable[[str], str]) -> None:
         """`domain_of` gives a domain its one name. Raises ModelFormatError when a function is defined twice."""
@@ -104,10 +104,10 @@ def _check(function: onnx.FunctionProto) -> None:
 def _attributes(function: onnx.FunctionProto, call: onnx.NodeProto) -> dict[str, onnx.AttributeProto]:
     """The attributes that the function's nodes may refer to: those of the call, else their defaults."""
     named = {*function.attribute, *(default.name for default in function.attribute_proto)}
-    given = {attribute.name: attribute for attribute in call.attribute}
-    if unknown := sorted(given.keys() - named):
+    present = {attribute.name: attribute for attribute in call.attribute}
+    if unknown := sorted(present.keys() - named):
         raise ModelFormatError(f"{node_label(call)}: function {function.name!r} has no attribute {unknown[0]!r}")
-    return {default.name: default for default in function.attribute_proto} | given
+    return {default.name: default for default in function.attribute_proto} | present
 
 
 def _instance(
@@ -124,7 +124,7 @@ def _instance(
 def _refer(node: onnx.NodeProto, attributes: Mapping[str, onnx.AttributeProto]) -> None:
     """Put attributes in place of references to them; a reference to an absent one is left out."""
     if any(attribute.ref_attr_name for attribute in node.attribute):
-        kept = [found for attribute in node.attribute if (found := _referred(attribute, attributes)) is not None]
+        kept = [resolved for attribute in node.attribute if (resolved := _referred(attribute, attributes)) is not None]
         del node.attribute[:]
         node.attribute.extend(kept)
     for graph in subgraphs(node):

@@ -1,6 +1,6 @@
 """Converting the nodes of one graph: the model's own, or one that a node holds as a branch or a body.
 
-A node whose inputs are all parameters is put among those that are computed once, and not in every run.
+A node whose inputs are all parameters is computed once, not in every run.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ _MAX_VERSION = 2**31 - 1
 
 
 class GraphConversion:
-    """A model's graph on its way through, with the graphs inside its nodes: what is known, and what nodes became.
+    """A model's graph during conversion, with the graphs inside its nodes: known facts, and the operators so far.
 
     Tensors of inner graphs get names that no other has, so all share one Scope.
 
     Attributes:
-        scope: what is known of tensors.
-        once: operators that are to run once, before the first run: they read parameters alone.
+        scope: known facts about tensors.
+        once: operators to run once, before the first run, as they read parameters alone.
         refusals: nodes that cannot be run.
         types: of tensors, as far as they are known.
         strings: the tensors that hold strings.
@@ -88,26 +88,26 @@ class GraphConversion:
         self._computed_once: set[str] = set()
 
     def convert(self, nodes: list[Listed], returned: Iterable[str]) -> list[Node]:
-        """The operators of one run, of nodes in any order; `returned` are the tensors that their graph returns."""
+        """The operators of one run, for nodes in any order; `returned` are the tensors that their graph returns."""
         self._kept.update(returned)
         operators: list[Node] = []
         for node in sorted_nodes(nodes):
-            made = self._convert(node)
-            if self._is_told(made) and self._may_be_once(node, made):
-                if fold(made, self.scope):
+            converted = self._convert(node)
+            if self._is_told(converted) and self._may_be_once(node, converted):
+                if fold(converted, self.scope):
                     continue
-                if self._is_constant(made):
-                    self._computed_once.update(name for operator in made for name in operator.output)
-                    self.once.extend(made)
+                if self._is_constant(converted):
+                    self._computed_once.update(name for operator in converted for name in operator.output)
+                    self.once.extend(converted)
                     continue
-            operators.extend(made)
+            operators.extend(converted)
         return operators
 
     def subgraph(self, graph: onnx.GraphProto, label: str, fed: int) -> Subgraph:
         """The net of a graph that a node holds; `label` names the node in messages.
 
-        Its constants become parameters of the model, so they are among what it captures. An input with an initializer
-        is one of them unless the node feeds all of the inputs: `fed` is how many it does.
+        Its constants become parameters of the model, so they are among the captured tensors. So is an input with an
+        initializer, unless the node feeds all of the inputs: `fed` is the number that it feeds.
         """
         check_origins(own_names(graph))
         names = self.scope.names
@@ -115,12 +115,12 @@ class GraphConversion:
         returned = [value.name for value in graph.output]
         names.update(own_names(graph))
         values = initializer_arrays(graph, NOWHERE)
-        given = [value.name for value in graph.input]
-        if len(given) > fed:
-            given = [name for name in given if name not in values]
+        graph_inputs = [value.name for value in graph.input]
+        if len(graph_inputs) > fed:
+            graph_inputs = [name for name in graph_inputs if name not in values]
         nodes = listed(graph.node)
         self.scope.read |= set(returned).union(*(node.needs for node in nodes))
-        self.scope.values.update((name, array) for name, array in values.items() if name not in given)
+        self.scope.values.update((name, array) for name, array in values.items() if name not in graph_inputs)
         self.types.add_constants(values)
         stated = stated_of(graph)
         self.scope.shapes.update(stated.shapes)
@@ -128,9 +128,9 @@ class GraphConversion:
         operators = merged(self.convert(nodes, returned), returned, self.types)
         written = {name for operator in operators for name in operator.output}
         needed = dict.fromkeys([*(name for operator in operators for name in operator.input), *returned])
-        outer = tuple(name for name in needed if name not in written and name not in given)
-        header = NetDef(name=graph.name or label, external_input=[*given, *outer], external_output=returned)
-        return Subgraph(Program(tuple(operators), header), tuple(given), tuple(returned), outer)
+        outer = tuple(name for name in needed if name not in written and name not in graph_inputs)
+        header = NetDef(name=graph.name or label, external_input=[*graph_inputs, *outer], external_output=returned)
+        return Subgraph(Program(tuple(operators), header), tuple(graph_inputs), tuple(returned), outer)
 
     def _convert(self, node: Listed) -> list[Node]:
         opset = self._opset(node)
@@ -150,24 +150,24 @@ class GraphConversion:
         return self.strings.kept_on_host(node, opset, operators)
 
     def _renamed(self, node: Listed, opset: int) -> list[Node]:
-        """What a node becomes, as one of its form became before or by its converter. Raises CannotConvertError."""
+        """The operators of a node, by its form's conversion or by its converter. Raises CannotConvertError."""
         form = form_of(node, (opset, self._ir_version), self.scope.read)
         if form is None:
             return self._converted(node, opset, Conversions())
-        known = conversions_of(form)
+        conversions = conversions_of(form)
         names = (*node.inputs, *node.outputs)
-        found = known.find(names, self.scope)
-        if found is not None:
-            return found.operators_of(names, node.name, self.scope)
-        return self._converted(node, opset, known)
+        conversion = conversions.find(names, self.scope)
+        if conversion is not None:
+            return conversion.operators_of(names, node.name, self.scope)
+        return self._converted(node, opset, conversions)
 
     def _converted(self, node: Listed, opset: int, known: Conversions) -> list[Node]:
-        """What a node's converter makes of it; `known` gets what serves others of its form."""
+        """The operators that a node's converter makes; `known` receives the conversion for others of its form."""
         proto, domain = node.proto, domain_of(node.op_type, node.domain)
-        found = converter_of(node.op_type, domain)
-        if found is None:
+        entry = converter_of(node.op_type, domain)
+        if entry is None:
             raise CannotConvertError("there is no converter for it")
-        converter, newest = found
+        converter, newest = entry
         if onnx.defs.has(node.op_type, domain):
             self._check_node(node)
         version = definition_of(node.op_type, opset, domain).version
@@ -208,7 +208,7 @@ class GraphConversion:
         return operators
 
     def _fallback(self, node: Listed, reason: str) -> list[Node]:
-        """What computes a node that has no converter, or that its converter does not serve, for this `reason`."""
+        """The operators for a node without a converter, or that its converter refuses, for this `reason`."""
         proto, opset, domain = node.proto, self._opset(node), domain_of(node.op_type, node.domain)
         function = standard_function(node.op_type, opset) if opset is not None and not domain else None
         if function is not None:
@@ -242,19 +242,22 @@ class GraphConversion:
         return self._opsets.get(standard_domain(node.domain))
 
     def _may_be_once(self, node: Listed, operators: Sequence[Node]) -> bool:
-        """True when operators need not be computed in every run if their inputs are known before.
+        """True when operators need not be computed in every run if their inputs are known in advance.
 
-        Nets inside of operators are left to runs, which can be stopped. What dequantizes a parameter is computed in
-        every run, where a pass can see the integers; and what a graph returns.
+        Nets inside of operators are left to runs, which can be stopped. Operators that dequantize a parameter are
+        computed in every run, where a pass can see the integers; and so are those that a graph returns.
         """
         written = {name for operator in operators for name in operator.output}
         if not (written.isdisjoint(self._kept) and written.isdisjoint(self.scope.variants)):
             return False
         if node.op_type == "DequantizeLinear":
             return False
-        if [one.type for one in operators] == [FOREIGN]:
+        if [operator.type for operator in operators] == [FOREIGN]:
             return is_deterministic(node.proto, self._opset(node))
-        return all(is_registered(one.type) and not schema_of(one.type).sub_nets and is_pure(one) for one in operators)
+        return all(
+            is_registered(operator.type) and not schema_of(operator.type).sub_nets and is_pure(operator)
+            for operator in operators
+        )
 
     def _is_told(self, operators: Sequence[Node]) -> bool:
         """True when results may follow from parameters or, of operators that read types alone, from shapes."""
@@ -272,7 +275,7 @@ class GraphConversion:
 
 
 def _without_subgraphs(proto: onnx.NodeProto) -> onnx.NodeProto:
-    """The node with empty graphs in place of those that it holds, whose nodes are checked one by one."""
+    """The node with empty graphs in place of its own, whose nodes are checked one by one."""
     bare = onnx.NodeProto(name=proto.name, op_type=proto.op_type, domain=proto.domain)
     bare.input.extend(proto.input)
     bare.output.extend(proto.output)

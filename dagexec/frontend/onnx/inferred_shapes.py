@@ -1,6 +1,6 @@
 """Sizes of a model's tensors that follow from its inputs, by the onnx package's inference, without its weights.
 
-What a file states of tensors between nodes is not used: exporters keep sizes of the example they exported with.
+Sizes that a file states for tensors between nodes are not used: exporters keep those of the example they exported with.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from dagexec.core.model import InputInfo
 from dagexec.frontend.onnx.node import Dims
 
 _MAX_BYTES = 1 << 12
-"""Of constants whose values inference sees: what describes shapes is smaller."""
+"""Limit of constants whose values inference sees: those that describe shapes are smaller."""
 
 
 class InferredShapes:
-    """Sizes by name; what the onnx package found is read where somebody asks."""
+    """Sizes by name; results of the onnx package are read when they are asked for."""
 
     def __init__(self, known: dict[str, Dims], found: Iterable[onnx.ValueInfoProto] = ()) -> None:
         self._known: dict[str, Dims | None] = dict(known)
@@ -40,10 +40,10 @@ def inferred_shapes(
     Functions of the model and what onnx refuses to infer are left out.
     """
     bare = onnx.GraphProto(name="shapes")
-    known: dict[str, Dims] = {}
+    shapes: dict[str, Dims] = {}
     for name, info in inputs.items():
         if info.shape is not None and info.dtype is not None:
-            known[name] = info.shape
+            shapes[name] = info.shape
             _add_input(bare, name, info.dtype.onnx, info.shape)
     for tensor in graph.initializer:
         _add_constant(bare, tensor.name, tensor)
@@ -56,10 +56,10 @@ def inferred_shapes(
         bare.output.add(name=value.name)
     model = onnx.ModelProto(ir_version=onnx.IR_VERSION, graph=bare, opset_import=imports)
     try:
-        found = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
+        inferred = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
     except (onnx.shape_inference.InferenceError, RuntimeError, ValueError, TypeError):
-        return InferredShapes(known)
-    return InferredShapes(known, (*found.value_info, *found.output))
+        return InferredShapes(shapes)
+    return InferredShapes(shapes, (*inferred.value_info, *inferred.output))
 
 
 def _add_constant(graph: onnx.GraphProto, name: str, tensor: onnx.TensorProto) -> None:

@@ -45,12 +45,12 @@ def element_type(number: int, owner: str) -> TypeMeta:
     try:
         return _TYPES[number]
     except KeyError:
-        known = ", ".join(str(meta) for meta in _TYPES.values())
-        raise ModelFormatError(f"{owner}: {type_name(number)} is not supported; expected one of {known}") from None
+        names = ", ".join(str(meta) for meta in _TYPES.values())
+        raise ModelFormatError(f"{owner}: {type_name(number)} is not supported; expected one of {names}") from None
 
 
 def type_name(number: int) -> str:
-    """What dagexec calls an ONNX `TensorProto.DataType` number, or ONNX does where dagexec has no such type."""
+    """dagexec's name of an ONNX `TensorProto.DataType` number, or ONNX's where dagexec has no such type."""
     names = {value: name for name, value in onnx.TensorProto.DataType.items()}
     return str(_TYPES[number]) if number in _TYPES else names.get(number, f"element type {number}")
 
@@ -91,7 +91,7 @@ def tensor_argument(tensor: onnx.TensorProto, owner: str) -> TensorProto:
 
 
 def dense_array(sparse: onnx.SparseTensorProto, external: ExternalData, owner: str) -> Array:
-    """A sparse tensor with its zeros, read-only. Its indices are places in the tensor, or a row of them for each value.
+    """A sparse tensor as a dense one, read-only. Its indices are places in the tensor, or a row of them for each value.
 
     Raises ModelFormatError for indices that do not fit, ResourceError when memory does not suffice.
     """

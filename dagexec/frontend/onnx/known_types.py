@@ -1,7 +1,7 @@
-"""Types of tensors while nodes are converted, as far as they follow from the model, for several sizes of open axes.
+"""Types of tensors during conversion, as far as they follow from the model, for several sizes of open axes.
 
-An operator that does not compute with the elements it would get is found here, when its node can still become another.
-What the model declares is compared with the same types (`declared_types`).
+An operator that does not compute with the elements that it would get is found here, when its node can still become
+another one. The model's declarations are compared with the same types (`declared_types`).
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from dagexec.errors import DagexecError
 from dagexec.frontend.onnx.initializers import Array
 
 _FIRST, _OTHERS = ((1, 1), (2, 256)), ((1, 1), (1, 224), (2, 256))
-"""Probes of models with open first axes alone, and of those with others: sizes of an open first axis, and of others.
+"""Probes, as sizes of an open first axis and of other open axes: of models with open first axes alone, and of others.
 
-Of ones nearly everything can be computed, of images as large as that the rest.
+Nearly everything can be computed with ones, the rest with images as large as that.
 """
 
 Types = tuple[TensorType | None, ...]
-"""Of one tensor, in each probe; None where it is not known."""
+"""The types of a tensor in each probe; None where it is unknown."""
 
 Contents = tuple[Array | None, ...]
 
@@ -36,10 +36,10 @@ _KEPT = 1 << 12  # answers, and types
 
 
 class _Answers:
-    """Types of outputs by operator and types of inputs, in so many probes; models have layers in common.
+    """Types of outputs by operator and types of inputs, for a number of probes; models have layers in common.
 
     Attributes:
-        unknown: types of a tensor of which nothing is known.
+        unknown: the types of an unknown tensor.
         one_of_each: types, so that equal ones are one object.
         made: answers, by form of the operator and identity of the types.
     """
@@ -54,14 +54,14 @@ _answers: dict[int, _Answers] = {}
 
 
 def _answers_in(probes: int) -> _Answers:
-    found = _answers.get(probes)
-    if found is None or max(len(found.made), len(found.one_of_each)) > _KEPT:
-        found = _answers[probes] = _Answers(probes)
-    return found
+    answers = _answers.get(probes)
+    if answers is None or max(len(answers.made), len(answers.one_of_each)) > _KEPT:
+        answers = _answers[probes] = _Answers(probes)
+    return answers
 
 
 class KnownTypes:
-    """Types by name, of inputs, constants, and what operators compute.
+    """Types by name, of inputs, constants, and results of operators.
 
     Attributes:
         texts: tensors that hold strings.
@@ -69,7 +69,7 @@ class KnownTypes:
     """
 
     def __init__(self, values: Mapping[str, Array], inputs: Mapping[str, InputInfo]) -> None:
-        """`values` are constants, to which more may come, and `inputs` what the model says of its own."""
+        """`values` are constants, to which more may be added, and `inputs` the model's statements of its own."""
         probes = _probes(inputs.values())
         self._values = values
         self._probes = len(probes)
@@ -93,8 +93,8 @@ class KnownTypes:
 
     def of(self, names: Iterable[str]) -> list[TensorType] | None:
         """The types of tensors where open sizes are 1, None unless all are known."""
-        found = [self.in_probes(name)[0] for name in names]
-        return [kind for kind in found if kind is not None] if None not in found else None
+        kinds = [self.in_probes(name)[0] for name in names]
+        return [kind for kind in kinds if kind is not None] if None not in kinds else None
 
     def meta_of(self, name: str) -> TypeMeta | None:
         """The element type of a tensor, None unless it is known."""
@@ -103,15 +103,15 @@ class KnownTypes:
 
     def in_probes(self, name: str) -> Types:
         """The types of a tensor: for open sizes of 1, and at the end for two sizes that differ, if there are any."""
-        found = self._types.get(name)
-        if found is None and (array := self._values.get(name)) is not None:
-            found = (TensorType(tuple(array.shape), from_numpy(array.dtype)),) * self._probes
-            found = self._one_of_each.setdefault(found, found)
-            self._note(name, found)
-        return found or self._unknown
+        types = self._types.get(name)
+        if types is None and (array := self._values.get(name)) is not None:
+            types = (TensorType(tuple(array.shape), from_numpy(array.dtype)),) * self._probes
+            types = self._one_of_each.setdefault(types, types)
+            self._note(name, types)
+        return types or self._unknown
 
     def follow(self, operators: Sequence[Node]) -> None:
-        """Note what operators compute. Raises ElementTypeError for one that refuses the elements it would get."""
+        """Note the results of operators. Raises ElementTypeError for one that refuses the elements it would get."""
         for operator in operators:
             place = len(self._writers), operator
             for name, types in zip(operator.output, self.outputs(operator), strict=True):
@@ -132,10 +132,10 @@ class KnownTypes:
         if form is None:
             return self._inferred(operator, schema, given, read)
         key = form, schema.infer, *map(id, given)
-        found = self._made.get(key)
-        if found is None:
-            found = self._made[key] = self._inferred(operator, schema, given, read)
-        return found
+        answer = self._made.get(key)
+        if answer is None:
+            answer = self._made[key] = self._inferred(operator, schema, given, read)
+        return answer
 
     def _note(self, name: str, types: Types) -> None:
         kind = types[0] or _first(types)
@@ -153,8 +153,8 @@ class KnownTypes:
         contents = [read.get(index) or self._constant(name) or nothing for index, name in enumerate(operator.input)]
         if schema.infer_bodies is not None:
             inputs = list(map(Probed, given, contents))
-            made = probed_outputs(operator, inputs, self._probes, self._probes, is_asked=False)
-            columns = [blob.types for blob in made]
+            outputs = probed_outputs(operator, inputs, self._probes, self._probes, is_asked=False)
+            columns = [blob.types for blob in outputs]
         elif schema.infer is not None:
             columns = list(zip(*self._rows(operator, schema, given, contents), strict=True))
         else:
@@ -189,32 +189,32 @@ class KnownTypes:
         return None if value is None else (value,) * self._probes
 
     def _contents_of(self, name: str) -> Contents:
-        """What a tensor holds in each probe, as far as that follows from shapes and constants, and is small."""
-        found = self._constant(name) or self._contents.get(name)
-        if found is None:
+        """A tensor's content in each probe, as far as it is small and follows from shapes and constants."""
+        contents = self._constant(name) or self._contents.get(name)
+        if contents is None:
             for operator in self._sources(name):
                 self._compute(operator)
-            found = self._contents.setdefault(name, (None,) * self._probes)
-        return found
+            contents = self._contents.setdefault(name, (None,) * self._probes)
+        return contents
 
     def _sources(self, name: str) -> Iterable[Node]:
-        """The operators that a tensor's content follows from, in order, but for those of known contents."""
-        found: dict[int, Node] = {}
+        """The operators that a tensor's content follows from, in order, except those of known content."""
+        operators: dict[int, Node] = {}
         waiting = [name]
         while waiting:
             name = waiting.pop()
             if name in self._contents or name in self._values or name not in self._writers:
                 continue
             number, operator = self._writers[name]
-            types = [kind for one in operator.output for kind in self.in_probes(one)]
-            if number not in found and any(kind is not None and kind.elements <= MAX_ELEMENTS for kind in types):
-                found[number] = operator
+            types = [kind for output in operator.output for kind in self.in_probes(output)]
+            if number not in operators and any(kind is not None and kind.elements <= MAX_ELEMENTS for kind in types):
+                operators[number] = operator
                 if schema_of(operator.type).from_types is None:
                     waiting.extend(operator.input)
-        return [found[number] for number in sorted(found)]
+        return [operators[number] for number in sorted(operators)]
 
     def _compute(self, operator: Node) -> None:
-        """Note what an operator's outputs hold; its inputs' contents are known, if they can be."""
+        """Note the content of an operator's outputs; that of its inputs is known, if it can be."""
         nothing: Contents = (None,) * self._probes
         given = [self.in_probes(name) for name in operator.input]
         read = [self._constant(name) or self._contents.get(name, nothing) for name in operator.input]
@@ -233,8 +233,8 @@ class KnownTypes:
 
 
 def _call(operator: Node, kinds: Sequence[TensorType | None], values: Sequence[Array | None]) -> OperatorCall:
-    known = tuple([kind for kind in kinds if kind is not None])
-    return OperatorCall(operator, operator.arguments(), known, tuple(values), operator.type)
+    types = tuple([kind for kind in kinds if kind is not None])
+    return OperatorCall(operator, operator.arguments(), types, tuple(values), operator.type)
 
 
 def _first(types: Types) -> TensorType | None:

@@ -1,6 +1,6 @@
 """Loading ONNX models: parse and check the file, convert its graph, and divide the result into nets and parameters.
 
-`graph` converts; what it finds to be computed once goes into the init net.
+`graph` converts; operators that need to be computed only once go into the init net.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _from_message(
 
 @contextmanager
 def _as_model_errors() -> Iterator[None]:
-    """What names and attributes of a message raise, as errors of the model."""
+    """Turns errors of a message's names and attributes into errors of the model."""
     try:
         yield
     except UnicodeDecodeError:
@@ -126,7 +126,7 @@ def _as_model_errors() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Overriding:
-    """Converts a model once more, with some of the initializers that runs may override as inputs."""
+    """Converts a model again, with some of the overridable initializers as inputs."""
 
     proto: onnx.ModelProto
     values: Mapping[str, Array]
@@ -142,7 +142,7 @@ class _Overriding:
 
 
 class _Conversion:
-    """One model on its way through: what the file says of it, and the conversion of its graph."""
+    """One model during conversion: the file's statements, and the conversion of its graph."""
 
     def __init__(
         self,
@@ -152,20 +152,22 @@ class _Conversion:
         foreign: bool,
         overriding: Mapping[str, InputInfo] = MappingProxyType({}),
     ) -> None:
-        """`values` are the initializers that are constants; inputs in place of others are `overriding`."""
+        """`values` are the initializers that are constants; others are the inputs `overriding`."""
         self.graph = graph = proto.graph
         self._reshaped = bool(shapes)
         self._foreign = foreign
         _check_inputs(graph)
         nodes = listed(graph.node)
-        own = [*given_names(graph), *(name for node in nodes for name in node.outputs if name)]
+        names = [*given_names(graph), *(name for node in nodes for name in node.outputs if name)]
         self.outputs = tuple([value.name for value in graph.output])
-        check_origins(own)
-        check_provided(nodes, self.outputs, own)
+        check_origins(names)
+        check_provided(nodes, self.outputs, names)
         self._nodes = nodes
-        given = {value.name: value for value in graph.input}
+        graph_inputs = {value.name: value for value in graph.input}
         infos = {
-            name: _input_info(value) for name, value in given.items() if name not in values and name not in overriding
+            name: _input_info(value)
+            for name, value in graph_inputs.items()
+            if name not in values and name not in overriding
         }
         self.inputs = {**_with_shapes(infos, shapes), **overriding}
         self.stated = stated_of(graph)
@@ -173,7 +175,7 @@ class _Conversion:
             self.stated.shapes.clear()
         self.stated.shapes.update({name: info.shape for name, info in self.inputs.items() if info.shape is not None})
         read = set(self.outputs).union(*[node.needs for node in nodes])
-        self.scope = Scope(values, dict(self.stated.shapes), read, read.union(own), self.stated.variants)
+        self.scope = Scope(values, dict(self.stated.shapes), read, read.union(names), self.stated.variants)
         self.scope.infer_shapes = lambda: inferred_shapes(graph, proto.opset_import, self.inputs)
         functions = Functions(proto.functions, standard_domain)
         self.conversion = GraphConversion(
@@ -182,7 +184,7 @@ class _Conversion:
         self.conversion.strings.add_inputs(self.graph)
 
     def model(self) -> Model:
-        """Convert all nodes. Raises UnsupportedOperatorError for all that cannot be, with what may help."""
+        """Convert all nodes. Raises UnsupportedOperatorError for all that cannot be, with advice."""
         try:
             return self._model()
         except UnsupportedOperatorError as error:
@@ -192,7 +194,7 @@ class _Conversion:
             self._let_go()
 
     def _let_go(self) -> None:
-        """Break the circles that would keep the message, and weights that passes replace, until the next collection."""
+        """Break reference cycles, which would keep the message and replaced weights until the next collection."""
         self.scope.values.clear()
         self.scope.infer_shapes = dict
 
@@ -216,8 +218,8 @@ class _Conversion:
         header = NetDef(name=name, external_input=external, external_output=self.outputs)
         init_net = None
         if init_operators:
-            given = [key for key in parameters if key in read_once]
-            init_header = NetDef(name=f"{name}_init", external_input=given, external_output=filled)
+            init_inputs = [key for key in parameters if key in read_once]
+            init_header = NetDef(name=f"{name}_init", external_input=init_inputs, external_output=filled)
             init_net = Program(tuple(init_operators), init_header)
         return Model(
             name, Program(tuple(operators), header), init_net, parameters, self.inputs, self.outputs, texts=True
@@ -272,11 +274,11 @@ def _read(operators: Iterable[Node]) -> set[str]:
 
 
 def _needed(operators: Sequence[Node], wanted: set[str]) -> Sequence[Node]:
-    """Those of `operators` that `wanted` blobs depend on, in the same order."""
+    """Those of `operators` that the `wanted` blobs depend on, in the same order."""
     wanted = set(wanted)
-    kept = []
+    needed = []
     for operator in reversed(operators):
         if wanted.intersection(operator.output):
-            kept.append(operator)
+            needed.append(operator)
             wanted.update(operator.input)
-    return kept[::-1]
+    return needed[::-1]

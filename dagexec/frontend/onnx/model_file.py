@@ -1,9 +1,9 @@
-"""ONNX files: the message without its large weights, which are read once, to where they stay.
+"""ONNX files: the message without its large weights, which are read once, straight into arrays.
 
-The library would have a file in memory as it is, the weights a second time in the message, and a third as they are
-handed out. Here the initializers of a file are found by the wire form alone, and large data among them becomes
-external data in the file itself. A node that is a large constant becomes an initializer, too. A file with anything
-unusual in it goes to the library as a whole.
+The library would hold a file in memory, its weights a second time in the message, and a third time when they are read
+from that. Here the wire form alone gives the initializers of a file, and large data in them becomes external data in
+the file itself. A node that is a large constant becomes an initializer, too. A file with anything unusual goes to the
+library as a whole.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _graph_without_weights(source: WireFile, begin: int, end: int) -> bytes | No
 
 
 def _constant_without_data(source: WireFile, begin: int, end: int) -> bytes | None:
-    """What a node that is a large constant gives, as an initializer; None for any other node."""
+    """The value of a node that is a large constant, as an initializer; None for any other node."""
     node = _single(source, begin, end, {_OUTPUT, _NODE_NAME, _OP_TYPE, _ATTRIBUTE})
     if not {_OUTPUT, _OP_TYPE, _ATTRIBUTE} <= node.keys() or source.read(*node[_OP_TYPE]) != b"Constant":
         return None
@@ -95,10 +95,10 @@ def _constant_without_data(source: WireFile, begin: int, end: int) -> bytes | No
 
 
 def _single(source: WireFile, begin: int, end: int, known: set[int]) -> dict[int, tuple[int, int]]:
-    """Where the values of the fields of a message are, by number; nothing unless each is one of these, and once."""
+    """The places of a message's fields' values, by number; nothing unless each is known, and there once."""
     fields = source.fields(begin, end)
-    found = {number: (first, stop) for number, _, _, first, stop in fields}
-    return found if len(found) == len(fields) and found.keys() <= known else {}
+    places = {number: (first, stop) for number, _, _, first, stop in fields}
+    return places if len(places) == len(fields) and places.keys() <= known else {}
 
 
 def _tensor_without_data(source: WireFile, begin: int, end: int) -> bytes | None:
@@ -108,10 +108,14 @@ def _tensor_without_data(source: WireFile, begin: int, end: int) -> bytes | None
     if _EXTERNAL_DATA in numbers or _DATA_LOCATION in numbers or numbers.count(_DATA_TYPE) != 1:
         return None
     [element_type] = [read_varint(source.read(first, stop), 0)[0] for n, _, _, first, stop in fields if n == _DATA_TYPE]
-    held = [number for number in (_RAW_DATA, *_TYPED_DATA) if number in numbers]
-    if len(held) != 1 or numbers.count(held[0]) != 1 or element_type not in _TYPED_DATA.get(held[0], _ANY_BUT_TEXT):
+    data_numbers = [number for number in (_RAW_DATA, *_TYPED_DATA) if number in numbers]
+    if (
+        len(data_numbers) != 1
+        or numbers.count(data_numbers[0]) != 1
+        or element_type not in _TYPED_DATA.get(data_numbers[0], _ANY_BUT_TEXT)
+    ):
         return None
-    [(_, kind, start, first, stop)] = [field for field in fields if field[0] == held[0]]
+    [(_, kind, start, first, stop)] = [field for field in fields if field[0] == data_numbers[0]]
     if kind != LENGTH or stop - first < _MIN_DATA:
         return None
     place = onnx.TensorProto(data_location=onnx.TensorProto.EXTERNAL)

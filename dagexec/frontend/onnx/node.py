@@ -1,9 +1,9 @@
-"""What a converter sees of one ONNX node, and the converters of all types.
+"""A converter's view of one ONNX node, and the converters of all types.
 
-A converter turns a `OnnxNode` into the Nodes that compute its outputs. It raises `CannotConvertError` with the
-reason when dagexec has nothing that computes the same; the loader gathers these into one error for the whole model.
-Where an operator's schema says that it is an ONNX operator (`OpSchema.onnx`), the converter follows from that; a
-function is registered with `converts` where one operator becomes several, or inputs become arguments.
+A converter turns a `OnnxNode` into the Nodes that compute its outputs. It raises `CannotConvertError` with the reason
+when dagexec has nothing that computes the same; the loader gathers these into one error for the whole model. Where an
+operator's schema says that it is an ONNX operator (`OpSchema.onnx`), the converter follows from that; a function is
+registered with `converts` where one operator becomes several, or inputs become arguments.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class KnownShapes(Protocol):
 
 @dataclass
 class Scope:
-    """What is known of the model's tensors while its nodes are converted, in order.
+    """Known facts about the model's tensors while its nodes are converted, in order.
 
     Attributes:
         values: tensors whose content is known: initializers, constants, and copies of them.
@@ -83,7 +83,7 @@ class Scope:
         return name
 
     def inferred(self) -> KnownShapes:
-        """Sizes that follow from those of the model's inputs, found out when they are asked for."""
+        """Sizes that follow from those of the model's inputs, inferred when they are asked for."""
         if self._inferred is None:
             self._inferred = self.infer_shapes()
         return self._inferred
@@ -102,7 +102,7 @@ class Scope:
         return tuple(a if b is None else b for a, b in zip(stated, inferred, strict=True))
 
     def certain_shape(self, name: str) -> tuple[int, ...] | None:
-        """All sizes of a tensor that has no others in any run; what a file states between nodes is not relied on."""
+        """All sizes of a tensor, if the same in every run; what files state of tensors between nodes does not count."""
         value = self.values.get(name)
         dims = self.inferred().get(name) if value is None else tuple(value.shape)
         sizes = tuple(size for size in dims or () if size is not None)
@@ -135,10 +135,10 @@ def _no_subgraphs(_graph: onnx.GraphProto, label: str, _fed: int) -> Subgraph:
 
 @dataclass(slots=True)
 class Seen:
-    """What a converter found out of tensors, and what it named: of a node for which that is so, it makes the same.
+    """The answers that a converter got about tensors, and its new names: with the same answers it does the same.
 
     Attributes:
-        values, shapes, variants: what it asked for, by name.
+        values, shapes, variants: the answers, by name.
         new_names: the tensors that it named, with the name and the suffix that each was made from.
         repeats: False where it looked at, or changed, more than that.
     """
@@ -157,8 +157,8 @@ class OnnxNode:
         op_type: its ONNX operator.
         opset: the version of the operator set it belongs to.
         inputs, outputs: tensor names; an absent optional one is ''.
-        definition: what its operator set says of its operator.
-        seen: what its converter found out of tensors.
+        definition: of its operator, in its operator set.
+        seen: the answers that its converter got about tensors.
     """
 
     def __init__(
@@ -180,16 +180,16 @@ class OnnxNode:
 
     @property
     def scope(self) -> Scope:
-        """What is known of tensors. A converter that looks here converts every node anew, even of the same form."""
+        """All known facts. A converter that looks here converts every node anew, even of the same form."""
         self.seen.repeats = False
         return self._scope
 
     def has_input(self, index: int) -> bool:
-        """True when optional input `index` is given."""
+        """True when optional input `index` is present."""
         return index < len(self.inputs) and self.inputs[index] != ""
 
     def is_read(self, index: int) -> bool:
-        """True when someone uses output `index`."""
+        """True when output `index` is used."""
         return index < len(self.outputs) and self.outputs[index] in self._scope.read
 
     def only_output(self) -> list[str]:
@@ -205,8 +205,8 @@ class OnnxNode:
 
     def value_of(self, name: str) -> Array | None:
         """The content of a tensor that is a constant, else None."""
-        found = self.seen.values[name] = self._scope.values.get(name)
-        return found
+        value = self.seen.values[name] = self._scope.values.get(name)
+        return value
 
     def constant(self, index: int, what: str) -> Array:
         """The content of input `index`. Raises CannotConvertError unless it is a constant of the model."""
@@ -236,13 +236,13 @@ class OnnxNode:
 
     def shape_of(self, name: str) -> Dims | None:
         """The sizes of a tensor as far as known."""
-        found = self.seen.shapes[name] = self._scope.shape(name)
-        return found
+        shape = self.seen.shapes[name] = self._scope.shape(name)
+        return shape
 
     def is_variant(self, name: str) -> bool:
         """True when a tensor may be a sequence or an optional."""
-        found = self.seen.variants[name] = name in self._scope.variants
-        return found
+        is_variant = self.seen.variants[name] = name in self._scope.variants
+        return is_variant
 
     def full_shape(self, index: int, why: str) -> tuple[int, ...]:
         """The sizes of input `index`. Raises CannotConvertError, saying `why` they are needed, when one is open."""
@@ -263,7 +263,7 @@ class OnnxNode:
         return attribute in self._attributes
 
     def ignore(self, *names: str) -> None:
-        """These attributes change nothing of what the converter's operators compute."""
+        """Declare that these attributes change nothing of the result."""
         self.asked.update(names)
 
     def check_all_read(self) -> None:
@@ -273,7 +273,7 @@ class OnnxNode:
                 raise CannotConvertError(f"its attribute {name} = {value!r:.80} is not supported")
 
     def argument(self, attribute: str) -> ArgumentValue | None:
-        """A number, a text, a list of such or a tensor: the attribute, or what its operator set says; else None."""
+        """A number, a text, a list of these or a tensor: the attribute, or its default; else None."""
         kind = self.definition.kinds.get(attribute)
         if kind is None and self.definition.kinds:
             return None
@@ -331,7 +331,7 @@ class OnnxNode:
         return graph
 
     def subgraph(self, name: str, fed: int) -> Subgraph:
-        """A graph attribute, converted, of which the node feeds so many inputs; others have defaults.
+        """A graph attribute, converted, of which the node feeds `fed` inputs; others have defaults.
 
         Raises ModelFormatError when it is absent or no graph that can be read.
         """
@@ -354,17 +354,17 @@ class OnnxNode:
         self, op_type: str, inputs: Sequence[str], outputs: Sequence[str], **arguments: ArgumentValue | None
     ) -> Node:
         """An operator under this node's name; arguments that are None are left out. Raises ArgumentError."""
-        given = {name: value for name, value in arguments.items() if value is not None}
+        values = {name: value for name, value in arguments.items() if value is not None}
         try:
-            return new_node(op_type, inputs, outputs, name=self._name, arg=given)
+            return new_node(op_type, inputs, outputs, name=self._name, arg=values)
         except ArgumentError as error:
             raise ArgumentError(f"{op_type}: {error}") from None
 
     def standard(self, op_type: str, inputs: Sequence[str], outputs: Sequence[str]) -> list[Node]:
-        """What a node of the default domain with these attributes becomes: of the newest version that is read."""
-        found = converter_of(op_type)
-        assert found is not None, f"ONNX operator {op_type} has no converter"
-        converter, version = found
+        """The conversion of a node of the default domain with these attributes, in the newest version known here."""
+        entry = converter_of(op_type)
+        assert entry is not None, f"ONNX operator {op_type} has no converter"
+        converter, version = entry
         node = copy.copy(self)  # with the same set of attributes that were asked for
         node.op_type, node.inputs, node.outputs = op_type, tuple(inputs), tuple(outputs)
         node.opset = min(version, onnx.defs.onnx_opset_version())
@@ -400,7 +400,7 @@ class OnnxNode:
 
 
 def _value(attribute: onnx.AttributeProto) -> object:
-    """What an attribute holds. Raises CannotConvertError for what a converter does not see."""
+    """The value of an attribute. Raises CannotConvertError for kinds that converters do not see."""
     if attribute.ref_attr_name:
         raise CannotConvertError(f"attribute {attribute.name!r} refers to an attribute of a function")
     field_name = _FIELDS.get(attribute.type)
@@ -443,10 +443,10 @@ _HINTS = ("consumed_inputs",)  # before opset 6: what may be overwritten
 
 @dataclass(frozen=True)
 class Definition:
-    """What an operator set says of an operator.
+    """The definition of an operator in an operator set.
 
     Attributes:
-        version: the first operator set that has it so.
+        version: the first operator set with this definition.
         kinds: the types of its attributes, as numbers of AttributeProto.
         defaults: of the attributes that have one.
     """
@@ -462,16 +462,18 @@ MICROSOFT = "com.microsoft"
 
 @functools.cache
 def definition_of(op_type: str, opset: int, domain: str = "") -> Definition:
-    """The definition of an operator that an operator set has; what onnx does not know, its converter knows.
+    """The definition of an operator in an operator set; its converter knows those that onnx does not know.
 
-    Of a domain that onnx does not know, each operator set may have changed it.
+    In a domain that onnx does not know, each operator set may have changed it.
     """
     if domain and not onnx.defs.has(op_type, opset, domain):
         return Definition(1 if domain == MICROSOFT else opset, {}, {})
     schema = onnx.defs.get_schema(op_type, opset, domain)
     attributes = schema.attributes
-    defaults = {name: _value(one.default_value) for name, one in attributes.items() if one.default_value.name}
-    kinds: dict[str, Any] = {name: one.type for name, one in attributes.items()}
+    defaults = {
+        name: _value(attribute.default_value) for name, attribute in attributes.items() if attribute.default_value.name
+    }
+    kinds: dict[str, Any] = {name: attribute.type for name, attribute in attributes.items()}
     return Definition(schema.since_version, {name: kind.value for name, kind in kinds.items()}, defaults)
 
 
@@ -479,8 +481,8 @@ def domain_of(op_type: str, domain: str) -> str:
     """A node's domain, the default one as ''. onnxruntime's own SimplifiedLayerNormalization is found in that."""
     if domain not in DEFAULT_DOMAINS:
         return domain
-    own = (MICROSOFT, op_type) in _converters and not onnx.defs.has(op_type)
-    return MICROSOFT if own else ""
+    is_microsoft = (MICROSOFT, op_type) in _converters and not onnx.defs.has(op_type)
+    return MICROSOFT if is_microsoft else ""
 
 
 Converter = Callable[[OnnxNode], list[Node]]
@@ -490,10 +492,9 @@ _converters: dict[tuple[str, str], tuple[Converter, int]] = {}
 def converts(domain: str = "", /, **newest: int) -> Callable[[Converter], Converter]:
     """Decorator: the function converts nodes of these types of a domain, the default ONNX one as ''.
 
-    Each type comes with the newest version of the operator that the function was written for; what a later version
-    means is not known here. These are versions of the operator: of each, the first operator set that has it. Of a
-    domain that the onnx package does not know, each operator set is a version. Raises ValueError for a type that has a
-    converter.
+    Each type comes with the newest version of the operator that the function was written for; later versions are
+    unknown here. A version of an operator is the first operator set that has it; in a domain that the onnx package does
+    not know, each operator set is a version. Raises ValueError for a type that has a converter.
     """
 
     def register(function: Converter) -> Converter:
@@ -509,8 +510,8 @@ def converts(domain: str = "", /, **newest: int) -> Callable[[Converter], Conver
 def converts_microsoft(*op_types: str, inputs: str, outputs: int = 1) -> Callable[[Converter], Converter]:
     """Decorator: the function converts nodes of these types of onnxruntime's domain, which the onnx package knows not.
 
-    `inputs` are the names of the inputs, optional ones with ? behind them, and any number of the last one with *;
-    `outputs` is how many outputs there may be. Nodes that have others are refused, as invalid models.
+    `inputs` are the names of the inputs, optional ones followed by ?, and a repeated last one by *; `outputs` is the
+    largest number of outputs. Nodes that have others are refused, as invalid models.
     """
     names = inputs.split()
 
@@ -527,7 +528,7 @@ def converts_microsoft(*op_types: str, inputs: str, outputs: int = 1) -> Callabl
 
 
 def _check_arity(node: OnnxNode, names: Sequence[str], outputs: int) -> None:
-    """Raise ModelFormatError unless a node has the inputs of these names, and so many outputs at most."""
+    """Raise ModelFormatError unless a node has the inputs of these names, and at most `outputs` outputs."""
     for index, name in enumerate(names):
         if name[-1] != "?" and not node.has_input(index):
             raise ModelFormatError(f"{node.label}: its input {name.rstrip('*')} is missing")
@@ -546,17 +547,17 @@ def converter_of(op_type: str, domain: str = "") -> tuple[Converter, int] | None
 
 
 def _declared(schema: OpSchema, name: OnnxName, node: OnnxNode) -> list[Node]:
-    """The operator whose schema says that it is the node's. Raises CannotConvertError for inputs that it has not."""
+    """The operator whose schema says that it is the node's. Raises CannotConvertError for inputs that it lacks."""
     node.ignore(*name.ignored)
     inputs = list(node.inputs)
     while inputs and not inputs[-1]:
         inputs.pop()
     if "" in inputs or len(inputs) > schema.inputs[1]:
         raise CannotConvertError(f"its optional inputs are not supported as they are given, {inputs}")
-    most = schema.outputs[1]
-    if extra := [output for index, output in enumerate(node.outputs) if index >= most and node.is_read(index)]:
-        raise CannotConvertError(f"{schema.type} has {most} output(s), and {extra} is used too")
-    outputs = [output or node.new_name("unread") for output in node.outputs[:most]]
+    count = schema.outputs[1]
+    if extra := [output for index, output in enumerate(node.outputs) if index >= count and node.is_read(index)]:
+        raise CannotConvertError(f"{schema.type} has {count} output(s), and {extra} is used too")
+    outputs = [output or node.new_name("unread") for output in node.outputs[:count]]
     arguments = {argument: _argument(node, name, attribute) for attribute, argument in name.attributes.items()}
     if "broadcast" in schema.args:
         arguments |= _old_broadcast(node)
@@ -580,5 +581,5 @@ def _argument(node: OnnxNode, name: OnnxName, attribute: str) -> ArgumentValue |
 
 
 def node_label(proto: onnx.NodeProto) -> str:
-    """How messages name a node: its type, and its name or its first output."""
+    """A node's name in messages: its type, and its name or its first output."""
     return f"{proto.op_type} {proto.name or next(iter(proto.output), '')!r}"

@@ -52,22 +52,22 @@ class Refusals:
         raise UnsupportedOperatorError(f"{count} node(s) cannot be run:\n  " + "\n  ".join(lines))
 
     def advice(self, inputs: Mapping[str, InputInfo], *, foreign: bool) -> str:
-        """What may make the model run: its `inputs`, and whether other runtimes were tried (`foreign`)."""
-        found = []
+        """Advice on how to run the model, for its `inputs`, and whether other runtimes were tried (`foreign`)."""
+        advice = []
         if not foreign and self._known:
-            found.append("foreign=True leaves such nodes to onnxruntime, or to the reference of the onnx package")
+            advice.append("foreign=True leaves such nodes to onnxruntime, or to the reference of the onnx package")
         elif foreign and importlib.util.find_spec("onnxruntime") is None:
-            found.append(f"onnxruntime may have them: {install_command('onnxruntime')}")
+            advice.append(f"onnxruntime may have them: {install_command('onnxruntime')}")
         is_open = {name: info for name, info in inputs.items() if info.shape is None or None in info.shape}
         if self.sizes_missing and is_open:
             shown = ", ".join(f"{name!r} {info}" for name, info in list(is_open.items())[:_MAX_NAMED])
             more = f" and {len(is_open) - _MAX_NAMED} more" if len(is_open) > _MAX_NAMED else ""
-            found.append(f"load_model(..., shapes=) fixes sizes that the model leaves open: {shown}{more}")
+            advice.append(f"load_model(..., shapes=) fixes sizes that the model leaves open: {shown}{more}")
         if self._unknown_domains:
             domains = ", ".join(sorted(self._unknown_domains))
-            found.append(f"operators of {domains} may come as functions inside the model: ask whoever exported it")
-        found.append("an exporter can often write the model in other operators, or in an earlier operator set")
-        return "what may help:\n  " + "\n  ".join(found)
+            advice.append(f"operators of {domains} may come as functions inside the model: ask whoever exported it")
+        advice.append("an exporter can often write the model in other operators, or in an earlier operator set")
+        return "what may help:\n  " + "\n  ".join(advice)
 
 
 def _named(nodes: list[str]) -> str:

@@ -41,7 +41,7 @@ def captured(graph: onnx.GraphProto) -> set[str]:
 
 
 class Listed(NamedTuple):
-    """A node of a graph with what is asked of it again and again: every look into a message makes objects.
+    """A node of a graph with facts that are asked for often: every look into a message makes objects.
 
     Attributes:
         op_type, name, attributes: as in the message.
@@ -64,7 +64,7 @@ class Listed(NamedTuple):
 
 def listed(nodes: Iterable[onnx.NodeProto]) -> list[Listed]:
     """Nodes of a graph, in their order. Raises ModelFormatError for a name that is not text."""
-    found = []
+    result = []
     for proto in nodes:
         op_type, name, domain = proto.op_type, proto.name, proto.domain
         inputs, outputs, attributes = tuple(proto.input), tuple(proto.output), tuple(proto.attribute)
@@ -76,19 +76,19 @@ def listed(nodes: Iterable[onnx.NodeProto]) -> list[Listed]:
                 holds_graphs = True
         needs = reads(proto) if holds_graphs or "" in inputs else inputs
         domain = "" if domain in DEFAULT_DOMAINS else domain
-        found.append(Listed(proto, op_type, name, domain, inputs, outputs, attributes, needs, holds_graphs))
-    return found
+        result.append(Listed(proto, op_type, name, domain, inputs, outputs, attributes, needs, holds_graphs))
+    return result
 
 
 def given_names(graph: onnx.GraphProto) -> dict[str, None]:
-    """The tensors that a graph has before its nodes compute: inputs and initializers; one may be both."""
-    given = dict.fromkeys([value.name for value in graph.input])
-    given |= dict.fromkeys([tensor.name for tensor in graph.initializer])
-    return given | dict.fromkeys([tensor.values.name for tensor in graph.sparse_initializer])
+    """The tensors of a graph before its nodes compute: inputs and initializers; one may be both."""
+    tensors = dict.fromkeys([value.name for value in graph.input])
+    tensors |= dict.fromkeys([tensor.name for tensor in graph.initializer])
+    return tensors | dict.fromkeys([tensor.values.name for tensor in graph.sparse_initializer])
 
 
 def own_names(graph: onnx.GraphProto) -> list[str]:
-    """The tensors that come into being in a graph: those that are given, and nodes' outputs."""
+    """The tensors of a graph: inputs, initializers and nodes' outputs."""
     return [*given_names(graph), *filter(None, chain.from_iterable(node.output for node in graph.node))]
 
 
@@ -101,13 +101,13 @@ def check_origins(own: Sequence[str]) -> None:
 
 def check_provided(nodes: Iterable[Listed], returned: Iterable[str], own: Collection[str]) -> None:
     """Raise ModelFormatError when the model's graph, or one in it, reads or returns what nothing provides."""
-    known = frozenset(own)
+    provided = frozenset(own)
     for node in nodes:
-        if not known.issuperset(node.needs):
-            name = min(set(node.needs) - known)
+        if not provided.issuperset(node.needs):
+            name = min(set(node.needs) - provided)
             raise ModelFormatError(f"{node_label(node.proto)} reads {name!r}, which nothing in the model provides")
     for name in returned:
-        if name not in known:
+        if name not in provided:
             raise ModelFormatError(f"the model returns {name!r}, which nothing in it provides")
 
 
@@ -154,7 +154,7 @@ _MAX_NAMED = 8
 
 
 def _circle(parents: Sequence[Collection[int]], waiting: Sequence[int]) -> list[int]:
-    """Nodes of a circle, each reading what the one before it writes; of a long one its end."""
+    """Nodes of a cycle, each reading what the one before it writes; of a long one its end."""
     index = next(index for index, count in enumerate(waiting) if count)
     path: dict[int, None] = {}
     while index not in path:

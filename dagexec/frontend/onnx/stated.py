@@ -28,14 +28,14 @@ class Stated(NamedTuple):
 
 def stated_of(graph: onnx.GraphProto) -> Stated:
     """What `graph` states. Raises ModelFormatError for a size that is negative."""
-    found = Stated({}, {}, set())
-    _read(graph.value_info, found)
-    inputs = Stated(found.shapes, {}, found.variants)
+    stated = Stated({}, {}, set())
+    _read(graph.value_info, stated)
+    inputs = Stated(stated.shapes, {}, stated.variants)
     _read(graph.input, inputs)
-    _read(graph.output, found)
-    for name in [name for name, dims in found.shapes.items() if not dims and name not in inputs.numbers]:
-        del found.shapes[name]
-    return found
+    _read(graph.output, stated)
+    for name in [name for name, dims in stated.shapes.items() if not dims and name not in inputs.numbers]:
+        del stated.shapes[name]
+    return stated
 
 
 def _read(values: Iterable[onnx.ValueInfoProto], found: Stated) -> None:

@@ -58,20 +58,20 @@ class StringTensors:
         return operators
 
     def _ask(self, node: Listed, opset: int | None, *, is_likely: bool) -> None:
-        """Find the types of outputs that are not known; where ONNX cannot tell, they are strings if `is_likely`."""
+        """Find the types of outputs that are unknown; where ONNX cannot tell, they are strings if `is_likely`."""
         unknown = [name for name in node.outputs if name and self._known.meta_of(name) is None]
         if not unknown:
             return
-        told = self._told(node, opset)
+        kinds = self._told(node, opset)
         for name in unknown:
-            found = told[node.outputs.index(name)]
-            if found is None and is_likely:
-                found = _tensor_of(STRING.onnx)
-            if found is not None:
-                self._note(name, found)
+            kind = kinds[node.outputs.index(name)]
+            if kind is None and is_likely:
+                kind = _tensor_of(STRING.onnx)
+            if kind is not None:
+                self._note(name, kind)
 
     def _told(self, node: Listed, opset: int | None) -> Sequence[onnx.TypeProto | None]:
-        """What ONNX tells of the outputs of a node, asked once for nodes that differ in names; nothing of graphs."""
+        """What ONNX infers of the outputs of a node, once for nodes that differ in names; nothing for graphs."""
         if opset is None or node.holds_graphs:
             return [None] * len(node.outputs)
         proto, given = node.proto, [self._type(name) for name in node.inputs]
@@ -111,12 +111,12 @@ def _is_of_strings(kind: onnx.TypeProto) -> bool:
 
 
 def _inferred(proto: onnx.NodeProto, opset: int, inputs: dict[str, onnx.TypeProto]) -> Mapping[str, onnx.TypeProto]:
-    """What ONNX tells of the outputs of a node by these types of inputs."""
+    """What ONNX infers of the outputs of a node from these types of inputs."""
     domain = domain_of(proto.op_type, proto.domain)
     if not onnx.defs.has(proto.op_type, opset, domain):
         return {}
     schema = onnx.defs.get_schema(proto.op_type, opset, domain)
     try:
         return onnx.shape_inference.infer_node_outputs(schema, proto, inputs)
-    except Exception:  # of several types; what is wrong with the node, others say
+    except Exception:  # of several types; other checks report what is wrong with the node
         return {}

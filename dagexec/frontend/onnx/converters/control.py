@@ -1,6 +1,6 @@
 """Converters of control flow: branches, loops, sequences and optionals.
 
-What is no tensor stands in `Scope.variants`, as an operator that copies a tensor cannot copy it.
+`Scope.variants` has the names of all that are no tensors, as an operator that copies a tensor cannot copy them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _CARRIED = 2  # the first carried value among the inputs of a Loop and of its bo
 
 @converts(If=25)
 def branches(node: OnnxNode) -> list[Node]:
-    """If; of a condition that is known only the branch that it chooses."""
+    """If; with a known condition, only the branch that it chooses."""
     names = ("then_branch", "else_branch")
     node.ignore(*names)
     if node.value(0) is not None:
@@ -40,10 +40,10 @@ def loop(node: OnnxNode) -> list[Node]:
     carried = node.inputs[_CARRIED:]
     body = node.subgraph("body", _CARRIED + len(carried))
     _note_variants(node, node.outputs, body.outputs[1:])
-    given = [name for name in node.inputs[:_CARRIED] if name]
+    inputs = [name for name in node.inputs[:_CARRIED] if name]
     number = body.inputs[0] if body.inputs else ""
     operator = node.operator(
-        "Loop", [*given, *carried, *body.captured], _outputs(node), loop_net=body.net.message(),
+        "Loop", [*inputs, *carried, *body.captured], _outputs(node), loop_net=body.net.message(),
         captured=list(body.captured),
         trip_count=int(node.has_input(0)), condition=int(node.has_input(1)),
         number_axes=len(node.scope.shapes.get(number) or ()) or None,
@@ -79,7 +79,7 @@ def scan(node: OnnxNode) -> list[Node]:
 
 @converts(SequenceEmpty=11)
 def sequence_empty(node: OnnxNode) -> list[Node]:
-    """An empty sequence; the data type it is for matters to nobody."""
+    """An empty sequence, whatever its element type."""
     node.ignore("dtype")
     return _variant(node, [])
 
@@ -99,7 +99,7 @@ def split_to_sequence(node: OnnxNode) -> list[Node]:
 
 @converts(SequenceAt=11, SequenceLength=11)
 def of_sequence(node: OnnxNode) -> list[Node]:
-    """A tensor that a sequence tells."""
+    """A tensor computed from a sequence."""
     return [node.operator(node.op_type, node.inputs, node.only_output())]
 
 
@@ -124,15 +124,15 @@ def sequence_map(node: OnnxNode) -> list[Node]:
             elements.append(new_node("SequenceAt", [name, item], [inside]))
         if name not in captured:
             captured.append(name)
-    made = [(node.new_name("before"), node.new_name("after"), result) for result in body.outputs]
-    inserts = [new_node("SequenceInsert", [before, result], [after]) for before, after, result in made]
+    carried = [(node.new_name("before"), node.new_name("after"), result) for result in body.outputs]
+    inserts = [new_node("SequenceInsert", [before, result], [after]) for before, after, result in carried]
     header = NetDef(
         name=body.net.name,
-        external_input=[item, condition, *(before for before, _, _ in made), *captured],
-        external_output=[condition, *(after for _, after, _ in made)],
+        external_input=[item, condition, *(before for before, _, _ in carried), *captured],
+        external_output=[condition, *(after for _, after, _ in carried)],
     )
     net = Program((*elements, *body.net.op, *inserts), header).message()
-    empty = [node.new_name("empty") for _ in made]
+    empty = [node.new_name("empty") for _ in carried]
     node.scope.variants.update(node.outputs)
     return [
         node.operator("SequenceLength", [node.inputs[0]], [length]),
@@ -145,14 +145,14 @@ def sequence_map(node: OnnxNode) -> list[Node]:
 
 @converts(Optional=28)
 def optional(node: OnnxNode) -> list[Node]:
-    """An optional; the type of what it may hold matters to nobody."""
+    """An optional, whatever its type."""
     node.ignore("type")
     return _variant(node, [name for name in node.inputs if name])
 
 
 @converts(OptionalHasElement=28)
 def optional_has_element(node: OnnxNode) -> list[Node]:
-    """Whether there is something."""
+    """Whether an optional has a value."""
     return [node.operator("OptionalHasElement", [name for name in node.inputs if name], node.only_output())]
 
 
@@ -169,7 +169,7 @@ def _variant(node: OnnxNode, inputs: Sequence[str], **arguments: int) -> list[No
 
 
 def _note_variants(node: OnnxNode, outputs: Iterable[str], results: Iterable[str]) -> None:
-    """Note which outputs are no tensors, as the results of a body that they are tell."""
+    """Note which outputs are no tensors, by the results of a body that they stand for."""
     variants = node.scope.variants
     variants.update(output for output, result in zip(outputs, results, strict=False) if result in variants)
 
@@ -179,7 +179,7 @@ def _outputs(node: OnnxNode) -> list[str]:
 
 
 def _copies(node: OnnxNode, results: Sequence[str]) -> list[Node]:
-    """What gives the results of a branch the names of the node's outputs."""
+    """Operators that give the results of a branch the names of the node's outputs."""
     _note_variants(node, node.outputs, results)
     copies = []
     for output, result in zip(node.outputs, results, strict=False):
@@ -192,7 +192,7 @@ def _copies(node: OnnxNode, results: Sequence[str]) -> list[Node]:
 
 
 def _row_types(node: OnnxNode, first: int) -> dict[str, list[int] | list[str]]:
-    """What the body declares of its results from `first` on, as arguments; nothing where it leaves a type open."""
+    """The types that the body declares for its results from `first` on, as arguments; none where it leaves one open."""
     rows = [value.type.tensor_type for value in node.graph("body").output[first:]]
     if not rows or any(row.elem_type == onnx.TensorProto.UNDEFINED for row in rows):
         return {}

@@ -8,7 +8,7 @@ from dagexec.frontend.onnx.node import OnnxNode, converts
 
 @converts(NegativeLogLikelihoodLoss=22, SoftmaxCrossEntropyLoss=13)
 def class_loss(node: OnnxNode) -> list[Node]:
-    """The loss, and the logarithms of the probabilities where someone uses them."""
+    """The loss, and the log probabilities where they are read."""
     softmax = node.op_type == "SoftmaxCrossEntropyLoss"
     ignored = node.integer("ignore_index", 0) if "ignore_index" in node else None
     outputs = [node.outputs[0] or node.new_name("loss"), *([node.outputs[1]] if node.is_read(1) else [])]

@@ -54,7 +54,7 @@ _ACTIVATIONS = {
 
 
 def _activated(compose: Composition, x: str, name: str, parameters: list[float]) -> list[Node]:
-    """The operators with an activation behind them, as FusedConv and FusedGemm name it. Raises CannotConvertError."""
+    """The operators with an activation after them, as FusedConv and FusedGemm name it. Raises CannotConvertError."""
     if name not in _ACTIVATIONS:
         raise CannotConvertError(f"its activation {name!r} is not supported; expected one of {', '.join(_ACTIVATIONS)}")
     op_type, names = _ACTIVATIONS[name]
@@ -89,8 +89,8 @@ def fused_gemm(node: OnnxNode) -> list[Node]:
             trans_a=node.integer("transA", 0), trans_b=node.integer("transB", 0),
         )
     )  # fmt: skip
-    given = [name for name in ("activation_alpha", "activation_beta", "activation_gamma") if name in node]
-    parameters = [node.number(name, 0.0) for name in given]
+    names = [name for name in ("activation_alpha", "activation_beta", "activation_gamma") if name in node]
+    parameters = [node.number(name, 0.0) for name in names]
     return _activated(compose, y, node.text("activation", ""), parameters)
 
 
@@ -110,7 +110,7 @@ def fused_matmul(node: OnnxNode) -> list[Node]:
 
 
 def _batch_last(compose: Composition, name: str) -> str:
-    """The tensor with its first axis, which has the rows, behind those of the batch."""
+    """The tensor with its first axis, the rows, moved after those of the batch."""
     shape = compose.node.shape_of(name)
     if shape is None or len(shape) < 2:
         raise CannotConvertError(
@@ -197,7 +197,7 @@ def _by_root_mean_square(compose: Composition, x: str, gamma: str, axis: int, ep
     outputs=3,
 )
 def embed_layer_normalization(node: OnnxNode) -> list[Node]:
-    """LayerNormalization of the sum of word, position and segment embeddings; and how long each sequence is."""
+    """LayerNormalization of the sum of word, position and segment embeddings; and the length of each sequence."""
     compose = Composition(node)
     ids, segments, words, positions, kinds, gamma, beta = node.inputs[:7]
     _note_shapes(node)
@@ -227,7 +227,7 @@ def _note_shapes(node: OnnxNode) -> None:
 
 
 def _positions(compose: Composition, embedding: str, ids: str) -> str:
-    """The embeddings of the positions that the node names, else of the first ones, one for each column of `ids`."""
+    """The embeddings of the positions that the node names, by default the first ones, for each column of `ids`."""
     node = compose.node
     if node.has_input(8):
         return compose("Gather", embedding, node.inputs[8], axis=0)

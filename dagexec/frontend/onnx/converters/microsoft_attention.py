@@ -182,7 +182,7 @@ def _bounds(compose: Composition, index: int, k: str) -> tuple[str, str]:
 
 
 def _causal(compose: Composition, q: str, k: str) -> str:
-    """What is added where a key comes after its query; the last query belongs to the last key."""
+    """The mask that forbids keys after their query; the last query belongs to the last key."""
     rows, columns = _positions(compose, q), _positions(compose, k)
     past = compose("Sub", compose("Shape", k, axes=[2]), compose("Shape", q, axes=[2]))
     rows = compose("ExpandDims", compose("Add", rows, past), dims=[1])

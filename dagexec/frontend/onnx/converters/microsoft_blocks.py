@@ -28,7 +28,7 @@ _HELD = (np.dtype(np.uint8), np.dtype(ml_dtypes.uint4), np.dtype(ml_dtypes.int4)
 @converts_microsoft("MatMulNBits", inputs="A B scales zero_points? g_idx? bias?")
 def matmul_n_bits(node: OnnxNode) -> list[Node]:
     """A B^T + bias, with B of N x K: integers packed into bytes, and blocks of K that share a scale."""
-    node.ignore("accuracy_level")  # how exact onnxruntime must be at least; here products are of floats
+    node.ignore("accuracy_level")  # onnxruntime's least precision; here products are of floats
     if node.integer("weight_prepacked", 0):
         raise CannotConvertError("weight_prepacked is not supported")
     compose = Composition(node)
@@ -63,17 +63,17 @@ def _weights(node: OnnxNode) -> Array:
 
 
 def _zero_points(node: OnnxNode, rows: int, blocks: int, bits: int) -> Array:
-    """The zero points of all blocks in float32; without input 3 the middle of the range. There they may be packed."""
+    """The zero points of all blocks in float32, by default the middle of the range. Input 3 may have them packed."""
     if not node.has_input(3):
         return np.full((rows, blocks), 1 << (bits - 1), np.float32)
-    given = node.constant(3, "zero points")
-    if given.dtype != np.uint8 and not from_numpy(given.dtype).is_float:
-        raise ModelFormatError(f"{node.label}: zero points must be uint8 or floats, found {given.dtype}")
-    width = math.ceil(blocks * bits / 8) if given.dtype == np.uint8 else blocks
-    if given.size != rows * width:
-        raise ModelFormatError(f"{node.label}: {rows} x {blocks} blocks need other zero points than {given.shape}")
-    points = given.reshape(rows, width)
-    return (_unpacked(points, bits)[:, :blocks] if given.dtype == np.uint8 else points).astype(np.float32)
+    values = node.constant(3, "zero points")
+    if values.dtype != np.uint8 and not from_numpy(values.dtype).is_float:
+        raise ModelFormatError(f"{node.label}: zero points must be uint8 or floats, found {values.dtype}")
+    width = math.ceil(blocks * bits / 8) if values.dtype == np.uint8 else blocks
+    if values.size != rows * width:
+        raise ModelFormatError(f"{node.label}: {rows} x {blocks} blocks need other zero points than {values.shape}")
+    points = values.reshape(rows, width)
+    return (_unpacked(points, bits)[:, :blocks] if values.dtype == np.uint8 else points).astype(np.float32)
 
 
 def _scales(node: OnnxNode) -> Array:
@@ -125,8 +125,8 @@ def gather_block_quantized(node: OnnxNode) -> list[Node]:
         raise ModelFormatError(
             f"{node.label}: scales of shape {scales.shape} do not fit blocks of {block} of {data.shape}"
         )
-    held = np.uint8 if packed else np.int8
+    kind = np.uint8 if packed else np.int8
     compose = Composition(node)
-    tables = [compose.constant(data.astype(held)), node.inputs[2], compose.constant(zeros.astype(held))]
+    tables = [compose.constant(data.astype(kind)), node.inputs[2], compose.constant(zeros.astype(kind))]
     rows = [compose("Gather", table, node.inputs[1], axis=0, wrap_indices=1) for table in tables]
     return compose.result("DequantizeLinear", *rows, axis=-1, block_size=block)

@@ -83,7 +83,7 @@ def qgemm(node: OnnxNode) -> list[Node]:
 
 
 def _gemm_by_integers(node: OnnxNode, alpha: float, turned: list[int]) -> list[Node]:
-    """Sums of MatMulInteger and C, and what makes them Y."""
+    """Sums of MatMulInteger and C, and the operators that make Y of them."""
     compose = Composition(node)
     a, b = (
         compose("Transpose", node.inputs[index], axes=[1, 0]) if turn else node.inputs[index]
@@ -101,13 +101,13 @@ def _gemm_by_integers(node: OnnxNode, alpha: float, turned: list[int]) -> list[N
 
 
 def _real(compose: Composition, first: int) -> str:
-    """What integers stand for: input `first`, with its scale and zero point in the inputs behind it."""
+    """The floats that integers stand for: input `first`, with scale and zero point in the inputs after it."""
     node = compose.node
     return compose("DequantizeLinear", *[name for name in node.inputs[first : first + 3] if name])
 
 
 def _quantized(compose: Composition, values: str, scale: int) -> list[Node]:
-    """All operators, and the integers of Y with its scale in input `scale` and its zero point behind that."""
+    """All operators, and the integers of Y with its scale in input `scale` and its zero point after that."""
     return compose.result("QuantizeLinear", values, *[name for name in compose.node.inputs[scale : scale + 2] if name])
 
 
@@ -206,8 +206,8 @@ def _as_output(compose: Composition, first: int) -> str:
 
 
 def _equal_constants(node: OnnxNode, index: int, other: int) -> bool:
-    one, two = node.value(index), node.value(other)
-    return one is not None and two is not None and one.dtype == two.dtype and np.array_equal(one, two)
+    first, second = node.value(index), node.value(other)
+    return first is not None and second is not None and first.dtype == second.dtype and np.array_equal(first, second)
 
 
 @converts_microsoft(

@@ -33,7 +33,7 @@ def batch_normalization(node: OnnxNode) -> list[Node]:
 
 @converts(LayerNormalization=17)
 def layer_normalization(node: OnnxNode) -> list[Node]:
-    """Over the axes from `axis` on; a scale or bias of another shape than these is an operator of its own."""
+    """Over the axes from `axis` on; a scale or bias of another shape becomes an operator of its own."""
     axis, epsilon = node.integer("axis", -1), node.number("epsilon", 1e-5)
     affine = node.has_input(2) and all(_spans_axes(node, index, axis) for index in (1, 2))
     whole = node.outputs[0] if affine else node.new_name("normalized")
@@ -71,14 +71,16 @@ def _statistic(node: OnnxNode, source: str, index: int, axis: int) -> list[Node]
 
 def _spans_axes(node: OnnxNode, index: int, axis: int) -> bool:
     """True unless input `index` is known to broadcast to the axes that are normalized over."""
-    found, shape = node.shape(index), node.shape(0)
-    if found is None:
+    parameter, shape = node.shape(index), node.shape(0)
+    if parameter is None:
         return True
-    wanted = shape[axis:] if shape is not None and axis >= -len(shape) else None
-    rank = len(wanted) if wanted is not None else -axis if axis < 0 else len(found)
-    if len(found) != rank:
+    normalized = shape[axis:] if shape is not None and axis >= -len(shape) else None
+    rank = len(normalized) if normalized is not None else -axis if axis < 0 else len(parameter)
+    if len(parameter) != rank:
         return False
-    return 1 not in found or (wanted is not None and all(a in (b, None) for a, b in zip(wanted, found, strict=True)))
+    return 1 not in parameter or (
+        normalized is not None and all(a in (b, None) for a, b in zip(normalized, parameter, strict=True))
+    )
 
 
 @converts(LpNormalization=22)
@@ -119,7 +121,7 @@ def _training_dropout(node: OnnxNode) -> list[Node]:
 
 
 def seeded(node: OnnxNode, operator: Node) -> Node:
-    """The operator with the node's seed, by which it draws the same in every process."""
+    """The operator with the node's seed, so that it draws the same in every process."""
     if "seed" in node:
         kind = node.definition.kinds.get("seed")
         seed = node.number("seed", 0.0) if kind == onnx.AttributeProto.FLOAT else node.integer("seed", 0)

@@ -1,8 +1,8 @@
 """Converters of quantized operators: QuantizeLinear and DequantizeLinear, QLinearConv, QLinearMatMul, and integers.
 
 Where scales and zero points are constants of the model, and weights less their zero point are int8, one operator of
-dagexec has them as arguments. Everything else becomes exact sums of integers (ConvInteger, MatMulInteger), which
-operators of their own scale and quantize.
+dagexec has them as arguments. Everything else becomes exact sums of integers (ConvInteger, MatMulInteger), which other
+operators scale and quantize.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _given_type(node: OnnxNode, attribute: str) -> int | None:
 
 
 def _placement(node: OnnxNode) -> dict[str, ArgumentValue | None]:
-    """Which scale belongs to which element."""
+    """The argument that says which scale belongs to which element."""
     return {"axis": node.integer("axis", 1), "block_size": node.integer("block_size", 0) or None}
 
 
@@ -45,8 +45,8 @@ def quantize_linear(node: OnnxNode) -> list[Node]:
     """QuantizeLinear."""
     _same_shape(node)
     inputs = [name for name in node.inputs if name]
-    given, saturate = _given_type(node, "output_dtype"), node.integer("saturate", 1)
-    arguments = {"to": None if node.has_input(2) else given, "saturate": None if saturate else 0}
+    kind, saturate = _given_type(node, "output_dtype"), node.integer("saturate", 1)
+    arguments = {"to": None if node.has_input(2) else kind, "saturate": None if saturate else 0}
     return [node.operator("QuantizeLinear", inputs, node.only_output(), **arguments, **_placement(node))]
 
 
@@ -76,7 +76,7 @@ def qlinear_conv(node: OnnxNode) -> list[Node]:
 
 
 def _conv_by_integers(node: OnnxNode, window: dict[str, ArgumentValue | None]) -> list[Node]:
-    """Sums of ConvInteger, the bias, and what makes them Y."""
+    """Sums of ConvInteger, the bias, and the operators that make Y of them."""
     compose = Composition(node)
     spatial = node.rank(3, "its scales belong to filters") - 2
     x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero = node.inputs[:8]
@@ -99,7 +99,7 @@ def qlinear_matmul(node: OnnxNode) -> list[Node]:
 
 
 def _matmul_by_integers(node: OnnxNode) -> list[Node]:
-    """Sums of MatMulInteger, and what makes them Y. Scales and zero points of A and Y may have one entry for a row."""
+    """Sums of MatMulInteger, and the operators that make Y of them. A's and Y's parameters may be one for each row."""
     compose = Composition(node)
     a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = node.inputs
     sums = compose("MatMulInteger", a, b, a_zero, b_zero)
@@ -113,8 +113,8 @@ def requantized(
     """The integers of Y: sums times `multiplier`, rounded, and the zero point."""
     values = compose("Mul", compose("Cast", sums, to=FLOAT32.number), multiplier)
     shape = compose.node.shape_of(zero_point) or ()
-    one = compose.constant(np.ones([size or 1 for size in shape], np.float32))
-    return compose.result("QuantizeLinear", values, one, *([zero_point] if zero_point else []), axis=axis)
+    unit = compose.constant(np.ones([size or 1 for size in shape], np.float32))
+    return compose.result("QuantizeLinear", values, unit, *([zero_point] if zero_point else []), axis=axis)
 
 
 def scaled_product(
@@ -130,7 +130,7 @@ def scaled_product(
 
 
 def given_zero_points(compose: Composition, names: list[str]) -> list[str]:
-    """The zero points as inputs of a product: none that is not there at the end, and 0 before one that is."""
+    """The zero points as inputs of a product: 0 for one that is missing before another, none at the end."""
     while names and not names[-1]:
         names.pop()
     return [name or compose.constant(np.zeros((), np.uint8)) for name in names]
@@ -183,7 +183,7 @@ def symmetric_weights(node: OnnxNode, weights: int, zero_point: int, axis: int) 
 
 
 def _weights(compose: Composition, index: int, weights: Array) -> str:
-    """The tensor that has `weights`: input `index`, unless its zero points made others of them."""
+    """The tensor of `weights`: input `index`, unless its zero points changed the values."""
     return compose.node.inputs[index] if weights is compose.node.value(index) else compose.constant(weights)
 
 
@@ -194,12 +194,12 @@ def requantization(
 
     Without `y` the output are floats. X's scale is multiplied by `factor`.
     """
-    scale, found = node.value(w_scale), [_pair(node, pair) for pair in (x, y) if pair is not None]
+    scale, pairs = node.value(w_scale), [_pair(node, pair) for pair in (x, y) if pair is not None]
     if scale is None or scale.dtype != np.float32 or scale.ndim > 1 or factor <= 0:
         return None
-    if any(pair is None for pair in found):
+    if any(pair is None for pair in pairs):
         return None
-    (x_scale, x_zero), *rest = (pair for pair in found if pair is not None)
+    (x_scale, x_zero), *rest = (pair for pair in pairs if pair is not None)
     arguments: dict[str, ArgumentValue | None] = {
         "x_scale": float(np.float32(x_scale * factor)),
         "x_zero_point": int(x_zero),

@@ -81,7 +81,7 @@ def _layer(
 
 
 def _functions(node: OnnxNode, defaults: Sequence[str]) -> dict[str, ArgumentValue | None]:
-    """Activations, their parameters and the clip of sums, as far as they are not the layer's own."""
+    """Activations, their parameters and the clip of sums, where they differ from the layer's defaults."""
     names = [name.decode(errors="replace") for name in node.texts("activations") or []]
     alpha, beta = node.numbers("activation_alpha"), node.numbers("activation_beta")
     clip = node.number("clip", 0.0)
@@ -91,14 +91,14 @@ def _functions(node: OnnxNode, defaults: Sequence[str]) -> dict[str, ArgumentVal
 
 
 def _inputs(node: OnnxNode, states: int, *, batch_first: bool) -> tuple[list[Node], list[str]]:
-    """The inputs that are given, and what makes them so: steps first, and both states of an LSTM or none."""
+    """The inputs, and operators that prepare them: steps first, and both states of an LSTM or none."""
     operators: list[Node] = []
     names = list(node.inputs)
     if states > 1 and node.has_input(_INITIAL_H) != node.has_input(_INITIAL_C):
         names += [""] * (_INITIAL_C + 1 - len(names))
-        given, absent = (_INITIAL_H, _INITIAL_C) if node.has_input(_INITIAL_H) else (_INITIAL_C, _INITIAL_H)
+        present, absent = (_INITIAL_H, _INITIAL_C) if node.has_input(_INITIAL_H) else (_INITIAL_C, _INITIAL_H)
         names[absent] = node.new_name("zero_state")
-        operators.append(node.operator("Sub", [names[given], names[given]], [names[absent]]))
+        operators.append(node.operator("Sub", [names[present], names[present]], [names[absent]]))
     if batch_first:
         for index, axes in ((0, "X"), (_INITIAL_H, "state"), (_INITIAL_C, "state")):
             if index < len(names) and names[index]:
@@ -109,16 +109,16 @@ def _inputs(node: OnnxNode, states: int, *, batch_first: bool) -> tuple[list[Nod
 
 
 def _outputs(node: OnnxNode, most: int, *, batch_first: bool) -> tuple[list[str], list[Node]]:
-    """Names for the outputs that the layer has, and what turns those that are read."""
+    """Names for the outputs of the layer, and operators that transpose those that are read."""
     count = max((index + 1 for index in range(most) if node.is_read(index)), default=1)
-    wanted = [
+    outputs = [
         node.outputs[index] if index < len(node.outputs) and node.outputs[index] else node.new_name(f"output_{index}")
         for index in range(count)
     ]
     if not batch_first:
-        return wanted, []
-    made = [node.new_name(f"steps_first_output_{index}") for index in range(count)]
-    return made, [
+        return outputs, []
+    layer_outputs = [node.new_name(f"steps_first_output_{index}") for index in range(count)]
+    return layer_outputs, [
         node.operator("Transpose", [source], [target], axes=_BATCH_FIRST["state" if index else "Y"])
-        for index, (source, target) in enumerate(zip(made, wanted, strict=True))
+        for index, (source, target) in enumerate(zip(layer_outputs, outputs, strict=True))
     ]

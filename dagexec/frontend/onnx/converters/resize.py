@@ -55,21 +55,21 @@ def resize(node: OnnxNode) -> list[Node]:
 
 
 def _mode(mode: str) -> str:
-    known = {"nearest": "nearest", "linear": "linear", "bilinear": "linear", "cubic": "cubic"}
-    if mode not in known:
-        raise CannotConvertError(f"mode {mode!r} is not supported; expected one of {', '.join(known)}")
-    return known[mode]
+    modes = {"nearest": "nearest", "linear": "linear", "bilinear": "linear", "cubic": "cubic"}
+    if mode not in modes:
+        raise CannotConvertError(f"mode {mode!r} is not supported; expected one of {', '.join(modes)}")
+    return modes[mode]
 
 
 def _factors(node: OnnxNode, index: int, name: str) -> tuple[tuple[str, ...], Arguments]:
-    """Input `index` as argument `name` where it is a constant; else the inputs with it, and what says so."""
+    """Input `index` as argument `name` where it is a constant; else as an input, with the argument that says so."""
     if not node.has_input(index):
         raise ModelFormatError(f"{node.label}: scales or sizes are required")
     if node.value(index) is None:
         return (node.inputs[0], node.inputs[index]), {f"{name}_input": 1}
     if name == "sizes":
         return node.inputs[:1], {name: node.constant_ints(index, name)}
-    return node.inputs[:1], {name: [float(one) for one in node.constant(index, name).reshape(-1)]}
+    return node.inputs[:1], {name: [float(value) for value in node.constant(index, name).reshape(-1)]}
 
 
 def _resized(

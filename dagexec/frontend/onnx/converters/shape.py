@@ -66,18 +66,18 @@ def slice_tensor(node: OnnxNode) -> list[Node]:
 
 
 def _slice_by_inputs(node: OnnxNode) -> list[Node]:
-    """Bounds as inputs; axes and steps are inputs where they are computed, which steps can only be behind axes."""
+    """Bounds as inputs; axes and steps are inputs where they are computed; steps only after axes."""
     operators: list[Node] = []
     inputs = list(node.inputs[:3])
     arguments: dict[str, ArgumentValue | None] = {"onnx_style": 1}
-    given = {name: index for index, name in ((3, "axes"), (4, "steps")) if node.has_input(index)}
-    if any(node.value(index) is None for index in given.values()):
-        if "axes" not in given:
+    places = {name: index for index, name in ((3, "axes"), (4, "steps")) if node.has_input(index)}
+    if any(node.value(index) is None for index in places.values()):
+        if "axes" not in places:
             operators, axes = _leading_axes(node)
             inputs.append(axes)
-        inputs += [node.inputs[index] for index in given.values()]
+        inputs += [node.inputs[index] for index in places.values()]
     else:
-        arguments |= {name: node.constant_ints(index, name) for name, index in given.items()}
+        arguments |= {name: node.constant_ints(index, name) for name, index in places.items()}
     return [*operators, node.operator("Slice", inputs, node.only_output(), **arguments)]
 
 
