@@ -1,6 +1,6 @@
 """Reports: one HTML file that shows a net, a run or a comparison, without a server or a network (docs/reports.md).
 
-`document.py` is the file; each section is a module here, which makes plain data of what it shows, and a script of the
+`document.py` is the file; each section is a module here, which turns what it shows into plain data, and a script of the
 same name in `page/`, which draws that data.
 """
 

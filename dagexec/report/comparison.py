@@ -11,7 +11,7 @@ from dagexec.platform.records import dataclass
 from dagexec.report.document import Figure, Json
 
 _LITTLE = 0.05
-"""What more workers gain, as a part of the time, that is not worth them."""
+"""The gain, as a part of the time, below which more workers do not pay."""
 
 
 @dataclass(frozen=True)
@@ -24,13 +24,13 @@ class ComparisonSection:
     title = "Runtimes side by side"
 
     def as_json(self) -> Json:
-        """Times in milliseconds. What is said of a runtime alone is None for a peer."""
+        """Times in milliseconds. Values that only runtimes have are None for a peer."""
         return {"rows": list(map(_row, self.rows))}
 
 
 def _row(row: RuntimeResult | PeerResult) -> Json:
     verdict = row.verdict
-    found: Json = {
+    result: Json = {
         "name": row.runtime,
         "samples": [round(one, 5) for one in row.samples_ms],
         "quartiles": [row.quartile_1_ms, row.median_ms, row.quartile_3_ms],
@@ -44,29 +44,34 @@ def _row(row: RuntimeResult | PeerResult) -> Json:
         "remarks": list(row.remarks),
     }
     if isinstance(row, RuntimeResult):
-        found |= {
+        result |= {
             "predicted": row.predicted_ms,
             "speed_up": row.speed_up,
             "bound": row.bound,
             "same_bytes": row.same_bytes,
         }
-    return found
+    return result
 
 
 def figures(comparison: Comparison, explained: RuntimeResult) -> tuple[Figure, ...]:
-    """What is seen first: how fast the `explained` runtime is, what the DAG allows it, and what more workers would."""
-    found = [
+    """What is seen first: how fast the `explained` runtime is, what the DAG allows it, and what more workers give."""
+    shown = [
         _speed_up(explained),
         Figure(f"\u2264 {explained.bound:.2f}\u00d7", "allowed by the DAG", "on any number of workers"),
     ]
-    on_host = [one for one in comparison.what_if if not one.streams]
+    on_host = [prediction for prediction in comparison.what_if if not prediction.streams]
     if on_host:
-        best = min(one.predicted_ms for one in on_host)
-        enough = min((one for one in on_host if one.predicted_ms <= best * (1 + _LITTLE)), key=lambda one: one.workers)
+        best = min(prediction.predicted_ms for prediction in on_host)
+        enough = min(
+            (prediction for prediction in on_host if prediction.predicted_ms <= best * (1 + _LITTLE)),
+            key=lambda prediction: prediction.workers,
+        )
         workers = f"{enough.workers} worker{'s' if enough.workers > 1 else ''}"
-        detail = f"over one; of up to {max(one.workers for one in on_host)}, more gain less than {_LITTLE:.0%}"
-        found.append(Figure(f"{enough.speed_up:.2f}\u00d7", f"predicted for {workers}", detail))
-    return tuple(found)
+        detail = (
+            f"over one; of up to {max(prediction.workers for prediction in on_host)}, more gain less than {_LITTLE:.0%}"
+        )
+        shown.append(Figure(f"{enough.speed_up:.2f}\u00d7", f"predicted for {workers}", detail))
+    return tuple(shown)
 
 
 def _speed_up(row: RuntimeResult) -> Figure:

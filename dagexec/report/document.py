@@ -24,7 +24,7 @@ from dagexec.platform.records import dataclass
 Json = dict[str, object]
 
 _SCRIPTS = ("svg.js", "viewport.js", "details.js")
-"""What every section's script may use, in order."""
+"""Used by every section's script, in order."""
 
 
 class Section(Protocol):
@@ -42,13 +42,13 @@ class Section(Protocol):
     def title(self) -> str: ...
 
     def as_json(self) -> Json:
-        """What the script draws."""
+        """The data that the script draws."""
         ...
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A number that is seen at a glance: `value` in large letters, below it what it is of, and a `detail`."""
+    """A number that is seen at a glance: `value` in large letters, below it its `label`, and a `detail`."""
 
     value: str
     label: str
@@ -61,10 +61,10 @@ class Report:
 
     Attributes:
         title: the heading.
-        lines: of text, the first of which says the most important.
+        lines: of text, the most important first.
         sections: in order.
         figures: large numbers, between the first line and the others.
-        foot: with what it was made.
+        foot: what the page was made with.
     """
 
     title: str
@@ -86,10 +86,10 @@ class Report:
             "figures": _figures(self.figures),
             "lines": "".join(f"<p>{escape(line)}</p>" for line in self.lines[1:]),
             "foot": "".join(
-                f"<dt>{escape(name)}</dt><dd>{escape(_text(found))}</dd>" for name, found in self.foot.items()
+                f"<dt>{escape(name)}</dt><dd>{escape(_text(value))}</dd>" for name, value in self.foot.items()
             ),
             "sections": "".join(_place(number, section) for number, section in enumerate(self.sections)),
-            "data": _embedded([{"kind": one.kind, "data": one.as_json()} for one in self.sections]),
+            "data": _embedded([{"kind": section.kind, "data": section.as_json()} for section in self.sections]),
             "script": script,
         }
         page = _page_file("page.html")
@@ -106,24 +106,24 @@ class Report:
 
 
 def check_report(path: Path) -> None:
-    """Raise DagexecError if no report can be written to `path`, before the work that would end with one."""
+    """Raise DagexecError if no report can be written to `path`, before the work that a report would end."""
     if path.suffix.lower() not in (".html", ".htm"):
         raise DagexecError(f"{path}: a report is a page: expected a name that ends with .html")
     if not path.parent.is_dir():
         raise DagexecError(f"{path}: cannot be written: {path.parent} is not a folder")
 
 
-def _text(found: object) -> str:
-    return f"{found:.3g}" if isinstance(found, float) else str(found)
+def _text(value: object) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def _figures(figures: Sequence[Figure]) -> str:
     if not figures:
         return ""
     parts = (
-        f'<div><dt>{escape(one.label)}</dt><dd class="detail">{escape(one.detail)}</dd>'
-        f'<dd class="value">{escape(one.value)}</dd></div>'
-        for one in figures
+        f'<div><dt>{escape(figure.label)}</dt><dd class="detail">{escape(figure.detail)}</dd>'
+        f'<dd class="value">{escape(figure.value)}</dd></div>'
+        for figure in figures
     )
     return f'<dl class="figures">{"".join(parts)}</dl>'
 

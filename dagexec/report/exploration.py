@@ -14,9 +14,9 @@ _MOST_POINTS = 1000
 
 @dataclass(frozen=True)
 class ExplorationSection:
-    """What became of a scenario under the schedules that `chosen` names.
+    """The outcome of a scenario under the schedules that `chosen` names.
 
-    Of one that failed, `command` repeats it and `story` tells why.
+    For a failure, `command` repeats it and `story` explains it.
     """
 
     result: Exploration[Any]
@@ -45,11 +45,11 @@ class ExplorationSection:
     def _failed(self, story: Story) -> Json:
         """The story, and how its schedule was found."""
         assert self.result.failed is not None
-        found = self.result.failed
+        schedule = self.result.failed
         return {
             **story.as_json(),
-            "strategy": found.strategy,
-            "seed": found.seed,
+            "strategy": schedule.strategy,
+            "seed": schedule.seed,
             "command": self.command,
             "left": list(story.schedule.left),
         }

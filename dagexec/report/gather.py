@@ -30,14 +30,14 @@ Feeds = Mapping[str, npt.NDArray[np.generic]]
 
 
 def types_of(graph: Graph, model: Model, feeds: Feeds) -> NetTypes:
-    """What inference finds for a net of `model` that is fed with `feeds`."""
+    """The inferred types of a net of `model` that is fed with `feeds`."""
     arrays = {**model.parameters, **feeds}
     inputs = {name: TensorType(tuple(array.shape), from_numpy(array.dtype)) for name, array in arrays.items()}
     return infer_net(graph, inputs, model.parameters)
 
 
 def run_report(runtime: TracedRuntime, model: Model, feeds: Feeds, given: Model | None = None) -> Report:
-    """A page about a typical run of `model`, which compile made of `given`."""
+    """A page about a typical run of `model`, which compile made from `given`."""
     graph = runtime.plan.graph
     lines = [f"{len(graph)} operators in {len(runtime.plan.chains)} chains, {runtime.name}"]
     if runtime.net_type == "simple":
@@ -49,16 +49,16 @@ def run_report(runtime: TracedRuntime, model: Model, feeds: Feeds, given: Model 
 
 
 def _given_plan(given: Model | None, graph: Graph) -> Plan | None:
-    """The plan of the net as it is given; None where `graph` is of the same operators."""
+    """The plan of the net before compilation; None where `graph` has the same operators."""
     if given is None:
         return None
     before = build_graph(given.net, lambda _: True)  # it has run: all that it reads exists
-    kinds = [[(one.type, tuple(one.output)) for one in net.operators] for net in (before, graph)]
+    kinds = [[(operator.type, tuple(operator.output)) for operator in net.operators] for net in (before, graph)]
     return None if kinds[0] == kinds[1] else build_plan(before, [0.0] * len(before))
 
 
 def _joined(before: Plan | None, plan: Plan) -> list[str]:
-    """What compile did to the net that was given, in a sentence."""
+    """What compile did to the original net, in a sentence."""
     if before is None:
         return []
     fewer = ", and chains with them" if len(plan.chains) < len(before.chains) else ""
@@ -72,7 +72,7 @@ class TracedRuntimes:
     """Typical runs of all runtimes of a comparison, for which `compare` calls `add` (its `on_measured`)."""
 
     def __init__(self, given: Model | None = None) -> None:
-        """`given` is the model before it is compiled, to be shown beside what runs."""
+        """`given` is the model before compilation, which is shown beside the net that runs."""
         self._given = given
         self._runtimes: dict[tuple[str, int], TracedRuntime] = {}
         self._types: dict[tuple[str, int], NetTypes] = {}
@@ -113,7 +113,7 @@ class TracedRuntimes:
 
 
 def _host_bounds(runtime: TracedRuntime) -> RunBounds | None:
-    """What bounds the run of `runtime`; None where a device computes, of which the chains only launch."""
+    """What bounds the run of `runtime`; None where a device computes and chains only launch."""
     graph = runtime.plan.graph
     on_host = all(graph.device(index) == CPU for index in range(len(graph)))
     return runtime.bounds() if on_host else None

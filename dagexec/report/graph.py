@@ -1,4 +1,4 @@
-"""The section that shows a net: its DAG with a color for each chain, and what is known of each operator."""
+"""The section that shows a net: its DAG with a color for each chain, and facts about each operator."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class GraphSection:
 
     Attributes:
         types: shapes and costs, where they are known.
-        seconds: what each operator took, if it ran.
+        seconds: the time of each operator, if it ran.
         critical: the operators on the critical path.
-        missing: edges that are not there and should be.
+        missing: edges that should be there and are not.
         given: the plan of the net before it was rewritten.
     """
 
@@ -41,7 +41,7 @@ class GraphSection:
         names = [operator_name(definition) for definition in graph.operators]
         drawings: dict[str, Json] = {}
         self._draw(module_tree(names), "", drawings)
-        found: Json = {
+        result: Json = {
             "operators": [
                 self._operator(index, name, chain)
                 for index, (name, chain) in enumerate(zip(names, self.plan.chain_of, strict=True))
@@ -50,13 +50,13 @@ class GraphSection:
             "drawings": drawings,
             "missing": [list(pair) for pair in self.missing],
         }
-        return found if self.given is None else found | {"given": GraphSection(self.given).as_json()}
+        return result if self.given is None else result | {"given": GraphSection(self.given).as_json()}
 
     def _operator(self, index: int, name: str, chain: int) -> Json:
         definition = self.plan.graph.operators[index]
         cost = None if self.types is None else self.types.costs[index]
         kinds = [] if self.types is None else self.types.outputs[index]
-        found: Json = {
+        result: Json = {
             "type": definition.type,
             "name": name,
             "chain": chain,
@@ -66,12 +66,12 @@ class GraphSection:
             "engine": definition.engine or "default",
         }
         if cost is not None:
-            found |= {"flops": cost.flops, "bytes": cost.bytes_read + cost.bytes_written}
+            result |= {"flops": cost.flops, "bytes": cost.bytes_read + cost.bytes_written}
         if self.seconds is not None:
-            found["seconds"] = self.seconds[index]
+            result["seconds"] = self.seconds[index]
         if index in self.critical:
-            found["critical"] = True
-        return found
+            result["critical"] = True
+        return result
 
     def _draw(self, group: Group, path: str, drawings: dict[str, Json]) -> None:
         """Add the drawing of `group`, and those of the groups in it."""

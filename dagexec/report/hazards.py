@@ -10,7 +10,7 @@ from dagexec.scheduler.hazards import Proof
 
 @dataclass(frozen=True)
 class HazardsSection:
-    """What `proof` found in the net of `graph`."""
+    """The result of `proof` for the net of `graph`."""
 
     proof: Proof
     graph: Graph
@@ -59,5 +59,5 @@ class HazardsSection:
 def missing_edges(proof: Proof, graph: Graph) -> tuple[tuple[int, int], ...]:
     """The pairs of operators that race."""
     number = {graph.label(index): index for index in range(len(graph))}
-    pairs = ((number.get(found.earlier), number.get(found.later)) for found in proof.unordered)
+    pairs = ((number.get(accesses.earlier), number.get(accesses.later)) for accesses in proof.unordered)
     return tuple(dict.fromkeys((a, b) for a, b in pairs if a is not None and b is not None and a != b))

@@ -51,15 +51,15 @@ class MemorySection:
             }
 
     def _working_memory(self) -> Iterator[Json]:
-        for given in self.plan.placed_working_memory():
-            if given.block == 0:  # others lie outside the arena that is drawn
+        for memory in self.plan.placed_working_memory():
+            if memory.block == 0:  # others lie outside the arena that is drawn
                 yield {
                     "name": "working memory",
                     "device": "cpu",
-                    "offset": given.offset,
-                    "bytes": given.nbytes,
-                    "first": given.operator,
-                    "chain": self.chain_of[given.operator],
-                    "last": given.operator,
+                    "offset": memory.offset,
+                    "bytes": memory.nbytes,
+                    "first": memory.operator,
+                    "chain": self.chain_of[memory.operator],
+                    "last": memory.operator,
                     "kept": False,
                 }

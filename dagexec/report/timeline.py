@@ -34,14 +34,14 @@ class TimelineSection:
     def as_json(self) -> Json:
         """Lanes with spans in microseconds, arrows between lanes, the critical path and idle time."""
         traced = self.trace.runs[self.run]
-        chains = sorted((one for one in self.trace.chains if one.run == self.run), key=lambda one: one.start)
-        origin = min([traced.started, *(one.start for one in chains)])
+        chains = sorted((span for span in self.trace.chains if span.run == self.run), key=lambda span: span.start)
+        origin = min([traced.started, *(span.start for span in chains)])
         threads = sorted(
-            {one.thread for one in (*chains, *self.trace.work_of(self.run))}, key=lambda name: (len(name), name)
+            {span.thread for span in (*chains, *self.trace.work_of(self.run))}, key=lambda name: (len(name), name)
         )
         lane_of = {thread: number for number, thread in enumerate(threads)}
         streams = self._streams()
-        found: Json = {
+        result: Json = {
             "operators": list(map(operator_title, traced.graph.operators)),
             "chain_of": list(self.chain_of),
             "lanes": [
@@ -54,27 +54,27 @@ class TimelineSection:
                 *self._stream_arrows({id(track): len(threads) + n for n, (track, _) in enumerate(streams)}),
             ],
         }
-        return found if self.bounds is None else found | _bounds(self.bounds, origin)
+        return result if self.bounds is None else result | _bounds(self.bounds, origin)
 
     def _worker(self, thread: str, name: str, chains: Sequence[ChainSpan], origin: int) -> Json:
-        of_run = [one for one in self.trace.work_of(self.run) if one.thread == thread]
-        waits = [one for one in self.trace.event_waits if one.run == self.run and one.thread == thread]
+        of_run = [span for span in self.trace.work_of(self.run) if span.thread == thread]
+        waits = [span for span in self.trace.event_waits if span.run == self.run and span.thread == thread]
         return {
             "name": name,
             "clock": "host",
             "chains": [
-                [one.chain, *_host(one.start, one.end, origin), round((one.start - one.ready) / 1e3, 2)]
-                for one in chains
-                if one.thread == thread
+                [span.chain, *_host(span.start, span.end, origin), round((span.start - span.ready) / 1e3, 2)]
+                for span in chains
+                if span.thread == thread
             ],
-            "spans": [[one.operator, *_host(one.start, one.end, origin)] for one in of_run],
-            "waits": [[f"events before chain {one.chain}", *_host(one.start, one.end, origin)] for one in waits],
+            "spans": [[span.operator, *_host(span.start, span.end, origin)] for span in of_run],
+            "waits": [[f"events before chain {span.chain}", *_host(span.start, span.end, origin)] for span in waits],
         }
 
     def _streams(self) -> list[tuple[StreamTrack, Json]]:
         tracks = sorted(self.trace.tracks, key=lambda one: (str(one.stream.device), len(one.stream.name)))
         origin = self._device_origin()
-        found: list[tuple[StreamTrack, Json]] = []
+        lanes: list[tuple[StreamTrack, Json]] = []
         for track in tracks:
             kernels = [one for one in track.kernels if one.run == self.run]
             if not kernels:
@@ -88,12 +88,12 @@ class TimelineSection:
                 "spans": [[one.operator, *_device(one.start, one.end, origin)] for one in kernels],
                 "waits": [[f"event of {one.owner}", *_device(one.start, one.end, origin)] for one in waits],
             }
-            found.append((track, lane))
-        return found
+            lanes.append((track, lane))
+        return lanes
 
     def _device_origin(self) -> float:
-        kernels = (one for track in self.trace.tracks for one in track.kernels if one.run == self.run)
-        return min((one.start for one in kernels), default=0.0)
+        kernels = (kernel for track in self.trace.tracks for kernel in track.kernels if kernel.run == self.run)
+        return min((kernel.start for kernel in kernels), default=0.0)
 
     def _stream_arrows(self, lane_of: dict[int, int]) -> Iterator[list[float]]:
         launches = {id(track): track.by_launch() for track in self.trace.tracks if id(track) in lane_of}
@@ -113,7 +113,7 @@ class TimelineSection:
 
 
 def _short(threads: Sequence[str]) -> list[str]:
-    """Names of threads for a narrow place: those of a pool by their number; the others, which call, as they are."""
+    """Short names of threads: those of a pool by their number; callers' as they are."""
     pools = {thread.rpartition("-")[0] for thread in threads if _IN_POOL.fullmatch(thread)}
     return [
         f"worker {thread.rpartition('-')[2]}" if len(pools) == 1 and _IN_POOL.fullmatch(thread) else thread
@@ -124,11 +124,11 @@ def _short(threads: Sequence[str]) -> list[str]:
 def _chain_arrows(
     chains: Sequence[ChainSpan], run: TracedRun, lane_of: dict[str, int], origin: int
 ) -> Iterator[list[float]]:
-    """From the parent that ended last to the chain, where another worker took that."""
-    spans = {one.chain: one for one in chains}
+    """From the parent that ended last to the chain, where another worker took the chain."""
+    spans = {span.chain: span for span in chains}
     for chain in chains:
         parents = [spans[parent] for parent in run.parents[chain.chain] if parent in spans]
-        last = max(parents, key=lambda one: one.end, default=chain)
+        last = max(parents, key=lambda span: span.end, default=chain)
         if last.thread != chain.thread:
             times = _host(last.end, chain.start, origin)
             yield [lane_of[last.thread], times[0], lane_of[chain.thread], times[0] + times[1]]
@@ -137,7 +137,10 @@ def _chain_arrows(
 def _bounds(bounds: RunBounds, origin: int) -> Json:
     return {
         "critical": [step.chain for step in bounds.path],
-        "idle": [[one.cause, one.workers, *_host(one.start, one.end, origin)] for one in bounds.intervals],
+        "idle": [
+            [interval.cause, interval.workers, *_host(interval.start, interval.end, origin)]
+            for interval in bounds.intervals
+        ],
         "workers": bounds.workers,
         "seconds": bounds.seconds,
         "causes": {

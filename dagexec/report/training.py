@@ -26,15 +26,15 @@ class TrainingSection:
         size = max(1, -(-len(self.steps) // _MOST_POINTS))
         groups = [self.steps[start : start + size] for start in range(0, len(self.steps), size)]
         names = list(self.steps[0].metrics) if self.steps else []
-        curves = {name: [_mean([one.metrics[name] for one in group]) for group in groups] for name in names}
+        curves = {name: [_mean([report.metrics[name] for report in group]) for group in groups] for name in names}
         return {
             "steps": [group[-1].step for group in groups],
-            "curves": curves | {"seconds a step": [_mean([one.seconds for one in group]) for group in groups]},
+            "curves": curves | {"seconds a step": [_mean([report.seconds for report in group]) for group in groups]},
             "measures": [[step, dict(values)] for step, values in self.measures],
         }
 
 
 def _mean(values: Sequence[float]) -> float | str:
-    """JSON has no NaN and no infinity: they are words."""
+    """Words for NaN and infinity, which JSON lacks."""
     mean = sum(values) / len(values)
     return mean if abs(mean) < float("inf") else str(mean)

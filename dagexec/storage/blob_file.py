@@ -1,7 +1,8 @@
 """Files of blobs: what Save writes and Load reads, in a database of any type, with checksums.
 
-The last record written, under a reserved key, has the checksum of every other one. It is itself a blob, a string, so
-that Caffe2 reads such files (with load_all it makes one blob more). Files without it, Caffe2's, are read as well.
+The last record, under a reserved key, has the checksum of every other one. It is itself a blob, a string, so that
+Caffe2 reads such files (with load_all it makes one blob more). Caffe2's own files have no such record, and are read as
+well.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def write_blobs(
     strings: Mapping[str, bytes] | None = None,
     chunk_size: int = -1,
 ) -> None:
-    """Put blobs into a new database, in place of the one at `path`: all of them or, on failure, nothing.
+    """Put blobs into a new database that replaces the one at `path`: all of them or, on failure, nothing.
 
     Raises OutputError, naming the path, when it cannot be written, StorageError for two blobs of one name, ShapeError
     for a dtype that tensors do not hold.
@@ -90,7 +91,7 @@ def read_blobs(
     require_checksums: bool = False,
 ) -> BlobFile:
     """The blobs whose name in the database (that of their key) is `wanted`. `source` names it in errors."""
-    found = BlobFile()
+    blobs = BlobFile()
     assemblies: dict[str, Assembly] = {}
     sums: dict[str, tuple[int, int]] = {}
     integrity: bytes | None = None
@@ -109,18 +110,18 @@ def read_blobs(
                 sums[key] = zlib.crc32(cursor.value), len(cursor.value)
                 name = blob_name(key)
                 if wanted(name):
-                    _take(name, cursor.value, most_bytes, found, assemblies)
+                    _take(name, cursor.value, most_bytes, blobs, assemblies)
         cursor.next()
     if integrity is not None:
         _compare(integrity, sums, source)
     elif require_checksums:
         raise StorageError(f"{source}: the checksums are missing: the file is truncated, or was not written by dagexec")
-    found.is_checked = integrity is not None
+    blobs.is_checked = integrity is not None
     try:
-        found.tensors = {name: assembly.finish() for name, assembly in assemblies.items()}
+        blobs.tensors = {name: assembly.finish() for name, assembly in assemblies.items()}
     except StorageError as error:
         raise StorageError(f"{source}: {error}") from None
-    return found
+    return blobs
 
 
 def blob_name(key: str) -> str:
@@ -156,7 +157,7 @@ def integrity_of(sums: Mapping[str, tuple[int, int]]) -> bytes:
 
 
 def _compare(integrity: bytes, found: Mapping[str, tuple[int, int]], source: str) -> None:
-    """Raise StorageError, naming the record, unless the records found are those that were written."""
+    """Raise StorageError, naming the record, unless the records `found` are those that were `written`."""
     written = _written(integrity, source)
     for key, (crc, size) in found.items():
         if key not in written:

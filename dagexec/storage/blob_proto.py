@@ -36,7 +36,7 @@ _TENSOR_FIELD = 3
 
 @dataclass(frozen=True, slots=True)
 class BlobRecord:
-    """What one record says of a blob: some of a tensor's elements, or the bytes of a string."""
+    """The content of one record of a blob: some of a tensor's elements, or the bytes of a string."""
 
     name: str
     content: Segment | bytes
@@ -70,7 +70,7 @@ def encode_string(name: str, content: bytes) -> bytes:
 
 
 def decode_blob(value: bytes, most_bytes: int) -> BlobRecord:
-    """What a BlobProto says. Raises StorageError.
+    """The content of a BlobProto. Raises StorageError.
 
     `most_bytes` is the size of the database it is in, see `decode_tensor`.
     """
@@ -115,7 +115,7 @@ class Assembly:
 
     @staticmethod
     def of(record: BlobRecord, segment: Segment) -> Assembly:
-        """Room for the tensor of the first record that arrived. Raises ResourceError when it would not fit."""
+        """Room for the tensor of the first record. Raises ResourceError when it does not fit."""
         check_fits(math.prod(segment.shape) * segment.meta.itemsize, f"blob {record.name!r}, {segment.meta}")
         if segment.meta is STRING:
             array: Array = np.full(segment.shape, b"", np.object_)

@@ -25,8 +25,8 @@ PathLike = str | os.PathLike[str]
 class Mode(Enum):
     """How a database is opened.
 
-    READ: it exists and is not changed. WRITE: records are added; it is made if need be. NEW: it is made, in the place
-    of the one that is there.
+    READ: it exists and is not changed. WRITE: records are added, to a new one if there is none. NEW: a new one replaces
+    it.
     """
 
     READ = "read"
@@ -47,7 +47,7 @@ class Cursor(ABC, Closing):
 
     @abstractmethod
     def seek_to_first(self) -> None:
-        """Go to the first record. Raises StorageError, naming the place, for a damaged one; so do all that move."""
+        """Go to the first record. Raises StorageError, naming the place, for a damaged one, as all movements do."""
 
     @abstractmethod
     def next(self) -> None:
@@ -66,7 +66,7 @@ class Cursor(ABC, Closing):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of the database. Idempotent."""
+        """Release the database. Idempotent."""
 
     def __iter__(self) -> Iterator[tuple[bytes, bytes]]:
         """All records from the first one on."""
@@ -89,7 +89,7 @@ class Transaction(ABC):
 
     @abstractmethod
     def abort(self) -> None:
-        """Forget the records; nothing happens after `commit`. Idempotent."""
+        """Drop the records; no effect after `commit`. Idempotent."""
 
     def __enter__(self) -> Self:
         return self
@@ -125,11 +125,11 @@ class Database(ABC, Closing):
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """Bytes that the database takes: no value in it is longer."""
+        """The size of the database, which no value in it exceeds."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of files. Idempotent."""
+        """Release files. Idempotent."""
 
 
 DatabaseFactory = Callable[[Path, Mode], Database]
@@ -157,7 +157,7 @@ def database_exists(db_type: str, path: PathLike) -> bool:
 
 
 def _kind(db_type: str) -> tuple[DatabaseFactory, Callable[[Path], bool]]:
-    found = _kinds.get(db_type)
-    if found is None:
+    kind = _kinds.get(db_type)
+    if kind is None:
         raise StorageError(f"database type {db_type!r} is unknown; expected one of {', '.join(database_types())}")
-    return found
+    return kind

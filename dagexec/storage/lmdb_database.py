@@ -22,7 +22,7 @@ from dagexec.storage.lmdb_pages import check_pages
 _FILE = "data.mdb"
 _CHECKSUM = "data.crc32"
 _MAP_SIZES = (1 << 40, 1 << 36, 1 << 32, 1 << 30)
-"""Address space to ask for, the first that is granted; disk is taken as records come."""
+"""Address space to ask for, the first that is granted; disk space is taken as records come."""
 _MAX_KEY = 511
 
 
@@ -95,9 +95,9 @@ def _open(module: ModuleType, path: Path) -> Any:
 class LmdbDatabase(Database):
     """An lmdb environment.
 
-    NEW replaces all records of one that exists in a single transaction of lmdb's, which a crash undoes; one that does
-    not exist is written beside its place and renamed. After a commit a file `data.crc32` says what bytes the database
-    has, so that damage is found. lmdb does not check its pages, so `lmdb_pages` looks at their structure before.
+    NEW replaces all records of an existing one in a single transaction of lmdb's, which a crash undoes; a new one is
+    written beside its place and renamed. After a commit a file `data.crc32` has the checksum of the database, so that
+    damage is found. lmdb does not check its pages, so `lmdb_pages` checks their structure before.
     """
 
     def __init__(self, path: Path, mode: Mode) -> None:
@@ -238,8 +238,8 @@ class LmdbTransaction(Transaction):
     def _failed(self, error: Exception) -> OutputError:
         if hasattr(self, "_transaction"):
             self.abort()
-        kept = "the records before it stay" if exists(self._database.path) else "nothing is left of it"
-        return OutputError(f"{self._database.path}: cannot be written: {error}; {kept}")
+        state = "the records before it stay" if exists(self._database.path) else "nothing is left of it"
+        return OutputError(f"{self._database.path}: cannot be written: {error}; {state}")
 
 
 class LmdbCursor(Cursor):
@@ -289,8 +289,8 @@ def exists(path: Path) -> bool:
 def verify_file(path: Path) -> None:
     """Raise StorageError when lmdb could not read the database in the folder `path` safely.
 
-    Its bytes must be those that were committed, where a checksum tells; and the structure of its pages must be right
-    in any case, because whoever changes a file on purpose can make the checksum fit.
+    Its bytes must be those that were committed, if there is a checksum; and the structure of its pages must be right in
+    any case, because a malicious change can come with the right checksum.
     """
     try:
         _compare_checksum(path)
@@ -304,10 +304,10 @@ def _compare_checksum(path: Path) -> None:
     written = _checksum_text(path)
     if not written:
         return
-    found = _checksum(path / _FILE)
-    if found != written and _checksum_text(path) == written:  # otherwise somebody commits just now
+    present = _checksum(path / _FILE)
+    if present != written and _checksum_text(path) == written:  # otherwise somebody commits just now
         raise StorageError(
-            f"{path}: damaged: {_FILE} was written with checksum and size {written}, but now has {found}; "
+            f"{path}: damaged: {_FILE} was written with checksum and size {written}, but now has {present}; "
             f"if another program has changed it since, remove {_CHECKSUM}"
         )
 
@@ -332,7 +332,7 @@ def _checksum(file: Path) -> str:
 def _write_checksum(folder: Path) -> None:
     target = folder / _CHECKSUM
     unfinished = target.with_suffix(".new")
-    remove(unfinished)  # whatever has its name
+    remove(unfinished)  # whatever has that name
     with writing(unfinished, "xb") as file:
         file.write(_checksum(folder / _FILE).encode())
     put_in_place(unfinished, target)

@@ -1,9 +1,9 @@
-"""The pages of an lmdb file, looked at before lmdb maps them: it trusts them, and a damaged one ends the process.
+"""The pages of an lmdb file, checked before lmdb maps them: it trusts them, and a damaged one ends the process.
 
 A file is pages of one size. Pages 0 and 1 are metas, of which the one with the later transaction counts: it has the
-root pages of two B-trees, of free pages and of records. A page of a tree has a header of 16 bytes, places of its nodes
-from the front and the nodes from the back; a long value is in overflow pages of its own. What is checked is the
-structure: nothing points outside a page, outside the file or to a page twice. Keys and values are not looked at.
+root pages of two B-trees, of free pages and of records. A page of a tree has a header of 16 bytes, offsets of its nodes
+from the front and the nodes from the back; a long value is in overflow pages of its own. Only the structure is checked:
+nothing points outside a page, outside the file or to a page twice. Keys and values are not.
 Reference: the structures in lmdb's mdb.c, version 0.9, of a little-endian machine with 64 bits.
 """
 
@@ -39,7 +39,7 @@ class _DamagedError(Exception):
     """What is wrong with a page.
 
     Attributes:
-        is_passing: somebody has committed since, so it may have been looked at while it changed.
+        is_passing: there was a commit since, so the page may have changed during the check.
     """
 
     is_passing = False
@@ -63,8 +63,8 @@ class _Meta:
 def check_pages(file: Path) -> None:
     """Raise StorageError, naming the page, when lmdb could not read the file safely; OSError when it cannot be opened.
 
-    A process that commits meanwhile may use pages again that are being looked at; then they are looked at anew, and
-    taken as they are when that happens again and again.
+    A process that commits meanwhile may reuse pages under check; then they are checked again, and accepted when that
+    happens again and again.
     """
     with reading(file) as opened:
         for _ in range(_ATTEMPTS):
@@ -152,33 +152,33 @@ class _Pages:
                     self._check_free_lists(level)
 
     def _children(self, number: int, *, is_leaf: bool) -> list[int]:
-        """The pages below a branch; of a leaf of the tree of free pages, where values are."""
+        """The pages below a branch; of a leaf of the tree of free pages, the places of values."""
         begin = self._page(number, 1)
-        own, _, kind, lower, upper = _HEADER.unpack_from(self._content, begin)
+        page, _, kind, lower, upper = _HEADER.unpack_from(self._content, begin)
         size = self._meta.page_size
         expected = _LEAF if is_leaf else _BRANCH
-        if own != number or kind & ~_DIRTY != expected:
-            raise _DamagedError(f"page {number}: the header is of page {own}, kind {kind:#x}; expected {expected:#x}")
+        if page != number or kind & ~_DIRTY != expected:
+            raise _DamagedError(f"page {number}: the header is of page {page}, kind {kind:#x}; expected {expected:#x}")
         if not _HEADER.size <= lower <= upper <= size or lower % 2:
             raise _DamagedError(f"page {number}: places end at {lower} and nodes begin at {upper} of {size} bytes")
         count = (lower - _HEADER.size) // 2
         if count < (1 if is_leaf else 2):
             raise _DamagedError(f"page {number}: {count} nodes")
-        found: list[int] = []
+        places: list[int] = []
         for place in struct.unpack_from(f"<{count}H", self._content, begin + _HEADER.size):
             if not upper <= place <= size - _NODE.size:
                 raise _DamagedError(f"page {number}: a node at {place} of {size} bytes")
             low, high, flags, key = _NODE.unpack_from(self._content, begin + place)
             end = place + _NODE.size + key
             if not is_leaf:
-                found.append(low | high << 16 | flags << 32)
+                places.append(low | high << 16 | flags << 32)
             else:
                 end += self._value(number, begin + end, low | high << 16, flags, size - end)
             if end > size:
                 raise _DamagedError(f"page {number}: a node at {place} ends at {end} of {size} bytes")
             if is_leaf:
-                found.append(begin + place)
-        return found
+                places.append(begin + place)
+        return places
 
     def _value(self, number: int, place: int, length: int, flags: int, room: int) -> int:
         """The bytes that a value takes in its leaf."""
@@ -192,7 +192,7 @@ class _Pages:
         return _NUMBER.size
 
     def _page(self, number: int, count: int) -> int:
-        """Where pages begin that have not been seen and are in the file."""
+        """The places of pages, which must be new and in the file."""
         if number < 2 or number + count - 1 > self._meta.last:
             raise _DamagedError(f"pages {number} to {number + count - 1} are not among pages 2 to {self._meta.last}")
         if number in self._seen:
@@ -201,7 +201,7 @@ class _Pages:
         return number * self._meta.page_size
 
     def _check_free_lists(self, nodes: list[int]) -> None:
-        """Each value is a count and so many numbers of pages."""
+        """Check that each value is a count and that many numbers of pages."""
         for node in nodes:
             low, high, flags, key = _NODE.unpack_from(self._content, node)
             length, place = low | high << 16, node + _NODE.size + key

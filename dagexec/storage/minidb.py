@@ -20,15 +20,15 @@ from dagexec.storage.database import Cursor, Database, Mode, Transaction
 
 _LENGTHS = struct.Struct("<ii")
 _LONGEST = (1 << 31) - 1
-_CHECKED = 1 << 16  # bytes before the end of a file that tell it from another
+_CHECKED = 1 << 16  # bytes before the end of a file that identify it
 
 
 class MiniDatabase(Database):
     """A file of records.
 
-    NEW writes beside the file and renames when the first transaction is committed; what follows is added to it. WRITE
-    adds at the end; until the commit, a file `.<name>.committed` beside it says where the end was, so that a
-    transaction that was cut short is no part of the database for those who read it, and undone by the next one.
+    NEW writes beside the file and renames when the first transaction is committed; later ones are appended. WRITE
+    appends; until the commit, a file `.<name>.committed` beside it has the old end, so that readers ignore a
+    transaction that was cut short, and the next transaction undoes it.
     """
 
     def __init__(self, path: Path, mode: Mode) -> None:
@@ -119,11 +119,11 @@ class MiniTransaction(Transaction):
             raise self._failed(error) from None
 
     def abort(self) -> None:
-        """Cut the file where the transaction began; a new one goes."""
+        """Truncate the file to where the transaction began; remove a new one."""
         file, self._file = self._file, None
         if file is not None:
             with suppress(OSError):
-                file.close()  # what is in its buffer goes to the file, or to nowhere
+                file.close()  # flushes its buffer to the file, or fails
         if self._unpublished is not None:
             self._unpublished.discard()
         if self._marked:
@@ -138,8 +138,8 @@ class MiniTransaction(Transaction):
 
     def _failed(self, error: OSError | OutputError) -> OutputError:
         self.abort()
-        kept = "the file before it stays" if self._path.exists() else "nothing is left of it"
-        return OutputError(f"{self._path}: cannot be written: {reason(error)}; {kept}")
+        state = "the file before it stays" if self._path.exists() else "nothing is left of it"
+        return OutputError(f"{self._path}: cannot be written: {reason(error)}; {state}")
 
     def __del__(self) -> None:
         if getattr(self, "_file", None) is not None:
@@ -174,19 +174,19 @@ class MiniCursor(Cursor):
         """Read the record that follows."""
         self.offset = self._end
         self.key = self.value = b""
-        left = self._size - self.offset
-        self.valid = left > 0
+        rest = self._size - self.offset
+        self.valid = rest > 0
         if not self.valid:
             return
-        if left < _LENGTHS.size:
-            raise self._damaged(f"it ends after {left} bytes of a record's {_LENGTHS.size} bytes of lengths")
+        if rest < _LENGTHS.size:
+            raise self._damaged(f"it ends after {rest} bytes of a record's {_LENGTHS.size} bytes of lengths")
         key_length, value_length = _LENGTHS.unpack(self._read(_LENGTHS.size))
-        left -= _LENGTHS.size
+        rest -= _LENGTHS.size
         if key_length < 0 or value_length < 0:
             raise self._damaged(f"a record of negative length: key {key_length}, value {value_length}")
-        if key_length + value_length > left:
+        if key_length + value_length > rest:
             raise self._damaged(
-                f"the record has a key of {key_length:,} and a value of {value_length:,} bytes; {left:,} follow"
+                f"the record has a key of {key_length:,} and a value of {value_length:,} bytes; {rest:,} follow"
             )
         self.key = self._read(key_length)
         self.value = self._read(value_length)
@@ -198,17 +198,17 @@ class MiniCursor(Cursor):
         return f"offset {self.offset}, key {self.key[:80]!r}"
 
     def close(self) -> None:
-        with suppress(OSError):  # all that was wanted of it has been read
+        with suppress(OSError):  # everything needed has been read
             self._file.close()
 
     def _read(self, count: int) -> bytes:
         try:
-            found = self._file.read(count)
+            content = self._file.read(count)
         except OSError as error:
             raise self._damaged(reason(error)) from None
-        if len(found) != count:
-            raise self._damaged(f"{count:,} bytes expected, {len(found):,} found: the file shrank while it was read")
-        return found
+        if len(content) != count:
+            raise self._damaged(f"{count:,} bytes expected, {len(content):,} found: the file shrank while it was read")
+        return content
 
     def _damaged(self, problem: str) -> StorageError:
         self.valid = False
@@ -216,12 +216,12 @@ class MiniCursor(Cursor):
 
 
 def _mark_of(path: Path) -> Path:
-    """The file that is there while records are added at the end."""
+    """The file that exists while records are appended."""
     return path.with_name(f".{path.name}.committed")
 
 
 def _end_of(path: Path, size: int | None = None) -> str:
-    """Where a file ends, or ended at `size`: that, and a checksum of what is before. Raises OSError."""
+    """Identifies the end of a file, now or at `size`: the size, and a checksum of the bytes before. Raises OSError."""
     with reading(path) as file:
         end = os.fstat(file.fileno()).st_size if size is None else size
         file.seek(max(0, end - _CHECKED))
@@ -229,7 +229,7 @@ def _end_of(path: Path, size: int | None = None) -> str:
 
 
 def _committed_size(path: Path) -> int | None:
-    """Bytes that were committed, where a transaction adds to the file or was cut short; None where none is.
+    """Committed bytes of a file to which a transaction appends, or appended before it was cut short; else None.
 
     Raises OSError.
     """
@@ -239,12 +239,12 @@ def _committed_size(path: Path) -> int | None:
     except FileNotFoundError:
         return None
     size = text.partition(" ")[0]
-    known = size.isdecimal() and int(size) <= os.stat(path).st_size and text == _end_of(path, int(size))
-    return int(size) if known else None  # otherwise it is of a file that was there before
+    is_current = size.isdecimal() and int(size) <= os.stat(path).st_size and text == _end_of(path, int(size))
+    return int(size) if is_current else None  # otherwise it is of an earlier file
 
 
 def _undo_unfinished(path: Path) -> None:
-    """Cut off what a transaction that did not end has added. Raises OSError."""
+    """Truncate what an unfinished transaction has appended. Raises OSError."""
     if not _mark_of(path).exists():
         return
     size = _committed_size(path) if path.exists() else None

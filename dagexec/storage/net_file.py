@@ -1,7 +1,7 @@
 """Reading and writing NetDefs and other messages as files, binary or text; and tensors as TensorProtos.
 
-Fields that dagexec does not know survive a binary round trip. Files are written to a temporary name and renamed, so a
-reader never sees half of one.
+Fields that dagexec does not know survive a binary round trip. Files are written under a temporary name and renamed, so
+that a reader never sees half of one.
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ def parse_message(content: bytes, kind: type[M], source: str, *, text: bool = Fa
 
 @functools.cache
 def _strict(kind: Descriptor) -> type[Message]:
-    """Messages of the fields of `kind` in the language's third version, whose parser refuses strings not in UTF-8.
+    """Messages of the fields of `kind` in protobuf's third syntax, whose parser refuses strings that are not UTF-8.
 
-    That of the second, in which NetDefs and ONNX models are written, lets them pass and hands them out as bytes.
+    The second, in which NetDefs and ONNX models are written, accepts them and returns bytes.
     """
     file = FileDescriptorProto()
     kind.file.CopyToProto(file)
@@ -93,7 +93,7 @@ def _strict(kind: Descriptor) -> type[Message]:
 
 
 def _modernize(messages: Iterable[DescriptorProto]) -> None:
-    """Leave out what the third version has not: defaults, fields that are required, numbers that have a name."""
+    """Remove what the third syntax lacks: defaults, required fields, enumerations."""
     for message in messages:
         del message.enum_type[:]
         for field in message.field:

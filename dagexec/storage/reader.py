@@ -1,4 +1,4 @@
-"""DBReader: records of a database one after another, forever, shared by whoever reads from it."""
+"""DBReader: records of a database one after another, forever, shared by its readers."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dagexec.storage.database import Cursor, Database, PathLike, open_database
 
 
 class DBReader:
-    """A place in a database that goes round: after the last record comes the first one.
+    """A place in a database that wraps around: after the last record comes the first.
 
-    With several shards, reader `shard_id` of `num_shards` gets every `num_shards`-th record, from that one on. Threads
-    may share one; each record goes to one of them.
+    With several shards, reader `shard_id` of `num_shards` gets every `num_shards`-th record, from that number on.
+    Threads may share one; each record goes to one of them.
 
     Attributes:
         reads: records handed out.
@@ -31,21 +31,21 @@ class DBReader:
         self._to_beginning()
 
     def read(self) -> tuple[bytes, bytes]:
-        """The record here; moves on to the next one of the shard. Raises StorageError for a damaged one."""
+        """The current record; moves on to the next one of the shard. Raises StorageError for a damaged one."""
         with self._lock:
             if not self._cursor.valid:
-                self._to_beginning()  # an error came in the way
-            found = self._cursor.key, self._cursor.value
+                self._to_beginning()  # after an error
+            record = self._cursor.key, self._cursor.value
             for _ in range(self._shards):
                 self._cursor.next()
                 if not self._cursor.valid:
                     self._to_beginning()
                     break
             self.reads += 1
-            return found
+            return record
 
     def close(self) -> None:
-        """Let go of the database. Idempotent."""
+        """Release the database. Idempotent."""
         self._cursor.close()
         self.database.close()
 

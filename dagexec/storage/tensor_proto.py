@@ -1,8 +1,8 @@
 """Arrays as TensorProtos: bytes that Caffe2 reads and writes, a segment of the elements at a time.
 
 float32 and float64 go to `float_data` and `double_data`, int64 to `int64_data`, strings to `string_data`, everything
-else to `int32_data`, 16-bit floats by their bits. Caffe2 has no bfloat16: its bits are written as UINT16, and
-`device_detail.extra_info` says what they are, so that Caffe2 reads them as numbers and dagexec as bfloat16.
+else to `int32_data`, 16-bit floats by their bits. Caffe2 has no bfloat16: its bits are written as UINT16, with a note
+in `device_detail.extra_info`, so that Caffe2 reads them as numbers and dagexec as bfloat16.
 """
 
 from __future__ import annotations
@@ -96,10 +96,10 @@ def _encode_values(flat: Array, meta: TypeMeta) -> bytes:
 
 
 def decode_tensor(message: memoryview, most_bytes: int) -> Segment:
-    """The values of a TensorProto, which need not be all of its tensor.
+    """The values of a TensorProto, which may be a part of its tensor.
 
-    `most_bytes` is the size of where the tensor comes from: one that could not be there is refused before anything is
-    allocated. Raises StorageError.
+    `most_bytes` is the size of the file or database of the tensor: a tensor that could not be in it is refused before
+    anything is allocated. Raises StorageError.
     """
     data: dict[int, list[memoryview]] = {}
     rest: list[memoryview] = []
@@ -161,9 +161,9 @@ def _values(name: str, meta: TypeMeta, data: dict[int, list[memoryview]], raw: b
             raise StorageError(f"tensor {name!r}: strings as raw bytes")
         return _fixed(name, meta, data.get(_RAW_DATA, ()))
     if meta is STRING:
-        found = np.empty(len(data.get(_STRING_DATA, ())), np.object_)
-        found[:] = [bytes(item) for item in data.get(_STRING_DATA, ())]
-        return found
+        strings = np.empty(len(data.get(_STRING_DATA, ())), np.object_)
+        strings[:] = [bytes(item) for item in data.get(_STRING_DATA, ())]
+        return strings
     if meta is FLOAT32:
         return _fixed(name, meta, data.get(_FLOAT_DATA, ()))
     if meta is FLOAT64:
@@ -176,8 +176,8 @@ def _values(name: str, meta: TypeMeta, data: dict[int, list[memoryview]], raw: b
 
 
 def _joined(parts: Iterable[memoryview]) -> memoryview:
-    found = list(parts)
-    return found[0] if len(found) == 1 else memoryview(b"".join(found))
+    chunks = list(parts)
+    return chunks[0] if len(chunks) == 1 else memoryview(b"".join(chunks))
 
 
 def _fixed(name: str, meta: TypeMeta, parts: Iterable[memoryview]) -> Array:

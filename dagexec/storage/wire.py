@@ -1,6 +1,6 @@
 """The wire form of protocol buffers for long arrays, which the library would take through a Python object an element.
 
-A field is a varint (number * 8 + wire type) and a value: a varint (wire type 0), 8 bytes (1), a varint length and so
+A field is a varint (number * 8 + wire type) and a value: a varint (wire type 0), 8 bytes (1), a varint length and that
 many bytes (2), or 4 bytes (5). A varint has 7 bits a byte, the lowest first; all bytes but the last have bit 7 set.
 Reference: protobuf.dev, "Encoding".
 """
@@ -22,12 +22,12 @@ class WireError(Exception):
 
 def varint(value: int) -> bytes:
     """One number from 0 on as a varint."""
-    found = bytearray()
+    result = bytearray()
     while value > 0x7F:
-        found.append(value & 0x7F | 0x80)
+        result.append(value & 0x7F | 0x80)
         value >>= 7
-    found.append(value)
-    return bytes(found)
+    result.append(value)
+    return bytes(result)
 
 
 def length_field(number: int, content: bytes) -> bytes:
@@ -36,7 +36,7 @@ def length_field(number: int, content: bytes) -> bytes:
 
 
 def fields(message: memoryview) -> Iterator[tuple[int, int, memoryview, memoryview]]:
-    """(number, wire type, value, whole field) of each field; the value of LENGTH is what follows the length.
+    """(number, wire type, value, whole field) of each field; a LENGTH field's value comes without its length.
 
     Raises WireError.
     """

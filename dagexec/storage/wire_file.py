@@ -1,4 +1,4 @@
-"""A file that is a message, field by field: large values are left where they are until somebody reads them."""
+"""A file that is a message, field by field: large values stay in the file until they are read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _WINDOW = 1 << 16  # bytes read at a time
 _MAX_HEAD = 20  # bytes of a field's number and length
 
 Field = tuple[int, int, int, int, int]
-"""Number and wire type, where the field starts in the file, and where its value does, behind the length, and ends."""
+"""Number and wire type, where the field starts in the file, and where its value, without a length, starts and ends."""
 
 
 class WireFile:
@@ -25,14 +25,14 @@ class WireFile:
 
     def read(self, start: int, end: int) -> bytes:
         """The bytes from `start` to `end`. Raises WireError where the file has fewer."""
-        found = os.pread(self._descriptor, end - start, start)
-        if len(found) != end - start:
+        content = os.pread(self._descriptor, end - start, start)
+        if len(content) != end - start:
             raise WireError(f"the file ends before byte {end}")
-        return found
+        return content
 
     def fields(self, start: int, end: int) -> list[Field]:
-        """Those of the message from `start` to `end`. Raises WireError."""
-        found: list[Field] = []
+        """The fields of the message from `start` to `end`. Raises WireError."""
+        fields: list[Field] = []
         while start < end:
             place = start - self._start
             if not 0 <= place <= len(self._window) - _MAX_HEAD:
@@ -59,6 +59,6 @@ class WireFile:
                 raise WireError(f"the file ends in the field at byte {start}") from None
             if stop > end:
                 raise WireError(f"the field at byte {start} ends after its message")
-            found.append((tag >> 3, kind, start, begin, stop))
+            fields.append((tag >> 3, kind, start, begin, stop))
             start = stop
-        return found
+        return fields

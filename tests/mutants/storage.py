@@ -21,8 +21,8 @@ MUTANTS = (
     Mutant(
         "a record may reach one byte over the end",
         "dagexec/storage/minidb.py",
-        "if key_length + value_length > left:",
-        "if key_length + value_length > left + 1:",
+        "if key_length + value_length > rest:",
+        "if key_length + value_length > rest + 1:",
         _DATABASES,
     ),
     Mutant(
