@@ -1,8 +1,8 @@
-"""Where an array begins in memory, without the object that `ndarray.ctypes` makes to tell it.
+"""Where an array begins in memory, without the object that `ndarray.ctypes` makes for that.
 
 Preparation asks for some ten addresses an operator; that object took 1.6 us each time, and this takes 0.1. The first
-field behind the head of an array object is its data pointer (`PyArrayObject_fields` in numpy/ndarraytypes.h, part of
-NumPy's stable interface for C). Where that is not found so, `ndarray.ctypes` is asked.
+field after the header of an array object is its data pointer (`PyArrayObject_fields` in numpy/ndarraytypes.h, part of
+NumPy's stable interface for C). Where that is not so, `ndarray.ctypes` is asked.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _fields_are_known() -> bool:
     """True where the fields of arrays of several kinds say what `ndarray.ctypes` says."""
     whole = np.zeros((3, 4), np.float32)
     return sys.implementation.name == "cpython" and all(
-        _by_fields(one) == _by_ctypes(one) for one in (whole, whole[1:, ::-1], whole[:0], np.zeros((), np.bool_))
+        _by_fields(array) == _by_ctypes(array) for array in (whole, whole[1:, ::-1], whole[:0], np.zeros((), np.bool_))
     )
 
 

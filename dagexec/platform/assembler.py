@@ -1,4 +1,4 @@
-"""The few instructions of x86-64 with AVX2 and FMA, or with AVX-512, that code which is written at run time is made of.
+"""An assembler of the few instructions of x86-64 with AVX2 and FMA, or AVX-512, that code written at run time uses.
 
 Intel, "64 and IA-32 Architectures Software Developer's Manual", volume 2. Vectors are eight or sixteen float32 numbers;
 memory is addressed as a register plus a register and a number, relative to a register, or as a constant of the code.
@@ -13,7 +13,7 @@ RAX, RCX, RDX, RBX, RSP, RBP, RSI, RDI, R8, R9, R10, R11, R12, R13, R14, R15 = r
 """Numbers of the general registers."""
 
 REGISTERS = {8: 16, 16: 32}
-"""Of vectors, by lanes."""
+"""The number of vector registers, by lanes."""
 
 ADD, MUL, SUB, MIN, MAX = (1, 0, 0x58), (1, 0, 0x59), (1, 0, 0x5C), (1, 0, 0x5D), (1, 0, 0x5F)
 FMA, SUBTRACT_PRODUCT, HORNER = (2, 1, 0xB8), (2, 1, 0xBC), (2, 1, 0xA8)
@@ -28,9 +28,9 @@ PERMUTE, SUB_DOUBLES = (2, 1, 0x16), (1, 0x81, 0x5C)
 FMA adds the product to the first operand, SUBTRACT_PRODUCT subtracts it; HORNER multiplies the first by the second and
 adds the third, MULTIPLY_ADD multiplies the first by the third and adds the second, SUBTRACT_FROM subtracts the product
 of the first two from the third, SUBTRACT_SCALED that of the first and the third from the second. SCALE_BY_POWER, of
-AVX-512, multiplies by a power of 2. LOAD_MASKED reads the elements of memory whose sign in the second is set, and makes
-others 0. UNPACK_LOW to PERMUTE_HALVES order the elements of two vectors anew, PERMUTE those of one as another says.
-SUB_DOUBLES subtracts float64 numbers, for which AVX-512 wants a bit that AVX2 ignores.
+AVX-512, multiplies by a power of 2. LOAD_MASKED reads the elements of memory whose sign in the second is set, and sets
+others to 0. UNPACK_LOW to PERMUTE_HALVES reorder the elements of two vectors, PERMUTE those of one by the indices in
+another. SUB_DOUBLES subtracts float64 numbers, for which AVX-512 needs a bit that AVX2 ignores.
 """
 
 _LOAD, _STORE, _BROADCAST, _STORE_FIRST = (1, 0, 0x10), (1, 0, 0x11), (2, 1, 0x18), (1, 2, 0x11)
@@ -48,14 +48,14 @@ _CLEAR = {8: (1, 0, 0x57), 16: (1, 1, 0xEF)}  # by lanes, an exclusive or
 Instruction = tuple[int, int, int]
 
 BELOW, NOT_BELOW, ZERO, NOT_ZERO, LESS, NOT_LESS, NOT_GREATER, GREATER = 0x2, 0x3, 0x4, 0x5, 0xC, 0xD, 0xE, 0xF
-"""Conditions of jumps: of numbers without sign, of the last result, of numbers with a sign."""
+"""Conditions of jumps: for unsigned numbers, for the last result, for signed numbers."""
 
 EQUAL_TO, LESS_THAN, AT_MOST, IS_NAN = 0x00, 0x11, 0x12, 0x03
 """Comparisons of vectors: equal, less, less or equal (false for NaN), and NaN on one side."""
 
 
 class Assembler:
-    """Appends instructions; `code` gives the bytes, with the constants behind them.
+    """Appends instructions; `code` gives the bytes, followed by the constants.
 
     Attributes:
         lanes: float32 numbers in a vector: 8, in 16 registers, or 16, in 32.
@@ -92,7 +92,7 @@ class Assembler:
             self._bytes += bytes([0x41] if register > RDI else []) + bytes([0x50 | register & 7])
 
     def pop(self, *pushed: int) -> None:
-        """Restore what was pushed last, in that order."""
+        """Restore the registers that were pushed last, given in the order in which they were pushed."""
         for register in reversed(pushed):
             self._bytes += bytes([0x41] if register > RDI else []) + bytes([0x58 | register & 7])
 
@@ -163,7 +163,7 @@ class Assembler:
         self._bytes += bytes([0x48 | (register > RDI) * 5, 0x11, 0xC0 | (register & 7) * 9])
 
     def and_number(self, register: int, number: int) -> None:
-        """register &= number, which is extended by its sign."""
+        """register &= number, which is sign-extended."""
         self._bytes += bytes([0x48 | (register > RDI), 0x81, 0xE0 | register & 7]) + struct.pack("<i", number)
 
     def compare_number(self, register: int, number: int) -> None:
@@ -179,7 +179,7 @@ class Assembler:
         self._bytes += bytes([0x48 | (register > RDI), 0xC1, 0xE0 | register & 7, bits])
 
     def shift_right(self, register: int, bits: int) -> None:
-        """register >>= bits, with its sign."""
+        """register >>= bits, arithmetically."""
         self._bytes += bytes([0x48 | (register > RDI), 0xC1, 0xF8 | register & 7, bits])
 
     def load_number(self, register: int, base: int, index: int | None, scale: int = 1, offset: int = 0) -> None:
@@ -187,7 +187,7 @@ class Assembler:
         self._general(0x8B, register, base, index, scale, offset)
 
     def load_short_number(self, register: int, base: int, index: int | None, scale: int = 1, offset: int = 0) -> None:
-        """register = the 32 bits at base + scale * index + offset, with their sign."""
+        """register = the 32 bits at base + scale * index + offset, sign-extended."""
         self._general(0x63, register, base, index, scale, offset)
 
     def store_number(self, register: int, base: int, offset: int = 0, index: int | None = None, scale: int = 1) -> None:
@@ -231,7 +231,7 @@ class Assembler:
         self._bytes += bytes.fromhex("48ff4c24f8")  # dec qword [rsp - 8]
 
     def jump_if_below(self, place: int) -> None:
-        """After a comparison of numbers without sign."""
+        """After a comparison of unsigned numbers."""
         self._jump(0x82, place)
 
     def jump_if_not_zero(self, place: int) -> None:
@@ -243,7 +243,7 @@ class Assembler:
         self._jump(0x80 | condition, place)
 
     def jump_ahead(self, condition: int) -> int:
-        """Jump to where `land` will be called with the number that this returns."""
+        """Jump to where `land` will be called with the returned number."""
         self._jump(0x80 | condition, 0)
         return len(self._bytes)
 
@@ -252,16 +252,16 @@ class Assembler:
         struct.pack_into("<i", self._bytes, jump - 4, len(self._bytes) - jump)
 
     def mark(self, name: str) -> None:
-        """The place that jumps to `name` go to."""
+        """The target of jumps to `name`."""
         self._marks[name] = len(self._bytes)
 
     def jump(self, name: str, condition: int | None = None) -> None:
-        """Jump to where `mark` is told this name, always or on a condition."""
+        """Jump to the mark `name`, always or on a condition."""
         self._bytes += (b"\xe9" if condition is None else bytes([0x0F, 0x80 | condition])) + bytes(4)
         self._jumps.append((len(self._bytes), name))
 
     def call_place(self, name: str) -> None:
-        """Call what begins at a mark."""
+        """Call the function at a mark."""
         self._bytes += b"\xe8" + bytes(4)
         self._jumps.append((len(self._bytes), name))
 
@@ -274,11 +274,11 @@ class Assembler:
         self._bytes += b"\xc3"
 
     def exchange(self, register: int, base: int, offset: int) -> None:
-        """Exchange a register and the 64 bits at base + offset: nobody else sees a state between, nor another order."""
+        """Exchange a register and the 64 bits at base + offset, atomically and in order for all threads."""
         self._memory(0x87, register, base, offset)
 
     def fetch_and_add(self, register: int, base: int, offset: int) -> None:
-        """Add a register to the 64 bits at base + offset, and get what these were: nobody else comes between."""
+        """Add a register to the 64 bits at base + offset and get their old value, atomically."""
         self._bytes += b"\xf0"  # lock
         self._bytes += bytes([0x48 | (register > RDI) << 2 | (base > RDI), 0x0F])
         self._bytes += bytes([0xC1, 0x80 | (register & 7) << 3 | base & 7]) + struct.pack("<i", offset)
@@ -316,7 +316,7 @@ class Assembler:
         self._bit(0xB3, register, number)
 
     def pause(self) -> None:
-        """Tell the processor that this is a loop that waits for another."""
+        """Tell the processor that this loop waits for another thread."""
         self._bytes += b"\xf3\x90"  # pause
 
     def read_clock(self, register: int) -> None:
@@ -352,7 +352,7 @@ class Assembler:
         self._indexed(_BROADCAST, vector, 0, base, index, offset, scale, unit=4)
 
     def fetch(self, register: int, offset: int) -> None:
-        """Have the processor bring memory at register + offset to the second cache; any address will do."""
+        """Prefetch memory at register + offset to the second-level cache; any address will do."""
         self._bytes += bytes([0x40 | (register > RDI), 0x0F, 0x18, 0x40 | 2 << 3 | register & 7, offset])
 
     def load_at(self, vector: int, base: int, offset: int) -> None:
@@ -415,7 +415,7 @@ class Assembler:
         self.compute(_REPEAT_LOW, vector, 0, vector)
 
     def first_elements(self, mask: int, counts: int) -> None:
-        """`mask` selects the first elements, as many as every element of `counts`, an integer, says."""
+        """`mask` selects the first elements; every element of `counts`, an integer, is their number."""
         values = struct.pack(f"<{self.lanes}i", *range(self.lanes))
         self._with_bytes(_GREATER_INTEGER, mask, counts, values)
 
@@ -448,7 +448,7 @@ class Assembler:
         self.compute(_ROUND, target, 0, source, how)
 
     def powers_of_two(self, vector: int) -> None:
-        """Whole numbers of float32 become what is added to the bits of a float32 to multiply it by 2 to that power.
+        """Turn whole numbers n of float32 into what multiplies a float32 by 2^n when it is added to its bits.
 
         NaN becomes 0.
         """
@@ -476,8 +476,8 @@ class Assembler:
     ) -> None:
         """target = left what right, of vectors; for FMA target += left * right.
 
-        `number` is what follows some instructions; `mask` an opmask register of AVX-512. `is_short` is for vectors of
-        four with AVX2.
+        `number` is the immediate operand of some instructions; `mask` an opmask register of AVX-512. `is_short` is for
+        vectors of four with AVX2.
         """
         self._encode(what, target, left, bool(right & 8), bool(right & 16), mask=mask, is_short=is_short)
         self._bytes.append(0xC0 | (target & 7) << 3 | right & 7)

@@ -1,4 +1,4 @@
-"""Waiting inside an operator for something that another thread does, with a way out: the run is stopped, or is late.
+"""Waiting inside an operator for another thread, until the run is stopped or late at the latest.
 
 A thread that works for a run says so (`working_for`); `wait_until` then ends when that run is stopped, by a failure
 elsewhere, a cancellation or a timeout.
@@ -17,10 +17,10 @@ from dagexec.platform.threads import Mutex, ThreadWait, acquire, threads
 
 
 class Stoppable(Protocol):
-    """What is used of a run.
+    """The part of a run that waits need.
 
     Attributes:
-        stopped: no more work is to be done for it; set before those who wait are told.
+        stopped: no more work is to be done for it; set before its waits are notified.
         waits: the waits to end when it is stopped.
     """
 
@@ -32,7 +32,7 @@ class Stoppable(Protocol):
 
 
 class _Work(threading.local):
-    """What the calling thread works for, and until when."""
+    """The run that the calling thread works for, and its deadline."""
 
     run: Stoppable | None = None
     deadline: float = math.inf
@@ -43,9 +43,9 @@ work = _Work()
 
 @contextmanager
 def working_for(run: Stoppable | None = None, deadline: float = math.inf) -> Iterator[None]:
-    """Within it, what blocks in this thread ends when `run` is stopped, or at `deadline` of the monotonic clock.
+    """Within it, waits of this thread end when `run` is stopped, or at `deadline` of the monotonic clock.
 
-    Without a `run` it is the one that the thread works for already, if any.
+    By default `run` is the one that the thread works for already, if any.
     """
     before = work.run, work.deadline
     work.run, work.deadline = run or work.run, min(deadline, work.deadline)
@@ -56,7 +56,7 @@ def working_for(run: Stoppable | None = None, deadline: float = math.inf) -> Ite
 
 
 def check_stopped(what: str) -> None:
-    """For work that lasts: RunCancelledError when the run that this thread works for was stopped.
+    """For long work: raises RunCancelledError when the run that this thread works for was stopped.
 
     RunTimeoutError when it is late. `what` names the work.
     """
@@ -68,7 +68,7 @@ def check_stopped(what: str) -> None:
 
 
 class _Call(ThreadWait):
-    """Nothing waits: who would be woken by it is called."""
+    """A wait in form only: notifying it makes a call."""
 
     __slots__ = ("_call",)
 
@@ -82,31 +82,31 @@ class _Call(ThreadWait):
 
 @contextmanager
 def calling_when_stopped(call: Callable[[], object]) -> Iterator[None]:
-    """Within it, `call` is called when the run is stopped that this thread works for, from any thread, or at once.
+    """Within it, `call` is called, from any thread, when the run that this thread works for is stopped, or was already.
 
-    That is for a run in it, which its own waits are ended by.
+    It is for a run inside that run, whose own waits it ends.
     """
     run = work.run
     if run is None:
         yield
         return
-    told = _Call(call)
-    run.waits.append(told)
+    wait = _Call(call)
+    run.waits.append(wait)
     try:
         if run.stopped:
             call()
         yield
     finally:
-        run.waits.remove(told)
+        run.waits.remove(wait)
 
 
 def wait_until(
     lock: Mutex, waits: list[ThreadWait], ready: Callable[[], bool], what: str, timeout: float | None = None
 ) -> bool:
-    """Wait until `ready()`; False when it is not within `timeout` seconds. The caller holds `lock`, before and after.
+    """Wait until `ready()`; False when that takes longer than `timeout` seconds. The caller holds `lock` throughout.
 
-    Whoever changes what `ready` looks at calls `notify` on each of `waits`, with the lock held. `what` names the wait
-    in errors. Raises RunCancelledError when the run that the thread works for was stopped, and RunTimeoutError at its
+    Whoever changes what `ready` reads calls `notify` on each of `waits`, with the lock held. `what` names the wait in
+    errors. Raises RunCancelledError when the run that the thread works for was stopped, and RunTimeoutError at its
     deadline.
     """
     now = threads().monotonic
@@ -116,12 +116,12 @@ def wait_until(
     while not ready():
         if run is not None and run.stopped:
             raise RunCancelledError(f"{what}: the run was stopped while it waited")
-        left = deadline - now() if deadline < math.inf else -1.0
-        if left <= 0 and deadline < math.inf:
+        remaining = deadline - now() if deadline < math.inf else -1.0
+        if remaining <= 0 and deadline < math.inf:
             if work.deadline <= limit:
                 raise RunTimeoutError(f"{what}: the run timed out while it waited")
             return False
-        _wait(lock, waits, run, min(left, threading.TIMEOUT_MAX))
+        _wait(lock, waits, run, min(remaining, threading.TIMEOUT_MAX))
     return True
 
 
@@ -132,7 +132,7 @@ def _wait(lock: Mutex, waits: list[ThreadWait], run: Stoppable | None, seconds: 
         run.waits.append(wait)
     lock.release()
     try:
-        if run is None or not run.stopped:  # who stops it tells the waits it finds after it said so
+        if run is None or not run.stopped:  # a stop notifies the waits after it sets `stopped`
             wait.wait(seconds)
     finally:
         acquire(lock)

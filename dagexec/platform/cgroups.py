@@ -1,7 +1,7 @@
-"""Control groups: the folders in which Linux says what this process may use, and what is said of memory there.
+"""Control groups: the folders in which Linux says what this process may use, and how much memory is left there.
 
 Version 2 is one tree with all controllers, version 1 a tree for each; many systems mount both, and inside a container
-the tree's root may be the container's own group. What bounds the process is every group from its own up to the root.
+the tree's root may be the container's own group. Every group from the process's own up to the root bounds it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MEMBERSHIP = Path("/proc/self/cgroup")
 def control_groups(controller: str) -> Iterator[Path]:
     """The folders of the groups that bound this process in what `controller` ("cpu", "memory") controls.
 
-    Some may not exist. The first ones are the roots.
+    Some may not exist. Roots come first.
     """
     yield _ROOT
     yield _ROOT / controller
@@ -44,32 +44,32 @@ def memory_limit(folder: Path) -> int | None:
 
 
 def memory_left(folder: Path, limit: int) -> int | None:
-    """Bytes that the group may use beside those it does; None where that is not told.
+    """Bytes that the group may still use; None if unknown.
 
-    Pages of files count as free: the system drops them before it kills anybody. Swap does not count.
+    Pages of files count as free: the system drops them before it kills a process. Swap does not count.
     """
-    for usage, kept in (("memory.current", ""), ("memory.usage_in_bytes", "total_")):
+    for usage, prefix in (("memory.current", ""), ("memory.usage_in_bytes", "total_")):
         used = _number(folder / usage)
         if used is not None:
-            return max(0, limit - used + _file_bytes(folder, kept))
+            return max(0, limit - used + _file_bytes(folder, prefix))
     return None
 
 
 def _file_bytes(folder: Path, prefix: str) -> int:
-    """Bytes of a group's pages that hold what files hold, too."""
-    found = 0
+    """Bytes of a group's pages that are copies of files."""
+    total = 0
     try:
         for line in (folder / "memory.stat").read_text().splitlines():
             name, _, value = line.partition(" ")
             if name in (f"{prefix}active_file", f"{prefix}inactive_file"):
-                found += int(value)
+                total += int(value)
     except (OSError, ValueError):
         return 0
-    return found
+    return total
 
 
 def _number(file: Path) -> int | None:
     try:
         return int(file.read_text())
-    except (OSError, ValueError):  # none, "max", or a file that is something else
+    except (OSError, ValueError):  # no file, "max", or another file
         return None

@@ -8,7 +8,7 @@ from typing import Self
 
 
 class Closing:
-    """Base of what has `close`: a `with` block closes it, whatever happens in there."""
+    """Base of classes with `close`: a `with` block closes them, whatever happens inside."""
 
     __slots__ = ()
 

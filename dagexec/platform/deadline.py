@@ -1,11 +1,11 @@
-"""Deadlines: until when something may take, as one moment that all who work on it are told of.
+"""Deadlines: one moment by which all parts of some work have to be done.
 
-A deadline is made where the time is granted, and passed down. Whoever works in a loop asks it before each turn.
-`within_deadline` reaches those who know nothing of it: they call `check_deadline` between two pieces of work, such as
-preparing two operators. Native code looks at no clock: `call_with_timeout` makes a call that may take any time in a
-thread of its own, and leaves that behind when it is late.
+A deadline is made where the time is granted, and passed down. Loops check it before each turn. `within_deadline`
+reaches code that knows nothing of it: that calls `check_deadline` between two pieces of work, such as preparing two
+operators. Native code looks at no clock: `call_with_timeout` makes a call that may take any time in a thread of its
+own, and abandons that when it is late.
 
-Work that nobody wants any more ends in the same places: `check_stop` raises within `stoppable` once it is told to.
+Work that is no longer wanted ends in the same places: within `stoppable`, `check_stop` raises once it is told to.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Deadline:
-    """A moment on a clock that never goes back. Threads may ask it at once."""
+    """A moment on a monotonic clock. Threads may share it."""
 
     __slots__ = ("_end",)
 
@@ -34,7 +34,7 @@ class Deadline:
         self._end = time.perf_counter() + seconds
 
     def left(self) -> float:
-        """Seconds that are left; less than 0 when it is over."""
+        """Seconds until it is over; negative afterwards."""
         return self._end - time.perf_counter()
 
     @property
@@ -43,11 +43,11 @@ class Deadline:
         return self.left() <= 0
 
     def within(self, seconds: float) -> Deadline:
-        """`seconds` from now, or this moment where it comes sooner."""
+        """`seconds` from now, or this moment if that is sooner."""
         return Deadline(min(seconds, self.left()))
 
     def expire(self) -> None:
-        """Make it over now, for all who ask."""
+        """End it now, for all who check it."""
         self._end = -math.inf
 
 
@@ -65,9 +65,9 @@ def within_deadline(deadline: Deadline) -> Iterator[None]:
 
 
 class StopRequested(BaseException):
-    """Raised in work that nobody wants any more: it lets go of what it has, and ends.
+    """Raised in work that is no longer wanted: it releases what it has, and ends.
 
-    No `Exception`, so that it passes whatever handles a candidate or an operator that fails.
+    No `Exception`, so that it passes handlers of candidates or operators that fail.
     """
 
 
@@ -85,7 +85,7 @@ def stoppable(stop: threading.Event) -> Iterator[None]:
 
 
 def check_stop() -> None:
-    """Raises StopRequested when nobody wants any more what the caller works on."""
+    """Raises StopRequested when the caller's work is no longer wanted."""
     stop = _stop.get()
     if stop is not None and stop.is_set():
         raise StopRequested
@@ -100,9 +100,9 @@ def check_deadline() -> None:
 
 
 def call_with_timeout(call: Callable[[], T], seconds: float, late: Callable[[], object] = lambda: None) -> T:
-    """What `call` returns, made in a thread of its own that is left behind after `seconds`: DeadlineExceededError then.
+    """The result of `call`, made in a thread of its own; after `seconds` raises DeadlineExceededError and abandons it.
 
-    The thread is held to a deadline and ends when `call` does; whatever that works on must be its own, and `late` is
+    The thread is held to a deadline and ends when `call` does; it must only work on what is its own, and `late` is
     called when both have ended, to clean up. The wait for it can be interrupted. Raises what `call` raises.
     """
     attempted = _Attempt(call, seconds, late)
@@ -122,7 +122,7 @@ class _Attempt(Generic[T]):
         self._found: list[T] = []
         self._error: BaseException | None = None
         self._lock = threading.Lock()
-        self._parties = 2  # who has not ended: the thread, and whoever waits for it
+        self._parties = 2  # that have not ended: the thread, and its waiter
         self._heard = False
         self._ended = ThreadWait()
         context = copy_context()
@@ -138,7 +138,7 @@ class _Attempt(Generic[T]):
         return self._found[0]
 
     def leave(self) -> None:
-        """Wait for it no longer."""
+        """Stop waiting for it."""
         self._deadline.expire()
         self._end()
 
@@ -153,7 +153,7 @@ class _Attempt(Generic[T]):
             self._end()
 
     def _end(self) -> None:
-        """One of both has ended; the last of them cleans up after a call that nobody waited for."""
+        """One of the parties has ended; the last of them cleans up after a call that was abandoned."""
         with self._lock:
             self._parties -= 1
             is_last = self._parties == 0

@@ -1,4 +1,4 @@
-"""What is asked of file systems for what must survive: each of these calls goes through the `Disk` in force.
+"""File system calls for files that must survive: each goes through the `Disk` in force.
 
 By default that is the system's. `stress/simulated_disk.py` has one whose calls fail one after another, and which loses
 power; a test looks for code that writes past this module.
@@ -19,7 +19,7 @@ StrPath = str | os.PathLike[str]
 
 
 def regular_only(path: str, flags: int) -> int:
-    """The `opener` of `open` for regular files, at once. Raises OSError for a pipe, a device, a socket or a folder."""
+    """The `opener` of `open` for regular files; never blocks. Raises OSError for a pipe, device, socket or folder."""
     handle = os.open(path, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0), 0o666)
     if stat.S_ISREG(os.fstat(handle).st_mode):
         return handle
@@ -31,7 +31,7 @@ class Disk:
     """The system's files. Every method raises OSError."""
 
     def open(self, path: StrPath, mode: str, *, regular: bool = True) -> io.FileIO:
-        """A file without a buffer; `mode` as of `open`, binary. A write may take less than it is given."""
+        """An unbuffered file; `mode` as of `open`, binary. A write may take less than it is given."""
         return io.FileIO(path, mode, opener=regular_only if regular else None)
 
     def make_folder(self, path: Path) -> None:
@@ -39,7 +39,7 @@ class Disk:
         os.mkdir(path)
 
     def replace(self, source: Path, target: Path) -> None:
-        """Give a file or folder another name, in one step; a file that has the name is gone."""
+        """Rename a file or folder in one step; a file of the new name is replaced."""
         os.replace(source, target)
 
     def unlink(self, path: Path) -> None:
@@ -51,7 +51,7 @@ class Disk:
         os.rmdir(path)
 
     def synchronize(self, path: Path) -> None:
-        """Have the content of a file, or the names in a folder, outlast a loss of power."""
+        """Make the content of a file, or the names in a folder, outlast a loss of power."""
         if path.is_dir() and (os.name == "nt" or not os.access(path, os.R_OK)):
             return  # it cannot be opened
         handle = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
@@ -65,7 +65,7 @@ _current: list[Disk] = [Disk()]
 
 
 def disk() -> Disk:
-    """The one in force."""
+    """The `Disk` in force."""
     return _current[-1]
 
 
@@ -80,12 +80,12 @@ def installed(other: Disk) -> Iterator[None]:
 
 
 def reading(path: StrPath, *, regular: bool = True) -> BinaryIO:
-    """A file to be read. Raises OSError, and ValueError for a null character in the path."""
+    """A file for reading. Raises OSError, and ValueError for a null character in the path."""
     return io.BufferedReader(disk().open(path, "rb", regular=regular))
 
 
 def writing(path: StrPath, mode: str) -> BinaryIO:
-    """A regular file to be written, `mode` as of `open`. Raises what `reading` does."""
+    """A regular file for writing, `mode` as of `open`. Raises what `reading` does."""
     return io.BufferedWriter(disk().open(path, mode))
 
 
@@ -103,7 +103,7 @@ def make_folders(path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, or a folder and what is in it, unless it is gone. Raises OSError."""
+    """Remove a file, or a folder with its content, if there is one. Raises OSError."""
     try:
         if path.is_dir() and not path.is_symlink():
             for inside in path.iterdir():

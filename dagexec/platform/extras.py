@@ -1,4 +1,4 @@
-"""What dagexec uses where it is installed, and the command that installs it for the Python that runs.
+"""Optional packages, and the command that installs them for the running Python.
 
 The command names the packages and not `dagexec[...]`, so that it serves a checkout, an installed wheel and any index.
 """
@@ -52,7 +52,7 @@ REQUIREMENTS = {
 
 
 def install_command(extra: str) -> str:
-    """A command for a shell that installs what `extra` needs, where this Python finds it."""
+    """A shell command that installs what `extra` needs, for this Python."""
     return shlex.join([sys.executable or "python3", "-m", "pip", "install", *REQUIREMENTS[extra]])
 
 

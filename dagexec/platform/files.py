@@ -1,7 +1,7 @@
 """Files and folders that appear whole: written beside their place under a hidden name, synchronized, renamed.
 
-Whoever writes one holds a lock on it (flock), so what a killed process has left behind can be told from what somebody
-writes at this moment, and is removed by the next writer of the same place.
+A writer holds a lock (flock) on what it writes. So leftovers of a killed process can be told from files that are being
+written, and the next writer of the same place removes them.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def write_atomically(path: Path, content: bytes) -> None:
 def written_atomically(path: Path) -> Iterator[BinaryIO]:
     """A file that is at `path` once the block has ended: all that was written to it or, on failure, nothing.
 
-    What is at `path` and keeps nothing, as /dev/stdout, a device or a pipe that somebody reads, is written to directly.
-    Raises OutputError, also for an OSError of the block.
+    A `path` that keeps no content, such as /dev/stdout, a device or a pipe, is written to directly. Raises OutputError,
+    also for an OSError of the block.
     """
     with being_written(path):
         if path.exists() and not path.is_file() and not path.is_dir():
@@ -59,7 +59,7 @@ class Unpublished:
 
     Attributes:
         target: where it will be.
-        path: where it is now; nothing else writes there.
+        path: where it is now; no other process writes there.
     """
 
     _lock = -1
@@ -101,7 +101,7 @@ class Unpublished:
         self._unlock()
 
     def __del__(self) -> None:
-        """For one that got lost when memory ran out."""
+        """For a writer that was lost when memory ran out."""
         self.discard()
 
     def _unlock(self) -> None:
@@ -111,7 +111,7 @@ class Unpublished:
 
 
 def remove_leftovers(target: Path) -> None:
-    """Remove what processes that were killed have left of `target`; what somebody writes just now stays."""
+    """Remove leftovers of `target` from killed processes, not files that are being written."""
     if fcntl is None:
         return
     mark = f".{target.name}{_MARK}"
@@ -153,9 +153,9 @@ def _locked(path: Path) -> int:
 
 
 def put_in_place(path: Path, target: Path) -> None:
-    """Rename `path` to `target`, so that either outlasts a loss of power: what was there, or all that is there now.
+    """Rename `path` to `target`, so that one of them, whole, outlasts a loss of power.
 
-    Of a folder, the caller has synchronized what is in it. Raises OSError.
+    For a folder, the caller has synchronized its content. Raises OSError.
     """
     disk().synchronize(path)
     disk().replace(path, target)
@@ -164,7 +164,7 @@ def put_in_place(path: Path, target: Path) -> None:
 
 @contextmanager
 def being_written(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Raises OutputError, which names `path`, for what the system says in the block."""
+    """Turns errors of the system within the block into OutputError, which names `path`."""
     try:
         yield
     except (OSError, ValueError) as error:  # ValueError: a null character in the path

@@ -1,10 +1,10 @@
-"""What a child made by `os.fork` finds: all memory of the parent, copied when written to, and one thread of its own.
+"""The state of a child made by `os.fork`: the parent's memory, copied when written to, and a single thread.
 
-What the parent's other threads were at stays as it was at that moment, and nobody continues with it:
+Work of the parent's other threads stays as it was at that moment, and nobody continues it:
 
-- an object whose threads are gone, or that shares a lock with them, is told (`reset_after_fork`);
-- a lock that guards a few assignments is nobody's in the child (`ProcessLock`);
-- what takes longer, and cannot be found half done, is waited for before the process forks (`without_fork`).
+- an object whose threads are gone, or that shares a lock with them, is reset (`reset_after_fork`);
+- a lock that guards a few assignments is free in the child (`ProcessLock`);
+- a fork waits for longer work that must not be found half done (`without_fork`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_WAIT = 10.0
 """Seconds that a fork waits for other threads in such blocks."""
 
 LEFT_BEHIND = "the process was forked, and the threads stayed in the parent; make it anew in the child"
-"""Why something that has threads does nothing in a child."""
+"""Why an object with threads does nothing in a child."""
 
 _resets: dict[int, tuple[weakref.ref[object], Callable[[object], None]]] = {}
 _numbers = itertools.count()
@@ -40,10 +40,10 @@ def reset_after_fork(owner: _Owner, reset: Callable[[_Owner], None]) -> None:
 
 
 class ProcessLock:
-    """A lock that in a child made by `os.fork` nobody holds: `with lock.own:`.
+    """A lock that is free in a child made by `os.fork`: `with lock.own:`.
 
-    For what guards a few assignments, which leave nothing behind that a child could not live with. There may be many:
-    each costs nothing at a fork, and is renewed when it is first asked for afterwards.
+    For a few assignments, of which a child can bear any part. There may be many: each costs nothing at a fork, and is
+    renewed when it is first used afterwards.
     """
 
     __slots__ = ("_lock", "_process")
@@ -56,7 +56,7 @@ class ProcessLock:
     def own(self) -> threading.Lock:
         """The lock of this process, to be taken at once.
 
-        It is the interpreter's own, as Ctrl-C may come between any two calls of a context manager written in Python.
+        It is the interpreter's own type, as Ctrl-C may come between any two calls of a context manager in Python.
         """
         if self._process is not _process:
             with _renewing:
@@ -66,7 +66,7 @@ class ProcessLock:
         return self._lock
 
 
-_process = object()  # another one in every child
+_process = object()  # a different one in every child
 _renewing = threading.Lock()
 _barring_fork: list[int] = []  # threads, once for each block they are in
 _changed = threading.Condition()
@@ -75,7 +75,7 @@ _changed = threading.Condition()
 class without_fork:  # noqa: N801 - it reads as what holds within it
     """A fork that another thread asks for waits until the block is over: for loading libraries and modules.
 
-    The block takes no time that the user decides on, and waits for no thread that could fork.
+    The block must not take a time that the user decides on, nor wait for a thread that could fork.
     """
 
     __slots__ = ()

@@ -1,10 +1,10 @@
-"""Python's collector of cycles, at rest while very many objects are made that stay.
+"""Pauses Python's garbage collector of cycles while very many lasting objects are made.
 
-It goes through what is new after every 700 new objects, and through everything once that has grown by a quarter. While
-a net is compiled nearly everything stays, so that a quarter of the time was spent on finding nothing.
+It examines new objects after every 700, and all objects once they have grown by a quarter. While a net is compiled
+nearly all objects last, so that a quarter of the time was spent on finding nothing.
 
-What was made meanwhile is old at the end. Otherwise the next collection, in whichever thread comes by, would go through
-all of it at once while no other thread has the interpreter: 3 to 6 ms after a small net.
+Objects made meanwhile count as old at the end. Otherwise the next collection, in any thread, would examine all of them
+at once while no other thread has the interpreter: 3 to 6 ms after a small net.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ import os
 import threading
 
 MAX_MADE_OLD = 100_000
-"""New objects after which no more are made old until everything was collected: Python does that for what grew old."""
+"""New objects after which no more are made old until a full collection: Python does that for what grew old."""
 
 FROZEN_BY_PYTHON = 1000
 """Python 3.12 starts with a few hundred frozen objects of its own."""
 
 _lock = threading.Lock()
-_resting = [0]  # how many ask for it
-_made_old = {"collections": 0, "objects": 0}  # of everything so far; since the last one
+_resting = [0]  # open blocks
+_made_old = {"collections": 0, "objects": 0}  # full collections so far; objects since the last one
 _freezes = [False]  # whether the application was seen to freeze objects
 
 
 class garbage_collection_paused:  # noqa: N801 - it reads as what holds within it
-    """Within it no cycles are collected, in any thread; not for what may run long or throws large arrays away.
+    """Within it no thread collects cycles; not for work that may run long or drops large arrays.
 
-    Where the collector is switched off anyway nothing changes.
+    If the collector is off anyway, nothing changes.
     """
 
     __slots__ = ("_mine",)
@@ -50,7 +50,7 @@ class garbage_collection_paused:  # noqa: N801 - it reads as what holds within i
 
 
 def _make_all_old() -> None:
-    """Have only a collection of everything go through what there is; unless the application froze some of it once."""
+    """Leave existing objects to full collections, unless the application has ever frozen some."""
     collections = gc.get_stats()[-1]["collections"]
     if collections != _made_old["collections"]:
         _made_old.update(collections=collections, objects=0)
@@ -61,7 +61,7 @@ def _make_all_old() -> None:
 
 
 def _application_freezes() -> bool:
-    """Whether it did once: to count what is frozen takes 10 ms where it is much."""
+    """Whether it ever has, as counting many frozen objects takes 10 ms."""
     _freezes[0] = _freezes[0] or gc.get_freeze_count() > FROZEN_BY_PYTHON
     return _freezes[0]
 
@@ -69,7 +69,7 @@ def _application_freezes() -> bool:
 def _forked() -> None:
     global _lock
     _lock = threading.Lock()
-    if _resting[0]:  # those who asked are threads of the parent, or this one, which switches it on again once more
+    if _resting[0]:  # the blocks are of the parent's threads, or of this one, which switches it on once more
         _resting[0] = 0
         gc.enable()
 
