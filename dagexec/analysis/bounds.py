@@ -1,15 +1,15 @@
-"""What bounds a run: the path of chains that made it as long as it was, and why workers stood idle beside it.
+"""What bounds a run: the path of chains that determined its duration, and why workers stood idle beside it.
 
-Time of a run is workers x duration. What no chain used of it is named:
+The time of a run is workers x duration. The part that no chain used has a cause:
 
 - *serial*: one chain ran, beside which none can ever run: all others come before or after it in the DAG;
-- *imbalance*: no other chain was ready, although there are some that could run beside those that ran: branches of
-  different length, or too few of them;
+- *imbalance*: no other chain was ready, although some could run beside those that ran: branches of different length,
+  or too few of them;
 - *overhead*: a chain was ready and a worker idle (until it was woken and had taken the chain), or nothing ran: the
   start and the end of the run.
 
 A fourth cause shows in the operators themselves: beside each other they take longer than alone, as cores share caches
-and the way to memory (*memory*).
+and the path to memory (*memory*).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from dagexec.scheduler.observe.trace import ChainSpan, Trace, TracedRun
 
 @dataclass(frozen=True)
 class PathStep:
-    """A chain on the critical path. It waited for the one before, from whose end on `waited` seconds passed.
+    """A chain on the critical path, which began `waited` seconds after the end of the one before.
 
-    `for_worker` says that it was ready before, and waited for its worker, which ran the step before.
+    `for_worker` says that it was ready earlier, and waited for its worker, which ran the step before.
     """
 
     chain: int
@@ -47,13 +47,13 @@ class Idle:
 
     @property
     def total(self) -> float:
-        """All of them."""
+        """The sum over causes."""
         return self.serial + self.imbalance + self.overhead
 
 
 @dataclass(frozen=True)
 class IdleInterval:
-    """So many workers stood idle from `start` to `end`, nanoseconds of the trace's clock; `cause` is a field of Idle.
+    """`workers` workers stood idle from `start` to `end`, nanoseconds of the trace's clock; `cause` is a field of Idle.
 
     `chain` is the only one that ran, or -1.
     """
@@ -70,13 +70,13 @@ class RunBounds:
     """What bounds one run.
 
     Attributes:
-        workers: how many there were.
-        seconds: how long the run took.
+        workers: their number.
+        seconds: the duration of the run.
         busy: seconds in chains, of all workers together.
         path: the critical path as it happened, from the first chain to the last.
         idle: why workers stood idle.
         intervals: when they did.
-        slowdown: what the operators took over what they take alone; None where that is not known.
+        slowdown: time of the operators over their time alone; None if unknown.
     """
 
     workers: int
@@ -89,7 +89,7 @@ class RunBounds:
 
     @property
     def path_seconds(self) -> float:
-        """Seconds in chains along the path; the rest of the run are its waits."""
+        """Seconds in chains along the path; the rest of the run is their waits."""
         return sum(step.seconds for step in self.path)
 
 
@@ -108,14 +108,14 @@ def run_bounds(trace: Trace, workers: int, run: int = -1, operator_seconds: Sequ
     work = list(_by_worker(trace, number, spans))
     intervals = tuple(_idle_intervals(work, spans, start, end, workers, _without_company(traced)))
     seconds = dict.fromkeys(("serial", "imbalance", "overhead"), 0.0)
-    for one in intervals:
-        seconds[one.cause] += (one.end - one.start) * one.workers / 1e9
+    for interval in intervals:
+        seconds[interval.cause] += (interval.end - interval.start) * interval.workers / 1e9
     slowdown = None
     if operator_seconds is not None:
         alone = sum(operator_seconds[span.operator] for span in trace.spans if span.run == number and span.is_whole)
-        taken = sum(span.seconds for span in trace.work_of(number))
-        slowdown = taken / alone if alone else None
-    busy = sum(one.end - one.start for one in work) / 1e9
+        actual = sum(span.seconds for span in trace.work_of(number))
+        slowdown = actual / alone if alone else None
+    busy = sum(interval.end - interval.start for interval in work) / 1e9
     path = tuple(_critical_path(spans, traced))
     return RunBounds(workers, (end - start) / 1e9, busy, path, Idle(**seconds), intervals, slowdown)
 
@@ -130,13 +130,13 @@ class _Busy:
 
 
 def _by_worker(trace: Trace, run: int, spans: Sequence[ChainSpan]) -> Iterator[_Busy]:
-    """When workers were in chains; of a chain with operators that they shared, in its operators and pieces."""
+    """When workers were in chains; for a chain with shared operators, in its operators and pieces."""
     chain_of = {operator: number for number, chain in enumerate(trace.runs[run].chains) for operator in chain}
     shared = {chain_of[piece.operator] for piece in trace.pieces if piece.run == run}
     yield from (_Busy(span.chain, span.start, span.end) for span in spans if span.chain not in shared)
-    for one in trace.work_of(run):
-        if chain_of[one.operator] in shared:
-            yield _Busy(chain_of[one.operator], one.start, one.end)
+    for span in trace.work_of(run):
+        if chain_of[span.operator] in shared:
+            yield _Busy(chain_of[span.operator], span.start, span.end)
 
 
 def _without_company(run: TracedRun) -> frozenset[int]:
@@ -167,18 +167,18 @@ def _idle_intervals(
     workers: int,
     without_company: frozenset[int],
 ) -> Iterator[IdleInterval]:
-    """Between two moments at which anything changes, one cause holds."""
+    """The intervals between moments of change; each has one cause."""
     begins: dict[int, set[int]] = {}  # by time, the numbers of the work
     ends: dict[int, set[int]] = {}
-    for number, one in enumerate(work):
-        begins.setdefault(one.start, set()).add(number)
-        ends.setdefault(one.end, set()).add(number)
+    for number, item in enumerate(work):
+        begins.setdefault(item.start, set()).add(number)
+        ends.setdefault(item.end, set()).add(number)
     readies: dict[int, set[int]] = {}
     starts: dict[int, set[int]] = {}
     for span in spans:
         readies.setdefault(span.ready, set()).add(span.chain)
         starts.setdefault(span.start, set()).add(span.chain)
-    moments = sorted({start, end, *(one for one in (*begins, *ends, *readies, *starts) if start <= one <= end)})
+    moments = sorted({start, end, *(item for item in (*begins, *ends, *readies, *starts) if start <= item <= end)})
     running: set[int] = set()
     waiting: set[int] = set()
     for moment, following in pairwise(moments):
@@ -207,11 +207,11 @@ def _critical_path(spans: Sequence[ChainSpan], run: TracedRun) -> Iterator[PathS
             before[span.chain] = latest[span.thread]
         latest[span.thread] = span
     steps: list[PathStep] = []
-    cause: ChainSpan | None = max(spans, key=lambda one: one.end)
+    cause: ChainSpan | None = max(spans, key=lambda span: span.end)
     while cause is not None:
         span = cause
         parents = [by_chain[parent] for parent in run.parents[span.chain] if parent in by_chain]
-        parent = max(parents, key=lambda one: one.end, default=None)
+        parent = max(parents, key=lambda span: span.end, default=None)
         worker = before.get(span.chain)
         for_worker = worker is not None and (parent is None or worker.end > parent.end)
         cause = worker if for_worker else parent

@@ -1,10 +1,10 @@
 """Comparing runtimes on one model: times side by side in one interleaved run, and results byte by byte.
 
-How sure a difference is, `analysis.statistics` says. Every runtime is measured beside what its graph allows. SimpleNet
-shows the operator times, alone and on all cores at once, and what a run costs beyond them; handing out their pieces on
-a virtual clock then predicts the milliseconds of W workers (`dagexec.analysis.what_if`). From operator times alone it
-gives the speed-up that W workers can reach (`predicted`), and the critical path the one that no number of workers can
-beat (`bound`).
+`analysis.statistics` says how certain a difference is. Every runtime is measured beside what its graph allows.
+SimpleNet gives the operator times, alone and on all cores at once, and the cost of a run beyond them; handing out
+pieces of operators on a virtual clock then predicts the milliseconds of W workers (`dagexec.analysis.what_if`). From
+operator times alone it gives the speed-up that W workers can reach (`predicted`), and the critical path the one that no
+number of workers can beat (`bound`).
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class RuntimeResult:
 
     @property
     def runtime(self) -> str:
-        """It in words."""
+        """The row in words."""
         return f"{self.net_type}, {self.workers} worker{'s' if self.workers > 1 else ''}"
 
 
@@ -112,18 +112,18 @@ class PeerResult:
 
     @property
     def runtime(self) -> str:
-        """It in words."""
+        """The row in words."""
         return f"{self.name}, {self.threads} thread{'s' if self.threads > 1 else ''}"
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """All rows for one model, what the predictions started from, and those for other machines that were requested.
+    """All rows for one model, the measurements behind the predictions, and those for other machines on request.
 
     Attributes:
         repeat: rounds, of which the first `warm_up` do not count.
         choices: where layout and kernels come from, in words.
-        foreign_share: what other runtimes take of the operators' time, from 0 to 1; None when no operator is theirs.
+        foreign_share: the share of other runtimes in the operators' time, from 0 to 1; None when none is theirs.
     """
 
     model: str
@@ -145,14 +145,15 @@ class Comparison:
 
     @property
     def finding(self) -> str:
-        """What the rounds say, in one sentence."""
+        """The result in one sentence."""
         judged = [(row, row.verdict) for row in self.contenders if row.verdict is not None]
         if not judged:
             return f"{self.repeat} rounds are too few to say which runtime is faster; {FEWEST_ROUNDS} are needed."
-        best, verdict = min(judged, key=lambda one: one[1].ratio)
-        if verdict.finding is Finding.SAME and any(one.finding is Finding.FASTER for _, one in judged):
+        best, verdict = min(judged, key=lambda judgment: judgment[1].ratio)
+        if verdict.finding is Finding.SAME and any(judgment.finding is Finding.FASTER for _, judgment in judged):
             best, verdict = min(
-                (one for one in judged if one[1].finding is Finding.FASTER), key=lambda one: one[1].ratio
+                (judgment for judgment in judged if judgment[1].finding is Finding.FASTER),
+                key=lambda judgment: judgment[1].ratio,
             )
         return f"{best.runtime}, against SimpleNet: {verdict.sentence}."
 
@@ -192,14 +193,14 @@ def random_feeds(model: Model, shapes: Mapping[str, tuple[int, ...]] | None = No
 
     `shapes` gives or overrides the shapes of inputs. Raises FeedError for an input whose shape nobody tells.
     """
-    given = dict(shapes or {})
-    require_inputs(model, given)
+    known_shapes = dict(shapes or {})
+    require_inputs(model, known_shapes)
     random = np.random.default_rng(seed)
     needed = model.needed_inputs()
     feeds: dict[str, Array] = {}
     for name, info in model.inputs.items():
-        if name in given:
-            shape = given[name]
+        if name in known_shapes:
+            shape = known_shapes[name]
         elif info.shape is not None:
             shape = tuple(1 if size is None else size for size in info.shape)
         elif name not in needed:
@@ -346,7 +347,7 @@ def _measured(
     limits: Limits,
     progress: Callable[[float], object],
 ) -> Rounds[Key]:
-    """Rounds of all, and runs of profiling behind them, which would leave the caches in their own way."""
+    """Rounds of all, followed by runs of profiling, which would disturb the caches of the rounds."""
     rounds = measure(contenders, limits, after_round=profiler.run_natively, progress=lambda done: progress(0.9 * done))
     for number in range(_PROFILING_RUNS):
         profiler.run()
@@ -356,8 +357,8 @@ def _measured(
 
 def _verdicts(seconds: Mapping[Key, Sequence[float]]) -> dict[Key, Verdict]:
     names = {f"{net_type} {workers}": (net_type, workers) for net_type, workers in seconds}
-    found = verdicts({name: seconds[key] for name, key in names.items()}, "simple 1")
-    return {names[name]: verdict for name, verdict in found.items()}
+    judged = verdicts({name: seconds[key] for name, key in names.items()}, "simple 1")
+    return {names[name]: verdict for name, verdict in judged.items()}
 
 
 def _row(
@@ -390,7 +391,7 @@ def _row(
         bound=1.0 if alone else _ratio(timed.work, timed.critical_path(sys.maxsize)),
         largest_difference=max((_difference(expected[name], found[name]) for name in expected), default=0.0),
         same_bytes=all(_same_bytes(expected[name], found[name]) for name in expected),
-        samples_ms=tuple(one * 1e3 for one in counted[key]),
+        samples_ms=tuple(sample * 1e3 for sample in counted[key]),
         verdict=verdict,
         remarks=found_spread.remarks,
     )
@@ -411,8 +412,8 @@ def _peer(
         times.median * 1e3,
         times.low * 1e3,
         times.high * 1e3,
-        max((_difference(expected[one], found[one]) for one in expected), default=0.0),
-        tuple(one * 1e3 for one in counted[name, 0]),
+        max((_difference(expected[output], found[output]) for output in expected), default=0.0),
+        tuple(output * 1e3 for output in counted[name, 0]),
         verdict,
         times.remarks,
     )

@@ -1,6 +1,6 @@
-"""Who waits for whom where nobody can go on, and who should have woken them.
+"""Which thread waits for which in a deadlock, and which one should have woken it.
 
-Locks that are held form circles. A gate somebody else has to open: who does is seen in a schedule that agrees with this
+Held locks form cycles. A gate has to be opened by another thread: which one is seen in a schedule that agrees with this
 one up to the moment from which it could only fail, and that does not fail.
 """
 
@@ -17,7 +17,7 @@ Rescue = tuple[ExploredSchedule[object], Notes]
 
 
 def deadlock_findings(schedule: ExploredSchedule[object], notes: Notes, rescue: Rescue | None) -> Iterator[Finding]:
-    """For a deadlock, a finding for each circle of threads, and for each one that waits in vain for a wake-up."""
+    """For a deadlock, a finding for each cycle of threads, and for each thread that waits in vain for a wake-up."""
     waiting = {one.thread: one for one in notes.waiting}
     for circle in _circles(waiting):
         yield _told_circle(schedule.trace, [waiting[name] for name in circle])
@@ -35,7 +35,7 @@ def deadlock_findings(schedule: ExploredSchedule[object], notes: Notes, rescue: 
 
 
 def _waits_for(one: Waiting, waiting: dict[str, Waiting]) -> str | None:
-    """The thread that has to do something before `one` can go on, if it is known and waits itself."""
+    """The thread that has to act before `one` can go on, if it is known and waits itself."""
     target = one.event.resource if one.event.kind == "join" else one.holder
     return target if target in waiting and target != one.thread else None
 
@@ -88,7 +88,7 @@ def _after(step: int) -> str:
 
 
 def _opener(rescue: Rescue, one: Waiting) -> tuple[str, str] | None:
-    """The thread that released what `one` waits for in a schedule that did not fail, the last time, and where."""
+    """The thread, and its place, that last released what `one` waits for in a schedule that did not fail."""
     schedule, notes = rescue
     for number in reversed(range(len(schedule.trace))):
         event = schedule.trace[number]

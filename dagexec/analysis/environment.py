@@ -1,4 +1,4 @@
-"""What was measured on: processor, instruction set, cores, load, date, command, and versions of all that computes."""
+"""The environment of a measurement: processor, instruction set, cores, load, date, command, versions of libraries."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dagexec.ops.engines.onednn.binding import library
 from dagexec.platform.processor import available_cores, processor_name
 
 LIMITS = ("ONEDNN_MAX_CPU_ISA", "OPENBLAS_CORETYPE")
-"""Variables that keep libraries from using all instructions that there are."""
+"""Variables that keep libraries from using all available instructions."""
 
 PACKAGES = ("dagexec", "numpy", "onnx", "onnxruntime", "openvino", "torch")
 
@@ -44,6 +44,6 @@ def environment() -> dict[str, str | int | float]:
 
 
 def _command(words: Sequence[str]) -> str:
-    """As somebody would type it: a package that runs as a module goes by its name."""
+    """The command as one would type it: a package that runs as a module goes by its name."""
     program = Path(words[0])
     return shlex.join([program.parent.name if program.name == "__main__.py" else program.name, *words[1:]])

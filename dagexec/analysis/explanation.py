@@ -20,7 +20,7 @@ from dagexec.scheduler.plan.plan import Plan
 _ROUNDS = 5
 
 _NOTABLE = 0.01
-"""Shares of the time below this are not worth a word."""
+"""Shares of the time below this are not worth mentioning."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class TracedRuntime:
 
     @property
     def name(self) -> str:
-        """It in words."""
+        """The run in words."""
         return f"{self.net_type}, {self.workers} worker{'s' if self.workers > 1 else ''}"
 
     def bounds(self, operator_seconds: Sequence[float] | None = None) -> RunBounds:
@@ -59,7 +59,7 @@ def traced_runtime(
     trace = Trace()
     for _ in range(_ROUNDS):
         executor.run(feeds, trace=trace)
-    ends = [max((one.end for one in trace.chains if one.run == run), default=0) for run in range(_ROUNDS)]
+    ends = [max((chain.end for chain in trace.chains if chain.run == run), default=0) for run in range(_ROUNDS)]
     lengths = [end - traced.started for end, traced in zip(ends, trace.runs, strict=True)]
     typical = sorted(range(_ROUNDS), key=lengths.__getitem__)[_ROUNDS // 2]
     net = executor.net()
@@ -78,7 +78,7 @@ def explain(comparison: Comparison, bounds: RunBounds, plan: Plan) -> tuple[str,
 
 
 def _speed(comparison: Comparison, row: RuntimeResult) -> str:
-    simple = next(one for one in comparison.rows if one.net_type == "simple")
+    simple = next(other for other in comparison.rows if other.net_type == "simple")
     if row is simple:
         return f"Only SimpleNet was measured: it takes {_ms(simple.median_ms)}."
     said = f"{comparison.repeat} rounds are too few to compare them" if row.verdict is None else row.verdict.sentence
@@ -123,11 +123,11 @@ def _causes(bounds: RunBounds, plan: Plan) -> str:
 
 
 def _most_serial(bounds: RunBounds, plan: Plan) -> str:
-    """The chain on the path that stands alone for the longest time, by its slowest operator."""
+    """The chain on the path that runs alone for the longest time, by its slowest operator."""
     lost: dict[int, int] = {}
-    for one in bounds.intervals:
-        if one.cause == "serial":
-            lost[one.chain] = lost.get(one.chain, 0) + (one.end - one.start) * one.workers
+    for interval in bounds.intervals:
+        if interval.cause == "serial":
+            lost[interval.chain] = lost.get(interval.chain, 0) + (interval.end - interval.start) * interval.workers
     if not lost:
         return "one chain"
     operators = plan.chains[max(lost, key=lost.__getitem__)]

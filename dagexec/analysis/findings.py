@@ -1,7 +1,7 @@
-"""Findings: what was wrong in a schedule that failed, by what its runs did and who waited for what in the end.
+"""Findings: what was wrong in a schedule that failed, from the events of its runs and the waits at its end.
 
-An access that came before one that it should follow; a task that was begun before one that it waits for, was lost, or
-was done twice; operators that nothing orders and that came in another order than they are listed in.
+An access before another that it should follow; a task that began before one that it waits for, was lost, or was done
+twice; operators that nothing orders and that came in another order than listed.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ class Finding:
 def findings(runs: tuple[RunTold, ...], *, ended: bool) -> list[Finding]:
     """What was wrong in `runs`. Unless the schedule `ended` by itself, tasks may be missing at its end.
 
-    What follows from another finding of a run is left out: at most a few, of the first run that has one.
+    Consequences of another finding of a run are left out: at most a few are given, of the first run that has any.
     """
     for told in runs:
-        found = [*_out_of_order(told)] or [*_too_early(told)]
-        found += [*_after_the_end(told), *_twice(told), *_never(told, ended=ended or told.run.over)]
-        if found:
-            return found[:_MOST]
-    return [found for told in runs for found in _swapped(told)][:_MOST]
+        problems = [*_out_of_order(told)] or [*_too_early(told)]
+        problems += [*_after_the_end(told), *_twice(told), *_never(told, ended=ended or told.run.over)]
+        if problems:
+            return problems[:_MOST]
+    return [problems for told in runs for problems in _swapped(told)][:_MOST]
 
 
 def _after_the_end(told: RunTold) -> Iterator[Finding]:
-    """What was executed when the owner of the run had been told that it is over."""
+    """Operators that were executed after the owner of the run had been told that it is over."""
     for span in told.spans:
         if told.over is not None and span.order[1] > told.over[0]:
             text = (
@@ -64,7 +64,7 @@ def _out_of_order(told: RunTold) -> Iterator[Finding]:
     accesses = prepared_accesses(net.graph, net.operators, prepared)
     executed = told.executed()
     proof = check_order(net, plan, accesses)
-    missing = {(one.resource, one.earlier, one.later): one.missing for one in proof.unordered}
+    missing = {(pair.resource, pair.earlier, pair.later): pair.missing for pair in proof.unordered}
     for number, users in enumerate(accesses.users()):
         resource = accesses.resources[number]
         for earlier, later, kind in () if resource.exclusive else conflicts(users, number, accesses):
@@ -125,12 +125,12 @@ def _twice(told: RunTold) -> Iterator[Finding]:
 
 
 def _never(told: RunTold, *, ended: bool) -> Iterator[Finding]:
-    """Tasks that were not begun although all that they wait for is done, of a run that did not fail."""
+    """Tasks that were not begun although all that they wait for is done, in a run that did not fail."""
     by_task = _by_task(told)
     work = told.run.work
     for task in range(len(work.steps) if told.run.error is None else 0):
         parents = [number for number, row in enumerate(work.graph.children) if task in row]
-        if task in by_task or any(span.end == NEVER for one in parents for span in by_task.get(one, ())):
+        if task in by_task or any(span.end == NEVER for parent in parents for span in by_task.get(parent, ())):
             continue
         if not all(parent in by_task for parent in parents):
             continue
@@ -141,12 +141,12 @@ def _never(told: RunTold, *, ended: bool) -> Iterator[Finding]:
         )
         text = f"{_named(told, task)} was never {'executed' if ended else 'begun'}"
         yield Finding(
-            "lost", f"{text}; of those it waits for, {done}" if done else text, tuple(one.begin for one in last)
+            "lost", f"{text}; of those it waits for, {done}" if done else text, tuple(span.begin for span in last)
         )
 
 
 def _swapped(told: RunTold) -> Iterator[Finding]:
-    """Operators that touch the same memory, that nothing orders, and that were not executed as they are listed."""
+    """Operators that touch the same memory, that nothing orders, and that were not executed in list order."""
     if told.made is None:
         return
     net = told.made.net
@@ -166,11 +166,11 @@ def _swapped(told: RunTold) -> Iterator[Finding]:
 
 
 def _by_task(told: RunTold) -> dict[int, list[Span]]:
-    found: dict[int, list[Span]] = {}
+    by_task: dict[int, list[Span]] = {}
     for span in told.spans:
         if span.task >= 0:
-            found.setdefault(span.task, []).append(span)
-    return found
+            by_task.setdefault(span.task, []).append(span)
+    return by_task
 
 
 def _named(told: RunTold, task: int) -> str:

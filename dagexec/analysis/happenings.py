@@ -1,7 +1,7 @@
-"""What happened in a schedule, in the words of nets: which operator was executed in which step, by whom.
+"""What happened in a schedule, in terms of nets: which operator was executed in which step, and where.
 
-Threads of a controlled schedule say what they do (`scheduler.exploration.notes`): a worker the piece of a task that it
-begins and ends, a stream the kernel that it executes, a net the run that it makes. Here that becomes spans of
+Threads of a controlled schedule announce what they do (`scheduler.exploration.notes`): a worker the pieces of tasks
+that it begins and ends, a stream the kernels that it executes, a net the runs that it makes. Here these become spans of
 operators.
 """
 
@@ -28,14 +28,14 @@ NEVER = 1 << 60
 
 @dataclass
 class Span:
-    """Something that was done.
+    """A stretch of work.
 
     Attributes:
-        labels: of the operators it was done for.
+        labels: of its operators.
         where: the worker or stream.
-        task, piece: what it was in the work of its run; -1 for a kernel on a stream.
+        task, piece: its place in the work of its run; -1 for a kernel on a stream.
         begin, end: the steps in which it began and ended; `NEVER` if it did not end.
-        order: of its beginning and its end among all that happened.
+        order: of its beginning and its end among all events.
         launches: it only put work on a stream.
     """
 
@@ -59,10 +59,10 @@ class RunTold:
     """A run of a net, or of a pool's user without one.
 
     Attributes:
-        run: it.
-        made: what its net said of it; None for a run without one.
-        spans: what was done in it, in order of the beginnings.
-        over: when its owner was told that it is over: the place among all that happened, and the step; None if never.
+        run: the run.
+        made: what its net announced; None for a run without one.
+        spans: its stretches of work, in order of the beginnings.
+        over: when its owner was told that it is over: the place among all events, and the step; None if never.
     """
 
     run: Run
@@ -80,14 +80,14 @@ class RunTold:
         return ", ".join(_labels(self.run, self.made, task, self.run.work.steps[task][0]))
 
     def executed(self) -> dict[str, tuple[Span, Span]]:
-        """Of each operator that was executed, by its label, what began first and what ended last."""
-        found: dict[str, tuple[Span, Span]] = {}
+        """For each operator that was executed, by its label, the spans that began first and ended last."""
+        ends: dict[str, tuple[Span, Span]] = {}
         for span in self.spans:
             if not span.launches:
                 for label in span.labels:
-                    first, last = found.get(label, (span, span))
-                    found[label] = (first, max(last, span, key=lambda one: one.order[1]))
-        return found
+                    first, last = ends.get(label, (span, span))
+                    ends[label] = (first, max(last, span, key=lambda one: one.order[1]))
+        return ends
 
 
 def happenings(notes: Notes) -> tuple[RunTold, ...]:
@@ -143,8 +143,8 @@ def _labels(run: Run, made: NetRun | None, task: int, steps: Sequence[Step]) -> 
     if made is not None and not made.net.on_host:
         yield from map(made.plan.graph.label, made.plan.chains[chain])
         return
-    own = (step for step in steps if not isinstance(step, StepNote))
-    yield from dict.fromkeys(run.name_step(chain, _call_of(step)) for step in own)
+    work = (step for step in steps if not isinstance(step, StepNote))
+    yield from dict.fromkeys(run.name_step(chain, _call_of(step)) for step in work)
 
 
 def _call_of(step: Step) -> Failed:

@@ -1,4 +1,4 @@
-"""The memory plan of a model under a net type, without an executor: that of one that only keeps inputs and outputs."""
+"""The memory plan of a model under a net type, without an executor: as for one that only keeps inputs and outputs."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def planned(model: Model, net_type: str, feeds: Mapping[str, npt.NDArray[np.gene
         workspace.feed_blob(name, array)
     written = {name for definition in model.program.op for name in definition.output}
     constants = frozenset(model.parameters) - written - set(model.inputs)
-    kept = frozenset(model.outputs) | frozenset(model.inputs)
-    with NETS[net_type](model.program, workspace, constants=constants, keep=kept) as net:
+    keep = frozenset(model.outputs) | frozenset(model.inputs)
+    with NETS[net_type](model.program, workspace, constants=constants, keep=keep) as net:
         preparation = net.prepared()
         if preparation.memory is None:
             raise ArgumentError(f"net {net.name!r} has no memory plan")

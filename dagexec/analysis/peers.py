@@ -1,7 +1,6 @@
 """Peers of a comparison: the model on onnxruntime or OpenVINO, in this process and in the same rounds.
 
-Each computes in float32 with as many threads as the most workers that are compared, and is otherwise as its users have
-it by default.
+Each computes in float32 with as many threads as the most workers that are compared, and otherwise with its defaults.
 """
 
 from __future__ import annotations
@@ -40,15 +39,15 @@ def peers(
     is_file = isinstance(source, str | os.PathLike) and os.fspath(source).endswith(".onnx")
     shapes = {name: array.shape for name, array in feeds.items()}
     file = os.fspath(source) if is_file else to_onnx(model, shapes=shapes).SerializeToString()  # type: ignore[arg-type]
-    found = {}
+    runs = {}
     for name in names:
         try:
-            found[name] = _LOADERS[name](file, feeds, threads)
+            runs[name] = _LOADERS[name](file, feeds, threads)
         except ImportError:
             raise DagexecError(f"{name} is not installed; install it with: {install_command(name)}") from None
         except Exception as error:
             raise DagexecError(f"{name} refuses model {model.name!r}: {type(error).__name__}: {error}") from error
-    return found
+    return runs
 
 
 def _onnxruntime(file: str | bytes, feeds: Mapping[str, Array], threads: int) -> PeerRun:
@@ -57,25 +56,25 @@ def _onnxruntime(file: str | bytes, feeds: Mapping[str, Array], threads: int) ->
     settings = runtime.SessionOptions()
     settings.intra_op_num_threads = threads
     session = runtime.InferenceSession(file, settings, providers=["CPUExecutionProvider"])
-    names = {one.name for one in session.get_inputs()}
-    given = {name: array for name, array in feeds.items() if name in names}
-    return lambda: session.run(None, given)
+    names = {argument.name for argument in session.get_inputs()}
+    fed = {name: array for name, array in feeds.items() if name in names}
+    return lambda: session.run(None, fed)
 
 
 def _openvino(file: str | bytes, feeds: Mapping[str, Array], threads: int) -> PeerRun:
     openvino = importlib.import_module("openvino")
     core = openvino.Core()
     model = core.read_model(file)
-    inputs = {name: one for one in model.inputs for name in one.names if name in feeds}
+    inputs = {name: info for info in model.inputs for name in info.names if name in feeds}
     if model.is_dynamic():
         model.reshape({name: list(feeds[name].shape) for name in inputs})
     settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
     request = core.compile_model(model, "CPU", settings).create_infer_request()
-    given = {name: np.ascontiguousarray(feeds[name]) for name in inputs}
+    arrays = {name: np.ascontiguousarray(feeds[name]) for name in inputs}
 
     def run() -> Sequence[Array]:
-        request.infer(given)
-        return [np.asarray(one.data) for one in request.output_tensors]
+        request.infer(arrays)
+        return [np.asarray(info.data) for info in request.output_tensors]
 
     return run
 

@@ -60,12 +60,11 @@ class OutputError:
 class PrecisionReport:
     """A model in `dtype` beside the same in float32.
 
-    Attributes:
-        inputs: on how many.
-        outputs: what each output loses.
-        float32_ms, dtype_ms: medians of interleaved runs.
-        speed_up: the one over the other.
-        layers: on request, what each layer loses when it alone is in `dtype`, the worst first.
+    inputs: their number.
+    outputs: the loss of each output.
+    float32_ms, dtype_ms: medians of interleaved runs.
+    speed_up: the first over the second.
+    layers: on request, the loss of each layer when it alone is in `dtype`, the worst first.
     """
 
     model: str
@@ -159,8 +158,8 @@ def _output_error(name: str, expected: Sequence[Outputs], found: Sequence[Output
     """All runs of one output together."""
     largest, size, squares, whole, other, product = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
     same = rows = 0
-    for one, another in zip(expected, found, strict=True):
-        a, b = one[name].astype(np.float64), another[name].astype(np.float64)
+    for first, second in zip(expected, found, strict=True):
+        a, b = first[name].astype(np.float64), second[name].astype(np.float64)
         if a.shape != b.shape:
             raise ArgumentError(f"output {name!r} has shape {b.shape}; in float32 {a.shape}")
         difference = b - a
@@ -186,9 +185,9 @@ def _largest(array: Array) -> float:
 
 
 def _layers(model: Model, dtype: str, samples: Sequence[Feeds], calibration: Sequence[Feeds]) -> tuple[LayerError, ...]:
-    """What each layer loses alone, the worst first; for int8 those that calibration quantizes."""
+    """The loss of each layer alone, the worst first; for int8 of the layers that calibration quantizes."""
     if dtype == "int8" and not calibration:
         return ()
     simple = run_passes(model, before_precision(SIMPLIFYING)).model
-    found = errors_by_layer(simple, dtype, samples, calibration)
-    return tuple(sorted(found, key=lambda layer: -layer.error))
+    errors = errors_by_layer(simple, dtype, samples, calibration)
+    return tuple(sorted(errors, key=lambda layer: -layer.error))

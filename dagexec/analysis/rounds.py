@@ -1,6 +1,6 @@
-"""Rounds of a comparison: in each every contender runs once, in a random order.
+"""Rounds of a comparison: in each, every contender runs once, in a random order.
 
-There are as many as asked for, or until all intervals are narrow or the time is over.
+Their number is given, or they go on until all intervals are narrow or the time is over.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dagexec.platform.records import dataclass
 
 Key = TypeVar("Key", bound=Hashable)
 
-_LOOKS = 4  # rounds from one look at the intervals to the next
+_LOOKS = 4  # rounds from one check of the intervals to the next
 _ALWAYS = 15  # rounds, however narrow intervals are
 
 
@@ -26,7 +26,7 @@ class Limits:
     """How long to measure.
 
     Attributes:
-        rounds: exactly so many; None for as many as the others allow.
+        rounds: their exact number; None for as many as the others allow.
         seconds: after which no further round begins, once there are enough for intervals.
         precision: half the width of an interval, as a part of the time, that is narrow enough.
     """
@@ -38,7 +38,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Rounds(Generic[Key]):
-    """What was measured.
+    """The measurements.
 
     Attributes:
         seconds: of each contender and round, in order.
@@ -85,7 +85,7 @@ def measure(
 
 
 def _share(limits: Limits, rounds: int, seconds: float) -> float:
-    """Of the rounds or the time; below 1 while there are too few for intervals."""
+    """The share of the rounds or the time; below 1 while there are too few for intervals."""
     if limits.rounds is not None:
         return rounds / limits.rounds
     return min(seconds / limits.seconds if limits.seconds else 1.0, rounds / FEWEST_ROUNDS)

@@ -87,7 +87,7 @@ class ModelScenario:
 
 @dataclass(frozen=True)
 class FailingModel:
-    """A scenario, what its runs should return, and a schedule under which it fails."""
+    """A scenario, the results expected of its runs, and a schedule under which it fails."""
 
     scenario: ModelScenario
     expected: Digest
@@ -99,7 +99,7 @@ class FailingModel:
 
 
 def shrink_model(failing: FailingModel, seeds: Iterable[int], limit: int = 200) -> FailingModel:
-    """One with a smaller net that, under some of `seeds` or where the schedule deviates, fails with the same error.
+    """One with a smaller net that fails with the same error under some of `seeds`, or where the schedule deviates.
 
     At most `limit` nets are tried.
     """
@@ -108,10 +108,10 @@ def shrink_model(failing: FailingModel, seeds: Iterable[int], limit: int = 200) 
     tried = tuple(seeds)
     _, points = noted(failing.run, ReplayStrategy(failing.schedule.decisions, timeouts=timeouts))
     deviations = [point.deviation for point in points if point.choice]
-    found = failing
+    smallest = failing
 
     def fails(net: NetDef) -> bool:
-        nonlocal found
+        nonlocal smallest
         written = {name for operator in net.op for name in operator.output}
         outputs = tuple(name for name in scenario.model.outputs if name in written)
         smaller = replace(scenario, model=replace(scenario.model, net=net, outputs=outputs or _ends(net)))
@@ -123,11 +123,11 @@ def shrink_model(failing: FailingModel, seeds: Iterable[int], limit: int = 200) 
         schedules = (explore(partial(smaller.run, expected), strategy) for strategy in strategies)
         failed = next((one for one in schedules if type(one.failure) is kind), None)
         if failed is not None:
-            found = FailingModel(smaller, expected, failed)  # `shrink` goes on from every net that fails
+            smallest = FailingModel(smaller, expected, failed)  # `shrink` goes on from every net that fails
         return failed is not None
 
     shrink(scenario.model.net, fails, limit)
-    return found
+    return smallest
 
 
 def _call(executor: Executor, feeds: Mapping[str, Array], results: dict[int, Digest | BaseException], n: int) -> None:

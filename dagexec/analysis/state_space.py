@@ -1,7 +1,7 @@
-"""Every state of the runs of a net on so many workers, in the operators' names: what `dagexec check --exhaustive` asks.
+"""Every state of the runs of a net on a number of workers, in the operators' names, for `dagexec check --exhaustive`.
 
-Runs on the host are looked at in tasks and pieces, against what operators read and write; of those on devices, which
-streams and events order, how chains are handed out.
+Runs on the host are examined in tasks and pieces, against the reads and writes of operators; for runs on devices, which
+streams and events order, only how chains are handed out.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class RunSpace:
         workers: how many may be in a run.
         tasks, pieces: that are handed out.
         ordered: pairs of tasks that touch the same memory, of which the second must find the first one ended.
-        stops: how often a run was stopped to see what follows: once a state, and for each piece that might fail there.
-        found: what the search says.
+        stops: how often a run was stopped to check what follows: once a state, and for each piece that might fail.
+        found: the result of the search.
     """
 
     net: str
@@ -39,15 +39,14 @@ class RunSpace:
 
 
 def search_runs(net: BaseNet, workers: int, *, seconds: float | None = None) -> Iterator[RunSpace]:
-    """Look at all states of runs of `net`, for the shapes its blobs have now, and of nets that its operators run.
+    """Examine all states of runs of `net`, for the shapes its blobs have now, and of nets that its operators run.
 
-    All together take so many `seconds`, after which the rest is left out; after a fault, too. Raises what preparing
-    raises.
+    The search of all nets ends after `seconds`, or with a fault; the rest is left out. Raises what preparing raises.
     """
     until = None if seconds is None else time.perf_counter() + seconds
     for each in _nets(net):
-        left = None if until is None else max(0.0, until - time.perf_counter())
-        space = _search(each, workers, left)
+        remaining = None if until is None else max(0.0, until - time.perf_counter())
+        space = _search(each, workers, remaining)
         yield space
         if space.found.fault is not None:
             return
@@ -66,18 +65,18 @@ def _search(net: BaseNet, workers: int, seconds: float | None) -> RunSpace:
     graph = net.tasks().work.graph
     before = tasks_before(net) if net.on_host else [{}] * len(graph.pieces)
     model = RunStates(graph, workers, task_names(net), before)
-    found = search(model, seconds=seconds)
+    result = search(model, seconds=seconds)
     ordered = sum(map(len, before))
-    return RunSpace(net.name, workers, len(graph.pieces), sum(graph.pieces), ordered, model.stops, found)
+    return RunSpace(net.name, workers, len(graph.pieces), sum(graph.pieces), ordered, model.stops, result)
 
 
 def task_names(net: BaseNet) -> list[str]:
     """Of each task of `net` for the shapes its blobs have now, its number and the operators that it computes."""
-    found: list[str] = []
+    names: list[str] = []
     for task, row in enumerate(net.tasks().shares):
         ends = dict.fromkeys(row[place][0] for place in ((0, -1) if row else ()))
-        found.append(f"task {task}" + (f" ({' to '.join(_name(net, operator) for operator in ends)})" if ends else ""))
-    return found
+        names.append(f"task {task}" + (f" ({' to '.join(_name(net, operator) for operator in ends)})" if ends else ""))
+    return names
 
 
 def _name(net: BaseNet, operator: int) -> str:

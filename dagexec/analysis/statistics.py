@@ -1,13 +1,13 @@
-"""Statistics of times that were measured in turns: is one contender faster than another, by how much, and how sure.
+"""Statistics of times that were measured in turns: is one contender faster than another, by how much, how certainly.
 
-In each *round* every contender runs once, in a random order. What slows the machine for a while slows all that run in
-a round, so contenders are compared round by round: the logarithm of the ratio of two times of one round is one
-observation, and the ratio of the contenders is that of a trimmed mean of all. Its interval comes from a bootstrap of
-rounds, in blocks of neighbors as those resemble each other (Kuensch 1989). Of many contenders the chance to call any of
-them different by mistake is kept by Holm's procedure (1979).
+In each *round* every contender runs once, in a random order. A disturbance of the machine slows all runs of a round, so
+contenders are compared round by round: the logarithm of the ratio of two times of one round is one observation, and the
+ratio of the contenders is that of a trimmed mean of all. Its interval comes from a bootstrap of rounds, in blocks of
+neighbors as those resemble each other (Kuensch 1989). With many contenders, Holm's procedure (1979) bounds the chance
+of calling any of them different by mistake.
 
-NumPy's few lines do it: `scipy.stats.bootstrap` draws no blocks, and SciPy would be the largest of the packages that
-`import dagexec` needs. `tests/analysis/test_statistics.py` holds the intervals against SciPy's.
+A few lines of NumPy suffice: `scipy.stats.bootstrap` draws no blocks, and SciPy would be the largest of the packages
+that `import dagexec` needs. `tests/analysis/test_statistics.py` checks the intervals against SciPy's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dagexec.platform.records import dataclass
 Floats = npt.NDArray[np.float64]
 
 ALPHA = 0.05
-"""The chance to call contenders different that are not, all together."""
+"""The chance that contenders are called different by mistake, over all of them."""
 
 NOTABLE = 0.02
 """A part of the time. Two copies of one net differ as much by where they are in memory and which was made first
@@ -33,10 +33,10 @@ NOTABLE = 0.02
 RESAMPLES = 4000
 
 FEWEST_ROUNDS = 8
-"""For an interval."""
+"""The least for an interval."""
 
 _TRIMMED = 0.2  # of the observations, at each end
-_FEWEST_LEFT = 0.5  # of the rounds, behind the warm-up
+_FEWEST_LEFT = 0.5  # of the rounds, after the warm-up
 _TREND_P = 0.01
 _TREND_CHANGE = 0.03
 _MODES_APART = 3.0  # standard deviations; by 2 two normal distributions begin to have two peaks (Ashman 1994)
@@ -44,7 +44,7 @@ _SMALLEST_MODE = 0.15
 
 
 class Finding(StrEnum):
-    """What is said of a contender."""
+    """The result for a contender."""
 
     FASTER = "faster"
     SLOWER = "slower"
@@ -79,23 +79,23 @@ class Verdict:
 
 
 def warm_up(times: Floats) -> int:
-    """How many rounds at the beginning are unlike those behind, of times [rounds, contenders]; no more than half.
+    """The number of rounds at the beginning that are unlike the rest, in times [rounds, contenders]; at most half.
 
     By the marginal standard error rule (White 1997): those whose removal makes the error of the mean smallest.
     """
     rounds = np.log(times).mean(axis=1)
-    most = int(len(rounds) * (1 - _FEWEST_LEFT))
-    errors = [rounds[start:].var() / (len(rounds) - start) for start in range(most + 1)]
+    limit = int(len(rounds) * (1 - _FEWEST_LEFT))
+    errors = [rounds[start:].var() / (len(rounds) - start) for start in range(limit + 1)]
     return int(np.argmin(errors)) if errors else 0
 
 
 def verdicts(times: Mapping[str, Sequence[float]], base: str, seed: int = 0) -> dict[str, Verdict]:
-    """What is said of each contender beside `base`, from seconds of rounds in order, warm-up left out.
+    """The verdict on each contender against `base`, from seconds of rounds in order, without the warm-up.
 
     Raises ValueError for fewer than 8 rounds.
     """
     others = [name for name in times if name != base]
-    logs = {name: np.log(np.asarray(found, np.float64)) for name, found in times.items()}
+    logs = {name: np.log(np.asarray(seconds, np.float64)) for name, seconds in times.items()}
     count = len(logs[base])
     if count < FEWEST_ROUNDS:
         raise ValueError(f"expected at least {FEWEST_ROUNDS} rounds for an interval, found {count}")
@@ -103,15 +103,15 @@ def verdicts(times: Mapping[str, Sequence[float]], base: str, seed: int = 0) -> 
     centers = {name: _center(differences[name]) for name in others}
     draws = {name: _draws(differences[name], random) for name in others}
     chances = {name: _chance(draws[name]) for name in others}
-    found: dict[str, Verdict] = {}
+    seconds: dict[str, Verdict] = {}
     rejects = True
     for place, name in enumerate(sorted(others, key=chances.__getitem__)):
         level = ALPHA / (len(others) - place)
         low, high = np.quantile(draws[name], (level / 2, 1 - level / 2))
         verdict = _verdict(float(centers[name]), float(low), float(high))
         rejects = rejects and verdict.finding is not Finding.SAME
-        found[name] = verdict if rejects else _verdict(float(centers[name]), float(low), float(high), same=True)
-    return {name: found[name] for name in others}
+        seconds[name] = verdict if rejects else _verdict(float(centers[name]), float(low), float(high), same=True)
+    return {name: seconds[name] for name in others}
 
 
 def half_width(times: Floats, base: Floats) -> float:
@@ -161,18 +161,18 @@ def _center(values: Floats) -> Floats:
 
 
 def _chance(draws: Floats) -> float:
-    """Of resamples on the other side of 0 than most, times two."""
+    """Twice the share of resamples on the less frequent side of 0."""
     below = float(np.mean(draws <= 0))
     return 2 * min(below, 1 - below) + 1 / len(draws)
 
 
 @dataclass(frozen=True)
 class Spread:
-    """How the times of one contender lie.
+    """The distribution of one contender's times.
 
     Attributes:
         median, low, high: in seconds, with the quartiles.
-        trend: by what part the time changes from the first round to the last; 0 where that may be chance.
+        trend: the change from the first round to the last, as a part of the time; 0 where it may be chance.
         modes: seconds of two speeds that it switches between, and the share of rounds at the first; None for one speed.
     """
 
@@ -184,19 +184,19 @@ class Spread:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What a reader has to know of it."""
-        found = []
+        """Remarks for a reader."""
+        remarks = []
         if self.trend:
             way = "slower" if self.trend > 0 else "faster"
-            found.append(f"{way} by {abs(self.trend):.0%} from the first to the last round")
+            remarks.append(f"{way} by {abs(self.trend):.0%} from the first to the last round")
         if self.modes is not None:
-            one, other, share = self.modes
-            found.append(f"two speeds: {one * 1e3:.3g} ms in {share:.0%} of the rounds, else {other * 1e3:.3g} ms")
-        return tuple(found)
+            first, second, share = self.modes
+            remarks.append(f"two speeds: {first * 1e3:.3g} ms in {share:.0%} of the rounds, else {second * 1e3:.3g} ms")
+        return tuple(remarks)
 
 
 def spread(seconds: Sequence[float]) -> Spread:
-    """How these times lie, of rounds in order."""
+    """The distribution of these times, of rounds in order."""
     times = np.asarray(seconds, np.float64)
     low, median, high = np.quantile(times, (0.25, 0.5, 0.75))
     return Spread(float(median), float(low), float(high), _trend(times), _modes(times))
@@ -225,9 +225,9 @@ def _modes(times: Floats) -> tuple[float, float, float] | None:
         return None
     places = range(smallest, count - smallest + 1)
     cut = min(places, key=lambda place: place * ordered[:place].var() + (count - place) * ordered[place:].var())
-    one, other = ordered[:cut], ordered[cut:]
-    width = math.sqrt((one.var() + other.var()) / 2)
-    apart = float(other.mean() - one.mean())
-    if apart <= _MODES_APART * width or apart < 2 * NOTABLE * float(one.mean()):
+    first, second = ordered[:cut], ordered[cut:]
+    width = math.sqrt((first.var() + second.var()) / 2)
+    apart = float(second.mean() - first.mean())
+    if apart <= _MODES_APART * width or apart < 2 * NOTABLE * float(first.mean()):
         return None
-    return float(np.median(one)), float(np.median(other)), cut / count
+    return float(np.median(first)), float(np.median(second)), cut / count

@@ -1,8 +1,8 @@
-"""The story of a schedule that failed: `explain` shrinks it, and says what went wrong in the words of its nets.
+"""The story of a schedule that failed: `explain` shrinks it, and says what went wrong in terms of its nets.
 
 The schedule is run twice (`nondeterminism`), shrunk to the fewest preemptions (`fewest`), and bisected for the moment
-from which it could only fail (`inevitable`). Then it is run once more and noted down: what its runs did (`happenings`)
-shows which access, task or wake-up was wrong (`findings`, `deadlocks`).
+from which it could only fail (`inevitable`). Then it is run again with notes: what its runs did (`happenings`) shows
+which access, task or wake-up was wrong (`findings`, `deadlocks`).
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _RUNS = 20
 
 @dataclass(frozen=True)
 class Step:
-    """A step, as it is told.
+    """A step of the story.
 
     Attributes:
-        event: who went on, with what.
-        place: where in the code its thread had come to a decision point; empty for a beginning.
-        operators: what was executed or launched in it, empty for nothing.
-        preempted: who could have gone on instead, as nobody had to wait; empty for a step that was no preemption.
+        event: the thread and its action.
+        place: where in the code its thread had reached a decision point; empty for a beginning.
+        operators: those executed or launched in it; may be empty.
+        preempted: the thread that could have gone on instead; empty for a step that was no preemption.
         passed_from: number of the step that let this one go on: a lock released, a thread started; -1 for none.
     """
 
@@ -60,12 +60,12 @@ class Story:
     Attributes:
         failure: what was raised.
         schedule: with the fewest preemptions that were found; it replays exactly.
-        deviations: where it leaves the schedule without preemptions.
+        deviations: where it departs from the schedule without preemptions.
         preemptions: how many it has; None where it did not fail again.
         fewest: no schedule with fewer fails: all were tried.
         steps: of `schedule`.
         findings: what was wrong, the likeliest cause first.
-        moment: from when it could only fail; None where that is not known.
+        moment: from when it could only fail; None if unknown.
         parting: where two runs of it part; None where it repeats itself.
     """
 
@@ -84,7 +84,7 @@ class Story:
         yield self.failure
         if self.parting is not None:
             yield f"It does not repeat itself: {self.parting}"
-        yield from (found.text for found in self.findings)
+        yield from (finding.text for finding in self.findings)
         if self.preemptions is None:
             yield "It did not fail again under the same decisions."
             return
@@ -201,8 +201,8 @@ def _steps(
 
 
 def _passed_from(trace: tuple[Event, ...]) -> dict[int, int]:
-    """For steps that a step of another thread let go on, the number of that: it released, started or ended."""
-    found: dict[int, int] = {}
+    """For each step that a step of another thread let go on, the number of that: it released, started or ended."""
+    givers: dict[int, int] = {}
     released: dict[str, int] = {}
     started: dict[str, int] = {}
     last: dict[str, int] = {}
@@ -214,17 +214,17 @@ def _passed_from(trace: tuple[Event, ...]) -> dict[int, int]:
         else:
             giver = started.get(event.thread, -1) if event.kind == "begin" else -1
         if giver >= 0 and trace[giver].thread != event.thread:
-            found[number] = giver
+            givers[number] = giver
         last[event.thread] = number
         if event.kind in ("release", "wake"):
             released[event.resource] = number
         elif event.kind == "start":
             started[event.resource] = number
-    return found
+    return givers
 
 
 def _text(schedule: ExploredSchedule[Any]) -> str:
-    """What was raised, with its notes: among them what threads did that the machine of runs does not allow."""
+    """The failure, with its notes, among them deviations of threads from the machine of runs."""
     return "\n".join((f"{type(schedule.failure).__name__}: {schedule.failure}", *_notes(schedule.failure)))
 
 

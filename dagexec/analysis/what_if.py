@@ -1,7 +1,7 @@
-"""What if there were more workers, or a device with streams: predictions from what was measured here.
+"""What if there were more workers, or a device with streams: predictions from measurements here.
 
-`CostModel` is what a prediction starts from, all of it measured under SimpleNet and on empty chains, none of it on
-the runtime that is predicted. `scheduler.run.prediction` hands out pieces of operators on a virtual clock.
+A prediction starts from a `CostModel`, which is measured under SimpleNet and on empty chains, never on the runtime that
+is predicted. `scheduler.run.prediction` hands out pieces of operators on a virtual clock.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from dagexec.scheduler.run.prediction import (
 )
 
 LAUNCH_SECONDS = 5e-6
-"""What launching an operator on a stream is taken to cost, where nobody says."""
+"""The assumed cost of launching an operator on a stream."""
 
 
 _SHORTEST, _WIDEST = 50e-6, 1.25
-"""Runs that take less, and quartiles that lie farther apart, are not predicted."""
+"""Shorter runs, and runs whose quartiles lie farther apart, are not predicted."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ class CostModel:
         operator_seconds: of each operator, alone on the machine; medians, in list order.
         run_seconds: of a run beyond its operators: feeding, waking the first worker, fetching.
         piece_seconds: for a worker to settle a piece of an operator, or a chain, and take the next.
-        wake_seconds: until an idle worker begins what it is given.
-        slowdown: by what the operators take longer when 1, 2, ... cores compute.
-        spread: what the operators of a run took together, over the median run: the quartiles.
+        wake_seconds: until an idle worker begins a task.
+        slowdown: the factor on operators when 1, 2, ... cores compute.
+        spread: the quartiles of the operators' total over the median run.
     """
 
     operator_seconds: tuple[float, ...]
@@ -58,7 +58,7 @@ class CostModel:
 
     @property
     def weakness(self) -> str:
-        """Why predictions from this say little; empty where they say something."""
+        """Why predictions are not reliable; empty where they are."""
         low, high = self.spread
         if sum(self.operator_seconds) < _SHORTEST:
             return f"a run of {sum(self.operator_seconds) * 1e6:.0f} us is too short to be predicted"
@@ -67,7 +67,7 @@ class CostModel:
         return ""
 
     def hardware(self, workers: int, streams: int = 0, launch_seconds: float = LAUNCH_SECONDS) -> Hardware:
-        """So many workers and streams with the costs that were measured."""
+        """Hardware of so many workers and streams, with the measured costs."""
         return Hardware(workers, streams, self.piece_seconds, self.wake_seconds, launch_seconds, self.slowdown)
 
     def predict(self, tasks: OperatorTasks, hardware: Hardware) -> float:
@@ -84,9 +84,9 @@ class CostModel:
 
 
 class CostProfiler:
-    """Runs SimpleNet under a trace, in turn alone and on all cores at once, and makes a cost model of that.
+    """Runs SimpleNet under a trace, alternately alone and on all cores at once, and makes a cost model of that.
 
-    What tasks take in machine code is read off runs on one worker that nobody traces.
+    Times of tasks in machine code come from runs on one worker without a trace.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class CostProfiler:
                     call.result()
 
     def run_natively(self) -> None:
-        """The tasks of the net of `native` once more, on what it was fed with last: in machine code, by this thread."""
+        """Run the tasks of the net of `native` again, on its last feeds: in machine code, by this thread."""
         assert self._native is not None
         with WorkerPool(1, "profile") as pool:
             run = self._native.net().new_run(lambda: None)
@@ -128,12 +128,12 @@ class CostProfiler:
             self._tasks.append(run.machine.task_seconds())
 
     def cost_model(self, tasks: OperatorTasks, simple_seconds: Sequence[float] = ()) -> CostModel:
-        """What the runs so far say; `tasks` are run without their operators for the costs of scheduling.
+        """The result of the runs so far; `tasks` are run without their operators for the costs of scheduling.
 
-        `simple_seconds` are those of runs of SimpleNet that nobody traced, from call to result.
+        `simple_seconds` are those of runs of SimpleNet without a trace, from call to result.
 
-        Each figure is a median over runs. Medians of operators leave out what a busy machine interrupts, which runs do
-        not: their sum is brought to the median of the runs' sums.
+        Each figure is a median over runs. Medians of operators leave out interruptions by a busy machine, which runs
+        include: their sum is scaled to the median of the runs' sums.
         """
         medians = self._alone.operator_seconds(len(tasks.plan.graph))
         runs = self._alone.run_seconds() or [RunSeconds(0.0, 0.0)] * len(self._seconds)
@@ -145,7 +145,7 @@ class CostProfiler:
         groups = [crowded[first : first + cores] for first in range(0, len(crowded), cores)]
         ratios = [statistics.mean(group) / work for work, group in zip(works, groups, strict=False) if work]
         costs = measure_costs(tasks.work)
-        seconds = [one * scale for one in medians]
+        seconds = [median * scale for median in medians]
         if self._native is not None and self._tasks and simple_seconds:
             took = [statistics.median(row) for row in zip(*self._tasks, strict=True)]
             seconds = self._native.net().tasks().operator_seconds(took, seconds)
@@ -172,7 +172,7 @@ def _quartiles(values: Sequence[float]) -> tuple[float, float]:
 class WhatIf:
     """A prediction. `streams` is 0 on the host; `speed_up` is over one worker there; no schedule beats `bound_ms`.
 
-    From `low_ms` to `high_ms` it is by the quartiles of what the operators took.
+    `low_ms` and `high_ms` follow from the quartiles of the operators' times.
     """
 
     workers: int

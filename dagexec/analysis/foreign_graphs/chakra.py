@@ -1,13 +1,13 @@
 """Execution traces of MLCommons Chakra as foreign graphs: their dependencies, and the storages of their tensors.
 
-A trace is a stream of messages, each behind its length: one GlobalMetadata, then Nodes. The schema is
-https://github.com/mlcommons/chakra/blob/main/schema/protobuf/et_def.proto, of which the fields that matter are declared
-here. Chakra's jsonizer writes the same as JSON messages, one behind another.
+A trace is a stream of messages, each after its length: one GlobalMetadata, then Nodes. The schema is
+https://github.com/mlcommons/chakra/blob/main/schema/protobuf/et_def.proto, of which the fields needed are declared
+here. Chakra's jsonizer writes the same as JSON messages, one after another.
 
-A node begins when those are done that it depends on by `data_deps`, as in Chakra's feeder (`ctrl_deps` of converted
-traces are who called it); nodes of one `stream` follow one another. It reads the tensors of its inputs and writes those
-of its outputs; an output in the storage of an input is a view, which touches nothing, unless the name says that the
-operator works in place (`add_`). A node with `is_cpu_op` only launches what touches memory of devices.
+A node begins when the nodes in its `data_deps` are done, as in Chakra's feeder (`ctrl_deps` of converted traces are
+their callers); nodes of one `stream` follow one another. It reads the tensors of its inputs and writes those of its
+outputs; an output in the storage of an input is a view, which touches nothing, unless the name says that the operator
+works in place (`add_`). A node with `is_cpu_op` only launches what touches memory of devices.
 
 Tensors are (tensor id, storage id, offset, elements, bytes of an element, device), with the offset in elements:
 https://github.com/pytorch/pytorch/blob/main/torch/csrc/profiler/standalone/execution_trace_observer.cpp
@@ -47,7 +47,7 @@ class _Node(NamedTuple):
 
 
 def _message_class() -> type[Message]:
-    """`Node`, of which other fields are passed over."""
+    """`Node`, of which other fields are skipped."""
     kinds = descriptor_pb2.FieldDescriptorProto
     file = descriptor_pb2.FileDescriptorProto(name="dagexec/chakra.proto", package="ChakraProtoMsg", syntax="proto3")
 
@@ -96,7 +96,7 @@ def parse_protobuf(name: str, content: bytes) -> ForeignGraph:
 
 
 def parse_json_messages(name: str, text: str) -> ForeignGraph:
-    """The graph of what Chakra's jsonizer writes. Raises ModelFormatError."""
+    """The graph in the JSON of Chakra's jsonizer. Raises ModelFormatError."""
     return _graph(name, (_node(place, row) for place, row in enumerate(_messages(text))))
 
 
@@ -219,7 +219,7 @@ def _graph(name: str, nodes: Iterable[_Node]) -> ForeignGraph:
 
 
 def _topological(rows: list[_Node]) -> list[int]:
-    """The places of the nodes, each behind what it depends on; otherwise in the order of the trace (Kahn 1962)."""
+    """The places of the nodes, each after its dependencies; otherwise in the order of the trace (Kahn 1962)."""
     places = {row.number: place for place, row in enumerate(rows)}
     waiting = [0] * len(rows)
     children: list[list[int]] = [[] for _ in rows]

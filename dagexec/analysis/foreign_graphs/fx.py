@@ -1,7 +1,7 @@
-"""Graphs of torch.fx with streams as foreign graphs. PyTorch is not needed, not even to export what is there.
+"""Graphs of torch.fx with streams as foreign graphs. PyTorch is not needed, not even to export an existing graph.
 
 `export_fx` turns a graph into JSON: of each node its name, its target, its arguments, which of them it changes and
-which it is a view of, as the operator's schema says. What it understands of streams:
+which it is a view of, by the operator's schema. It understands these operations of streams:
 
 - the operators `streams::*` that Dynamo records: fork, join, record_event, wait_event, wait_stream and synchronize_*
   (torch/_dynamo/variables/streams.py), and `node.meta["custom"]["stream"]`;
@@ -9,8 +9,8 @@ which it is a view of, as the operator's schema says. What it understands of str
   records them and as graphs are written by hand.
 
 One thread launches everything. A value is one memory; a part of a tuple is a memory of its own as well. Inputs and
-parameters are there before. The output is read on the stream that is current at the end. Which memory the allocator
-reuses is not in such a graph.
+parameters exist before. The output is read on the stream that is current at the end. A graph does not tell which memory
+the allocator reuses.
 """
 
 from __future__ import annotations
@@ -58,24 +58,26 @@ def _value(value: Any) -> Any:
 
 
 def _flat(values: Any) -> list[Any]:
-    found: list[Any] = []
+    leaves: list[Any] = []
     for value in values:
         if isinstance(value, Mapping):
-            found += _flat(value.values())
+            leaves += _flat(value.values())
         else:
-            found += _flat(value) if isinstance(value, list | tuple) else [_value(value)]
-    return found
+            leaves += _flat(value) if isinstance(value, list | tuple) else [_value(value)]
+    return leaves
 
 
 def _aliases(node: Any, schema: Any) -> tuple[list[str], list[str]]:
     """The nodes that an operator changes, and those that its result is a view of."""
     changed, viewed = [], []
-    returned = {name for one in schema.returns if one.alias_info is not None for name in one.alias_info.before_set}
+    returned = {
+        name for result in schema.returns if result.alias_info is not None for name in result.alias_info.before_set
+    }
     for place, argument in enumerate(schema.arguments):
         if argument.alias_info is None:
             continue
         value = node.args[place] if place < len(node.args) else node.kwargs.get(argument.name)
-        names = [one["node"] for one in _flat([value]) if isinstance(one, dict)]
+        names = [result["node"] for result in _flat([value]) if isinstance(result, dict)]
         changed += names if argument.alias_info.is_write else []
         viewed += names if returned & set(argument.alias_info.before_set) else []
     return changed, viewed
@@ -98,7 +100,7 @@ def parse(name: str, found: Mapping[str, Any]) -> ForeignGraph:
 
 
 class _Reader:
-    """Goes through the nodes with the state that the calls leave: the current stream, and what events stand for."""
+    """Goes through the nodes with the state that calls leave: the current stream, and the meaning of events."""
 
     def __init__(self, name: str) -> None:
         self._name = name

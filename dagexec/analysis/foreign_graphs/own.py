@@ -90,10 +90,10 @@ def _operator(place: int, row: object, places: Mapping[str, int], rows: Sequence
 def _names(place: int, name: str, row: Mapping[str, Any], field: str) -> tuple[str, ...]:
     if field not in row:
         return _NOTHING
-    found: list[str] = row[field]
-    if type(found) is not list or not {str}.issuperset(map(type, found)):
-        _fail(place, name, field, f"expected a list of strings, found {found!r:.50}")
-    return tuple(found)
+    names: list[str] = row[field]
+    if type(names) is not list or not {str}.issuperset(map(type, names)):
+        _fail(place, name, field, f"expected a list of strings, found {names!r:.50}")
+    return tuple(names)
 
 
 def _memories(found: object) -> dict[str, ByteRange]:
