@@ -1,7 +1,7 @@
 """Case: one seed, and everything that follows from it - the net, how it is run, by whom, and what is to go wrong.
 
-The seed decides all; what the command line fixes (device, net type) replaces a decision without changing the others, so
-the seed and those options replay a case.
+The seed decides everything; an option of the command line (device, net type) replaces one decision without changing the
+others, so the seed and these options replay a case.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Case:
         devices: all devices in use.
         options: of each executor, but for how the net is compiled and warmed up.
         executors: how many serve the net at the same time.
-        repeats: runs of a net that is driven alone, without an executor; 0 leaves that part out.
+        repeats: runs of a net that is driven alone, without an executor; 0 for none.
         warm: the executors are warmed up with zeros.
         closing: how the executors are closed while requests are under way; None: afterwards.
         callers: who asks for what.
@@ -207,8 +207,8 @@ def make_case(seed: int, device: str | None = None, net_type: str | None = None)
 
 def _joining(source: random.Random, net: RandomNet, options: CompileOptions) -> CompileOptions:
     """`options`, with requests joined in half of the cases in which the rows of `net` are apart."""
-    most = max(net.batches) + source.randint(1, 4)
-    joining = replace(options, max_batch=most, max_wait=source.choice((0.0, 0.002)))
+    limit = max(net.batches) + source.randint(1, 4)
+    joining = replace(options, max_batch=limit, max_wait=source.choice((0.0, 0.002)))
     if source.random() < 0.5:
         return options
     try:

@@ -1,7 +1,7 @@
-"""Requests that are joined in compositions nobody chose, each result compared byte by byte with the lone run's.
+"""Requests that are joined in random compositions, each result compared byte by byte with that of a lone run.
 
 Threads and tasks ask one executor at the same time, for one row or several, with priorities; some give up, some are
-cancelled, and some are fed a row that an operator fails at. Who is joined with whom is up to the moment.
+cancelled, and some are fed a row that an operator fails at. Which requests are joined is left to chance.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ROWS_OPERATOR = "StressRows"
 _MOST_ROWS = 3
 _FEEDS = 24  # of each number of rows
 _TROUBLE = 0.05  # of requests, for each kind of it
-_PATIENCE = 0.004  # seconds, at most, of one that gives up or is cancelled
+_PATIENCE = 0.004  # seconds, at most, of a request that gives up or is cancelled
 
 
 def _infer(call: OperatorCall) -> list[TensorType]:
@@ -67,7 +67,7 @@ class StressRows(Operator):
 
 @dataclass(frozen=True)
 class Plan:
-    """What is asked of one executor.
+    """The requests to one executor.
 
     Attributes:
         requests: how many.
@@ -86,7 +86,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Compositions:
-    """What became of the requests.
+    """The outcome of the requests.
 
     Attributes:
         outcomes: how many there were of each kind; "differing" must be 0, and "wrong error".
@@ -102,7 +102,7 @@ class Compositions:
 
 
 class _Case:
-    """What one request is fed, and must give."""
+    """The feeds of one request, and its expected results."""
 
     def __init__(self, feeds: dict[str, Array], expected: dict[str, bytes] | None) -> None:
         """`expected` is None for feeds that an operator fails at."""

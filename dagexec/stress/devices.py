@@ -1,4 +1,4 @@
-"""The devices of a case: how they are set up, what goes wrong on them, and what must be back when the case is over."""
+"""The devices of a case: their settings, their faults, and the resources that must be back when the case is over."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dagexec.stress.nets import LIBRARY_STATES
 
 @dataclass(frozen=True)
 class HeldResources:
-    """What a process holds at a moment: threads, and for each device its leased streams and bytes of memory."""
+    """Resources of a process at one moment: threads, and for each device its leased streams and bytes of memory."""
 
     threads: frozenset[threading.Thread]
     leased: tuple[tuple[str, int], ...]
@@ -45,39 +45,39 @@ class HeldResources:
         )
 
     def leaked_since(self, before: HeldResources) -> list[str]:
-        """What is held now and was not `before`.
+        """Resources that are held now and were not `before`.
 
-        The threads that drive a device's streams are the device's own, and the one of timers the process's.
+        Threads that drive a device's streams belong to the device, and the timer thread to the process.
         """
         started = sorted(thread.name for thread in self.threads - before.threads if thread.name != THREAD_NAME)
-        found = [f"thread {name!r} is still there" for name in started if name.startswith(("dagexec", "stress"))]
+        leaks = [f"thread {name!r} is still there" for name in started if name.startswith(("dagexec", "stress"))]
         for what, now, then in (
             ("streams leased", self.leased, before.leased),
             ("bytes", self.allocated, before.allocated),
         ):
-            found += [
+            leaks += [
                 f"{name}: {count} {what}, {earlier} before"
                 for (name, count), (_, earlier) in zip(now, then, strict=True)
                 if count != earlier
             ]
-        return found
+        return leaks
 
 
 def leaked(devices: Sequence[str], before: HeldResources, patience: float = 5.0) -> list[str]:
-    """What is still held after `patience` seconds that was not held `before`; empty as soon as nothing is.
+    """Resources still held after `patience` seconds that were not held `before`; empty as soon as there are none.
 
-    A device's thread may still be on its way out of the callback that has told of the end of the last run, and what
-    was given up may still stand in line: the devices are waited for.
+    A device's thread may still be on its way out of the callback that reported the end of the last run, and abandoned
+    work may still be queued: the devices are waited for.
     """
     for runtime in _runtimes(devices):
         runtime.synchronize()
     deadline = threads().monotonic() + patience
-    while found := HeldResources.now(devices).leaked_since(before):
+    while leaks := HeldResources.now(devices).leaked_since(before):
         if any(Device.parse(name).kind != "cpu" for name in devices):
             gc.collect()  # memory of a device is free when nothing refers to it any more
-            found = HeldResources.now(devices).leaked_since(before)
+            leaks = HeldResources.now(devices).leaked_since(before)
         if threads().monotonic() > deadline:
-            return found
+            return leaks
         new_gate().acquire(timeout=0.005)
     return []
 

@@ -1,8 +1,8 @@
 """Random nets that use every feature whose order of execution matters, with arrays to feed them.
 
-One `random.Random` decides everything. Blobs belong to kinds: two blobs of a kind have one shape in any run, so the
-builder can combine them without knowing the shape. All operators are cheap, and give the same bytes for the same
-input; values stay small, so that no NaN appears whose bits might depend on more than the input.
+One `random.Random` decides everything. Blobs belong to kinds: two blobs of a kind have one shape in any run, so they
+can be combined without knowing the shape. All operators are cheap, and give the same bytes for the same input; values
+stay small, so that no NaN appears whose bits might depend on more than the input.
 """
 
 from __future__ import annotations
@@ -121,30 +121,30 @@ def without_devices(net: NetDef) -> NetDef:
 
 
 def features_of(net: NetDef) -> Counter[str]:
-    """How often each feature occurs in `net`, read off the def alone."""
+    """How often each feature occurs in `net`, read from the def alone."""
     graph = build_graph(net)
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     writers = Counter(name for definition in net.op for name in definition.output)
-    found["operators"] = len(net.op)
-    found["blobs with several writers"] = sum(1 for count in writers.values() if count > 1)
-    found["write-after-read edges"] = sum(1 for hazard in graph.hazards.values() if Hazard.WAR in hazard)
-    found["write-after-write edges"] = sum(1 for hazard in graph.hazards.values() if Hazard.WAW in hazard)
-    found["views"] = len(graph.views)
-    found["operators in pieces"] = sum(definition.type == PIECED_OPERATOR for definition in net.op)
-    found["failing operators"] = sum(definition.type == FAILING_OPERATOR for definition in net.op)
+    counts["operators"] = len(net.op)
+    counts["blobs with several writers"] = sum(1 for count in writers.values() if count > 1)
+    counts["write-after-read edges"] = sum(1 for hazard in graph.hazards.values() if Hazard.WAR in hazard)
+    counts["write-after-write edges"] = sum(1 for hazard in graph.hazards.values() if Hazard.WAW in hazard)
+    counts["views"] = len(graph.views)
+    counts["operators in pieces"] = sum(definition.type == PIECED_OPERATOR for definition in net.op)
+    counts["failing operators"] = sum(definition.type == FAILING_OPERATOR for definition in net.op)
     devices = Counter(str(graph.device(index)) for index in range(len(graph)))
-    found["nets on several devices"] = int(len(devices) > 1)
+    counts["nets on several devices"] = int(len(devices) > 1)
     for device, count in devices.items():
-        found[f"operators on {device}"] = count
+        counts[f"operators on {device}"] = count
     for definition in net.op:
         arguments = {argument.name: argument.i for argument in definition.arg}
-        found["in-place writes"] += bool(set(definition.input) & set(definition.output))
-        found["control edges"] += len(definition.control_input)
-        found["convolutions"] += definition.type == "Conv"
-        found["convolutions on the shared buffer"] += bool(arguments.get("shared_buffer"))
-        found["operators with a library state"] += "cudnn_state" in arguments
-        found["operators with shapes from values"] += bool(schema_of(definition.type).values_read(node_of(definition)))
-    return found
+        counts["in-place writes"] += bool(set(definition.input) & set(definition.output))
+        counts["control edges"] += len(definition.control_input)
+        counts["convolutions"] += definition.type == "Conv"
+        counts["convolutions on the shared buffer"] += bool(arguments.get("shared_buffer"))
+        counts["operators with a library state"] += "cudnn_state" in arguments
+        counts["operators with shapes from values"] += bool(schema_of(definition.type).values_read(node_of(definition)))
+    return counts
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ _BOUND = _Kind("bound", (), integers=True)
 
 
 class _Builder:
-    """A net in the making: which blobs exist, and of what kind they are at this point of the list."""
+    """A net under construction: which blobs exist, and of what kind they are at this point of the list."""
 
     def __init__(self, source: random.Random, options: RandomNetOptions) -> None:
         self._random = source
@@ -186,11 +186,11 @@ class _Builder:
     def build(self) -> RandomNet:
         """Draw the net."""
         self._make_blobs()
-        wanted = self._random.choice([1, 3, 8, 15, 25, self._options.most_operators])
+        length = self._random.choice([1, 3, 8, 15, 25, self._options.most_operators])
         makers = self._makers()
         weights = [weight for weight, _ in makers]
-        for _ in range(4 * wanted):
-            if len(self._net.op) >= wanted:
+        for _ in range(4 * length):
+            if len(self._net.op) >= length:
                 break
             self._random.choices(makers, weights)[0][1]()
         if not self._net.op:
@@ -263,9 +263,9 @@ class _Builder:
         return name
 
     def _like(self, name: str) -> str:
-        found = self._source(lambda kind: kind == self._kinds[name])
-        assert found is not None
-        return found
+        blob = self._source(lambda kind: kind == self._kinds[name])
+        assert blob is not None
+        return blob
 
     def _target(self, op_type: str, inputs: Sequence[str], kind: _Kind) -> str:
         """A blob to write: an input in place, an older one, which need not have been of this `kind`, or a new one."""

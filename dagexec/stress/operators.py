@@ -1,6 +1,6 @@
 """The operators of stress tests: they copy their input, one by pieces in two phases, and one fails when told to.
 
-How it fails says a value that it is fed with.
+A value of its input says how it fails.
 """
 
 from __future__ import annotations

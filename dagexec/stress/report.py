@@ -1,4 +1,4 @@
-"""What a session of stress cases has tried, how fast, and what it found."""
+"""The result of a session of stress cases: what was tried, how fast, and what was found."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class StressReport:
 
     Attributes:
         seed, device, net_type: what was requested; `net_type` is None for all of them.
-        seconds: how long it took.
+        seconds: the duration.
         tried: how often each thing was tried, by name.
-        defect: what was found, None for nothing.
+        defect: what was found; None for nothing.
     """
 
     seed: int

@@ -1,10 +1,10 @@
-"""Running a case: everyone calls at once, and every result and every error is judged.
+"""Running a case: all callers call at once, and every result and every error is judged.
 
-A result must have SimpleNet's bytes on the host, or those values, and the same bytes each time, when the net is
-rewritten for speed; of a CUDA device, whose arithmetic is its own, SimpleNet's bytes there. An error must be one that
-the caller asked for: the failure of an operator that was told to fail, a timeout that was set, a feed that was wrong,
-an executor that was closed, a device that was made to fail. Afterwards the executor must serve clean runs on all its
-replicas, and nothing may be lost.
+A result must have SimpleNet's bytes on the host, or, when the net is rewritten for speed, those values and the same
+bytes each time; on a CUDA device, whose arithmetic differs, SimpleNet's bytes there. An error must be one that the
+caller asked for: the failure of an operator that was told to fail, a timeout that was set, a feed that was wrong, an
+executor that was closed, a device that was made to fail. Afterwards the executor must serve clean runs on all its
+replicas, and no resource may be lost.
 """
 
 from __future__ import annotations
@@ -55,33 +55,33 @@ from dagexec.stress.operators import FAILING_OPERATOR
 _DEVICE_ERRORS = (OperatorError, DeviceError, ResourceError)
 
 _ALL_PASSES = frozenset(one.name for one in PASSES) - {"zero-copy", "in-place"}
-"""That change what operators compute; the others decide where."""
+"""Passes that change what operators compute; the others decide where."""
 
 _TOLERANCE = 1e-3
 
 _WATCH_EVERY = 3
-"""Of the seeds, those that this divides have all their runs watched by a detector of unordered accesses; in those with
-a remainder of 1, what threads do in runs is held against the machine, in machine code, too."""
+"""Seeds that this divides have all their runs watched by a detector of unordered accesses; in those with a remainder of
+1, what threads do in runs is compared with the machine, in machine code, too."""
 
 PATIENCE_WITH_HANGS = 0.1
 """Seconds that callers wait where a kernel may hang forever."""
 
 
-_held: list[Conformance] = []  # of the case under way, if it is held against the machine
+_held: list[Conformance] = []  # of the current case, if its threads are compared with the machine
 
 
 def deviations_where_nothing_happens() -> str:
-    """What the threads of the case under way did that the machine does not allow, if nobody goes on; else empty."""
+    """Deviations of the current case's threads from the machine, once no thread goes on; may be empty."""
     try:
-        for found in _held:
-            found.raise_found(at_rest=True)
+        for conformance in _held:
+            conformance.raise_found(at_rest=True)
     except ConformanceError as error:
         return f"{error}\n"
     return ""
 
 
 class CaseFailedError(Exception):
-    """A case has shown a defect; the message has all that was found."""
+    """A case has shown a defect; the message has everything that was found."""
 
 
 def run_case(case: Case) -> Counter[str]:
@@ -105,7 +105,7 @@ def run_case(case: Case) -> Counter[str]:
 
 
 class Reference:
-    """What SimpleNet gives on the host, by feed."""
+    """SimpleNet's results on the host, by feed."""
 
     def __init__(self, net: RandomNet) -> None:
         self._net = net
@@ -155,9 +155,9 @@ def feed_all(workspace: Workspace, arrays: Mapping[str, Array]) -> None:
 
 
 def differences(found: Outputs, expected: Outputs, tolerance: float | None = None) -> list[str]:
-    """Names and numbers of what is not the same to the byte; empty when all is.
+    """Names and numbers of outputs that differ in a byte; empty if none do.
 
-    With a `tolerance`, numbers with a fraction may differ by so much of the largest.
+    With a `tolerance`, floats may differ by that part of the largest.
     """
     problems = [f"outputs {sorted(found)}, expected {sorted(expected)}"] if found.keys() != expected.keys() else []
     for name in found.keys() & expected.keys():
@@ -335,7 +335,7 @@ class _CaseRun:
     def _judge(self, request: CaseRequest, result: Outputs) -> None:
         self._outcomes.append("right")
         self._expect(request.mistake is None, f"accepted: {request}")
-        rewritten = self._case.compiling == "rewritten"  # what nothing reads is not run then
+        rewritten = self._case.compiling == "rewritten"  # then operators whose results nothing reads do not run
         self._expect(not request.failures or rewritten, f"operators that were told to fail did not: {request}")
         expected = {name: self._reference[request.feed][name] for name in self._asked(request)}
         problems = differences(result, expected, _TOLERANCE if rewritten else None)
@@ -377,8 +377,8 @@ class _CaseRun:
             clean = [CaseRequest(number, feed) for feed in range(FEEDS)]
             for request in clean:
                 self._serve_clean(executor, request)
-            most = self._case.options.first_replicas
-            group = Caller("asyncio", (tuple(clean),) * most)  # no more at once than are served
+            replicas = self._case.options.first_replicas
+            group = Caller("asyncio", (tuple(clean),) * replicas)  # no more at once than are served
             self._call_in_tasks(group, "asyncio", executors)
             moment = executor.statistics()
             found = (moment.replicas, moment.running, moment.queued)
@@ -387,8 +387,8 @@ class _CaseRun:
 
     def _serve_clean(self, executor: Executor, request: CaseRequest) -> None:
         try:
-            asked = self._asked(request)
-            self._judge(request, executor.run(self._net.feeds(request.feed), outputs=asked, trace=self._detector))
+            outputs = self._asked(request)
+            self._judge(request, executor.run(self._net.feeds(request.feed), outputs=outputs, trace=self._detector))
         except Exception as error:
             if not (self._limited and isinstance(error, _DEVICE_ERRORS)):
                 self.problems.append(f"a clean run afterwards fails:\n{traceback.format_exc()}")
@@ -444,20 +444,20 @@ class _CaseRun:
 
     @contextmanager
     def conforming(self) -> Iterator[None]:
-        """Hold against the machine what threads do within it, if this case does that."""
-        if self._limited or self._case.seed % _WATCH_EVERY != 1:  # what is recorded keeps memory
+        """Compare what threads do within it with the machine, if this case does that."""
+        if self._limited or self._case.seed % _WATCH_EVERY != 1:  # records take memory
             yield
             return
         try:
-            with conforming() as found:
-                _held.append(found)
+            with conforming() as conformance:
+                _held.append(conformance)
                 yield
         except ConformanceError as error:
             self.problems += error.deviations
         finally:
             _held.clear()
-        self.tally["runs held against the machine"] += found.runs
-        self.tally["runs held against the machine: in machine code"] += found.native
+        self.tally["runs held against the machine"] += conformance.runs
+        self.tally["runs held against the machine: in machine code"] += conformance.native
 
     def _expect(self, condition: bool, problem: str) -> None:
         if not condition:
@@ -507,7 +507,7 @@ def _lines(error: BaseException) -> list[str]:
 def _expected_errors_unlogged() -> Iterator[None]:
     """Within it, dagexec does not log.
 
-    The secondary errors of runs that were made to fail would drown the rest, and whoever keeps the records keeps the
+    The secondary errors of runs that were made to fail would drown the rest, and handlers that keep records keep the
     errors, with all that their tracebacks refer to.
     """
     logger = logging.getLogger("dagexec")

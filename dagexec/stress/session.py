@@ -18,13 +18,13 @@ from dagexec.stress.watchdog import stacks, watched
 
 @dataclass(frozen=True)
 class SessionOptions:
-    """What a session is to do.
+    """The options of a session.
 
     Attributes:
         seed: decides which cases.
         seconds: no case is started after so many; None for no limit.
-        cases: no more cases than this; None for no limit.
-        device, net_type: what is fixed for all cases; None leaves it to the case.
+        cases: the most cases; None for no limit.
+        device, net_type: fixed for all cases; None leaves it to the case.
         case: run this case alone, again and again.
         hang_seconds: a case that takes longer hangs.
     """

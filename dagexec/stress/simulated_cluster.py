@@ -1,4 +1,4 @@
-"""Nodes of a cluster in this process: each has an executor of its own, and links that lose what they carry."""
+"""Nodes of a cluster in this process: each has an executor of its own, and links that lose messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BROKEN = "the connection broke"
 
 
 class Node:
-    """A `ReplicaLink`, and behind it the process that it leads to, which may end at any request.
+    """A `ReplicaLink`, and the process at its other end, which may end at any request.
 
     Attributes:
         life: counts its processes.
@@ -33,13 +33,13 @@ class Node:
         self._threads: list[Thread] = []
 
     def start(self, done: Callable[[Started], object]) -> None:
-        """Have a new process, which compiles the model."""
+        """Start a new process, which compiles the model."""
         self.life += 1
-        life, told = self.life, [False]  # a message may come twice
+        life, has_answered = self.life, [False]  # a message may come twice
 
         def tell(answer: Started) -> None:
-            if not told[0]:
-                told[0] = True
+            if not has_answered[0]:
+                has_answered[0] = True
                 done(answer)
 
         def begin() -> None:
@@ -93,7 +93,7 @@ class Node:
         return self
 
     def cancel(self) -> None:
-        """A run that nobody wants any more ends by itself."""
+        """A run that is no longer wanted ends by itself."""
 
     def ask(self, done: Callable[[], object]) -> None:
         """Ask whether the process is there."""

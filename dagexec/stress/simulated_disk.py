@@ -1,9 +1,9 @@
-"""SimulatedDisk: the files below a folder, with calls that fail when told to, and with what a loss of power leaves.
+"""SimulatedDisk: the files below a folder, with calls that fail when told to, and with the states after a power loss.
 
-It carries out every call on real files, which libraries may read and write as well, and notes what changed and what
-was synchronized. What was not may outlast a loss of power or not, each change of data and of names by itself; that a
-call returned says nothing, nor does the order of the changes. The model is that of POSIX, not of one file system; see
-T. S. Pillai et al., "All File Systems Are Not Created Equal" (OSDI 2014) for how they differ.
+It carries out every call on real files, which libraries may read and write as well, and notes what changed and what was
+synchronized. Changes that were not may outlast a loss of power or not, each change of data and of names by itself; the
+return of a call guarantees nothing, nor does the order of the changes. The model is that of POSIX, not of one file
+system; see T. S. Pillai et al., "All File Systems Are Not Created Equal" (OSDI 2014) for how they differ.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Tree = tuple[tuple[str, bytes | None], ...]
 
 @dataclass(frozen=True)
 class DiskCall:
-    """What was asked: the name of the method, and of which file."""
+    """A call: the name of the method, and the file."""
 
     kind: str
     path: Path
@@ -72,13 +72,13 @@ class _Node:
 
 @dataclass(eq=False)
 class _Change:
-    """Of a file's data, or of names in a folder.
+    """A change of a file's data, or of names in a folder.
 
     Attributes:
-        node: which has to be synchronized for it.
+        node: has to be synchronized for it.
         made, kept: after how many calls it was made and was synchronized.
         offset, data: what was written; without data, the file has this size from now on.
-        names: who has which name in which folder from now on.
+        names: the new names in each folder.
         lost: a call to synchronize it has failed: no later one helps (as on Linux, which drops the data).
     """
 
@@ -95,7 +95,7 @@ class SimulatedDisk(Disk):
     """The files below `root`; other files are the system's.
 
     Attributes:
-        calls: what was asked so far.
+        calls: so far.
     """
 
     def __init__(self, root: Path, faults: Faults = lambda _call: None) -> None:
@@ -152,7 +152,7 @@ class SimulatedDisk(Disk):
             return
         self._notice()
         node = self._node(path)
-        pending = [one for one in self._changes if one.node is node and one.kept is None]
+        pending = [change for change in self._changes if change.node is node and change.kept is None]
         try:
             with self.call("synchronize", path):
                 pass
@@ -165,23 +165,23 @@ class SimulatedDisk(Disk):
                 change.kept = len(self.calls)
 
     def after_power_loss(self, calls: int | None = None) -> set[Tree]:
-        """What there may be after a loss of power when so many calls had ended; None: all.
+        """The possible states after a loss of power when `end` calls had ended; None: all.
 
         Of the changes that were not synchronized: none, all, each prefix, each without one and each alone (of few, all
         subsets), and each prefix with half of its last write.
         """
         self._notice()
         end = len(self.calls) if calls is None else calls
-        made = [one for one in self._changes if one.made <= end]
-        pending = [one for one in made if one.kept is None or one.kept > end]
-        sure = [one for one in made if one.kept is not None and one.kept <= end]
-        found = {self._tree({*sure, *subset}) for subset in _subsets(pending)}
+        made = [change for change in self._changes if change.made <= end]
+        pending = [change for change in made if change.kept is None or change.kept > end]
+        sure = [change for change in made if change.kept is not None and change.kept <= end]
+        trees = {self._tree({*sure, *subset}) for subset in _subsets(pending)}
         for count, last in enumerate(pending):
             if last.data:
                 half = len(last.data) // 2
                 for size in {half, half // _SECTOR * _SECTOR}:
-                    found.add(self._tree({*sure, *pending[: count + 1]}, last, size))
-        return found
+                    trees.add(self._tree({*sure, *pending[: count + 1]}, last, size))
+        return trees
 
     def call(self, kind: str, path: Path) -> _Call:
         """A call, which is carried out within the block, or fails."""
@@ -224,7 +224,7 @@ class SimulatedDisk(Disk):
             yield from self._nodes(inside)
 
     def _notice(self) -> None:
-        """Note what is other than it was: names by calls of this disk, and all that libraries did."""
+        """Note all differences: names by calls of this disk, and all changes by libraries."""
         self._notice_in(self._top, self._root)
 
     def _notice_in(self, folder: _Node, path: Path) -> None:
@@ -251,7 +251,7 @@ class SimulatedDisk(Disk):
                 node.content = content
 
     def _tree(self, kept: set[_Change], torn: _Change | None = None, size: int = 0) -> Tree:
-        """The files, when of all changes these outlast; of the data of `torn`, the first `size` bytes."""
+        """The files, when these changes outlast; of the data of `torn`, the first `size` bytes."""
         contents = {id(node): node.first for node in self._all_nodes()}
         names = {id(node): dict(node.first_names) for node in self._all_nodes()}
         for change in self._changes:
@@ -266,10 +266,10 @@ class SimulatedDisk(Disk):
         return tuple(sorted(self._listed(self._top, "", contents, names)))
 
     def _all_nodes(self) -> set[_Node]:
-        found = set(self._nodes(self._top)) | {one.node for one in self._changes}
+        nodes = set(self._nodes(self._top)) | {one.node for one in self._changes}
         for change in self._changes:
-            found.update(node for _, _, node in change.names if node is not None)
-        return found | {inside for node in found for inside in node.first_names.values()}
+            nodes.update(node for _, _, node in change.names if node is not None)
+        return nodes | {inside for node in nodes for inside in node.first_names.values()}
 
     def _listed(
         self, folder: _Node, prefix: str, contents: dict[int, bytes], names: dict[int, dict[str, _Node]]
@@ -284,7 +284,7 @@ class SimulatedDisk(Disk):
 
 
 class _Call:
-    """The block of one call: the failure comes before what is in it, or after it."""
+    """The block of one call: a failure comes before its content, or after it."""
 
     def __init__(self, disk: SimulatedDisk, call: DiskCall) -> None:
         self.failure = disk.begun(call)
@@ -309,10 +309,10 @@ class SimulatedFile(io.FileIO):
 
     def write(self, data: Any, /) -> int:
         """Take all, or half where that is how it fails."""
-        given = bytes(data)
+        whole = bytes(data)
         failure = self._disk.begun(DiskCall("write", self._path))
         offset = os.fstat(self.fileno()).st_size if "a" in self.mode else self.tell()
-        taken = given if failure is None else given[: (len(given) + 1) // 2]
+        taken = whole if failure is None else whole[: (len(whole) + 1) // 2]
         count = super().write(taken)
         assert count is not None
         self._disk.written(self._path, offset, taken[:count])
@@ -330,9 +330,9 @@ class SimulatedFile(io.FileIO):
     def readall(self) -> bytes:
         """Read, unless that fails."""
         with self._disk.call("read", self._path):
-            found = super().readall()
-            assert found is not None
-            return found
+            content = super().readall()
+            assert content is not None
+            return content
 
     def truncate(self, size: int | None = None, /) -> int:
         """Cut it, unless that fails."""
@@ -350,7 +350,7 @@ class SimulatedFile(io.FileIO):
 
 
 def write_tree(tree: Tree, folder: Path) -> None:
-    """Make the files that `SimulatedDisk.after_power_loss` tells of."""
+    """Make the files of a state of `SimulatedDisk.after_power_loss`."""
     for name, content in tree:
         path = folder / name
         if content is None:

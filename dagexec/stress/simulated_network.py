@@ -1,8 +1,8 @@
 """A network whose delays, losses, copies, cuts and resets a seed decides: for links of a cluster, and streams of bytes.
 
 Messages of a cluster may come twice and overtake each other, wait until a node can be reached again, or be lost when
-their connection breaks, which whoever sent them is told. A stream keeps its bytes in order, as TCP does: it is late,
-comes in pieces, or is reset. Time is that of the schedule, so that to wait costs nothing.
+their connection breaks, which the sender is told. A stream keeps its bytes in order, as TCP does: it is late, comes in
+pieces, or is reset. Time is that of the schedule, so waiting costs nothing.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ class Network:
         self._cut_off: dict[int, float] = {}
 
     def heal(self) -> None:
-        """From now on all that is sent arrives, soon and once."""
+        """From now on all messages arrive, soon and once."""
         self._healthy = True
         self._cut_off.clear()
 
     def happens(self, what: str, probability: float = _OFTEN) -> bool:
         """Whether something goes wrong now."""
-        found = not self._healthy and self._chance.random() < probability
-        self.met[what] += found
-        return found
+        occurs = not self._healthy and self._chance.random() < probability
+        self.met[what] += occurs
+        return occurs
 
     def delay(self) -> float:
         """Seconds that a message takes."""
@@ -114,7 +114,7 @@ class Stream(asyncio.Transport):
         return True
 
     def write(self, data: Any) -> None:
-        """Have it arrive, in order and in pieces; or reset the connection."""
+        """Deliver it, in order and in pieces; or reset the connection."""
         if self._closing:
             return
         content = bytes(data)
