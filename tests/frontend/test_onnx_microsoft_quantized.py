@@ -112,7 +112,7 @@ def quantized_lstm(dtype: Any, each: bool, largest: int) -> tuple[Case, list[Arr
 @pytest.mark.parametrize("each", [False, True])
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8])
 def test_dynamically_quantized_lstm_quantizes_x_and_the_state_of_each_step(dtype: Any, each: bool) -> None:
-    case, _, _ = quantized_lstm(dtype, each, 128)
+    case, _, _ = quantized_lstm(dtype, each, 128 if dtype is np.uint8 else 64)  # onnxruntime saturates without VNNI
     proto, feeds = of_microsoft(case)
     assert any(definition.type == "DynamicQuantLSTM" for definition in from_model_proto(proto).net.op)
     for found, expected in zip(computed(proto, feeds), by_onnxruntime(proto, feeds), strict=True):
