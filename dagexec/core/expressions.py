@@ -46,6 +46,11 @@ class Primitive:
     is_condition: bool = False
     is_reduction: bool = False
 
+    @property
+    def arity(self) -> int:
+        """How many operands it has."""
+        return 3 if self.function is np.where else getattr(self.function, "nin", 1)
+
 
 def _logistic(x: Array) -> Array:
     return np.exp(-np.logaddexp(0.0, -x))
@@ -366,3 +371,45 @@ def evaluated(results: Sequence[Expression], inputs: Sequence[Array], axis: int 
 def conditions(expression: Expression) -> Iterator[Expression]:
     """The nodes that are true or false."""
     return (node for node in in_order(expression) if node.kind in PRIMITIVES and PRIMITIVES[node.kind].is_condition)
+
+
+def as_lines(result: Expression) -> list[str]:
+    """The expression as text: a primitive a line, its operands being inputs (x0), numbers, or lines before (%0)."""
+    lines: list[str] = []
+    names: dict[Expression, str] = {}
+    for node in in_order(result):
+        if node.kind == ELEMENT:
+            names[node] = f"x{int(node.value)}"
+        elif node.kind == NUMBER:
+            names[node] = repr(node.value)
+        else:
+            names[node] = f"%{len(lines)}"
+            lines.append(" ".join([node.kind, *(names[one] for one in node.operands)]))
+    return lines
+
+
+def from_lines(lines: Sequence[str]) -> Expression:
+    """The expression of text as `as_lines` makes it, of single elements. Raises ValueError for anything else."""
+    nodes: list[Expression] = []
+    for line in lines:
+        kind, *names = line.split() or [""]
+        primitive = PRIMITIVES.get(kind)
+        if primitive is None or primitive.is_reduction:
+            raise ValueError(f"{line!r} begins with no primitive of elements")
+        if len(names) != primitive.arity:
+            raise ValueError(f"{line!r} has {len(names)} operand(s), expected {primitive.arity}")
+        nodes.append(apply(kind, *(_operand(name, nodes) for name in names)))
+    if not nodes:
+        raise ValueError("an expression has at least one line")
+    return nodes[-1]
+
+
+def _operand(name: str, nodes: Sequence[Expression]) -> Expression:
+    if name[:1] in ("x", "%") and name[1:].isdecimal():
+        place = int(name[1:])
+        if name[0] == "x":
+            return element(place)
+        if place < len(nodes):
+            return nodes[place]
+        raise ValueError(f"{name!r} is no line before")
+    return number(float(name))

@@ -17,7 +17,7 @@ import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -93,6 +93,10 @@ class Definition:
         """The result from elements 0, 1, ..."""
         return self.applied(self.function, [element(position) for position in range(self.arity)], values, meta)
 
+    def expression(self, arguments: Arguments, meta: TypeMeta) -> Expression:
+        """The result with an operator's arguments. Raises ArgumentError."""
+        return self.result(self.read(arguments), meta)
+
     def formula(self) -> Callable[..., Any]:
         """It as a function of arrays of float64, and of the arguments as keywords."""
 
@@ -127,6 +131,10 @@ class GradientDefinition:
     slope: Function | None = None
     of_rows: bool = False
 
+    def expression(self, arguments: Arguments, meta: TypeMeta) -> Expression:
+        """dX with an operator's arguments. Raises ArgumentError."""
+        return self.result(self.forward.read(arguments), meta)
+
     def result(self, values: Mapping[str, Any], meta: TypeMeta) -> Expression:
         """dX from elements in the order of `reads`. Raises ValueError where it depends on an input that is not read."""
         dy = element(self.reads.index(DY))
@@ -160,14 +168,21 @@ def with_rounded_limits(expression: Expression, y: Expression, meta: TypeMeta) -
     return replaced(expression, change)
 
 
+class Formula(Protocol):
+    """What an operator computes: a Definition, a GradientDefinition, or what its arguments alone say."""
+
+    def expression(self, arguments: Arguments, meta: TypeMeta) -> Expression:
+        """The result from elements of the inputs, the first of which are of type `meta`."""
+
+
 class Expressed(Operator):
     """Base of the operators that are an expression.
 
     Attributes:
-        definition_of: what they compute.
+        formula: what they compute.
     """
 
-    formula: ClassVar[Definition | GradientDefinition]
+    formula: ClassVar[Formula]
 
     def expression(self) -> Expression:
         """The result from elements of the inputs, with the operator's arguments as numbers."""
@@ -178,10 +193,9 @@ class Expressed(Operator):
         """The calls of NumPy."""
 
 
-def expression_of(formula: Definition | GradientDefinition, arguments: Arguments, meta: TypeMeta) -> Expression:
+def expression_of(formula: Formula, arguments: Arguments, meta: TypeMeta) -> Expression:
     """What is computed, with these arguments, on tensors of a type; made once for all of equal arguments."""
-    forward = formula if isinstance(formula, Definition) else formula.forward
-    return arguments.once((formula, meta), lambda: formula.result(forward.read(arguments), meta))
+    return arguments.once((formula, meta), lambda: formula.expression(arguments, meta))
 
 
 def flops_by_default(formula: Definition | GradientDefinition) -> float:

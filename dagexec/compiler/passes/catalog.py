@@ -20,6 +20,7 @@ from dagexec.compiler.passes import (
     constant_folding,
     dead_code,
     elementwise_fusion,
+    expression_fusion,
     global_pooling,
     identities,
     in_place,
@@ -54,6 +55,7 @@ SIMPLIFYING: tuple[Pass, ...] = (
     activation_fusion.PASS,
     residual_fusion.PASS,
     elementwise_fusion.PASS,
+    expression_fusion.PASS,
 )
 """What makes the net smaller, whatever computes it."""
 

@@ -73,11 +73,11 @@ def operand_links(draft: Draft, number: int, source: str, types: Types) -> tuple
         return ()
     position = list(definition.input).index(source)
     others = [name for place, name in enumerate(definition.input) if place != position]
-    if not _operands_fit(definition, [types.get(name) for name in others], kind):
+    if not operands_fit(definition, [types.get(name) for name in others], kind):
         return ()
     if has_two_operands(definition):
         [post_op] = post_ops
-        scalar = _scalar(draft, others[0])
+        scalar = scalar_value(draft, others[0])
         exact = _with_number(post_op.kind, position, scalar) if scalar is not None else ()
         return exact or _with_operand(post_op.kind, position, others[0])
     if position and any(post_op.input >= 0 and post_op.kind not in COMMUTATIVE for post_op in post_ops):
@@ -89,7 +89,7 @@ def operand_links(draft: Draft, number: int, source: str, types: Types) -> tuple
     )
 
 
-def _operands_fit(definition: Node, operands: Sequence[BlobType | None], kind: BlobType) -> bool:
+def operands_fit(definition: Node, operands: Sequence[BlobType | None], kind: BlobType) -> bool:
     """True when all operands have the type of `kind` and broadcast to it by NumPy's rule.
 
     Caffe2's older rule says the same where shapes are equal or B has one element.
@@ -104,7 +104,7 @@ def _operands_fit(definition: Node, operands: Sequence[BlobType | None], kind: B
     return True
 
 
-def _scalar(draft: Draft, name: str) -> float | None:
+def scalar_value(draft: Draft, name: str) -> float | None:
     """The finite value of a constant of one element; else None."""
     array = draft.constant(name)
     if array is None or array.size != 1:

@@ -16,6 +16,7 @@ from dagexec.ops.base.expressed import Expressed, expression_of
 from dagexec.ops.base.row_operator import RowOperator
 from dagexec.ops.engines.onednn import elementwise  # noqa: F401  what post-ops say is registered before
 from dagexec.ops.engines.onednn.operator import OneDNNOperator
+from dagexec.ops.families.elementwise.fused_expression import FusedExpression
 from dagexec.ops.kernels.expression_kernels import ExpressionFormula, has_kernel
 from dagexec.ops.kernels.formulas import formula_step
 from dagexec.ops.kernels.row_expressions import row_step
@@ -39,6 +40,11 @@ class ExpressionKernel(OneDNNOperator, Expressed):
         if step is None:
             raise UnsupportedFeatureError(f"{self.label}: there is no kernel for these tensors")
         return step
+
+
+@operator(FusedExpression.schema, engine="ONEDNN")
+class FusedExpressionKernel(ExpressionKernel, FusedExpression):
+    """A region of element-wise operators."""
 
 
 class RowKernel(OneDNNOperator, RowOperator):

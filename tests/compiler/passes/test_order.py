@@ -172,6 +172,14 @@ CASES = [
         op("Transpose", ["c"], ["t"], axes=[0, 2, 1, 3, 4]), op("Reshape", ["t"], ["d"], shape=[2, 4, 6, 6]),
         conv("d", "y"),
     ], "FusedConv+ ChannelShuffle+ Conv+"),
+    Case("elementwise-fusion", "expression-fusion", [one("Tanh", "x", "t"), one("Relu", "t", "y")],
+         "FusedElementwise+", MATRIX),
+    Case("expression-fusion", "in-place", [
+        one("Softmax", "x", "s"), one("Tanh", "s", "a"), one("Sigmoid", "s", "c"), op("Mul", ["a", "c"], ["y"]),
+    ], "Softmax+ FusedExpression+", MATRIX),
+    Case("expression-fusion", "engine", [
+        one("Tanh", "x", "a"), one("Sigmoid", "x", "c"), op("Mul", ["a", "c"], ["y"]),
+    ], "FusedExpression+", MATRIX),
     Case("elementwise-fusion", "engine", [one("Tanh", "x", "t"), one("Relu", "t", "y")], "FusedElementwise+"),
     Case("engine", "layout", [conv("x", "y")], "FusedConv+"),
     Case("layout", "identities again", [
