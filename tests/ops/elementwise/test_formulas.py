@@ -225,6 +225,31 @@ def test_gradients_of_other_floats_agree_with_those_of_float64(
         assert np.max(np.abs(found.astype(np.float64) - wanted) / scale) < tolerance
 
 
+@needs_onednn
+@pytest.mark.parametrize(("op_type", "arguments"), cases(DIFFERENTIABLE))
+def test_gradients_by_the_engine_are_those_of_float64_and_may_overwrite_dy(op_type: str, arguments: Values) -> None:
+    arrays = smooth_inputs(op_type, arguments, 1000, np.float32)
+    names = [f"x{index}" for index in range(len(arrays))]
+    made = gradient(operator_def(op_type, names, ["y"], **arguments), ["dy"])
+    blobs = {**dict(zip(names, arrays, strict=True)), "dy": upstream(arrays)}
+    blobs["y"] = run_operator(op_type, list(arrays), **arguments)[0]
+    for definition in made.operators:
+        inputs = [blobs[name] for name in definition.input]
+        if (
+            len(definition.output) > 1
+            or not has_engine(definition.type, "ONEDNN")
+            or inputs[0].shape != inputs[-1].shape
+        ):
+            return
+        values = {name: value for name, value in arguments.items() if name in schema_of(definition.type).args}
+        [found] = run_operator(definition.type, inputs, engine="ONEDNN", **values)
+        [wide] = run_operator(definition.type, [one.astype(np.float64) for one in inputs], **values)
+        np.testing.assert_allclose(found, wide, rtol=2e-5, atol=2e-5)
+        if "dy" in definition.input and schema_of(definition.type).inplace(list(definition.input).index("dy"), 0):
+            over = net_of(definition.type, inputs, f"x{list(definition.input).index('dy')}", engine="ONEDNN", **values)
+            assert over.tobytes() == found.tobytes()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("op_type", "arguments"), cases(DIFFERENTIABLE))
 def test_gradients_of_large_tensors_are_those_of_their_parts(op_type: str, arguments: Values) -> None:
