@@ -227,23 +227,3 @@ def _same_memory(one: Array, other: Array) -> bool:
 def _place(index: Slices, array: Array) -> Slices:
     """What of `array` belongs to piece `index` of the shape that it is stretched to."""
     return tuple(slice(None) if size == 1 else piece for piece, size in zip(index, array.shape, strict=True))
-
-
-def mask(scratch: Scratch, number: int, shape: tuple[int, ...]) -> Array:
-    """Scratch array `number` as booleans of `shape`."""
-    memory = scratch(number, shape).reshape(-1)
-    return memory.view(np.bool_)[: memory.size].reshape(shape)
-
-
-def select_passes(chosen: Array, source: Array, out: Array, work: Array) -> list[Step]:
-    """The passes `out = source where chosen, else 0`, whatever stands in `source`, NaN and infinity included.
-
-    `work` is scratch of the shape of `out`. The bits of each number are multiplied by 0 or 1 as integers, which takes a
-    tenth of the time of a copy with a mask.
-    """
-    kind = {4: np.int32, 8: np.int64}[out.dtype.itemsize]
-    factor = work.view(kind)
-    return [
-        partial(np.copyto, factor, chosen),
-        partial(np.multiply, source.view(kind), factor, out=out.view(kind)),
-    ]

@@ -8,19 +8,22 @@ from functools import partial
 from typing import ClassVar
 
 from dagexec.core.dtypes import FLOAT_TYPES
+from dagexec.core.expressions import Expression, element
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.core.rows_call import RowsCall
 from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType
 from dagexec.core.traits import OF_ALL_ROWS, Rows
-from dagexec.ops.base.broadcast_reduction import SourcePasses, reduced
+from dagexec.ops.base.blocks import Array, Scratch
+from dagexec.ops.base.broadcast_reduction import reduced
+from dagexec.ops.base.expression_steps import expression_steps
 from dagexec.ops.base.gradient_selection import WANTED_ARGS, wanted_inputs
 
 Views = Mapping[str, tuple[int, ...]]
 """By what an input is called, the shape under which it broadcasts to that of the output; all of as many axes."""
 
-Form = tuple[Sequence[str], SourcePasses | None]
-"""A gradient: what it is computed from, and how; without passes it is the first of these."""
+Form = tuple[Sequence[str], Expression]
+"""A gradient: what it is computed from, and an expression of these, which are elements 0, 1 and so on."""
 
 
 class OperandGradients(Operator):
@@ -45,8 +48,9 @@ class OperandGradients(Operator):
         wanted.sort(key=lambda entry: self.definition.output[entry[0]] == given)
         steps = []
         for index, name in wanted:
-            sources, passes = self.form(name)
+            sources, expression = self.form(name)
             target = self.y(index).reshape(views[name])
+            passes = None if expression is element(0) else partial(_passes, expression)
             steps.append(reduced(self, views[self.given], [arrays[source] for source in sources], target, passes))
         return in_sequence(steps)
 
@@ -68,6 +72,10 @@ class OperandGradients(Operator):
     @abstractmethod
     def form(self, name: str) -> Form:
         """How the gradient of operand `name` is computed."""
+
+
+def _passes(expression: Expression, pieces: Sequence[Array], out: Array, scratch: Scratch) -> list[Step]:
+    return expression_steps(expression, dict(enumerate(pieces)), out, scratch)
 
 
 def infer_operands(cls: type[OperandGradients], call: OperatorCall) -> list[TensorType]:

@@ -6,23 +6,20 @@ Comparisons and logic pass on none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+import math
+from collections.abc import Mapping
 from typing import ClassVar
 
-import numpy as np
-
 from dagexec.core.dtypes import BOOL, FLOAT_TYPES, NUMBER_TYPES
+from dagexec.core.expressions import Expression, apply, element, equal, log, power, select
 from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of, no_gradient, not_differentiable
 from dagexec.core.operator import Operator, Step
 from dagexec.core.registry import new_operator
 from dagexec.core.schema import OperatorCall, TensorType, first_to_first, memory_cost
-from dagexec.ops.base.blocks import Array, Scratch
-from dagexec.ops.base.broadcast_reduction import mask, reduced, select_passes
+from dagexec.ops.base.broadcast_reduction import reduced
 from dagexec.ops.base.broadcasting import BROADCAST_ARGS, broadcast_shape, forward_call, operand_views, reduced_view
 from dagexec.ops.base.gradient_selection import one_operator
 from dagexec.ops.base.operand_gradients import Form, OperandGradients, Views, register_gradients, stretched_views
-from dagexec.ops.base.passes import scalar_pass
 from dagexec.ops.families.elementwise.arithmetic import infer_pow, where_condition_view
 
 no_gradient("EQ", "NE", "LT", "LE", "GT", "GE", "And", "Or", "Xor")
@@ -68,26 +65,7 @@ class BinaryGradient(OperandGradients):
         return type(self).forms[name]
 
 
-def _product(pieces: Sequence[Array], out: Array, _scratch: Scratch) -> list[Step]:
-    return [partial(np.multiply, *pieces, out=out)]
-
-
-def _quotient(pieces: Sequence[Array], out: Array, _scratch: Scratch) -> list[Step]:
-    return [partial(np.divide, *pieces, out=out)]
-
-
-def _negative(pieces: Sequence[Array], out: Array, _scratch: Scratch) -> list[Step]:
-    return [partial(np.negative, pieces[0], out=out)]
-
-
-def _divisor(pieces: Sequence[Array], out: Array, _scratch: Scratch) -> list[Step]:
-    """-dC * C / B."""
-    dc, c, b = pieces
-    return [
-        partial(np.multiply, dc, c, out=out),
-        partial(np.divide, out, b, out=out),
-        partial(np.negative, out, out=out),
-    ]
+_0, _1, _2 = map(element, range(3))
 
 
 def _define(
@@ -105,18 +83,18 @@ def _define(
     register_gradients(cls, f"{forward}Gradient", counts, (1, 2), names, doc, BROADCAST_ARGS, 0)
 
 
-_define("Add", "dA = dC and dB = dC, summed where stretched.", {"A": (("dC",), None), "B": (("dC",), None)})
-_define("Sub", "dA = dC and dB = -dC, summed where stretched.", {"A": (("dC",), None), "B": (("dC",), _negative)})
+_define("Add", "dA = dC and dB = dC, summed where stretched.", {"A": (("dC",), _0), "B": (("dC",), _0)})
+_define("Sub", "dA = dC and dB = -dC, summed where stretched.", {"A": (("dC",), _0), "B": (("dC",), -_0)})
 _define(
     "Mul",
     "dA = dC * B and dB = dC * A, summed where stretched.",
-    {"A": (("dC", "B"), _product), "B": (("dC", "A"), _product)},
+    {"A": (("dC", "B"), _0 * _1), "B": (("dC", "A"), _0 * _1)},
 )
 _define(
     "Div",
     "dA = dC / B and dB = -dC * C / B, summed where stretched. A is read for its shape alone; with three inputs, dC, B "
     "and C, it is that of C.",
-    {"A": (("dC", "B"), _quotient), "B": (("dC", "C", "B"), _divisor)},
+    {"A": (("dC", "B"), _0 / _1), "B": (("dC", "C", "B"), -(_0 * _1 / _2))},
     {3: ("dC", "B", "C"), 4: ("dC", "A", "B", "C")},
 )
 
@@ -167,58 +145,21 @@ class PowGradient(BinaryGradient):
         return {"dC": call.inputs[roles["A"]].shape, "A": call.inputs[roles["A"]].shape}
 
     def form(self, name: str) -> Form:
-        """The exponent is an input or the argument."""
+        """dC * e * A^(e - 1), 0 for e = 0; dC * C * ln(A), 0 where A = 0 unless C is infinite there."""
         if len(self.input_blobs) == 2:
-            return ("dC", "A"), partial(_base_of_constant, self.arguments.float("exponent", 1.0))
-        return (("dC", "A", "B"), _base) if name == "A" else (("dC", "A", "C"), _exponent)
+            return ("dC", "A"), _by_base(self.arguments.float("exponent", 1.0))
+        if name == "A":
+            return ("dC", "A", "B"), _0 * select(equal(_2, 0), 0, apply("power", _1, _2 - 1) * _2)
+        counts = ~equal(_1, 0) | equal(_2, math.inf)
+        return ("dC", "A", "C"), _0 * select(counts, _2 * log(_1), 0)
 
 
-def _base_of_constant(exponent: float, pieces: Sequence[Array], out: Array, scratch: Scratch) -> list[Step]:
-    """dC * e * A^(e - 1)."""
-    dc, a = pieces
+def _by_base(exponent: float) -> Expression:
     if exponent == 0:
-        return [partial(out.fill, 0)]
+        return _0 * 0
     if exponent == 1:
-        return [partial(np.copyto, out, dc)]
-    factor = scratch(0, out.shape)
-    power = np.asarray(exponent - 1, out.dtype)
-    powers: list[Step] = [] if exponent == 2 else [partial(np.power, a, power, out=factor)]
-    return [
-        *powers,
-        scalar_pass(np.multiply, factor if powers else a, exponent, factor),
-        partial(np.multiply, dc, factor, out=out),
-    ]
-
-
-def _base(pieces: Sequence[Array], out: Array, scratch: Scratch) -> list[Step]:
-    """dC * B * A^(B - 1), 0 where B = 0."""
-    dc, a, b = pieces
-    factor, power = scratch(0, out.shape), scratch(1, b.shape)
-    varies = mask(scratch, 2, b.shape)
-    return [
-        scalar_pass(np.subtract, b, 1.0, power),
-        partial(np.power, a, power, out=factor),
-        partial(np.multiply, factor, b, out=factor),
-        scalar_pass(np.not_equal, b, 0.0, varies),
-        *select_passes(varies, factor, factor, scratch(3, out.shape)),
-        partial(np.multiply, dc, factor, out=out),
-    ]
-
-
-def _exponent(pieces: Sequence[Array], out: Array, scratch: Scratch) -> list[Step]:
-    """dC * C * ln(A), 0 where A = 0 unless C is infinite there."""
-    dc, a, c = pieces
-    factor, logarithm = scratch(0, out.shape), scratch(1, a.shape)
-    nonzero, infinite = mask(scratch, 2, out.shape), mask(scratch, 3, out.shape)
-    return [
-        partial(np.log, a, out=logarithm),
-        partial(np.multiply, c, logarithm, out=factor),
-        scalar_pass(np.not_equal, a, 0.0, nonzero),
-        scalar_pass(np.equal, c, np.inf, infinite),
-        partial(np.logical_or, nonzero, infinite, out=nonzero),
-        *select_passes(nonzero, factor, factor, scratch(3, out.shape)),
-        partial(np.multiply, dc, factor, out=out),
-    ]
+        return _0
+    return _0 * ((_1 if exponent == 2 else power(_1, exponent - 1)) * exponent)
 
 
 register_gradients(
@@ -303,19 +244,7 @@ class WhereGradient(OperandGradients):
 
     def form(self, name: str) -> Form:
         """dZ where the operand was taken."""
-        return ("C", "dZ"), _where_true if name == "X" else _where_false
-
-
-def _where_true(pieces: Sequence[Array], out: Array, scratch: Scratch) -> list[Step]:
-    chosen, dz = pieces
-    return select_passes(chosen, dz, out, scratch(0, out.shape))
-
-
-def _where_false(pieces: Sequence[Array], out: Array, scratch: Scratch) -> list[Step]:
-    condition, dz = pieces
-    chosen = mask(scratch, 1, condition.shape)
-    negation: Callable[[], object] = partial(np.logical_not, condition, out=chosen)
-    return [negation, *select_passes(chosen, dz, out, scratch(0, out.shape))]
+        return ("dZ", "C"), select(_1, _0, 0) if name == "X" else select(_1, 0, _0)
 
 
 register_gradients(

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
 from typing import ClassVar
 
-import numpy as np
-
+from dagexec.core.expressions import element, equal, select
 from dagexec.core.gradient import Gradient, GradientOperators, GradientRequest, gradient_of
-from dagexec.core.operator import Step
 from dagexec.core.schema import UNBOUNDED, OperatorCall
-from dagexec.ops.base.blocks import Array, Scratch
-from dagexec.ops.base.broadcast_reduction import mask, select_passes
 from dagexec.ops.base.broadcasting import broadcast_shape
 from dagexec.ops.base.gradient_selection import one_operator
 from dagexec.ops.base.operand_gradients import Form, OperandGradients, Views, register_gradients, stretched_views
-from dagexec.ops.base.passes import scalar_pass
 
 
 class VariadicGradient(OperandGradients):
@@ -67,13 +60,7 @@ class ExtremeGradient(VariadicGradient):
 
     def form(self, name: str) -> Form:
         """dY where the operand is the result."""
-        return (name, "Y", "dY"), _where_equal
-
-
-def _where_equal(pieces: Sequence[Array], out: Array, scratch: Scratch) -> list[Step]:
-    x, y, dy = pieces
-    chosen = mask(scratch, 0, out.shape)
-    return [partial(np.equal, x, y, out=chosen), *select_passes(chosen, dy, out, scratch(1, out.shape))]
+        return (name, "Y", "dY"), select(equal(element(0), element(1)), element(2), 0)
 
 
 def _define_extreme(forward: str) -> None:
@@ -115,7 +102,7 @@ class MeanGradient(VariadicGradient):
 
     def form(self, name: str) -> Form:
         count = len(self.operands(self.call()))
-        return ("dY",), lambda pieces, out, _scratch: [scalar_pass(np.divide, pieces[0], count, out)]
+        return ("dY",), element(0) / count
 
 
 register_gradients(
