@@ -80,8 +80,10 @@ def even_ranges(shape: Sequence[int], most: int) -> list[list[slice]]:
 class Scratch:
     """Scratch arrays of one operator, each as large as the largest piece asked for, shared by all its pieces."""
 
-    def __init__(self, owner: Operator, elements: int, dtype: np.dtype[Any]) -> None:
+    def __init__(self, owner: Operator, elements: int, dtype: np.dtype[Any], *, is_own: bool = False) -> None:
+        """Arrays that `is_own` are of the operator alone: small ones need not be shared with others."""
         self._owner = owner
+        self._is_own = is_own
         self._elements = elements
         self._dtype = dtype
         self._arrays: list[Array] = []
@@ -89,6 +91,9 @@ class Scratch:
     def __call__(self, index: int, shape: tuple[int, ...]) -> Array:
         """Scratch array number `index` (counted from 0 without gaps), as an array of `shape`."""
         while len(self._arrays) <= index:
+            if self._is_own:
+                self._arrays.append(self._owner.scratch((self._elements,), self._dtype))
+                continue
             self._arrays.append(self._owner.working_memory(self._elements * self._dtype.itemsize).view(self._dtype))
         count = int(np.prod(shape, dtype=np.int64))
         return self._arrays[index][:count].reshape(shape)

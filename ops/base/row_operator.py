@@ -70,7 +70,7 @@ class RowOperator(Expressed):
         outer, members, inner = view
         count, work = min(outer, max(1, BLOCK // (members * inner))), compute_dtype(result.dtype)
         scratch, wide = (Scratch(self, count * members * inner, work) for _ in range(2))
-        rows = Scratch(self, count * inner, work)
+        rows = Scratch(self, count * inner, work, is_own=True)
         steps: list[Step] = []
         for (piece,) in block_indices((outer,), count):
             parts, target = {position: source[piece] for position, source in sources.items()}, result[piece]

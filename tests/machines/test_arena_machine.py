@@ -43,7 +43,7 @@ MISTAKES = {
     ),
     "the youngest gives back first": (
         "three models", "a model gives back before one that has been idle for longer",
-        Edit(ArenaBudget.charge, "one.last_begun", "-one.last_begun"),
+        Edit(ArenaBudget.charge, "entry.last_begun)", "-entry.last_begun)"),
     ),
     "all give back": (
         "three models", "a model gives back although there is room",

@@ -82,7 +82,7 @@ BUGS = (
         (
             Edit(
                 Executing.work,
-                "        self._roster.leave(worker, run)  # with the lock, which was kept\n",
+                "        self._roster.leave(worker, run)  # with the lock still held\n",
                 "        last = not run.machine.remaining and run.active == 1\n        self._lock.release()\n"
                 "        self._acquire()\n        self._roster.leave(worker, run)\n",
             ),

@@ -159,7 +159,7 @@ def stopped() -> None:
 
 # The mistakes
 
-_LEAVE = "        self._roster.leave(worker, run)  # with the lock, which was kept\n"
+_LEAVE = "        self._roster.leave(worker, run)  # with the lock still held\n"
 _CALL = "            self._call(run, task, steps[task][piece])\n"
 _END = "            machine.end(task, piece)\n"
 _ACQUIRE, _RELEASE = "            self._acquire()\n", "            self._lock.release()\n"
@@ -233,8 +233,8 @@ SHELL_BUGS = (
             Edit(
                 Executing._in_python,
                 "            if run.interrupted and (run.stopped or roster.gives_way(run)):\n                break\n"
-                "            found = machine.take(task, from_last=from_last)\n",
-                "            found = machine.take(task, from_last=from_last)\n"
+                "            taken = machine.take(task, from_last=from_last)\n",
+                "            taken = machine.take(task, from_last=from_last)\n"
                 "            if run.interrupted and (run.stopped or roster.gives_way(run)):\n                break\n",
             ),
         ),

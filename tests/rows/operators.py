@@ -302,6 +302,7 @@ def moved() -> Iterator[Case]:
     yield case("Cast", x, to="float64")
     yield case("Logit", batch(5, draw=positive), eps=0.01)
     yield case("FusedElementwise", x, constant(6), post_ops=["add:1", "tanh"])
+    yield case("FusedExpression", x, constant(6), nodes=["tanh x0", "multiply %0 x1", "add %1 x0"])
 
 
 def quantized() -> Iterator[Case]:
