@@ -42,6 +42,7 @@ from dagexec.core.expressions import (
     row_min,
     row_sum,
     select,
+    sign,
     softplus,
     sqrt,
     square,
@@ -86,7 +87,7 @@ from dagexec.ops.base.passes import clip_pass, scalar_pass
 from dagexec.ops.base.row_operator import row_operator
 from dagexec.ops.engines.onednn.operator import OneDNNOperator
 from dagexec.ops.families.optimize.sparse import SparseUpdate
-from dagexec.ops.families.optimize.update import DenseUpdate, Parts, Piece, Rule, update_operator
+from dagexec.ops.families.optimize.update import Changed, DenseUpdate, Parts, Piece, PieceRule, Rule, update_operator
 
 __all__ = [
     "ALL_TYPES",
@@ -108,6 +109,7 @@ __all__ = [
     "ArgumentValue",
     "Arguments",
     "Array",
+    "Changed",
     "Cost",
     "DenseUpdate",
     "Expression",
@@ -122,6 +124,7 @@ __all__ = [
     "OperatorCall",
     "Parts",
     "Piece",
+    "PieceRule",
     "Prepared",
     "Rule",
     "Scratch",
@@ -165,6 +168,7 @@ __all__ = [
     "scalar_pass",
     "schema_of",
     "select",
+    "sign",
     "softplus",
     "sqrt",
     "square",

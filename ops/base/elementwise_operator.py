@@ -39,7 +39,7 @@ class Elementwise(Expressed):
             x, y = x.reshape(-1), y.reshape(-1)
 
         def passes(_index: Index, source: Array, target: Array, scratch: Scratch) -> list[Step]:
-            return expression_steps(expression, {0: source}, target, scratch)
+            return expression_steps([expression], {0: source}, [target], scratch)
 
         return blockwise(self, x, y, passes)
 
@@ -54,7 +54,7 @@ class ElementwiseGradient(Expressed):
         sources, target = [self.x(position).reshape(-1) for position in positions], self.y(0).reshape(-1)
 
         def passes(pieces: Sequence[Array], dx: Array, scratch: Scratch) -> list[Step]:
-            return expression_steps(expression, dict(zip(positions, pieces, strict=True)), dx, scratch)
+            return expression_steps([expression], dict(zip(positions, pieces, strict=True)), [dx], scratch)
 
         return reduced(self, target.shape, sources, target, passes)
 

@@ -7,7 +7,7 @@ clipped branches, or an exchange of bits.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
@@ -38,6 +38,7 @@ from dagexec.core.operator import Step
 from dagexec.ops.base.blocks import Array, Scratch
 from dagexec.ops.base.error_function import LIMIT, log_erfc_coefficients
 from dagexec.ops.base.passes import clip_pass
+from dagexec.ops.base.pieces import is_same_memory, overlap
 
 EXACT = frozenset(
     ("sqrt", "square", "negative", "absolute", "sign", "floor", "ceil", "rint", "logical_not", "invert", "constant")
@@ -47,14 +48,18 @@ that rounds differently."""
 
 
 def expression_steps(
-    expression: Expression, sources: Mapping[int, Array], out: Array, scratch: Scratch, rows: Scratch | None = None
+    results: Sequence[Expression],
+    sources: Mapping[int, Array],
+    outs: Sequence[Array],
+    scratch: Scratch,
+    rows: Scratch | None = None,
 ) -> list[Step]:
-    """The calls that compute `expression` of `sources`, by position, and leave it in `out`, of their shape.
+    """The calls that compute `results` of `sources`, by position, and leave each in its array of `outs`.
 
-    `out` may be one of the sources. Where members of rows are joined, arrays are [rows, members, inner], `rows` is
-    scratch for what has one value a row.
+    These have the sources' shape and may be sources. Where members of rows are joined, arrays are [rows, members,
+    inner], `rows` is scratch for what has one value a row.
     """
-    return _Steps(spelled(expression, out.dtype), sources, out, scratch, rows).steps
+    return _Steps([spelled(one, outs[0].dtype) for one in results], sources, outs, scratch, rows).steps
 
 
 @lru_cache(maxsize=1024)
@@ -113,38 +118,64 @@ class _Steps:
     """The calls of an expression, as they are put together."""
 
     def __init__(
-        self, expression: Expression, sources: Mapping[int, Array], out: Array, scratch: Scratch, rows: Scratch | None
+        self,
+        results: Sequence[Expression],
+        sources: Mapping[int, Array],
+        outs: Sequence[Array],
+        scratch: Scratch,
+        rows: Scratch | None,
     ) -> None:
         self.steps: list[Step] = []
-        self._out, self._sources, self._scratch, self._rows = out, sources, scratch, rows
+        self._outs, self._sources, self._scratch, self._rows = outs, sources, scratch, rows
+        self._shape, self._dtype = outs[0].shape, outs[0].dtype
         self._memory: dict[Expression, tuple[int, bool]] = {}
         self._free: dict[bool, list[int]] = {True: [], False: []}
         self._count = {True: 0, False: 0}
-        order = [node for node in in_order(expression) if node.operands]
-        order = _without_inner_clips(order)
+        self._targets: dict[Expression, list[int]] = {}
+        for number, result in enumerate(results):
+            self._targets.setdefault(result, []).append(number)
+        order = _without_inner_clips([node for node in in_order(*results) if node.operands], results)
         self._last = {operand: place for place, node in enumerate(order) for operand in _read(node)}
-        reads_source = [place for place, node in enumerate(order) if any(one.kind == ELEMENT for one in _read(node))]
-        last_read = max(reads_source, default=0)
-        if not order:
-            self.steps.append(partial(np.copyto, out, self._operand(expression)))
+        reads = [(place, one) for one, place in self._last.items() if one.kind == ELEMENT]
+        self._free_from = [
+            max((place for place, one in reads if overlap(sources[int(one.value)], out)), default=0) for out in outs
+        ]
+        leaves = {result: self._kept(result) for result in self._targets if not result.operands}
         for place, node in enumerate(order):
-            is_last = place == len(order) - 1
-            self._compute(node, place, is_last, may_use_out=place >= last_read)
+            self._compute(node, place)
+        for result, numbers in self._targets.items():
+            array = self._array(result) if result.operands else leaves[result]
+            self.steps += [partial(np.copyto, outs[k], array) for k in numbers if not is_same_memory(array, outs[k])]
 
-    # Memory: number -1 is the result's, others are scratch; of one value a row there is scratch of its own
+    def _kept(self, leaf: Expression) -> Array:
+        """A result that is an element or a number, away from what is written before it is copied."""
+        array = self._operand(leaf)
+        if len(self._outs) == 1 or not any(overlap(array, out) for out in self._outs):
+            return array
+        kept = self._work(self._taken(False), False)
+        self.steps.append(partial(np.copyto, kept, array))
+        return kept
+
+    # Memory: -1 - k is output number k's, others are scratch; of one value a row there is scratch of its own
 
     def _array(self, node: Expression) -> Array:
         memory, is_of_row = self._memory[node]
         if memory < 0:
-            return self._out
+            return self._outs[-1 - memory]
         array = self._work(memory, is_of_row)
         return _booleans(array) if PRIMITIVES[node.kind].is_condition else array
 
     def _work(self, memory: int, is_of_row: bool) -> Array:
         if not is_of_row:
-            return self._scratch(memory, self._out.shape)
+            return self._scratch(memory, self._shape)
         assert self._rows is not None
-        return self._rows(memory, (self._out.shape[0], 1, *self._out.shape[2:]))
+        return self._rows(memory, (self._shape[0], 1, *self._shape[2:]))
+
+    def _usable(self, numbers: Iterable[int], place: int, dying: Sequence[Expression]) -> list[int]:
+        """Outputs whose memory nothing needs after a place, what is read last of all first."""
+        held = {memory for one, (memory, _) in self._memory.items() if one not in dying}
+        usable = [k for k in numbers if self._free_from[k] <= place and -1 - k not in held]
+        return sorted(usable, key=lambda k: -self._free_from[k])
 
     def _taken(self, is_of_row: bool) -> int:
         free = self._free[is_of_row]
@@ -155,21 +186,25 @@ class _Steps:
 
     def _operand(self, node: Expression) -> Array:
         if node.kind == NUMBER:
-            return np.asarray(node.value).astype(self._out.dtype)
+            return np.asarray(node.value).astype(self._dtype)
         return self._sources[int(node.value)] if node.kind == ELEMENT else self._array(node)
 
-    def _compute(self, node: Expression, place: int, is_last: bool, *, may_use_out: bool) -> None:
-        primitive, is_of_row = PRIMITIVES[node.kind], node.is_of_row
+    def _compute(self, node: Expression, place: int) -> None:
+        primitive, is_of_row, targets = PRIMITIVES[node.kind], node.is_of_row, self._targets.get(node, [])
         dying = [one for one in dict.fromkeys(_read(node)) if one in self._memory and self._last[one] == place]
+        dying = [one for one in dying if one not in self._targets]
         same = [one for one in dying if self._memory[one][1] == is_of_row and _kind(one) == _kind(node)]
-        uses_out = any(memory == (-1, False) for memory in (self._memory[one] for one in self._memory))
-        if is_last and not is_of_row:
-            self._memory[node] = (-1, False)
+        if targets:  # it stays: where it belongs, or in scratch
+            same = [one for one in same if self._memory[one][0] >= 0]
+        may_use = not is_of_row and (bool(targets) or not primitive.is_condition)
+        usable = self._usable(targets or self._pending(), place, dying) if may_use else []
+        if targets and usable:
+            self._memory[node] = (-1 - usable[0], False)
         elif same and not primitive.is_reduction and node.kind != "select":
             self._memory[node] = self._memory[same[0]]
             dying.remove(same[0])
-        elif may_use_out and not is_of_row and not primitive.is_condition and not uses_out:
-            self._memory[node] = (-1, False)
+        elif usable:
+            self._memory[node] = (-1 - usable[0], False)
         else:
             self._memory[node] = (self._taken(is_of_row), is_of_row)
         if node.kind == "select":
@@ -180,13 +215,15 @@ class _Steps:
             memory, of_row = self._memory.pop(one)
             if memory >= 0:
                 self._free[of_row].append(memory)
-        if is_last and is_of_row:
-            self.steps.append(partial(np.copyto, self._out, self._array(node)))
+
+    def _pending(self) -> list[int]:
+        """Outputs whose results are not there yet."""
+        return [k for result, numbers in self._targets.items() if result not in self._memory for k in numbers]
 
     def _call(self, node: Expression) -> Step:
         out = self._array(node)
         limits = _clip_of(node)
-        if limits is not None and self._out.dtype.kind != "b":
+        if limits is not None and self._dtype.kind != "b":
             x, low, high = limits
             return clip_pass(self._operand(x), _bounded(low, out.dtype), _bounded(high, out.dtype), out)
         primitive, operands = PRIMITIVES[node.kind], [self._operand(one) for one in node.operands]
@@ -263,9 +300,9 @@ def _read(node: Expression) -> tuple[Expression, ...]:
     return node.operands if limits is None else (limits[0],)
 
 
-def _without_inner_clips(order: list[Expression]) -> list[Expression]:
+def _without_inner_clips(order: list[Expression], results: Sequence[Expression]) -> list[Expression]:
     """The nodes without lower limits that are computed with the upper ones alone."""
-    needed = {order[-1]} if order else set()
+    needed = set(results)
     for node in reversed(order):
         if node in needed:
             needed.update(_read(node))

@@ -75,7 +75,7 @@ class OperandGradients(Operator):
 
 
 def _passes(expression: Expression, pieces: Sequence[Array], out: Array, scratch: Scratch) -> list[Step]:
-    return expression_steps(expression, dict(enumerate(pieces)), out, scratch)
+    return expression_steps([expression], dict(enumerate(pieces)), [out], scratch)
 
 
 def infer_operands(cls: type[OperandGradients], call: OperatorCall) -> list[TensorType]:

@@ -17,6 +17,7 @@ from dagexec.platform.addresses import address_of
 Array = npt.NDArray[Any]
 
 _LARGEST_ITEM = 2**31 - 1  # bytes of an element in NumPy
+_MOST_WORK = 1000
 
 
 def piece_offset(shape: Sequence[int], kept: Sequence[range]) -> int | None:
@@ -55,6 +56,14 @@ def is_same_memory(one: Array, other: Array) -> bool:
         and address_of(one) == address_of(other)
         and all(a == b for a, b, n in zip(one.strides, other.strides, one.shape, strict=True) if n > 1)
     )
+
+
+def overlap(left: Array, right: Array) -> bool:
+    """True where they have an element in common, or where that is hard to say."""
+    try:
+        return np.shares_memory(left, right, max_work=_MOST_WORK)  # type: ignore[arg-type]  # NumPy takes any number
+    except np.exceptions.TooHardError:
+        return True
 
 
 def has_rows(array: Array, axis: int) -> bool:

@@ -79,7 +79,7 @@ class RowOperator(Expressed):
                     parts[position] = wide(number, part.shape)
                     steps.append(convert(part, parts[position]))
                 target = wide(len(parts), target.shape)
-            steps += expression_steps(expression, parts, target, scratch, rows)
+            steps += expression_steps([expression], parts, [target], scratch, rows)
             if target.dtype != result.dtype:
                 steps.append(convert(target, result[piece]))
         return in_sequence(steps)

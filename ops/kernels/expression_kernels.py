@@ -1,6 +1,7 @@
 """Expressions as machine code: all of one computed in registers, each tensor read once and the result written once.
 
-A product that is added to something is rounded once with it. Conditions become nested selections.
+A product that is added to something is rounded once with it, unless a formula `fuses` none. Conditions become
+nested selections.
 """
 
 from __future__ import annotations
@@ -100,14 +101,16 @@ class ExpressionFormula:
     Attributes:
         results: the expressions.
         positions: of the elements, which input of the formula each is.
+        fuses: a product and a sum are rounded once; else each is, as by NumPy.
     """
 
     results: tuple[Expression, ...]
     positions: tuple[int, ...]
+    fuses: bool = True
 
     def __call__(self, build: Builder, read: Callable[[int], Vector]) -> Sequence[Vector]:
         """The results' vectors."""
-        values = Values(build, self.results, lambda position: read(self.positions.index(position)))
+        values = Values(build, self.results, lambda position: read(self.positions.index(position)), self.fuses)
         return [as_vector(build, values.of(result)) for result in self.results]
 
 
@@ -117,8 +120,10 @@ class Values:
     `read` gives the element of an input.
     """
 
-    def __init__(self, build: Builder, results: Sequence[Expression], read: Callable[[int], Vector]) -> None:
-        self._build, self._read = build, read
+    def __init__(
+        self, build: Builder, results: Sequence[Expression], read: Callable[[int], Vector], fuses: bool = True
+    ) -> None:
+        self._build, self._read, self._fuses = build, read, fuses
         self._readers = Counter(one for node in in_order(*results) for one in node.operands)
         self._values: dict[Expression, Operand] = {}
 
@@ -150,7 +155,7 @@ class Values:
 
     def _fused(self, node: Expression) -> Vector | None:
         """A product and a sum that are rounded once; None for what is no such sum."""
-        if node.kind not in ("add", "subtract"):
+        if not self._fuses or node.kind not in ("add", "subtract"):
             return None
         left, right = node.operands
         for product, addend in ((left, right), (right, left)):

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from dagexec.core.native import declare_remade
 from dagexec.core.operator import Step
-from dagexec.ops.base.pieces import is_same_memory
+from dagexec.ops.base.pieces import is_same_memory, overlap
 from dagexec.ops.kernels.builder import BYTES, Builder, Mask, Scalar, Vector, fitting
 from dagexec.ops.kernels.machine import Machine
 from dagexec.ops.kernels.registers import MOST_ADDRESSES
@@ -32,7 +32,6 @@ Formula = Callable[[Builder, Callable[[int], Vector]], Sequence[Vector]]
 same."""
 
 _MOST_CALLS = 1 << 12
-_MOST_WORK = 1000
 
 
 def formula_step(
@@ -124,15 +123,7 @@ def _is_overwritten(outputs: Sequence[Array], inputs: Sequence[Array]) -> bool:
     """True where elements are written before they are read as those of an array that is not the same, or twice."""
     beside = [(one, other) for number, one in enumerate(outputs) for other in outputs[:number]]
     pairs = [(y, x) for y in outputs for x in inputs if not is_same_memory(y, x)]
-    return any(_overlap(*pair) for pair in beside + pairs)
-
-
-def _overlap(left: Array, right: Array) -> bool:
-    """True where they have an element in common, or where that is hard to say."""
-    try:
-        return np.shares_memory(left, right, max_work=_MOST_WORK)  # type: ignore[arg-type]  # NumPy takes any number
-    except np.exceptions.TooHardError:
-        return True
+    return any(overlap(*pair) for pair in beside + pairs)
 
 
 def _joined(

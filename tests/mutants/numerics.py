@@ -60,8 +60,8 @@ MUTANTS = (
     Mutant(
         "Adam's epsilon is added before the root",
         "ops/families/optimize/adam.py",
-        "        np.sqrt(second, out=work)\n        np.add(work, self._epsilon, out=work)\n",
-        "        np.add(second, self._epsilon, out=work)\n        np.sqrt(work, out=work)\n",
+        "self.divisor(sqrt(second))",
+        "sqrt(self.divisor(second))",
         ("tests/ops/optimize/test_dense_updates.py",),
     ),
     Mutant(

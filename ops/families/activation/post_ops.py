@@ -289,7 +289,7 @@ def post_op_passes(
         steps: list[Step] = [] if same else [partial(np.copyto, target, source)]
         for post_op in post_ops:
             if post_op.input < 0:
-                steps += expression_steps(post_op.expression(element(0)), {0: target}, target, scratch)
+                steps += expression_steps([post_op.expression(element(0))], {0: target}, [target], scratch)
             else:
                 ufunc = BINARY["add" if post_op.kind == SUM else post_op.kind]
                 steps.append(partial(ufunc, target, views[post_op.input][index], out=target))

@@ -92,7 +92,7 @@ class FusedExpression(Expressed):
         sources = [x.reshape((1,) * (y.ndim - x.ndim) + x.shape) for x in inputs]
 
         def passes(pieces: Sequence[Array], out: Array, scratch: Scratch) -> list[Step]:
-            return expression_steps(expression, dict(enumerate(pieces)), out, scratch)
+            return expression_steps([expression], dict(enumerate(pieces)), [out], scratch)
 
         return reduced(self, y.shape, sources, y, passes)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.arguments import Arguments
-from dagexec.ops.families.optimize.update import Array, DenseUpdate, Parts, Piece, Rule, update_operator
+from dagexec.core.expressions import Expression, select, sqrt, square
+from dagexec.ops.families.optimize.update import Changed, DenseUpdate, Parts, Rule, update_operator
 
 _BETAS = (("beta1", 0.9), ("beta2", 0.999))
 
@@ -31,65 +31,33 @@ class AdamRule(Rule):
     def __init__(self, arguments: Arguments, dtype: npt.DTypeLike, label: str) -> None:
         """Raises ArgumentError for a beta outside [0, 1), and for a negative epsilon or decay."""
         super().__init__(arguments, dtype, label)
-        self._betas = [self.argument(name, default, 0, 1, open_ends="high") for name, default in _BETAS]
-        (self._beta1, self._rest1), (self._beta2, self._rest2) = [
-            (self.number(beta), self.number(1.0 - beta)) for beta in self._betas
-        ]
-        self._epsilon = self.number(self.argument("epsilon", 1e-5, 0, math.inf))
+        self.betas = [self.argument(name, default, 0, 1, open_ends="high") for name, default in _BETAS]
+        self.epsilon = self.argument("epsilon", 1e-5, 0, math.inf)
         self._decay = self.argument("decoupled_weight_decay", 0.0, 0, math.inf)
-        self._kept = self.number(1.0)
-        self._correction = self.number(1.0)
-
-    @property
-    def numbers(self) -> tuple[Array, ...]:
-        """beta1, 1 - beta1, beta2, 1 - beta2, epsilon, c, rate, and the factor of the parameter, as `begin` sets them.
-
-        An array of no axes each.
-        """
-        moments = (self._beta1, self._rest1, self._beta2, self._rest2)
-        return (*moments, self._epsilon, self._correction, self.rate, self._kept)
+        self._kept, self._correction = self.number("kept"), self.number("correction")
 
     def begin(self, rate: float, iteration: int) -> None:
         """The correction of the moments' bias."""
         super().begin(rate, iteration)
-        self._kept[...] = 1.0 + rate * self._decay
-        beta1, beta2 = self._betas
+        self.of_run["kept"][...] = 1.0 + rate * self._decay
+        beta1, beta2 = self.betas
         self.correct(iteration + 1, 1.0 - beta1 ** (iteration + 1), 1.0 - beta2 ** (iteration + 1))
 
     def correct(self, step: int, bias1: float, bias2: float) -> None:
         """Set the factors of step number `step` (from 1), given what the moments are short by: 1 - beta^step."""
-        self._correction[...] = math.sqrt(bias2) / bias1
+        self.of_run["correction"][...] = math.sqrt(bias2) / bias1
 
-    def moments(self, piece: Piece) -> None:
-        """Change the two moments."""
-        (first, second), (work, *_) = piece.state, piece.scratch
-        np.multiply(first, self._beta1, out=first)
-        np.multiply(piece.grad, self._rest1, out=work)
-        np.add(first, work, out=first)
-        np.multiply(second, self._beta2, out=second)
-        np.multiply(piece.grad, piece.grad, out=work)
-        np.multiply(work, self._rest2, out=work)
-        np.add(second, work, out=second)
+    def divisor(self, root: Expression) -> Expression:
+        """What the first moment is divided by."""
+        return root + self.epsilon
 
-    def step(self, piece: Piece) -> None:
-        """Put the step into scratch 0."""
-        (first, second), (work, *_) = piece.state, piece.scratch
-        np.sqrt(second, out=work)
-        np.add(work, self._epsilon, out=work)
-        np.divide(first, work, out=work)
-        np.multiply(work, self._correction, out=work)
-
-    def apply(self, piece: Piece) -> None:
-        """The formulas of the class."""
-        assert piece.param is not None
-        param, work = piece.param, piece.scratch[0]
-        self.moments(piece)
-        self.step(piece)
-        piece.give(0, work)
-        np.multiply(work, self.rate, out=work)
-        if self._decay:
-            np.multiply(param, self._kept, out=param)
-        np.add(param, work, out=param)
+    def formula(self, param: Expression, grad: Expression, *state: Expression) -> Changed:
+        (first, second), (beta1, beta2) = state, self.betas
+        first = first * beta1 + grad * (1.0 - beta1)
+        second = second * beta2 + square(grad) * (1.0 - beta2)
+        step = first / self.divisor(sqrt(second)) * self._correction
+        kept = param * self._kept if self._decay else param
+        return Changed(kept + step * self.rate, (first, second), (step,))
 
 
 ADAM_DOC = (
@@ -111,32 +79,29 @@ class RectifiedAdamRule(AdamRule):
         """Raises ArgumentError for a beta2 whose variance cannot be rectified: 0.6 or less."""
         super().__init__(arguments, dtype, label)
         self._rectifies = arguments.bool("enableRAdam")
-        self._plain = False
         if self._rectifies:
             self.argument("beta2", 0.999, 0.6, 1, open_ends="low high")
+            self._plain = self.number("plain")
 
     def correct(self, step: int, bias1: float, bias2: float) -> None:
         """The factor of the rectified step."""
-        self._plain = False
         super().correct(step, bias1, bias2)
         if not self._rectifies:
             return
-        beta2 = self._betas[1]
-        limit = 2.0 / (1.0 - beta2) - 1.0
+        limit = 2.0 / (1.0 - self.betas[1]) - 1.0
         length = limit - 2.0 * step * (1.0 - bias2) / bias2
-        self._plain = length < 5.0
-        if self._plain:
-            self._correction[...] = 1.0 / bias1
+        plain, correction = self.of_run["plain"], self.of_run["correction"]
+        plain[...] = length < 5.0
+        if plain:
+            correction[...] = 1.0 / bias1
             return
         kept = (length - 4.0) * (length - 2.0) * limit
-        self._correction[...] = math.sqrt(bias2) / bias1 * math.sqrt(kept / ((limit - 4.0) * (limit - 2.0) * length))
+        correction[...] = math.sqrt(bias2) / bias1 * math.sqrt(kept / ((limit - 4.0) * (limit - 2.0) * length))
 
-    def step(self, piece: Piece) -> None:
-        """Adam's step, or the first moment's."""
-        if self._plain:
-            np.multiply(piece.state[0], self._correction, out=piece.scratch[0])
-        else:
-            super().step(piece)
+    def divisor(self, root: Expression) -> Expression:
+        """Adam's, or 1."""
+        divisor = super().divisor(root)
+        return select(self._plain > 0, 1.0, divisor) if self._rectifies else divisor
 
 
 @update_operator(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.arguments import Arguments
-from dagexec.ops.families.optimize.update import DenseUpdate, Parts, Piece, Rule, update_operator
+from dagexec.core.expressions import Expression, sqrt, square
+from dagexec.ops.families.optimize.update import Changed, DenseUpdate, Parts, Rule, update_operator
 
 EPSILON_ARGS = {"epsilon": "keeps the divisor away from 0 (default 1e-5)"}
 ADAGRAD_ARGS = EPSILON_ARGS | {"decay": "factor of the sum of squares from step to step (default 1)"}
@@ -24,25 +24,14 @@ class AdagradRule(Rule):
     def __init__(self, arguments: Arguments, dtype: npt.DTypeLike, label: str) -> None:
         """Raises ArgumentError for a negative epsilon or decay."""
         super().__init__(arguments, dtype, label)
-        self._epsilon = self.number(self.argument("epsilon", 1e-5, 0, math.inf))
-        self._decays = arguments.float("decay", 1.0) != 1.0
-        self._decay = self.number(self.argument("decay", 1.0, 0, math.inf, open_ends="high"))
+        self._epsilon = self.argument("epsilon", 1e-5, 0, math.inf)
+        self._decay = self.argument("decay", 1.0, 0, math.inf, open_ends="high")
 
-    def apply(self, piece: Piece) -> None:
-        """The formulas of the class."""
-        assert piece.param is not None
-        (squares,), (work,) = piece.state, piece.scratch
-        if self._decays:
-            np.multiply(squares, self._decay, out=squares)
-        np.multiply(piece.grad, piece.grad, out=work)
-        np.add(squares, work, out=squares)
-        np.sqrt(squares, out=work)
-        np.add(work, self._epsilon, out=work)
-        np.divide(self.rate, work, out=work)
-        piece.give(0, work)
-        np.multiply(work, piece.grad, out=work)
-        piece.give(1, work)
-        np.add(piece.param, work, out=piece.param)
+    def formula(self, param: Expression, grad: Expression, *state: Expression) -> Changed:
+        squares = state[0] * self._decay + square(grad)
+        rate = self.rate / (sqrt(squares) + self._epsilon)
+        step = rate * grad
+        return Changed(param + step, (squares,), (rate, step))
 
 
 @update_operator(
@@ -66,37 +55,20 @@ class AdadeltaRule(Rule):
     d' = decay d + (1 - decay) s^2. Zeiler, 2012, arXiv:1212.5701, algorithm 1.
     """
 
-    scratch = 2
-
     def __init__(self, arguments: Arguments, dtype: npt.DTypeLike, label: str) -> None:
         """Raises ArgumentError for a negative epsilon, and a decay outside (0, 1)."""
         super().__init__(arguments, dtype, label)
-        decay = self.argument("decay", 0.95, 0, 1, open_ends="low high")
-        self._epsilon = self.number(self.argument("epsilon", 1e-5, 0, math.inf))
-        self._decay, self._rest = self.number(decay), self.number(1.0 - decay)
+        self._decay = self.argument("decay", 0.95, 0, 1, open_ends="low high")
+        self._epsilon = self.argument("epsilon", 1e-5, 0, math.inf)
 
-    def apply(self, piece: Piece) -> None:
-        """The formulas of the class."""
-        assert piece.param is not None
-        (squares, steps), (work, step) = piece.state, piece.scratch
-        self._mean(squares, piece.grad, work)
-        np.add(squares, self._epsilon, out=work)
-        np.sqrt(work, out=work)
-        np.add(steps, self._epsilon, out=step)
-        np.sqrt(step, out=step)
-        np.divide(step, work, out=step)
-        np.multiply(step, piece.grad, out=step)
-        self._mean(steps, step, work)
-        np.multiply(step, self.rate, out=step)
-        np.add(piece.param, step, out=piece.param)
+    def formula(self, param: Expression, grad: Expression, *state: Expression) -> Changed:
+        squares, steps = state
+        squares = self._mean(squares, grad)
+        step = sqrt(steps + self._epsilon) / sqrt(squares + self._epsilon) * grad
+        return Changed(param + step * self.rate, (squares, self._mean(steps, step)))
 
-    def _mean(
-        self, mean: npt.NDArray[np.float64], value: npt.NDArray[np.float64], work: npt.NDArray[np.float64]
-    ) -> None:
-        np.multiply(mean, self._decay, out=mean)
-        np.multiply(value, value, out=work)
-        np.multiply(work, self._rest, out=work)
-        np.add(mean, work, out=mean)
+    def _mean(self, mean: Expression, value: Expression) -> Expression:
+        return mean * self._decay + square(value) * (1.0 - self._decay)
 
 
 @update_operator(
@@ -124,24 +96,15 @@ class RmsPropRule(Rule):
     def __init__(self, arguments: Arguments, dtype: npt.DTypeLike, label: str) -> None:
         """Raises ArgumentError for a decay outside [0, 1], and a negative momentum or epsilon."""
         super().__init__(arguments, dtype, label)
-        self._rest = self.number(1.0 - self.argument("decay", 0.9, 0, 1))
-        self._momentum = self.number(self.argument("momentum", 0.0, 0, math.inf, open_ends="high"))
-        self._epsilon = self.number(self.argument("epsilon", 1e-5, 0, math.inf))
+        self._rest = 1.0 - self.argument("decay", 0.9, 0, 1)
+        self._momentum = self.argument("momentum", 0.0, 0, math.inf, open_ends="high")
+        self._epsilon = self.argument("epsilon", 1e-5, 0, math.inf)
 
-    def apply(self, piece: Piece) -> None:
-        """The formulas of the class."""
-        (squares, momentum), (work,) = piece.state, piece.scratch
-        np.multiply(piece.grad, piece.grad, out=work)
-        np.subtract(work, squares, out=work)
-        np.multiply(work, self._rest, out=work)
-        np.add(squares, work, out=squares)
-        np.add(squares, self._epsilon, out=work)
-        np.sqrt(work, out=work)
-        np.divide(piece.grad, work, out=work)
-        np.multiply(work, self.rate, out=work)
-        np.multiply(momentum, self._momentum, out=momentum)
-        np.add(momentum, work, out=momentum)
-        piece.give(0, momentum)
+    def formula(self, param: Expression, grad: Expression, *state: Expression) -> Changed:
+        squares, momentum = state
+        squares = squares + (square(grad) - squares) * self._rest
+        momentum = momentum * self._momentum + grad / sqrt(squares + self._epsilon) * self.rate
+        return Changed(param, (squares, momentum), (momentum,))
 
 
 @update_operator(

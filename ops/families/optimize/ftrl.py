@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.arguments import Arguments
-from dagexec.ops.families.optimize.update import DenseUpdate, Parts, Piece, Rule, Shape, update_operator
+from dagexec.core.expressions import Expression, clip, maximum, sqrt, square
+from dagexec.ops.families.optimize.update import Changed, DenseUpdate, Parts, Rule, Shape, update_operator
 
 FTRL_ARGS = {
     "alpha": "the learning rate, above 0 (default 0.005)",
@@ -27,43 +28,25 @@ FTRL_DOC = (
 class FtrlRule(Rule):
     """The formulas of operator Ftrl."""
 
-    scratch = 2
-
     def __init__(self, arguments: Arguments, dtype: npt.DTypeLike, label: str) -> None:
         """Raises ArgumentError for an alpha that is not above 0, and another argument that is negative."""
         super().__init__(arguments, dtype, label)
         self.default_rate = self.argument("alpha", 0.005, 0, math.inf, open_ends="low high")
-        self._beta = self.number(self.argument("beta", 1.0, 0, math.inf))
-        self._strength1 = self.number(self.argument("lambda1", 0.001, 0, math.inf))
-        self._negative1 = -self._strength1
-        self._strength2 = self.number(self.argument("lambda2", 0.001, 0, math.inf))
-        self._tiny = self.number(float(np.finfo(dtype).tiny))
+        self._beta = self.argument("beta", 1.0, 0, math.inf)
+        self._strength1 = self.argument("lambda1", 0.001, 0, math.inf)
+        self._strength2 = self.argument("lambda2", 0.001, 0, math.inf)
 
-    def apply(self, piece: Piece) -> None:
+    def formula(self, param: Expression, grad: Expression, *state: Expression) -> Changed:
         """z is clipped to [-lambda1, lambda1] and taken off itself, which is 0 where the parameter must be.
 
         The divisor is 0 only where no gradient came yet and beta and lambda2 are 0; there z is 0, too.
         """
-        assert piece.param is not None
-        param, grad, (work, divisor) = piece.param, piece.grad, piece.scratch
-        pairs = piece.state[0].reshape(*param.shape, 2)
-        squares, z = pairs[..., 0], pairs[..., 1]
-        np.sqrt(squares, out=work)
-        np.multiply(grad, grad, out=divisor)
-        np.add(squares, divisor, out=squares)
-        np.sqrt(squares, out=divisor)
-        np.subtract(divisor, work, out=work)
-        np.divide(work, self.rate, out=work)
-        np.multiply(work, param, out=work)
-        np.add(z, grad, out=z)
-        np.subtract(z, work, out=z)
-        np.add(divisor, self._beta, out=divisor)
-        np.divide(divisor, self.rate, out=divisor)
-        np.add(divisor, self._strength2, out=divisor)
-        np.maximum(divisor, self._tiny, out=divisor)
-        np.clip(z, self._negative1, self._strength1, out=work)
-        np.subtract(work, z, out=work)
-        np.divide(work, divisor, out=param)
+        before, z = state
+        squares = before + square(grad)
+        root = sqrt(squares)
+        z = z + grad - (root - sqrt(before)) / self.rate * param
+        divisor = maximum((root + self._beta) / self.rate + self._strength2, float(np.finfo(self.dtype).tiny))
+        return Changed((clip(z, -self._strength1, self._strength1) - z) / divisor, (squares, z))
 
 
 def ftrl_state(param: Shape) -> Sequence[Shape]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.arguments import Arguments
-from dagexec.ops.families.optimize.update import Array, DenseUpdate, Parts, Piece, Rule, update_operator
+from dagexec.core.expressions import Expression
+from dagexec.ops.families.optimize.update import Changed, DenseUpdate, Parts, Rule, update_operator
 
 MOMENTUM_ARGS = {
     "momentum": "factor of the momentum from step to step (default 0)",
@@ -20,41 +20,20 @@ class MomentumRule(Rule):
     """m' = rate * g + momentum * m; the step is m', with Nesterov (1 + momentum) * m' - momentum * m.
 
     The step goes to the extra output and is taken off the parameter. Sutskever et al., 2013, give Nesterov's form.
-
-    Attributes:
-        nesterov: it looks ahead.
     """
 
     def __init__(self, arguments: Arguments, dtype: npt.DTypeLike, label: str) -> None:
         """Raises ArgumentError for a momentum that is negative or infinite."""
         super().__init__(arguments, dtype, label)
-        momentum = self.argument("momentum", 0.0, 0.0, math.inf, open_ends="high")
-        self._momentum, self._ahead = self.number(momentum), self.number(1.0 + momentum)
-        self.nesterov = arguments.bool("nesterov")
+        self._momentum = self.argument("momentum", 0.0, 0.0, math.inf, open_ends="high")
+        self._nesterov = arguments.bool("nesterov")
 
-    @property
-    def numbers(self) -> tuple[Array, ...]:
-        """The rate, the factor of the momentum and 1 + that, an array of no axes each."""
-        return self.rate, self._momentum, self._ahead
-
-    def apply(self, piece: Piece) -> None:
-        """The formulas of the class."""
-        (momentum,), (step,) = piece.state, piece.extras
-        assert step is not None
-        if self.nesterov:
-            (kept,) = piece.scratch
-            np.multiply(momentum, self._momentum, out=kept)
-            np.multiply(piece.grad, self.rate, out=momentum)
-            np.add(momentum, kept, out=momentum)
-            np.multiply(momentum, self._ahead, out=step)
-            np.subtract(step, kept, out=step)
-        else:
-            np.multiply(momentum, self._momentum, out=momentum)
-            np.multiply(piece.grad, self.rate, out=step)
-            np.add(step, momentum, out=step)
-            np.copyto(momentum, step)
-        if piece.param is not None:
-            np.subtract(piece.param, step, out=piece.param)
+    def formula(self, param: Expression, grad: Expression, *state: Expression) -> Changed:
+        kept = state[0] * self._momentum
+        step = momentum = grad * self.rate + kept
+        if self._nesterov:
+            step = momentum * (1.0 + self._momentum) - kept
+        return Changed(param - step, (momentum,), (step,))
 
 
 @update_operator(

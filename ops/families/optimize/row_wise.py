@@ -9,10 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.arguments import Arguments
+from dagexec.core.operator import Step
+from dagexec.ops.base.blocks import Scratch
 from dagexec.ops.families.optimize.adam import ADAM_ARGS, AdamRule
 from dagexec.ops.families.optimize.adaptive import EPSILON_ARGS
 from dagexec.ops.families.optimize.sparse import DEDUPLICATE, SparseUpdate
-from dagexec.ops.families.optimize.update import Array, Parts, Piece, Rule, Shape, update_operator
+from dagexec.ops.families.optimize.update import Array, Parts, Piece, PieceRule, Shape, update_operator
 
 
 def mean_square(grad: Array, work: Array) -> Array:
@@ -21,21 +23,26 @@ def mean_square(grad: Array, work: Array) -> Array:
     return np.asarray(np.mean(work, axis=1, keepdims=True))
 
 
-class RowWiseAdagradRule(Rule):
+class RowWiseAdagradRule(PieceRule):
     """h' = h + mean of g^2 over the row; param' = param + rate / (sqrt(h') + epsilon) * g."""
 
     def __init__(self, arguments: Arguments, dtype: npt.DTypeLike, label: str) -> None:
         """Raises ArgumentError for a negative epsilon."""
         super().__init__(arguments, dtype, label)
-        self._epsilon = self.number(self.argument("epsilon", 1e-5, 0, math.inf))
+        self.epsilon = self.argument("epsilon", 1e-5, 0, math.inf)
 
-    def apply(self, piece: Piece) -> None:
+    def steps(self, piece: Piece, scratch: Scratch) -> list[Step]:
         """The formulas of the class; the state is a column."""
-        assert piece.param is not None
-        (squares,), (work,) = piece.state, piece.scratch
-        np.add(squares, mean_square(piece.grad, work), out=squares)
-        np.multiply(piece.grad, self.rate / (np.sqrt(squares) + self._epsilon), out=work)
-        np.add(piece.param, work, out=piece.param)
+        (squares,), grad, work = piece.state, piece.grad, scratch(0, piece.grad.shape)
+        param, epsilon = piece.param, np.asarray(self.epsilon, self.dtype)
+        assert param is not None
+
+        def change() -> None:
+            np.add(squares, mean_square(grad, work), out=squares)
+            np.multiply(grad, self.of_run["rate"] / (np.sqrt(squares) + epsilon), out=work)
+            np.add(param, work, out=param)
+
+        return [change]
 
 
 @update_operator(
@@ -61,18 +68,29 @@ class RowWiseSparseAdagrad(SparseUpdate):
 class RowWiseAdamRule(AdamRule):
     """Adam, with the second moment of the row's mean of g^2."""
 
-    def moments(self, piece: Piece) -> None:
-        """Change the two moments; the second is a column."""
-        (first, second), (work,) = piece.state, piece.scratch
-        np.multiply(second, self._beta2, out=second)
-        np.add(second, self._rest2 * mean_square(piece.grad, work), out=second)
-        np.multiply(first, self._beta1, out=first)
-        np.multiply(piece.grad, self._rest1, out=work)
-        np.add(first, work, out=first)
+    def steps(self, piece: Piece, scratch: Scratch) -> list[Step]:
+        """The second moment is a column."""
+        (first, second), grad, work = piece.state, piece.grad, scratch(0, piece.grad.shape)
+        param, extras = piece.param, [extra for extra in piece.extras if extra is not None]
+        (beta1, rest1), (beta2, rest2) = [np.array([beta, 1.0 - beta], self.dtype) for beta in self.betas]
+        epsilon = np.asarray(self.epsilon, self.dtype)
+        assert param is not None
 
-    def step(self, piece: Piece) -> None:
-        (first, second), (work,) = piece.state, piece.scratch
-        np.multiply(first, self._correction / (np.sqrt(second) + self._epsilon), out=work)
+        def change() -> None:
+            np.multiply(second, beta2, out=second)
+            np.add(second, rest2 * mean_square(grad, work), out=second)
+            np.multiply(first, beta1, out=first)
+            np.multiply(grad, rest1, out=work)
+            np.add(first, work, out=first)
+            np.multiply(first, self.of_run["correction"] / (np.sqrt(second) + epsilon), out=work)
+            for extra in extras:
+                np.copyto(extra, work)
+            np.multiply(work, self.of_run["rate"], out=work)
+            if self._decay:
+                np.multiply(param, self.of_run["kept"], out=param)
+            np.add(param, work, out=param)
+
+        return [change]
 
 
 @update_operator(

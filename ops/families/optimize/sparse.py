@@ -15,12 +15,13 @@ import numpy as np
 from dagexec.core.dtypes import INT32, INT64
 from dagexec.core.operator import Array, Step
 from dagexec.core.schema import OperatorCall
+from dagexec.ops.base.blocks import Scratch
 from dagexec.ops.families.index.indexing import check_indices
 from dagexec.ops.families.optimize.adam import ADAM_ARGS, RectifiedAdamRule
 from dagexec.ops.families.optimize.adaptive import ADADELTA_ARGS, EPSILON_ARGS, AdadeltaRule, AdagradRule
 from dagexec.ops.families.optimize.ftrl import FTRL_ARGS, FTRL_DOC, FtrlRule, ftrl_state
 from dagexec.ops.families.optimize.momentum import MOMENTUM_ARGS, MomentumRule
-from dagexec.ops.families.optimize.update import PIECE, Parts, Piece, Rule, Shape, Update, update_operator
+from dagexec.ops.families.optimize.update import PIECE, Parts, Piece, PieceRule, Shape, Update, update_operator
 
 
 def occurrences(indices: Array) -> Iterator[Array]:
@@ -123,7 +124,7 @@ def in_order(steps: Sequence[Callable[[], object]]) -> Step:
 class RowBlocks:
     """Rows of a parameter and its state, some at a time, in memory where a rule can work on them."""
 
-    def __init__(self, owner: SparseUpdate, rule: Rule, param: Array, count: int) -> None:
+    def __init__(self, owner: SparseUpdate, rule: PieceRule, param: Array, count: int) -> None:
         """`count` is how many rows the gradient has."""
         parts = owner.parts
         height = param.shape[0]
@@ -135,12 +136,29 @@ class RowBlocks:
         self._tables += [owner.target(source).reshape(height, -1) for source in parts.state]
         self._extras = [owner.y(o).reshape(count, width) if o < len(owner.output_blobs) else None for o in parts.extras]
         dtype = param.dtype
-        self._rows = [owner.scratch((self._length, table.shape[1]), dtype) for table in self._tables]
-        self._grad_rows = owner.scratch((self._length, width), dtype)
-        self._extra_rows = [
-            None if extra is None else owner.scratch((self._length, width), dtype) for extra in self._extras
-        ]
-        self._scratch = [owner.scratch((self._length, width), dtype) for _ in range(rule.scratch)]
+        self._work = Piece(
+            owner.scratch((self._length, width), dtype),
+            tuple(owner.scratch((self._length, table.shape[1]), dtype) for table in self._tables[1:]),
+            owner.scratch((self._length, width), dtype),
+            tuple(None if extra is None else owner.scratch((self._length, width), dtype) for extra in self._extras),
+        )
+        self._scratch = Scratch(owner, self._length * width, dtype)
+        self._steps: dict[int, tuple[Piece, list[Step]]] = {}
+        self._for(self._length)
+
+    def _for(self, count: int) -> tuple[Piece, list[Step]]:
+        """Rows to work on, `count` or up to twice as many, and the rule's steps for them.
+
+        So there are few numbers of rows that steps are made for; what is in the rows behind does not matter.
+        """
+        size = min(self._length, 1 << (count - 1).bit_length())
+        if size not in self._steps:
+            work = self._work
+            assert work.param is not None
+            extras = tuple(None if extra is None else extra[:size] for extra in work.extras)
+            piece = Piece(work.param[:size], tuple(one[:size] for one in work.state), work.grad[:size], extras)
+            self._steps[size] = piece, self._rule.steps(piece, self._scratch)
+        return self._steps[size]
 
     def clear_extras(self) -> None:
         """Fill the extra outputs with zeros."""
@@ -156,22 +174,21 @@ class RowBlocks:
         for start in range(0, rows.size, self._length):
             chosen, there = rows[start : start + self._length], places[start : start + self._length]
             size = chosen.size
-            work = [buffer[:size] for buffer in self._rows]
+            piece, steps = self._for(size)
+            work = [array[:size] for array in (piece.param, *piece.state) if array is not None]
             for table, buffer in zip(self._tables, work, strict=True):
                 np.take(table, chosen, axis=0, out=buffer, mode="clip")
             if grad is None:
-                slope = self._grad_rows[:size]
-                np.take(self._grad, there, axis=0, out=slope, mode="clip")
+                np.take(self._grad, there, axis=0, out=piece.grad[:size], mode="clip")
             else:
-                slope = grad[start : start + size]
-            extras = tuple(None if buffer is None else buffer[:size] for buffer in self._extra_rows)
-            scratch = tuple(buffer[:size] for buffer in self._scratch)
-            self._rule.apply(Piece(work[0], tuple(work[1:]), slope, extras, scratch))
+                np.copyto(piece.grad[:size], grad[start : start + size])
+            for step in steps:
+                step()
             for table, buffer in zip(self._tables, work, strict=True):
                 table[chosen] = buffer
-            for extra, found in zip(self._extras, extras, strict=True):
-                if extra is not None:
-                    extra[there] = found
+            for extra, found in zip(self._extras, piece.extras, strict=True):
+                if extra is not None and found is not None:
+                    extra[there] = found[:size]
 
 
 DEDUPLICATE = {

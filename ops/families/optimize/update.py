@@ -1,7 +1,8 @@
 """Update operators: a parameter and the state an optimizer keeps for it, changed in place by a gradient.
 
-A `Rule` says what happens to a piece of them; `DenseUpdate` goes through all pieces, each small enough to stay in the
-cache, so that memory is read and written once. `sparse` has the operators that change some rows only.
+A `Rule` says as expressions what becomes of an element; each engine reads them in its own way. Here `DenseUpdate` goes
+through pieces, each small enough to stay in the cache, so that memory is read and written once. `sparse` has the
+operators that change some rows only.
 """
 
 from __future__ import annotations
@@ -16,11 +17,14 @@ import numpy.typing as npt
 
 from dagexec.core.arguments import Arguments
 from dagexec.core.dtypes import FLOAT32, FLOAT64
+from dagexec.core.expressions import Expression, element
 from dagexec.core.gradient import not_differentiable
 from dagexec.core.operator import Operator, Step
 from dagexec.core.registry import operator
 from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType, memory_cost
 from dagexec.errors import ArgumentError
+from dagexec.ops.base.blocks import Scratch
+from dagexec.ops.base.expression_steps import expression_steps
 from dagexec.ops.families.optimize.scalars import read_iteration, require_iteration, require_rate
 from dagexec.platform.records import dataclass
 
@@ -28,6 +32,20 @@ Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
 
 PIECE = 1 << 15  # elements of a piece: with state and scratch some six arrays of 128 KiB of float32, for the L2 cache
+
+
+class Changed(NamedTuple):
+    """What becomes of an element.
+
+    Attributes:
+        param: the parameter; it is left out where an operator leaves its use to others.
+        state: the state.
+        extras: the extra outputs.
+    """
+
+    param: Expression
+    state: tuple[Expression, ...] = ()
+    extras: tuple[Expression, ...] = ()
 
 
 class Piece(NamedTuple):
@@ -38,43 +56,40 @@ class Piece(NamedTuple):
         state: the state, in the order of the rule.
         grad: the gradient; it may be the first of `extras`.
         extras: outputs of the gradient's shape, None for each that the operator does not have.
-        scratch: arrays to work in, `Rule.scratch` of them.
     """
 
     param: Array | None
     state: tuple[Array, ...]
     grad: Array
     extras: tuple[Array | None, ...]
-    scratch: tuple[Array, ...]
-
-    def give(self, index: int, values: Array) -> None:
-        """Copy `values` to an extra output, if the operator has it."""
-        target = self.extras[index] if index < len(self.extras) else None
-        if target is not None:
-            np.copyto(target, values)
 
 
-class Rule(ABC):
+PARAM, GRAD, FIRST = 0, 1, 2
+"""Positions of elements: the parameter, the gradient; then the numbers of a run, then the state."""
+
+
+class PieceRule(ABC):
     """How an optimizer changes a piece of a parameter and of its state.
 
     Attributes:
-        scratch: how many arrays of the size of a piece the rule works in.
         default_rate: the learning rate of an operator that is given none.
+        of_run: numbers that `begin` sets, by name, as arrays of no axes in the type of the parameter.
+        rate: the learning rate, the first of them.
     """
-
-    scratch: ClassVar[int] = 1
 
     def __init__(self, arguments: Arguments, dtype: npt.DTypeLike, label: str) -> None:
         """Reads the arguments. Raises ArgumentError, with `label`, for one that makes no sense."""
         self.arguments = arguments
         self.label = label
+        self.dtype = np.dtype(dtype)
         self.default_rate = 0.0
-        self._dtype = np.dtype(dtype)
-        self.rate = self.number(0.0)
+        self.of_run: dict[str, Array] = {}
+        self.rate = self.number("rate")
 
-    def number(self, value: float) -> Array:
-        """An array of no axes that holds a number in the type of the parameter."""
-        return np.full((), value, self._dtype)
+    def number(self, name: str) -> Expression:
+        """A number that is another in each run."""
+        self.of_run[name] = np.ones((), self.dtype)
+        return element(FIRST + len(self.of_run) - 1)
 
     def argument(self, name: str, default: float, low: float, high: float, *, open_ends: str = "") -> float:
         """Float argument `name`, within [low, high], without the ends named in `open_ends`. Raises ArgumentError."""
@@ -88,12 +103,43 @@ class Rule(ABC):
         return value
 
     def begin(self, rate: float, iteration: int) -> None:
-        """Called once a run, before `apply`: the learning rate, and the iteration (0 for a rule that has none)."""
-        self.rate[...] = rate
+        """Called once a run, before the steps: the learning rate, and the iteration (0 for a rule that has none)."""
+        self.of_run["rate"][...] = rate
 
     @abstractmethod
-    def apply(self, piece: Piece) -> None:
-        """Change the piece."""
+    def steps(self, piece: Piece, scratch: Scratch) -> list[Step]:
+        """The calls that change the piece; arrays to work in have at most the gradient's size."""
+
+
+class Rule(PieceRule):
+    """A rule that changes each element by itself."""
+
+    @abstractmethod
+    def formula(self, param: Expression, grad: Expression, *state: Expression) -> Changed:
+        """What becomes of an element. State of several numbers an element, in a last axis, is as many expressions."""
+
+    def changed(self, states: int) -> Changed:
+        """What becomes of an element with this many numbers of state."""
+        first = FIRST + len(self.of_run)
+        return self.formula(element(PARAM), element(GRAD), *map(element, range(first, first + states)))
+
+    def bound(self, piece: Piece) -> tuple[list[Expression], dict[int, Array], list[Array]]:
+        """The results, the arrays that have the elements, by position, and those that the results go to."""
+        shape = piece.grad.shape
+        state: list[Array] = []
+        for array in piece.state:
+            state += [array] if array.shape == shape else list(np.moveaxis(array.reshape(*shape, -1), -1, 0))
+        changed = self.changed(len(state))
+        pairs = [*zip(changed.state, state, strict=True), *zip(changed.extras, piece.extras, strict=False)]
+        pairs.append((changed.param, piece.param))
+        places = {GRAD: piece.grad, **dict(enumerate((*self.of_run.values(), *state), FIRST))}
+        if piece.param is not None:
+            places[PARAM] = piece.param
+        written = [(result, out) for result, out in pairs if out is not None]
+        return [result for result, _ in written], places, [out for _, out in written]
+
+    def steps(self, piece: Piece, scratch: Scratch) -> list[Step]:
+        return expression_steps(*self.bound(piece), scratch)
 
 
 @dataclass(frozen=True)
@@ -146,7 +192,7 @@ class Update(Operator):
     """
 
     parts: ClassVar[Parts]
-    rule: ClassVar[type[Rule]]
+    rule: ClassVar[type[PieceRule]]
 
     @classmethod
     def state_shapes(cls, param: Shape) -> Sequence[Shape]:
@@ -175,11 +221,11 @@ class Update(Operator):
         cls.rule(call.arguments, reference.meta.numpy, call.label)
         return [call.inputs[parts.updated.get(index, parts.grad)] for index in range(len(call.definition.output))]
 
-    def make_rule(self) -> Rule:
+    def make_rule(self) -> PieceRule:
         """The rule, for the type of the parameter."""
         return type(self).rule(self.arguments, self.x(self.parts.reference).dtype, self.label)
 
-    def beginning(self, rule: Rule) -> Step:
+    def beginning(self, rule: PieceRule) -> Step:
         """A step that hands the rule this run's learning rate and iteration."""
         parts, label = self.parts, self.label
         has_rate = parts.rate is not None and parts.rate < len(self.input_blobs)
@@ -203,38 +249,40 @@ class DenseUpdate(Update):
 
     def prepare(self) -> Step:
         """The rule, piece by piece."""
-        parts, rule = self.parts, self.make_rule()
-        grad = self.x(parts.grad).reshape(-1)
-        size = grad.size
-        param = None if parts.param is None else self.target(parts.param).reshape(-1)
-        state = [array.reshape(-1) if array.size == size else array.reshape(size, -1) for array in self._state()]
-        extras = [self.y(o).reshape(-1) if o < len(self.output_blobs) else None for o in parts.extras]
-        scratch = [self.scratch((min(size, PIECE),), grad.dtype) for _ in range(rule.scratch)]
+        rule, (param, state, grad, extras) = self.make_rule(), self.whole()
         begin, copies = self.beginning(rule), self.moved()
-        pieces = []
-        for start in range(0, size, PIECE):
-            cut = slice(start, min(start + PIECE, size))
-            pieces.append(
-                Piece(
-                    None if param is None else param[cut],
-                    tuple(array[cut] for array in state),
-                    grad[cut],
-                    tuple(None if array is None else array[cut] for array in extras),
-                    tuple(array[: cut.stop - start] for array in scratch),
-                )
+        scratch = Scratch(self, min(grad.size, PIECE), grad.dtype)
+        steps: list[Step] = []
+        for start in range(0, grad.size, PIECE):
+            cut = slice(start, start + PIECE)
+            piece = Piece(
+                None if param is None else param[cut],
+                tuple(array[cut] for array in state),
+                grad[cut],
+                tuple(None if array is None else array[cut] for array in extras),
             )
+            steps += rule.steps(piece, scratch)
 
         def update() -> None:
             begin()
             for target, source in copies:
                 np.copyto(target, source)
-            for piece in pieces:
-                rule.apply(piece)
+            for step in steps:
+                step()
 
         return update
 
-    def _state(self) -> list[Array]:
-        return [self.target(source) for source in self.parts.state]
+    def whole(self) -> Piece:
+        """All of it, where it is changed; the first axis has the elements."""
+        parts = self.parts
+        grad = self.x(parts.grad).reshape(-1)
+        state = [self.target(source) for source in parts.state]
+        return Piece(
+            None if parts.param is None else self.target(parts.param).reshape(-1),
+            tuple(array.reshape(-1) if array.size == grad.size else array.reshape(grad.size, -1) for array in state),
+            grad,
+            tuple(self.y(index).reshape(-1) if index < len(self.output_blobs) else None for index in parts.extras),
+        )
 
 
 UpdateClass = TypeVar("UpdateClass", bound=type[Update])

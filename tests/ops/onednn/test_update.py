@@ -25,6 +25,11 @@ CASES: list[tuple[str, str, str, dict[str, ArgumentValue]]] = [
     ("MomentumSGDUpdate", "grad s0 rate param", "step s0 param", {"momentum": 0.75, "nesterov": 1}),
     ("MomentumSGD", "grad s0 rate", "grad s0", {"momentum": 0.9}),
     ("MomentumSGD", "grad s0 rate", "grad s0", {"momentum": 0.9, "nesterov": 1}),
+    ("Adagrad", "param s0 grad rate", "param s0", {}),
+    ("Adagrad", "param s0 grad rate", "param s0 rates step", {"decay": 0.9, "epsilon": 0.01}),
+    ("Adadelta", "param s0 s1 grad rate", "param s0 s1", {}),
+    ("RmsProp", "grad s0 s1 rate", "grad s0 s1", {"momentum": 0.5}),
+    ("RmsProp", "grad s0 s1 rate", "step other s1", {}),
 ]
 
 
@@ -39,7 +44,8 @@ def after_steps(case: tuple[str, str, str, dict[str, ArgumentValue]], engine: st
         return rng.standard_normal(size).astype(np.float32)
 
     blobs = {name: normal() for name in ("param", "s0", "s1")}
-    blobs["s1"] = np.abs(blobs["s1"])
+    if not op_type.startswith("Momentum"):
+        blobs["s0"], blobs["s1"] = np.abs(blobs["s0"]), np.abs(blobs["s1"])
     for name in inputs.split():
         if name in blobs:
             workspace.feed_blob(name, blobs[name])
@@ -49,7 +55,9 @@ def after_steps(case: tuple[str, str, str, dict[str, ArgumentValue]], engine: st
     with cut_into(pieces), SimpleNet(NetDef(name="test", op=[definition]), workspace) as net:
         for step in range(3):
             workspace.feed_blob("grad", normal())
-            workspace.feed_blob("rate", np.float32([-0.1 / (step + 1) if op_type == "Adam" else 0.1 / (step + 1)]))
+            workspace.feed_blob(
+                "rate", np.float32([0.1 / (step + 1) if op_type.startswith("Momentum") else -0.1 / (step + 1)])
+            )
             workspace.feed_blob("iteration", np.int64([step]))
             net.run()
         return np.concatenate([workspace.fetch_blob(name) for name in outputs.split()])

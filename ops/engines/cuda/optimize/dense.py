@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dagexec.core.operator import Step, in_sequence
-from dagexec.ops.engines.cuda.base.expression import elementwise
+from dagexec.ops.engines.cuda.base.expression import computed_scalar, elementwise
 from dagexec.ops.engines.cuda.base.kinds import on_cuda
 from dagexec.ops.engines.cuda.base.operator import Array
-from dagexec.ops.engines.cuda.optimize import rules
+from dagexec.ops.engines.cuda.optimize.rules import cuda_rule
 from dagexec.ops.engines.cuda.optimize.update import CudaUpdate
 from dagexec.ops.families.optimize.adam import Adam
 from dagexec.ops.families.optimize.adaptive import Adadelta, Adagrad, RmsProp
@@ -23,11 +23,11 @@ class CudaDenseUpdate(CudaUpdate):
     def prepare(self) -> Step:
         """What is one number a run, then the rule."""
         assert isinstance(self, DenseUpdate)
-        parts, rule = self.parts, self.cuda_rule
+        parts = self.parts
         begin, settings = self.settings()
         inputs: dict[str, Array] = {"g": self.x(parts.grad).reshape(-1)}
         outputs: dict[str, Array] = {}
-        state = zip(self._states(self.x), self._states(self.target), strict=True)
+        state = list(zip(self._states(self.x), self._states(self.target), strict=True))
         for number, (before, after) in enumerate(state):
             inputs[f"s{number}_before"], outputs[f"s{number}"] = before, after
         if parts.param is not None:
@@ -40,9 +40,10 @@ class CudaDenseUpdate(CudaUpdate):
                 outputs[f"e{number}"] = self.y(index).reshape(-1)
             else:
                 missing += f"A e{number}; "
-        code = f"{missing}{begun}{rule.code} {rule.takes if parts.param is not None else ''}"
-        name = type(self).schema.type.lower()
-        return in_sequence([begin, elementwise(self, name, {**inputs, **settings}, outputs, code, self.numbers())])
+        rule = cuda_rule(self.make_rule(), len(state), parts.param is not None)
+        code, name = f"{missing}{begun}{rule.code} {rule.takes}", type(self).schema.type.lower()
+        numbers = {key: computed_scalar(inputs["g"], value) for key, value in rule.numbers.items()}
+        return in_sequence([begin, elementwise(self, name, {**inputs, **settings}, outputs, code, numbers)])
 
     def _states(self, of: Callable[[int], Array]) -> list[Array]:
         """The state, as arrays of one axis: FTRL's pairs are two."""
@@ -56,13 +57,5 @@ class CudaDenseUpdate(CudaUpdate):
         return found
 
 
-for _kind, _rule in {
-    MomentumSGD: rules.MOMENTUM,
-    MomentumSGDUpdate: rules.MOMENTUM,
-    Adagrad: rules.ADAGRAD,
-    Adadelta: rules.ADADELTA,
-    RmsProp: rules.RMS,
-    Ftrl: rules.FTRL,
-    Adam: rules.ADAM,
-}.items():
-    on_cuda(_kind)(type(CudaDenseUpdate.__name__, (CudaDenseUpdate,), {"cuda_rule": _rule, "__module__": __name__}))
+for _kind in (MomentumSGD, MomentumSGDUpdate, Adagrad, Adadelta, RmsProp, Ftrl, Adam):
+    on_cuda(_kind)(type(CudaDenseUpdate.__name__, (CudaDenseUpdate,), {"__module__": __name__}))

@@ -10,13 +10,12 @@ from __future__ import annotations
 import numpy as np
 
 from dagexec.core.operator import Step, in_sequence
-from dagexec.ops.engines.cuda.base.expression import c_type_of_scalar
+from dagexec.ops.engines.cuda.base.expression import c_type_of_scalar, computed_scalar
 from dagexec.ops.engines.cuda.base.formulas import FORMULAS
 from dagexec.ops.engines.cuda.base.kinds import on_cuda
 from dagexec.ops.engines.cuda.base.operator import Array, c_type_of
 from dagexec.ops.engines.cuda.index.sorted_indices import sorted_indices
-from dagexec.ops.engines.cuda.optimize import rules
-from dagexec.ops.engines.cuda.optimize.rules import CudaRule
+from dagexec.ops.engines.cuda.optimize.rules import CudaRule, cuda_rule
 from dagexec.ops.engines.cuda.optimize.update import CudaUpdate
 from dagexec.ops.families.optimize.row_wise import RowWiseSparseAdagrad, RowWiseSparseAdam
 from dagexec.ops.families.optimize.sparse import (
@@ -38,7 +37,7 @@ class CudaSparseUpdate(CudaUpdate):
     def prepare(self) -> Step:
         """What is one number a run, the sorted indices, then the rule."""
         assert isinstance(self, SparseUpdate)
-        parts, rule = self.parts, self.cuda_rule
+        parts = self.parts
         assert parts.indices is not None
         assert parts.param is not None
         param, indices = self.target(parts.param), self.x(parts.indices).reshape(-1)
@@ -50,7 +49,9 @@ class CudaSparseUpdate(CudaUpdate):
         order = sorted_indices(self, indices, height, self.index_fault_word(indices, 0, height))
         states = [self.target(source) for source in parts.state]
         extras = [self.y(index) if index < len(self.output_blobs) else None for index in parts.extras]
-        numbers = self.numbers()
+        paired = [state.ndim > param.ndim for state in states]
+        rule = cuda_rule(self.make_rule(), len(states) + sum(paired), True)
+        numbers = {key: computed_scalar(param, value) for key, value in rule.numbers.items()}
         c_type = c_type_of(param)
         tables: dict[str, Array | None] = {
             "grad": self.x(parts.grad),
@@ -62,7 +63,6 @@ class CudaSparseUpdate(CudaUpdate):
         parameters += [f"const {c_type_of(array)}* {name}_p" for name, array in settings.items()]
         parameters += [f"{c_type_of_scalar(value)} {name}" for name, value in numbers.items()]
         parameters += ["int deduplicate", "i64 rows", "i64 count", "i64 width"]
-        paired = [state.ndim > param.ndim for state in states]
         source = _source(type(self).schema.type, rule, parameters, list(settings), paired, len(extras))
         sizes = [np.int32(self.arguments.bool("deduplicate")), np.int64(height), np.int64(count), np.int64(width)]
         arguments = [order.keys, order.numbers, *tables.values(), *settings.values(), *numbers.values(), *sizes]
@@ -191,13 +191,13 @@ def _by_row(rule: CudaRule, extras: int) -> str:
     }}"""
 
 
-for _kind, _rule in {
-    SparseMomentumSGDUpdate: rules.MOMENTUM,
-    SparseAdagrad: rules.ADAGRAD,
-    SparseAdadelta: rules.ADADELTA,
-    SparseFtrl: rules.FTRL,
-    SparseAdam: rules.ADAM,
-    RowWiseSparseAdagrad: rules.ROW_ADAGRAD,
-    RowWiseSparseAdam: rules.ROW_ADAM,
-}.items():
-    on_cuda(_kind)(type("CudaSparseUpdate", (CudaSparseUpdate,), {"cuda_rule": _rule, "__module__": __name__}))
+for _kind in (
+    SparseMomentumSGDUpdate,
+    SparseAdagrad,
+    SparseAdadelta,
+    SparseFtrl,
+    SparseAdam,
+    RowWiseSparseAdagrad,
+    RowWiseSparseAdam,
+):
+    on_cuda(_kind)(type("CudaSparseUpdate", (CudaSparseUpdate,), {"__module__": __name__}))

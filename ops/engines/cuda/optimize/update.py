@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import ClassVar
 
 import numpy as np
 
 from dagexec.core.operator import Step, nothing_to_do
 from dagexec.ops.engines.cuda.base.constants import uploaded
-from dagexec.ops.engines.cuda.base.expression import computed_scalar, elementwise
+from dagexec.ops.engines.cuda.base.expression import elementwise
 from dagexec.ops.engines.cuda.base.faults import CheckedOperator
 from dagexec.ops.engines.cuda.base.operator import Array
-from dagexec.ops.engines.cuda.optimize.rules import SETTINGS, CudaRule
+from dagexec.ops.engines.cuda.optimize.rules import SETTINGS
 from dagexec.ops.families.optimize.scalars import read_iteration
 from dagexec.ops.families.optimize.update import Update
 
@@ -36,13 +35,7 @@ _SETTINGS = r"""
 
 
 class CudaUpdate(CheckedOperator):
-    """Base of the update operators, mixed into classes made of the host's.
-
-    Attributes:
-        cuda_rule: the rule.
-    """
-
-    cuda_rule: ClassVar[CudaRule]
+    """Base of the update operators, mixed into classes made of the host's."""
 
     @property
     def inputs_checked(self) -> Sequence[int]:
@@ -50,24 +43,17 @@ class CudaUpdate(CheckedOperator):
         assert isinstance(self, Update)
         return [index for index in (self.parts.indices, self.parts.iteration) if index is not None]
 
-    def numbers(self) -> dict[str, np.generic]:
-        """The scalars of the rule."""
-        assert isinstance(self, Update)
-        like = self.x(self.parts.grad)
-        return {key: computed_scalar(like, v) for key, v in self.cuda_rule.numbers(self.arguments, like.dtype).items()}
-
     def settings(self) -> tuple[Step, Mapping[str, Array]]:
         """The step that computes what is one number a run, and these numbers, in device memory."""
         assert isinstance(self, Update)
-        parts, rule = self.parts, self.cuda_rule
+        parts = self.parts
         like = self.x(parts.grad)
         if parts.rate is None or parts.rate >= len(self.input_blobs):
             rate = uploaded(self, np.full(1, self.make_rule().default_rate, like.dtype))
         else:
             rate = self.x(parts.rate).reshape(1)
-        if not rule.has_settings:
+        if parts.iteration is None:
             return nothing_to_do, {"rate": rate}
-        assert parts.iteration is not None
         memory = self.scratch((len(SETTINGS),), like.dtype)
         found = {name: memory[index : index + 1] for index, name in enumerate(SETTINGS)}
         scalars: dict[str, np.generic] = {
