@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import TracebackType
-from typing import Self
+from collections.abc import Callable, Mapping
 
 import numpy.typing as npt
 
-from dagexec.binding.io_binding import Array, Outputs
+from dagexec.binding.io_binding import Outputs
 from dagexec.cluster.dispatcher import Dispatcher
 from dagexec.cluster.statistics import DeploymentStatistics, statistics_of
 from dagexec.core.feeds import Feeds, HeldMemory, as_arrays, check_feeds, check_out, named_feeds, result_names
 from dagexec.core.model import InputInfo, Model
 from dagexec.errors import FeedError, RunCancelledError
+from dagexec.executor.model_runner import ModelRunner
+from dagexec.executor.requests.call import Call
 from dagexec.executor.requests.request import Request, timed_out
 from dagexec.executor.requests.waiting import TaskWait, on_a_thread
 from dagexec.executor.source.types import GivenTypes
-from dagexec.platform.closing import Closing
 from dagexec.platform.threads import ThreadWait, threads
-from dagexec.scheduler.observe.observers import Observer
 from dagexec.scheduler.run.run import waiting_time
 
 
-class Deployment(Closing):
+class Deployment(ModelRunner):
     """Runs a model on many replicas; requests go to the one with the fewest outstanding.
 
         with dagexec.cluster.deploy("model.onnx", replicas=4) as deployment:
             outputs = deployment.run({"data": array})
             outputs = await deployment.run_async({"data": array}, timeout=0.5)
 
-    `run` may be called from many threads and `run_async` from many tasks (asyncio or trio) at the same time.
+    `run` may be called from many threads and `run_async` from many tasks (asyncio or trio) at the same time. Arguments,
+    results and errors are those of an executor's, except that there is no `trace` across processes (FeedError), and
+    that a call that ends early does not wait for the replica, which stops before its next operator. ReplicaError when
+    the replica was lost, and the one that was asked after it as well.
     """
 
     def __init__(self, model: Model, types: GivenTypes, dispatcher: Dispatcher, release: Callable[[], object]) -> None:
@@ -44,46 +44,13 @@ class Deployment(Closing):
         self._now = threads().monotonic
         self._closed = False
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
-
-    @property
-    def inputs(self) -> Mapping[str, InputInfo]:
-        """Name, dtype and shape of each input."""
-        return self.model.inputs
-
-    @property
-    def outputs(self) -> Sequence[str]:
-        """Names of the results that a run returns by default."""
-        return self.model.outputs
-
     def output_info(self) -> Mapping[str, InputInfo]:
         """What is known of each result before a run, as of an executor."""
         return self._types.output_info(self.inputs, self.outputs)
 
-    def run(
-        self,
-        feeds: Feeds | npt.ArrayLike,
-        *,
-        outputs: Iterable[str] | None = None,
-        out: Mapping[str, Array] | None = None,
-        timeout: float | None = None,
-        priority: int = 0,
-        trace: Observer | None = None,
-    ) -> Outputs:
-        """Run the model once on some replica, and block until it is done.
-
-        Arguments, results and errors are those of `Executor.run`, except that there is no `trace` across processes
-        (FeedError), and that a call that ends early does not wait for the replica, which stops before its next
-        operator. ReplicaError when the replica was lost, and the one that was asked after it as well.
-        """
+    def _run(self, feeds: Feeds | npt.ArrayLike, call: Call) -> Outputs:
         wait = ThreadWait()
-        request = self._request(feeds, outputs, out, timeout, priority, trace, wait)
+        request = self._request(feeds, call, wait)
         self._dispatcher.submit(request)
         try:
             in_time = wait.wait(waiting_time(request.seconds_left(self._now())))
@@ -94,19 +61,9 @@ class Deployment(Closing):
             self._dispatcher.give_up(request, timed_out(self.model.name, request))
         return self._results(request)
 
-    async def run_async(
-        self,
-        feeds: Feeds | npt.ArrayLike,
-        *,
-        outputs: Iterable[str] | None = None,
-        out: Mapping[str, Array] | None = None,
-        timeout: float | None = None,
-        priority: int = 0,
-        trace: Observer | None = None,
-    ) -> Outputs:
-        """Like `run`, for a task. A cancelled await has the replica stop its run."""
+    async def _run_async(self, feeds: Feeds | npt.ArrayLike, call: Call) -> Outputs:
         wait = TaskWait()
-        request = self._request(feeds, outputs, out, timeout, priority, trace, wait)
+        request = self._request(feeds, call, wait)
         self._dispatcher.submit(request)
         try:
             in_time = await wait.wait(request.seconds_left(self._now()))
@@ -165,37 +122,27 @@ class Deployment(Closing):
         finally:
             await self._end_async()
 
-    def _request(
-        self,
-        feeds: Feeds | npt.ArrayLike,
-        outputs: Iterable[str] | None,
-        out: Mapping[str, Array] | None,
-        timeout: float | None,
-        priority: int,
-        trace: Observer | None,
-        wait: ThreadWait | TaskWait,
-    ) -> Request:
+    def _request(self, feeds: Feeds | npt.ArrayLike, call: Call, wait: ThreadWait | TaskWait) -> Request:
         """The checked request. Its timeout starts now."""
         net = self.model.name
-        waiting_time(timeout)
+        waiting_time(call.timeout)
         began = self._now()
         try:
-            if trace is not None:
+            if call.trace is not None:
                 raise FeedError(f"net {net!r}: trace: a run in another process cannot be observed")
             named = named_feeds(net, feeds, self._needed)
-            names = self.model.outputs if outputs is None else result_names(net, outputs)
-            if out is not None:
+            names = self.model.outputs if call.outputs is None else result_names(net, call.outputs)
+            if call.out is not None:
                 named = as_arrays(net, named)
-                check_out(net, out, names, named, HeldMemory({}))
+                check_out(net, call.out, names, named, HeldMemory({}))
             checked = check_feeds(self.model, named, self._needed)
         except FeedError as error:
             self._dispatcher.refuse(error)
             raise
-        request = Request(checked, tuple(names), out, priority=operator.index(priority), notify=wait.notify)
+        request = Request(checked, tuple(names), call, notify=wait.notify)
+        request.time_out(began)
         if isinstance(wait, TaskWait):
             request.waits_on = wait.loop
-        if timeout is not None:
-            request.timeout, request.deadline = timeout, began + timeout
         return request
 
     def _results(self, request: Request) -> Outputs:

@@ -171,7 +171,7 @@ class Dispatcher:
             done(Lost("it was stopped"))
             return
         try:
-            call = link.run(feeds, request.names, request.priority, timeout, done)
+            call = link.run(feeds, request.names, request.call.priority, timeout, done)
         except DagexecError as error:
             done(error)
             return

@@ -7,16 +7,14 @@ its thread meanwhile, `run_async` only its task.
 
 from __future__ import annotations
 
-import operator
 import os
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +36,8 @@ from dagexec.executor.dispatch.dispatcher import Dispatcher
 from dagexec.executor.dispatch.growth import Growth, may_grow
 from dagexec.executor.dispatch.statistics import ExecutorStatistics
 from dagexec.executor.interface import Interface
+from dagexec.executor.model_runner import ModelRunner
+from dagexec.executor.requests.call import Call
 from dagexec.executor.requests.request import Request, timed_out
 from dagexec.executor.requests.waiting import TaskWait, event_loop, on_a_thread
 from dagexec.executor.runs.inline import InlineRuns
@@ -47,14 +47,12 @@ from dagexec.executor.source.origin import Origin
 from dagexec.executor.source.types import GivenTypes
 from dagexec.executor.workers.place import Place, new_place
 from dagexec.options import CompileOptions, Shapes
-from dagexec.platform.closing import Closing
 from dagexec.platform.deadline import check_stop
 from dagexec.platform.garbage_collection import garbage_collection_paused
 from dagexec.platform.lazy import LazyModule
 from dagexec.platform.processor import available_cores
 from dagexec.platform.threads import ThreadWait, threads
 from dagexec.scheduler.nets.net import BaseNet
-from dagexec.scheduler.observe.observers import Observer
 from dagexec.scheduler.observe.trace_lines import line_observer
 from dagexec.scheduler.run.run import waiting_time
 
@@ -75,7 +73,7 @@ else:
     from dagexec.plans import plan
 
 
-class Executor(Closing):
+class Executor(ModelRunner):
     """Runs a compiled model for many callers at once; `dagexec.compile` creates it.
 
         with dagexec.compile("model.onnx", replicas=4) as executor:
@@ -171,28 +169,10 @@ class Executor(Closing):
         if self._inline is not None and options.max_queued is None and options.max_batch == 1:
             self._turns = Turns(self._dispatcher, self._pooled, self._inline)
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
-
-    @property
-    def inputs(self) -> Mapping[str, InputInfo]:
-        """Name, dtype and shape of each input."""
-        return self.model.inputs
-
     @property
     def overridable(self) -> Mapping[str, InputInfo]:
         """Parameters that a run may be fed others for: ONNX's initializers that are inputs too (docs/onnx.md)."""
         return {}
-
-    @property
-    def outputs(self) -> Sequence[str]:
-        """Names of the results that a run returns by default."""
-        return self.model.outputs
 
     def output_info(self) -> Mapping[str, InputInfo]:
         """What is known of each result: by inference type, and the sizes that every run has; after one, what is none.
@@ -208,81 +188,38 @@ class Executor(Closing):
                 found[name] = replace(info, is_sequence=value.content is not None, is_optional=value.content is None)
         return found
 
-    def run(
-        self,
-        feeds: Feeds | npt.ArrayLike,
-        *,
-        outputs: Iterable[str] | None = None,
-        out: Mapping[str, Array] | None = None,
-        timeout: float | None = None,
-        priority: int = 0,
-        trace: Observer | None = None,
-    ) -> Outputs:
-        """Run the model once, and block until it is done. Operators may run in the calling thread.
-
-        Args:
-            feeds: an array for every input, by name; or just the array, if the net has a single input.
-            outputs: names of the blobs to return, by default the model's outputs.
-            out: arrays for these results, by name. Each has the dtype and shape of its result, no two elements in one
-                place, and no memory in common with inputs, parameters and the other arrays. After a run that failed
-                its contents are undefined.
-            timeout: seconds until the run is cancelled, including the wait for a replica.
-            priority: among the waiting requests the one with the highest priority goes first, and among equals the
-                oldest; chains of its run precede those of others. A request that has been the oldest while 32 others
-                were taken goes next, whatever its priority.
-            trace: a `Trace` or another observer of what runs when.
-
-        Returns arrays that belong to the caller: those of `out` where given. Raises FeedError, OperatorError,
-        RunTimeoutError, ClosedError, QueueFullError, ValueError for a negative `timeout`, TypeError for a priority that
-        is no integer, and DagexecError when an operator calls it on the executor that runs it. An operator may call
-        it on another one; if both have one pool, the operator's worker runs it meanwhile.
-        """
+    def _run(self, feeds: Feeds | npt.ArrayLike, call: Call) -> Outputs:
         given = feeds
         names: Sequence[str] = self.model.outputs
-        if given.__class__ is not dict or outputs is not None or out is not None:
-            given, names = self._asked(feeds, outputs, out)
+        if given.__class__ is not dict or call.outputs is not None or call.out is not None:
+            given, names = self._asked(feeds, call)
         try:
-            if self._inline is not None and timeout is None and trace is None and priority.__class__ is int:
-                results = self._inline.run(given, names, out, priority)
+            if self._inline is not None and call.timeout is None and call.trace is None:
+                results = self._inline.run(given, names, call)
                 if results is not None:
                     return results
             wait = self._new_wait()
-            request = self._request(given, names, out, timeout, priority, trace, wait)
+            request = self._request(given, names, call, wait)
             if self._inline is not None and self._inline.takes(request):
                 return self._inline.run_when_free(request, wait, partial(self._grow, of_thread=True))
             return self._served(request, wait)
         except ShapeError as error:
             raise self._as_given(error, given) from None
 
-    async def run_async(
-        self,
-        feeds: Feeds | npt.ArrayLike,
-        *,
-        outputs: Iterable[str] | None = None,
-        out: Mapping[str, Array] | None = None,
-        timeout: float | None = None,
-        priority: int = 0,
-        trace: Observer | None = None,
-    ) -> Outputs:
-        """Run the model once, blocking the task but not the event loop (asyncio or trio).
-
-        A short run may be on the loop's own thread, which has time for some in each turn. Arguments and results are
-        those of `run`. Do not touch the arrays fed, or those of `out`, until it returns. A cancelled await stops the
-        run before its next operator or piece, and returns once no worker uses the replica any more.
-        """
+    async def _run_async(self, feeds: Feeds | npt.ArrayLike, call: Call) -> Outputs:
         given = feeds
         names: Sequence[str] = self.model.outputs
-        if given.__class__ is not dict or outputs is not None or out is not None:
-            given, names = self._asked(feeds, outputs, out)
+        if given.__class__ is not dict or call.outputs is not None or call.out is not None:
+            given, names = self._asked(feeds, call)
         try:
-            if self._inline is not None and trace is None and priority.__class__ is int:
+            if self._inline is not None and call.trace is None:
                 loop = event_loop()
-                results = self._inline.run_in_turn(loop, given, names, out, timeout)
+                results = self._inline.run_in_turn(loop, given, names, call)
                 if results is not None:
                     await loop.checkpoint()
                     return results
             wait = TaskWait()
-            request = self._request(given, names, out, timeout, priority, trace, wait)
+            request = self._request(given, names, call, wait)
             if self._turns is not None:
                 self._turns.offer(request)
             return await self._served_async(request, wait)
@@ -438,41 +375,29 @@ class Executor(Closing):
         """The net of the first replica, for inspection of graph, plan and operators. Do not run it."""
         return self._replicas.members[0].net
 
-    def _asked(
-        self, feeds: Feeds | npt.ArrayLike, outputs: Iterable[str] | None, out: Mapping[str, Array] | None
-    ) -> tuple[Feeds, Sequence[str]]:
+    def _asked(self, feeds: Feeds | npt.ArrayLike, call: Call) -> tuple[Feeds, Sequence[str]]:
         """See `Interface.asked`."""
         try:
-            return self._interface.asked(feeds, outputs, out, self._replicas, self._parameters)
+            return self._interface.asked(feeds, call, self._replicas, self._parameters)
         except FeedError as error:
             self._dispatcher.refuse(error)
             raise
 
-    def _request(
-        self,
-        feeds: Feeds,
-        names: Sequence[str],
-        out: Mapping[str, Array] | None,
-        timeout: float | None,
-        priority: int,
-        trace: Observer | None,
-        wait: ThreadWait | TaskWait,
-    ) -> Request:
+    def _request(self, feeds: Feeds, names: Sequence[str], call: Call, wait: ThreadWait | TaskWait) -> Request:
         """The checked request. Its timeout starts now."""
-        waiting_time(timeout)
+        waiting_time(call.timeout)
         began = self._now()
         checked = (self._batching or self._replicas).fitting(feeds)
         try:
             if checked is None:
                 checked = check_feeds(self.model, feeds, self._interface.needed)
-            request = Request(checked, names, out, priority=operator.index(priority), trace=trace, notify=wait.notify)
+            request = Request(checked, names, call, notify=wait.notify)
             if self._batching is not None:
                 self._batching.place(request)
         except FeedError as error:
             self._dispatcher.refuse(error)
             raise
-        if timeout is not None:
-            request.timeout, request.deadline = timeout, began + timeout
+        request.time_out(began)
         if isinstance(wait, TaskWait):
             request.waits_on = wait.loop
         return request

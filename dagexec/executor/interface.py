@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy.typing as npt
 
-from dagexec.binding.io_binding import Array
 from dagexec.binding.parameters import Parameters
 from dagexec.binding.replicas import Replicas
 from dagexec.core.feeds import Feeds, HeldMemory, as_arrays, check_out, named_feeds, result_names
 from dagexec.core.model import Model
 from dagexec.core.spelling import did_you_mean
 from dagexec.errors import FeedError
+from dagexec.executor.requests.call import Call
 from dagexec.options import CompileOptions
 
 
@@ -36,21 +36,20 @@ class Interface:
     def asked(
         self,
         feeds: Feeds | npt.ArrayLike,
-        outputs: Iterable[str] | None,
-        out: Mapping[str, Array] | None,
+        call: Call,
         replicas: Replicas,
         parameters: Parameters,
     ) -> tuple[Feeds, Sequence[str]]:
         """The feeds by name, as arrays where `out` has to be apart from them, and what to fetch. Raises FeedError."""
         name = self._name
         named = named_feeds(name, feeds, self.needed)
-        names = self._outputs if outputs is None else self._fetchable(outputs, replicas)
-        if out is None:
+        names = self._outputs if call.outputs is None else self._fetchable(call.outputs, replicas)
+        if call.out is None:
             return named, names
         if self._parameter_memory is None:
             self._parameter_memory = HeldMemory({**self._source.parameters, **parameters.held()})
         arrays = as_arrays(name, named)
-        check_out(name, out, names, arrays, self._parameter_memory)
+        check_out(name, call.out, names, arrays, self._parameter_memory)
         return arrays, names
 
     def _fetchable(self, outputs: Iterable[str], replicas: Replicas) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ others. Both share the worker pool. Runs that override something are not joined.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy.typing as npt
@@ -20,13 +20,13 @@ from dagexec.errors import ClosedError, DagexecError
 from dagexec.executor.batching.axes import BatchAxes
 from dagexec.executor.dispatch.statistics import OUTCOMES, ExecutorStatistics
 from dagexec.executor.executor import Executor
+from dagexec.executor.requests.call import Call
 from dagexec.executor.requests.waiting import on_a_thread
 from dagexec.executor.source.types import GivenTypes
 from dagexec.executor.workers.place import Place, beside
 from dagexec.options import CompileOptions
 from dagexec.platform.forking import reset_after_fork
 from dagexec.platform.records import dataclass
-from dagexec.scheduler.observe.observers import Observer
 from dagexec.scheduler.run.run import waiting_time
 
 Build = Callable[[Model, CompileOptions, Place], Executor]
@@ -65,41 +65,23 @@ class OverridableExecutor(Executor):
         """What may be fed in addition to the inputs, by name. Left out, it is what the model has for it."""
         return self._overridable.inputs
 
-    def run(
-        self,
-        feeds: Feeds | npt.ArrayLike,
-        *,
-        outputs: Iterable[str] | None = None,
-        out: Mapping[str, Array] | None = None,
-        timeout: float | None = None,
-        priority: int = 0,
-        trace: Observer | None = None,
-    ) -> Outputs:
-        """As `Executor.run`. Feeds may have some of `overridable`; the first ones wait while a net is compiled."""
-        run = super().run
+    def _run(self, feeds: Feeds | npt.ArrayLike, call: Call) -> Outputs:
+        """As `Executor._run`. Feeds may have some of `overridable`; the first ones wait while a net is compiled."""
+        run = super()._run
         if isinstance(feeds, Mapping) and (names := self._overridden(feeds)):
             other = self._other(names)
-            feeds, run = other.completed(feeds), other.executor.run
-        return run(feeds, outputs=outputs, out=out, timeout=timeout, priority=priority, trace=trace)
+            feeds, run = other.completed(feeds), other.executor._run
+        return run(feeds, call)
 
-    async def run_async(
-        self,
-        feeds: Feeds | npt.ArrayLike,
-        *,
-        outputs: Iterable[str] | None = None,
-        out: Mapping[str, Array] | None = None,
-        timeout: float | None = None,
-        priority: int = 0,
-        trace: Observer | None = None,
-    ) -> Outputs:
-        """As `Executor.run_async`. Feeds may have some of `overridable`; the first wait while a net is compiled."""
-        run = super().run_async
+    async def _run_async(self, feeds: Feeds | npt.ArrayLike, call: Call) -> Outputs:
+        """As `_run`, for a task."""
+        run = super()._run_async
         if isinstance(feeds, Mapping) and (names := self._overridden(feeds)):
             other = self._known(names)
             if other is None:
                 other = await on_a_thread(f"dagexec-{self.model.name}-compiling", lambda: self._other(names))
-            feeds, run = other.completed(feeds), other.executor.run_async
-        return await run(feeds, outputs=outputs, out=out, timeout=timeout, priority=priority, trace=trace)
+            feeds, run = other.completed(feeds), other.executor._run_async
+        return await run(feeds, call)
 
     def warm_up(self, feeds: Feeds | npt.ArrayLike | None = None) -> None:
         """As `Executor.warm_up`; with feeds that override something, the net for these."""

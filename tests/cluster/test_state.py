@@ -14,6 +14,7 @@ import pytest
 from dagexec.cluster.autoscaling import Autoscaling
 from dagexec.cluster.state import MAX_STARTS, Ask, Attempt, DeploymentState, Member, Phase, Send, Start, Stop
 from dagexec.errors import ClosedError, DagexecError, QueueFullError, ReplicaError, RunCancelledError, RunTimeoutError
+from dagexec.executor.requests.call import Call
 from dagexec.executor.requests.request import Request
 from dagexec.executor.requests.waiting import EventLoop
 
@@ -29,7 +30,7 @@ def state_with(replicas: int, *, max_outstanding: int = 1, **options: object) ->
 
 
 def submitted(state: DeploymentState, *, priority: int = 0, now: float = 0.0) -> Request:
-    request = Request({"x": np.zeros(1)}, priority=priority)
+    request = Request({"x": np.zeros(1)}, call=Call(priority=priority))
     state.submit(request, now)
     return request
 
@@ -78,14 +79,14 @@ def test_what_finds_no_room_waits_and_the_most_urgent_goes_first() -> None:
 
 def test_a_request_that_comes_at_its_deadline_is_sent_to_nobody_and_an_answer_after_it_comes_too_late() -> None:
     state, _ = state_with(1)
-    late = Request({"x": np.zeros(1)})
-    late.timeout, late.deadline = 0.0, 3.0
+    late = Request({"x": np.zeros(1)}, call=Call(timeout=0.0))
+    late.time_out(3.0)
     with pytest.raises(RunTimeoutError, match=r"net 'net': not done within 0\.0 seconds"):
         state.submit(late, 3.0)
     assert (sends(state), state.unfinished, state.outcomes["timed_out"]) == ([], 0, 1)
     for answer, outcome in ((7.999, "completed"), (8.0, "timed_out")):
-        request = Request({"x": np.zeros(1)})
-        request.timeout, request.deadline = 5.0, 8.0
+        request = Request({"x": np.zeros(1)}, call=Call(timeout=5.0))
+        request.time_out(3.0)
         state.submit(request, 3.0)
         [attempt] = sends(state)
         before = state.outcomes[outcome]
@@ -488,7 +489,7 @@ def test_no_request_is_forgotten_or_answered_twice_whatever_happens_in_which_ord
         take()
         what = chance.random()
         if what < 0.35:
-            request = Request({}, priority=chance.randrange(3), notify=partial(told.update, [len(requests)]))
+            request = Request({}, call=Call(priority=chance.randrange(3)), notify=partial(told.update, [len(requests)]))
             try:
                 state.submit(request, now)
             except ReplicaError:

@@ -9,6 +9,7 @@ from dagexec.errors import DagexecError, QueueFullError, RunCancelledError
 from dagexec.executor.batching.joining import Batch, Group
 from dagexec.executor.dispatch.ledger import ALONE_AGAIN, members_of
 from dagexec.executor.dispatch.state import DispatchState
+from dagexec.executor.requests.call import Call
 from dagexec.executor.requests.request import Request
 from dagexec.options import CompileOptions
 from tests.executor.test_dispatch_state import replicas
@@ -41,7 +42,7 @@ def test_after_enough_requests_in_a_row_found_nobody_here_they_do_not_wait_for_o
 def test_who_was_let_in_behind_a_younger_one_waits_for_others_no_longer_than_it_may() -> None:
     options = CompileOptions(max_batch=MAX_BATCH, max_wait=MAX_WAIT, max_queued=3)
     state = DispatchState("net", replicas(1), options)
-    requests = [Request({}, priority=int(place == 5)) for place in range(6)]
+    requests = [Request({}, call=Call(priority=int(place == 5))) for place in range(6)]
     served, *queued, older, younger = requests
     older.group = younger.group = GROUPS[1]
     for moment, one in enumerate(requests):
@@ -60,7 +61,7 @@ events = st.lists(
 
 def joinable(number: int, now: float) -> Request:
     """A request of one of three groups, or of none, with one to four rows and one of two priorities."""
-    request = Request({}, priority=number % 2)
+    request = Request({}, call=Call(priority=number % 2))
     request.group, request.rows, request.created = GROUPS[number % 3], 1 + number % 4, now
     return request
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from dagexec.errors import ClosedError, QueueFullError, RunCancelledError, RunTimeoutError
 from dagexec.executor.dispatch.state import MAX_IN_TURN, MAX_QUEUED, DispatchState
+from dagexec.executor.requests.call import Call
 from dagexec.executor.requests.request import Request
 from dagexec.options import CompileOptions
 
@@ -21,8 +22,8 @@ def replicas(count: int) -> Any:
     return [SimpleNamespace(number=number, io_binding=binding) for number in range(count)]
 
 
-def request(**options: Any) -> Request:
-    return Request({}, **options)
+def request(*, pinned: Any = None, **asked: Any) -> Request:
+    return Request({}, call=Call(**asked), pinned=pinned)
 
 
 def test_idle_replicas_are_given_in_turn_and_then_requests_wait() -> None:
@@ -80,14 +81,14 @@ def test_whether_runs_are_short_is_known_of_all_replicas_from_one() -> None:
 
 def test_a_request_that_comes_at_its_deadline_gets_no_replica_and_one_that_ends_at_it_is_late() -> None:
     state = DispatchState("net", replicas(1), CompileOptions())
-    late = request()
-    late.timeout, late.deadline = 0.0, 3.0
+    late = request(timeout=0.0)
+    late.time_out(3.0)
     with pytest.raises(RunTimeoutError, match=r"net 'net': not done within 0\.0 seconds"):
         state.arrive(late, 3.0)
     assert (list(state.idle), state.outcomes["timed_out"]) == (state.replicas, 1)
     for end, outcome in ((7.999, "completed"), (8.0, "timed_out")):
-        one = request()
-        one.timeout, one.deadline = 5.0, 8.0
+        one = request(timeout=5.0)
+        one.time_out(3.0)
         assert state.arrive(one, 3.0) is one
         state.release(one, end)
         before = state.outcomes[outcome]

@@ -18,6 +18,7 @@ from opentelemetry.sdk.metrics.export import Histogram, InMemoryMetricReader, Su
 
 import dagexec
 from dagexec.errors import ClosedError, DagexecError, FeedError, OperatorError, QueueFullError, RunTimeoutError
+from dagexec.executor.requests.call import PLAIN
 from dagexec.executor.telemetry.metrics import BATCH_BOUNDARIES, BOUNDARIES
 from tests.held import PATIENCE, Held, doubled_model, rows
 
@@ -113,7 +114,7 @@ def test_times_are_what_the_clock_says(collected: Collected, monkeypatch: pytest
     with dagexec.compile(doubled_model(), optimize=False, num_workers=1, metrics=collected.meter) as executor:
         moments = iter([1.0, 3.0, 7.0])
         dispatcher = executor._dispatcher
-        request = executor._request({"x": rows(1)}, ("y",), None, None, 0, None, _NoWait())  # type: ignore[arg-type]
+        request = executor._request({"x": rows(1)}, ("y",), PLAIN, _NoWait())  # type: ignore[arg-type]
         replica = dispatcher.state.idle.popleft()
         monkeypatch.setattr(dispatcher, "_now", lambda: next(moments))
         assert not dispatcher.admit(request)  # at 1; waits as no replica is idle
@@ -165,6 +166,7 @@ import sys
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 import dagexec
+from dagexec.executor.requests.call import PLAIN
 from tests.held import PATIENCE, doubled_model, rows
 
 reader = InMemoryMetricReader()

@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dagexec.executor.requests.call import Call
 from dagexec.executor.requests.queue import MAX_OVERTAKEN, RequestQueue
 from dagexec.executor.requests.request import Request
 
 
 def request(priority: int = 0) -> Request:
-    return Request({}, priority=priority, notify=lambda: None)
+    return Request({}, call=Call(priority=priority), notify=lambda: None)
 
 
 def drained(queue: RequestQueue) -> list[Request]:
@@ -55,7 +56,7 @@ class Reference:
         if not self.waiting:
             return None
         oldest = self.waiting[0]
-        taken = oldest if self.overtaken >= MAX_OVERTAKEN else max(self.waiting, key=lambda one: one.priority)
+        taken = oldest if self.overtaken >= MAX_OVERTAKEN else max(self.waiting, key=lambda one: one.call.priority)
         self.remove(taken, taking=True)
         return taken
 

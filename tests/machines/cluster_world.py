@@ -23,6 +23,7 @@ from dagexec.errors import (
     RunCancelledError,
     RunTimeoutError,
 )
+from dagexec.executor.requests.call import Call
 from dagexec.executor.requests.request import Request
 from dagexec.scheduler.exploration.state_search import ModelFault
 from tests.machines.worlds import Event
@@ -171,10 +172,9 @@ class ClusterWorld:
 
     def _submit(self, kind: Kind) -> None:
         self.left[kind] -= 1
-        request = Request({}, priority=kind.priority)
+        request = Request({}, call=Call(timeout=kind.timeout or None, priority=kind.priority))
         request.notify = partial(self._tell, request)
-        if kind.timeout:
-            request.timeout, request.deadline = kind.timeout, self.now + kind.timeout
+        request.time_out(self.now)
         self.live.append(request)
         try:
             self.state.submit(request, self.now)
@@ -386,7 +386,7 @@ class ClusterWorld:
             if request not in self.live:
                 return "over"
             left = None if request.deadline == math.inf else max(0.0, request.deadline - self.now)
-            return self.live.index(request), request.priority, left, request in self.given_up, self.runs[request]
+            return self.live.index(request), request.call.priority, left, request in self.given_up, self.runs[request]
 
         def run(attempt: Attempt) -> Hashable:
             return (

@@ -20,6 +20,7 @@ from dagexec.executor.dispatch.keeping import BACK_SECONDS, KEPT_SECONDS
 from dagexec.executor.dispatch.ledger import members_of
 from dagexec.executor.dispatch.state import Cancelled, DispatchState
 from dagexec.executor.requests import queue
+from dagexec.executor.requests.call import Call
 from dagexec.executor.requests.request import Request
 from dagexec.executor.runs.turns import Visits
 from dagexec.options import CompileOptions
@@ -211,11 +212,10 @@ class DispatchWorld:
     def _arrive(self, kind: Kind, number: int) -> None:
         self.left[kind] -= 1
         state, pinned = self.state, self.state.replicas[number] if kind.pinned else None
-        request = Request({}, priority=kind.priority, pinned=pinned)
+        request = Request({}, call=Call(timeout=kind.timeout or None, priority=kind.priority), pinned=pinned)
         request.created, request.rows = self.now, kind.rows
         request.group, request.loop = self.groups.get(kind.group), kind.loop or None  # type: ignore[assignment]
-        if kind.timeout:
-            request.timeout, request.deadline = kind.timeout, self.now + kind.timeout
+        request.time_out(self.now)
         self.kinds[request] = kind
         self.live.append(request)
         if kind.thread and not (state.joins and state.expects_company):
@@ -461,7 +461,7 @@ class DispatchWorld:
             for other, waits in enumerate(self.live):
                 if waits.queue is None or waits.queue is state.pinned or waits in was_served:
                     continue
-                urgent = waits.priority - request.priority or place - other
+                urgent = waits.call.priority - request.call.priority or place - other
                 aside = before[waits] is state.awaiting_admission and before[request] is state.queue
                 if urgent > 0 and not aside and (hurried or not self._waits_for_company(waits)):
                     raise ModelFault(f"{self.kinds[request]} is served before {self.kinds[waits]}")

@@ -136,11 +136,11 @@ MISTAKES = {
     ),
     "the queue minds no priority": (
         "a queue", "() is served before (priority=1)",
-        Edit(RequestQueue.push, "(-request.priority, place, request)", "(0, place, request)"),
+        Edit(RequestQueue.push, "(-request.call.priority, place, request)", "(0, place, request)"),
     ),
     "equal ones go in no order": (
         "a queue", "() is served before ()",
-        Edit(RequestQueue.push, "(-request.priority, place, request)", "(-request.priority, -place, request)"),
+        Edit(RequestQueue.push, "call.priority, place, request)", "call.priority, -place, request)"),
     ),
     "who awaits admission is left behind": (
         "closing", "somebody awaits admission although nobody comes in any more",

@@ -113,8 +113,8 @@ MUTANTS = (
     Mutant(
         "a request of lower priority is served first",
         "dagexec/executor/requests/queue.py",
-        "-request.priority",
-        "request.priority",
+        "-request.call.priority",
+        "request.call.priority",
         ("tests/executor/test_requests.py",),
     ),
     Mutant(

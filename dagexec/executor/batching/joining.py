@@ -18,6 +18,7 @@ from dagexec.core.model import Model
 from dagexec.core.schema import TensorType
 from dagexec.core.traits import Rows
 from dagexec.errors import DagexecError, FeedError, RowsError
+from dagexec.executor.requests.call import Call
 from dagexec.executor.requests.request import Request
 
 if TYPE_CHECKING:
@@ -97,13 +98,13 @@ class Batching:
         if (
             last is not None
             and request.names == last.names
-            and request.trace is None
+            and request.call.trace is None
             and arrays_like(last.signature, request.feeds) is not None
         ):
             request.rows, request.group = last.rows, last.group
             return
         request.rows = self.rows(request.feeds)
-        if request.rows and request.trace is None:
+        if request.rows and request.call.trace is None:
             self._find_group(request)
 
     def rows(self, feeds: Mapping[str, Array]) -> int:
@@ -179,7 +180,7 @@ class Batch(Request):
     def __init__(self, members: Sequence[Request]) -> None:
         """`members` are of one group, and wait no more."""
         first = members[0]
-        super().__init__({}, first.names, priority=max(member.priority for member in members))
+        super().__init__({}, first.names, Call(priority=max(member.call.priority for member in members)))
         assert isinstance(first.group, Group)
         self.members = tuple(members)
         self.left = len(members)

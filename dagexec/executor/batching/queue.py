@@ -57,7 +57,7 @@ class BatchQueue(RequestQueue):
             group.in_order = False
         self.waiting[request] = None  # from here on nothing is called, so that Ctrl-C comes before or after all of it
         request.queue = self
-        if request.priority:
+        if request.call.priority:
             self._prioritized = True
         if group is None:
             self._alone += 1
@@ -65,7 +65,7 @@ class BatchQueue(RequestQueue):
             self._groups[request.group] = group
             group.requests[request] = None
             group.rows += request.rows
-        heappush(self._heap, (-request.priority, place, request))
+        heappush(self._heap, (-request.call.priority, place, request))
 
     def clear(self) -> list[Request]:
         self._groups.clear()
@@ -103,7 +103,7 @@ class BatchQueue(RequestQueue):
         firsts = [self._in_order(group, 1)[0] for group in self._groups.values() if self._is_ready(group, now)]
         if self._alone:
             firsts += [request for request in self.waiting if request.group is None]
-        return min(firsts, key=lambda request: (-request.priority, request.created), default=None)
+        return min(firsts, key=lambda request: (-request.call.priority, request.created), default=None)
 
     def _is_ready(self, group: _Waiting, now: float) -> bool:
         return group.rows >= self._max_batch or self._due(group) <= now
@@ -128,7 +128,7 @@ class BatchQueue(RequestQueue):
         """The first of a group, at most as many as given: `nsmallest` keeps the order of arrival among equals."""
         if not self._prioritized:
             return list(islice(group.requests, most))
-        return nsmallest(most, group.requests, key=lambda request: -request.priority)
+        return nsmallest(most, group.requests, key=lambda request: -request.call.priority)
 
     def _forget(self, request: Request) -> None:
         del self.waiting[request]  # as in `push`, nothing is called

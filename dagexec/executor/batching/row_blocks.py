@@ -58,7 +58,7 @@ class RowBlocks:
         It always is where somebody watches it, or has a replica warmed up, and where its inputs were padded.
         """
         replica = request.replica
-        watched = request.trace is not None or request.pinned is not None
+        watched = request.call.trace is not None or request.pinned is not None
         if not self._axes or replica is None or watched or request.cuts is not None:
             return None
         binding = replica.io_binding

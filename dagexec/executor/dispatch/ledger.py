@@ -109,7 +109,9 @@ class Ledger:
         request.begun = request.begun if request.begun >= request.created else now
         request.run = None
         request.result, request.error, request.over = result, error, True
-        request.feeds, request.out = {}, None
+        request.feeds = {}
+        if request.call.out is not None:
+            request.call = request.call._replace(out=None)
         if request.batch is not None:
             request.batch.drop(request)
         if request.pinned is not None:

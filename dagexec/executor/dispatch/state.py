@@ -231,7 +231,7 @@ class DispatchState(Ledger):
     def _keeps(self, request: Request, now: float) -> bool:
         """True when the thread whose inline run is over keeps its replica, while others, no more urgent, wait."""
         replica, first = request.replica, self.queue.head()
-        if replica is None or first is None or first.priority > request.priority:
+        if replica is None or first is None or first.call.priority > request.call.priority:
             return False
         nobody_else = not (self.pinned.waiting or self.shut or self.joins)
         return nobody_else and self.kept.leave(request.caller, replica, request.begun, now)

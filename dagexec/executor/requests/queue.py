@@ -54,7 +54,7 @@ class RequestQueue:
         self.waiting[request] = None
         self.loops[request.loop] = of_loop
         request.queue = self
-        heappush(self._heap, (-request.priority, place, request))
+        heappush(self._heap, (-request.call.priority, place, request))
 
     def pop(self) -> Request | None:
         """Take the request whose turn it is; None when none waits."""

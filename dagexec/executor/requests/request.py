@@ -18,8 +18,8 @@ from dagexec.errors import (
     RunTimeoutError,
     ShapeError,
 )
+from dagexec.executor.requests.call import PLAIN, Call
 from dagexec.platform.shutdown import hold_daemon
-from dagexec.scheduler.observe.observers import Observer
 from dagexec.scheduler.run.run import Run
 
 if TYPE_CHECKING:
@@ -40,14 +40,12 @@ class Request:
     Attributes:
         feeds: checked arrays, let go at the end.
         names: blobs to return.
-        out: arrays of the caller's for some of them, let go at the end; or None.
-        priority: higher goes first.
-        trace: is told what runs when, or None.
+        call: what else its caller asks for; `out` is let go at the end.
         notify: called from any thread when `outcome` is there to be requested.
         pinned: the replica that must serve it (warm-up), or None for any.
         run_net: False for a request that only has its replica prepared.
-        timeout: seconds from the call until its caller gives it up.
-        deadline: when that is, on the dispatcher's clock: from then on it does not begin, and is not done in time.
+        deadline: when its caller gives it up, on the dispatcher's clock: from then on it does not begin, and is not
+            done in time.
         created: when it was made, on the dispatcher's clock.
         begun: when it got a replica, or ended without one.
         queue: the queue it waits in, if any.
@@ -71,7 +69,6 @@ class Request:
         waits_on: the event loop of its caller, if that is a task.
     """
 
-    timeout: float = math.inf
     deadline: float = math.inf
     created: float = 0.0
     begun: float = -math.inf
@@ -101,19 +98,15 @@ class Request:
         self,
         feeds: Mapping[str, Array],
         names: Sequence[str] = (),
-        out: Mapping[str, Array] | None = None,
+        call: Call = PLAIN,
         *,
-        priority: int = 0,
-        trace: Observer | None = None,
         notify: Callable[[], object] = nothing_to_do,
         pinned: Replica | None = None,
         run_net: bool = True,
     ) -> None:
         self.feeds = feeds
         self.names = names
-        self.out = out
-        self.priority = priority
-        self.trace = trace
+        self.call = call
         self.notify = notify
         self.pinned = pinned
         self.run_net = run_net
@@ -128,7 +121,12 @@ class Request:
     def is_preparing(self) -> bool:
         """Its replica is being prepared for it, and nothing of its caller's is read or written to any more."""
         on_replica = self.replica is not None and self.replica.is_preparing
-        return on_replica and self.run is None and self.out is None and self.pinned is None
+        return on_replica and self.run is None and self.call.out is None and self.pinned is None
+
+    def time_out(self, began: float) -> None:
+        """Have its timeout, if it has one, start at that moment of the dispatcher's clock."""
+        if self.call.timeout is not None:
+            self.deadline = began + self.call.timeout
 
     def is_abandoned(self) -> bool:
         """Nobody can wait for it any more: the event loop of its caller was closed."""
@@ -149,7 +147,7 @@ class Request:
         elif self.cuts is not None:
             self.replica.feed(self.feeds)
         else:
-            self.replica.feed(self.feeds, self.names, self.out)
+            self.replica.feed(self.feeds, self.names, self.call.out)
 
     def end_block(self) -> bool:
         """A run is over: keep what it computed of a block. True when another block is to follow.
@@ -159,7 +157,7 @@ class Request:
         if self.blocks is None:
             return False
         assert self.replica is not None
-        self.blocks.keep(self.replica, self.block, self.out)
+        self.blocks.keep(self.replica, self.block, self.call.out)
         return self.block + 1 < len(self.blocks.blocks)
 
     def fetch(self) -> Outputs:
@@ -168,7 +166,7 @@ class Request:
         if self.blocks is not None:
             return self.blocks.results
         if self.cuts is None:
-            return self.replica.fetch(self.names, self.out)
+            return self.replica.fetch(self.names, self.call.out)
         return self.own(self.replica.net.name, self.replica.peek(self.names))
 
     def own(self, net: str, results: Outputs) -> Outputs:
@@ -180,7 +178,7 @@ class Request:
         for name, array in results.items():
             if self.cuts is not None and name in self.cuts:
                 array = array[self.cuts[name]]
-            target = None if self.out is None else self.out.get(name)
+            target = None if self.call.out is None else self.call.out.get(name)
             if target is None:
                 found[name] = array.copy()
             else:
@@ -215,7 +213,7 @@ class Request:
 
 def timed_out(net: str, request: Request) -> RunTimeoutError:
     """What the caller of a request gets that is not over at its deadline."""
-    return RunTimeoutError(f"net {net!r}: not done within {request.timeout} seconds; the run was cancelled")
+    return RunTimeoutError(f"net {net!r}: not done within {request.call.timeout} seconds; the run was cancelled")
 
 
 def abandoned(net: str) -> RunCancelledError:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 from dagexec.binding.io_binding import Array, Outputs, arrays_like
@@ -24,6 +24,7 @@ from dagexec.core.variant import Variant
 from dagexec.errors import RunCancelledError
 from dagexec.executor.batching.joining import Batching
 from dagexec.executor.dispatch.dispatcher import Dispatcher
+from dagexec.executor.requests.call import Call
 from dagexec.executor.requests.request import Request, timed_out
 from dagexec.executor.requests.waiting import EventLoop
 from dagexec.executor.runs.pooled import PooledRuns
@@ -52,14 +53,12 @@ class InlineRuns:
         self,
         feeds: Feeds,
         names: Sequence[str],
-        out: Mapping[str, Array] | None,
-        priority: int = 0,
-        timeout: float | None = None,
+        call: Call,
     ) -> Outputs | None:
         """The outputs; None when the run has to take the usual way, and nothing has been done.
 
         `feeds` have to be arrays of the names, dtypes and shapes that the next replica is prepared for. Raises what
-        `Executor.run` does; RunTimeoutError at the end of a run that took more than `timeout` seconds.
+        `Executor.run` does; RunTimeoutError at the end of a run that took more than its timeout.
         """
         try:
             binding = self._idle[0].io_binding
@@ -75,9 +74,9 @@ class InlineRuns:
         arrays = arrays_like(binding.signature, feeds)
         if arrays is None:
             return None
-        request = Request(feeds, names, out, priority=priority)
-        if timeout is not None:
-            request.timeout, request.deadline = timeout, self._now() + timeout
+        request = Request(feeds, names, call)
+        if call.timeout is not None:
+            request.time_out(self._now())
         dispatcher = self._dispatcher
         if self._batching is not None:
             if dispatcher.state.expects_company:
@@ -97,7 +96,7 @@ class InlineRuns:
         A run that may be stopped in time, is watched or is joined with others is for workers, as is what an operator
         on one of them asks for. A net that is fed sequences has no steps to be called here.
         """
-        plain = request.deadline == math.inf and request.trace is None and self._batching is None
+        plain = request.deadline == math.inf and request.call.trace is None and self._batching is None
         variants = any(isinstance(value, Variant) for value in request.feeds.values())
         return plain and not variants and not self._pooled.is_worker()
 
@@ -128,7 +127,7 @@ class InlineRuns:
         """The outputs of `request`, which has a replica. `arrays` are its feeds, if they are those of the signature."""
         replica = request.replica
         assert replica is not None
-        names, out = request.names, request.out
+        names, out = request.names, request.call.out
         known = replica.io_binding
         while True:
             if arrays is None or known is None or not known.take_in(arrays, names, out):
@@ -151,7 +150,7 @@ class InlineRuns:
             if request.blocks is None or not request.end_block():
                 break
             request.block += 1
-        if request.timeout != math.inf and self._now() >= request.deadline:
+        if request.deadline != math.inf and self._now() >= request.deadline:
             raise timed_out(self._dispatcher.name, request)
         outputs = known.fetch(names, out) if request.blocks is None else request.fetch()
         if known.copied != names:
@@ -176,8 +175,7 @@ class InlineRuns:
         loop: EventLoop,
         feeds: Feeds,
         names: Sequence[str],
-        out: Mapping[str, Array] | None,
-        timeout: float | None,
+        call: Call,
     ) -> Outputs | None:
         """Like `run`, on the thread of `loop`; None as well where that has no time for it in this turn."""
         try:
@@ -186,12 +184,13 @@ class InlineRuns:
             return None
         if binding is None or binding.is_shared or self._dispatcher.state.queue.waiting or not self.waits_for_nothing:
             return None
+        timeout = call.timeout
         if timeout is not None and not (isinstance(timeout, float | int) and timeout > AMPLE * binding.seconds):
             return None
         if not loop.spend(binding.seconds, alone=not self._dispatcher.state.running):
             return None
         began = self._now()
-        outputs = self.run(feeds, names, out, timeout=timeout)
+        outputs = self.run(feeds, names, call)
         if outputs is not None:
             binding.took(self._now() - began)
         return outputs

@@ -190,7 +190,9 @@ class PooledRuns:
     def serve_on_worker(self, request: Request) -> None:
         """Have a worker feed the replica that `request` was given, and start its run."""
         dispatcher = self._dispatcher
-        feeding = task(f"feeding {dispatcher.name}", lambda: self._serve(request), request.priority, dispatcher.share)
+        feeding = task(
+            f"feeding {dispatcher.name}", lambda: self._serve(request), request.call.priority, dispatcher.share
+        )
 
         def fed() -> None:
             """With an error and nothing fed, it was cancelled before its turn came."""
@@ -274,8 +276,8 @@ class PooledRuns:
 
     def _begun(self, request: Request, replica: Replica, finished: Callable[[], object]) -> Run:
         """The run of `request`, whose replica is fed. Raises why it was cancelled, if it was."""
-        run = replica.net.new_run(finished, request.trace)
-        run.priority = request.priority
+        run = replica.net.new_run(finished, request.call.trace)
+        run.priority = request.call.priority
         run.share = self._dispatcher.share
         run.width = self._width if run.work.is_shared else 1
         cancelled = self._dispatcher.started(request, run)

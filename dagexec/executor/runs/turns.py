@@ -82,7 +82,9 @@ class Turns:
 
     def offer(self, request: Request) -> None:
         """`request`, which a task is about to make, may be run by its event loop."""
-        plain = request.trace is None and not request.priority and request.timeout > AMPLE * MAX_IN_TURN
+        call = request.call
+        ample = call.timeout is None or call.timeout > AMPLE * MAX_IN_TURN
+        plain = call.trace is None and not call.priority and ample
         if plain and self._inline.waits_for_nothing:
             request.loop = request.waits_on
 

@@ -54,7 +54,7 @@ class Telemetry:
 
     def start(self, request: Request) -> None:
         """Begin the span of `request`; called by the thread or task that asks for the run."""
-        attributes = {**self._attributes, "dagexec.priority": request.priority}
+        attributes = {**self._attributes, "dagexec.priority": request.call.priority}
         try:
             request.span = self._tracer.start_span(SPAN_NAME, attributes=attributes)
         except Exception:

@@ -1,0 +1,23 @@
+"""Call: what a caller asks of one run besides its feeds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from dagexec.binding.io_binding import Array
+from dagexec.scheduler.observe.observers import Observer
+
+
+class Call(NamedTuple):
+    """The arguments of `run` and `run_async` (`dagexec.executor.model_runner`), made there and passed on whole."""
+
+    outputs: Iterable[str] | None = None
+    out: Mapping[str, Array] | None = None
+    timeout: float | None = None
+    priority: int = 0
+    trace: Observer | None = None
+
+
+PLAIN = Call()
+"""That of a caller who gives feeds alone; to make another takes as long as a small part of a small net's run."""
