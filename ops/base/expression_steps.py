@@ -202,7 +202,6 @@ class _Steps:
             self._memory[node] = (-1 - usable[0], False)
         elif same and not primitive.is_reduction and node.kind != "select":
             self._memory[node] = self._memory[same[0]]
-            dying.remove(same[0])
         elif usable:
             self._memory[node] = (-1 - usable[0], False)
         else:
@@ -213,7 +212,7 @@ class _Steps:
             self.steps.append(self._call(node))
         for one in dying:
             memory, of_row = self._memory.pop(one)
-            if memory >= 0:
+            if memory >= 0 and (memory, of_row) != self._memory[node]:
                 self._free[of_row].append(memory)
 
     def _pending(self) -> list[int]:

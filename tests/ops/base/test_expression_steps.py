@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dagexec.core.expressions import Expression, apply, element, evaluated, select
+from dagexec.core.expressions import Expression, apply, element, evaluated, exp, logistic, select, tanh
 from dagexec.ops.base.blocks import Scratch
 from dagexec.ops.base.expression_steps import expression_steps
 
@@ -71,3 +71,15 @@ def test_random_results_may_overwrite_any_input() -> None:
                 nodes.append(apply(kind, *(one, other)[: 1 if kind in ("sqrt", "square") else 2]))
         results = [draw.choice(nodes) for _ in range(3)]
         check(results, tuple(draw.sample(range(6), 3)))
+
+
+def test_a_function_of_one_array_needs_no_memory_but_the_result() -> None:
+    """Results are computed where they belong: nothing is copied at the end, and no scratch is asked for."""
+    x, y = np.linspace(-3, 3, 50), np.empty(50)
+
+    def no_scratch(index: int, shape: tuple[int, ...]) -> Any:
+        raise AssertionError("scratch")
+
+    for result, calls in ((logistic(element(0)), 4), (tanh(element(0)), 1), (exp(-element(0)) + 1, 3)):
+        steps = expression_steps([result], {0: x}, [y], no_scratch)  # type: ignore[arg-type]
+        assert len(steps) == calls
