@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.native import NativeStep
-from dagexec.ops.kernels.builder import Builder, Vector
+from dagexec.ops.kernels.builder import Builder, Mask, Scalar, Vector
 from dagexec.ops.kernels.chains import BINARY
 from dagexec.ops.kernels.machine import Machine
-from dagexec.ops.kernels.sharing import pieces_of
+from dagexec.ops.kernels.sharing import pieces_of, pieces_of_bytes
 from dagexec.ops.kernels.tables import in_pieces, shares
 from dagexec.platform.addresses import address_of
 
@@ -25,6 +25,9 @@ Array = npt.NDArray[Any]
 _BYTES = 4
 _SECONDS = 1.2e-9
 """Of one element, on one core."""
+
+_LINE = 16
+"""Elements of rows that are in one piece: those of a line of the cache."""
 
 _ROWS, _COLUMNS, _STRIDE, _PLACES, _VALUES, _TABLE = (8 * number for number in range(6))
 
@@ -37,12 +40,7 @@ def scatter_step(
     `table` is flat, elements have four bytes, and with `join` they are float32; `places` (int64) lie in it, as whoever
     computed them knows. Along axis `apart` of `values` no two have the same place. None where no kernel serves.
     """
-    is_packed = all(array.flags.c_contiguous for array in (table, places, values))
-    if not machine.can_run or not is_packed or table.itemsize != _BYTES or table.dtype.hasobject:
-        return None
-    if places.dtype != np.int64 or not values.size or (join is not None and table.dtype != np.float32):
-        return None
-    kernel = _kernel(machine.lanes, join)
+    kernel = _kernel(machine.lanes, join) if _serves(machine, table, places, values, join) else None
     if kernel is None:
         return None
     axis = 0 if apart is None else apart
@@ -63,6 +61,39 @@ def scatter_step(
     return in_pieces(calls, (kept, table, places, values), label)
 
 
+def scatter_rows_step(
+    machine: Machine, table: Array, places: Array, values: Array, join: str | None, label: str
+) -> NativeStep | None:
+    """As `scatter_step`, of rows: `values` has one for each place, and `table` has two axes.
+
+    Pieces are columns.
+    """
+    kernel = _row_kernel(machine.lanes, join) if _serves(machine, table, places, values, join) else None
+    if kernel is None:
+        return None
+    count, size = values.shape
+    lines = -(-size // _LINE)
+    pieces = min(lines, pieces_of_bytes((2 + (join is not None)) * values.nbytes))
+    kept, calls = [], []
+    for part in shares(lines, pieces):
+        first = part.start * _LINE
+        last = min(size, part.stop * _LINE)
+        offset = _BYTES * first
+        addresses = address_of(places), address_of(values) + offset, address_of(table) + offset
+        fields = np.array([count, last - first, _BYTES * size, *addresses], np.int64)
+        kept.append(fields)
+        calls.append([(kernel, address_of(fields), 0, 0, 0)])
+    return in_pieces(calls, (kept, table, places, values), label)
+
+
+def _serves(machine: Machine, table: Array, places: Array, values: Array, join: str | None) -> bool:
+    """True where the kernels do."""
+    is_packed = all(array.flags.c_contiguous for array in (table, places, values))
+    if not machine.can_run or not is_packed or table.itemsize != _BYTES or table.dtype.hasobject:
+        return False
+    return places.dtype == np.int64 and bool(values.size) and (join is None or table.dtype == np.float32)
+
+
 @lru_cache
 def _kernel(lanes: int, join: str | None) -> int | None:
     """The address of a function of the fields; None where it cannot run."""
@@ -80,4 +111,25 @@ def _kernel(lanes: int, join: str | None) -> int | None:
         stride = build.number(fields, _STRIDE)
         places.set(places + (stride << 3))
         values.set(values + (stride << 2))
+    return build.function()
+
+
+@lru_cache
+def _row_kernel(lanes: int, join: str | None) -> int | None:
+    """The address of a function of the fields; None where it cannot run."""
+    build = Builder(lanes)
+    (fields,) = build.arguments(1)
+    places, values, table = (build.number(fields, place) for place in (_PLACES, _VALUES, _TABLE))
+    columns, stride = build.number(fields, _COLUMNS), build.number(fields, _STRIDE)
+    with build.repeat(build.number(fields, _ROWS)):
+        row = build.number(places) * stride + table
+
+        def body(place: Scalar, mask: Mask | None, row: Scalar = row) -> None:
+            new = build.load(values, place, mask=mask)
+            made = new if join is None else BINARY[join](build, build.load(row, place, mask=mask), new)
+            build.store(made, row, place, mask=mask)
+
+        build.each(columns, body, together=2)
+        places.set(places + 8)
+        values.set(values + stride)
     return build.function()

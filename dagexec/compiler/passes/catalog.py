@@ -28,6 +28,7 @@ from dagexec.compiler.passes import (
     leading_axes,
     residual_fusion,
     root_mean_square,
+    slice_indices,
     zero_copy,
 )
 from dagexec.compiler.passes.rewriting import Pass
@@ -43,6 +44,7 @@ BEFORE_ISLANDS: tuple[Pass, ...] = (
 
 SIMPLIFYING: tuple[Pass, ...] = (
     *BEFORE_ISLANDS,
+    slice_indices.PASS,
     attention.PASS,
     inner_products.PASS,
     leading_axes.PASS,

@@ -12,7 +12,7 @@ from dagexec.core.schema import OperatorCall, TensorType, first_to_first
 from dagexec.core.traits import Rows
 from dagexec.errors import GradientError
 from dagexec.ops.families.index.places import element_places, picking, place_memory
-from dagexec.ops.families.index.scattering import REDUCTION_HELP, reduction_of, scattering
+from dagexec.ops.families.index.scattering import REDUCTION_HELP, Scattering, reduction_of
 from dagexec.ops.families.shape.reshaping import copy_cost
 
 AXIS_HELP = "the axis that indices count along; negative counts from the end (default 0)"
@@ -95,14 +95,14 @@ def infer_scatter_elements(call: OperatorCall) -> list[TensorType]:
         OnnxName("Scatter", 11, {"axis": "axis"}),
     ),
 )
-class ScatterElements(Operator):
+class ScatterElements(Scattering):
     """Elements put where indices say along an axis."""
 
     def prepare(self) -> Step:
         indices, shape = self.x(1), self.x(0).shape
         places = place_memory(self, 1, indices.shape)
         steps = element_places(self, shape, indices, indexed_axis(self.call()), places) if indices.size else []
-        return scattering(self, steps, places, self.x(2))
+        return self.scattered(steps, places, self.x(2))
 
 
 def scattered_gradient(request: GradientRequest, scatter: str, gather: str) -> GradientOperators:

@@ -39,35 +39,53 @@ def reduction_of(call: OperatorCall) -> np.ufunc | None:
     return REDUCTIONS[name]
 
 
-def scattering(owner: Operator, locate: Sequence[Step], places: Array, updates: Array) -> Step:
-    """The step output 0 = input 0, then with `updates` where `places` say, which the steps `locate` find.
+class Scattering(Operator):
+    """Base of the operators that scatter: output 0 is input 0 with the values of input 2."""
 
-    Places are flat numbers of elements or, for `updates` with one more axis, of rows. Input 0 and output 0 may be one
-    array. Sums and products of 16-bit floats are computed in float32.
-    """
-    data, y, ufunc = owner.x(0), owner.y(0), reduction_of(owner.call())
-    copy: list[Step] = [] if np.may_share_memory(data, y) else [partial(np.copyto, y, data)]
-    if not updates.size:
-        return in_sequence([*locate, *copy])
-    locate = located_once(owner, 1, locate)
-    table = y.reshape(-1, *updates.shape[places.ndim :])
-    part = None if locate else part_at(table, places)
-    if part is not None and ufunc is None:
+    def scattered(self, locate: Sequence[Step], places: Array, updates: Array) -> Step:
+        """The step output 0 = input 0, then with `updates` where `places` say, which the steps `locate` find.
+
+        Places are flat numbers of elements or, for `updates` with one more axis, of rows. Input 0 and output 0 may be
+        one array. Sums and products of 16-bit floats are computed in float32.
+        """
+        data, y, ufunc = self.x(0), self.y(0), reduction_of(self.call())
+        copy: list[Step] = [] if np.may_share_memory(data, y) else [partial(np.copyto, y, data)]
+        if not updates.size:
+            return in_sequence([*locate, *copy])
+        locate = located_once(self, 1, locate)
+        row = updates.shape[places.ndim :]
+        table = y.reshape(-1, *row)
+        part = None if locate else part_at(table, places)
+        if part is not None and ufunc is None:
+            return in_sequence(
+                [*([] if part.size == y.size else copy), partial(np.copyto, part, updates.reshape(part.shape))]
+            )
+        if part is not None and ufunc is not None and not is_narrow(y.dtype):
+            return in_sequence([*copy, partial(ufunc, part, updates.reshape(part.shape), out=part)])
+        numbers, values = places.reshape(-1), updates.reshape(-1, *row)
+        if ufunc is None or not is_narrow(y.dtype):
+            return in_sequence([*locate, *copy, self.put(table, numbers, values, ufunc)])
+        work = compute_dtype(y.dtype)
+        total, wide = self.scratch(table.shape, work), self.scratch(values.shape, work)
+        widen = [convert(data.reshape(table.shape), total), convert(values, wide)]
+        return in_sequence([*locate, *widen, self.put(total, numbers, wide, ufunc), convert(total, table)])
+
+    def put(self, table: Array, places: Array, values: Array, ufunc: np.ufunc | None) -> Step:
+        """The step table[places] = values, or what `ufunc` makes of old and new ones, in order.
+
+        There is a value for each place: an element of a flat table, or a row of one with two axes.
+        """
+        if table.ndim == 1:
+            if ufunc is None:
+                return partial(np.put, table, places, values, mode="clip")
+            return partial(ufunc.at, table, places, values)
+        if ufunc is None:
+            return partial(table.__setitem__, places, values)
+        elements = self.scratch(values.shape, np.int64)
         return in_sequence(
-            [*([] if part.size == y.size else copy), partial(np.copyto, part, updates.reshape(part.shape))]
+            [
+                partial(np.multiply, places.reshape(-1, 1), table.shape[1], out=elements),
+                partial(np.add, elements, np.arange(table.shape[1]), out=elements),
+                partial(ufunc.at, table.reshape(-1), elements.reshape(-1), values.reshape(-1)),
+            ]
         )
-    if part is not None and ufunc is not None and not is_narrow(y.dtype):
-        return in_sequence([*copy, partial(ufunc, part, updates.reshape(part.shape), out=part)])
-    if ufunc is None and table.ndim > 1:
-        return in_sequence(
-            [*locate, *copy, partial(table.__setitem__, places.reshape(-1), updates.reshape(-1, *table.shape[1:]))]
-        )
-    flat, numbers, values = y.reshape(-1), places.reshape(-1), updates.reshape(-1)
-    if ufunc is None:
-        return in_sequence([*locate, *copy, partial(np.put, flat, numbers, values, mode="clip")])
-    if not is_narrow(y.dtype):
-        return in_sequence([*locate, *copy, partial(ufunc.at, flat, numbers, values)])
-    work = compute_dtype(y.dtype)
-    total, wide = owner.scratch(flat.shape, work), owner.scratch(values.shape, work)
-    widen = [convert(data.reshape(-1), total), convert(values, wide)]
-    return in_sequence([*locate, *widen, partial(ufunc.at, total, numbers, wide), convert(total, flat)])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 
 from dagexec.core.dtypes import INT32, INT64
@@ -17,7 +15,7 @@ from dagexec.core.schema import OperatorCall, TensorType, first_to_first
 from dagexec.core.traits import Rows
 from dagexec.ops.families.index.elements import gathered_gradient, scattered_gradient
 from dagexec.ops.families.index.places import picking, place_memory, row_numbers
-from dagexec.ops.families.index.scattering import REDUCTION_HELP, reduction_of, scattering
+from dagexec.ops.families.index.scattering import REDUCTION_HELP, Scattering, reduction_of
 from dagexec.ops.families.shape.reshaping import copy_cost
 
 BATCH_HELP = "so many leading axes of DATA and INDICES are one, and indices count within their places (default 0)"
@@ -108,26 +106,16 @@ def infer_scatter_nd(call: OperatorCall) -> list[TensorType]:
     cost=copy_cost,
     onnx=(OnnxName("ScatterND", 18, {"reduction": "reduction"}),),
 )
-class ScatterND(Operator):
+class ScatterND(Scattering):
     """Slices put where vectors of indices say."""
 
     def prepare(self) -> Step:
-        """Numbers of slices; without a reduction they are written as rows, else their elements have places."""
+        """Numbers of slices, which are written as rows, or as elements if they are that."""
         data, indices, updates = self.x(0), self.x(1), self.x(2)
         rows = place_memory(self, 1, indices.shape[:-1])
         steps = row_numbers(self, data.shape, indices, self.arguments.int("batch_dims", 0), rows)
         count = updates.size // max(1, rows.size)
-        if count <= 1:
-            return scattering(self, steps, rows, updates)
-        if reduction_of(self.call()) is None:
-            return scattering(self, steps, rows, updates.reshape(*rows.shape, count))
-        places = place_memory(self, 1, (rows.size, count))
-        first = rows.reshape(-1, 1)
-        spread: list[Step] = [
-            partial(np.multiply, first, count, out=places),
-            partial(np.add, places, np.arange(count), out=places),
-        ]
-        return scattering(self, [*steps, *spread], places, updates.reshape(places.shape))
+        return self.scattered(steps, rows, updates if count <= 1 else updates.reshape(*rows.shape, count))
 
 
 @gradient_of("GatherND")

@@ -28,13 +28,15 @@ JOINS = {"none": None, "add": np.add, "mul": np.multiply, "max": np.maximum, "mi
 def kernels_made(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
     """What kernels join values by, of those that were asked for."""
     made: list[str | None] = []
-    kernel = scatter_kernels._kernel
+    for name in ("_kernel", "_row_kernel"):
+        kernel = getattr(scatter_kernels, name)
 
-    def noted(lanes: int, join: str | None) -> int | None:
-        made.append(join)
-        return kernel(lanes, join)
+        def noted(lanes: int, join: str | None, kernel: Any = kernel) -> int | None:
+            made.append(join)
+            found: int | None = kernel(lanes, join)
+            return found
 
-    monkeypatch.setattr(scatter_kernels, "_kernel", noted)
+        monkeypatch.setattr(scatter_kernels, name, noted)
     return made
 
 
@@ -72,16 +74,23 @@ def test_elements_meet_in_their_order_in_any_pieces(
 
 @pytest.mark.parametrize("reduction", JOINS)
 @pytest.mark.parametrize("count", [1, 2])
-def test_slices_meet_in_their_order(count: int, reduction: str) -> None:
-    data = RANDOM.standard_normal((6, 5)).astype(np.float32)
+@pytest.mark.parametrize("shape", [(6, 5), (6, 83), (7, 3, 16)])
+def test_slices_meet_in_their_order(
+    shape: tuple[int, ...], count: int, reduction: str, kernels_made: list[str | None]
+) -> None:
+    data = RANDOM.standard_normal(shape).astype(np.float32)
     indices = np.stack([RANDOM.integers(-size, size, 40) for size in data.shape[:count]], -1)
     updates = RANDOM.standard_normal((40, *data.shape[count:])).astype(np.float32)
-    [y] = run_operator("ScatterND", [data, indices, updates], reduction=reduction, engine="ONEDNN")
+    updates[RANDOM.random(updates.shape) < 0.05] = np.nan
     expected, join = data.copy(), JOINS[reduction]
     for vector, update in zip(indices, updates, strict=True):
         place = tuple(vector.tolist())
         expected[place] = update if join is None else join(expected[place], update)
-    np.testing.assert_array_equal(y, expected)
+    for pieces in (0, 3):
+        with cut_into(pieces):
+            [y] = run_operator("ScatterND", [data, indices, updates], reduction=reduction, engine="ONEDNN")
+        np.testing.assert_array_equal(y, expected)
+    assert kernels_made
 
 
 def test_integers_are_replaced_and_their_sums_left_to_numpy() -> None:
