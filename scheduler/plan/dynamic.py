@@ -21,7 +21,7 @@ from dagexec.core.operator import Operator, Step
 from dagexec.core.purity import is_pure
 from dagexec.core.schema import OpSchema
 from dagexec.core.shape_values import asked_operators
-from dagexec.core.tensor import Tensor
+from dagexec.core.tensor import Tensor, binding_epoch
 from dagexec.platform.records import dataclass
 
 Array = npt.NDArray[Any]
@@ -152,13 +152,25 @@ class _Blobs:
 class CheckedStep:
     """The step of an operator whose shapes are known only when it runs: prepares itself again when they changed."""
 
-    __slots__ = ("_arrays", "_as_view", "_blobs", "_held", "_operator", "_read", "_step", "_tensors", "_values")
+    __slots__ = (
+        "_arrays",
+        "_as_view",
+        "_blobs",
+        "_epoch",
+        "_held",
+        "_operator",
+        "_read",
+        "_step",
+        "_tensors",
+        "_values",
+    )
 
     def __init__(self, operator: Operator, as_view: bool) -> None:
         self._operator = operator
         self._as_view = as_view
         self._read = operator.schema.values_read(operator.definition)
         self._step: Step | None = None
+        self._epoch = 0
         self._arrays: list[Array | None] = []
         self._blobs = (*operator.input_blobs, *operator.output_blobs)
         self._held: list[object] = []
@@ -178,13 +190,14 @@ class CheckedStep:
         return self._prepare() if step is None or self._changed() else step
 
     def _changed(self) -> bool:
-        arrays = self._arrays
-        values = self._held
-        if any(blob.value is not values[i] for i, blob in enumerate(self._blobs)):
-            return True
-        if any(tensor.current_array() is not arrays[i] for i, tensor in enumerate(self._tensors)):
-            return True
-        return self._read_values() != self._values
+        epoch = binding_epoch()
+        if epoch != self._epoch:  # an array was replaced somewhere, perhaps one of these
+            if any(blob.value is not held for blob, held in zip(self._blobs, self._held, strict=True)):
+                return True
+            if any(one.current_array() is not array for one, array in zip(self._tensors, self._arrays, strict=True)):
+                return True
+            self._epoch = epoch
+        return bool(self._read) and self._read_values() != self._values
 
     def _read_values(self) -> list[bytes]:
         return [self._operator.host_value(i).tobytes() for i in self._read]
@@ -194,6 +207,7 @@ class CheckedStep:
         operator.check_output_layouts()
         call = operator.call() if operator.schema.can_infer(operator.definition) else None  # None: perhaps no tensors
         step = operator.bind(operator.infer(call), as_view=self._as_view, call=call).step
+        self._epoch = binding_epoch()
         self._held = [blob.value for blob in self._blobs]
         self._tensors = [tensor for tensor in self._held if isinstance(tensor, Tensor)]
         self._arrays = [tensor.current_array() for tensor in self._tensors]
