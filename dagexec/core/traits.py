@@ -44,6 +44,7 @@ class ImageRole(Enum):
         SAME_CHANNELS: argument `order`; as many channels, computed from each other.
         PER_CHANNEL: argument `order`; element-wise, with vectors of an element a channel.
         JOINING, CUTTING, SLICING, PADDING, REDUCTION: the axes that the arguments name, in the other order.
+        RESIZING: the axes that the arguments name, in the other order; where sizes change is known from the output.
         TURNING: a permutation, which is none in the order that it turns images into or from.
         ON_INTEGERS: nothing, for scales of one element: quantization, casts, and sums of what is quantized.
     """
@@ -60,6 +61,7 @@ class ImageRole(Enum):
     SLICING = auto()
     PADDING = auto()
     REDUCTION = auto()
+    RESIZING = auto()
     TURNING = auto()
     ON_INTEGERS = auto()
 

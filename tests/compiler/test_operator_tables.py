@@ -17,6 +17,7 @@ PATTERNS = {
     "passes/activation_patterns.py": "what a pattern is made of and what it becomes",
     "passes/attention.py": "how attention is spelled, factors, sums and choices in between",
     "passes/axes.py": "what moves or repeats elements without being a view",
+    "passes/before_resize.py": "resizing by factors for two axes alone",
     "passes/constant_folding.py": "Shape, Size and Reshape, each folded in its own way",
     "passes/inner_products.py": "products, each rewritten to an FC in its own way",
     "passes/root_mean_square.py": "how a normalization ends, in a product or a quotient",

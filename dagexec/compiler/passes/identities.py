@@ -1,7 +1,7 @@
 """identities: operators that give their input back go, and their readers read that instead.
 
-`Dropout` in inference, `Copy` on one device, reshapes to the same shape, casts to the same type, permutations that
-change nothing, and sums and concatenations of one tensor.
+`Dropout` in inference, `Copy` on one device, reshapes and resizing to the same shape, casts to the same type,
+permutations that change nothing, and sums and concatenations of one tensor.
 """
 
 from __future__ import annotations
@@ -15,9 +15,13 @@ from dagexec.core.arguments import Arguments
 from dagexec.core.node import Node
 from dagexec.core.registry import schema_of
 from dagexec.core.schema import OpSchema
+from dagexec.core.traits import ImageRole
 from dagexec.ops.families.activation.post_ops import as_post_ops
 
 Types = Mapping[str, BlobType]
+
+_ELSEWHERE = ("tf_crop_and_resize", "tf_half_pixel_for_nn")
+"""Places of a Resize that are not those of X where nothing changes its size."""
 
 
 def edit(draft: Draft) -> None:
@@ -31,7 +35,11 @@ def edit(draft: Draft) -> None:
 
 
 def _may_give_back(schema: OpSchema) -> bool:
-    return schema.post_ops is not None or schema.view or schema.type == "Cast" or schema.type == "Transpose"
+    return schema.post_ops is not None or schema.view or _may_keep_all(schema)
+
+
+def _may_keep_all(schema: OpSchema) -> bool:
+    return schema.type == "Cast" or schema.type == "Transpose" or schema.image_role is ImageRole.RESIZING
 
 
 def _is_identity(draft: Draft, number: int, always: bool, types: Types) -> bool:
@@ -51,9 +59,17 @@ def _is_identity(draft: Draft, number: int, always: bool, types: Types) -> bool:
 
 def _keeps_elements(definition: Node) -> bool:
     """True for an operator that gives its input back where the types, shapes included, are the same."""
-    if definition.type == "Cast" or definition.type == "Transpose":
-        return True
-    return schema_of(definition.type).is_view(definition) and as_post_ops(definition) is None
+    schema = schema_of(definition.type)
+    if _may_keep_all(schema):
+        return schema.image_role is not ImageRole.RESIZING or _gives_sizes(definition.arguments())
+    return schema.is_view(definition) and as_post_ops(definition) is None
+
+
+def _gives_sizes(arguments: Arguments) -> bool:
+    """True for a Resize that gives X back where it keeps the sizes: the factor is theirs, and nothing is cropped."""
+    by_sizes = "sizes" in arguments or arguments.bool("sizes_input")
+    stretches = arguments.string("keep_aspect_ratio_policy", "stretch") == "stretch"
+    return by_sizes and stretches and arguments.string("coordinates", "half_pixel") not in _ELSEWHERE
 
 
 def _moves_nothing(arguments: Arguments, kind: BlobType) -> bool:

@@ -113,6 +113,8 @@ def describe(
         return None
     if role is ImageRole.TURNING:
         return _turning(arguments.ints("axes"), images.get(definition.input[0]), types.get(definition.input[0]))
+    if role is ImageRole.RESIZING:
+        return _resized(arguments, images.get(definition.input[0]), types.get(definition.output[0]))
     if role is not ImageRole.ELEMENTWISE and definition.input and images.get(definition.input[0]) == ONE_NUMBER:
         return None
     return _RULES[role](definition, arguments, images, parameters)
@@ -450,6 +452,22 @@ def _reduced(
         return {"axes": list(range(first, first + image.axes))}
 
     return Role({0: image}, {0: image}, arguments=changed)
+
+
+def _resized(arguments: Arguments, image: Image | None, result: BlobType | None) -> Role | None:
+    """Resize, whose `axes` say for which axes its sizes or factors are: in NHWC they are the same ones elsewhere."""
+    if image is None or result is None or result.rank != image.axes + 2:
+        return None
+    rank, channels = result.rank, result.shape[1]
+    axes = [axis % rank for axis in arguments.ints("axes")] or list(range(rank))
+    if channels is None:
+        return None
+    return Role(
+        {0: image},
+        {0: Image(image.axes, channels)},
+        arguments=lambda order: {"axes": [_axis_in(order, axis, rank) for axis in axes]},
+        blocked=_never,
+    )
 
 
 def _turning(axes: Sequence[int], image: Image | None, kind: BlobType | None) -> Role | None:

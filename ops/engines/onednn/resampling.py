@@ -14,7 +14,7 @@ from dagexec.core.operator import Prepared, Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.base.blocks import Array
-from dagexec.ops.base.layout import NCHW, image_order, spatial_sizes
+from dagexec.ops.base.layout import NCHW, NHWC, image_order, spatial_sizes
 from dagexec.ops.engines.onednn.cutting import image_axes
 from dagexec.ops.engines.onednn.descriptors import DST, FORWARD_INFERENCE, SRC
 from dagexec.ops.engines.onednn.operator import OneDNNOperator
@@ -57,7 +57,8 @@ class Resize(OneDNNOperator, resize.Resize):
         """One resampling, where every output pixel is made of the same pixels of X, with the same weights."""
         x, y, call = self.x(0), self.y(0), self.call()
         nearest = self.arguments.string("mode", "nearest") == "nearest"
-        if not 3 <= x.ndim <= 5 or x.shape[:2] != y.shape[:2] or not y.size:
+        order, channels = (NCHW, 1) if x.shape[:2] == y.shape[:2] else (NHWC, -1)
+        if not 3 <= x.ndim <= 5 or not y.size or any(x.shape[axis] != y.shape[axis] for axis in (0, channels)):
             raise UnsupportedFeatureError(f"{self.label}: not an image of which only the spatial axes are resized")
         if not nearest and (step := _by_axes(self, x, y)) is not None:
             return step
@@ -66,7 +67,7 @@ class Resize(OneDNNOperator, resize.Resize):
         for axis in resize.resized_axes(call):
             if not _same_pixels(resize.find_taps(call, axis), axis, nearest=nearest):
                 raise UnsupportedFeatureError(f"{self.label}: axis {axis.axis} is read at other places than oneDNN's")
-        return resampled(self, x, y, NCHW, _NEAREST if nearest else _LINEAR)
+        return resampled(self, x, y, order, _NEAREST if nearest else _LINEAR)
 
 
 def _by_axes(owner: Resize, x: Array, y: Array) -> Step | None:

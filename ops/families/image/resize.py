@@ -21,7 +21,7 @@ from dagexec.core.operator import Step, in_sequence, nothing_to_do
 from dagexec.core.registry import new_operator
 from dagexec.core.rows_call import RowsCall
 from dagexec.core.schema import Cost, OperatorCall, TensorType
-from dagexec.core.traits import Rows
+from dagexec.core.traits import ImageRole, Rows
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.array_function import ArrayOperator
 from dagexec.ops.base.blocks import BLOCK, Array, row_pieces
@@ -316,6 +316,7 @@ def _cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
     },
     cost=_cost,
     value_inputs=(1, 2),
+    image_role=ImageRole.RESIZING,
     rows=_rows,
 )
 class Resize(ArrayOperator):

@@ -19,6 +19,7 @@ NOTHING = [
     op("Cast", ["a"], ["b"], to=FLOAT32.number),
     op("Sum", ["a"], ["b"]),
     op("Concat", ["a"], ["b"], axis=1),
+    op("Resize", ["a"], ["b"], mode="linear", sizes=[6, 4], axes=[2, 1]),
 ]
 SOMETHING = [
     op("Dropout", ["a"], ["b", "z"], is_test=1),
@@ -27,6 +28,9 @@ SOMETHING = [
     op("Cast", ["a"], ["b"], to=FLOAT64.number),
     op("Sum", ["a", "a"], ["b"]),
     op("Concat", ["a"], ["b"], axis=1, add_axis=1),
+    op("Resize", ["a"], ["b"], mode="linear", scales=[1.1, 1.1], axes=[2, 3]),
+    op("Resize", ["a"], ["b"], mode="linear", sizes=[6, 7], axes=[2, 3], keep_aspect_ratio_policy="not_larger"),
+    op("Resize", ["a"], ["b"], sizes=[6, 6], axes=[2, 3], coordinates="tf_crop_and_resize", roi=[0.0, 0.0, 0.5, 1.0]),
 ]
 
 

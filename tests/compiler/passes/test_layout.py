@@ -269,6 +269,29 @@ def test_padding_goes_along(name: str, pads: list[int]) -> None:
 
 
 @pytest.mark.parametrize("name", ORDERS)
+@pytest.mark.parametrize("engine", ["", "ONEDNN"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"mode": "linear", "sizes": [2, 16, 17, 30]},
+        {"mode": "linear", "scales": [2.0, 0.5], "axes": [3, -2]},
+        {"mode": "cubic", "sizes": [7, 20], "axes": [2, 3]},
+        {"mode": "linear", "antialias": 1, "scales": [1.0, 1.0, 0.25, 0.5]},
+        {"mode": "nearest", "scales": [1.0, 1.0, 1.5, 2.0]},
+        {"mode": "nearest", "coordinates": "asymmetric", "rounding": "floor", "sizes": [2, 16, 24, 36]},
+    ],
+    ids=lambda arguments: "-".join(arguments),
+)
+def test_resizing_goes_along(name: str, engine: str, arguments: dict[str, object]) -> None:
+    drawing = Drawing()
+    drawing.conv("x", "conv1", 3, 16)
+    drawing.net.op.append(operator_def("Resize", ["conv1"], ["wide"], arg=arguments))
+    drawing.net.op[-1].engine = engine
+    drawing.conv("wide", "y", 16, 16)
+    assert len(reorders(check_same(drawing.model("y"), name))) == (3 if name in BLOCKS or name in PADDED else 1)
+
+
+@pytest.mark.parametrize("name", ORDERS)
 @pytest.mark.parametrize("axis", [2, -1])
 def test_a_split_along_another_axis_goes_along(name: str, axis: int) -> None:
     drawing = Drawing()
