@@ -195,7 +195,8 @@ LOOSE = {
     ("common-subexpressions", "slice-indices"), ("slice-indices", "attention"),
     ("single-assignment", "quantized-operators"), ("constant-folding", "identities"), ("attention", "inner-products"),
     ("leading-axes", "root-mean-square"), ("global-pooling", "activation-patterns"),
-    ("batch-norm-folding", "channel-shuffle"), ("channel-shuffle", "activation-fusion"), ("engine", "bodies"),
+    ("batch-norm-folding", "before-resize"), ("before-resize", "channel-shuffle"),
+    ("channel-shuffle", "activation-fusion"), ("engine", "bodies"),
     ("bodies", "layout"), ("identities again", "zero-copy"), ("zero-copy", "in-place"), ("in-place", "dead-code again"),
 }  # fmt: skip
 """Neighbors that may change places."""
