@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -123,23 +122,15 @@ class Expression:
         kind: ELEMENT, NUMBER, or a name of PRIMITIVES.
         operands: what it is computed from.
         value: of a number, or the position of an element's input; else 0.
+        is_of_row: it has one value a row: a number, or what follows from reductions alone.
+        size: how long it is, written out.
     """
 
     def __init__(self, kind: str, operands: tuple[Expression, ...], value: float) -> None:
         self.kind, self.operands, self.value = kind, operands, value
-
-    @cached_property
-    def is_of_row(self) -> bool:
-        """It has one value a row: a number, or what follows from reductions alone."""
-        if self.kind == ELEMENT:
-            return False
-        is_joined = self.kind in PRIMITIVES and PRIMITIVES[self.kind].is_reduction
-        return is_joined or all(one.is_of_row for one in self.operands)
-
-    @cached_property
-    def size(self) -> int:
-        """How long it is, written out."""
-        return 1 + sum(one.size for one in self.operands)
+        is_joined = kind in PRIMITIVES and PRIMITIVES[kind].is_reduction
+        self.is_of_row: bool = is_joined or (kind != ELEMENT and all(one.is_of_row for one in operands))
+        self.size: int = 1 + sum(one.size for one in operands)
 
     def __add__(self, other: Expression | float) -> Expression:
         return apply("add", self, other)
@@ -310,17 +301,16 @@ row_min = _function("row_min", "The least member of a row; NaN where one is.")
 
 def in_order(*results: Expression) -> list[Expression]:
     """All nodes that are needed, operands before what reads them; of two operands the longer expression first."""
-    order: dict[Expression, int] = {}
-
-    def visit(node: Expression) -> int:
-        if node not in order:
-            for operand in sorted(node.operands, key=lambda one: -one.size):
-                visit(operand)
-            order[node] = len(order)
-        return order[node]
-
-    for result in results:
-        visit(result)
+    order: dict[Expression, None] = {}
+    pending = list(reversed(results))
+    while pending:
+        node = pending[-1]
+        missing = [one for one in node.operands if one not in order] if node not in order else []
+        if missing:
+            missing.sort(key=lambda one: -one.size)
+            pending += reversed(missing)
+        else:
+            order.setdefault(pending.pop())
     return list(order)
 
 
@@ -388,8 +378,14 @@ def as_lines(result: Expression) -> list[str]:
     return lines
 
 
+MOST_LINES = 128
+"""Of an expression as text: more than a kernel has registers for."""
+
+
 def from_lines(lines: Sequence[str]) -> Expression:
     """The expression of text as `as_lines` makes it, of single elements. Raises ValueError for anything else."""
+    if len(lines) > MOST_LINES:
+        raise ValueError(f"an expression has at most {MOST_LINES} lines, found {len(lines)}")
     nodes: list[Expression] = []
     for line in lines:
         kind, *names = line.split() or [""]

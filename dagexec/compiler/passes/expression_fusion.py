@@ -15,7 +15,7 @@ from dagexec.compiler.passes.post_operations import Types, operands_fit, scalar_
 from dagexec.compiler.passes.rewriting import Pass
 from dagexec.compiler.passes.types import BlobType
 from dagexec.core.dtypes import FLOAT32
-from dagexec.core.expressions import Expression, apply, as_lines, element, inputs_of, number, with_inputs
+from dagexec.core.expressions import MOST_LINES, Expression, apply, as_lines, element, inputs_of, number, with_inputs
 from dagexec.core.node import Node, new_node
 from dagexec.core.registry import operator_class
 from dagexec.core.schema import OpSchema
@@ -94,20 +94,25 @@ class _Regions:
             draft.remove(member)
 
     def _region(self, sink: int, kind: BlobType) -> set[int]:
-        """All operators before `sink` whose results, of its type, the region alone reads."""
-        draft, region = self._draft, {sink}
-        grows = True
-        while grows:
-            names = [name for member in region for name in draft[member].input]
+        """Operators before `sink` whose results, of its type, the region alone reads, as far as a kernel might go."""
+        draft, region, more, size = self._draft, set[int](), {sink}, 0
+        while more:
+            size += sum(self._size(member) for member in more)
+            if size > MOST_LINES:
+                break
+            region |= more
+            names = [name for member in more for name in draft[member].input]
             more = {
                 producer
                 for name in names
                 for producer in [self._joins(name, region)]
                 if producer is not None and self._types.get(name) == kind
             }
-            grows = not more <= region
-            region |= more
         return region
+
+    def _size(self, number_: int) -> int:
+        local = self._local(self._draft[number_])
+        return MOST_LINES if local is None else local.size
 
     def _joins(self, name: str, region: set[int]) -> int | None:
         """The operator that computes a blob that only the region reads, if it may be a member."""
@@ -178,6 +183,8 @@ def _fits(expression: Expression, count: int) -> bool:
     """True where a kernel can be written for the expression of so many whole inputs."""
     positions = tuple(range(count))
     if not 0 < count <= MOST_INPUTS or tuple(inputs_of(expression)) != positions or not has_kernel(expression):
+        return False
+    if len(as_lines(expression)) > MOST_LINES:
         return False
     found = library()
     if found is None or not found.machine.can_run:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -125,6 +127,7 @@ def test_random_expressions_are_computed_by_all_engines(expression: Expression, 
         (["add x0 ten"], "could not convert"),
         (["row_sum x0"], "no primitive"),
         (["exp x1"], "reads inputs"),
+        (["exp x0"] * 200, "at most"),
     ],
 )
 def test_nodes_that_make_no_sense_are_refused(nodes: list[str], reason: str) -> None:
@@ -137,3 +140,12 @@ def test_each_primitive_of_elements_can_be_written() -> None:
         if not primitive.is_reduction:
             expression = apply(kind, *map(element, range(primitive.arity)))
             assert from_lines(as_lines(expression)) is expression
+
+
+@needs_onednn
+def test_a_chain_of_any_length_becomes_regions_that_kernels_hold() -> None:
+    names = ["x", *(f"b{number}" for number in range(1999)), "y"]
+    operators = [op("Softsign", [x], [y]) for x, y in pairwise(names)]
+    model = PASS.apply(model_of(operators, inputs=MATRIX)).model
+    assert {one.type for one in model.net.op} <= {"FusedExpression", "Softsign"}
+    assert len(model.net.op) < 200

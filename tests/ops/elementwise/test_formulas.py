@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import BroadcastableShapes, mutually_broadcastable_shapes
 
 from dagexec import NetDef, Workspace
+from dagexec.core import registry
 from dagexec.core.device import Device
 from dagexec.core.gradient import gradient
 from dagexec.core.registry import has_engine, registered_engines, schema_of
 from dagexec.errors import ShapeError
+from dagexec.ops.engines.onednn.expressions import ExpressionKernel
 from dagexec.scheduler.nets.simple import SimpleNet
 from tests.cuda.emulated import cuda_devices, has_compiler, has_gpu
 from tests.ops.formulas import (
@@ -47,7 +49,7 @@ DIFFERENTIABLE = differentiable()
 LIBRARY_IS_INEXACT = {"Gelu", "Log"}
 """What the default engine computes in place of oneDNN, see `dagexec.ops.engines.onednn.accuracy`; Gelu by tanh is
 oneDNN's."""
-KERNEL_ALONE = {"Scale"}
+KERNEL_ALONE = {name for name in ONEDNN if issubclass(registry._operators["cpu", name, "ONEDNN"], ExpressionKernel)}
 """What a kernel of our own computes in float32 from AVX2 on, and the default engine elsewhere."""
 
 NUMPY_TYPES: list[type] = [np.float32, np.float64, np.int64, np.uint8, np.bool_]
