@@ -29,7 +29,7 @@ import numpy.typing as npt
 from dagexec.core.operator import Step, nothing_to_do
 from dagexec.errors import DagexecError
 from dagexec.platform.addresses import address_of
-from dagexec.platform.assembler import NOT_ZERO, RAX, RBP, RBX, RCX, RDI, RDX, RSI, RSP, ZERO, Assembler
+from dagexec.platform.general_assembler import NOT_ZERO, RAX, RBP, RBX, RCX, RDI, RDX, RSI, RSP, ZERO, GeneralAssembler
 from dagexec.platform.machine_code import executable
 from dagexec.platform.records import dataclass
 from dagexec.platform.threads import threads
@@ -287,7 +287,7 @@ def table_code() -> int | None:
 
     A row is six 64-bit numbers: a function, four arguments, and the bits of its result that must be 0.
     """
-    code = Assembler()
+    code = GeneralAssembler()
     code.push(RBX, RBP)
     code.add_number(RSP, -8)  # the stack is aligned for calls
     code.move(RBX, RDI)  # rbx = the row

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.native import can_run, table_code
-from dagexec.platform.assembler import LESS, NOT_ZERO, RAX, RCX, RDI, RDX, RSI, Assembler
+from dagexec.platform.general_assembler import LESS, NOT_ZERO, RAX, RCX, RDI, RDX, RSI, GeneralAssembler
 from dagexec.platform.machine_code import executable
 
 Row = tuple[int, int, int, int, int]
@@ -107,7 +107,7 @@ def _function(address: int) -> Callable[[int, int, int, int], int]:
 @cache
 def _code(name: str) -> int:
     assert table_code() is not None, "no machine code runs here"
-    code = Assembler()
+    code = GeneralAssembler()
     {"compute": _write_compute, "memory": _write_memory, "mark": _write_mark}[name](code)
     code.clear(RAX)
     code.end_call()
@@ -116,7 +116,7 @@ def _code(name: str) -> int:
     return address
 
 
-def _write_compute(code: Assembler) -> None:
+def _write_compute(code: GeneralAssembler) -> None:
     """rdi = units; each is eight products, of which one waits for the other."""
     code.mark("next")
     for _ in range(8):
@@ -125,7 +125,7 @@ def _write_compute(code: Assembler) -> None:
     code.jump("next", NOT_ZERO)
 
 
-def _write_memory(code: Assembler) -> None:
+def _write_memory(code: GeneralAssembler) -> None:
     """rdi = address, rsi = lines."""
     code.mark("next")
     code.load_field(RAX, 0)
@@ -134,7 +134,7 @@ def _write_memory(code: Assembler) -> None:
     code.jump("next", NOT_ZERO)
 
 
-def _write_mark(code: Assembler) -> None:
+def _write_mark(code: GeneralAssembler) -> None:
     """rdi = where the result goes, rsi = the task's mark and the addresses of its inputs' marks, rdx = inputs."""
     code.load_field(RAX, 0, RSI)
     code.mark("next")

@@ -23,25 +23,11 @@ from dagexec.platform.assembler import (
     LOAD_MASKED,
     MAX,
     MUL,
-    R8,
-    R9,
-    R10,
-    R11,
-    R12,
-    R13,
-    R14,
-    R15,
-    RAX,
-    RBP,
-    RBX,
-    RCX,
-    RDI,
-    RDX,
-    RSI,
     SUB,
     Assembler,
     Instruction,
 )
+from dagexec.platform.general_assembler import R8, R9, R10, R11, R12, R13, R14, R15, RAX, RBP, RBX, RCX, RDI, RDX, RSI
 from dagexec.platform.machine_code import executable
 from dagexec.platform.records import dataclass
 

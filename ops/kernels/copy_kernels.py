@@ -10,7 +10,8 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from dagexec.ops.kernels.builder import BYTES, Builder, Scalar, Vector
-from dagexec.platform.assembler import GREATER, LESS, PERMUTE_HALVES, SHUFFLE, UNPACK_HIGH, UNPACK_LOW
+from dagexec.platform.assembler import PERMUTE_HALVES, SHUFFLE, UNPACK_HIGH, UNPACK_LOW
+from dagexec.platform.general_assembler import GREATER, LESS
 
 _EachBlock = Callable[[Scalar, Scalar, int], None]
 

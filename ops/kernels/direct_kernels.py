@@ -17,10 +17,8 @@ from itertools import groupby, product
 from operator import itemgetter
 
 from dagexec.ops.kernels.post_ops import TEMPORARIES, PostOp, post_op_within
-from dagexec.platform.assembler import (
-    ADD,
-    FMA,
-    PERMUTE,
+from dagexec.platform.assembler import ADD, FMA, PERMUTE, REGISTERS, Assembler
+from dagexec.platform.general_assembler import (
     R8,
     R9,
     R10,
@@ -35,10 +33,8 @@ from dagexec.platform.assembler import (
     RCX,
     RDI,
     RDX,
-    REGISTERS,
     RSI,
     ZERO,
-    Assembler,
 )
 from dagexec.platform.machine_code import executable
 from dagexec.platform.records import dataclass

@@ -10,26 +10,8 @@ from __future__ import annotations
 from functools import lru_cache
 from itertools import pairwise
 
-from dagexec.platform.assembler import (
-    ADD,
-    FMA,
-    R8,
-    R9,
-    R10,
-    R11,
-    R12,
-    R13,
-    R14,
-    R15,
-    RAX,
-    RBP,
-    RBX,
-    RCX,
-    RDI,
-    RDX,
-    RSI,
-    Assembler,
-)
+from dagexec.platform.assembler import ADD, FMA, Assembler
+from dagexec.platform.general_assembler import R8, R9, R10, R11, R12, R13, R14, R15, RAX, RBP, RBX, RCX, RDI, RDX, RSI
 from dagexec.platform.machine_code import executable
 
 MOST_ROWS = {8: 3, 16: 4}

@@ -15,7 +15,8 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.platform.assembler import FMA, R8, R9, R10, R11, RAX, RBP, RCX, RDI, RDX, RSI, Assembler
+from dagexec.platform.assembler import FMA, Assembler
+from dagexec.platform.general_assembler import R8, R9, R10, R11, RAX, RBP, RCX, RDI, RDX, RSI
 from dagexec.platform.machine_code import executable
 from dagexec.platform.records import dataclass
 

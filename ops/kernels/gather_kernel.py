@@ -19,7 +19,8 @@ from dagexec.core.shapes import element_count
 from dagexec.ops.kernels.sharing import pieces_of_bytes
 from dagexec.ops.kernels.tables import even_shares, shares
 from dagexec.platform.addresses import address_of
-from dagexec.platform.assembler import (
+from dagexec.platform.assembler import Assembler
+from dagexec.platform.general_assembler import (
     BELOW,
     LESS,
     NOT_LESS,
@@ -37,7 +38,6 @@ from dagexec.platform.assembler import (
     RDI,
     RDX,
     RSI,
-    Assembler,
 )
 from dagexec.platform.machine_code import executable
 

@@ -20,7 +20,7 @@ from dagexec.core.native import NativeCall, NativeStep, Phases, Piece, can_run
 from dagexec.core.operator import Step
 from dagexec.errors import DagexecError
 from dagexec.platform.addresses import address_of
-from dagexec.platform.assembler import RAX, RCX, RDI, RSP, ZERO, Assembler
+from dagexec.platform.general_assembler import RAX, RCX, RDI, RSP, ZERO, GeneralAssembler
 from dagexec.platform.machine_code import executable
 
 _FLAG = 1
@@ -36,7 +36,7 @@ def _codes() -> tuple[int, int, int] | None:
 
 def _clearing() -> bytes:
     """Clears the flag."""
-    code = Assembler()
+    code = GeneralAssembler()
     _load_status(code)
     _clear_flag(code)
     code.clear(RAX)
@@ -46,7 +46,7 @@ def _clearing() -> bytes:
 
 def _noting() -> bytes:
     """Where the flag is set, writes 1 to the 32 bits at rdi and clears it."""
-    code = Assembler()
+    code = GeneralAssembler()
     _load_status(code)
     code.move(RCX, RAX)
     code.and_number(RCX, _FLAG)
@@ -61,19 +61,19 @@ def _noting() -> bytes:
 
 def _reading() -> bytes:
     """Returns the 32 bits at rdi."""
-    code = Assembler()
+    code = GeneralAssembler()
     code.load_short_number(RAX, RDI, None)
     code.end_call()
     return code.code()
 
 
-def _load_status(code: Assembler) -> None:
+def _load_status(code: GeneralAssembler) -> None:
     """rax = the float status."""
     code.store_float_status()
     code.load_short_number(RAX, RSP, None, offset=-8)
 
 
-def _clear_flag(code: Assembler) -> None:
+def _clear_flag(code: GeneralAssembler) -> None:
     """The float status = rax without the flag."""
     code.and_number(RAX, ~_FLAG)
     code.store_number(RAX, RSP, -8)

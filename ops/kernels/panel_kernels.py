@@ -11,26 +11,8 @@ from __future__ import annotations
 from functools import lru_cache
 
 from dagexec.ops.kernels.post_ops import PostOp, post_op_within
-from dagexec.platform.assembler import (
-    ADD,
-    FMA,
-    R8,
-    R9,
-    R10,
-    R11,
-    R12,
-    R13,
-    R14,
-    R15,
-    RAX,
-    RBP,
-    RCX,
-    RDI,
-    RDX,
-    REGISTERS,
-    RSI,
-    Assembler,
-)
+from dagexec.platform.assembler import ADD, FMA, REGISTERS, Assembler
+from dagexec.platform.general_assembler import R8, R9, R10, R11, R12, R13, R14, R15, RAX, RBP, RCX, RDI, RDX, RSI
 from dagexec.platform.machine_code import executable
 
 VECTORS = {8: 3, 16: 2}

@@ -12,25 +12,8 @@ from dataclasses import field
 from itertools import pairwise
 
 from dagexec.errors import DagexecError
-from dagexec.platform.assembler import (
-    R8,
-    R9,
-    R10,
-    R11,
-    R12,
-    R13,
-    R14,
-    R15,
-    RAX,
-    RBP,
-    RBX,
-    RCX,
-    RDI,
-    RDX,
-    REGISTERS,
-    RSI,
-    Assembler,
-)
+from dagexec.platform.assembler import REGISTERS, Assembler
+from dagexec.platform.general_assembler import R8, R9, R10, R11, R12, R13, R14, R15, RAX, RBP, RBX, RCX, RDI, RDX, RSI
 from dagexec.platform.records import dataclass
 
 GENERAL, VECTOR, MASK = "general", "vector", "mask"

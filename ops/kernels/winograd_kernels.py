@@ -14,29 +14,8 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import lru_cache
 
-from dagexec.platform.assembler import (
-    ADD,
-    FMA,
-    MAX,
-    MIN,
-    MUL,
-    R8,
-    R9,
-    R10,
-    R11,
-    R12,
-    R13,
-    R14,
-    R15,
-    RAX,
-    RBP,
-    RBX,
-    RCX,
-    RDX,
-    RSI,
-    SUB,
-    Assembler,
-)
+from dagexec.platform.assembler import ADD, FMA, MAX, MIN, MUL, SUB, Assembler
+from dagexec.platform.general_assembler import R8, R9, R10, R11, R12, R13, R14, R15, RAX, RBP, RBX, RCX, RDX, RSI
 from dagexec.platform.machine_code import executable
 from dagexec.platform.records import dataclass
 

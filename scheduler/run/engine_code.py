@@ -11,7 +11,7 @@ import ctypes
 from collections.abc import Callable
 from functools import cache
 
-from dagexec.platform.assembler import (
+from dagexec.platform.general_assembler import (
     LESS,
     NOT_LESS,
     NOT_ZERO,
@@ -32,7 +32,7 @@ from dagexec.platform.assembler import (
     RSI,
     RSP,
     ZERO,
-    Assembler,
+    GeneralAssembler,
 )
 from dagexec.platform.machine_code import executable
 from dagexec.scheduler.run.engine_layout import Header, Kind, Logged, Mode, Outcome, PoolWords, Record, Slot, Task
@@ -46,7 +46,7 @@ Enter = Callable[[int, int, int], int]
 """The outcome for the addresses of a state and a slot, and a mode."""
 
 
-class EngineAssembler(Assembler):
+class EngineAssembler(GeneralAssembler):
     """An assembler for code without a log."""
 
     def log(self, event: Logged, *, batch: bool = False) -> None:
@@ -101,7 +101,7 @@ def written(code: EngineAssembler) -> bytes:
     return code.code()
 
 
-def _load_task(code: Assembler) -> None:
+def _load_task(code: GeneralAssembler) -> None:
     """r12 = the task in the slot."""
     code.load_number(R12, RBP, None, offset=8 * Slot.TASK)
     code.multiply_number(R12, R12, 8 * Task.SIZE)
@@ -225,7 +225,7 @@ def _pick(code: EngineAssembler) -> None:
     code.jump("WAKE", LESS)
 
 
-def _leave_in_time(code: Assembler, name: str) -> None:
+def _leave_in_time(code: GeneralAssembler, name: str) -> None:
     """With the lock, leave when it is time to look for signals."""
     code.compare_memory(RBP, 8 * Slot.UNTIL, 0)
     code.jump(name, ZERO)
@@ -339,7 +339,7 @@ def _end(code: EngineAssembler) -> None:
     code.end_call()
 
 
-def _wait(code: Assembler) -> None:
+def _wait(code: GeneralAssembler) -> None:
     """Without the lock, look for work for a while."""
     code.mark("wait")
     code.load_number(RCX, RBX, None, offset=8 * Header.SPINS)
@@ -365,7 +365,7 @@ def _wait(code: Assembler) -> None:
     code.jump("pick")
 
 
-def lock(code: Assembler) -> None:
+def lock(code: GeneralAssembler) -> None:
     """A function: take the lock. Changes rax, rcx, rdx and r11."""
     code.mark("lock")
     code.set_number(RAX, 1)
@@ -385,20 +385,20 @@ def lock(code: Assembler) -> None:
     code.end_call()
 
 
-def unlock(code: Assembler) -> None:
+def unlock(code: GeneralAssembler) -> None:
     """Release the lock; other threads see earlier writes before anything is read later. Changes rax."""
     code.clear(RAX)
     code.exchange(RAX, RBX, 8 * Header.LOCK)
 
 
-def _choose(code: Assembler, *, fresh: bool) -> None:
+def _choose(code: GeneralAssembler, *, fresh: bool) -> None:
     """rdi, rsi = the set that the next function works on."""
     top, words = (Header.FRESH_TOP, Header.FRESH) if fresh else (Header.OPEN_TOP, Header.OPEN)
     code.load_number(RDI, RBX, None, offset=8 * top)
     code.load_number(RSI, RBX, None, offset=8 * words)
 
 
-def _sets(code: Assembler) -> None:
+def _sets(code: GeneralAssembler) -> None:
     """Functions on a set of tasks: a bit each, and above, a bit for each nonzero word. Change rcx, rdx, r8 and r11.
 
     `find` gives the lowest number in rax, or -1; `insert` and `remove` take the number in rax.

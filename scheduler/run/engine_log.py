@@ -13,7 +13,22 @@ from functools import cache
 import numpy as np
 
 from dagexec.platform.addresses import address_of
-from dagexec.platform.assembler import NOT_LESS, R8, R9, R10, R12, R13, RAX, RBP, RBX, RCX, RDI, RDX, RSI, Assembler
+from dagexec.platform.general_assembler import (
+    NOT_LESS,
+    R8,
+    R9,
+    R10,
+    R12,
+    R13,
+    RAX,
+    RBP,
+    RBX,
+    RCX,
+    RDI,
+    RDX,
+    RSI,
+    GeneralAssembler,
+)
 from dagexec.platform.machine_code import executable
 from dagexec.scheduler.run import engine_code
 from dagexec.scheduler.run.engine import NativeRun
@@ -57,7 +72,7 @@ class LoggingAssembler(EngineAssembler):
         return super().code()
 
 
-def _next_line(code: Assembler, register: int) -> None:
+def _next_line(code: GeneralAssembler, register: int) -> None:
     """register = the address of a line of this thread's own; jumps where there is none left. Changes rdx."""
     code.load_number(RDX, RBX, None, offset=8 * Header.LOG)
     code.set_number(register, 8 * Entry.SIZE)
@@ -78,7 +93,7 @@ def _telling_code() -> Callable[[int, int, int, int, int, int], int]:
 
     Its arguments are a state, an event, a worker, a task, a piece, and what else there is to say.
     """
-    code = Assembler()
+    code = GeneralAssembler()
     saved = (RBX, R12, R13)
     code.push(*saved)
     code.move(RBX, RDI)

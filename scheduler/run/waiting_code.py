@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable
 from functools import cache
 
-from dagexec.platform.assembler import NOT_ZERO, RAX, RCX, RDI, RDX, RSI, RSP, Assembler
+from dagexec.platform.general_assembler import NOT_ZERO, RAX, RCX, RDI, RDX, RSI, RSP, GeneralAssembler
 from dagexec.platform.machine_code import executable
 from dagexec.scheduler.run.engine_layout import PoolWords
 
@@ -14,7 +14,7 @@ from dagexec.scheduler.run.engine_layout import PoolWords
 @cache
 def pausing_code() -> Callable[[int], int] | None:
     """Code that looks for work in vain, a number of times; None where none runs."""
-    code = Assembler()
+    code = GeneralAssembler()
     code.move(RCX, RDI)
     code.mark("again")
     for _ in range(3):
@@ -36,7 +36,7 @@ def listening_code() -> Callable[[int, int, int, int], int] | None:
     that, in polls: the thread that changed the number holds the interpreter lock a little longer, and a thread that
     asks for that lock meanwhile is put to sleep. None where no machine code runs.
     """
-    code = Assembler()
+    code = GeneralAssembler()
     code.mark("again")
     code.compare_memory(RDI, 0, 0)
     code.jump("called", NOT_ZERO)
@@ -62,7 +62,7 @@ def listening_code() -> Callable[[int, int, int, int], int] | None:
 @cache
 def clock_code() -> Callable[[], int] | None:
     """Code that reads the processor's clock; None where none runs."""
-    code = Assembler()
+    code = GeneralAssembler()
     code.read_clock(RAX)
     code.end_call()
     address = executable(code.code())
