@@ -46,7 +46,7 @@ def _fold(draft: Draft, layer: LinearLayer) -> None:
         folded = folded.with_input_map(affine)
     if after:
         folded = folded.with_output_map(_composed([affine for _, affine in after], layer.result.count))
-    if folded is layer or not _is_finite(folded):
+    if folded is layer or not folded.is_finite:
         return
     taken = [draft.label(number) for number, _ in (*before, *after)]
     draft.changed(f"{draft.label(layer.number)} takes in {', '.join(taken)}")
@@ -60,11 +60,6 @@ def _composed(maps: list[Affine], channels: int) -> Affine:
     for affine in maps:
         total = total.then(affine)
     return total
-
-
-def _is_finite(layer: LinearLayer) -> bool:
-    sums = [np.add.reduce(array, axis=None) for array in (layer.weights, layer.bias) if array is not None]
-    return bool(np.isfinite(sums).all())
 
 
 def _chain_after(draft: Draft, number: int, channels: Channels) -> list[tuple[int, Affine]]:

@@ -41,6 +41,12 @@ class LinearLayer:
     source: Channels
     result: Channels
 
+    @property
+    def is_finite(self) -> bool:
+        """True when no weight or bias is infinite or NaN, nor their sums."""
+        sums = [np.add.reduce(array, axis=None) for array in (self.weights, self.bias) if array is not None]
+        return bool(np.isfinite(sums).all())
+
     def with_output_map(self, affine: Affine) -> LinearLayer:
         """The layer with `affine` after it: each output channel's weights are scaled, and its bias is mapped."""
         factor = self._along_first(affine.factor) if not self.is_transposed else self._per_group(affine.factor)

@@ -30,7 +30,7 @@ PRECISION_PASSES: tuple[Pass, ...] = (quantized_operators.PASS, bfloat16.PASS)
 """Those that some dtype adds, for their names."""
 
 _BEFORE_FOLDING = "constant-folding"
-_BEFORE_FUSION = "activation-fusion"
+_BEFORE_FUSION = "convolution-sums"
 
 
 def with_precision(passes: Sequence[Pass], dtype: str, feeds: Sequence[Feeds] = ()) -> tuple[Pass, ...]:

@@ -155,14 +155,18 @@ CASES = [
         op("Add", ["d", "r"], ["y"]),
     ], "Relu+ FusedFC+ FusedFC+", MATRIX),
     Case("batch-norm-folding", "residual-fusion", [
-        one("Relu", "x", "r"), conv("r", "a"), op("SpatialBN", ["a", "scale", "shift", "mean", "variance"], ["c"],
+        one("Relu", "x", "r"), conv("x", "a"), op("SpatialBN", ["a", "scale", "shift", "mean", "variance"], ["c"],
         is_test=1), op("Add", ["c", "r"], ["y"]),
     ], "Relu+ FusedConv+"),
+    Case("convolution-sums", "residual-fusion", [
+        conv("x", "a"), op("SpatialBN", ["x", "scale", "shift", "mean", "variance"], ["c"], is_test=1),
+        op("Add", ["a", "c"], ["s"]), one("Relu", "s", "y"),
+    ], "FusedConv+"),
     Case("activation-fusion", "residual-fusion", [
         one("Relu", "x", "r"), fc("r", "a"), one("Tanh", "a", "t"), fc("t", "d"), op("Add", ["d", "r"], ["y"]),
     ], "Relu+ FusedFC+ FusedFC+", MATRIX),
     Case("residual-fusion", "elementwise-fusion", [
-        one("Relu", "x", "r"), conv("r", "a"), op("Add", ["a", "r"], ["c"]), one("Tanh", "c", "y"),
+        one("Relu", "x", "r"), conv("x", "a"), op("Add", ["a", "r"], ["c"]), one("Tanh", "c", "y"),
     ], "Relu+ FusedConv+"),
     Case("elementwise-fusion", "in-place", [
         one("Softmax", "x", "s"), one("Tanh", "s", "t"), one("Relu", "t", "y"),
@@ -196,7 +200,7 @@ LOOSE = {
     ("single-assignment", "quantized-operators"), ("constant-folding", "identities"), ("attention", "inner-products"),
     ("leading-axes", "root-mean-square"), ("global-pooling", "activation-patterns"),
     ("batch-norm-folding", "before-resize"), ("before-resize", "channel-shuffle"),
-    ("channel-shuffle", "activation-fusion"), ("engine", "bodies"),
+    ("channel-shuffle", "convolution-sums"), ("convolution-sums", "activation-fusion"), ("engine", "bodies"),
     ("bodies", "layout"), ("identities again", "zero-copy"), ("zero-copy", "in-place"), ("in-place", "dead-code again"),
 }  # fmt: skip
 """Neighbors that may change places."""

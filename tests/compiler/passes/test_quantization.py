@@ -134,7 +134,7 @@ def test_no_samples_and_no_quantization_in_the_model_is_an_error() -> None:
 def test_the_passes_stand_where_they_see_constants_and_single_layers() -> None:
     names = [one.name for one in with_precision(SIMPLIFYING, "int8", [{}])]
     assert names.index("quantized-operators") == names.index("constant-folding") - 1
-    assert names.index("precision") == names.index("activation-fusion") - 1
+    assert names.index("precision") == names.index("convolution-sums") - 1
     assert [one.name for one in before_precision(SIMPLIFYING)][-1] == names[names.index("precision") - 1]
     assert with_precision(SIMPLIFYING, "float32") == SIMPLIFYING
     assert {one.name for one in PRECISION_PASSES} == set(names) - {one.name for one in SIMPLIFYING}
