@@ -22,6 +22,7 @@ from dagexec.compiler.passes import (
     convolution_sums,
     dead_code,
     elementwise_fusion,
+    embedding_bags,
     expression_fusion,
     global_pooling,
     identities,
@@ -46,6 +47,7 @@ BEFORE_ISLANDS: tuple[Pass, ...] = (
 
 SIMPLIFYING: tuple[Pass, ...] = (
     *BEFORE_ISLANDS,
+    embedding_bags.PASS,
     slice_indices.PASS,
     attention.PASS,
     inner_products.PASS,
