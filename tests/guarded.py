@@ -26,7 +26,7 @@ from dagexec.core import packed_copy, tensor
 from dagexec.core.device import CPU
 from dagexec.core.tensor import Storage, array_on
 from dagexec.devices import host
-from dagexec.executor.batching import row_blocks
+from dagexec.executor.requests import blocked_run
 from dagexec.ops.engines.onednn import descriptors, packing
 from dagexec.scheduler.memory import arena_memory
 from dagexec.scheduler.memory.arena import Arena
@@ -123,7 +123,7 @@ def guarded_memory(guards: Guards) -> Iterator[None]:
             (MemoryPlan, "storage", _storage_apart(guards)),
             (MemoryPlan, "passing", _no_addresses_of),
             (io_binding, "new_result", result),
-            (row_blocks, "new_result", result),
+            (blocked_run, "new_result", result),
         ):
             stack.enter_context(patch.object(module, name, replacement))
         yield

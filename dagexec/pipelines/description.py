@@ -35,13 +35,10 @@ from graphlib import TopologicalSorter
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from dagexec.errors import PipelineError
 from dagexec.pipelines.stage import SEPARATOR, Stage, Value
-
-if TYPE_CHECKING:
-    from dagexec.pipelines.pipeline import Pipeline
 
 _KEYS = {"name", "inputs", "stages", "outputs"}
 _MODEL_KEYS = {"model", "inputs", "drop", "shapes", "foreign"}
@@ -49,7 +46,18 @@ _PYTHON_KEYS = {"python", "inputs", "outputs", "takes", "row_wise", "seconds"}
 _ZOO_PREFIX = "zoo:"
 
 
-def build(pipeline: Pipeline, description: Mapping[str, Any], folder: Path) -> None:
+class Building(Protocol):
+    """A pipeline under construction."""
+
+    name: str
+
+    def input(self, *args: Any, **options: Any) -> Value: ...
+    def stage(self, *args: Any, **options: Any) -> Stage: ...
+    def python(self, *args: Any, **options: Any) -> Stage: ...
+    def output(self, *args: Any, **options: Any) -> None: ...
+
+
+def build(pipeline: Building, description: Mapping[str, Any], folder: Path) -> None:
     """Give a new `pipeline` what `description` says; files are relative to `folder`.
 
     Raises PipelineError for what is wrong in it, and what `Pipeline.stage` raises.
@@ -66,7 +74,7 @@ def build(pipeline: Pipeline, description: Mapping[str, Any], folder: Path) -> N
         pipeline.output(one, _referred(f"{owner}: output {one!r}", reference, made, stages))
 
 
-def _input(pipeline: Pipeline, name: str, spec: object) -> Value:
+def _input(pipeline: Building, name: str, spec: object) -> Value:
     if not isinstance(spec, str):
         raise PipelineError(f'pipeline {pipeline.name!r}: input {name!r}: expected a type such as "float32[1, 3]"')
     return pipeline.input(name, spec if "[" in spec else spec or None)
@@ -123,7 +131,7 @@ def _referred(
     return source[output] if output else source.value()
 
 
-def _add(pipeline: Pipeline, name: str, table: Mapping[str, Any], made: dict[str, Value | Stage], folder: Path) -> None:
+def _add(pipeline: Building, name: str, table: Mapping[str, Any], made: dict[str, Value | Stage], folder: Path) -> None:
     where = f"pipeline {pipeline.name!r}: stage {name!r}"
     if ("model" in table) == ("python" in table):
         raise PipelineError(f"{where}: needs one of the keys model and python, found {sorted(table)}")

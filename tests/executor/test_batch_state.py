@@ -6,11 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagexec.errors import DagexecError, QueueFullError, RunCancelledError
-from dagexec.executor.batching.joining import Batch, Group
 from dagexec.executor.dispatch.ledger import ALONE_AGAIN, members_of
 from dagexec.executor.dispatch.state import DispatchState
 from dagexec.executor.requests.call import Call
-from dagexec.executor.requests.request import Request
+from dagexec.executor.requests.request import Batch, Group, Request
 from dagexec.options import CompileOptions
 from tests.executor.test_dispatch_state import replicas
 

@@ -14,7 +14,7 @@ import pytest
 
 import dagexec
 from dagexec.binding.io_binding import Outputs
-from dagexec.executor.batching.joining import Batch
+from dagexec.executor.requests.request import Batch
 from dagexec.platform.threads import installed
 from tests.executor.test_batching import StoppedClock
 from tests.forked import in_child

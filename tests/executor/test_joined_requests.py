@@ -18,9 +18,9 @@ from dagexec.core.feeds import Array
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.traits import Rows
 from dagexec.executor.batching.axes import BatchAxes
-from dagexec.executor.batching.joining import Batch, Batching, Group
+from dagexec.executor.batching.joining import Batching
 from dagexec.executor.batching.queue import BatchQueue
-from dagexec.executor.requests.request import Request
+from dagexec.executor.requests.request import Batch, Group, Request
 from dagexec.options import CompileOptions
 from dagexec.platform.threads import installed
 from tests.executor.test_batching import StoppedClock

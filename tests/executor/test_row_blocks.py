@@ -28,8 +28,8 @@ from dagexec.errors import (
     ShapeError,
     WorkerLostError,
 )
-from dagexec.executor.batching.row_blocks import BlockedRun
 from dagexec.executor.executor import Executor
+from dagexec.executor.requests.blocked_run import BlockedRun
 from dagexec.executor.requests.request import Request
 from dagexec.platform.threads import ThreadWait
 from dagexec.scheduler.run.pool import WorkerPool

@@ -15,13 +15,12 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar
 
 from dagexec.errors import ClosedError, DagexecError, OperatorError, QueueFullError, RunCancelledError, RunTimeoutError
-from dagexec.executor.batching.joining import Batch, Group
 from dagexec.executor.dispatch.keeping import BACK_SECONDS, KEPT_SECONDS
 from dagexec.executor.dispatch.ledger import members_of
 from dagexec.executor.dispatch.state import Cancelled, DispatchState
 from dagexec.executor.requests import queue
 from dagexec.executor.requests.call import Call
-from dagexec.executor.requests.request import Request
+from dagexec.executor.requests.request import Batch, Group, Request
 from dagexec.executor.runs.turns import Visits
 from dagexec.options import CompileOptions
 from dagexec.scheduler.exploration.state_search import ModelFault

@@ -17,14 +17,14 @@ MUTANTS = (
     ),
     Mutant(
         "rows of members that left before the run shift the rest",
-        "dagexec/executor/batching/joining.py",
+        "dagexec/executor/requests/request.py",
         "        for member in self.joined:\n            if member.taken:",
         "        for member in self.members:\n            if member.taken:",
         _JOINED,
     ),
     Mutant(
         "rows of members that left during the run do not count",
-        "dagexec/executor/batching/joining.py",
+        "dagexec/executor/requests/request.py",
         "            start += member.rows\n",
         "                start += member.rows\n",
         _JOINED,
@@ -45,14 +45,14 @@ MUTANTS = (
     ),
     Mutant(
         "each part that fills a block up counts as one row",
-        "dagexec/executor/batching/row_blocks.py",
+        "dagexec/executor/requests/blocked_run.py",
         "            left -= self._rows\n",
         "            left -= 1\n",
         _BLOCKS,
     ),
     Mutant(
         "a block is filled up once, however many rows it lacks",
-        "dagexec/executor/batching/row_blocks.py",
+        "dagexec/executor/requests/blocked_run.py",
         "        while left > 0:",
         "        if left > 0:",
         _BLOCKS,

@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dagexec.binding.io_binding import Array, Outputs, Signature, arrays_like
+from dagexec.binding.io_binding import Array, Signature, arrays_like
 from dagexec.core.dtypes import from_numpy
 from dagexec.core.feeds import Feeds
 from dagexec.core.model import Model
 from dagexec.core.schema import TensorType
-from dagexec.core.traits import Rows
-from dagexec.errors import DagexecError, FeedError, RowsError
-from dagexec.executor.requests.call import Call
-from dagexec.executor.requests.request import Request
+from dagexec.errors import FeedError, RowsError
+from dagexec.executor.requests.request import Group, Request
 
 if TYPE_CHECKING:
     from dagexec.core.row_axes import RowAxes
@@ -30,21 +28,6 @@ MAX_SHARED_BYTES = 4096
 
 _MAX_GROUPS = 1024
 """How many kinds of requests are remembered."""
-
-
-class Group:
-    """Requests that may be joined: they ask for the same results, and differ in rows alone.
-
-    Attributes:
-        axes: the batch axis of each input that has one.
-        results: where each result has rows; None for one that is the same for any rows.
-    """
-
-    __slots__ = ("axes", "results")
-
-    def __init__(self, axes: Mapping[str, int], results: Mapping[str, Rows | None]) -> None:
-        self.axes = axes
-        self.results = results
 
 
 class _Last(NamedTuple):
@@ -165,85 +148,3 @@ class Batching:
     def _show(self, found: Mapping[str, TensorType], types: Hashable) -> None:
         with suppress(RowsError):  # what has these shapes runs alone
             self._shown[types] = self._axes.of(found)
-
-
-class Batch(Request):
-    """Several requests that a replica serves as one. The lock of their dispatcher guards what changes.
-
-    Attributes:
-        members: all of them, in the order of their rows.
-        left: how many of them are not over, and do not run by themselves.
-        ended: those that were not over before the run was.
-        joined: those whose rows the replica was fed with, in this order.
-    """
-
-    def __init__(self, members: Sequence[Request]) -> None:
-        """`members` are of one group, and wait no more."""
-        first = members[0]
-        super().__init__({}, first.names, Call(priority=max(member.call.priority for member in members)))
-        assert isinstance(first.group, Group)
-        self.members = tuple(members)
-        self.left = len(members)
-        self.ended: tuple[Request, ...] = ()
-        self.joined: tuple[Request, ...] = ()
-        self.rows = 0
-        self._feeds = [member.feeds for member in members]  # a member that leaves lets go of its own
-        self._group = first.group
-        for member in members:
-            self.rows += member.rows
-            member.batch = self
-
-    @property
-    def requests(self) -> tuple[Request, ...]:
-        """The members that are `left`."""
-        return tuple(member for member in self.members if member.batch is self)
-
-    def drop(self, member: Request) -> None:
-        """`member` is over, or runs by itself."""
-        member.batch = None
-        self.left -= 1
-
-    def feed_replica(self) -> None:
-        """Feed the rows of those that are still members, one behind the other."""
-        assert self.replica is not None
-        parts = [(member, feeds) for member, feeds in zip(self.members, self._feeds, strict=True) if member.batch]
-        self._feeds = []
-        self.joined = tuple(member for member, _ in parts)
-        if parts:
-            self.replica.feed_rows([feeds for _, feeds in parts], self._group.axes)
-
-    def fetch(self) -> Outputs:
-        """Give each member that is `taken` its rows of the results, as its own `result` or `error`."""
-        assert self.replica is not None
-        net = self.replica.net.name
-        results = self.replica.peek(self.names)
-        self._check_rows(net, results)
-        start = 0
-        for member in self.joined:
-            if member.taken:
-                try:
-                    member.result = member.own(net, self._rows_of(results, member, start))
-                except Exception as error:
-                    member.error = error
-            start += member.rows
-        return {}
-
-    def _check_rows(self, net: str, results: Outputs) -> None:
-        total = sum(member.rows for member in self.joined)
-        for name, array in results.items():
-            rows = self._group.results[name]
-            if rows is not None and (array.ndim <= rows.axis or array.shape[rows.axis] != rows.size(total)):
-                raise DagexecError(
-                    f"net {net!r}: result {name!r} of {total} joined rows must have {rows.size(total)} along axis "
-                    f"{rows.axis}, found shape {array.shape}"
-                )
-
-    def _rows_of(self, results: Outputs, member: Request, start: int) -> Outputs:
-        found: Outputs = {}
-        for name, array in results.items():
-            rows = self._group.results[name]
-            if rows is not None:
-                own = slice(rows.size(start), rows.size(start + member.rows))
-                array = array[own] if rows.axis == 0 else array[(slice(None),) * rows.axis + (own,)]
-            found[name] = array
-        return found

@@ -17,11 +17,9 @@ from dagexec.core.model import Model
 from dagexec.core.schema import TensorType
 from dagexec.core.spelling import did_you_mean
 from dagexec.errors import FeedError, SettingError
+from dagexec.executor.requests.request import Cuts
 from dagexec.executor.source.types import GivenTypes
 from dagexec.options import BatchPadding
-
-Cuts = Mapping[str, tuple[slice, ...]]
-"""By result, the part of it that belongs to its request: the first ones along each axis of lengths."""
 
 _ROWS = 2
 """Of the runs that types are inferred for: one row would not tell an axis of lengths from one of rows and lengths."""

@@ -19,11 +19,10 @@ from dagexec.binding.replicas import Replica
 from dagexec.core.runtime import RuntimeStatistics
 from dagexec.core.stream import at_work
 from dagexec.errors import ClosedError, DagexecError, FeedError, QueueFullError, RunTimeoutError
-from dagexec.executor.batching.joining import Batch
 from dagexec.executor.dispatch.ledger import members_of
 from dagexec.executor.dispatch.state import Cancelled, DispatchState
 from dagexec.executor.dispatch.statistics import OUTCOMES, ExecutorStatistics, Latencies
-from dagexec.executor.requests.request import Request, outcome_name
+from dagexec.executor.requests.request import Batch, Request, outcome_name
 from dagexec.executor.requests.waiting import EventLoop
 from dagexec.options import CompileOptions
 from dagexec.platform.deadline import Deadline

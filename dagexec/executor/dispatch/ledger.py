@@ -11,12 +11,11 @@ from collections.abc import Callable, Hashable, Sequence
 from dagexec.binding.io_binding import Outputs
 from dagexec.binding.replicas import Replica
 from dagexec.errors import ClosedError
-from dagexec.executor.batching.joining import Batch
 from dagexec.executor.batching.queue import BatchQueue
 from dagexec.executor.dispatch.keeping import KeptReplicas
 from dagexec.executor.dispatch.statistics import OUTCOMES, TIMES_KEPT
 from dagexec.executor.requests.queue import RequestQueue
-from dagexec.executor.requests.request import Request, outcome_name, timed_out
+from dagexec.executor.requests.request import Batch, Request, outcome_name, timed_out
 from dagexec.options import CompileOptions
 
 ALONE_AGAIN = 8

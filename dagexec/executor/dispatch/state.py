@@ -25,11 +25,10 @@ from typing import NamedTuple
 from dagexec.binding.io_binding import IOBinding, Outputs
 from dagexec.binding.replicas import Replica
 from dagexec.errors import ClosedError, DagexecError, QueueFullError
-from dagexec.executor.batching.joining import Batch
 from dagexec.executor.batching.queue import BatchQueue
 from dagexec.executor.dispatch.ledger import ALONE_AGAIN, Ledger, members_of
 from dagexec.executor.requests.queue import RequestQueue
-from dagexec.executor.requests.request import Request, timed_out
+from dagexec.executor.requests.request import Batch, Request, timed_out
 from dagexec.executor.requests.waiting import MAX_QUEUED
 from dagexec.scheduler.run.run import Run
 

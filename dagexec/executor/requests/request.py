@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from dagexec.binding.io_binding import Array, Outputs, arrays_like, check_result
 from dagexec.binding.replicas import Replica
 from dagexec.core.operator import Step, nothing_to_do
+from dagexec.core.traits import Rows
 from dagexec.errors import (
     ClosedError,
     DagexecError,
@@ -18,6 +19,7 @@ from dagexec.errors import (
     RunTimeoutError,
     ShapeError,
 )
+from dagexec.executor.requests.blocked_run import BlockedRun
 from dagexec.executor.requests.call import PLAIN, Call
 from dagexec.platform.shutdown import hold_daemon
 from dagexec.scheduler.run.run import Run
@@ -25,11 +27,16 @@ from dagexec.scheduler.run.run import Run
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
-    from dagexec.executor.batching.joining import Batch
-    from dagexec.executor.batching.padding import Cuts
-    from dagexec.executor.batching.row_blocks import BlockedRun
-    from dagexec.executor.requests.queue import RequestQueue
     from dagexec.executor.requests.waiting import EventLoop
+
+Cuts = Mapping[str, tuple[slice, ...]]
+"""By result, the part of it that belongs to its request: the first ones along each axis of lengths."""
+
+
+class Queue(Protocol):
+    """Where a request waits, and which it may leave before it is its turn."""
+
+    def remove(self, request: Request) -> None: ...
 
 
 class Request:
@@ -72,7 +79,7 @@ class Request:
     deadline: float = math.inf
     created: float = 0.0
     begun: float = -math.inf
-    queue: RequestQueue | None = None
+    queue: Queue | None = None
     replica: Replica | None = None
     caller: int = 0
     steps: list[Step] | None = None
@@ -209,6 +216,103 @@ class Request:
             error.add_note(f"secondary error: {other}")
         for note in getattr(other, "__notes__", ()):
             error.add_note(note)
+
+
+class Group:
+    """Requests that may be joined: they ask for the same results, and differ in rows alone.
+
+    Attributes:
+        axes: the batch axis of each input that has one.
+        results: where each result has rows; None for one that is the same for any rows.
+    """
+
+    __slots__ = ("axes", "results")
+
+    def __init__(self, axes: Mapping[str, int], results: Mapping[str, Rows | None]) -> None:
+        self.axes = axes
+        self.results = results
+
+
+class Batch(Request):
+    """Several requests that a replica serves as one. The lock of their dispatcher guards what changes.
+
+    Attributes:
+        members: all of them, in the order of their rows.
+        left: how many of them are not over, and do not run by themselves.
+        ended: those that were not over before the run was.
+        joined: those whose rows the replica was fed with, in this order.
+    """
+
+    def __init__(self, members: Sequence[Request]) -> None:
+        """`members` are of one group, and wait no more."""
+        first = members[0]
+        super().__init__({}, first.names, Call(priority=max(member.call.priority for member in members)))
+        assert isinstance(first.group, Group)
+        self.members = tuple(members)
+        self.left = len(members)
+        self.ended: tuple[Request, ...] = ()
+        self.joined: tuple[Request, ...] = ()
+        self.rows = 0
+        self._feeds = [member.feeds for member in members]  # a member that leaves lets go of its own
+        self._group = first.group
+        for member in members:
+            self.rows += member.rows
+            member.batch = self
+
+    @property
+    def requests(self) -> tuple[Request, ...]:
+        """The members that are `left`."""
+        return tuple(member for member in self.members if member.batch is self)
+
+    def drop(self, member: Request) -> None:
+        """`member` is over, or runs by itself."""
+        member.batch = None
+        self.left -= 1
+
+    def feed_replica(self) -> None:
+        """Feed the rows of those that are still members, one behind the other."""
+        assert self.replica is not None
+        parts = [(member, feeds) for member, feeds in zip(self.members, self._feeds, strict=True) if member.batch]
+        self._feeds = []
+        self.joined = tuple(member for member, _ in parts)
+        if parts:
+            self.replica.feed_rows([feeds for _, feeds in parts], self._group.axes)
+
+    def fetch(self) -> Outputs:
+        """Give each member that is `taken` its rows of the results, as its own `result` or `error`."""
+        assert self.replica is not None
+        net = self.replica.net.name
+        results = self.replica.peek(self.names)
+        self._check_rows(net, results)
+        start = 0
+        for member in self.joined:
+            if member.taken:
+                try:
+                    member.result = member.own(net, self._rows_of(results, member, start))
+                except Exception as error:
+                    member.error = error
+            start += member.rows
+        return {}
+
+    def _check_rows(self, net: str, results: Outputs) -> None:
+        total = sum(member.rows for member in self.joined)
+        for name, array in results.items():
+            rows = self._group.results[name]
+            if rows is not None and (array.ndim <= rows.axis or array.shape[rows.axis] != rows.size(total)):
+                raise DagexecError(
+                    f"net {net!r}: result {name!r} of {total} joined rows must have {rows.size(total)} along axis "
+                    f"{rows.axis}, found shape {array.shape}"
+                )
+
+    def _rows_of(self, results: Outputs, member: Request, start: int) -> Outputs:
+        found: Outputs = {}
+        for name, array in results.items():
+            rows = self._group.results[name]
+            if rows is not None:
+                own = slice(rows.size(start), rows.size(start + member.rows))
+                array = array[own] if rows.axis == 0 else array[(slice(None),) * rows.axis + (own,)]
+            found[name] = array
+        return found
 
 
 def timed_out(net: str, request: Request) -> RunTimeoutError:

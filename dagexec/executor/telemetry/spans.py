@@ -15,8 +15,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from dagexec.errors import DagexecError
-from dagexec.executor.batching.joining import Batch
-from dagexec.executor.requests.request import Request
+from dagexec.executor.requests.request import Batch, Request
 from dagexec.platform.extras import install_command
 
 if TYPE_CHECKING:
