@@ -25,7 +25,7 @@ from dagexec.core.model import Model
 from dagexec.executor.source.loading import load_model
 from dagexec.scheduler.exploration.pool_states import Job, PoolStates
 from dagexec.scheduler.exploration.state_search import search
-from dagexec.scheduler.run.machine import TaskGraph
+from dagexec.scheduler.plan.task_graph import TaskGraph
 from dagexec.zoo import names
 from tests.models import LIGHT_MODELS, he_normal_light_model
 

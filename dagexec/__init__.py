@@ -35,14 +35,14 @@ if not TYPE_CHECKING:
             "dagexec.analysis.precision_report": ("PrecisionReport", "precision_report"),
             "dagexec.pipelines": ("Pipeline", "load_pipeline"),
             "dagexec.executor.compile_async": ("compile_async",),
-            "dagexec.executor.workers.pool": ("Pool",),
+            "dagexec.scheduler.workers.pool": ("Pool",),
         },
     )
 else:
     from dagexec.analysis.precision_report import PrecisionReport, precision_report
     from dagexec.executor.compile_async import compile_async
-    from dagexec.executor.workers.pool import Pool
     from dagexec.pipelines import Pipeline, load_pipeline
+    from dagexec.scheduler.workers.pool import Pool
 
 __version__ = VERSION
 

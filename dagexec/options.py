@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from opentelemetry.metrics import Meter
     from opentelemetry.trace import Tracer
 
-    from dagexec.executor.workers.pool import Pool
+    from dagexec.scheduler.workers.pool import Pool
 
 logger = logging.getLogger("dagexec")
 

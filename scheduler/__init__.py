@@ -5,7 +5,7 @@ Locks, in the order they may be taken (a thread holding one takes only locks fur
 1. `BaseNet._run_lock` - one run of a net at a time. Held while the run lasts, by the thread that asked for it.
 2. `blas_thread._lock` - guards the demands for one thread; taken when nets are made and closed. Reentrant, as a net
    collected as garbage may be closed at any point of a thread.
-3. `Pool._lock` (`dagexec.executor.workers.pool`) and `SharedWorkers._lock` (`dagexec.executor.workers.place`) - guard
+3. `Pool._lock` (`dagexec.scheduler.workers.pool`) and `SharedWorkers._lock` (`dagexec.scheduler.workers.place`) - guard
    who has a place on shared workers, and which these are. Threads are started under them, and joined under neither.
 4. `WorkerPool.lock` - guards the pool's lists and the ready heaps, counts and state of every run on it. Held for a few
    assignments; no operator, callback or I/O runs under it, but policies choose (`Policy.choose`). The executor's

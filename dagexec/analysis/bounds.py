@@ -20,7 +20,8 @@ from itertools import pairwise
 
 from dagexec.errors import ArgumentError
 from dagexec.platform.records import dataclass
-from dagexec.scheduler.observe.trace import ChainSpan, Trace, TracedRun
+from dagexec.scheduler.observe.spans import ChainSpan, TracedRun
+from dagexec.scheduler.observe.trace import Trace
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dagexec.binding.io_binding import Array
 from dagexec.executor.executor import Executor
 from dagexec.platform.records import dataclass
-from dagexec.scheduler.observe.trace import RunSeconds, Trace
+from dagexec.scheduler.observe.spans import RunSeconds
+from dagexec.scheduler.observe.trace import Trace
 from dagexec.scheduler.plan.plan import retimed
 from dagexec.scheduler.run.engine import NativeRun
 from dagexec.scheduler.run.overhead import measure_costs, slowdown_up_to

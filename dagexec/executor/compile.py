@@ -18,12 +18,12 @@ from dagexec.executor.source.loading import ModelSource, is_plan
 from dagexec.executor.source.options import as_asked, kept_options, with_workers
 from dagexec.executor.source.origin import Origin, loaded
 from dagexec.executor.source.types import GivenTypes
-from dagexec.executor.workers.place import Place
 from dagexec.ops.engines.onednn.binding import library
 from dagexec.options import CompileOptions, with_keywords_of
 from dagexec.platform.deadline import check_stop
 from dagexec.platform.host_memory import give_back_free_memory
 from dagexec.platform.lazy import LazyModule
+from dagexec.scheduler.workers.place import Place
 
 if not TYPE_CHECKING:
     batch_axes = LazyModule("dagexec.executor.batching.axes")

@@ -1,6 +1,6 @@
 """Executor: a compiled model to embed in a larger application. `dagexec.compile` makes one.
 
-An executor has a worker pool, of its own or a shared one (`dagexec.executor.workers.pool`), and `replicas` nets over
+An executor has a worker pool, of its own or a shared one (`dagexec.scheduler.workers.pool`), and `replicas` nets over
 shared parameters, so that many runs may be in flight. A request waits in a queue until a replica is free; `run` blocks
 its thread meanwhile, `run_async` only its task.
 """
@@ -43,9 +43,9 @@ from dagexec.executor.requests.waiting import TaskWait, event_loop, on_a_thread
 from dagexec.executor.runs.inline import InlineRuns
 from dagexec.executor.runs.pooled import PooledRuns
 from dagexec.executor.runs.turns import Turns
+from dagexec.executor.source.options import new_place
 from dagexec.executor.source.origin import Origin
 from dagexec.executor.source.types import GivenTypes
-from dagexec.executor.workers.place import Place, new_place
 from dagexec.options import CompileOptions, Shapes
 from dagexec.platform.deadline import check_stop
 from dagexec.platform.garbage_collection import garbage_collection_paused
@@ -55,6 +55,7 @@ from dagexec.platform.threads import ThreadWait, threads
 from dagexec.scheduler.nets.net import BaseNet
 from dagexec.scheduler.observe.trace_lines import line_observer
 from dagexec.scheduler.run.run import waiting_time
+from dagexec.scheduler.workers.place import Place
 
 if not TYPE_CHECKING:
     joining = LazyModule("dagexec.executor.batching.joining")

@@ -23,11 +23,11 @@ from dagexec.executor.executor import Executor
 from dagexec.executor.requests.call import Call
 from dagexec.executor.requests.waiting import on_a_thread
 from dagexec.executor.source.types import GivenTypes
-from dagexec.executor.workers.place import Place, beside
 from dagexec.options import CompileOptions
 from dagexec.platform.forking import reset_after_fork
 from dagexec.platform.records import dataclass
 from dagexec.scheduler.run.run import waiting_time
+from dagexec.scheduler.workers.place import Place, beside
 
 Build = Callable[[Model, CompileOptions, Place], Executor]
 

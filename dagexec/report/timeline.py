@@ -9,7 +9,8 @@ from dagexec.analysis.bounds import RunBounds
 from dagexec.core.drawing.names import operator_title
 from dagexec.platform.records import dataclass
 from dagexec.report.document import Json
-from dagexec.scheduler.observe.trace import ChainSpan, KernelSpan, StreamTrack, Trace, TracedRun
+from dagexec.scheduler.observe.spans import ChainSpan, KernelSpan, StreamTrack, TracedRun
+from dagexec.scheduler.observe.trace import Trace
 
 _MICROSECOND = 1e-6
 _IN_POOL = re.compile(r"dagexec-.*-\d+")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from enum import IntEnum
 
 from dagexec.platform.records import dataclass
-from dagexec.scheduler.run.machine import TaskGraph
+from dagexec.scheduler.plan.task_graph import TaskGraph
 
 NOTHING, REFUSED = -1, -2
 """In place of a task: there was nothing to take; the policy raised an error."""

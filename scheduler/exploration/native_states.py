@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from dagexec.scheduler.exploration.pool_states import Pool, PoolStates
+from dagexec.scheduler.plan.task_graph import TaskGraph
 from dagexec.scheduler.run.engine import NativeRun, PoolMemory
 from dagexec.scheduler.run.engine_layout import PoolWords
-from dagexec.scheduler.run.machine import Machine, TaskGraph
+from dagexec.scheduler.run.machine import Machine
 
 
 class ModeledRun(NativeRun):

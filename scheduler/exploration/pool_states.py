@@ -18,9 +18,10 @@ from dagexec.core.operator import nothing_to_do
 from dagexec.errors import DagexecError, RunCancelledError, WorkerLostError
 from dagexec.platform.records import dataclass
 from dagexec.scheduler.exploration.state_search import ModelFault
+from dagexec.scheduler.plan.task_graph import TaskGraph
 from dagexec.scheduler.run.engine import NativeRun, PoolMemory
 from dagexec.scheduler.run.fair_share import Share
-from dagexec.scheduler.run.machine import Machine, TaskGraph
+from dagexec.scheduler.run.machine import Machine
 from dagexec.scheduler.run.roster import Roster
 from dagexec.scheduler.run.run import Run
 from dagexec.scheduler.run.work import Work

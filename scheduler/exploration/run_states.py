@@ -16,7 +16,8 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from dagexec.scheduler.exploration.state_search import ModelFault
-from dagexec.scheduler.run.machine import Machine, TaskGraph
+from dagexec.scheduler.plan.task_graph import TaskGraph
+from dagexec.scheduler.run.machine import Machine
 from dagexec.scheduler.run.policy_machine import machine_of
 
 Place = tuple[int, int, int]

@@ -17,7 +17,7 @@ from dagexec.core.tensor import Tensor
 from dagexec.platform.threads import threads
 from dagexec.scheduler.hazards.pieces import PieceFault, check_pieces, phases_of_operator
 from dagexec.scheduler.observe.observed_run import ObservedRun
-from dagexec.scheduler.run.machine import TaskGraph
+from dagexec.scheduler.plan.task_graph import TaskGraph
 
 
 class PieceWatch:

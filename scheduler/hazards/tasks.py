@@ -16,7 +16,7 @@ from dagexec.core.operator import Step, parts_of
 from dagexec.platform.records import dataclass
 from dagexec.scheduler.hazards.pieces import PieceFault
 from dagexec.scheduler.plan.preparation import Preparation
-from dagexec.scheduler.run.machine import Dependencies
+from dagexec.scheduler.plan.task_graph import Dependencies
 from dagexec.scheduler.run.work import Work
 
 

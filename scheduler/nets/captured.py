@@ -34,10 +34,11 @@ from dagexec.scheduler.plan.dynamic import dynamic_operators
 from dagexec.scheduler.plan.plan import Plan
 from dagexec.scheduler.plan.preparation import Preparation
 from dagexec.scheduler.plan.synchronization import synchronize
+from dagexec.scheduler.plan.task_graph import chain_tasks
 from dagexec.scheduler.run.drain import Drain
 from dagexec.scheduler.run.inline import run_inline
 from dagexec.scheduler.run.launching import DeviceStreams, Launch, LaunchedChains, NetStreams, kernels_of
-from dagexec.scheduler.run.machine import chain_tasks, in_order
+from dagexec.scheduler.run.machine import in_order
 from dagexec.scheduler.run.run import Run
 from dagexec.scheduler.run.work import SingleChain, chain_work
 

@@ -318,7 +318,8 @@ class BaseNet(ABC, Closing):
         if isinstance(run.machine, NativeRun):
             self._latest = preparation, run.machine
         if observed is not None:
-            observed.follow(run)
+            observed.tasks = run.work.graph
+            run.finished = partial(_told_and_finished, run, observed, run.finished)
         if not self.on_host:
             drain.Drain(run, self.streams, self.operators, partial(self._call_end, run), checked=self.checked)
         return run
@@ -515,6 +516,14 @@ class BaseNet(ABC, Closing):
 def _noted_and_finished(run: Run, finished: Callable[[], object]) -> None:
     threads().note(NetRunOver(run))
     finished()
+
+
+def _told_and_finished(run: Run, observed: ObservedRun, finished: Callable[[], object]) -> None:
+    """Tell the observer that `run` is over, then its owner."""
+    try:
+        observed.stopped(run.error)
+    finally:
+        finished()
 
 
 def _home(workspace: Workspace, name: str) -> Device | None:

@@ -20,8 +20,7 @@ from dagexec.scheduler.plan.culprit import stand_for
 if TYPE_CHECKING:
     from dagexec.core.stream import Kernel
     from dagexec.scheduler.plan.plan import Plan
-    from dagexec.scheduler.run.machine import TaskGraph
-    from dagexec.scheduler.run.run import Run
+    from dagexec.scheduler.plan.task_graph import TaskGraph
 
 Pieces = Sequence[tuple[Step, ...]]
 """Of a task: the steps of each piece."""
@@ -121,20 +120,6 @@ class ObservedRun:
             if pieces and isinstance(pieces[0], ObservedPiece):
                 self.shared.setdefault(pieces[0].index, []).append((first + len(tasks) - 1, len(pieces)))
         return tasks or [[()]]
-
-    def follow(self, run: Run) -> Run:
-        """`run`, which tells the observer when it is over, before its owner is told."""
-        self.tasks = run.work.graph
-        finished = run.finished
-
-        def stopped_and_finished() -> None:
-            try:
-                self.stopped(run.error)
-            finally:
-                finished()
-
-        run.finished = stopped_and_finished
-        return run
 
     def stopped(self, error: BaseException | None) -> None:
         """Tell the observer that the run is over, and before that of operators that never ended."""

@@ -23,35 +23,32 @@ import itertools
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dagexec.core.device import CPU, Device
 from dagexec.platform.files import write_atomically
-
-if TYPE_CHECKING:
-    from dagexec.scheduler.observe.trace import (
-        ChainSpan,
-        EventWait,
-        KernelSpan,
-        PieceSpan,
-        Span,
-        StreamTrack,
-        Trace,
-        TracedRun,
-    )
+from dagexec.scheduler.observe.spans import (
+    ChainSpan,
+    EventWait,
+    KernelSpan,
+    PieceSpan,
+    Span,
+    Spans,
+    StreamTrack,
+    TracedRun,
+)
 
 TraceEvent = dict[str, object]
 Place = tuple[int, int, float]
 """A process, a track, and a time in microseconds."""
 
 
-def write_trace(trace: Trace, path: Path) -> None:
+def write_trace(trace: Spans, path: Path) -> None:
     """Write `trace` to `path`. Raises OutputError if it cannot be written."""
     content = json.dumps({"traceEvents": trace_events(trace), "displayTimeUnit": "ms"})
     write_atomically(Path(path), content.encode())
 
 
-def trace_events(trace: Trace) -> list[TraceEvent]:
+def trace_events(trace: Spans) -> list[TraceEvent]:
     """The events of `trace`: what names processes and tracks first, then the others by time."""
     arrows = itertools.count(1)
     streams = sorted(trace.tracks, key=_device_and_name)
@@ -89,7 +86,7 @@ def _arrow(category: str, number: int, source: Place, target: Place) -> Iterator
 class _HostEvents:
     """The events of the workers of all runs."""
 
-    def __init__(self, trace: Trace, tids: Iterator[int], identifiers: Iterator[int]) -> None:
+    def __init__(self, trace: Spans, tids: Iterator[int], identifiers: Iterator[int]) -> None:
         self._trace = trace
         self._identifiers = identifiers
         self._origin = min((run.started for run in trace.runs), default=0)
@@ -224,7 +221,7 @@ def _described_piece(piece: PieceSpan, run: TracedRun, chain_of: dict[int, int])
 
 
 def _device_events(
-    trace: Trace, tracks: Sequence[StreamTrack], numbers: Iterator[int], identifiers: Iterator[int]
+    trace: Spans, tracks: Sequence[StreamTrack], numbers: Iterator[int], identifiers: Iterator[int]
 ) -> Iterator[TraceEvent]:
     """The events of all streams, on tracks of these numbers."""
     devices = list(dict.fromkeys(track.stream.device for track in tracks))
@@ -274,7 +271,7 @@ def _on_stream(
     }  # fmt: skip
 
 
-def _kernel(span: KernelSpan, trace: Trace) -> tuple[str, TraceEvent]:
+def _kernel(span: KernelSpan, trace: Spans) -> tuple[str, TraceEvent]:
     if span.operator is None or span.run is None:
         return span.label, {}
     definition = trace.runs[span.run].graph.operators[span.operator]

@@ -20,9 +20,9 @@ from dagexec.core.native import NativeCall, Piece, call_rows, table_code
 from dagexec.core.native_tables import JoinedCalls
 from dagexec.platform.addresses import address_of
 from dagexec.platform.records import dataclass
+from dagexec.scheduler.plan.task_graph import TaskGraph
 from dagexec.scheduler.run.engine_code import Enter, engine_code
 from dagexec.scheduler.run.engine_layout import Header, Kind, Mode, PoolWords, Record, Slot, Task
-from dagexec.scheduler.run.machine import TaskGraph
 from dagexec.scheduler.run.waiting_code import clock_code, listening_code, pausing_code
 
 Array = npt.NDArray[Any]

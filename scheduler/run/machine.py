@@ -16,53 +16,11 @@ exploration drive it on virtual time. Its state is small and can be compared (`M
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator
 from heapq import heappop, heappush
-from typing import Protocol, Self
+from typing import Self
 
-from dagexec.platform.records import dataclass
-from dagexec.scheduling.planned import PlannedPolicy
-
-
-class Dependencies(Protocol):
-    """The part of a plan that tasks are made from."""
-
-    @property
-    def children(self) -> Sequence[Sequence[int]]:
-        """Chains that wait for each chain."""
-
-    @property
-    def parent_counts(self) -> Sequence[int]:
-        """How many chains each chain waits for."""
-
-    @property
-    def policy(self) -> PlannedPolicy | None:
-        """Decides in runs; None for the order of the chains."""
-
-
-@dataclass(frozen=True, eq=False)
-class TaskGraph:
-    """The tasks of a plan.
-
-    Attributes:
-        pieces: of each task; at least one.
-        children: tasks that wait for a task, ascending.
-        parent_counts: how many tasks a task waits for.
-        chains: the chain that a task is of.
-        policy: decides in runs; None for the order of the tasks (see `policy_machine`).
-    """
-
-    pieces: Sequence[int]
-    children: Sequence[Sequence[int]]
-    parent_counts: Sequence[int]
-    chains: Sequence[int]
-    policy: PlannedPolicy | None = None
-
-
-def chain_tasks(plan: Dependencies) -> TaskGraph:
-    """A task of one piece for each chain."""
-    count = len(plan.parent_counts)
-    return TaskGraph([1] * count, plan.children, plan.parent_counts, range(count), plan.policy)
+from dagexec.scheduler.plan.task_graph import TaskGraph
 
 
 def in_order(graph: TaskGraph) -> Iterator[int]:

@@ -16,7 +16,8 @@ from bisect import insort
 from collections.abc import Hashable
 from typing import Self
 
-from dagexec.scheduler.run.machine import Machine, TaskGraph
+from dagexec.scheduler.plan.task_graph import TaskGraph
+from dagexec.scheduler.run.machine import Machine
 from dagexec.scheduling.planned import PlannedPolicy
 from dagexec.scheduling.policy import RunState
 

@@ -16,7 +16,7 @@ from heapq import heappop, heappush
 
 from dagexec.platform.records import dataclass
 from dagexec.scheduler.plan.plan import Plan
-from dagexec.scheduler.run.machine import TaskGraph, chain_tasks
+from dagexec.scheduler.plan.task_graph import TaskGraph, chain_tasks
 from dagexec.scheduler.run.policy_machine import machine_of
 from dagexec.scheduler.run.work import Work, chain_work
 from dagexec.scheduling.paths import longest_paths

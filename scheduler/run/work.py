@@ -16,9 +16,9 @@ from dagexec.core.native_tables import AlikeStep, JoinedCalls, NativePart, calls
 from dagexec.core.operator import Step, parts_of
 from dagexec.platform.records import dataclass
 from dagexec.scheduler.plan.preparation import LONGEST_SECONDS
+from dagexec.scheduler.plan.task_graph import Dependencies, TaskGraph, chain_tasks
 from dagexec.scheduler.run import engine
 from dagexec.scheduler.run.engine_layout import Kind
-from dagexec.scheduler.run.machine import Dependencies, TaskGraph, chain_tasks
 from dagexec.scheduling.planned import PlannedPolicy
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ import pytest
 from dagexec.analysis.bounds import run_bounds
 from dagexec.core.graph import build_graph
 from dagexec.errors import ArgumentError
-from dagexec.scheduler.observe.trace import ChainSpan, Span, Trace, TracedRun
+from dagexec.scheduler.observe.spans import ChainSpan, Span, TracedRun
+from dagexec.scheduler.observe.trace import Trace
 from tests.nets import net_of
 
 Row = tuple[str, int, int, int]

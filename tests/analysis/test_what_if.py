@@ -13,7 +13,8 @@ from dagexec.analysis.what_if import CostModel, CostProfiler, slowdown_up_to, wh
 from dagexec.compiler.compilation import compile_model
 from dagexec.core.graph import build_graph
 from dagexec.options import CompileOptions
-from dagexec.scheduler.observe.trace import Span, Trace
+from dagexec.scheduler.observe.spans import Span
+from dagexec.scheduler.observe.trace import Trace
 from dagexec.scheduler.plan.plan import build_plan
 from dagexec.scheduler.run.engine import can_run
 from dagexec.scheduler.run.prediction import tasks_of_chains

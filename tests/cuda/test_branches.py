@@ -22,7 +22,8 @@ import dagexec
 from dagexec.cli import app
 from dagexec.core.graph import Graph
 from dagexec.devices.cuda import timing
-from dagexec.scheduler.observe.trace import KernelSpan, Trace
+from dagexec.scheduler.observe.spans import KernelSpan
+from dagexec.scheduler.observe.trace import Trace
 from tests.cuda.emulated import emulated
 
 KERNEL_SECONDS, LAUNCH_SECONDS = 2e-5, 2e-6

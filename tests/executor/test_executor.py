@@ -22,11 +22,11 @@ from dagexec.core.model import InputInfo, Model
 from dagexec.core.operator import Operator
 from dagexec.errors import ClosedError, FeedError, OperatorError, RunCancelledError, RunTimeoutError, SchemaError
 from dagexec.executor.executor import Executor
-from dagexec.executor.workers.place import Place
 from dagexec.options import CompileOptions
 from dagexec.platform.threads import new_gate
 from dagexec.scheduler.observe.trace import Trace
 from dagexec.scheduler.run.pool import WorkerPool
+from dagexec.scheduler.workers.place import Place
 from tests.held import PATIENCE, Held, doubled_model, rows
 from tests.nets import temporary_operator
 from tests.ops.running import operator_def

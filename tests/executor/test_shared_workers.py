@@ -15,8 +15,8 @@ import pytest
 import dagexec
 from dagexec.errors import ResourceError
 from dagexec.executor.executor import Executor
-from dagexec.executor.workers.place import SharedWorkers
 from dagexec.platform.threads import SystemThreads
+from dagexec.scheduler.workers.place import SharedWorkers
 from dagexec.tracing import Trace
 from tests.held import PATIENCE, Held, doubled_model, rows
 
@@ -27,7 +27,7 @@ CORES = 4
 def _cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dagexec.platform.processor.available_cores", lambda: CORES)
     monkeypatch.setattr(
-        "dagexec.executor.workers.place.shared_workers", SharedWorkers()
+        "dagexec.executor.source.options.shared_workers", SharedWorkers()
     )  # others may have dropped theirs
 
 

@@ -59,7 +59,7 @@ MUTANTS = (
     ),
     Mutant(
         "a pool that refuses to be closed is closed",
-        "dagexec/executor/workers/pool.py",
+        "scheduler/workers/pool.py",
         "self._closed = self._closed or not taken",
         "self._closed = True",
         ("tests/executor/test_pool.py",),

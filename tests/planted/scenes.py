@@ -26,8 +26,8 @@ from dagexec.scheduler.hazards import Detector, check_net
 from dagexec.scheduler.nets.async_dag import AsyncDAGNet
 from dagexec.scheduler.nets.dag import DAGNet
 from dagexec.scheduler.nets.options import RunOptions
+from dagexec.scheduler.plan.task_graph import TaskGraph
 from dagexec.scheduler.run.launching import DeviceStreams
-from dagexec.scheduler.run.machine import TaskGraph
 from dagexec.scheduler.run.pool import WorkerPool
 from dagexec.scheduler.run.run import Run
 from dagexec.scheduler.run.worker import Worker

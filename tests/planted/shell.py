@@ -13,8 +13,8 @@ from functools import partial
 
 from dagexec.core.operator import Step
 from dagexec.errors import DagexecError
+from dagexec.scheduler.plan.task_graph import TaskGraph
 from dagexec.scheduler.run.executing import Executing
-from dagexec.scheduler.run.machine import TaskGraph
 from dagexec.scheduler.run.pool import WorkerPool
 from dagexec.scheduler.run.roster import Roster
 from dagexec.scheduler.run.run import Run

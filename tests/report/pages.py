@@ -18,7 +18,8 @@ from dagexec.report.comparison import ComparisonSection, WhatIfSection, figures
 from dagexec.report.document import Report
 from dagexec.report.graph import GraphSection
 from dagexec.report.timeline import TimelineSection
-from dagexec.scheduler.observe.trace import ChainSpan, Span, Trace, TracedRun
+from dagexec.scheduler.observe.spans import ChainSpan, Span, TracedRun
+from dagexec.scheduler.observe.trace import Trace
 from dagexec.scheduler.plan.plan import Plan, build_plan
 from dagexec.zoo import build
 from tests.nets import net_of

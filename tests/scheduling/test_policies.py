@@ -19,9 +19,10 @@ from dagexec.options import CompileOptions
 from dagexec.scheduler.exploration import explore_seeds
 from dagexec.scheduler.nets.net import BaseNet
 from dagexec.scheduler.plan.plan import Plan, build_plan, with_policy
+from dagexec.scheduler.plan.task_graph import TaskGraph
 from dagexec.scheduler.run import engine
 from dagexec.scheduler.run.engine import NativeRun
-from dagexec.scheduler.run.machine import Machine, TaskGraph
+from dagexec.scheduler.run.machine import Machine
 from dagexec.scheduler.run.policy_machine import PolicyMachine, machine_of
 from dagexec.scheduler.run.pool import WorkerPool
 from dagexec.scheduler.run.prediction import Hardware, TimedTasks, predict_device, predict_host, predict_makespan

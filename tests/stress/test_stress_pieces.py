@@ -10,8 +10,8 @@ import pytest
 from dagexec.core.native import can_run
 from dagexec.core.operator import Step
 from dagexec.ops.kernels.tables import in_phases
+from dagexec.scheduler.plan.task_graph import TaskGraph
 from dagexec.scheduler.run import work
-from dagexec.scheduler.run.machine import TaskGraph
 from dagexec.stress import operators
 from dagexec.stress.case import Case, make_case
 from dagexec.stress.nets import features_of

@@ -26,7 +26,7 @@ from dagexec.platform.speed import arithmetic_speed
 from dagexec.scheduler.nets.options import RunOptions
 from dagexec.scheduler.plan.chains import single_operator_chains
 from dagexec.scheduler.plan.plan import build_plan
-from dagexec.scheduler.run.machine import TaskGraph
+from dagexec.scheduler.plan.task_graph import TaskGraph
 from dagexec.scheduler.run.overhead import WORTH_SHARING, SchedulingCosts, slowdown_up_to
 from dagexec.scheduler.run.prediction import Hardware, TimedTasks, predict_host
 

@@ -18,11 +18,11 @@ from dagexec.core.schema import OpSchema
 from dagexec.errors import ClosedError, DagexecError, ResourceError
 from dagexec.executor.dispatch.dispatcher import Dispatcher
 from dagexec.executor.requests.request import Request
-from dagexec.executor.workers.place import Place
 from dagexec.options import CompileOptions
 from dagexec.platform.processor import available_cores
 from dagexec.platform.threads import threads
 from dagexec.scheduler.run.run import task
+from dagexec.scheduler.workers.place import Place
 
 logger = logging.getLogger("dagexec")
 

@@ -16,11 +16,12 @@ from dagexec.platform.lazy import LazyModule
 from dagexec.platform.processor import available_cores
 from dagexec.platform.threads import threads
 from dagexec.scheduler.plan.copies import names_devices
+from dagexec.scheduler.workers.place import Place, own_place, shared_workers
 
 if not TYPE_CHECKING:
-    pools = LazyModule("dagexec.executor.workers.pool")
+    pools = LazyModule("dagexec.scheduler.workers.pool")
 else:
-    from dagexec.executor.workers import pool as pools
+    from dagexec.scheduler.workers import pool as pools
 
 
 def as_asked(model: Model, options: CompileOptions) -> Model:
@@ -64,3 +65,13 @@ def _may_share_workers(model: Model, options: CompileOptions) -> bool:
     """
     on_host = options.default_device == CPU and not names_devices(model.program)
     return on_host and threads().concurrent and all_only_compute(model.program.op)
+
+
+def new_place(model: Model, options: CompileOptions) -> Place:
+    """Workers, as the options ask for them. Raises ClosedError, ResourceError, SettingError."""
+    assert options.num_workers is not None
+    if options.pool is None:
+        return shared_workers.enter(model.name, options.num_workers)
+    if options.pool == "own":
+        return own_place(model.name, options.num_workers, f"dagexec-{model.program.name or 'net'}")
+    return options.pool.enter(model.name)

@@ -14,7 +14,7 @@ from dagexec.core.model import InputInfo, Model
 from dagexec.platform import processor
 from dagexec.platform.deadline import Deadline
 from dagexec.scheduler.nets.options import RunOptions
-from dagexec.scheduler.run.machine import TaskGraph
+from dagexec.scheduler.plan.task_graph import TaskGraph
 from dagexec.scheduler.run.overhead import WORTH_SHARING
 from dagexec.scheduler.run.prediction import TimedTasks
 from tests.compiler.tuning.nets import CHAIN, FORK, model_of, net_of

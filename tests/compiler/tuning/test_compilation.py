@@ -26,7 +26,7 @@ from dagexec.ops.engines.onednn.binding import library
 from dagexec.options import CompileOptions
 from dagexec.platform.deadline import Deadline
 from dagexec.scheduler.plan.plan import build_plan
-from dagexec.scheduler.run.machine import TaskGraph
+from dagexec.scheduler.plan.task_graph import TaskGraph
 from dagexec.scheduler.run.prediction import TimedTasks
 
 needs_onednn = pytest.mark.skipif(library() is None, reason="oneDNN is not installed")

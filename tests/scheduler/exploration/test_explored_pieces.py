@@ -16,7 +16,7 @@ from dagexec import Workspace
 from dagexec.core.native import can_run
 from dagexec.scheduler.exploration import Exploration, explore_seeds, systematic
 from dagexec.scheduler.nets.dag import DAGNet
-from dagexec.scheduler.run.machine import TaskGraph
+from dagexec.scheduler.plan.task_graph import TaskGraph
 from dagexec.scheduler.run.work import Work
 from tests.scheduler.pieced import PIECES, SIZE, Fault, pieced_net, pieced_operator, turned
 

@@ -11,7 +11,8 @@ import pytest
 
 from dagexec.scheduler.exploration.run_states import RunState, RunStates
 from dagexec.scheduler.exploration.state_search import ModelFault, search
-from dagexec.scheduler.run.machine import Machine, TaskGraph
+from dagexec.scheduler.plan.task_graph import TaskGraph
+from dagexec.scheduler.run.machine import Machine
 from dagexec.scheduling.heft import Heft
 from dagexec.scheduling.lifo import Lifo
 from dagexec.scheduling.planned import PlannedPolicy

@@ -15,7 +15,7 @@ from dagexec.scheduler.exploration import explore
 from dagexec.scheduler.hazards import Detector, detecting
 from dagexec.scheduler.nets.dag import DAGNet
 from dagexec.scheduler.observe.observed_run import Pieces
-from dagexec.scheduler.run.machine import TaskGraph
+from dagexec.scheduler.plan.task_graph import TaskGraph
 from dagexec.scheduler.run.work import Work
 from tests.scheduler.pieced import FAULTS, PIECES, SIZE, Fault, pieced_net, pieced_operator
 

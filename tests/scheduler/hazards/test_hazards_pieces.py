@@ -18,7 +18,7 @@ from dagexec.core.operator_def import op
 from dagexec.executor.source.loading import load_model
 from dagexec.scheduler.hazards import Proof, check_net
 from dagexec.scheduler.nets.dag import DAGNet
-from dagexec.scheduler.run.machine import TaskGraph
+from dagexec.scheduler.plan.task_graph import TaskGraph
 from dagexec.scheduler.run.work import Work
 from tests.ops.onednn.engine import needs_onednn
 from tests.scheduler.pieced import PIECES, SIZE, Fault, pieced_net, pieced_operator

@@ -15,7 +15,7 @@ from dagexec.scheduler.exploration.run_states import RunStates
 from dagexec.scheduler.exploration.state_search import search
 from dagexec.scheduler.hazards.task_order import tasks_before
 from dagexec.scheduler.nets.net import BaseNet
-from dagexec.scheduler.run.machine import TaskGraph
+from dagexec.scheduler.plan.task_graph import TaskGraph
 from tests.ops.control.test_bodies import FLOATS, counting
 
 

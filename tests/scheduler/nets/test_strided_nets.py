@@ -19,7 +19,8 @@ from dagexec.scheduler.nets.async_dag import AsyncDAGNet
 from dagexec.scheduler.nets.dag import DAGNet
 from dagexec.scheduler.nets.net import BaseNet
 from dagexec.scheduler.nets.simple import SimpleNet
-from dagexec.scheduler.observe.trace import Span, Trace
+from dagexec.scheduler.observe.spans import Span
+from dagexec.scheduler.observe.trace import Trace
 from dagexec.scheduler.plan.dynamic import CheckedStep
 from tests.memory_limits import peak_memory
 from tests.ops.running import operator_def

@@ -17,7 +17,8 @@ from dagexec.scheduler.nets.dag import DAGNet
 from dagexec.scheduler.nets.net import BaseNet
 from dagexec.scheduler.nets.simple import SimpleNet
 from dagexec.scheduler.observe.observed_run import ObservedRun
-from dagexec.scheduler.observe.trace import ChainSpan, RunSeconds, Span, Trace
+from dagexec.scheduler.observe.spans import ChainSpan, RunSeconds, Span
+from dagexec.scheduler.observe.trace import Trace
 from dagexec.scheduler.observe.trace_file import trace_events
 from tests.nets import net_of, parents_from_edges, temporary_operator
 from tests.scheduler.observe.test_observers import stream

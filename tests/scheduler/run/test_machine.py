@@ -12,11 +12,12 @@ import pytest
 
 from dagexec.core.native import NativeCall
 from dagexec.platform.machine_code import executable
+from dagexec.scheduler.plan.task_graph import TaskGraph
 from dagexec.scheduler.run import engine
 from dagexec.scheduler.run import run as runs
 from dagexec.scheduler.run.engine import Bell, NativeRun, Participant, PoolMemory, native_tasks
 from dagexec.scheduler.run.engine_layout import Kind, Mode, Outcome, Slot, Task
-from dagexec.scheduler.run.machine import Machine, TaskGraph, in_order
+from dagexec.scheduler.run.machine import Machine, in_order
 from dagexec.scheduler.run.pool import WorkerPool
 from dagexec.scheduler.run.work import Work
 

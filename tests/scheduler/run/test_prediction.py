@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from dagexec import NetDef
 from dagexec.core.graph import build_graph
 from dagexec.scheduler.plan.plan import Plan, build_plan, retimed
+from dagexec.scheduler.plan.task_graph import TaskGraph
 from dagexec.scheduler.run import overhead
-from dagexec.scheduler.run.machine import TaskGraph
 from dagexec.scheduler.run.overhead import SchedulingCosts, measure_costs
 from dagexec.scheduler.run.prediction import (
     Hardware,

@@ -13,10 +13,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
-from dagexec.core.model import Model
 from dagexec.core.operator import nothing_to_do
 from dagexec.errors import ClosedError
-from dagexec.options import CompileOptions
 from dagexec.platform import processor
 from dagexec.platform.forking import ProcessLock
 from dagexec.platform.host_memory import physical_bytes
@@ -148,13 +146,3 @@ class SharedWorkers:
 
 shared_workers = SharedWorkers()
 """Those of this process."""
-
-
-def new_place(model: Model, options: CompileOptions) -> Place:
-    """Workers, as the options ask for them. Raises ClosedError, ResourceError, SettingError."""
-    assert options.num_workers is not None
-    if options.pool is None:
-        return shared_workers.enter(model.name, options.num_workers)
-    if options.pool == "own":
-        return own_place(model.name, options.num_workers, f"dagexec-{model.program.name or 'net'}")
-    return options.pool.enter(model.name)

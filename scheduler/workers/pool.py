@@ -13,7 +13,6 @@ from numbers import Integral
 from types import TracebackType
 
 from dagexec.errors import ClosedError, DagexecError, SettingError
-from dagexec.executor.workers.place import Place, default_arena_bytes
 from dagexec.platform import processor
 from dagexec.platform.closing import Closing
 from dagexec.platform.forking import ProcessLock
@@ -22,6 +21,7 @@ from dagexec.scheduler.memory.arena_budget import ArenaBudget, ArenaStatistics
 from dagexec.scheduler.run.fair_share import Share
 from dagexec.scheduler.run.pool import WorkerPool
 from dagexec.scheduler.run.worker import PoolStatistics
+from dagexec.scheduler.workers.place import Place, default_arena_bytes
 
 _MOST_NAMED = 4
 
